@@ -1,0 +1,174 @@
+"""The nouns of the engine. Plain data: no torch, no I/O, no clock.
+
+Who may write
+    Request, Stop   nobody (frozen)
+    Sequence        quire.core.scheduler; `tables`, `keys`, `computed`, `planned` also quire.core.kv_cache
+    StepPlan, Row   nobody: the scheduler makes them
+    StepResult      nobody: the runner makes it
+    Update          nobody: the scheduler makes it
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import NamedTuple, TypeVar
+
+from quire.core.params import SamplingParams
+
+UNKNOWN = -1
+"""A token a step in flight will produce: the runner has it in its own slots, the core not yet."""
+
+NO_BLOCK = -1
+"""A block table entry whose block was given back because the window slid past it."""
+
+P = TypeVar("P")
+
+
+class State(Enum):
+    """Where a sequence is. Each is in exactly one place of the scheduler."""
+
+    WAITING = auto()  # holds no blocks (or a share of another's, before its first step)
+    RUNNING = auto()  # holds blocks and a slot
+    SWAPPED = auto()  # its KV lies in host blocks; it waits to come back
+    FINISHED = auto()  # its terminal update was made
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """When a sequence ends by tokens. Stop strings are the business of quire.text."""
+
+    max_tokens: int
+    min_tokens: int = 0
+    eos_ids: frozenset[int] = frozenset()  # finish "stop", no stop_reason
+    token_ids: frozenset[int] = frozenset()  # finish "stop", stop_reason is the id
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the caller asked for. One request has `n` sequences."""
+
+    id: str
+    prompt: tuple[int, ...]
+    stop: Stop
+    params: SamplingParams = field(default_factory=SamplingParams)
+    n: int = 1
+    seed: int = 0  # always resolved: sequence i draws with seed + i
+    priority: int = 0  # lower goes first, under the priority order
+    arrived_at: float = 0.0  # monotonic clock, seconds
+    salt: bytes = b""  # digest of what separates cache contents: cache salt, adapter, media
+    read_prefix_cache: bool = True  # False when every prompt position must be computed
+    parent: str | None = None  # id of a held request whose KV is shared as far as prompts agree
+    hold: bool = False  # keep blocks after the end, until the scheduler's release(id)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """How far the engine has come with one sequence of a request.
+
+    0 <= computed <= planned <= len(tokens). `planned` counts tokens promised to steps in flight;
+    a token such a step will yield stands in `tokens` as UNKNOWN until the step is applied.
+    """
+
+    request: Request
+    index: int  # which of the request's n
+    tokens: list[int]  # prompt, then output
+    tables: tuple[list[int], ...]  # one block table per layer group
+    computed: int = 0  # leading tokens whose KV is in `tables`, confirmed
+    planned: int = 0  # leading tokens promised to be, steps in flight included
+    keys: list[bytes] = field(default_factory=list)  # of full blocks; tokens only append
+    state: State = State.WAITING
+    slot: int = -1  # device row while RUNNING
+    cached: int = 0  # tokens found in the prefix cache at first admission
+    preemptions: int = 0
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def pending(self) -> int:
+        """Tokens not yet promised to the model. 1 while decoding, more in a prompt."""
+        return len(self.tokens) - self.planned
+
+
+class Row(NamedTuple):
+    """One sequence's share of a step: compute tokens[start : start + count]."""
+
+    seq: Sequence
+    start: int
+    count: int
+    samples: bool  # the row reaches the last token, so the model yields a next one
+
+
+class Copy(NamedTuple):
+    """Copy one whole block (all layers of the pool) from src to dst."""
+
+    src: int
+    dst: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The work of one step. The runner obeys in this order:
+
+    leaves, joins   device rows emptied, filled
+    swap_out        device block -> host block
+    swap_in         host block -> device block
+    copies          device block -> device block (copy on write)
+    rows            one forward pass, one sampling
+    """
+
+    step: int
+    rows: tuple[Row, ...]
+    joins: tuple[Sequence, ...] = ()  # got a slot in this plan; seq.tokens/tables are its whole state
+    leaves: tuple[int, ...] = ()  # slots emptied since the plan before (finished, aborted, preempted)
+    moved: tuple[Sequence, ...] = ()  # running ones whose tables changed other than by append
+    swap_out: tuple[Copy, ...] = ()
+    swap_in: tuple[Copy, ...] = ()
+    copies: tuple[Copy, ...] = ()
+    preempted: tuple[str, ...] = ()
+    parts: tuple[object, ...] = ()  # at most one per type: what a feature tells the runner
+
+    def part(self, kind: type[P]) -> P | None:
+        """The part of this type, if a feature gave one."""
+        for part in self.parts:
+            if isinstance(part, kind):
+                return part
+        return None
+
+
+class TokenLogprobs(NamedTuple):
+    """Of one position: the chosen token first, then the top k, best first (may repeat the chosen)."""
+
+    ids: list[int]
+    values: list[float]
+    ranks: list[int]  # 1 = best of the vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What the model said, in the order of plan.rows. Rows that do not sample have no tokens."""
+
+    token_ids: Seq[Seq[int]]  # per row; any length, so drafts need no second type
+    logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # row -> one per token
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    # row -> positions start+1 .. start+count of the prompt (those that exist)
+    errors: dict[int, str] = field(default_factory=dict)  # row -> why this sequence must end
+
+
+class Update(NamedTuple):
+    """News of one sequence. Exactly one update of each accepted sequence has `finish`."""
+
+    request_id: str
+    index: int
+    token_ids: Seq[int]
+    finish: str | None = None  # "stop" | "length" | "abort" | "error"
+    stop_reason: int | None = None  # the stop token id; None on EOS
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    cached_tokens: int = 0
+    error: str | None = None
+
+
