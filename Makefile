@@ -1,0 +1,57 @@
+# One line each, the same commands CI runs. `make help` lists them.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SETUP := $(VENV)/.ready
+
+.PHONY: help setup run fmt check pure cpu server gpu test bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+$(SETUP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q torch -c constraints.txt
+	$(BIN)/python -m pip install -q -e '.[dev]' -c constraints.txt
+	touch $(SETUP)
+
+setup: $(SETUP) ## make .venv with everything for developing
+
+run: $(SETUP) ## serve the embedded model on http://127.0.0.1:8000
+	$(BIN)/quire serve
+
+fmt: $(SETUP) ## format and fix what can be fixed
+	$(BIN)/ruff format quire tests bench tools examples && $(BIN)/ruff check --fix -q quire tests bench tools examples
+
+check: $(SETUP) ## format, lint, types, layers, spelling, sizes
+	$(BIN)/ruff format --check -q quire tests bench tools examples
+	$(BIN)/ruff check -q quire tests bench tools examples
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell quire tests bench tools docs examples README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/python tools/size.py --check
+
+pure: $(SETUP) ## tests that need Python only
+	$(BIN)/pytest tests/pure
+
+cpu: $(SETUP) ## tests that need torch on the CPU
+	$(BIN)/pytest tests/cpu
+
+server: $(SETUP) ## tests of the server on loopback
+	$(BIN)/pytest tests/server
+
+gpu: $(SETUP) ## tests that need a GPU
+	$(BIN)/pytest tests/gpu
+
+test: $(SETUP) ## the whole CPU suite
+	$(BIN)/pytest tests/pure tests/cpu tests/server
+
+bench: $(SETUP) ## quick figures of this machine: scheduler, ops, sampler, offline
+	$(BIN)/python bench/scheduler.py && $(BIN)/python bench/ops.py && $(BIN)/python bench/sampler.py
+
+docs: $(SETUP) ## check the documents that the tests check
+	$(BIN)/pytest tests/pure/test_docs.py
+
+clean: ## remove the venv and caches
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

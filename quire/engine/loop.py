@@ -1,0 +1,112 @@
+"""The engine: scheduler and executor joined, one step at a time. Synchronous, one thread.
+
+Knows tokens only. Text, HTTP and processes are others' business; whoever calls step() hands the
+updates on. With steps in flight, step() plans and submits n + 1 before it waits for n.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from quire.core.scheduler import Scheduler, SchedulerStats
+from quire.core.types import Request, StepPlan, Update
+from quire.executors.base import Executor, Pending
+
+log = logging.getLogger(__name__)
+
+
+class Engine:
+    """Owns the scheduler; the only caller of its methods."""
+
+    def __init__(
+        self, scheduler: Scheduler, executor: Executor, *, steps_in_flight: int = 1, check: bool = False
+    ) -> None:
+        self._scheduler = scheduler
+        self._executor = executor
+        self._depth = steps_in_flight
+        self._check = check
+        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do and nothing under way."""
+        return self._scheduler.idle and not self._in_flight
+
+    def add(self, request: Request) -> None:
+        """Accept a request. Raises RequestError (TooLong...) and changes nothing if it cannot."""
+        self._scheduler.add(request)
+
+    def abort(self, request_id: str) -> list[Update]:
+        """End a request now; its terminal updates. Unknown ids are ignored: they just ended."""
+        return self._scheduler.abort(request_id)
+
+    def abort_sequence(self, request_id: str, index: int) -> None:
+        """End one sequence whose text is complete (a stop string). No update follows."""
+        self._scheduler.abort_sequence(request_id, index)
+
+    def release(self, request_id: str) -> None:
+        """Give up the blocks of a request that was made with hold=True."""
+        self._scheduler.release(request_id)
+
+    def step(self) -> list[Update]:
+        """Plan one step and apply the oldest under way. Every accepted sequence ends in one update."""
+        if not self._scheduler.idle:
+            self._submit()
+        if len(self._in_flight) >= self._depth or (self._in_flight and self._scheduler.idle):
+            updates = self._apply()
+        elif self._in_flight and not self._in_flight[-1][0].rows:
+            updates = self._apply()  # nothing could be planned until a result is in
+        else:
+            updates = []
+        if self._check:
+            self.check()
+        return updates
+
+    def call(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Run function(model) on every rank between steps."""
+        return self._executor.call(function)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False if blocks are in use."""
+        return self._scheduler.reset_prefix_cache()
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
+
+    def check(self) -> None:
+        """Prove the invariants of pool and cache. Raises AssertionError."""
+        self._scheduler.check()
+
+    def shutdown(self) -> None:
+        self._in_flight.clear()
+        self._executor.shutdown()
+
+    def _submit(self) -> None:
+        plan = self._scheduler.plan()
+        try:
+            pending: Pending = self._executor.submit(plan)
+        except Exception as error:  # noqa: BLE001 - the border: a step's fault ends its rows only
+            pending = _Failed(error)
+        self._in_flight.append((plan, pending))
+
+    def _apply(self) -> list[Update]:
+        plan, pending = self._in_flight.popleft()
+        try:
+            result = pending.wait()
+        except Exception as error:
+            log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
+            return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+        return self._scheduler.apply(plan, result)
+
+
+class _Failed:
+    """A step that raised before it was under way."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def wait(self) -> Any:
+        raise self._error

@@ -1,0 +1,53 @@
+"""One device in this process.
+
+With `overlap` the device half runs in a thread of its own, so that the scheduler plans step n + 1
+while the kernels (which release the GIL) compute step n. Without, submit() does the step at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from quire.core.types import StepPlan, StepResult
+from quire.runner.runner import Runner
+
+
+class _Done:
+    def __init__(self, result: StepResult) -> None:
+        self._result = result
+
+    def wait(self) -> StepResult:
+        return self._result
+
+
+class _Running:
+    def __init__(self, future: Future[StepResult]) -> None:
+        self._future = future
+
+    def wait(self) -> StepResult:
+        return self._future.result()
+
+
+class Executor:
+    """Obeys plans with one runner."""
+
+    def __init__(self, runner: Runner, *, overlap: bool) -> None:
+        self.runner = runner
+        self._thread = ThreadPoolExecutor(1, "quire-device") if overlap else None
+
+    def submit(self, plan: StepPlan) -> _Done | _Running:
+        work = self.runner.prepare(plan)
+        if self._thread is None:
+            return _Done(self.runner.execute(work))
+        return _Running(self._thread.submit(self.runner.execute, work))
+
+    def call(self, function: Callable[[Any], Any]) -> list[Any]:
+        if self._thread is None:
+            return [function(self.runner.model)]
+        return [self._thread.submit(function, self.runner.model).result()]
+
+    def shutdown(self) -> None:
+        if self._thread is not None:
+            self._thread.shutdown(wait=True, cancel_futures=True)

@@ -1,0 +1,135 @@
+"""The engine's hands: obeys a plan with one forward pass and one sampling.
+
+    prepare(plan)   engine thread: slots and inputs are copied from the scheduler's objects
+    execute(work)   device thread: blocks moved, forward, sampled -> StepResult
+
+A feature is a part with a place in this pipeline, never a branch in it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.attention.base import Backend
+from quire.core.types import Copy, Sequence, StepPlan, StepResult
+from quire.kernels.copy_blocks import copy_blocks
+from quire.models.base import LanguageModel, StepInputs
+from quire.runner.graphs import Graphs
+from quire.runner.inputs import Inputs, gather
+from quire.runner.prompt_logprobs import PromptLogprobs
+from quire.runner.slots import Slots
+from quire.sampling.sampler import Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A plan made ready: nothing in it refers to state that the scheduler may change."""
+
+    leaves: tuple[int, ...]
+    joins: tuple[tuple[int, Sequence], ...]
+    swap_out: tuple[Copy, ...]
+    swap_in: tuple[Copy, ...]
+    copies: tuple[Copy, ...]
+    inputs: Inputs | None
+    rows: int
+    prompts: PromptLogprobs | None
+
+
+class Runner:
+    """Owns the device's state: slots, KV tensors (through the backend), sampler rows."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        backend: Backend,
+        sampler: Sampler,
+        slots: Slots,
+        *,
+        cache: list[Tensor],
+        host_cache: list[Tensor],
+        block_size: int,
+        graphs: Graphs | None,
+    ) -> None:
+        self.model = model
+        self._backend = backend
+        self._sampler = sampler
+        self._slots = slots
+        self._cache = cache
+        self._host_cache = host_cache
+        self._block_size = block_size
+        self._graphs = graphs
+        self._last_token = torch.zeros(slots.tables[0].shape[0], dtype=torch.int32)
+
+    def prepare(self, plan: StepPlan) -> Work:
+        """Copy what the step needs from the plan's live objects. Engine thread, in plan order."""
+        self._slots.update(plan)
+        inputs = gather(plan, self._slots, self._block_size) if plan.rows else None
+        return Work(
+            leaves=plan.leaves,
+            joins=tuple((seq.slot, seq) for seq in plan.joins),
+            swap_out=plan.swap_out,
+            swap_in=plan.swap_in,
+            copies=plan.copies,
+            inputs=inputs,
+            rows=len(plan.rows),
+            prompts=PromptLogprobs.of(plan, inputs),
+        )
+
+    @torch.inference_mode()
+    def execute(self, work: Work) -> StepResult:
+        """Do the work. Device thread, in plan order."""
+        for slot in work.leaves:
+            self._sampler.leave(slot)
+        for slot, seq in work.joins:
+            self._sampler.join(slot, seq)
+        self._move_blocks(work)
+        if work.inputs is None:
+            return StepResult(())
+        hidden = self._forward(work.inputs)
+        return self._sample(work, hidden)
+
+    def _move_blocks(self, work: Work) -> None:
+        """In this order, because one plan may free a block, refill it, and copy from it."""
+        if work.swap_out:
+            copy_blocks(self._cache, self._host_cache, work.swap_out)
+        if work.swap_in:
+            copy_blocks(self._host_cache, self._cache, work.swap_in)
+        if work.copies:
+            copy_blocks(self._cache, self._cache, work.copies)
+
+    def _forward(self, inputs: Inputs) -> Tensor:
+        """Hidden states of the step's tokens: [T, E]."""
+        if len(inputs.late):
+            inputs.token_ids[inputs.late] = self._last_token.numpy()[inputs.late_slots]
+        if self._graphs is not None and inputs.decode_only:
+            return self._graphs.run(inputs)
+        step = StepInputs(
+            token_ids=torch.from_numpy(inputs.token_ids),
+            positions=torch.from_numpy(inputs.positions),
+            attention=self._backend.plan(inputs.batch()),
+        )
+        return self.model(step)
+
+    def _sample(self, work: Work, hidden: Tensor) -> StepResult:
+        inputs, tokens = work.inputs, [()] * work.rows  # type: list[tuple[int, ...]]
+        assert inputs is not None
+        prompt_logprobs = work.prompts.compute(self.model, hidden) if work.prompts else {}
+        if not inputs.sampled_rows:
+            return StepResult(tokens, prompt_logprobs=prompt_logprobs)
+        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled)]
+        sampled = self._sampler.sample(
+            self.model.logits(chosen), inputs.sampled_slots, inputs.outputs
+        )
+        self._last_token[list(inputs.sampled_slots)] = sampled.token_ids.to(torch.int32)
+        for row, token in zip(inputs.sampled_rows, sampled.token_ids.tolist(), strict=True):
+            tokens[row] = (token,)
+        rows = inputs.sampled_rows
+        return StepResult(
+            tokens,
+            logprobs={rows[i]: [value] for i, value in sampled.logprobs().items()},
+            prompt_logprobs=prompt_logprobs,
+            errors={rows[i]: message for i, message in sampled.errors.items()},
+        )
