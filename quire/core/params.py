@@ -1,0 +1,556 @@
+"""What a caller may ask of one request: sampling, beams, structure. Plain data, no torch.
+
+Not here: what needs a vocabulary, a tokenizer or the engine's own limits. quire.text.inputs checks
+that at the edge. The one idea: an object that exists is valid by itself; `verify()` proves it again
+for one whose fields were changed after it was made.
+
+Names, defaults and ranges are those that users of this kind of engine know. A field whose feature
+is not built yet is kept and checked here, and refused at the edge (`LATER`), never ignored.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import logging
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields
+from enum import Enum, IntEnum
+from typing import Any
+
+from quire.errors import RequestError, Unsupported
+
+log = logging.getLogger(__name__)
+
+MAX_SEQUENCES = 16384
+MAX_BAD_WORDS = 128
+MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BIASED_TOKENS = 1024
+MAX_SCHEMA_DEPTH = 64
+GREEDY_BELOW = 1e-5
+LOWEST_TEMPERATURE = 0.01
+HIGHEST_TEMPERATURE = 2.0
+INT64 = range(-(2**63), 2**63)
+UINT64_END = 2**64
+
+LogitsProcessor = Callable[..., Any]
+"""f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits, one row at a time."""
+
+LATER = {
+    "structured_outputs": "structured outputs are not built yet",
+    "thinking_token_budget": "a budget of thinking tokens is not built yet",
+    "repetition_detection": "repetition detection is not built yet",
+    "logprob_token_ids": "logprobs of chosen token ids are not built yet; ask for logprobs=k",
+    "prompt_logprob_token_ids": "prompt scores of chosen token ids are not built yet",
+    "prompt_logprob_start": "prompt_logprob_start goes with prompt_logprob_token_ids",
+    "flat_logprobs": "flat logprobs are not built yet; leave flat_logprobs=False",
+    "routed_experts_prompt_start": "returning routed experts is not built yet",
+    "watermarking": "watermarks are not built yet",
+    "trace_decode_token_ids": "trace replay is not built yet",
+}
+"""Fields of SamplingParams whose feature comes later, and what to tell who sets one."""
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of a running request holds."""
+
+    CUMULATIVE = 0  # everything so far
+    DELTA = 1  # what is new
+    FINAL_ONLY = 2  # one output, at the end
+
+
+class SamplingType(IntEnum):
+    """How the next token is chosen."""
+
+    GREEDY = 0
+    RANDOM = 1
+
+
+class StructureKind(str, Enum):
+    """What kind of text a StructuredOutputsParams constrains to."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+    JSON_OBJECT = "json_object"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+def _fail(param: str, given: object, allowed: str) -> RequestError:
+    return RequestError(f"{param} must be {allowed}, got {given!r}", param=param)
+
+
+def _check_int(param: str, given: object, low: int, high: int | None, allowed: str) -> None:
+    good = isinstance(given, int) and not isinstance(given, bool) and given >= low
+    if not good or (high is not None and given > high):  # type: ignore[operator]
+        raise _fail(param, given, allowed)
+
+
+def _check_float(param: str, given: object, low: float, high: float, allowed: str) -> None:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise _fail(param, given, allowed)
+    if not (math.isfinite(given) and low <= given <= high):
+        raise _fail(param, given, allowed)
+
+
+def _check_ids(param: str, given: object, *, empty: bool = True) -> None:
+    allowed = f"a {'' if empty else 'non-empty '}list of token ids (integers >= 0)"
+    if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, set, frozenset)):
+        raise _fail(param, given, allowed)
+    if not empty and not given:
+        raise _fail(param, given, allowed)
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+            raise RequestError(f"{param} must be {allowed}, got {one!r} in it", param=param)
+
+
+def _check_strings(param: str, given: object) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise _fail(param, given, "a list of non-empty strings")
+    for one in given:
+        if not isinstance(one, str) or not one:
+            raise RequestError(
+                f"{param} must hold non-empty strings, got {one!r} in it", param=param
+            )
+
+
+def _depth(value: object) -> int:
+    """Nesting of a JSON value. 0 for a scalar. Not recursive: schemas come from strangers."""
+    deepest, layer = 0, [value]
+    while layer and deepest <= MAX_SCHEMA_DEPTH + 16:
+        below: list[object] = []
+        for one in layer:
+            if isinstance(one, dict):
+                below.extend(one.values())
+            elif isinstance(one, (list, tuple)):
+                below.extend(one)
+        deepest += any(isinstance(one, (dict, list, tuple)) for one in layer)
+        layer = below
+    return deepest
+
+
+@dataclass(slots=True)
+class StructuredOutputsParams:
+    """Exactly one constraint on the text, and how strictly to read it."""
+
+    json: str | dict[str, Any] | None = None
+    """A JSON schema, as text or as a dict."""
+    regex: str | None = None
+    """A regular expression the whole text matches."""
+    choice: list[str] | None = None
+    """The text is one of these."""
+    grammar: str | None = None
+    """A grammar in EBNF or Lark form."""
+    json_object: bool | None = None
+    """True: any JSON object."""
+    disable_any_whitespace: bool = False
+    """Only the white space JSON needs."""
+    disable_additional_properties: bool = False
+    """Objects hold what the schema names and no more."""
+    whitespace_pattern: str | None = None
+    """A regular expression for the white space between JSON tokens."""
+    structural_tag: str | None = None
+    """JSON text: schemas that begin at given markers."""
+
+    def __post_init__(self) -> None:
+        given = [k.value for k in StructureKind if getattr(self, k.value) is not None]
+        if len(given) != 1:
+            names = ", ".join(k.value for k in StructureKind)
+            what = f"got {' and '.join(given)}" if given else "got none"
+            raise RequestError(f"give exactly one of {names}; {what}", param="structured_outputs")
+        self._check(StructureKind(given[0]))
+
+    @property
+    def kind(self) -> StructureKind:
+        """Which of the constraints is given."""
+        return next(k for k in StructureKind if getattr(self, k.value) is not None)
+
+    def _check(self, kind: StructureKind) -> None:
+        param, given = f"structured_outputs.{kind.value}", getattr(self, kind.value)
+        if kind is StructureKind.JSON_OBJECT:
+            if given is not True:
+                raise _fail(param, given, "True, or left out")
+        elif kind is StructureKind.CHOICE:
+            if not given:
+                raise _fail(param, given, "a non-empty list of strings")
+            _check_strings(param, given)
+        elif kind is StructureKind.JSON:
+            _check_schema(param, given, MAX_SCHEMA_DEPTH)
+        elif not isinstance(given, str) or not given:
+            raise _fail(param, given, "non-empty text")
+        elif kind is StructureKind.REGEX and "\0" in given:
+            raise RequestError(f"{param} must not hold a NUL character", param=param)
+        elif kind is StructureKind.STRUCTURAL_TAG:
+            _check_schema(param, given, MAX_SCHEMA_DEPTH + 16)
+
+
+GuidedDecodingParams = StructuredOutputsParams
+"""The name older releases use."""
+
+
+def _check_schema(param: str, given: object, most: int) -> None:
+    value = given
+    if isinstance(given, str):
+        try:
+            value = json.loads(given)
+        except (ValueError, RecursionError) as e:
+            raise RequestError(f"{param} is not JSON: {e}", param=param) from None
+    if not isinstance(value, (dict, bool)):
+        raise _fail(param, given, "a JSON schema: an object, as text or as a dict")
+    if _depth(value) > most:
+        raise RequestError(f"{param} is nested deeper than {most} levels", param=param)
+
+
+@dataclass(slots=True)
+class RepetitionDetectionParams:
+    """End a sequence whose tail is one pattern again and again."""
+
+    max_pattern_size: int = 0
+    """Longest pattern looked for, in tokens. 0: off."""
+    min_pattern_size: int = 0
+    """Shortest pattern looked for, in tokens. 0: as 1."""
+    min_count: int = 0
+    """Repetitions that end the sequence; at least 2 when on."""
+
+    def __post_init__(self) -> None:
+        name = "repetition_detection"
+        _check_int(f"{name}.max_pattern_size", self.max_pattern_size, 0, None, "an integer >= 0")
+        _check_int(f"{name}.min_pattern_size", self.min_pattern_size, 0, None, "an integer >= 0")
+        if self.max_pattern_size == 0:
+            return
+        if self.min_pattern_size > self.max_pattern_size:
+            allowed = f"at most max_pattern_size ({self.max_pattern_size})"
+            raise _fail(f"{name}.min_pattern_size", self.min_pattern_size, allowed)
+        _check_int(f"{name}.min_count", self.min_count, 2, None, "an integer >= 2")
+
+
+@dataclass
+class SamplingParams:
+    """How the tokens of one request are chosen, when it ends, and what is returned.
+
+    Mutable, because scripts change it between calls; the engine works on a clone. Temperature 0 is
+    greedy and then top_p, top_k and min_p are neutral.
+    """
+
+    n: int = 1
+    """Sequences to return. 1 when greedy."""
+    presence_penalty: float = 0.0
+    """[-2, 2]: subtracted from tokens that were generated."""
+    frequency_penalty: float = 0.0
+    """[-2, 2]: subtracted once for each time a token was generated."""
+    repetition_penalty: float = 1.0
+    """> 0: divides positive logits (multiplies negative ones) of tokens seen, prompt included."""
+    temperature: float = 1.0
+    """[0, 2]. 0: greedy."""
+    top_p: float = 1.0
+    """(0, 1]: sample from the most likely tokens whose probabilities reach this sum."""
+    top_k: int = 0
+    """Sample from the k most likely tokens. 0 or -1: all."""
+    min_p: float = 0.0
+    """[0, 1]: drop tokens less likely than this share of the likeliest."""
+    seed: int | None = None
+    """Makes the draws repeatable; sequence i uses seed + i. None or -1: unseeded."""
+    stop: str | list[str] | None = None
+    """Strings that end the text; they are cut off unless include_stop_str_in_output."""
+    stop_token_ids: list[int] | None = None
+    """Tokens that end the sequence, besides EOS."""
+    ignore_eos: bool = False
+    """Go on after EOS."""
+    max_tokens: int | None = 16
+    """Most tokens to generate. None: to the end of the context."""
+    min_tokens: int = 0
+    """Tokens before EOS, stop ids and stop strings count."""
+    logprobs: int | None = None
+    """Also return this many best logprobs of each token (and the chosen one's). -1: all."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt."""
+    logprob_token_ids: list[int] | None = None
+    """Return the logprobs of just these ids."""
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    """Ids to score at each prompt position; -1 pads a row."""
+    prompt_logprob_start: int | None = None
+    """First prompt position that is scored."""
+    flat_logprobs: bool = False
+    """Return logprobs in one flat container."""
+    detokenize: bool = True
+    """Make text. False: token ids only."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    spaces_between_special_tokens: bool = True
+    """Put spaces between special tokens in the text."""
+    include_stop_str_in_output: bool = False
+    """Keep the stop string in the text."""
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    """What each output holds. LLM sets FINAL_ONLY."""
+    stream_interval: int | None = None
+    """Tokens between two streamed outputs. None: the engine's value."""
+    skip_clone: bool = False
+    """The caller promises not to touch this object again, so the engine need not copy it."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """A constraint on the text."""
+    logit_bias: dict[int, float] | None = None
+    """Token id to a number in [-100, 100] that is added to its logit; others are clamped."""
+    allowed_token_ids: list[int] | None = None
+    """Choose among these only."""
+    bad_words: list[str] | None = None
+    """Words never to generate."""
+    extra_args: dict[str, Any] | None = None
+    """Arguments for custom logits processors."""
+    skip_reading_prefix_cache: bool | None = None
+    """Compute the whole prompt. None: only if prompt_logprobs needs it."""
+    thinking_token_budget: int | None = None
+    """Most tokens of thinking. None or -1: no budget."""
+    repetition_detection: RepetitionDetectionParams | None = None
+    """End sequences that repeat themselves."""
+    routed_experts_prompt_start: int = 0
+    """First prompt position whose routed experts are returned."""
+    watermarking: bool | None = None
+    """Use the server's watermark. None: the server's choice."""
+    trace_decode_token_ids: list[int] | None = None
+    """Force these output tokens."""
+    best_of: int | None = None
+    """Generate this many sequences and return the n with the highest cumulative logprob."""
+    logits_processors: list[LogitsProcessor] | None = None
+    """Functions that change the logits of this request."""
+    guided_decoding: StructuredOutputsParams | None = None
+    """The name older releases use for structured_outputs."""
+    truncate_prompt_tokens: int | None = None
+    """Keep the last k tokens of the prompt. -1: as many as fit."""
+    bad_words_token_ids: list[list[int]] = field(default_factory=list, init=False, repr=False)
+    """quire.text.inputs fills it: each bad word, with and without a leading space."""
+
+    def __post_init__(self) -> None:
+        self.verify()
+
+    @classmethod
+    def from_optional(cls, **given: Any) -> SamplingParams:
+        """Make one from values of which None means "the default"."""
+        known = [f.name for f in fields(cls) if f.init]
+        for name in given:
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=3)
+                hint = f"; did you mean {' or '.join(near)}?" if near else ""
+                raise RequestError(f"SamplingParams has no {name!r}{hint}", param=name)
+        keep = {k: v for k, v in given.items() if v is not None or k == "max_tokens"}
+        return cls(**keep)
+
+    @property
+    def greedy(self) -> bool:
+        """The likeliest token is taken; nothing is drawn."""
+        return self.temperature < GREEDY_BELOW
+
+    @property
+    def sampling_type(self) -> SamplingType:
+        """GREEDY or RANDOM."""
+        return SamplingType.GREEDY if self.greedy else SamplingType.RANDOM
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences to generate: best_of, or n."""
+        return self.n if self.best_of is None else max(self.best_of, self.n)
+
+    @property
+    def stop_strings(self) -> list[str]:
+        """`stop` as a list."""
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
+
+    def clone(self) -> SamplingParams:
+        """A copy that shares no list or dict with this one. Functions and schemas are shared."""
+        twin = copy.copy(self)
+        for name, value in self.__dict__.items():
+            if isinstance(value, (list, dict)):
+                setattr(twin, name, value.copy())
+        return twin
+
+    def refuse_later_features(self) -> None:
+        """Raise Unsupported if a field is set whose feature does not exist yet."""
+        for name, message in LATER.items():
+            if getattr(self, name) not in (None, False, 0):
+                raise Unsupported(f"{name}: {message}", param=name)
+
+    def verify(self) -> None:
+        """Bring the fields into their one form and raise RequestError for what is not allowed."""
+        self._tidy()
+        self._verify_counts()
+        self._verify_distribution()
+        self._verify_stops()
+        self._verify_logprobs()
+        self._verify_masks()
+        self._verify_rest()
+
+    def _tidy(self) -> None:
+        self.stop = (
+            self.stop_strings if self.stop is None or isinstance(self.stop, str) else self.stop
+        )
+        self.stop_token_ids = [] if self.stop_token_ids is None else self.stop_token_ids
+        self.seed = None if self.seed == -1 else self.seed
+        self.logprobs = 1 if self.logprobs is True else self.logprobs
+        self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        if self.thinking_token_budget == -1:
+            self.thinking_token_budget = None
+        if self.guided_decoding is not None:
+            if self.structured_outputs not in (None, self.guided_decoding):
+                message = "give structured_outputs or guided_decoding, not both"
+                raise RequestError(message, param="guided_decoding")
+            self.structured_outputs = self.guided_decoding
+            self.guided_decoding = None
+        if not isinstance(self.output_kind, RequestOutputKind):
+            try:
+                self.output_kind = RequestOutputKind(self.output_kind)
+            except ValueError:
+                names = ", ".join(k.name for k in RequestOutputKind)
+                raise _fail("output_kind", self.output_kind, f"one of {names}") from None
+
+    def _verify_counts(self) -> None:
+        _check_int("n", self.n, 1, MAX_SEQUENCES, f"an integer in [1, {MAX_SEQUENCES}]")
+        if self.best_of is not None:
+            allowed = f"an integer in [n = {self.n}, {MAX_SEQUENCES}]"
+            _check_int("best_of", self.best_of, self.n, MAX_SEQUENCES, allowed)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1, or None")
+        _check_int("min_tokens", self.min_tokens, 0, None, "an integer >= 0")
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise _fail("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+        if self.stream_interval is not None:
+            _check_int("stream_interval", self.stream_interval, 1, None, "an integer >= 1, or None")
+        if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
+            allowed = "an integer >= 1, -1 or None"
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None, allowed)
+        if self.seed is not None and (not isinstance(self.seed, int) or self.seed not in INT64):
+            raise _fail("seed", self.seed, "a 64-bit integer, or None")
+
+    def _verify_distribution(self) -> None:
+        _check_float("presence_penalty", self.presence_penalty, -2, 2, "a number in [-2, 2]")
+        _check_float("frequency_penalty", self.frequency_penalty, -2, 2, "a number in [-2, 2]")
+        high = math.inf
+        _check_float("repetition_penalty", self.repetition_penalty, 0, high, "a finite number > 0")
+        if self.repetition_penalty == 0:
+            raise _fail("repetition_penalty", self.repetition_penalty, "a finite number > 0")
+        _check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
+        _check_float("top_p", self.top_p, 0, 1, "a number in (0, 1]")
+        if self.top_p == 0:
+            raise _fail("top_p", self.top_p, "a number in (0, 1]")
+        _check_int("top_k", self.top_k, -1, None, "an integer >= 1, or 0 or -1 for all tokens")
+        _check_float("min_p", self.min_p, 0, 1, "a number in [0, 1]")
+        if self.greedy:
+            self._verify_greedy()
+        elif self.temperature < LOWEST_TEMPERATURE:
+            log.warning("temperature %g is too low to be stable; using 0.01", self.temperature)
+            self.temperature = LOWEST_TEMPERATURE
+
+    def _verify_greedy(self) -> None:
+        if self.num_sequences > 1:
+            param = "n" if self.n > 1 else "best_of"
+            message = f"{param} must be 1 when temperature is 0 (all would be equal)"
+            raise RequestError(f"{message}, got {self.num_sequences}", param=param)
+        self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
+
+    def _verify_stops(self) -> None:
+        _check_strings("stop", self.stop)
+        if self.stop and not self.detokenize:
+            message = "stop strings need text: set detokenize=True or use stop_token_ids"
+            raise RequestError(message, param="stop")
+        _check_ids("stop_token_ids", self.stop_token_ids)
+
+    def _verify_logprobs(self) -> None:
+        for param in ("logprobs", "prompt_logprobs"):
+            if getattr(self, param) is not None:
+                allowed = "an integer >= 0, -1 for the whole vocabulary, or None"
+                _check_int(param, getattr(self, param), -1, None, allowed)
+        ids = self.logprob_token_ids
+        if ids is not None:
+            _check_ids("logprob_token_ids", ids)
+            if len(ids) > MAX_LOGPROB_TOKEN_IDS:
+                allowed = f"at most {MAX_LOGPROB_TOKEN_IDS} ids"
+                raise _fail("logprob_token_ids", f"{len(ids)} ids", allowed)
+            if self.logprobs is not None and self.logprobs != len(ids):
+                allowed = f"left out or equal to the number of logprob_token_ids ({len(ids)})"
+                raise _fail("logprobs", self.logprobs, allowed)
+
+    def _verify_masks(self) -> None:
+        if self.allowed_token_ids is not None:
+            _check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
+        if self.bad_words is not None:
+            _check_strings("bad_words", self.bad_words)
+            if len(self.bad_words) > MAX_BAD_WORDS:
+                raise _fail("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
+        if self.logit_bias is not None:
+            self.logit_bias = _tidy_bias(self.logit_bias)
+        for one in self.logits_processors or ():
+            if not callable(one):
+                raise _fail("logits_processors", one, "a list of functions")
+
+    def _verify_rest(self) -> None:
+        if self.thinking_token_budget is not None:
+            allowed = "an integer >= 0, or -1 or None for no budget"
+            _check_int("thinking_token_budget", self.thinking_token_budget, 0, None, allowed)
+        start = self.routed_experts_prompt_start
+        _check_int("routed_experts_prompt_start", start, 0, None, "an integer >= 0")
+        if isinstance(self.structured_outputs, dict):
+            self.structured_outputs = StructuredOutputsParams(**self.structured_outputs)
+        if isinstance(self.repetition_detection, dict):
+            self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
+        for name, value in (self.extra_args or {}).items():
+            if isinstance(value, int) and not INT64.start <= value < UINT64_END:
+                raise _fail(f"extra_args.{name}", value, "an integer of at most 64 bits")
+
+
+def _tidy_bias(given: object) -> dict[int, float]:
+    """Ids as integers (JSON has them as text), values within [-100, 100]."""
+    allowed = "a dict of token id to number"
+    if not isinstance(given, dict):
+        raise _fail("logit_bias", given, allowed)
+    tidy: dict[int, float] = {}
+    for key, value in given.items():
+        try:
+            token, bias = int(key), float(value)
+        except (TypeError, ValueError):
+            raise _fail("logit_bias", {key: value}, allowed) from None
+        if token < 0 or math.isnan(bias):
+            raise _fail("logit_bias", {key: value}, allowed)
+        tidy[token] = min(100.0, max(-100.0, bias))
+    return tidy
+
+
+@dataclass(slots=True)
+class BeamSearchParams:
+    """How LLM.beam_search looks for the likeliest sequences."""
+
+    beam_width: int
+    """Live beams at each step, and results returned."""
+    max_tokens: int
+    """Most tokens of a beam."""
+    ignore_eos: bool = False
+    """Go on after EOS."""
+    temperature: float = 0.0
+    """Divides the logits before scoring. 0: as 1, the scores are the model's own."""
+    length_penalty: float = 1.0
+    """Score = sum of logprobs / generated tokens ** length_penalty."""
+    include_stop_str_in_output: bool = False
+    """Keep the EOS token in the text and tokens of a finished beam."""
+    structured_outputs: StructuredOutputsParams | None = None
+    """A constraint on the text."""
+    skip_special_tokens: bool = True
+    """Leave special tokens out of the text."""
+    watermarking: bool | None = None
+    """Use the server's watermark."""
+    allowed_token_ids: list[int] | None = None
+    """Choose among these only."""
+
+    def __post_init__(self) -> None:
+        _check_int("beam_width", self.beam_width, 1, None, "an integer >= 1")
+        _check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1")
+        _check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
+        high = math.inf
+        _check_float("length_penalty", self.length_penalty, -high, high, "a finite number")
+        if self.allowed_token_ids is not None:
+            _check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
+
+    def refuse_later_features(self) -> None:
+        """Raise Unsupported if a field is set whose feature does not exist yet."""
+        for name in ("structured_outputs", "watermarking"):
+            if getattr(self, name) not in (None, False):
+                raise Unsupported(f"{name}: {LATER[name]}", param=name)
