@@ -1,0 +1,38 @@
+"""Makes the KV tensors of one device: one per place, each [N, 2, K, B, D].
+
+On the CPU they are zero pages that cost nothing until written, so a large pool is free until used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.config.kv_layout import Group, LayerFacts
+
+
+def kv_tensors(
+    layers: Seq[LayerFacts],
+    groups: Seq[Group],
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+) -> list[Tensor]:
+    """One tensor per place. All layers agree in KV heads and head size (group_layers saw to it).
+
+    num_blocks may be 0 (no host tier): tensors of no blocks.
+    """
+    places = max(len(group.layers) for group in groups)
+    first = layers[0]
+    shape = (num_blocks, 2, first.kv_heads, block_size, first.head_dim)
+    return [_zero_pages(shape, dtype) for _ in range(places)]
+
+
+def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A zeroed CPU tensor whose pages the system hands out at the first write (calloc)."""
+    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
