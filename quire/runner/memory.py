@@ -22,14 +22,15 @@ def kv_tensors(
     block_size: int,
     dtype: torch.dtype,
 ) -> list[Tensor]:
-    """One tensor per place. All layers agree in KV heads and head size (group_layers saw to it).
+    """One tensor per place. The layers of one place agree in shape (group_layers saw to it).
 
     num_blocks may be 0 (no host tier): tensors of no blocks.
     """
-    places = max(len(group.layers) for group in groups)
-    first = layers[0]
-    shape = (num_blocks, 2, first.kv_heads, block_size, first.head_dim)
-    return [_zero_pages(shape, dtype) for _ in range(places)]
+    longest = max(groups, key=lambda group: len(group.layers))
+    shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in longest.layers]
+    return [
+        _zero_pages((num_blocks, 2, heads, block_size, size), dtype) for heads, size in shapes
+    ]
 
 
 def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
