@@ -1,0 +1,72 @@
+"""What an attention backend is. A backend owns no memory: it is given the KV cache and a batch.
+
+`plan` runs once per step, `run` once per layer. The step is an argument of the model's forward
+pass; nothing is looked up globally.
+
+Axes: T tokens in the step, S sequences, H query heads, K kv heads, D head size, W table width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Caps:
+    """What a backend can do. `select` compares; nobody asks a backend questions."""
+
+    devices: frozenset[str]
+    dtypes: frozenset[torch.dtype]
+    windows: bool = True
+    softcap: bool = True
+    max_head_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The sequences of one step, as tensors on the device.
+
+    Sequence s owns the query rows [q_starts[s], q_starts[s+1]), the last of its contexts[s]
+    tokens. `tables` and `slots` have one entry per layer group.
+    """
+
+    q_starts: Tensor  # [S+1] int32
+    contexts: Tensor  # [S] int32
+    tables: tuple[Tensor, ...]  # each [S, W] int32
+    slots: tuple[Tensor, ...]  # each [T] int64
+    max_query: int
+    max_context: int
+
+
+class AttentionLayer(Protocol):
+    """The facts of a layer that a backend needs: quire.layers.attention.Attention has them."""
+
+    scale: float
+    window: int | None
+    softcap: float | None
+    group: int
+    place: int
+
+
+class AttentionStep(Protocol):
+    """One step's attention, for every layer in turn."""
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write k, v [T, K, D] to the cache, then attend q [T, H, D]. Returns [T, H, D]."""
+        ...
+
+
+class Backend(Protocol):
+    """A way to attend over the paged cache."""
+
+    def __init__(self, cache: list[Tensor]) -> None:
+        """cache: one [N, 2, K, B, D] per layer place."""
+        ...
+
+    def plan(self, batch: Batch) -> AttentionStep:
+        """Do what all layers share. The batch's tensors are read when a layer runs, not copied."""
+        ...

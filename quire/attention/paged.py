@@ -1,0 +1,50 @@
+"""The backend over our own paged_attention op: reference, C++ on CPU, Triton on CUDA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from quire.attention.base import AttentionLayer, AttentionStep, Batch, Caps
+from quire.kernels.kv_write import kv_write
+from quire.kernels.paged_attention import paged_attention
+
+CAPS = Caps(
+    devices=frozenset({"cpu", "cuda"}),
+    dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PagedStep:
+    """One step over the cache. Holds the batch; every tensor of it is read anew by each layer."""
+
+    cache: list[Tensor]
+    batch: Batch
+
+    def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
+        """Write k, v [T, K, D] to the layer's place, then attend q [T, H, D]."""
+        batch, cache = self.batch, self.cache[layer.place]
+        kv_write(k, v, cache, batch.slots[layer.group])
+        return paged_attention(
+            q,
+            cache,
+            batch.tables[layer.group],
+            batch.q_starts,
+            batch.contexts,
+            layer.scale,
+            layer.window,
+            layer.softcap,
+        )
+
+
+class Backend:
+    """Paged attention. Nothing to prepare: the op reads the batch itself."""
+
+    def __init__(self, cache: list[Tensor]) -> None:
+        self.cache = cache
+
+    def plan(self, batch: Batch) -> AttentionStep:
+        return PagedStep(self.cache, batch)

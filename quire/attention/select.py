@@ -1,0 +1,72 @@
+"""Choose the attention backend, and say why the others were not chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from quire.attention.base import Caps
+from quire.errors import ConfigError
+from quire.registry import Registry
+
+ORDER = ("paged",)
+"""Best first. A backend that is not listed is used only when it is asked for by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What the model and the device ask of a backend."""
+
+    device: str
+    dtype: torch.dtype
+    head_dim: int
+    window: bool = False
+    softcap: bool = False
+
+
+class Choice(NamedTuple):
+    """The chosen backend, and for each one looked at a line that says why or why not."""
+
+    name: str
+    reasons: tuple[str, ...]
+
+
+def backends() -> Registry:
+    """Every attention backend by name (`select` is not one)."""
+    return Registry("quire.attention")
+
+
+def select(wanted: str | None, needs: Needs) -> Choice:
+    """The backend called `wanted`, or the first of ORDER that can serve. Raises ConfigError."""
+    reasons = []
+    for name in [wanted] if wanted is not None else ORDER:
+        lack = missing(_caps(name), needs)
+        if not lack:
+            why = "asked for" if wanted is not None else "first in order that fits"
+            return Choice(name, (*reasons, f"{name}: {why}"))
+        reasons.append(f"{name}: {lack}")
+    raise ConfigError("no attention backend fits: " + "; ".join(reasons))
+
+
+def missing(caps: Caps, needs: Needs) -> str:
+    """What the backend lacks, in words; empty if nothing."""
+    if needs.device not in caps.devices:
+        return f"runs on {', '.join(sorted(caps.devices))}, not on {needs.device}"
+    if needs.dtype not in caps.dtypes:
+        return f"has no {needs.dtype}"
+    if caps.max_head_dim is not None and needs.head_dim > caps.max_head_dim:
+        return f"head size {needs.head_dim} is over its {caps.max_head_dim}"
+    if needs.window and not caps.windows:
+        return "has no sliding window"
+    if needs.softcap and not caps.softcap:
+        return "has no soft cap"
+    return ""
+
+
+def _caps(name: str) -> Caps:
+    caps = getattr(backends().load(name), "CAPS", None)
+    if not isinstance(caps, Caps):
+        raise ConfigError(f"{name!r} is not an attention backend; known: {', '.join(ORDER)}")
+    return caps

@@ -1,0 +1,54 @@
+"""Look up token embeddings, in a plain or a packed weight.
+
+Axes: T tokens in the step, V vocabulary, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.op import op
+from quire.kernels.packed import PackedWeight, pack_panels, panel_shape
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, v, e, dtype in [
+        (1, 64, 64, torch.float32),
+        (7, 101, 96, torch.bfloat16),
+        (33, 70, 129, torch.bfloat16),
+        (3, 50, 17, torch.float32),
+        (2, 64, 32, torch.float16),
+    ]:
+        ids = torch.randint(0, v, (t,), device=device, dtype=torch.int32)
+        w = torch.randn(v, e, device=device).to(dtype)
+        for weight in (w, pack_panels(w)) if dtype != torch.float16 else (w,):
+            yield {"ids": ids, "weight": weight}
+            yield {"ids": ids, "weight": weight, "scale": 7.3}
+
+
+@op(cases=_cases)
+def embedding(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> Tensor:
+    """weight[ids] * scale. ids: [T] int32. weight: [V, E], plain or packed. Returns a new [T, E].
+
+    `scale` is rounded to the weight's dtype first, as the models that have one do.
+    """
+    rows = _packed_rows(weight, ids) if isinstance(weight, PackedWeight) else weight[ids.long()]
+    if scale == 1.0:
+        return rows
+    return (rows.float() * rounded(scale, weight.dtype)).to(weight.dtype)
+
+
+def rounded(scale: float, dtype: torch.dtype) -> float:
+    """The nearest value of the dtype."""
+    return float(torch.tensor(scale, dtype=dtype))
+
+
+def _packed_rows(weight: PackedWeight, ids: Tensor) -> Tensor:
+    outputs, inputs = weight.shape
+    panels = weight.data.view(*panel_shape(outputs, inputs, weight.dtype))
+    at = ids.long()
+    return panels[at // 32, :, at % 32].flatten(1)[:, :inputs].contiguous()

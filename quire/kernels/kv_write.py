@@ -1,0 +1,46 @@
+"""File new keys and values into the paged cache.
+
+    slot = block * B + offset in the block; a negative slot is padding and is skipped
+
+Axes: T tokens in the step, K kv heads, D head size, N blocks in the pool, B block size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.op import op
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, k, d, b, dtype, cached in [
+        (1, 2, 64, 16, torch.float32, torch.float32),
+        (7, 1, 80, 16, torch.bfloat16, torch.bfloat16),
+        (33, 8, 128, 8, torch.bfloat16, torch.bfloat16),
+        (5, 2, 20, 1, torch.float32, torch.float32),
+        (4, 2, 32, 16, torch.float16, torch.float16),
+        (4, 2, 32, 16, torch.float32, torch.bfloat16),
+    ]:
+        qkv = torch.randn(t, 4 * k, d, device=device).to(dtype)
+        cache = torch.randn(9, 2, k, b, d, device=device).to(cached)
+        slots = torch.randperm(9 * b, device=device)[:t].contiguous()
+        slots[t // 2] = -1 if t > 1 else slots[0]
+        yield {"k": qkv[:, :k], "v": qkv[:, k : 2 * k], "cache": cache, "slots": slots}
+
+
+@op(cases=_cases)
+def kv_write(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
+    """Write the keys and values of T tokens into their slots, in place.
+
+    k, v: [T, K, D], strided views are welcome. cache: [N, 2, K, B, D]. slots: [T] int64.
+    No two slots are equal, other than the negative ones.
+    """
+    live = slots >= 0
+    where = slots[live]
+    block, offset = where // cache.shape[3], where % cache.shape[3]
+    cache[block, 0, :, offset] = k[live].to(cache.dtype)
+    cache[block, 1, :, offset] = v[live].to(cache.dtype)

@@ -1,0 +1,52 @@
+"""LayerNorm, with the residual add fused in when there is one.
+
+    r = x + residual                                      rounded to x.dtype
+    y = (r - mean(r)) / sqrt(var(r) + eps) * weight + bias   in fp32, then x.dtype
+
+Axes: T tokens in the step, E hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.op import op
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, e, dtype in [
+        (1, 64, torch.float32),
+        (7, 96, torch.bfloat16),
+        (33, 1000, torch.bfloat16),
+        (3, 17, torch.float32),
+        (2, 64, torch.float16),
+    ]:
+        x = torch.randn(t, e, device=device).to(dtype)
+        w = torch.randn(e, device=device).to(dtype)
+        b = torch.randn(e, device=device).to(dtype)
+        r = torch.randn(t, e, device=device).to(dtype)
+        yield {"x": x, "weight": w, "bias": b, "eps": 1e-5}
+        yield {"x": x, "weight": w, "bias": b, "eps": 1e-5, "residual": r}
+        yield {"x": x, "weight": w, "bias": None, "eps": 1e-5}
+
+
+@op(cases=_cases)
+def layer_norm(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Normalise each row of x (+ residual) to mean 0 and variance 1, then scale and shift.
+
+    x, residual: [T, E], one dtype. weight, bias: [E].
+    Returns (y, r) in x.dtype; r is x itself when there is no residual to add.
+    """
+    r = x if residual is None else x + residual
+    wide = r.float()
+    centred = wide - wide.mean(-1, keepdim=True)
+    y = centred * torch.rsqrt(centred.square().mean(-1, keepdim=True) + eps) * weight.float()
+    if bias is not None:
+        y = y + bias.float()
+    return y.to(x.dtype), r

@@ -1,0 +1,62 @@
+"""The matrix product of every layer: x @ weight.T + bias, over a plain or a packed weight.
+
+On CPU, `pack` lays a weight out once at load time for the native product. There every output
+element is one fp32 accumulation over the inputs in order, so a row's result does not depend on
+how many other rows the step has. The plain path (F.linear) makes no such promise.
+
+Axes: T tokens in the step, I inputs, O outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.native import library
+from quire.kernels.op import op
+from quire.kernels.packed import PackedWeight, pack_panels
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, i, o, dtype in [
+        (1, 64, 64, torch.float32),
+        (7, 96, 33, torch.bfloat16),
+        (13, 101, 70, torch.float32),
+        (5, 101, 40, torch.bfloat16),
+        (33, 1000, 96, torch.bfloat16),
+        (70, 256, 512, torch.bfloat16),
+        (2, 64, 32, torch.float16),
+    ]:
+        x = torch.randn(t, i, device=device).to(dtype)
+        w = (torch.randn(o, i, device=device) / i**0.5).to(dtype)
+        b = torch.randn(o, device=device).to(dtype)
+        for weight in (w, pack_panels(w)) if dtype != torch.float16 else (w,):
+            yield {"x": x, "weight": weight}
+            yield {"x": x, "weight": weight, "bias": b}
+
+
+@op(cases=_cases)
+def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    """Multiply every row of x by a weight matrix.
+
+    x: [T, I], rows may be strided. weight: [O, I], plain or from `pack`, x's dtype. bias: [O].
+    Returns a new [T, O] in x.dtype.
+    """
+    plain = weight.unpack() if isinstance(weight, PackedWeight) else weight
+    return F.linear(x, plain, bias)
+
+
+def pack(weight: Tensor) -> Tensor | PackedWeight:
+    """The form of a weight [O, I] that `linear` and `embedding` like best on its device.
+
+    Packed for the native CPU product, else the tensor itself. The caller drops the original.
+    """
+    if not weight.is_cpu or weight.dtype not in (torch.bfloat16, torch.float32):
+        return weight
+    if not library.active():
+        return weight
+    return pack_panels(weight)

@@ -1,0 +1,1 @@
+"""The CPU kernels in C++: source, build, loader, tape. Optional: else the references run."""

@@ -1,0 +1,69 @@
+"""Rotary position embedding: turn pairs of query and key channels by an angle of the position.
+
+    pairs (i, i + R/2)        the usual halves ("neox")
+    pairs (2i, 2i + 1)        interleaved (GPT-J, original Llama)
+
+The angles come from a table: every scaling rule (linear, yarn, llama3, ...) is its business.
+
+Axes: T tokens in the step, H query heads, K kv heads, D head size, R rotated channels,
+P positions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quire.kernels.op import op
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, h, k, d, r, dtype in [
+        (1, 4, 2, 64, 64, torch.float32),
+        (7, 4, 2, 128, 128, torch.bfloat16),
+        (5, 3, 1, 80, 32, torch.bfloat16),
+        (3, 2, 2, 16, 16, torch.float32),
+        (65, 16, 8, 128, 128, torch.bfloat16),
+        (3, 2, 2, 32, 32, torch.float16),
+        (4, 2, 2, 20, 10, torch.float32),
+    ]:
+        angles = torch.outer(torch.arange(100.0), 0.5 ** torch.arange(r // 2))
+        table = torch.cat([angles.cos(), angles.sin()], -1).to(device)
+        qkv = torch.randn(t, h + 2 * k, d, device=device).to(dtype)
+        positions = torch.randint(0, 100, (t,), device=device, dtype=torch.int32)
+        for interleaved in (False, True):
+            yield {
+                "q": qkv[:, :h],
+                "k": qkv[:, h : h + k],
+                "positions": positions,
+                "cos_sin": table,
+                "interleaved": interleaved,
+            }
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
+    size = 2 * cos.shape[-1]
+    turned, rest = x[..., :size].float(), x[..., size:]
+    if interleaved:
+        a, b = turned[..., 0::2], turned[..., 1::2]
+        turned = torch.stack([a * cos - b * sin, b * cos + a * sin], -1).flatten(-2)
+    else:
+        a, b = turned.chunk(2, -1)
+        turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+    return torch.cat([turned.to(x.dtype), rest], -1)
+
+
+@op(cases=_cases)
+def rope(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Rotate the first R of D channels of every query and key head.
+
+    q: [T, H, D], k: [T, K, D], strided views of a fused qkv are welcome. positions: [T] int32.
+    cos_sin: [P, R] float32, row = (R/2 cosines | R/2 sines). Returns (q, k), new tensors.
+    """
+    cos, sin = cos_sin[positions.long()][:, None].chunk(2, -1)  # [T, 1, R/2]
+    return _rotate(q, cos, sin, interleaved), _rotate(k, cos, sin, interleaved)

@@ -1,0 +1,41 @@
+import pytest
+import torch
+
+from quire.attention.base import Caps
+from quire.attention.select import Needs, missing, select
+from quire.errors import ConfigError
+
+
+def test_the_first_backend_that_fits_is_chosen_with_its_reason():
+    choice = select(None, Needs("cpu", torch.bfloat16, 128, window=True, softcap=True))
+    assert choice.name == "paged"
+    assert choice.reasons == ("paged: first in order that fits",)
+
+
+def test_a_device_no_backend_serves_is_refused_with_the_reason():
+    with pytest.raises(ConfigError, match="paged: runs on cpu, cuda, not on mps"):
+        select(None, Needs("mps", torch.bfloat16, 128))
+
+
+def test_an_unknown_backend_gets_a_suggestion():
+    with pytest.raises(ConfigError, match="did you mean paged"):
+        select("pagd", Needs("cpu", torch.float32, 64))
+
+
+def test_a_module_that_is_no_backend_is_refused():
+    with pytest.raises(ConfigError, match="not an attention backend"):
+        select("select", Needs("cpu", torch.float32, 64))
+
+
+@pytest.mark.parametrize(
+    ("needs", "word"),
+    [
+        (Needs("cpu", torch.float64, 64), "float64"),
+        (Needs("cpu", torch.float32, 512), "512"),
+        (Needs("cpu", torch.float32, 64, window=True), "window"),
+        (Needs("cpu", torch.float32, 64, softcap=True), "soft cap"),
+    ],
+)
+def test_each_lack_is_named(needs, word):
+    caps = Caps(frozenset({"cpu"}), frozenset({torch.float32}), False, False, 256)
+    assert word in missing(caps, needs)

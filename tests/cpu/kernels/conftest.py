@@ -1,0 +1,7 @@
+import pytest
+import torch
+
+
+@pytest.fixture
+def seeded():
+    torch.manual_seed(0)
