@@ -1,0 +1,98 @@
+"""A model's weights as they lie on disk: which files, what is in them, one tensor after another.
+
+Not here: finding or fetching the folder (quire.weights.hub), mapping names to parameters
+(quire.weights.mapping, load). The one idea: safetensors are mapped, not read, so a tensor costs
+memory only while somebody uses it; pickles are opened weights-only, so they cannot run code.
+torch is imported only where a tensor is made: headers are for tools without it.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from quire.errors import WeightError
+from quire.weights.headers import TensorHeader, check_index, file_headers, headers
+from quire.weights.hub import resolve
+from quire.weights.listing import load_json, weight_files, weight_map
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TensorHeader", "headers", "iterate", "load_json", "resolve", "weight_files"]
+
+
+def iterate(
+    folder: Path, progress: bool = True, *, load_format: str = "auto"
+) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the folder's weights, once, on the CPU.
+
+    A tensor is a view of its mapped file: copy what is to outlive the files. load_format: auto
+    (safetensors, else .bin), safetensors, pt. progress: the bar users know.
+    Raises: WeightError.
+    """
+    files = weight_files(folder, load_format)
+    safe = files[0].suffix == ".safetensors"
+    index = weight_map(
+        folder, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
+    )
+    seen: dict[str, str] = {}
+    for path in _bar(files, safe, progress):
+        for name, tensor in _safetensors(path) if safe else _pickled(path):
+            if index and index.get(name, path.name) != path.name:
+                continue  # a copy: the index says which file counts
+            if name in seen:
+                raise WeightError(f"{name} is in both {seen[name]} and {path.name}")
+            seen[name] = path.name
+            yield name, tensor
+    check_index(folder, index, seen)
+
+
+def _bar(files: list[Path], safe: bool, progress: bool) -> Iterator[Path]:
+    from tqdm import tqdm
+
+    kind = "safetensors" if safe else "pt"
+    yield from tqdm(
+        files,
+        desc=f"Loading {kind} checkpoint shards",
+        disable=not progress,
+        bar_format="{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} "
+        "[{elapsed}<{remaining}, {rate_fmt}]\n",
+    )
+
+
+def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import SafetensorError, safe_open
+
+    names = file_headers(path)  # our own check first: its messages name the file and the tensor
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in names:
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise WeightError(f"{path} cannot be read: {error}") from error
+
+
+def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+    import torch
+
+    try:
+        state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
+    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+        raise WeightError(f"{path} cannot be read as weights: {error}") from error
+    if not isinstance(state, dict):
+        raise WeightError(f"{path} holds a {type(state).__name__}, not a dict of tensors")
+    if isinstance(state.get("state_dict"), dict):
+        state = state["state_dict"]
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor):
+            raise WeightError(f"{path}: {name!r} is a {type(tensor).__name__}, not a tensor")
+        yield name, tensor
+
+
+def _is_zip(path: Path) -> bool:
+    """torch's files since 1.6 are zip archives, which can be mapped; older ones cannot."""
+    with path.open("rb") as file:
+        return file.read(4) == b"PK\x03\x04"

@@ -1,0 +1,158 @@
+"""Tensor names, dtypes and shapes of safetensors files, from their headers alone. No torch.
+
+Not here: the tensors (quire.weights.files.iterate). The one idea: a header is untrusted input, so
+every number in it is checked against the file before anybody uses it.
+
+    8 bytes   length n of the header, little endian
+    n bytes   JSON: {name: {dtype, shape, data_offsets: [begin, end)}, "__metadata__": {...}}
+    the rest  the data, without holes
+
+Source: the format's description, https://huggingface.co/docs/safetensors
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire.errors import WeightError
+from quire.weights.listing import weight_files, weight_map
+
+log = logging.getLogger(__name__)
+
+MAX_HEADER_BYTES = 100_000_000
+"""The format's own limit."""
+
+BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("I8", "U8", "BOOL", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
+}
+
+
+class TensorHeader(NamedTuple):
+    """What a file says of one tensor. dtype in the format's own words: BF16, F32, ..."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * BITS[self.dtype] // 8
+
+
+def headers(folder: Path) -> dict[str, TensorHeader]:
+    """Every tensor of a model's safetensors files (single or sharded).
+
+    Raises: WeightError (no safetensors; a file cut short or corrupt; a name in two files; files
+    and index disagree).
+    """
+    index = weight_map(folder, "model.safetensors.index.json")
+    found: dict[str, TensorHeader] = {}
+    for path in weight_files(folder, "safetensors"):
+        for name, header in file_headers(path).items():
+            if index and name in index and index[name] != path.name:
+                continue  # a copy: the index says which file counts
+            if name in found:
+                raise WeightError(f"{name} is in both {found[name].file.name} and {path.name}")
+            found[name] = header
+    check_index(folder, index, found)
+    return found
+
+
+def check_index(folder: Path, index: dict[str, str], found: Iterable[str]) -> None:
+    """Raise WeightError if the index names tensors that no file holds; warn of the reverse."""
+    if not index:
+        return
+    have = set(found)
+    if lost := sorted(index.keys() - have):
+        names = ", ".join(lost[:3])
+        raise WeightError(f"the index of {folder} names {len(lost)} absent tensors, first {names}")
+    if extra := sorted(have - index.keys()):
+        log.warning("%d tensors in %s are not in its index, first %s", len(extra), folder, extra[0])
+
+
+def file_headers(path: Path) -> dict[str, TensorHeader]:
+    """The tensors of one safetensors file."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(MAX_HEADER_BYTES, size - 8):
+                raise WeightError(
+                    f"{path} is not a whole safetensors file: {size} bytes, header of {length}"
+                )
+            text = file.read(length)
+    except OSError as error:
+        raise WeightError(f"{path} cannot be read: {error.strerror}") from error
+    entries = _parse(text, path)
+    _check_places(entries, size - 8 - length, path)
+    return {name: TensorHeader(e["dtype"], tuple(e["shape"]), path) for name, e in entries.items()}
+
+
+def _parse(text: bytes, path: Path) -> dict[str, dict[str, Any]]:
+    try:
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_no_twins)
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError, _Twins) as error:
+        raise WeightError(f"{path} has a corrupt safetensors header: {error}") from error
+    if not isinstance(value, dict):
+        raise WeightError(f"{path} has a safetensors header that is not a JSON object")
+    value.pop("__metadata__", None)
+    for name, entry in value.items():
+        if not _well_formed(entry):
+            raise WeightError(
+                f"{path}: the header's entry of {name!r} is malformed: {entry!r:.200}"
+            )
+    return value
+
+
+class _Twins(ValueError):
+    """A key stands twice in one JSON object."""
+
+
+def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) != len(pairs):
+        raise _Twins("a name stands in it twice")
+    return made
+
+
+def _well_formed(entry: Any) -> bool:
+    if not isinstance(entry, dict) or entry.get("dtype") not in BITS:
+        return False
+    shape, place = entry.get("shape"), entry.get("data_offsets")
+    return _sizes(shape) and _sizes(place) and len(place) == 2 and place[0] <= place[1]
+
+
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in value
+    )
+
+
+def _check_places(entries: dict[str, dict[str, Any]], data_bytes: int, path: Path) -> None:
+    """Tensors must lie end to end and fill the data part."""
+    at = 0
+    for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):
+        begin, end = entry["data_offsets"]
+        need = math.prod(entry["shape"]) * BITS[entry["dtype"]]
+        if begin != at or (end - begin) * 8 != need:
+            raise WeightError(
+                f"{path}: {name!r} ({entry['dtype']} {entry['shape']}) cannot lie at bytes "
+                f"{begin} to {end}"
+            )
+        at = end
+    if at != data_bytes:
+        word = "cut short" if at > data_bytes else "too long"
+        raise WeightError(
+            f"{path} is {word}: its header wants {at} bytes of data, it has {data_bytes}"
+        )

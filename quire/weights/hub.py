@@ -1,0 +1,214 @@
+"""Where a model's files are: a local folder, the Hugging Face hub (cache first), or ModelScope.
+
+Not here: reading any file of it (quire.weights.files). No torch. The one idea: `resolve` returns a
+folder on this disk that holds everything the caller wants, or an error that says what to do.
+Whatever Hugging Face's own variables say (HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN,
+HF_ENDPOINT) holds, because huggingface_hub itself reads them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from quire import env as environment
+from quire.errors import ConfigError
+from quire.weights.listing import SMALL, missing_files, weight_patterns
+
+log = logging.getLogger(__name__)
+
+Want = Literal["model", "config", "tokenizer"]
+"""model: everything. config: all but weights. tokenizer: config.json may be absent as well."""
+
+COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def resolve(
+    name: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    token: bool | str | None = None,
+    download_dir: str | os.PathLike[str] | None = None,
+    env: environment.Env | None = None,
+    want: Want = "model",
+    ignore: Sequence[str] = ("original/**/*",),
+) -> Path:
+    """Find the folder of a model, and fetch what is missing of it.
+
+    `download_dir` takes the place of the hub's cache folder. `ignore`: globs not downloaded.
+    Raises: ConfigError (not found, gated, offline and not cached, not a model's folder).
+    """
+    text = os.fspath(name).strip()
+    if not text:
+        raise ConfigError("the model's name is empty; give a folder or a name like org/model")
+    local = Path(text).expanduser()
+    if local.exists() or _looks_like_path(text):
+        return _folder(local, text, want)
+    where = None if download_dir is None else Path(download_dir).expanduser()
+    if (env or environment.read()).use_modelscope:
+        return _from_modelscope(text, revision, where, want, ignore)
+    return _from_hub(text, revision, token, where, want, ignore)
+
+
+def _looks_like_path(text: str) -> bool:
+    starts = ("/", "./", "../", "~", ".\\", "..\\")
+    return text.startswith(starts) or text.endswith("/") or text.count("/") > 1 or "\\" in text
+
+
+def _folder(path: Path, given: str, want: Want) -> Path:
+    if not path.exists():
+        raise ConfigError(f"there is no folder {given!r}; give a folder that exists, or org/model")
+    if path.is_file():
+        hint = "; GGUF files are not read" if path.suffix == ".gguf" else ""
+        raise ConfigError(f"{given!r} is a file; give the folder that holds config.json{hint}")
+    if want != "tokenizer" and not (path / "config.json").is_file():
+        raise ConfigError(f"{given!r} exists but has no config.json, so it is not a model's folder")
+    return path
+
+
+# --- Hugging Face ---
+
+
+def _from_hub(
+    name: str,
+    revision: str | None,
+    token: bool | str | None,
+    cache: Path | None,
+    want: Want,
+    ignore: Sequence[str],
+) -> Path:
+    from huggingface_hub import constants
+
+    cached, lacks = _cached(name, revision, cache, want)
+    pinned = revision is not None and COMMIT.fullmatch(revision) is not None
+    if cached is not None and not lacks and (pinned or constants.HF_HUB_OFFLINE):
+        return cached
+    at = cache or constants.HF_HUB_CACHE
+    if constants.HF_HUB_OFFLINE:
+        what = (
+            f"{name!r} is in {at} but lacks {_some(lacks)}" if lacks else f"{name!r} is not in {at}"
+        )
+        raise ConfigError(f"{what}, and HF_HUB_OFFLINE is set; unset it once to download the model")
+    try:
+        return _download(name, revision, token, cache, want, ignore)
+    except _Unreachable as error:
+        if cached is None or lacks:
+            raise ConfigError(
+                f"{name!r} is neither a folder nor whole in {at}, and the hub cannot be reached: "
+                f"{error}"
+            ) from error
+        log.warning("the hub cannot be reached (%s); using the cached %s", error, cached)
+        return cached
+
+
+class _Unreachable(Exception):
+    """The hub did not answer; what is cached may still do."""
+
+
+def _cached(
+    name: str, revision: str | None, cache: Path | None, want: Want
+) -> tuple[Path | None, list[str]]:
+    """The cached snapshot, if there is one, and the names of files it lacks. No network."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    known = ["config.json"] if want != "tokenizer" else ["tokenizer_config.json", "tokenizer.json"]
+    for file in [*known, "config.json"]:
+        try:
+            found = try_to_load_from_cache(name, file, cache_dir=cache, revision=revision)
+        except HFValidationError as error:
+            raise ConfigError(
+                f"{name!r} is neither a folder nor a name like org/model: {error}"
+            ) from error
+        if isinstance(found, str):
+            folder = Path(found).parent
+            return folder, missing_files(folder) if want == "model" else []
+    return None, []
+
+
+def _download(
+    name: str,
+    revision: str | None,
+    token: bool | str | None,
+    cache: Path | None,
+    want: Want,
+    ignore: Sequence[str],
+) -> Path:
+    from huggingface_hub import HfApi, errors, snapshot_download
+
+    try:
+        patterns = [*SMALL]
+        if want == "model":
+            names = HfApi(token=token).list_repo_files(name, revision=revision)
+            patterns += weight_patterns(names)
+        got = snapshot_download(
+            name,
+            revision=revision,
+            token=token,
+            cache_dir=cache,
+            allow_patterns=patterns,
+            ignore_patterns=list(ignore),
+        )
+    except errors.GatedRepoError as error:
+        raise ConfigError(
+            f"{name!r} is gated: accept its terms on its page, then give hf_token=... or HF_TOKEN"
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ConfigError(f"{name!r} has no revision {revision!r}") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ConfigError(
+            f"there is no folder and no hub model {name!r} (a private one needs hf_token=...)"
+        ) from error
+    except (OSError, errors.HTTPError) as error:
+        raise _Unreachable(str(error).strip().splitlines()[0] or type(error).__name__) from error
+    return _checked(Path(got), name, want)
+
+
+def _checked(folder: Path, name: str, want: Want) -> Path:
+    if want != "tokenizer" and not (folder / "config.json").is_file():
+        raise ConfigError(f"{name!r} has no config.json, so it is not a model this engine can read")
+    lacks = missing_files(folder) if want == "model" else []
+    if lacks:
+        raise ConfigError(f"{name!r} lacks {_some(lacks)}")
+    return folder
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
+    return ", ".join(listed[:3]) + more
+
+
+# --- ModelScope ---
+
+
+def _from_modelscope(
+    name: str, revision: str | None, cache: Path | None, want: Want, ignore: Sequence[str]
+) -> Path:
+    from huggingface_hub import constants
+
+    try:
+        hub: Any = importlib.import_module("modelscope.hub.snapshot_download")
+    except ImportError as error:
+        raise ConfigError(
+            f"{name!r} is to come from ModelScope (QUIRE_USE_MODELSCOPE is set), but the package "
+            "is missing: pip install modelscope"
+        ) from error
+    weights = [] if want == "model" else ["*.safetensors", "*.bin", "*.pt", "*.pth", "*.gguf"]
+    try:
+        got = hub.snapshot_download(
+            model_id=name,
+            revision=revision,
+            cache_dir=None if cache is None else str(cache),
+            local_files_only=constants.HF_HUB_OFFLINE,
+            ignore_file_pattern=[*ignore, *weights],
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        # NOTE: modelscope has no narrower common class; its HTTP errors are OSErrors.
+        raise ConfigError(f"ModelScope did not give {name!r}: {error}") from error
+    return _checked(Path(got), name, want)
