@@ -1,0 +1,83 @@
+"""EngineArgs: the options as one flat object, the face that scripts know.
+
+It holds what was said and checks it; Options is made from it. Every name that quire accepts is a
+field, so `LLM(**dataclasses.asdict(EngineArgs(...)))` works.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from quire.config import foreign
+from quire.config.options import Options, specs
+from quire.errors import ConfigError
+
+
+def _post_init(self: Any) -> None:
+    self.options()
+
+
+def _options(self: Any) -> Options:
+    """The options tree of what was said."""
+    return Options.of({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+
+def _from_cli_args(cls: Callable[..., Any], args: argparse.Namespace) -> Any:
+    """From a parsed command line; names that are no options are left alone."""
+    names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    return cls(**{name: value for name, value in vars(args).items() if name in names})
+
+
+def _add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    """Add every engine option to a parser."""
+    from quire.config.cli import add_options
+
+    add_options(parser)
+    return parser
+
+
+def _fields() -> list[tuple[str, Any, Any]]:
+    own = [(s.name, s.hint, _field(s.default)) for s in specs().values()]
+    others = [
+        (n, Any, dataclasses.field(default=None)) for n in foreign.names() if n not in specs()
+    ]
+    return own + others
+
+
+def _field(default: object) -> Any:
+    if isinstance(default, dict):
+        return dataclasses.field(default_factory=dict)
+    return dataclasses.field(default=default)
+
+
+EngineArgs: Any = dataclasses.make_dataclass(
+    "EngineArgs",
+    _fields(),
+    namespace={
+        "__post_init__": _post_init,
+        "__doc__": "Every engine option, flat. See quire.config.options for their meaning.",
+        "__module__": __name__,
+        "options": _options,
+        "create_engine_options": _options,
+        "from_cli_args": classmethod(_from_cli_args),
+        "add_cli_args": staticmethod(_add_cli_args),
+    },
+)
+
+AsyncEngineArgs: Any = dataclasses.make_dataclass(
+    "AsyncEngineArgs", [], bases=(EngineArgs,), namespace={"__module__": __name__}
+)
+
+
+def options_of(given: Any) -> Options:
+    """Options from EngineArgs, Options, or flat names."""
+    if isinstance(given, Options):
+        return given
+    if isinstance(given, EngineArgs):
+        return _options(given)
+    if isinstance(given, dict):
+        return Options.of(given)
+    raise ConfigError(f"engine arguments must be EngineArgs or a dict, got {type(given).__name__}")

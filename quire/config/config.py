@@ -1,0 +1,114 @@
+"""What will happen: the engine's settings, all decided. Frozen; nothing here means "auto".
+
+Made by resolve.py alone. Parts take their section or plain values, never the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.config.kv_layout import Group, LayerFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """One choice and its reason."""
+
+    field: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    name: str
+    model_type: str
+    tokenizer: str
+    tokenizer_mode: str
+    skip_tokenizer_init: bool
+    trust_remote_code: bool
+    dtype: str  # "bfloat16" | "float16" | "float32"
+    seed: int
+    vocab: int
+    revision: str | None
+    tokenizer_revision: str | None
+    served_names: tuple[str, ...]
+    chat_template: str | None
+    max_logprobs: int  # -1: no cap
+    logprobs_mode: str
+    logits_processors: tuple[Any, ...]
+    disable_sliding_window: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSection:
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int  # 0 unless preemption swaps
+    prefix_caching: bool
+    dtype: str
+    layers: tuple[LayerFacts, ...]
+    groups: tuple[Group, ...]
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSection:
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    chunked_prefill: bool
+    max_num_partial_prefills: int  # 0: no cap
+    max_long_partial_prefills: int  # 0: no cap
+    long_prefill_token_threshold: int  # 0: off
+    policy: Literal["fcfs", "priority"]
+    preemption_mode: Literal["recompute", "swap"]
+    steps_in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSection:
+    format: str
+    download_dir: str | None
+    hf_token: str | bool | None
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSection:
+    kind: str
+    attention_backend: str  # a name, or "auto": attention/select.py chooses and says why
+    threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSection:
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSection:
+    """Defaults of a request that names no sampling parameters."""
+
+    defaults: Mapping[str, Any]  # fields of SamplingParams
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveSection:
+    log_stats: bool
+    log_level: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    model: ModelSection
+    cache: CacheSection
+    scheduler: SchedulerSection
+    load: LoadSection
+    device: DeviceSection
+    parallel: ParallelSection
+    sampling: SamplingSection
+    observe: ObserveSection

@@ -1,0 +1,322 @@
+"""What is true, whatever was asked for: the model's files and the device.
+
+Not here: choices (resolve.py). Model facts are read from config.json by the keys that all dense
+models share, so that a model can be planned without its code; quire.models reads the same file
+strictly, and its attention_layers() replace `layers` when an engine is built.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.config.kv_layout import LayerFacts
+from quire.errors import ConfigError
+
+Json = Mapping[str, Any]
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+LENGTH_KEYS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "seq_length",
+    "max_sequence_length",
+    "max_target_positions",
+)
+UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
+TWO_MATRIX_MLP = ("gpt2", "opt", "gpt_neox", "gptj", "bloom", "falcon", "phi", "starcoder2")
+ABSURD_LENGTH = 10**9
+"""Tokenizers that know no length say 10**30."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFacts:
+    """Numbers of elements. Matrices are shared out over ranks, vectors are on each."""
+
+    matrices: int
+    vectors: int
+
+    def bytes(self, itemsize: int, ranks: int = 1) -> int:
+        """On one rank."""
+        return (-(-self.matrices // ranks) + self.vectors) * itemsize
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """A model as its files describe it."""
+
+    name: str
+    model_type: str
+    architectures: tuple[str, ...]
+    dtype: str | None  # of the checkpoint; None: it does not say
+    max_len: int | None
+    vocab: int
+    hidden: int
+    mlp: int
+    heads: int
+    layers: tuple[LayerFacts, ...]
+    weights: WeightFacts
+    eos_ids: tuple[int, ...] = ()
+    generation: Json
+    quantization: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceFacts:
+    """The device an engine runs on."""
+
+    kind: str  # "cpu", "cuda"
+    total_bytes: int
+    free_bytes: int
+    name: str = ""
+    threads: int = 1
+    count: int = 1
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; {} if there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as e:
+        raise ConfigError(f"{path} is not JSON: {e}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} holds {type(value).__name__}, not a JSON object")
+    return value
+
+
+def read_hf_config(
+    folder: Path, overrides: Json | Callable[..., Any] | None = None
+) -> dict[str, Any]:
+    """config.json of a model's folder, with hf_overrides merged in."""
+    path = folder / "config.json"
+    if not path.is_file():
+        found = (
+            ", ".join(sorted(p.name for p in folder.iterdir())[:8])
+            if folder.is_dir()
+            else "nothing"
+        )
+        raise ConfigError(f"no config.json in {folder} (found: {found}); is this a model's folder?")
+    hf = read_json(path)
+    if callable(overrides):
+        hf = overrides(hf)
+        if not isinstance(hf, dict):
+            message = "hf_overrides: the function must return the config as a dict"
+            raise ConfigError(f"{message}, got {type(hf).__name__}")
+        return hf
+    return merge(hf, overrides or {})
+
+
+def merge(base: Json, over: Json) -> dict[str, Any]:
+    """`over` on top of `base`; dicts within are merged too."""
+    out = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
+        out[key] = merge(out[key], value) if both else value
+    return out
+
+
+def read_generation(folder: Path, source: str, overrides: Json) -> dict[str, Any]:
+    """Sampling defaults: generation_config.json of the model or of another folder, overridden."""
+    if source in ("vllm", "quire", "none"):
+        return dict(overrides)
+    if source != "auto" and not (Path(source) / "generation_config.json").is_file():
+        allowed = '"auto", "vllm", "quire" or a folder with a generation_config.json'
+        raise ConfigError(f"generation_config must be {allowed}, got {source!r}")
+    where = folder if source == "auto" else Path(source)
+    return merge(read_json(where / "generation_config.json"), overrides)
+
+
+def read_folder(
+    folder: Path,
+    *,
+    name: str | None = None,
+    config_folder: Path | None = None,
+    overrides: Json | Callable[..., Any] | None = None,
+    generation_config: str = "auto",
+    override_generation_config: Json | None = None,
+    weights: WeightFacts | None = None,
+) -> ModelFacts:
+    """Facts from the small files of a model's folder."""
+    hf = read_hf_config(config_folder or folder, overrides)
+    files = read_json(folder / "generation_config.json")
+    generation = read_generation(folder, generation_config, override_generation_config or {})
+    tokenizer_length = read_json(folder / "tokenizer_config.json").get("model_max_length")
+    return model_facts(
+        hf,
+        name=name or str(folder),
+        generation=generation,
+        eos=(files.get("eos_token_id"), generation.get("eos_token_id")),
+        tokenizer_length=tokenizer_length,
+        weights=weights,
+    )
+
+
+def model_facts(
+    hf: Json,
+    *,
+    name: str = "",
+    generation: Json | None = None,
+    eos: Sequence[object] = (),
+    tokenizer_length: object = None,
+    weights: WeightFacts | None = None,
+) -> ModelFacts:
+    """Facts from config.json as a dict."""
+    text = _text_part(hf)
+    layers = layer_facts(text)
+    quantized = hf.get("quantization_config")
+    return ModelFacts(
+        name=name,
+        model_type=str(hf.get("model_type", "")),
+        architectures=tuple(hf.get("architectures") or ()),
+        dtype=_dtype(text.get("dtype") or text.get("torch_dtype")),
+        max_len=context_length(text, tokenizer_length),
+        vocab=_int(text, "vocab_size"),
+        hidden=_int(text, "hidden_size", "n_embd", "d_model"),
+        mlp=_mlp(text),
+        heads=_heads(text),
+        layers=layers,
+        weights=weights or estimate_weights(text, layers),
+        eos_ids=_ids(text.get("eos_token_id"), hf.get("eos_token_id"), *eos),
+        generation=dict(generation or {}),
+        quantization=str(quantized.get("quant_method", "unknown")) if quantized else None,
+    )
+
+
+def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
+    """KV heads, head size and window of each layer."""
+    heads = _heads(hf)
+    head_dim = hf.get("head_dim") or _int(hf, "hidden_size", "n_embd", "d_model") // heads
+    kv_heads = hf.get("num_key_value_heads") or (1 if hf.get("multi_query") else heads)
+    count = _int(hf, "num_hidden_layers", "n_layer", "num_layers")
+    return tuple(LayerFacts(int(kv_heads), int(head_dim), w) for w in _windows(hf, count))
+
+
+def _windows(hf: Json, count: int) -> list[int | None]:
+    window = hf.get("sliding_window")
+    kind = str(hf.get("model_type", ""))
+    if kind.startswith("gemma2"):
+        window = 4096 if "sliding_window" not in hf else window
+    if not window or (hf.get("use_sliding_window", not kind.startswith("qwen")) is False):
+        return [None] * count
+    if types := hf.get("layer_types"):
+        return [window if "sliding" in types[i] else None for i in range(count)]
+    if kind.startswith("gemma2"):
+        return [window if i % 2 == 0 else None for i in range(count)]
+    if kind.startswith("gemma3"):
+        every = int(hf.get("sliding_window_pattern") or 6)
+        return [window if (i + 1) % every else None for i in range(count)]
+    first = int(hf.get("max_window_layers") or 0) if kind.startswith("qwen") else 0
+    return [window if i >= first else None for i in range(count)]
+
+
+def context_length(hf: Json, tokenizer_length: object = None) -> int | None:
+    """The smallest length the files name, rope scaling included. None if they name none."""
+    lengths = [int(hf[key]) for key in LENGTH_KEYS if isinstance(hf.get(key), int)]
+    length = min(lengths) if lengths else None
+    if length is not None:
+        length = _scaled(hf, length)
+    if isinstance(tokenizer_length, int) and 0 < tokenizer_length < ABSURD_LENGTH:
+        length = tokenizer_length if length is None else min(length, tokenizer_length)
+    return length
+
+
+def _scaled(hf: Json, length: int) -> int:
+    rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    rope = rope.get("full_attention", rope) or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if kind in UNSCALED_ROPE or str(hf.get("model_type", "")).startswith("gemma3"):
+        return length
+    if kind == "yarn":
+        length = int(rope.get("original_max_position_embeddings") or length)
+    return int(length * float(rope.get("factor") or 1))
+
+
+def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
+    """Elements of a dense (or mixture) decoder of these sizes, when there are no tensor headers."""
+    hidden, vocab, mlp = (
+        _int(hf, "hidden_size", "n_embd", "d_model"),
+        _int(hf, "vocab_size"),
+        _mlp(hf),
+    )
+    kind = str(hf.get("model_type", ""))
+    matrices = vocab * hidden * (1 if _tied(hf, kind) else 2)
+    if kind in ("gpt2", "opt"):
+        matrices += hidden * (_int(hf, "max_position_embeddings", "n_positions") + 2)
+    experts = int(hf.get("num_experts") or hf.get("num_local_experts") or 0)
+    width = int(hf.get("moe_intermediate_size") or mlp) * experts if experts else mlp
+    per_mlp = (2 if kind in TWO_MATRIX_MLP else 3) * hidden * width + experts * hidden
+    for layer in layers:
+        inner = layer.head_dim * (2 * _heads(hf) + 2 * layer.kv_heads)
+        matrices += hidden * inner + per_mlp
+    return WeightFacts(matrices, vectors=hidden * (4 * len(layers) + 1))
+
+
+def weights_of(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts:
+    """From tensor headers: name -> something with a `shape`."""
+    matrices = vectors = 0
+    for name, header in headers.items():
+        if tied and name == "lm_head.weight":
+            continue
+        shape: Sequence[int] = header.shape
+        elements = 1
+        for n in shape:
+            elements *= n
+        if len(shape) > 1:
+            matrices += elements
+        else:
+            vectors += elements
+    return WeightFacts(matrices, vectors)
+
+
+def tied_embeddings(hf: Json) -> bool:
+    """One matrix serves as the first and the last."""
+    text = _text_part(hf)
+    return _tied(text, str(text.get("model_type", "")))
+
+
+def _tied(hf: Json, kind: str) -> bool:
+    return bool(hf.get("tie_word_embeddings", kind.startswith(("gpt2", "opt", "gemma"))))
+
+
+def _text_part(hf: Json) -> Json:
+    inner = hf.get("text_config")
+    return merge({k: v for k, v in hf.items() if k != "text_config"}, inner) if inner else hf
+
+
+def _int(hf: Json, *keys: str) -> int:
+    for key in keys:
+        if isinstance(hf.get(key), int):
+            return int(hf[key])
+    kind = hf.get("model_type", "unknown")
+    raise ConfigError(f"config.json of model_type {kind!r} has no {' or '.join(keys)}")
+
+
+def _heads(hf: Json) -> int:
+    return _int(hf, "num_attention_heads", "n_head", "num_heads")
+
+
+def _mlp(hf: Json) -> int:
+    keys = ("intermediate_size", "ffn_dim", "n_inner", "ffn_hidden_size")
+    found = next((hf[key] for key in keys if hf.get(key)), None)
+    return int(found) if found else 4 * _int(hf, "hidden_size", "n_embd", "d_model")
+
+
+def _dtype(given: object) -> str | None:
+    name = str(given).removeprefix("torch.") if given else None
+    return {"half": "float16", "float": "float32"}.get(name, name) if name else None
+
+
+def _ids(*given: object) -> tuple[int, ...]:
+    """All ids of ints, lists and Nones, each once."""
+    out: dict[int, None] = {}
+    for one in given:
+        for token in one if isinstance(one, (list, tuple)) else (one,):
+            if isinstance(token, int):
+                out[token] = None
+    return tuple(out)

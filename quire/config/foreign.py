@@ -1,0 +1,238 @@
+"""Option names of this kind of engine that are no options of quire, and what happens to each.
+
+    RENAMED    another name for an option, or another form of it
+    HARMLESS   results stay the same: accepted, with one log line
+    LATER      would change results and is not built: refused, unless it is off
+
+None is silently ignored. When a feature lands its names move from here to options.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+RENAMED = {
+    "token": "hf_token",
+    "model_tag": "model",
+    "policy": "scheduling_policy",
+    "cpu_swap_space": "swap_space",
+    "device_memory_utilization": "gpu_memory_utilization",
+    "max_seq_len_to_capture": "max_cudagraph_capture_size",
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "guided_decoding_backend": "structured_outputs_config",
+    "speculative_model": "spec_model",
+    "num_speculative_tokens": "spec_tokens",
+    "override_pooler_config": "pooler_config",
+    "mm_cache_preprocessor": "mm_processor_cache_gb",
+}
+"""Old or short name -> name."""
+
+_HARMLESS = {
+    "quire runs no graph compiler": """enforce_eager compilation_config optimization_level
+        cudagraph_capture_sizes max_cudagraph_capture_size max_context_len_to_capture
+        cudagraph_metrics performance_mode jit_monitor_mode jit_monitor_verbose kernel_config
+        ir_op_priority enable_flashinfer_autotune monokernel attention_config""",
+    "it chooses among kernels quire does not have": """moe_backend linear_backend
+        sparse_indexer_topk_backend gdn_prefill_backend kda_prefill_backend kda_decode_backend
+        mamba_backend mamba_ssu_algorithm use_fp64_gumbel disable_cascade_attn all2all_backend
+        dcp_comm_backend dcp_q_replicate disable_nccl_for_dp_synchronization use_tqdm_on_download
+        enable_flash_late_interaction swa_bounded_replay""",
+    "there is one device": """disable_custom_all_reduce worker_use_ray ray_workers_use_nsight
+        max_parallel_loading_workers master_addr master_port node_rank
+        distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_backend
+        data_parallel_address data_parallel_rpc_port data_parallel_size_local dp_sync_interval
+        dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
+        expert_placement_strategy enable_expert_parallel enable_batch_sharded_sampling
+        dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
+        enable_nccl_comm_suspend eplb_config fault_tolerance_config enable_hc_sp
+        placement_group""",
+    "quire does this in its own way": """use_v2_block_manager num_scheduler_steps
+        multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
+        disable_async_output_proc scheduler_reserve_full_isl prefill_schedule_interval
+        renderer_num_workers safetensors_load_strategy safetensors_prefetch_num_threads
+        safetensors_prefetch_block_size pt_load_map_location config_format
+        calculate_kv_scales sleep_mode_backend sleep_mode_offload_cudagraph
+        enable_cumem_allocator numa_bind numa_bind_nodes numa_bind_cpus
+        long_prefill_token_threshold_adaptive disable_chunked_mm_input engine_use_ray
+        disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
+        ignore_patterns watermark prefix_cache_retention_interval shutdown_timeout
+        stream_interval""",
+    "it only changes what is logged or measured": """show_hidden_metrics_for_version
+        kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
+        enable_layerwise_nvtx_tracing enable_logging_iteration_details collect_detailed_traces
+        otlp_traces_endpoint aggregate_engine_logging fail_on_environ_validation
+        per_request_spec_decode_metrics disable_log_requests enable_log_requests logging_config
+        log_config_file watchdog_config profiler_config usage_context""",
+    "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
+        lora_extra_vocab_size long_lora_scaling_factors fully_sharded_loras lora_target_modules
+        specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
+        max_lora_cls_labels enable_tower_connector_lora
+        limit_mm_per_prompt media_io_kwargs mm_processor_cache_gb mm_processor_cache_type
+        mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_tp_mode
+        mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
+        mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin interleave_mm_strings
+        skip_mm_profiling mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
+        mm_device_do_normalize video_pruning_method allowed_local_media_path
+        allowed_media_domains language_model_only io_processor_plugin
+        mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode
+        mamba_cache_philox_rounds enable_mamba_cache_stochastic_rounding
+        enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm
+        prefix_match_unit kv_offloading_backend offload_backend cpu_offload_params
+        offload_num_in_group offload_prefetch_step offload_params allow_deprecated_quantization
+        kv_cache_dtype_skip_layers ubatch_size
+        structured_outputs_config reasoning_config guided_decoding_disable_fallback
+        guided_decoding_disable_any_whitespace spec_tokens dbo sleep_preserve_parameter_names
+        ec_manager_config engram_config aux_output_config rope_theta ngram_prompt_lookup_max
+        ngram_prompt_lookup_min elastic_ep_max_dp_size""",
+}
+
+_LATER = {
+    "quantization": """quantization quantization_config quantization_param_path
+        model_loader_extra_config""",
+    "LoRA": "enable_lora default_mm_loras lora_modules",
+    "speculative decoding": "speculative_config spec_method spec_model",
+    "more than one device": """pipeline_parallel_size data_parallel_size data_parallel_rank
+        data_parallel_start_rank data_parallel_hybrid_lb data_parallel_external_lb
+        data_parallel_multi_port_external_lb decode_context_parallel_size
+        prefill_context_parallel_size nnodes device_ids enable_dbo enable_elastic_ep enable_eplb
+        enable_fault_tolerance""",
+    "multimodal input": """mm_processor_kwargs enable_mm_embeds mm_encoder_only
+        video_pruning_rate""",
+    "prompt embeddings": "enable_prompt_embeds",
+    "pooling models": "convert pooler_config",
+    "splitting reasoning and tool calls from the text": """reasoning_parser
+        reasoning_parser_plugin enable_reasoning tool_call_parser tool_parser_plugin
+        enable_auto_tool_choice tool_server""",
+    "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
+        kv_offloading_size kv_sharing_fast_prefill""",
+    "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",
+    "plug-in classes of another engine": """scheduler_cls worker_cls worker_extension_cls
+        model_class_overrides additional_config""",
+    "what it would return or do": """enable_return_routed_experts return_sampling_mask
+        enable_trace_replay watermark_config diffusion_config max_num_active_seqs
+        max_num_queued_reqs max_num_queued_tokens rope_scaling tokenizer_pool_size
+        tokenizer_pool_type""",
+}
+
+HARMLESS = {name: why for why, names in _HARMLESS.items() for name in names.split()}
+LATER = {name: what for what, names in _LATER.items() for name in names.split()}
+
+ADVICE = {
+    "rope_scaling": 'say hf_overrides={"rope_scaling": {...}}',
+    "quantization": "load a checkpoint in bfloat16, float16 or float32",
+    "pipeline_parallel_size": "use one device",
+    "data_parallel_size": "start one engine per device",
+    "cpu_offload_gb": "choose a smaller model or dtype",
+    "max_num_active_seqs": "max_num_seqs caps the running sequences",
+    "convert": "quire answers with generated text for now",
+}
+ONE_IS_OFF = (
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+    "nnodes",
+)
+OFF = ("", "auto", "none", "null", "false", "0", "mp", "hf", "{}", "[]")
+GENERATE = ("auto", "generate")
+_FLAGS = """
+    enforce_eager disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
+    enable_prompt_embeds enable_eplb enable_expert_parallel disable_log_requests
+    enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
+    disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
+    enable_mm_embeds mm_encoder_only interleave_mm_strings skip_mm_profiling kv_cache_metrics
+    cudagraph_metrics enable_mfu_metrics enable_layerwise_nvtx_tracing enable_dbo
+    enable_logging_iteration_details aggregate_engine_logging fail_on_environ_validation
+    use_fp64_gumbel enable_cumem_allocator monokernel enable_elastic_ep language_model_only
+    fully_sharded_loras scheduler_reserve_full_isl disable_chunked_mm_input calculate_kv_scales
+    kv_sharing_fast_prefill allow_deprecated_quantization enable_fault_tolerance enable_reasoning
+    engine_use_ray disable_async_output_proc jit_monitor_verbose data_parallel_hybrid_lb
+    data_parallel_external_lb disable_frontend_multiprocessing long_prefill_token_threshold_adaptive
+    swa_bounded_replay enable_flashinfer_autotune
+    enable_auto_tool_choice disable_uvicorn_access_log"""
+FLAGS = frozenset(_FLAGS.split())
+"""Those that take no value on a command line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A name that was accepted without effect, and why."""
+
+    name: str
+    value: object
+    why: str
+
+
+def names() -> Iterable[str]:
+    """Every name this table knows."""
+    return sorted({*RENAMED, *HARMLESS, *LATER, "task"})
+
+
+def translate(flat: dict[str, object]) -> dict[str, object]:
+    """Old names to those of today. Raises ConfigError if both are given and differ."""
+    out: dict[str, object] = {}
+    for given, value in flat.items():
+        name = RENAMED.get(given, given)
+        if name != given and value is None:
+            continue
+        if name != given and flat.get(name) not in (None, value):
+            raise ConfigError(f"{given} is another name of {name}; they differ: give one")
+        if value is not None or name not in out:
+            out[name] = value
+    task = out.pop("task", None)
+    if task is not None and task not in GENERATE:
+        raise ConfigError(f"task={task!r} is not supported yet; allowed: auto, generate")
+    out.update(_spellings(out))
+    return out
+
+
+def _spellings(given: dict[str, object]) -> dict[str, object]:
+    """Values of options that other releases spell in another way."""
+    fixed: dict[str, object] = {}
+    if given.get("max_model_len") == -1:
+        fixed["max_model_len"] = "auto"
+    if given.get("runner") in ("pooling", "draft"):
+        raise ConfigError(
+            f"runner={given['runner']!r} is not supported yet; allowed: auto, generate"
+        )
+    if given.get("model_impl") in ("transformers", "terratorch"):
+        raise ConfigError(f"model_impl={given['model_impl']!r} is not supported yet; allowed: auto")
+    cache_dtype = given.get("kv_cache_dtype")
+    if isinstance(cache_dtype, str) and cache_dtype.startswith(("fp8", "nvfp4", "int", "turbo")):
+        message = "is not supported yet; allowed: auto, bfloat16, float16, float32"
+        raise ConfigError(f"kv_cache_dtype={cache_dtype!r} {message}")
+    return fixed
+
+
+def accept(name: str, value: object) -> bool:
+    """True if the name is known and means nothing here. Raises ConfigError if it would matter."""
+    if name in HARMLESS:
+        if not is_neutral(name, value):
+            log.info("%s=%r has no effect: %s", name, value, HARMLESS[name])
+        return True
+    if name not in LATER:
+        return False
+    if is_neutral(name, value):
+        return True
+    advice = ADVICE.get(name, "leave it out")
+    raise ConfigError(f"{name}={value!r}: {LATER[name]} is not supported yet; {advice}")
+
+
+def is_neutral(name: str, value: object) -> bool:
+    """The value says "off" or "the default"."""
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        return not value
+    if isinstance(value, str):
+        return value.lower() in OFF or (value == "1" and name in ONE_IS_OFF)
+    if value is None or value is False:
+        return True
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value == 0 or (value == 1 and name in ONE_IS_OFF)
+    return False

@@ -1,0 +1,348 @@
+"""What can be said: every option of the engine, once.
+
+The command line, YAML files, keywords of LLM() and EngineArgs, and the help text are all made from
+these classes; a field's docstring is its help. Sections group what is resolved together; names are
+unique over the whole tree, so users say them flat. An option may be None or "auto"; what that
+becomes is decided in resolve.py, with the reason. Names of other engines that mean nothing here
+are in foreign.py.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import difflib
+import functools
+import inspect
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from quire.config import foreign
+from quire.config.values import coerce
+from quire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Dtype = Literal["auto", "half", "float16", "bfloat16", "float", "float32"]
+LoadFormat = Literal["auto", "hf", "safetensors", "pt", "dummy"]
+LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
+
+
+def opt(
+    default: T,
+    *,
+    low: float | None = None,
+    above: float | None = None,
+    high: float | None = None,
+    parse: str | None = None,
+    short: str | None = None,
+    alias: str | None = None,
+) -> T:
+    """A field with a range. low, high: inclusive; above: exclusive. parse: "count" or "bytes"."""
+    meta = {
+        "low": low,
+        "above": above,
+        "high": high,
+        "parse": parse,
+        "short": short,
+        "alias": alias,
+    }
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelOptions:
+    """Which model, and how its numbers are kept."""
+
+    model: str = "embedded"
+    """Folder, Hugging Face name, or "embedded" for the small model that comes with quire."""
+    tokenizer: str | None = None
+    """Folder or name of the tokenizer. None: the model's."""
+    tokenizer_mode: str = "auto"
+    """auto, hf, slow."""
+    skip_tokenizer_init: bool = False
+    """Work with token ids only: no tokenizer is loaded, no text is made."""
+    trust_remote_code: bool = False
+    """Run Python code that comes with the model."""
+    dtype: Dtype = "auto"
+    """Of weights and activations. auto: the checkpoint's; float16 becomes bfloat16 on a CPU."""
+    seed: int = 0
+    """Seeds the requests that bring no seed of their own."""
+    max_model_len: int | Literal["auto"] | None = opt(None, low=-1, parse="count")
+    """Longest prompt + output. None: what the model says; auto or -1: the longest that fits."""
+    hf_config_path: str | None = None
+    """Folder or name where config.json is, if not with the model."""
+    revision: str | None = None
+    """Branch, tag or commit of the model."""
+    code_revision: str | None = None
+    """Branch, tag or commit of the model's code. Needs trust_remote_code."""
+    tokenizer_revision: str | None = None
+    """Branch, tag or commit of the tokenizer. None: `revision`."""
+    hf_token: str | bool | None = None
+    """Hugging Face token; True: the one of `huggingface-cli login`."""
+    hf_overrides: dict[str, Any] | Callable[..., Any] | None = None
+    """Merged into config.json; in Python also a function from the config's dict to a dict."""
+    generation_config: str = "auto"
+    """Where sampling defaults come from. auto: the model; vllm or quire: none; or a folder."""
+    override_generation_config: dict[str, Any] = field(default_factory=dict)
+    """Merged over the generation config."""
+    max_logprobs: int = opt(20, low=-1)
+    """Most logprobs a request may ask for. -1: no cap."""
+    logprobs_mode: LogprobsMode = "raw_logprobs"
+    """What logprobs show: before (raw) or after penalties and temperature; or logits."""
+    logits_processors: tuple[Any, ...] | None = None
+    """Classes (or module:Class names) that change the logits of every request."""
+    disable_sliding_window: bool = False
+    """Attend to everything; the context is cut to the window."""
+    served_model_name: tuple[str, ...] | None = None
+    """Names the server answers to; the first is shown. None: the model's name."""
+    chat_template: str | None = None
+    """Jinja file or text. None: the tokenizer's."""
+    model_impl: Literal["auto", "quire", "vllm"] = "auto"
+    """Whose model code runs. auto, quire and vllm all mean quire's."""
+    runner: Literal["auto", "generate"] = "auto"
+    """What the model does."""
+    enable_sleep_mode: bool = False
+    """Said by scripts that call sleep(); quire's sleep() needs no preparation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadOptions:
+    """Where weights come from."""
+
+    load_format: LoadFormat = "auto"
+    """auto, safetensors, pt (pytorch_model.bin), or dummy (random weights, nothing is read)."""
+    download_dir: str | None = None
+    """Where downloads are kept. None: the Hugging Face cache."""
+    use_tqdm_on_load: bool = True
+    """Show a bar while weights load."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheOptions:
+    """Memory for keys and values."""
+
+    block_size: int | Literal["auto"] | None = opt(None, low=1, high=1024)
+    """Tokens per KV block. None or auto: 16."""
+    gpu_memory_utilization: float | None = opt(
+        None, above=0, high=1, alias="device_memory_utilization"
+    )
+    """Share of the device's memory quire may fill, weights included. None: 0.92; on a CPU
+    4 GiB of KV, or half of the available memory if that is less."""
+    gpu_memory: int | None = opt(None, low=1, parse="bytes")
+    """Bytes of device memory quire may fill, weights included: "24GiB"."""
+    kv_cache_memory_bytes: int | None = opt(None, low=1, parse="bytes")
+    """Bytes for the KV cache alone; overrides the two above."""
+    num_gpu_blocks_override: int | None = opt(None, low=1)
+    """Number of KV blocks; overrides all of the above."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
+    """Of keys and values. auto: the model's dtype."""
+    enable_prefix_caching: bool | None = None
+    """Keep the KV of prompts for requests that begin alike. None: on."""
+    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = "sha256"
+    """How block contents are named. Both mean quire's chained SHA-256."""
+    swap_space: float = opt(4.0, low=0)
+    """GiB of host memory for preempted requests; used only with preemption_mode swap."""
+    preemption_mode: Literal["recompute", "swap"] = "recompute"
+    """What happens to the KV of a request that must give way."""
+    disable_hybrid_kv_cache_manager: bool | None = None
+    """Keep all blocks of window layers too, with one block table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerOptions:
+    """Who computes what in a step."""
+
+    max_num_batched_tokens: int | None = opt(None, low=1, parse="count")
+    """Tokens per step. None: 8192 offline and 2048 in the server; 4096 and 2048 on a CPU."""
+    max_num_seqs: int | None = opt(None, low=1, parse="count")
+    """Sequences per step. None: 256; in the server on a CPU 128."""
+    enable_chunked_prefill: bool | None = None
+    """Let a prompt be computed over several steps. None: on."""
+    max_num_partial_prefills: int = opt(0, low=0)
+    """Most prompts that may be in parts at once. 0: no cap."""
+    max_long_partial_prefills: int = opt(0, low=0)
+    """Of these, most that are longer than long_prefill_token_threshold. 0: no cap."""
+    long_prefill_token_threshold: int = opt(0, low=0, parse="count")
+    """A longer prompt counts as long, and gets at most this many tokens of a step while others
+    could use them. 0: off."""
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    """fcfs: first come first served; priority: the lowest `priority` value first."""
+    async_scheduling: bool | None = None
+    """Plan the next step while one runs. None: what the device prefers."""
+    steps_in_flight: int | None = opt(None, low=1, high=4)
+    """Steps planned before the first result is in. None: from async_scheduling."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceOptions:
+    """Which device, and which kernels."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: what is there."""
+    attention_backend: str | None = None
+    """Name of the attention backend. None or auto: the best that can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelOptions:
+    """Several devices. One for now."""
+
+    tensor_parallel_size: int = opt(1, low=1, short="-tp")
+    """Devices that share each layer."""
+    distributed_executor_backend: Literal["uni", "mp", "ray"] | None = None
+    """How ranks are run. With one device always in this process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveOptions:
+    """What is told about the run."""
+
+    disable_log_stats: bool = False
+    """Log no statistics."""
+    log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"] | None = None
+    """Of quire's own log. None: QUIRE_LOGGING_LEVEL or INFO."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """All options. `Options.of({...})` makes one from flat names."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    load: LoadOptions = field(default_factory=LoadOptions)
+    cache: CacheOptions = field(default_factory=CacheOptions)
+    scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
+    device: DeviceOptions = field(default_factory=DeviceOptions)
+    parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    observe: ObserveOptions = field(default_factory=ObserveOptions)
+
+    @classmethod
+    def of(cls, flat: Mapping[str, object]) -> Options:
+        """From flat names, also those of other engines. Raises ConfigError; ignores nothing."""
+        sections: dict[str, dict[str, object]] = {}
+        for name, value in foreign.translate(dict(flat)).items():
+            spec = specs().get(name)
+            if spec is not None:
+                sections.setdefault(spec.section, {})[name] = spec.read(value)
+            elif not foreign.accept(name, value):
+                raise unknown(name)
+        kinds = section_classes()
+        return cls(**{name: kinds[name](**values) for name, values in sections.items()})
+
+    def flat(self) -> dict[str, object]:
+        """Every option by its flat name."""
+        return {name: getattr(getattr(self, s.section), name) for name, s in specs().items()}
+
+    def changed(self) -> dict[str, object]:
+        """Those that differ from their defaults."""
+        return {name: v for name, v in self.flat().items() if v != specs()[name].default}
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One option: where it lives, its type, range and default."""
+
+    name: str
+    section: str
+    hint: Any
+    default: object
+    parse: str | None = None
+    low: float | None = None
+    above: float | None = None
+    high: float | None = None
+    short: str | None = None
+    alias: str | None = None
+
+    def read(self, given: object) -> object:
+        """A value in this option's type and range, or ConfigError."""
+        if given is None and self.default is not None:
+            return self.default
+        value = coerce(self.name, self.hint, _plain(self.name, given), self.parse)
+        if isinstance(value, (int, float)) and not isinstance(value, bool):
+            self._check_range(value)
+        return value
+
+    def _check_range(self, value: float) -> None:
+        low, above, high = self.low, self.above, self.high
+        good = (low is None or value >= low) and (above is None or value > above)
+        if not good or (high is not None and value > high):
+            parts = [
+                f">= {low:g}" if low is not None else "",
+                f"> {above:g}" if above is not None else "",
+            ]
+            parts.append(f"<= {high:g}" if high is not None else "")
+            allowed = " and ".join(part for part in parts if part)
+            raise ConfigError(f"{self.name} must be {allowed}, got {value!r}")
+
+    @property
+    def is_flag(self) -> bool:
+        """True or False is all it takes."""
+        if get_origin(self.hint) in (Union, UnionType):
+            return set(get_args(self.hint)) == {bool, type(None)}
+        return self.hint is bool
+
+
+def _plain(name: str, given: object) -> object:
+    """Values that users give in another library's types."""
+    if name == "dtype" and given is not None:
+        return str(given).removeprefix("torch.")
+    if name == "served_model_name" and isinstance(given, str):
+        return (given,)
+    if (
+        name == "logits_processors"
+        and given is not None
+        and not isinstance(given, (list, tuple, str))
+    ):
+        return (given,)
+    return given
+
+
+def section_classes() -> dict[str, type[Any]]:
+    """Section name -> class, in order."""
+    return dict(get_type_hints(Options))
+
+
+@functools.cache
+def specs() -> dict[str, Spec]:
+    """Flat name -> Spec, in order. Names are unique over the tree."""
+    found: dict[str, Spec] = {}
+    for section, kind in section_classes().items():
+        hints = get_type_hints(kind)
+        for f in fields(kind):
+            assert f.name not in found, f"{f.name} stands in {section} and {found[f.name].section}"
+            default = f.default_factory() if f.default_factory is not MISSING else f.default
+            found[f.name] = Spec(f.name, section, hints[f.name], default, **f.metadata)
+    return found
+
+
+def unknown(name: str) -> ConfigError:
+    """The error for a name nobody knows."""
+    known = [*specs(), *foreign.names()]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
+    hint = f"did you mean {' or '.join(near)}?" if near else "`quire serve --help` lists them all"
+    return ConfigError(f"no option {name!r}; {hint}")
+
+
+@functools.cache
+def docs() -> dict[str, str]:
+    """Flat name -> help text: the docstrings under the fields, read from this file."""
+    tree = ast.parse(inspect.getsource(inspect.getmodule(Options) or dataclasses))
+    classes = {kind.__name__ for kind in section_classes().values()}
+    found: dict[str, str] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name in classes:
+            found.update(_docs_of(node))
+    return found
+
+
+def _docs_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+    for target, text in zip(node.body, node.body[1:]):
+        if isinstance(target, ast.AnnAssign) and isinstance(target.target, ast.Name):
+            assert isinstance(text, ast.Expr), f"{target.target.id} has no docstring"
+            assert isinstance(text.value, ast.Constant), f"{target.target.id} has no docstring"
+            yield target.target.id, " ".join(str(text.value.value).split())

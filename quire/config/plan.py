@@ -1,0 +1,179 @@
+"""Where the memory of a device goes: weights, one step's activations, and the rest for KV.
+
+Arithmetic over facts and options; no tensor, no device call. The engine sizes its cache with the
+same functions that `quire plan` prints, so the two cannot disagree.
+
+    allowed = weights + activations + KV room          KV room = num_blocks * block_bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.config.facts import ITEMSIZE, ModelFacts
+from quire.config.kv_layout import Group, LayerFacts, block_bytes, blocks_held, group_layers
+from quire.errors import ConfigError, NoRoom
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What is planned for: the sizes that memory depends on."""
+
+    dtype: str
+    cache_dtype: str
+    block_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    ranks: int = 1
+    hybrid: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one rank, and what they buy."""
+
+    shape: Shape
+    device_bytes: int
+    allowed_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    kv_room_bytes: int  # for KV; may be negative
+    token_bytes: int  # KV of one token, all layers of this rank
+    block_bytes: int
+    num_blocks: int
+    need_bytes: int  # KV of one sequence of max_model_len
+    longest: int  # tokens of the longest sequence that fits
+    layers: tuple[LayerFacts, ...]
+    groups: tuple[Group, ...]
+
+    @property
+    def concurrency(self) -> float:
+        """How many sequences of max_model_len fit at once."""
+        held = blocks_of(self.groups, self.shape, self.shape.max_model_len)
+        return self.num_blocks / held
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the cache holds."""
+        return self.num_blocks * self.shape.block_size // len(self.groups)
+
+
+def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts, ...]:
+    """The layers as one of `ranks` sees them: KV heads shared out, or each kept by several."""
+    if ranks == 1:
+        return layers
+    for layer in layers:
+        if layer.kv_heads % ranks and ranks % layer.kv_heads:
+            message = (
+                f"tensor_parallel_size must divide or be a multiple of {layer.kv_heads} KV heads"
+            )
+            raise ConfigError(f"{message}, got {ranks}")
+    return tuple(
+        LayerFacts(max(1, layer.kv_heads // ranks), layer.head_dim, layer.window)
+        for layer in layers
+    )
+
+
+def activation_bytes(model: ModelFacts, shape: Shape) -> int:
+    """Of the worst step: every token of the budget at once, every seat sampled.
+
+    Residual and normed hidden [T, E], the wider of attention and MLP, and logits in float32 twice
+    (as computed, and as sampled from).
+    """
+    layer = max(model.layers, key=lambda one: one.kv_heads * one.head_dim)
+    tokens, ranks = shape.max_num_batched_tokens, shape.ranks
+    attention = (2 * model.heads + 2 * layer.kv_heads) * layer.head_dim
+    inner = max(attention, 3 * model.mlp) // ranks
+    rows = min(shape.max_num_seqs, tokens)
+    return tokens * (3 * model.hidden + inner) * ITEMSIZE[shape.dtype] + 2 * rows * model.vocab * 4
+
+
+def blocks_of(groups: tuple[Group, ...], shape: Shape, tokens: int) -> int:
+    """Blocks one sequence of this length holds at most, with steps of the budget's size."""
+    return max(1, blocks_held(groups, tokens, shape.block_size, shape.max_num_batched_tokens))
+
+
+def longest_fit(groups: tuple[Group, ...], shape: Shape, num_blocks: int) -> int:
+    """Tokens of the longest sequence that fits in the blocks. 0 if none does."""
+    low, high = 0, max(num_blocks, 0) * shape.block_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks_of(groups, shape, middle) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def plan_memory(
+    model: ModelFacts,
+    shape: Shape,
+    *,
+    device_bytes: int,
+    allowed_bytes: int,
+    num_blocks: int | None = None,
+    kv_bytes: int | None = None,
+    most_bytes: int | None = None,
+) -> MemoryPlan:
+    """The plan of one rank. kv_bytes: KV room as given; most_bytes: a cap; num_blocks: as given.
+
+    Never raises for want of room: `require_room` does.
+    """
+    layers = rank_layers(model.layers, shape.ranks)
+    groups = group_layers(layers, hybrid=shape.hybrid)
+    itemsize = ITEMSIZE[shape.cache_dtype]
+    block = block_bytes(layers, groups, shape.block_size, itemsize)
+    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks)
+    activations = activation_bytes(model, shape)
+    room = allowed_bytes - weights - activations if kv_bytes is None else kv_bytes
+    if most_bytes is not None:
+        room = min(room, most_bytes)
+    blocks = max(0, room // block) if num_blocks is None else num_blocks
+    return MemoryPlan(
+        shape=shape,
+        device_bytes=device_bytes,
+        allowed_bytes=allowed_bytes,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        kv_room_bytes=room,
+        token_bytes=sum(2 * one.kv_heads * one.head_dim * itemsize for one in layers),
+        block_bytes=block,
+        num_blocks=blocks,
+        need_bytes=blocks_of(groups, shape, shape.max_model_len) * block,
+        longest=longest_fit(groups, shape, blocks),
+        layers=layers,
+        groups=groups,
+    )
+
+
+def require_room(plan: MemoryPlan) -> None:
+    """Raise NoRoom, with the numbers and what would fit, if one longest sequence does not fit."""
+    if plan.longest >= plan.shape.max_model_len:
+        return
+    length = plan.shape.max_model_len
+    need = f"{gib(plan.need_bytes)} of KV for one sequence of max_model_len={length}"
+    room = (
+        f"{gib(max(plan.kv_room_bytes, 0))} ({plan.num_blocks} blocks of {plan.shape.block_size})"
+    )
+    spent = f"weights {gib(plan.weight_bytes)}, activations {gib(plan.activation_bytes)}"
+    wanted = plan.weight_bytes + plan.activation_bytes + plan.need_bytes
+    cures = []
+    if plan.longest > 0:
+        cures.append(f"max_model_len={plan.longest} (or auto)")
+    share = -(-wanted * 100 // plan.device_bytes) / 100 if plan.device_bytes else 2
+    if share <= 1:
+        cures.append(f"gpu_memory_utilization={share:.2f}")
+    cures.append(f"gpu_memory={gib(wanted)}")
+    cures.append(f"num_gpu_blocks_override={blocks_of(plan.groups, plan.shape, length)}")
+    raise NoRoom(
+        f"needs {need}; there is room for {room} of {gib(plan.allowed_bytes)} allowed "
+        f"({spent}). What would fit: {'; '.join(cures)}"
+    )
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB with two decimals; small ones as MiB."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"

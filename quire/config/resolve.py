@@ -1,0 +1,425 @@
+"""Options (what was said) + facts (what is true) → config (what will happen). Pure.
+
+One function per section; each choice that was not simply asked for is kept with its reason as a
+Why, which `quire explain` prints. Nothing is written after this: the config is frozen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from quire.config.config import (
+    CacheSection,
+    DeviceSection,
+    EngineConfig,
+    LoadSection,
+    ModelSection,
+    ObserveSection,
+    ParallelSection,
+    SamplingSection,
+    SchedulerSection,
+    Why,
+)
+from quire.config.facts import DeviceFacts, ModelFacts
+from quire.config.kv_layout import LayerFacts
+from quire.config.options import Options
+from quire.config.plan import GIB, MemoryPlan, Shape, gib, plan_memory, require_room
+from quire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+BLOCK_SIZE = 16
+DEFAULT_MAX_LEN = 2048
+UTILISATION = 0.92
+CPU_KV_BYTES = 4 * GIB
+SPELLINGS = {"half": "float16", "float": "float32"}
+SAMPLING_KEYS = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "repetition_penalty": "repetition_penalty",
+    "max_new_tokens": "max_tokens",
+}
+"""Of generation_config.json -> of SamplingParams."""
+
+
+class Resolved(NamedTuple):
+    """A config, the memory plan it stands on, and why it is so."""
+
+    config: EngineConfig
+    plan: MemoryPlan
+    why: tuple[Why, ...]
+
+
+@dataclass
+class Reasons:
+    """Collects the Whys of one resolve()."""
+
+    found: list[Why]
+
+    def add(self, field: str, value: Any, reason: str) -> Any:
+        """Note a choice; returns the value."""
+        self.found.append(Why(field, value, reason))
+        return value
+
+
+def resolve(
+    options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool = False
+) -> Resolved:
+    """Decide everything. `server`: many small requests are expected rather than one big batch.
+
+    Raises ConfigError for options that cannot be, NoRoom when memory does not suffice.
+    """
+    why = Reasons([])
+    refuse_model(model)
+    model = _without_windows(options, model, why)
+    dtype = resolve_dtype(options, model, device, why)
+    asked_len = resolve_max_len(options, model, why)
+    shape = Shape(
+        dtype=dtype,
+        cache_dtype=resolve_cache_dtype(options, dtype, why),
+        block_size=resolve_block_size(options, why),
+        max_model_len=asked_len or model.max_len or DEFAULT_MAX_LEN,
+        max_num_batched_tokens=1,
+        max_num_seqs=resolve_seats(options, device, server, why),
+        ranks=resolve_ranks(options, device),
+        hybrid=not options.cache.disable_hybrid_kv_cache_manager,
+    )
+    shape = replace(
+        shape, max_num_batched_tokens=resolve_budget(options, device, shape, server, why)
+    )
+    plan = resolve_memory(options, model, device, shape, why)
+    if asked_len is None or _may_shrink(options, device, plan):
+        plan = _fit_length(plan, model, why)
+    elif options.cache.num_gpu_blocks_override is None:
+        require_room(plan)
+    elif plan.longest < asked_len:
+        log.warning(
+            "num_gpu_blocks_override=%d holds sequences of %d tokens; longer ones will be refused",
+            plan.num_blocks,
+            plan.longest,
+        )
+    config = EngineConfig(
+        model=resolve_model(options, model, dtype),
+        cache=resolve_cache(options, plan, why),
+        scheduler=resolve_scheduler(options, plan.shape, device, why),
+        load=LoadSection(
+            format=options.load.load_format,
+            download_dir=options.load.download_dir,
+            hf_token=options.model.hf_token,
+            progress=options.load.use_tqdm_on_load,
+        ),
+        device=DeviceSection(
+            kind=device.kind,
+            attention_backend=options.device.attention_backend or "auto",
+            threads=device.threads,
+        ),
+        parallel=ParallelSection(tensor=plan.shape.ranks),
+        sampling=resolve_sampling(model, why),
+        observe=ObserveSection(
+            log_stats=not options.observe.disable_log_stats, log_level=options.observe.log_level
+        ),
+    )
+    return Resolved(config, plan, tuple(why.found))
+
+
+def refuse_model(model: ModelFacts) -> None:
+    """Checkpoints that quire cannot read yet."""
+    if model.quantization is not None:
+        raise ConfigError(
+            f"{model.name} is quantized ({model.quantization}), which is not supported yet; "
+            "load a checkpoint in bfloat16, float16 or float32"
+        )
+
+
+def _without_windows(options: Options, model: ModelFacts, why: Reasons) -> ModelFacts:
+    """The facts with windows off and the context cut to the smallest of them, if asked for."""
+    windows = [layer.window for layer in model.layers if layer.window is not None]
+    if not options.model.disable_sliding_window or not windows:
+        return model
+    length = min([*windows, model.max_len or min(windows)])
+    why.add("scheduler.max_model_len", length, "disable_sliding_window cuts it to the window")
+    layers = tuple(LayerFacts(one.kv_heads, one.head_dim) for one in model.layers)
+    return replace(model, layers=layers, max_len=length)
+
+
+def resolve_dtype(options: Options, model: ModelFacts, device: DeviceFacts, why: Reasons) -> str:
+    """Of weights and activations."""
+    asked = SPELLINGS.get(options.model.dtype, options.model.dtype)
+    if asked != "auto":
+        slow = asked == "float16" and device.kind == "cpu"
+        reason = "asked for" + ("; bfloat16 is much faster on a CPU" if slow else "")
+        return str(why.add("model.dtype", asked, reason))
+    found = model.dtype or "float32"
+    if found == "float16" and device.kind == "cpu":
+        return str(
+            why.add("model.dtype", "bfloat16", "float16 checkpoint; CPUs are fast in bfloat16")
+        )
+    if found == "float32" and device.kind != "cpu":
+        return str(why.add("model.dtype", "bfloat16", "float32 checkpoint on a GPU"))
+    if found not in ("float16", "bfloat16", "float32"):
+        return str(why.add("model.dtype", "bfloat16", f"the checkpoint's {found} is for storage"))
+    reason = "the checkpoint's" if model.dtype else "config.json names no dtype"
+    return str(why.add("model.dtype", found, reason))
+
+
+def resolve_max_len(options: Options, model: ModelFacts, why: Reasons) -> int | None:
+    """The longest sequence; None: the longest that fits."""
+    asked = options.model.max_model_len
+    if asked in ("auto", -1):
+        return None
+    if asked is None:
+        if model.max_len is None:
+            reason = "the model names no length"
+            return int(why.add("scheduler.max_model_len", DEFAULT_MAX_LEN, reason))
+        return int(why.add("scheduler.max_model_len", model.max_len, "the model's"))
+    assert isinstance(asked, int), asked
+    if asked < 1:
+        raise ConfigError(f'max_model_len must be >= 1, "auto" or None, got {asked}')
+    if model.max_len is not None and asked > model.max_len:
+        raise ConfigError(
+            f"max_model_len={asked} is longer than {model.name} can ({model.max_len}); if you know "
+            f'better, say hf_overrides={{"max_position_embeddings": {asked}}}'
+        )
+    return int(why.add("scheduler.max_model_len", asked, "asked for"))
+
+
+def resolve_cache_dtype(options: Options, dtype: str, why: Reasons) -> str:
+    asked = options.cache.kv_cache_dtype
+    if asked not in ("auto", dtype):
+        allowed = f"auto or the model's dtype ({dtype})"
+        raise ConfigError(f"kv_cache_dtype must be {allowed} for now, got {asked!r}")
+    return str(why.add("cache.dtype", dtype, "the model's" if asked == "auto" else "asked for"))
+
+
+def resolve_block_size(options: Options, why: Reasons) -> int:
+    asked = options.cache.block_size
+    if isinstance(asked, int):
+        return int(why.add("cache.block_size", asked, "asked for"))
+    return int(why.add("cache.block_size", BLOCK_SIZE, "the default"))
+
+
+def resolve_ranks(options: Options, device: DeviceFacts) -> int:
+    ranks = options.parallel.tensor_parallel_size
+    if ranks != 1:
+        message = f"tensor_parallel_size={ranks}: more than one device is not supported yet"
+        raise ConfigError(f"{message}; use 1 (this machine has {device.count})")
+    return ranks
+
+
+def resolve_seats(options: Options, device: DeviceFacts, server: bool, why: Reasons) -> int:
+    """Sequences per step."""
+    asked = options.scheduler.max_num_seqs
+    if asked is not None:
+        return int(why.add("scheduler.max_num_seqs", asked, "asked for"))
+    if device.kind == "cpu":
+        seats, reason = (128, "a server on a CPU") if server else (256, "offline on a CPU")
+    elif device.total_bytes >= 70 * GIB:
+        seats, reason = 1024, f"a device of {gib(device.total_bytes)}"
+    else:
+        seats, reason = 256, f"a device of {gib(device.total_bytes)}"
+    return int(why.add("scheduler.max_num_seqs", seats, reason))
+
+
+def resolve_budget(
+    options: Options, device: DeviceFacts, shape: Shape, server: bool, why: Reasons
+) -> int:
+    """Tokens per step."""
+    asked = options.scheduler.max_num_batched_tokens
+    whole = options.scheduler.enable_chunked_prefill is False
+    if asked is not None:
+        if whole and asked < shape.max_model_len:
+            raise ConfigError(
+                f"without chunked prefill a prompt is one step: max_num_batched_tokens must be >= "
+                f"max_model_len ({shape.max_model_len}), got {asked}"
+            )
+        return int(why.add("scheduler.max_num_batched_tokens", asked, "asked for"))
+    tokens, reason = _default_budget(device, server)
+    if whole and tokens < shape.max_model_len:
+        tokens, reason = shape.max_model_len, "no chunked prefill: the longest prompt in one step"
+    most = shape.max_num_seqs * shape.max_model_len
+    if tokens > most:
+        tokens, reason = most, "max_num_seqs * max_model_len"
+    return int(why.add("scheduler.max_num_batched_tokens", tokens, reason))
+
+
+def _default_budget(device: DeviceFacts, server: bool) -> tuple[int, str]:
+    place = "server" if server else "offline"
+    if device.kind == "cpu":
+        return (2048 if server else 4096), f"{place} on a CPU"
+    reason = f"{place}, a device of {gib(device.total_bytes)}"
+    if device.total_bytes >= 160 * GIB:
+        return 16384, reason
+    if device.total_bytes >= 70 * GIB:
+        return (8192 if server else 16384), reason
+    return (2048 if server else 8192), reason
+
+
+def resolve_memory(
+    options: Options, model: ModelFacts, device: DeviceFacts, shape: Shape, why: Reasons
+) -> MemoryPlan:
+    """Bytes for the cache, by the most direct thing that was said."""
+    cache = options.cache
+    allowed, reason = _allowed(options, device)
+    kv_bytes = most = None
+    if cache.num_gpu_blocks_override is not None:
+        reason = "num_gpu_blocks_override"
+    elif cache.kv_cache_memory_bytes is not None:
+        kv_bytes, reason = cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    elif not _share_asked(options) and device.kind == "cpu":
+        one = plan_memory(model, shape, device_bytes=0, allowed_bytes=0, kv_bytes=0)
+        kv_bytes = min(max(CPU_KV_BYTES, one.need_bytes), device.free_bytes // 2)
+        reason = f"on a CPU 4 GiB, or half of the {gib(device.free_bytes)} available"
+        if kv_bytes == one.need_bytes:
+            reason = "one sequence of max_model_len"
+        most = shape.max_num_seqs * one.need_bytes
+        if most < kv_bytes:
+            reason = "max_num_seqs * max_model_len needs no more"
+    plan = plan_memory(
+        model,
+        shape,
+        device_bytes=device.total_bytes,
+        allowed_bytes=allowed,
+        num_blocks=cache.num_gpu_blocks_override,
+        kv_bytes=kv_bytes,
+        most_bytes=most,
+    )
+    why.add("cache.num_blocks", plan.num_blocks, reason)
+    return plan
+
+
+def _share_asked(options: Options) -> bool:
+    return options.cache.gpu_memory_utilization is not None or options.cache.gpu_memory is not None
+
+
+def _allowed(options: Options, device: DeviceFacts) -> tuple[int, str]:
+    """Bytes quire may fill, weights included."""
+    if options.cache.gpu_memory is not None:
+        return options.cache.gpu_memory, "what gpu_memory leaves"
+    share = options.cache.gpu_memory_utilization or UTILISATION
+    reason = f"what {share:.0%} of {gib(device.total_bytes)} leaves"
+    return int(device.total_bytes * share), reason
+
+
+def _may_shrink(options: Options, device: DeviceFacts, plan: MemoryPlan) -> bool:
+    """A CPU where nothing was said of length or memory: serve what fits rather than refuse."""
+    said = options.model.max_model_len is not None or _share_asked(options)
+    cache = options.cache
+    said = said or cache.kv_cache_memory_bytes is not None
+    said = said or cache.num_gpu_blocks_override is not None
+    return device.kind == "cpu" and not said and plan.longest < plan.shape.max_model_len
+
+
+def _fit_length(plan: MemoryPlan, model: ModelFacts, why: Reasons) -> MemoryPlan:
+    """max_model_len="auto": the model's length, or the longest that fits."""
+    wanted = model.max_len or DEFAULT_MAX_LEN
+    length = min(wanted, plan.longest)
+    if length < 1:
+        require_room(plan)
+    if length < wanted:
+        log.warning("max_model_len is %d: the model's %d does not fit in memory", length, wanted)
+    reason = "auto: the model's" if length == wanted else "auto: the longest that fits"
+    why.add("scheduler.max_model_len", length, reason)
+    return replace(plan, shape=replace(plan.shape, max_model_len=length))
+
+
+def resolve_cache(options: Options, plan: MemoryPlan, why: Reasons) -> CacheSection:
+    asked = options.cache.enable_prefix_caching
+    prefix = True if asked is None else asked
+    why.add("cache.prefix_caching", prefix, "the default" if asked is None else "asked for")
+    host = 0
+    if options.cache.preemption_mode == "swap":
+        host = int(options.cache.swap_space * GIB) // plan.block_bytes
+        why.add("cache.num_host_blocks", host, f"swap_space of {options.cache.swap_space:g} GiB")
+        if host == 0:
+            message = "preemption_mode swap needs swap_space for at least one block"
+            raise ConfigError(
+                f"{message} ({plan.block_bytes} bytes), got {options.cache.swap_space:g} GiB"
+            )
+    return CacheSection(
+        block_size=plan.shape.block_size,
+        num_blocks=plan.num_blocks,
+        num_host_blocks=host,
+        prefix_caching=prefix,
+        dtype=plan.shape.cache_dtype,
+        layers=plan.layers,
+        groups=plan.groups,
+        block_bytes=plan.block_bytes,
+    )
+
+
+def resolve_scheduler(
+    options: Options, shape: Shape, device: DeviceFacts, why: Reasons
+) -> SchedulerSection:
+    asked = options.scheduler
+    return SchedulerSection(
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        max_num_seqs=shape.max_num_seqs,
+        max_model_len=shape.max_model_len,
+        chunked_prefill=asked.enable_chunked_prefill is not False,
+        max_num_partial_prefills=asked.max_num_partial_prefills,
+        max_long_partial_prefills=asked.max_long_partial_prefills,
+        long_prefill_token_threshold=asked.long_prefill_token_threshold,
+        policy=asked.scheduling_policy,
+        preemption_mode=options.cache.preemption_mode,
+        steps_in_flight=_depth(options, device, why),
+    )
+
+
+def _depth(options: Options, device: DeviceFacts, why: Reasons) -> int:
+    """Steps planned before the first result is in."""
+    asked = options.scheduler
+    name = "scheduler.steps_in_flight"
+    if asked.steps_in_flight is not None:
+        if asked.async_scheduling is False and asked.steps_in_flight > 1:
+            message = "async_scheduling=False means steps_in_flight=1"
+            raise ConfigError(f"{message}, got {asked.steps_in_flight}: give one of them")
+        return int(why.add(name, asked.steps_in_flight, "asked for"))
+    if asked.async_scheduling is not None:
+        return int(why.add(name, 2 if asked.async_scheduling else 1, "async_scheduling"))
+    if device.kind == "cpu":
+        return int(why.add(name, 1, "a CPU has nothing to overlap with"))
+    return int(why.add(name, 2, "the next step is planned while the GPU works"))
+
+
+def resolve_model(options: Options, model: ModelFacts, dtype: str) -> ModelSection:
+    said = options.model
+    return ModelSection(
+        name=said.model,
+        model_type=model.model_type,
+        tokenizer=said.tokenizer or said.model,
+        tokenizer_mode=said.tokenizer_mode,
+        skip_tokenizer_init=said.skip_tokenizer_init,
+        trust_remote_code=said.trust_remote_code,
+        dtype=dtype,
+        seed=said.seed,
+        vocab=model.vocab,
+        revision=said.revision,
+        tokenizer_revision=said.tokenizer_revision or said.revision,
+        served_names=said.served_model_name or (said.model,),
+        chat_template=said.chat_template,
+        max_logprobs=said.max_logprobs,
+        logprobs_mode=said.logprobs_mode,
+        logits_processors=said.logits_processors or (),
+        disable_sliding_window=said.disable_sliding_window,
+    )
+
+
+def resolve_sampling(model: ModelFacts, why: Reasons) -> SamplingSection:
+    """Sampling defaults: what generation_config.json says and SamplingParams knows."""
+    given = model.generation
+    defaults = {
+        SAMPLING_KEYS[key]: given[key] for key in SAMPLING_KEYS if given.get(key) is not None
+    }
+    if defaults:
+        why.add("sampling.defaults", defaults, "the generation config")
+    return SamplingSection(defaults=defaults, eos_ids=model.eos_ids)
+
+
+def explain(why: Iterable[Why]) -> list[str]:
+    """One line per choice."""
+    return [f"{one.field} = {one.value}: {one.reason}" for one in why]
