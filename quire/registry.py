@@ -11,6 +11,10 @@ from types import ModuleType
 from quire.errors import ConfigError
 
 
+FRAME = frozenset({"base", "build", "select"})
+"""Modules of a plug-in folder that are not plug-ins: its contract, and what chooses or assembles."""
+
+
 class Registry:
     """One kind of plug-in: the modules of a package, plus entry points of a group of that name."""
 
@@ -18,10 +22,10 @@ class Registry:
         self.package = package
 
     def names(self) -> list[str]:
-        """Names of all plug-ins, sorted. `base` and files that start with _ are not plug-ins."""
+        """Names of all plug-ins, sorted. FRAME and files that start with _ are not plug-ins."""
         path = importlib.import_module(self.package).__path__
         own = {m.name for m in pkgutil.iter_modules(path)}
-        own = {name for name in own if name != "base" and not name.startswith("_")}
+        own = {name for name in own if name not in FRAME and not name.startswith("_")}
         return sorted(own | {e.name for e in entry_points(group=self.package)})
 
     def load(self, name: str) -> ModuleType:

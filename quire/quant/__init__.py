@@ -1,0 +1,1 @@
+"""How weights are stored and multiplied: one file per method, found by its name."""

@@ -1,0 +1,72 @@
+"""The place of one process among those that share a model. One immutable value.
+
+    rank = ((dp_rank * pp) + pp_rank) * tp + tp_rank        neighbours share tensors
+
+Experts (ep) are spread over the same processes as tp and dp, so ep adds no axis of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Sizes of the axes, and which process this is. The default is one process, alone."""
+
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1
+    ep: int = 1
+    rank: int = 0
+
+    def __post_init__(self) -> None:
+        for axis in ("tp", "pp", "dp", "ep"):
+            if getattr(self, axis) < 1:
+                raise ConfigError(f"mesh axis {axis} is {getattr(self, axis)}; it must be >= 1")
+        if not 0 <= self.rank < self.size:
+            raise ConfigError(f"rank {self.rank} is not in [0, {self.size})")
+
+    @property
+    def size(self) -> int:
+        """Processes in all."""
+        return self.tp * self.pp * self.dp
+
+    @property
+    def tp_rank(self) -> int:
+        return self.rank % self.tp
+
+    @property
+    def pp_rank(self) -> int:
+        return self.rank // self.tp % self.pp
+
+    @property
+    def dp_rank(self) -> int:
+        return self.rank // (self.tp * self.pp)
+
+
+def share(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:
+    """The units of this tp rank, of `units` equal ones that cannot be cut.
+
+    repeat: fewer units than ranks are allowed; then neighbours hold the same one (kv heads).
+    """
+    tp, rank = mesh.tp, mesh.tp_rank
+    if units % tp == 0:
+        count = units // tp
+        return range(rank * count, (rank + 1) * count)
+    if repeat and tp % units == 0:
+        one = rank * units // tp
+        return range(one, one + 1)
+    raise ConfigError(
+        f"tensor_parallel_size {tp} does not divide the {units} {what} of this model; "
+        f"choose a divisor of {units}"
+    )
+
+
+def strip(total: int, mesh: Mesh) -> range:
+    """This tp rank's strip of `total` rows that need not divide: all but the last are equal."""
+    size = -(-total // mesh.tp)
+    start = min(mesh.tp_rank * size, total)
+    return range(start, min(start + size, total))

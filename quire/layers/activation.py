@@ -1,0 +1,42 @@
+"""Activations, under the names that config.json files use."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from quire.kernels.act import act, act_mul
+
+KINDS = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+}
+"""Name in config.json -> kind of the kernel."""
+
+
+class Activation(nn.Module):
+    """f(x)."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.kind = KINDS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape -> the same."""
+        return act(x, self.kind)
+
+
+class GatedActivation(nn.Module):
+    """f(gate) * up, of the two halves of x."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.kind = KINDS[name]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, 2F], gate first -> [T, F]."""
+        return act_mul(x, self.kind)

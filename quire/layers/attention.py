@@ -1,0 +1,46 @@
+"""The attention layer: what a backend must know of it, and where its KV lives.
+
+It has no parameters. `group` and `place` are given by models/build.py from the KV layout.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import Tensor, nn
+
+from quire.distributed.mesh import Mesh, share
+
+if TYPE_CHECKING:
+    from quire.attention.base import AttentionStep
+
+
+class Attention(nn.Module):
+    """Attends over the paged cache of one layer."""
+
+    def __init__(
+        self,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+    ) -> None:
+        super().__init__()
+        self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
+        self.scale = head_dim**-0.5 if scale is None else scale
+        self.window = window  # a position sees this many last ones, itself included
+        self.softcap = softcap
+        self.group = 0  # whose block tables
+        self.place = 0  # which of the cache's tensors
+
+    def shard(self, mesh: Mesh) -> None:
+        """Keep this rank's heads."""
+        self.heads = len(share(self.heads, mesh, what="attention heads"))
+        self.kv_heads = len(share(self.kv_heads, mesh, what="key-value heads", repeat=True))
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, step: AttentionStep) -> Tensor:
+        """q [T, H, D], k and v [T, K, D] -> [T, H * D]."""
+        return step.run(q, k, v, self).view(q.shape[0], -1)

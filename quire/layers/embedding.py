@@ -1,0 +1,63 @@
+"""Tables of vectors: of tokens, and of positions in models that learn them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quire.distributed.mesh import strip
+from quire.kernels.embedding import embedding
+from quire.layers.leaf import Leaf
+from quire.weights.mapping import Part, Spread, whole
+
+
+class Embedding(Leaf):
+    """Token ids to vectors, times `scale` rounded to the model's dtype. Cut by vocabulary."""
+
+    def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
+        super().__init__()
+        self.vocab, self.size, self.scale = vocab, size, scale
+        self.declare("weight")
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """ids [T] int32 -> [T, E]."""
+        if self.mesh.tp > 1:
+            return self._strip(ids)
+        return embedding(ids, self.weight, self.scale)
+
+    def _strip(self, ids: Tensor) -> Tensor:
+        """Rows of this rank's strip, zeros for other tokens; the sum over ranks is whole."""
+        mine = strip(self.vocab, self.mesh)
+        local = ids - mine.start
+        known = (local >= 0) & (local < len(mine))
+        rows = embedding(torch.where(known, local, 0), self.weight, self.scale)
+        return self.comm.all_reduce(torch.where(known[:, None], rows, 0))
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        rows = strip(self.vocab, self.mesh)
+        return (Part((self.vocab, self.size), (rows, range(self.size))),)
+
+    def spread(self, param: str) -> Spread:
+        return Spread(0.0, self.size**-0.5)
+
+
+class Positions(Leaf):
+    """A learned vector per position; the first `skip` rows of the checkpoint's table are unused."""
+
+    def __init__(self, count: int, size: int, skip: int = 0) -> None:
+        super().__init__()
+        self.count, self.size, self.skip = count, size, skip
+        self.declare("weight")
+
+    def forward(self, positions: Tensor) -> Tensor:
+        """positions [T] int32 -> [T, E]."""
+        return embedding(positions, self.weight)
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        if not self.skip:
+            return whole((self.count, self.size))
+        kept = range(self.skip, self.skip + self.count)
+        return (Part((self.skip + self.count, self.size), (kept, range(self.size))),)
+
+    def spread(self, param: str) -> Spread:
+        return Spread(0.0, self.size**-0.5)

@@ -1,0 +1,70 @@
+"""A module that owns parameters, and knows how checkpoint tensors and ranks cut them.
+
+It is not the loader: it answers the loader's questions (quire.weights.mapping.Holder). Built on
+the meta device it has shapes only; `shard` may cut them; `put` brings the values.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quire.distributed.collectives import Alone, Collectives
+from quire.distributed.mesh import Mesh
+from quire.weights.mapping import Part, Spread, stored_shape, whole
+
+
+class Leaf(nn.Module):
+    """Parameters have the shape that `layout` says, before and after `shard`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mesh = Mesh()
+        self.comm: Collectives = Alone()
+        self._names: list[str] = []
+
+    def declare(self, *names: str) -> None:
+        """Register parameters, empty, in the shape of their layout."""
+        for name in names:
+            self._names.append(name)
+            self.put(name, torch.empty(stored_shape(self.layout(name))))
+
+    def params(self) -> tuple[str, ...]:
+        """Names of the parameters a checkpoint must fill."""
+        return tuple(self._names)
+
+    def shard(self, mesh: Mesh, comm: Collectives) -> None:
+        """Become this rank's share. Only before values are there: parameters are emptied."""
+        self.mesh, self.comm = mesh, comm
+        for name in self._names:
+            self.put(name, torch.empty(stored_shape(self.layout(name)), device="meta"))
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        """How checkpoint tensors fill a parameter."""
+        raise NotImplementedError
+
+    def spread(self, param: str) -> Spread:
+        """How random stand-in values of a parameter are drawn."""
+        raise NotImplementedError
+
+    def put(self, param: str, value: object) -> None:
+        """Replace a parameter by a tensor or by a packed form of it."""
+        self._parameters.pop(param, None)
+        self.__dict__.pop(param, None)
+        if isinstance(value, nn.Parameter):  # shared with another layer: keep it one
+            self.register_parameter(param, value)
+        elif isinstance(value, Tensor):
+            self.register_parameter(param, nn.Parameter(value, requires_grad=False))
+        else:
+            setattr(self, param, value)
+
+
+class Vector(Leaf):
+    """Parameters are vectors that every rank holds whole."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        return whole((self.size,))

@@ -1,0 +1,58 @@
+"""Norms. Those named Add... take the residual too, and return it summed for the next layer."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from quire.kernels.layer_norm import layer_norm
+from quire.kernels.rms_norm import rms_norm
+from quire.layers.leaf import Vector
+from quire.weights.mapping import Spread
+
+
+class RMSNorm(Vector):
+    """y = x / rms(x) * (offset + weight), over the last axis."""
+
+    def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
+        super().__init__(size)
+        self.eps, self.offset = eps, offset
+        self.declare("weight")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., E], strided views allowed -> the same shape."""
+        return rms_norm(x, self.weight, self.eps, offset=self.offset)[0]
+
+    def spread(self, param: str) -> Spread:
+        return Spread(1.0 - self.offset, 0.02)
+
+
+class AddNorm(RMSNorm):
+    """RMSNorm of x + residual."""
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """x, residual [T, E] -> (normed, x + residual)."""
+        return rms_norm(x, self.weight, self.eps, residual, self.offset)
+
+
+class LayerNorm(Vector):
+    """y = (x - mean) / deviation * weight + bias, over the last axis."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__(size)
+        self.eps = eps
+        self.declare("weight", "bias")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, E] -> [T, E]."""
+        return layer_norm(x, self.weight, self.bias, self.eps)[0]
+
+    def spread(self, param: str) -> Spread:
+        return Spread(1.0 if param == "weight" else 0.0, 0.02)
+
+
+class AddLayerNorm(LayerNorm):
+    """LayerNorm of x + residual."""
+
+    def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """x, residual [T, E] -> (normed, x + residual)."""
+        return layer_norm(x, self.weight, self.bias, self.eps, residual)

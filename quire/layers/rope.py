@@ -1,0 +1,51 @@
+"""Rotary positions: a table of cosines and sines, and the layer that applies it.
+
+The table is made once for the engine's longest sequence, so the rotation of a position never
+depends on what else is in the batch or how a prompt is cut. Layers alike share one table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from quire.kernels.rope import rope
+from quire.layers.rope_scaling import Plain, Scaling
+
+
+@dataclass(frozen=True, slots=True)
+class RopeConfig:
+    """How positions turn into angles."""
+
+    theta: float
+    dims: int  # leading dims of each head that are rotated
+    scaling: Scaling = Plain()
+
+    def table(self, max_len: int) -> Tensor:
+        """[max_len, R] float32: cosines in the first half of a row, sines in the second."""
+        inverse, magnitude = self.scaling.frequencies(self.theta, self.dims, max_len)
+        angles = torch.outer(torch.arange(max_len, dtype=torch.float32), inverse)
+        return torch.cat((angles.cos() * magnitude, angles.sin() * magnitude), dim=1)
+
+
+class Rope(nn.Module):
+    """Rotates queries and keys. `fill` must come before the first forward."""
+
+    def __init__(self, config: RopeConfig, max_len: int) -> None:
+        super().__init__()
+        self.config, self.max_len = config, max_len
+        self._table: Tensor | None = None
+
+    def fill(self, tables: dict[tuple[RopeConfig, int], Tensor], device: torch.device) -> None:
+        """Take the table from `tables`, which is given it if it has none like this yet."""
+        key = (self.config, self.max_len)
+        if key not in tables:
+            with torch.device("cpu"):
+                tables[key] = self.config.table(self.max_len).to(device)
+        self._table = tables[key]
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """q [T, H, D], k [T, K, D], positions [T] int32 -> rotated q, k (may be the same memory)."""
+        return rope(q, k, positions, self._table)

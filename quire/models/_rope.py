@@ -1,0 +1,153 @@
+"""Reads rotary settings from config.json, in both styles.
+
+    older           rope_theta, rope_scaling {type or rope_type, ...}, partial_rotary_factor
+    transformers 5  rope_parameters {rope_theta, rope_type, ...}, maybe one per layer type
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.layers.rope import RopeConfig
+from quire.layers.rope_scaling import Dynamic, Linear, Llama3, LongRope, Plain, Scaling, Yarn
+from quire.models.base import Hf, field_of
+
+ALIASES = {"su": "longrope"}
+KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The rotary part of a config.json, for one kind of layer."""
+
+    hf: Hf
+    params: dict[str, Any]
+    name: str  # of the field, for messages
+    max_positions: int
+
+    @property
+    def kind(self) -> str:
+        """Which scaling."""
+        key = "rope_type" if self.params.get("rope_type") is not None else "type"
+        found = field_of(self.params, key, str, default="default")
+        found = ALIASES.get(found, found)
+        if found not in KINDS:
+            raise ConfigError(
+                f"config.json: {self.name}.{key} is {found!r}; supported: {', '.join(KINDS)}"
+            )
+        return found
+
+    @property
+    def trained(self) -> int:
+        """Positions the model was trained on."""
+        own = field_of(self.params, TRAINED, int, default=self.max_positions)
+        return field_of(self.hf, TRAINED, int, default=own)
+
+    @property
+    def factor(self) -> float:
+        """How much longer than trained. Stated, or the ratio of the two lengths."""
+        ratio = self.max_positions / self.trained
+        optional = self.kind in ("yarn", "longrope")
+        return self.number("factor", ratio) if optional else self.number("factor")
+
+    def number(self, key: str, *default: float | None) -> float:
+        """One number of the section."""
+        if default:
+            return field_of(self.params, key, float, default=default[0])
+        try:
+            return field_of(self.params, key, float)
+        except ConfigError as error:
+            raise ConfigError(f"{error} (in {self.name}, type {self.kind!r})") from None
+
+    def numbers(self, key: str, count: int) -> tuple[float, ...]:
+        """A list of numbers, of known length."""
+        found = field_of(self.params, key, list)
+        if len(found) != count or not all(type(x) in (int, float) for x in found):
+            raise ConfigError(
+                f"config.json: {self.name}.{key} has {len(found)} entries; "
+                f"it must be {count} numbers, half the rotated size of a head"
+            )
+        return tuple(map(float, found))
+
+
+TRAINED = "original_max_position_embeddings"
+
+
+def section_of(hf: Hf, layer_type: str | None = None) -> Section:
+    """Find the rotary settings, those of one layer type if there are several."""
+    positions = field_of(hf, "max_position_embeddings", int)
+    for name in ("rope_scaling", "rope_parameters"):
+        params = field_of(hf, name, dict, default={})
+        nested = {key: value for key, value in params.items() if isinstance(value, dict)}
+        if nested and layer_type is None:
+            raise ConfigError(
+                f"config.json: {name} differs by layer type ({', '.join(nested)}); this model "
+                "supports one setting for all layers"
+            )
+        if nested:
+            return Section(hf, nested.get(layer_type or "", {}), f"{name}.{layer_type}", positions)
+        if params:
+            return Section(hf, params, name, positions)
+    return Section(hf, {}, "rope_scaling", positions)
+
+
+def rope_of(
+    hf: Hf, head_dim: int, *, theta: float = 10000.0, section: Section | None = None
+) -> RopeConfig:
+    """The rotary settings of a model. theta: the base if the config does not say."""
+    part = section or section_of(hf)
+    base = part.number("rope_theta", field_of(hf, "rope_theta", float, default=theta))
+    share = field_of(hf, "partial_rotary_factor", float, default=1.0)
+    dims = int(head_dim * part.number("partial_rotary_factor", share))
+    if dims % 2 or not 0 < dims <= head_dim:
+        raise ConfigError(
+            f"config.json: partial_rotary_factor turns {dims} of head_dim {head_dim}; "
+            "it must be an even number of them"
+        )
+    return RopeConfig(base, dims, _scaling(part, dims))
+
+
+def stretched(hf: Hf, section: Section | None = None) -> int:
+    """Positions a model serves when its scaling stretches what max_position_embeddings says."""
+    part = section or section_of(hf)
+    if part.kind in ("linear", "dynamic"):
+        return int(part.max_positions * part.factor)
+    if part.kind == "yarn":
+        return int(part.trained * part.factor)
+    return part.max_positions
+
+
+def _scaling(part: Section, dims: int) -> Scaling:
+    if part.kind == "default":
+        return Plain()
+    if part.kind == "linear":
+        return Linear(part.factor)
+    if part.kind == "dynamic":
+        return Dynamic(part.factor, part.max_positions)
+    if part.kind == "llama3":
+        low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
+        return Llama3(part.factor, low, high, part.trained)
+    if part.kind == "yarn":
+        return _yarn(part)
+    return LongRope(
+        short=part.numbers("short_factor", dims // 2),
+        long=part.numbers("long_factor", dims // 2),
+        trained=part.trained,
+        factor=part.factor,
+        attention_factor=part.number("attention_factor", None),
+    )
+
+
+def _yarn(part: Section) -> Yarn:
+    return Yarn(
+        part.factor,
+        part.trained,
+        beta_fast=part.number("beta_fast", 32.0) or 32.0,
+        beta_slow=part.number("beta_slow", 1.0) or 1.0,
+        attention_factor=part.number("attention_factor", None),
+        mscale=part.number("mscale", None),
+        mscale_all_dim=part.number("mscale_all_dim", None),
+        truncate=field_of(part.params, "truncate", bool, default=True),
+    )

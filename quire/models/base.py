@@ -1,0 +1,144 @@
+"""What model files are made of besides layers: configs read by name, and the step's inputs.
+
+A model file holds `Config` (with `from_hf`) and `Model`. It describes shapes and data flow; device,
+dtype, cache, ranks and quantization are the business of build.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+
+from torch import Tensor
+
+from quire.config.kv_layout import LayerFacts
+from quire.errors import ConfigError
+from quire.layers import KINDS
+from quire.weights.mapping import Weights
+
+if TYPE_CHECKING:
+    from quire.attention.base import AttentionStep
+
+__all__ = ["Hf", "LanguageModel", "ModelConfig", "StepInputs", "Weights", "field_of", "sizes_of"]
+
+Hf = Mapping[str, Any]
+"""A parsed config.json, or a section of it."""
+
+T = TypeVar("T", int, float, str, bool, list, dict)
+_REQUIRED: Any = object()
+
+
+@dataclass(frozen=True, slots=True)
+class StepInputs:
+    """What a forward pass reads. Tokens of all rows are packed; there is no batch axis."""
+
+    token_ids: Tensor  # [T] int32
+    positions: Tensor  # [T] int32
+    attention: AttentionStep
+
+
+class LanguageModel(Protocol):
+    """What the runner needs of a built model."""
+
+    def __call__(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        ...
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V]."""
+        ...
+
+
+def field_of(
+    hf: Hf,
+    key: str,
+    kind: type[T],
+    *,
+    default: T | None = _REQUIRED,
+    one_of: Collection[Any] | None = None,
+) -> T:
+    """One typed field of a config.json; null counts as absent. Raises ConfigError by name."""
+    value = hf.get(key)
+    if value is None:
+        if default is _REQUIRED:
+            raise ConfigError(f"config.json: {key} is missing; it must be {_kind(kind)}")
+        value = default
+    elif kind is float and type(value) is int:
+        value = float(value)
+    elif type(value) is not kind:
+        raise ConfigError(f"config.json: {key} is {value!r}; it must be {_kind(kind)}")
+    if one_of is not None and value not in one_of:
+        allowed = ", ".join(str(option) for option in one_of)
+        raise ConfigError(f"config.json: {key} is {value!r}; supported: {allowed}")
+    return cast(T, value)
+
+
+def _kind(kind: type) -> str:
+    names = {int: "an integer", float: "a number", str: "a string", bool: "true or false"}
+    return names.get(kind, f"a {kind.__name__}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The facts of a model that are not its own affair. Each model's Config adds the others."""
+
+    vocab: int
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    mlp: int
+    max_len: int  # positions it can serve; the engine may ask for fewer (dataclasses.replace)
+    norm_eps: float
+    act: str  # a key of layers.KINDS
+    tied: bool  # the output head is the token embedding
+    dtype: str | None  # what the checkpoint says it is stored in
+    windows: tuple[int | None, ...] = ()  # per layer; (): every layer sees everything
+
+    def window(self, layer: int) -> int | None:
+        """The window of one layer; None if it is as long as anything served."""
+        found = self.windows[layer] if self.windows else None
+        return found if found is not None and found < self.max_len else None
+
+    def attention_layers(self) -> tuple[LayerFacts, ...]:
+        """What each attention layer keeps in the cache."""
+        return tuple(
+            LayerFacts(self.kv_heads, self.head_dim, self.window(i)) for i in range(self.layers)
+        )
+
+
+def sizes_of(hf: Hf, *, act: str = "hidden_act", tied: bool = False) -> dict[str, Any]:
+    """The fields of ModelConfig that most config.json files name alike.
+
+    act: the name of the activation's field. tied: what a config means that does not say.
+    """
+    heads = field_of(hf, "num_attention_heads", int)
+    hidden = field_of(hf, "hidden_size", int)
+    kv_heads = field_of(hf, "num_key_value_heads", int, default=heads)
+    if heads < 1 or kv_heads < 1 or heads % kv_heads:
+        raise ConfigError(
+            f"config.json: num_key_value_heads is {kv_heads}; it must divide "
+            f"num_attention_heads, which is {heads}"
+        )
+    return {
+        "vocab": field_of(hf, "vocab_size", int),
+        "hidden": hidden,
+        "layers": field_of(hf, "num_hidden_layers", int),
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": field_of(hf, "head_dim", int, default=hidden // heads),
+        "mlp": field_of(hf, "intermediate_size", int),
+        "max_len": field_of(hf, "max_position_embeddings", int),
+        "norm_eps": field_of(hf, "rms_norm_eps", float, default=1e-6),
+        "act": field_of(hf, act, str, default="silu", one_of=KINDS),
+        "tied": field_of(hf, "tie_word_embeddings", bool, default=tied),
+        "dtype": dtype_of(hf),
+    }
+
+
+def dtype_of(hf: Hf) -> str | None:
+    """The dtype a checkpoint says it is stored in, under its newer or its older name."""
+    key = "dtype" if hf.get("dtype") is not None else "torch_dtype"
+    return field_of(hf, key, str, default=None)

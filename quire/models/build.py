@@ -1,0 +1,157 @@
+"""From a config and a checkpoint to a model that runs.
+
+    describe on meta -> ranks (mesh) -> quantization method -> rotary tables, KV places
+                     -> strict load, layer by layer, each packed at once -> eval
+
+Model files know none of this; it is done to their modules from outside, by type and name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from quire.config.kv_layout import Group, group_layers
+from quire.distributed.collectives import connect
+from quire.distributed.mesh import Mesh
+from quire.errors import ConfigError
+from quire.kernels.packed import PackedWeight
+from quire.layers import Attention, Leaf, Linear, Rope
+from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
+from quire.quant.base import Method, detect
+from quire.quant.none import Method as Plain
+from quire.registry import Registry
+from quire.weights import files
+from quire.weights.load import Filler
+from quire.weights.mapping import Weights, assign
+
+MODELS = Registry("quire.models")
+
+
+def config_of(hf: Hf) -> tuple[str, ModelConfig]:
+    """(model type, Config) of a parsed config.json. Raises ConfigError for what we cannot run."""
+    model_type = field_of(hf, "model_type", str)
+    detect(hf)
+    return model_type, MODELS.load(model_type).Config.from_hf(hf)
+
+
+def build(
+    model_type: str,
+    config: ModelConfig,
+    *,
+    folder: Path | None = None,
+    load_format: str = "auto",
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
+    quant: str | None = None,
+    groups: Sequence[Group] | None = None,
+    progress: bool = True,
+    seed: int = 0,
+) -> LanguageModel:
+    """Build a model and fill it.
+
+    folder: where the checkpoint is; None only with load_format "dummy", which draws from `seed`.
+    groups: the KV layout, if the engine has decided on one.
+    Raises WeightError if checkpoint and model differ in any tensor.
+    """
+    device = torch.device(device)
+    with torch.device("meta"):
+        model = MODELS.load(model_type).Model(config)
+    _cut(model, mesh)
+    _equip(model, _method(quant))
+    place(model, groups or group_layers(config.attention_layers()))
+    tables: dict[Any, Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, Rope):
+            module.fill(tables, device)
+    fill(model, config, folder, load_format, dtype, device, progress=progress, seed=seed)
+    return cast(LanguageModel, model.eval())
+
+
+def fill(
+    model: nn.Module,
+    config: ModelConfig,
+    folder: Path | None,
+    load_format: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    progress: bool,
+    seed: int,
+) -> None:
+    """Load or draw every parameter, packing as it goes. Also reloads a model already built."""
+    weights = cast(Weights, model.weights)
+    leaves = {name: m for name, m in model.named_modules() if isinstance(m, Leaf)}
+    tie = weights.tie if config.tied else {}
+    own = {name: leaf for name, leaf in leaves.items() if name not in tie}
+    packed = {id(leaf) for leaf in own.values() if isinstance(leaf, Linear)}
+    packed |= {id(leaves[source]) for source in tie.values()}
+    method = _method(None)
+
+    def finish(leaf: Leaf) -> None:
+        if id(leaf) in packed:
+            owner = leaf.method if isinstance(leaf, Linear) else method
+            owner.finish(leaf)
+
+    filler = Filler(own, finish, dtype=dtype, device=device)
+    if load_format == "dummy":
+        filler.draw(seed)
+    else:
+        if folder is None:
+            raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
+        targets = assign(leaves, weights, _shapes(folder, load_format), tied=config.tied)
+        filler.fill(targets, files.iterate(folder, progress, load_format=load_format))
+    for name, source in tie.items():
+        leaves[name].put("weight", leaves[source].weight)
+
+
+def place(model: nn.Module, groups: Sequence[Group]) -> None:
+    """Tell every attention layer whose block tables it uses and which tensor of the cache."""
+    layers = [module for module in model.modules() if isinstance(module, Attention)]
+    for g, group in enumerate(groups):
+        for i, layer in enumerate(group.layers):
+            layers[layer].group, layers[layer].place = g, i
+
+
+def state_of(model: nn.Module, name: str) -> Tensor:
+    """One parameter as a plain tensor, whatever form it is held in. Raises KeyError."""
+    path, _, param = name.rpartition(".")
+    module = dict(model.named_modules()).get(path)
+    if not isinstance(module, Leaf) or param not in module.params():
+        raise KeyError(f"no parameter {name!r}")
+    value = getattr(module, param)
+    return value.unpack() if isinstance(value, PackedWeight) else value.detach()
+
+
+def _shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
+    """(name, shape) of every tensor, so that a wrong checkpoint is refused before it is read."""
+    if files.weight_files(folder, load_format)[0].suffix == ".safetensors":
+        return [(name, header.shape) for name, header in files.headers(folder).items()]
+    tensors = files.iterate(folder, False, load_format=load_format)  # mapped, so not read either
+    return [(name, tensor.shape) for name, tensor in tensors]
+
+
+def _cut(model: nn.Module, mesh: Mesh) -> None:
+    if mesh.tp == 1:
+        return
+    comm = connect(mesh)
+    for module in model.modules():
+        if isinstance(module, Leaf):
+            module.shard(mesh, comm)
+        elif isinstance(module, Attention):
+            module.shard(mesh)
+
+
+def _equip(model: nn.Module, method: Method) -> None:
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.method = method
+
+
+def _method(name: str | None) -> Method:
+    return Plain() if name is None else cast(Method, Registry("quire.quant").load(name).Method())

@@ -1,0 +1,27 @@
+"""Mistral: Llama whose every layer may slide a window.
+
+Source: model_type "mistral", https://huggingface.co/mistralai; transformers modeling_mistral.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.models import llama
+from quire.models._rope import rope_of, stretched
+from quire.models._windows import every_window
+from quire.models.base import Hf, sizes_of
+
+Model = llama.Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(llama.Config):
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        sizes = sizes_of(hf)
+        return cls(
+            **{**sizes, "max_len": stretched(hf)},
+            rope=rope_of(hf, sizes["head_dim"]),
+            windows=every_window(hf, sizes["layers"]),
+        )

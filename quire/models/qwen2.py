@@ -1,0 +1,28 @@
+"""Qwen2 and Qwen2.5: Llama with biases on q, k, v, and a window in its upper layers if asked.
+
+Source: model_type "qwen2", https://huggingface.co/Qwen/Qwen2.5-7B; transformers modeling_qwen2.py
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.models import llama
+from quire.models._rope import rope_of, stretched
+from quire.models._windows import upper_windows
+from quire.models.base import Hf, sizes_of
+
+Model = llama.Model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(llama.Config):
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        sizes = sizes_of(hf)
+        return cls(
+            **{**sizes, "max_len": stretched(hf)},
+            rope=rope_of(hf, sizes["head_dim"]),
+            qkv_bias=True,
+            windows=upper_windows(hf, sizes["layers"]),
+        )

@@ -1,0 +1,113 @@
+"""Qwen3, dense. Llama with a norm on every query and key head, and no q/k/v bias.
+
+Source: model_type "qwen3", https://huggingface.co/Qwen/Qwen3-8B; transformers modeling_qwen3.py
+Axes:   T tokens in the step, E hidden, F mlp width, H query heads, K kv heads, D head size, V vocab
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from quire.layers import (
+    AddNorm,
+    Attention,
+    ColumnLinear,
+    Embedding,
+    GatedActivation,
+    HeadsLinear,
+    LMHead,
+    RMSNorm,
+    Rope,
+    RopeConfig,
+    RowLinear,
+)
+from quire.models._rope import rope_of, stretched
+from quire.models._windows import upper_windows
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(ModelConfig):
+    rope: RopeConfig
+    bias: bool = False
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        sizes = sizes_of({"head_dim": 128, **hf})
+        return cls(
+            **{**sizes, "max_len": stretched(hf)},
+            rope=rope_of(hf, sizes["head_dim"]),
+            bias=field_of(hf, "attention_bias", bool, default=False),
+            windows=upper_windows(hf, sizes["layers"]),
+        )
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, c: Config, window: int | None) -> None:
+        super().__init__()
+        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
+        self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps)
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps)
+        self.rope = Rope(c.rope, c.max_len)
+        self.attn = Attention(c.heads, c.kv_heads, c.head_dim, window=window)
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
+        q, k = self.rope(self.q_norm(q), self.k_norm(k), step.positions)
+        return self.o_proj(self.attn(q, k, v, step.attention))
+
+
+class MLP(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.gate_up_proj = ColumnLinear(c.hidden, (c.mlp, c.mlp))
+        self.act = GatedActivation(c.act)
+        self.down_proj = RowLinear(c.mlp, c.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, window: int | None) -> None:
+        super().__init__()
+        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.self_attn = SelfAttention(c, window)
+        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.mlp = MLP(c)
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
+        x, res = self.input_layernorm(x, res)
+        x = self.self_attn(x, step)
+        x, res = self.post_attention_layernorm(x, res)
+        return self.mlp(x), res
+
+
+class Model(nn.Module):
+    weights = Weights(
+        strip=("model.",),
+        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+        ignore=("*.rotary_emb.inv_freq",),
+        tie={"lm_head": "embed_tokens"},
+    )
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(c.vocab, c.hidden)
+        self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
+        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        x, res = self.embed_tokens(step.token_ids), None
+        for layer in self.layers:
+            x, res = layer(x, res, step)
+        return self.norm(x, res)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        return self.lm_head(hidden)

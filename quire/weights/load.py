@@ -1,0 +1,115 @@
+"""Fills a model's parameters: from a checkpoint's tensors, or at random in a known way.
+
+A layer is finished (packed, say) as soon as its last tensor has come, and its unpacked form freed,
+so the peak is the model plus one layer. Each parameter owns its memory: nothing refers to the
+checkpoint's file afterwards. Which tensor goes where was decided by `mapping.assign`.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from quire.errors import WeightError
+from quire.weights.mapping import Holder, Part, Spread, Target, stored_shape
+
+BLOCK = 1_048_573
+"""Random numbers drawn for a whole dummy model. Prime, so that rows of a matrix differ."""
+
+H = TypeVar("H", bound=Holder)
+
+
+class Filler(Generic[H]):
+    """Puts tensors into holders, and calls `finish` on each holder that is complete."""
+
+    def __init__(
+        self,
+        holders: Mapping[str, H],
+        finish: Callable[[H], None],
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._holders = holders
+        self._finish = finish
+        self._dtype = dtype
+        self._device = device
+        self._open: dict[tuple[str, str], tuple[Tensor, int]] = {}  # value, parts still to come
+        self._left = {name: len(holder.params()) for name, holder in holders.items()}
+
+    def fill(self, targets: Mapping[str, Target], tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Copy every tensor to its target; those without one are skipped."""
+        seen: set[str] = set()
+        for name, tensor in tensors:
+            if name in seen:
+                raise WeightError(f"the checkpoint has {name} in two of its files; remove one")
+            seen.add(name)
+            if name in targets:
+                self._copy(targets[name], tensor)
+        if lost := sorted(targets.keys() - seen):
+            raise WeightError(f"the checkpoint's files lack tensors its index names: {lost}")
+
+    def draw(self, seed: int) -> None:
+        """Fill everything with random values that keep activations finite."""
+        block = torch.randn(BLOCK, generator=torch.Generator().manual_seed(seed))
+        scaled: dict[Spread, Tensor] = {}
+        for name, holder in self._holders.items():
+            for param in holder.params():
+                shape = stored_shape(holder.layout(param))
+                like = holder.spread(param)
+                if like not in scaled:
+                    values = block * like.std + like.mean
+                    scaled[like] = values.to(device=self._device, dtype=self._dtype)
+                value = torch.empty(shape, dtype=self._dtype, device=self._device)
+                start = zlib.crc32(f"{name}.{param}".encode()) % BLOCK
+                _tile(value.view(-1), scaled[like], start)
+                self._put(name, param, value)
+
+    def _copy(self, target: Target, tensor: Tensor) -> None:
+        holder = self._holders[target.layer]
+        layout = holder.layout(target.param)
+        if target.transpose:
+            tensor = tensor.t()
+        key = (target.layer, target.param)
+        value, left = self._open.pop(key, (None, len(layout)))
+        if value is None:
+            value = torch.empty(stored_shape(layout), dtype=self._dtype, device=self._device)
+        if target.part is not None:
+            _place(value, layout[target.part], tensor)
+            left -= 1
+        else:
+            for part, piece in zip(layout, tensor.split([p.shape[0] for p in layout]), strict=True):
+                _place(value, part, piece)
+            left = 0
+        if left:
+            self._open[key] = (value, left)
+        else:
+            self._put(*key, value)
+
+    def _put(self, layer: str, param: str, value: Tensor) -> None:
+        holder = self._holders[layer]
+        holder.put(param, value)
+        self._left[layer] -= 1
+        if not self._left[layer]:
+            self._finish(holder)
+
+
+def _place(value: Tensor, part: Part, tensor: Tensor) -> None:
+    """Copy the cut of one checkpoint tensor to its rows, converting dtype and device."""
+    for axis, kept in enumerate(part.cut):
+        tensor = tensor.narrow(axis, kept.start, len(kept))
+    value[part.start : part.start + len(part.cut[0])].copy_(tensor)
+
+
+def _tile(flat: Tensor, values: Tensor, offset: int) -> None:
+    """Fill flat with values over and over, the first time from `offset` on."""
+    at = min(len(values) - offset, len(flat))
+    flat[:at] = values[offset : offset + at]
+    rest = flat[at:]
+    whole = len(rest) // len(values) * len(values)
+    rest[:whole].view(-1, len(values)).copy_(values.expand(whole // len(values), -1))
+    rest[whole:] = values[: len(rest) - whole]

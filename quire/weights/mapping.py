@@ -1,0 +1,198 @@
+"""Which checkpoint tensor fills which parameter, as data. Reads no file.
+
+A model says with `Weights` how its names differ from the checkpoint's; a layer says with `Part`s
+how tensors lie in a parameter. `assign` matches both against the checkpoint's headers, strictly:
+
+    every tensor is used once or is named in `ignore`; every parameter is filled exactly once;
+    every shape agrees. Otherwise one WeightError lists all that is wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple, Protocol
+
+from quire.errors import WeightError
+
+SHOWN = 12
+"""Names listed per kind of trouble; a wrong model class would list thousands."""
+
+
+class Spread(NamedTuple):
+    """How random stand-in values of a parameter are drawn."""
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One checkpoint tensor's place in a parameter: its [cut] fills rows [start, start + ...)."""
+
+    shape: tuple[int, ...]  # of the whole tensor in the checkpoint
+    cut: tuple[range, ...]  # what this process keeps of it, per axis
+    start: int = 0
+
+    @property
+    def kept(self) -> tuple[int, ...]:
+        """The shape of the cut."""
+        return tuple(len(axis) for axis in self.cut)
+
+
+def whole(shape: Sequence[int]) -> tuple[Part, ...]:
+    """The layout of a parameter that is one checkpoint tensor, uncut."""
+    return (Part(tuple(shape), tuple(range(n) for n in shape)),)
+
+
+def stored_shape(parts: Sequence[Part]) -> tuple[int, ...]:
+    """The shape of a parameter with this layout."""
+    rows = sum(part.kept[0] for part in parts)
+    return (rows, *parts[0].kept[1:])
+
+
+class Holder(Protocol):
+    """A layer that owns parameters."""
+
+    def params(self) -> tuple[str, ...]:
+        """Names of the parameters a checkpoint must fill."""
+        ...
+
+    def layout(self, param: str) -> tuple[Part, ...]: ...
+
+    def spread(self, param: str) -> Spread: ...
+
+    def put(self, param: str, value: object) -> None:
+        """Replace a parameter's value."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """How a checkpoint's names and tensors differ from the model's."""
+
+    strip: tuple[str, ...] = ()  # prefixes; the first that a name has is cut off
+    fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ours <- theirs, in order
+    transpose: tuple[str, ...] = ()  # layers whose weight is stored [I, O]
+    ignore: tuple[str, ...] = ()  # patterns of checkpoint names that carry nothing we need
+    tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, when the config says so
+
+    def target(self, name: str) -> Target:
+        """Where a checkpoint tensor goes, by its name alone."""
+        for prefix in self.strip:
+            if name.startswith(prefix):
+                name = name[len(prefix) :]
+                break
+        path, _, param = name.rpartition(".")
+        parent, _, leaf = path.rpartition(".")
+        turn = param == "weight" and leaf in self.transpose
+        for fused, parts in self.fuse.items():
+            if leaf in parts:
+                path = f"{parent}.{fused}" if parent else fused
+                return Target(path, param, parts.index(leaf), turn)
+        return Target(path, param, None, turn)
+
+    def ignores(self, name: str) -> bool:
+        """Whether a checkpoint tensor is known to carry nothing we need."""
+        return any(fnmatchcase(name, pattern) for pattern in self.ignore)
+
+
+class Target(NamedTuple):
+    """A place in the model. part None: the whole parameter, all parts in one tensor."""
+
+    layer: str
+    param: str
+    part: int | None
+    transpose: bool
+
+
+@dataclass(slots=True)
+class Trouble:
+    """What does not fit, by kind."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    misshaped: list[str] = field(default_factory=list)
+    doubled: list[str] = field(default_factory=list)
+
+    def raise_if_any(self) -> None:
+        """Raise a WeightError that lists every kind of trouble, if there is any."""
+        kinds = [
+            ("missing in the checkpoint", self.missing),
+            ("unexpected in the checkpoint", self.unexpected),
+            ("of the wrong shape", self.misshaped),
+            ("given more than once", self.doubled),
+        ]
+        lines = [_line(kind, names) for kind, names in kinds if names]
+        if lines:
+            raise WeightError("the checkpoint does not fit the model:\n" + "\n".join(lines))
+
+
+def assign(
+    holders: Mapping[str, Holder],
+    weights: Weights,
+    shapes: Iterable[tuple[str, Sequence[int]]],
+    *,
+    tied: bool,
+) -> dict[str, Target]:
+    """Checkpoint name -> its place, for every tensor that is used.
+
+    shapes: (name, shape) of every tensor in the checkpoint.
+    tied: layers in `weights.tie` have no tensor of their own; copies in the checkpoint are skipped.
+    """
+    trouble, targets = Trouble(), {}
+    skipped = frozenset(weights.tie) if tied else frozenset()
+    filled: set[tuple[str, str, int]] = set()
+    for name, shape in shapes:
+        target = weights.target(name)
+        holder = holders.get(target.layer)
+        if target.layer in skipped or weights.ignores(name):
+            continue
+        if holder is None or target.param not in holder.params():
+            trouble.unexpected.append(name)
+            continue
+        layout = holder.layout(target.param)
+        which = range(len(layout)) if target.part is None else (target.part,)
+        slots = {(target.layer, target.param, part) for part in which}
+        wanted = _wanted(layout, target)
+        if tuple(shape) != wanted:
+            trouble.misshaped.append(f"{name} is {list(shape)}, the model has {list(wanted)}")
+        elif name in targets or filled & slots:
+            trouble.doubled.append(name)
+        targets[name] = target
+        filled |= slots
+    slots_of = _slots(holders, weights, skipped)
+    trouble.missing = list(dict.fromkeys(name for name, slot in slots_of if slot not in filled))
+    trouble.raise_if_any()
+    return targets
+
+
+def _wanted(layout: Sequence[Part], target: Target) -> tuple[int, ...]:
+    """The shape the checkpoint's tensor must have to go there."""
+    if target.part is not None:
+        shape = layout[target.part].shape
+    else:
+        shape = (sum(part.shape[0] for part in layout), *layout[0].shape[1:])
+    return shape[::-1] if target.transpose else shape
+
+
+def _slots(
+    holders: Mapping[str, Holder], weights: Weights, skipped: frozenset[str]
+) -> Iterable[tuple[str, tuple[str, str, int]]]:
+    """Everything that must be filled, under the name a checkpoint would give it."""
+    for layer, holder in holders.items():
+        if layer in skipped:
+            continue
+        parent, _, leaf = layer.rpartition(".")
+        names = weights.fuse.get(leaf)
+        for param in holder.params():
+            for part in range(len(holder.layout(param))):
+                theirs = names[part] if names else leaf
+                path = f"{parent}.{theirs}" if parent else theirs
+                yield f"{path}.{param}", (layer, param, part)
+
+
+def _line(kind: str, names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"  {len(names)} {kind}: {', '.join(names[:SHOWN])}{more}"
