@@ -156,7 +156,7 @@ _FLAGS = """
     engine_use_ray disable_async_output_proc jit_monitor_verbose data_parallel_hybrid_lb
     data_parallel_external_lb disable_frontend_multiprocessing long_prefill_token_threshold_adaptive
     swa_bounded_replay enable_flashinfer_autotune
-    enable_auto_tool_choice disable_uvicorn_access_log"""
+    enable_auto_tool_choice"""
 FLAGS = frozenset(_FLAGS.split())
 """Those that take no value on a command line."""
 

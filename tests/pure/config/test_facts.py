@@ -1,0 +1,112 @@
+"""Model facts from config.json."""
+
+import json
+
+import pytest
+
+from quire.config.facts import model_facts, read_folder, weights_of
+from quire.errors import ConfigError
+
+BASE = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 100,
+    "max_position_embeddings": 512,
+}
+
+
+def facts(**more):
+    return model_facts(BASE | more)
+
+
+def windows(**more):
+    return [layer.window for layer in facts(**more).layers]
+
+
+def test_the_names_of_several_families_are_read():
+    m = model_facts(
+        {
+            "model_type": "gpt2",
+            "n_embd": 64,
+            "n_layer": 2,
+            "n_head": 4,
+            "vocab_size": 9,
+            "n_positions": 32,
+        }
+    )
+    assert (m.hidden, m.mlp, m.heads, len(m.layers), m.max_len) == (64, 256, 4, 2, 32)
+    assert m.layers[0].kv_heads == 4
+
+
+def test_windows_follow_each_family():
+    assert windows() == [None] * 4
+    assert windows(sliding_window=8, model_type="mistral") == [8] * 4
+    assert windows(sliding_window=8, model_type="qwen2") == [None] * 4
+    assert windows(sliding_window=8, model_type="qwen2", use_sliding_window=True, max_window_layers=2) == [
+        None, None, 8, 8,
+    ]  # fmt: skip
+    assert windows(sliding_window=8, model_type="gemma2") == [8, None, 8, None]
+    assert windows(sliding_window=8, model_type="gemma3_text", sliding_window_pattern=2) == [
+        8, None, 8, None,
+    ]  # fmt: skip
+    kinds = ["full_attention", "sliding_attention"] * 2
+    assert windows(sliding_window=8, layer_types=kinds) == [None, 8, None, 8]
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    [
+        ({"rope_type": "linear", "factor": 2.0}, 1024),
+        ({"type": "dynamic", "factor": 2.0}, 1024),
+        ({"rope_type": "llama3", "factor": 8.0}, 512),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 256}, 1024),
+    ],
+)
+def test_rope_scaling_stretches_the_context(rope, length):
+    assert facts(rope_scaling=rope).max_len == length
+
+
+def test_the_tokenizer_may_shorten_the_context():
+    assert model_facts(BASE, tokenizer_length=128).max_len == 128
+    assert model_facts(BASE, tokenizer_length=10**30).max_len == 512
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(ConfigError, match="no num_attention_heads"):
+        model_facts({k: v for k, v in BASE.items() if k != "num_attention_heads"})
+
+
+def test_a_folder_is_read_with_overrides(tmp_path):
+    (tmp_path / "config.json").write_text(
+        json.dumps(BASE | {"eos_token_id": 1, "torch_dtype": "bfloat16"})
+    )
+    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [2, 3]}')
+    m = read_folder(tmp_path, overrides={"max_position_embeddings": 64})
+    assert (m.max_len, m.dtype, set(m.eos_ids)) == (64, "bfloat16", {1, 2, 3})
+    assert m.generation["temperature"] == 0.6
+    m = read_folder(tmp_path, generation_config="vllm", override_generation_config={"top_k": 4})
+    assert m.generation == {"top_k": 4}
+    assert set(m.eos_ids) == {1, 2, 3}
+    m = read_folder(tmp_path, overrides=lambda hf: hf | {"vocab_size": 7})
+    assert m.vocab == 7
+
+
+def test_a_folder_without_config_is_refused(tmp_path):
+    (tmp_path / "x.txt").write_text("")
+    with pytest.raises(ConfigError, match=r"no config.json .*x\.txt"):
+        read_folder(tmp_path)
+
+
+def test_headers_count_the_weights():
+    class Header:
+        def __init__(self, *shape):
+            self.shape = shape
+
+    headers = {"a": Header(4, 5), "b": Header(6), "lm_head.weight": Header(2, 2)}
+    assert weights_of(headers).matrices == 24
+    assert weights_of(headers, tied=True).matrices == 20
+    assert weights_of(headers).vectors == 6

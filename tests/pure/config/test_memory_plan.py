@@ -1,0 +1,60 @@
+"""The memory planner against values known from elsewhere."""
+
+import pytest
+
+from quire.config.facts import WeightFacts, model_facts
+from quire.config.plan import Shape, gib, plan_memory, rank_layers
+from quire.errors import ConfigError
+
+GIB = 2**30
+HF = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+QWEN = model_facts(HF | {"tie_word_embeddings": False}, name="Qwen/Qwen2.5-7B")
+
+
+def plan(length, ranks=1, model=QWEN, **more):
+    shape = Shape(
+        dtype="bfloat16", cache_dtype="bfloat16", block_size=16, max_model_len=length,
+        max_num_batched_tokens=2048, max_num_seqs=256, ranks=ranks,
+    )  # fmt: skip
+    return plan_memory(model, shape, device_bytes=24 * GIB, allowed_bytes=22 * GIB, **more)
+
+
+@pytest.mark.parametrize(("length", "need"), [(131072, "7.00 GiB"), (120000, "6.41 GiB")])
+def test_qwen_7b_needs_what_is_known(length, need):
+    assert gib(plan(length).need_bytes) == need
+    assert plan(length).token_bytes == 57344
+
+
+def test_qwen_7b_weighs_what_is_known():
+    assert QWEN.weights.bytes(2) / 1e9 == pytest.approx(15.23, abs=0.02)
+
+
+def test_ranks_share_weights_and_kv():
+    one, two = plan(4096), plan(4096, ranks=2)
+    assert two.token_bytes == one.token_bytes // 2
+    assert two.weight_bytes == pytest.approx(one.weight_bytes / 2, rel=1e-3)
+    assert plan(4096, ranks=8).token_bytes == one.token_bytes // 4  # 4 KV heads, each kept twice
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        rank_layers(QWEN.layers, 3)
+
+
+def test_concurrency_and_tokens_follow_the_blocks():
+    p = plan(1600, num_blocks=250)
+    assert p.concurrency == 2.5
+    assert p.tokens == 4000
+    assert p.longest == 4000
+
+
+def test_weights_from_headers_replace_the_estimate():
+    model = model_facts(HF, weights=WeightFacts(10**9, 0))
+    assert plan(1024, model=model).weight_bytes == 2 * 10**9

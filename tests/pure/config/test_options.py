@@ -1,0 +1,103 @@
+"""The options tree: flat names, help, and names of other engines."""
+
+import dataclasses
+import logging
+
+import pytest
+
+from quire.config import foreign
+from quire.config.args import AsyncEngineArgs, EngineArgs, options_of
+from quire.config.options import Options, docs, specs
+from quire.errors import ConfigError
+
+
+def test_every_option_has_a_default_and_help():
+    assert set(docs()) == set(specs())
+    assert all(text.endswith((".", ")")) for text in docs().values())
+    assert Options.of({}) == Options()
+
+
+def test_flat_names_make_the_tree():
+    o = Options.of({"model": "m", "max_model_len": "8k", "gpu_memory": "24GiB", "dtype": "half"})
+    assert (o.model.model, o.model.max_model_len) == ("m", 8000)
+    assert o.cache.gpu_memory == 24 * 2**30
+    assert o.changed() == {
+        "model": "m", "max_model_len": 8000, "gpu_memory": 24 * 2**30, "dtype": "half",
+    }  # fmt: skip
+
+
+def test_options_and_foreign_names_do_not_overlap():
+    assert not set(specs()) & set(foreign.names())
+    assert not set(foreign.HARMLESS) & set(foreign.LATER)
+    assert set(foreign.names()) >= foreign.FLAGS
+    assert set(foreign.ADVICE) <= set(foreign.LATER)
+    assert set(foreign.RENAMED.values()) <= {*specs(), *foreign.HARMLESS, *foreign.LATER}
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(ConfigError, match="'max_modle_len'; did you mean max_model_len"):
+        Options.of({"max_modle_len": 3})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"quantization": "awq"},
+        {"enable_lora": True},
+        {"speculative_config": {"method": "ngram"}},
+        {"pipeline_parallel_size": 2},
+        {"data_parallel_size": 2},
+        {"cpu_offload_gb": 1},
+        {"enable_prompt_embeds": True},
+        {"mm_processor_kwargs": {"a": 1}},
+        {"task": "embed"},
+        {"runner": "pooling"},
+        {"kv_cache_dtype": "fp8"},
+        {"reasoning_parser": "qwen3"},
+        {"rope_scaling": {"factor": 2}},
+    ],
+)
+def test_what_would_change_results_is_refused(given):
+    with pytest.raises(ConfigError, match=f"{next(iter(given))}.*not supported yet"):
+        Options.of(given)
+
+
+@pytest.mark.parametrize("name", sorted(foreign.LATER))
+def test_features_that_are_off_are_no_reason_to_refuse(name):
+    assert Options.of({name: None}) == Options.of({name: False}) == Options()
+
+
+def test_harmless_names_are_accepted_with_a_line(caplog):
+    with caplog.at_level(logging.INFO, "quire"):
+        assert Options.of({"enforce_eager": True, "use_v2_block_manager": True}) == Options()
+    assert "enforce_eager=True has no effect" in caplog.text
+    assert "use_v2_block_manager" in caplog.text
+
+
+def test_old_spellings_work():
+    o = Options.of({"task": "generate", "max_model_len": -1, "policy": "priority"})
+    assert o.model.max_model_len == "auto"
+    assert o.scheduler.scheduling_policy == "priority"
+    with pytest.raises(ConfigError, match="another name"):
+        Options.of({"token": "a", "hf_token": "b"})
+
+
+def test_ranges_are_checked():
+    for name, value in [
+        ("gpu_memory_utilization", 1.5),
+        ("gpu_memory_utilization", 0),
+        ("block_size", 0),
+    ]:
+        with pytest.raises(ConfigError, match=f"{name} must be >"):
+            Options.of({name: value})
+
+
+def test_engine_args_are_a_dataclass_over_the_same_names():
+    args = EngineArgs(model="m", max_model_len=64, enforce_eager=True)
+    assert args.model == "m"
+    assert Options.of(dataclasses.asdict(args)).changed() == {"model": "m", "max_model_len": 64}
+    assert options_of(AsyncEngineArgs(model="m")).model.model == "m"
+    with pytest.raises(ConfigError):
+        EngineArgs(quantization="awq")
+    with pytest.raises(TypeError):
+        EngineArgs(nonsense=1)

@@ -1,0 +1,192 @@
+"""Options and facts to a config: defaults, and what cannot be."""
+
+import pytest
+
+from quire.config.facts import DeviceFacts, model_facts
+from quire.config.options import Options
+from quire.config.resolve import explain, resolve
+from quire.errors import ConfigError, NoRoom
+
+GIB = 2**30
+HF = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+}
+TINY = HF | {
+    "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": 100,
+    "num_attention_heads": 4, "max_position_embeddings": 512,
+}  # fmt: skip
+
+
+def cpu(total=24, free=20):
+    return DeviceFacts(kind="cpu", total_bytes=total * GIB, free_bytes=free * GIB)
+
+
+def gpu(total=24):
+    return DeviceFacts(kind="cuda", total_bytes=total * GIB, free_bytes=total * GIB)
+
+
+def run(hf=TINY, device=None, server=False, generation=None, **options):
+    model = model_facts(hf, name="m", generation=generation)
+    return resolve(Options.of(options), model, device or cpu(), server=server)
+
+
+def test_no_value_is_left_open():
+    config = run().config
+    assert config.cache.block_size == 16
+    assert config.scheduler.max_model_len == 512
+    assert config.scheduler.steps_in_flight >= 1
+    assert config.model.served_names == ("embedded",)
+    assert config.cache.prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("asked", "checkpoint", "device", "dtype"),
+    [
+        ("auto", "bfloat16", cpu(), "bfloat16"),
+        ("auto", "float32", cpu(), "float32"),
+        ("auto", "float16", cpu(), "bfloat16"),
+        ("auto", None, cpu(), "float32"),
+        ("auto", "float32", gpu(), "bfloat16"),
+        ("half", "bfloat16", cpu(), "float16"),
+        ("float", "bfloat16", cpu(), "float32"),
+    ],
+)
+def test_dtypes(asked, checkpoint, device, dtype):
+    resolved = run(TINY | {"torch_dtype": checkpoint}, device, dtype=asked)
+    assert resolved.config.model.dtype == dtype
+    assert any(why.field == "model.dtype" for why in resolved.why)
+
+
+def test_a_cpu_takes_what_its_sequences_can_use_and_no_more():
+    r = run()
+    assert r.config.cache.num_blocks == 256 * 512 // 16
+    r = run(HF, cpu(free=6), max_model_len=1024)
+    assert r.config.cache.num_blocks == 3 * GIB // r.config.cache.block_bytes
+    r = run(HF, cpu(free=20), max_model_len=1024)
+    assert r.config.cache.num_blocks == 4 * GIB // r.config.cache.block_bytes
+
+
+def test_a_cpu_where_nothing_was_said_serves_what_fits(caplog):
+    r = run(HF, cpu(free=20))
+    assert r.config.scheduler.max_model_len == 131072  # 7 GiB, of 10
+    r = run(HF, cpu(free=8))
+    assert r.config.scheduler.max_model_len == 4 * GIB // 57344 // 16 * 16
+    assert "does not fit" in caplog.text
+    with pytest.raises(NoRoom):
+        run(HF, cpu(free=8), max_model_len=131072)
+
+
+def test_memory_is_said_in_four_ways():
+    block = run(HF, max_model_len=1024).config.cache.block_bytes
+    by_blocks = run(HF, max_model_len=1024, num_gpu_blocks_override=100)
+    assert by_blocks.config.cache.num_blocks == 100
+    by_bytes = run(HF, max_model_len=1024, kv_cache_memory_bytes="1GiB")
+    assert by_bytes.config.cache.num_blocks == GIB // block
+    share = run(HF, max_model_len=1024, gpu_memory_utilization=0.9)
+    amount = run(HF, max_model_len=1024, gpu_memory=int(24 * GIB * 0.9))
+    assert share.config.cache.num_blocks == amount.config.cache.num_blocks
+    plan = share.plan
+    assert plan.kv_room_bytes == plan.allowed_bytes - plan.weight_bytes - plan.activation_bytes
+
+
+def test_no_room_gives_the_numbers_and_what_would_fit():
+    with pytest.raises(NoRoom) as e:
+        run(HF, gpu())
+    text = str(e.value)
+    assert "needs 7.00 GiB" in text
+    fits = int(text.split("max_model_len=")[2].split()[0])
+    assert run(HF, gpu(), max_model_len=fits).config.scheduler.max_model_len == fits
+    with pytest.raises(NoRoom):
+        run(HF, gpu(), max_model_len=fits + 16)
+    share = float(text.split("gpu_memory_utilization=")[1].split(";")[0])
+    run(HF, gpu(), gpu_memory_utilization=share)
+    blocks = int(text.rpartition("=")[2])
+    assert run(HF, gpu(), num_gpu_blocks_override=blocks).plan.longest >= 131072
+
+
+def test_auto_takes_the_longest_that_fits():
+    assert run(HF, gpu(), max_model_len="auto").plan.longest < 131072
+    assert run(HF, gpu(80), max_model_len="auto").config.scheduler.max_model_len == 131072
+    with pytest.raises(NoRoom):
+        run(HF, gpu(8), max_model_len="auto")
+
+
+def test_budgets_follow_device_and_use():
+    def sizes(**more):
+        s = run(HF, max_model_len=4096, **more).config.scheduler
+        return s.max_num_batched_tokens, s.max_num_seqs
+
+    assert sizes() == (4096, 256)
+    assert sizes(server=True) == (2048, 128)
+    assert sizes(device=gpu()) == (8192, 256)
+    assert sizes(device=gpu(), server=True) == (2048, 256)
+    assert sizes(device=gpu(80)) == (16384, 1024)
+    assert sizes(device=gpu(80), server=True) == (8192, 1024)
+    assert sizes(device=gpu(180), server=True) == (16384, 1024)
+    assert sizes(enable_chunked_prefill=False, server=True) == (4096, 128)
+    assert sizes(max_num_seqs=2, max_num_batched_tokens=7) == (7, 2)
+    assert run(max_num_seqs=2).config.scheduler.max_num_batched_tokens == 2 * 512
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_model_len": 513},
+        {"max_model_len": 0},
+        {"tensor_parallel_size": 2},
+        {"kv_cache_dtype": "float32"},
+        {"enable_chunked_prefill": False, "max_num_batched_tokens": 100},
+        {"async_scheduling": False, "steps_in_flight": 2},
+        {"preemption_mode": "swap", "swap_space": 0},
+    ],
+)
+def test_what_cannot_be_is_refused(options):
+    with pytest.raises(ConfigError, match=f"(?s){next(iter(options))}|max_num_batched|swap_space"):
+        run(**options)
+
+
+def test_a_quantized_checkpoint_is_refused():
+    with pytest.raises(ConfigError, match=r"quantized \(awq\)"):
+        run(TINY | {"quantization_config": {"quant_method": "awq"}})
+
+
+def test_steps_in_flight():
+    assert run().config.scheduler.steps_in_flight == 1
+    assert run(async_scheduling=True).config.scheduler.steps_in_flight == 2
+    assert run(device=gpu()).config.scheduler.steps_in_flight == 2
+    assert run(steps_in_flight=3).config.scheduler.steps_in_flight == 3
+
+
+def test_swap_space_is_taken_only_for_swapping():
+    assert run().config.cache.num_host_blocks == 0
+    cache = run(preemption_mode="swap", swap_space=1).config.cache
+    assert cache.num_host_blocks == GIB // cache.block_bytes
+
+
+def test_window_layers_are_grouped_or_not():
+    hf = TINY | {"model_type": "gemma2", "sliding_window": 64}
+    assert len(run(hf).config.cache.groups) == 2
+    assert len(run(hf, disable_hybrid_kv_cache_manager=True).config.cache.groups) == 1
+    off = run(hf, disable_sliding_window=True).config
+    assert off.scheduler.max_model_len == 64
+    assert all(layer.window is None for layer in off.cache.layers)
+
+
+def test_sampling_defaults_come_from_the_generation_config():
+    generation = {"temperature": 0.6, "max_new_tokens": 9, "bos_token_id": 1, "top_k": None}
+    sampling = run(generation=generation).config.sampling
+    assert sampling.defaults == {"temperature": 0.6, "max_tokens": 9}
+
+
+def test_every_choice_can_be_explained():
+    lines = explain(run().why)
+    assert any(line.startswith("cache.num_blocks = ") for line in lines)
+    assert any(line.startswith("model.dtype = bfloat16: the checkpoint's") for line in lines)
