@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.native.library import DTYPES, MAP, Call, empty
 from quire.kernels.op import op
 
 Kind = Literal["silu", "gelu", "gelu_tanh", "relu"]
@@ -38,7 +39,37 @@ def _apply(x: Tensor, kind: Kind) -> Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-@op(cases=_cases)
+map_native = Call(MAP, "qqqqqqqqqd")
+CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "add": 4, "softcap": 5}
+
+
+def _act_mul_native(x: Tensor, kind: Kind) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if code is None or x.dim() != 2 or x.stride(1) != 1:
+        return NotImplemented
+    rows, size, row = x.shape[0], x.shape[1] // 2, x.stride(0)
+    y = empty((rows, size), x.dtype)
+    at = x.data_ptr()
+    other = at + size * x.element_size()
+    map_native(at, other, row, row, y.data_ptr(), rows, size, CODES[kind], code, 0.0)
+    return y
+
+
+def _act_native(x: Tensor, kind: Kind) -> Tensor:
+    return flat_native(x, CODES[kind], 0.0)
+
+
+def flat_native(x: Tensor, kind: int, value: float) -> Tensor:
+    """An element-wise kernel over one contiguous tensor."""
+    code = DTYPES.get(x.dtype)
+    if code is None or not x.is_contiguous():
+        return NotImplemented
+    y, n = empty(x.shape, x.dtype), x.numel()
+    map_native(x.data_ptr(), 0, n, 0, y.data_ptr(), 1, n, kind, code, value)
+    return y
+
+
+@op(cases=_cases, native=_act_mul_native)
 def act_mul(x: Tensor, kind: Kind) -> Tensor:
     """act(gate) * up. x: [T, 2F] = (gate | up). Returns [T, F] in x.dtype."""
     assert kind in KINDS, f"activation {kind!r}, known: {KINDS}"
@@ -46,7 +77,7 @@ def act_mul(x: Tensor, kind: Kind) -> Tensor:
     return (_apply(gate, kind) * up).to(x.dtype)
 
 
-@op(cases=_cases)
+@op(cases=_cases, native=_act_native)
 def act(x: Tensor, kind: Kind) -> Tensor:
     """The activation of every element. Returns a new tensor of x's shape and dtype."""
     assert kind in KINDS, f"activation {kind!r}, known: {KINDS}"

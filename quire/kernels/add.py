@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.kernels.act import CODES, flat_native, map_native
+from quire.kernels.native.library import DTYPES, empty
 from quire.kernels.op import op
 
 _SHAPES = [
@@ -30,13 +32,28 @@ def _softcap_cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"x": 40 * torch.randn(t, e, device=device).to(dtype), "cap": 30.0}
 
 
-@op(cases=_add_cases)
+def _add_native(x: Tensor, y: Tensor) -> Tensor:
+    code = DTYPES.get(x.dtype)
+    if code is None or y.dtype != x.dtype or y.shape != x.shape:
+        return NotImplemented
+    if not x.is_contiguous() or not y.is_contiguous():
+        return NotImplemented
+    out, n = empty(x.shape, x.dtype), x.numel()
+    map_native(x.data_ptr(), y.data_ptr(), n, n, out.data_ptr(), 1, n, CODES["add"], code, 0.0)
+    return out
+
+
+def _softcap_native(x: Tensor, cap: float) -> Tensor:
+    return flat_native(x, CODES["softcap"], cap)
+
+
+@op(cases=_add_cases, native=_add_native)
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, of one shape and dtype, as a new tensor."""
     return (x.float() + y.float()).to(x.dtype)
 
 
-@op(cases=_softcap_cases)
+@op(cases=_softcap_cases, native=_softcap_native)
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), as a new tensor: logits that may not pass +-cap."""
     return (cap * torch.tanh(x.float() / cap)).to(x.dtype)

@@ -5,12 +5,14 @@ Axes: T tokens in the step, V vocabulary, E hidden size.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from quire.kernels.native.library import DTYPES, EMBEDDING, Call, empty
 from quire.kernels.op import op
 from quire.kernels.packed import PackedWeight, pack_panels, panel_shape
 
@@ -30,7 +32,27 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"ids": ids, "weight": weight, "scale": 7.3}
 
 
-@op(cases=_cases)
+_run = Call(EMBEDDING, "qqqqqqqqd")
+
+
+def _native(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> Tensor:
+    code, packed = DTYPES.get(weight.dtype), isinstance(weight, PackedWeight)
+    data = weight.data if isinstance(weight, PackedWeight) else weight
+    if code is None or not data.is_contiguous():
+        return NotImplemented
+    if ids.dtype != torch.int32 or not ids.is_contiguous():
+        return NotImplemented
+    (rows,), (outputs, inputs) = ids.shape, weight.shape
+    y = empty((rows, inputs), weight.dtype)
+    factor = 1.0 if scale == 1.0 else rounded(scale, weight.dtype)
+    _run(
+        ids.data_ptr(), data.data_ptr(), y.data_ptr(),
+        rows, outputs, inputs, code, packed, factor,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def embedding(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> Tensor:
     """weight[ids] * scale. ids: [T] int32. weight: [V, E], plain or packed. Returns a new [T, E].
 
@@ -43,8 +65,12 @@ def embedding(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) ->
 
 
 def rounded(scale: float, dtype: torch.dtype) -> float:
-    """The nearest value of the dtype."""
-    return float(torch.tensor(scale, dtype=dtype))
+    """The nearest value of the dtype, in plain arithmetic: a tape refuses torch's."""
+    if dtype != torch.bfloat16:
+        return scale
+    bits = struct.unpack("<I", struct.pack("<f", scale))[0]
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack("<f", struct.pack("<I", bits))[0])
 
 
 def _packed_rows(weight: PackedWeight, ids: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.kernels.native.library import DTYPES, WRITE, Call
 from quire.kernels.op import op
 
 
@@ -32,7 +33,26 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"k": qkv[:, :k], "v": qkv[:, k : 2 * k], "cache": cache, "slots": slots}
 
 
-@op(cases=_cases)
+_run = Call(WRITE, "q" * 13)
+
+
+def _native(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
+    if k.dtype not in DTYPES or v.dtype != k.dtype or cache.dtype != k.dtype:
+        return NotImplemented
+    if slots.dtype != torch.int64 or not slots.is_contiguous() or not cache.is_contiguous():
+        return NotImplemented
+    item, ks, vs = k.element_size(), k.stride(), v.stride()
+    if ks[2] != 1 or vs[2] != 1:
+        return NotImplemented
+    blocks, _, heads, block, size = cache.shape
+    _run(
+        k.data_ptr(), v.data_ptr(), ks[0] * item, ks[1] * item, vs[0] * item, vs[1] * item,
+        cache.data_ptr(), slots.data_ptr(), k.shape[0], blocks, heads, block, size * item,
+    )  # fmt: skip
+    return None
+
+
+@op(cases=_cases, native=_native)
 def kv_write(k: Tensor, v: Tensor, cache: Tensor, slots: Tensor) -> None:
     """Write the keys and values of T tokens into their slots, in place.
 

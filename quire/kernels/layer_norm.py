@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.op import op
+from quire.kernels.rms_norm import norm_native
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -34,7 +35,13 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"x": x, "weight": w, "bias": None, "eps": 1e-5}
 
 
-@op(cases=_cases)
+def _native(
+    x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    return norm_native(x, weight, bias, eps, residual, 0.0, True)
+
+
+@op(cases=_cases, native=_native)
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -9,6 +9,7 @@ Axes: T tokens in the step, I inputs, O outputs.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,9 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.native import library
+from quire.kernels.native.library import DTYPES, LINEAR, PACK, Call, active, empty, empty_large
 from quire.kernels.op import op
-from quire.kernels.packed import PackedWeight, pack_panels
+from quire.kernels.packed import PackedWeight, pack_panels, panel_shape
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -39,7 +40,29 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"x": x, "weight": weight, "bias": b}
 
 
-@op(cases=_cases)
+_run = Call(LINEAR, "qqqqqqqqq")
+_run_pack = Call(PACK, "qqqqqq")
+
+
+def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+    if not isinstance(weight, PackedWeight) or x.dtype != weight.dtype or x.dim() != 2:
+        return NotImplemented
+    rows, inputs = x.shape
+    row, step = x.stride()
+    if step != 1 or (bias is not None and bias.dtype != x.dtype):
+        return NotImplemented
+    outputs, expected = weight.shape
+    assert inputs == expected, f"x has {inputs} columns, the weight {expected}"
+    y = empty((rows, outputs), x.dtype)
+    _run(
+        x.data_ptr(), row * x.element_size(), weight.data.data_ptr(),
+        0 if bias is None else bias.data_ptr(), y.data_ptr(),
+        rows, inputs, outputs, DTYPES[x.dtype],
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply every row of x by a weight matrix.
 
@@ -55,8 +78,13 @@ def pack(weight: Tensor) -> Tensor | PackedWeight:
 
     Packed for the native CPU product, else the tensor itself. The caller drops the original.
     """
-    if not weight.is_cpu or weight.dtype not in (torch.bfloat16, torch.float32):
+    code = DTYPES.get(weight.dtype)
+    if code is None or not weight.is_cpu or not active():
         return weight
-    if not library.active():
-        return weight
-    return pack_panels(weight)
+    plain = weight.detach().contiguous()
+    outputs, inputs = plain.shape
+    data = empty_large(math.prod(panel_shape(outputs, inputs, plain.dtype)), plain.dtype)
+    _run_pack(
+        plain.data_ptr(), inputs * plain.element_size(), data.data_ptr(), inputs, outputs, code
+    )
+    return PackedWeight(data, (outputs, inputs))

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.kernels.native.library import ATTENTION, DTYPES, Call, empty
 from quire.kernels.op import op
 
 _TILE = 256  # query rows of one sequence the reference scores at a time
@@ -83,7 +84,40 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (4, 2, 32, 16), mixed, torch.float16)
 
 
-@op(cases=_cases)
+_run = Call(ATTENTION, "q" * 16 + "dd")
+_MAX_SIZE = 1024
+
+
+def _native(
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    code, strides = DTYPES.get(q.dtype), q.stride()
+    if code is None or cache.dtype != q.dtype or not cache.is_contiguous() or strides[2] != 1:
+        return NotImplemented
+    for index in (tables, q_starts, contexts):
+        if index.dtype != torch.int32 or index.stride(-1) != 1:
+            return NotImplemented
+    _, _, kv_heads, block, size = cache.shape
+    if size > _MAX_SIZE or size * q.element_size() % 4:
+        return NotImplemented
+    y = empty(q.shape, q.dtype)
+    _run(
+        q.data_ptr(), strides[0], strides[1], cache.data_ptr(),
+        tables.data_ptr(), q_starts.data_ptr(), contexts.data_ptr(), y.data_ptr(),
+        tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, code,
+        window or 0, scale, softcap or 0.0,
+    )  # fmt: skip
+    return y
+
+
+@op(cases=_cases, native=_native)
 def paged_attention(
     q: Tensor,
     cache: Tensor,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.kernels.native.library import DTYPES, NORM, Call, empty
 from quire.kernels.op import op
 
 
@@ -37,7 +38,45 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"x": heads, "weight": w, "eps": 1e-5}
 
 
-@op(cases=_cases)
+_run = Call(NORM, "qqqqqqqqqqqqqdd")
+
+
+def norm_native(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    residual: Tensor | None,
+    offset: float,
+    centred: bool,
+) -> tuple[Tensor, Tensor]:
+    """Both norms on the native kernel. x: [..., E] of 2 or 3 axes, last axis contiguous."""
+    code, shape, strides = DTYPES.get(x.dtype), x.shape, x.stride()
+    others = [t for t in (weight, bias, residual) if t is not None]
+    if code is None or not 2 <= len(shape) <= 3 or strides[-1] != 1:
+        return NotImplemented
+    if any(t.dtype != x.dtype or not t.is_contiguous() for t in others):
+        return NotImplemented
+    inner, step = (shape[1], strides[1]) if len(shape) == 3 else (1, 0)
+    y = empty(shape, x.dtype)
+    r = x if residual is None else empty(shape, x.dtype)
+    _run(
+        x.data_ptr(), strides[0], step, weight.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if residual is None else residual.data_ptr(),
+        y.data_ptr(), 0 if residual is None else r.data_ptr(),
+        shape[0], inner, shape[-1], code, centred, eps, offset,
+    )  # fmt: skip
+    return y, r
+
+
+def _native(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, offset: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    return norm_native(x, weight, None, eps, residual, offset, False)
+
+
+@op(cases=_cases, native=_native)
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.kernels.native.library import DTYPES, ROPE, Call, empty
 from quire.kernels.op import op
 
 
@@ -56,7 +57,32 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat([turned.to(x.dtype), rest], -1)
 
 
-@op(cases=_cases)
+_run = Call(ROPE, "q" * 18)
+
+
+def _native(
+    q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
+) -> tuple[Tensor, Tensor]:
+    code, qs, ks = DTYPES.get(q.dtype), q.stride(), k.stride()
+    if code is None or k.dtype != q.dtype or qs[2] != 1 or ks[2] != 1:
+        return NotImplemented
+    if cos_sin.dtype != torch.float32 or not cos_sin.is_contiguous():
+        return NotImplemented
+    if positions.dtype != torch.int32 or not positions.is_contiguous():
+        return NotImplemented
+    rows, heads, size = q.shape
+    limit, rotated = cos_sin.shape
+    new_q, new_k = empty(q.shape, q.dtype), empty(k.shape, k.dtype)
+    _run(
+        q.data_ptr(), k.data_ptr(), qs[0], ks[0], qs[1], ks[1],
+        new_q.data_ptr(), new_k.data_ptr(), heads, k.shape[1],
+        positions.data_ptr(), cos_sin.data_ptr(),
+        rows, size, rotated, limit, interleaved, code,
+    )  # fmt: skip
+    return new_q, new_k
+
+
+@op(cases=_cases, native=_native)
 def rope(
     q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:

@@ -1,8 +1,129 @@
-"""The compiled kernels as a loaded library, or nothing."""
+"""The compiled kernels as a loaded library, or nothing; and the one way to call into it.
+
+Loaded on first use, once per process. A call packs its arguments as 8-byte fields (the structs of
+the C++ side, in order) and runs them as a program of one op; while this thread records a tape, the
+same bytes are also appended to it, and results come from the tape's arena.
+"""
 
 from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import os
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire import env
+from quire.kernels.native.build import BuildFailed, find_or_build
+
+logger = logging.getLogger(__name__)
+
+LINEAR, PACK, EMBEDDING, NORM, ROPE, MAP, WRITE, ATTENTION = range(8)
+DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+"""The dtypes the kernels take, by their code on the C++ side."""
+
+
+class Library:
+    """A loaded library. `run` releases the interpreter lock while it computes."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        dll = ctypes.CDLL(str(path))
+        dll.quire_threads.argtypes = [ctypes.c_long]
+        dll.quire_features.restype = ctypes.c_char_p
+        dll.quire_large_pages.argtypes = [ctypes.c_void_p, ctypes.c_long]
+        dll.quire_check.argtypes = [ctypes.c_char_p, ctypes.c_long]
+        dll.quire_check.restype = ctypes.c_long
+        dll.quire_run.argtypes = [ctypes.c_char_p, ctypes.c_long]
+        dll.quire_run.restype = None
+        dll.quire_threads(threads)
+        self.threads = threads
+        self.features = dll.quire_features().decode()
+        self.run = dll.quire_run
+        self.check = dll.quire_check
+        self.large_pages = dll.quire_large_pages
+
+
+class Recorder(Protocol):
+    """What a tape under recording looks like from here."""
+
+    thread: int
+
+    def append(self, step: bytes) -> None: ...
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor: ...
+
+
+@functools.cache
+def library() -> Library | None:
+    """The library, built and loaded by the first call; None if it is not to be had."""
+    settings = env.read()
+    if not settings.native:
+        return None
+    try:
+        path = find_or_build(settings.cache_dir)
+    except BuildFailed as e:
+        logger.info("no native CPU kernels, the slower PyTorch references run instead: %s", e)
+        return None
+    return Library(path, settings.num_threads or cores())
 
 
 def active() -> bool:
     """Whether compiled kernels are there; the first call builds and loads them."""
-    return False
+    return library() is not None
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
+recorder: Recorder | None = None
+"""The tape being recorded, if any. Written by quire.kernels.native.tape only."""
+
+
+def _recording() -> Recorder | None:
+    if recorder is not None and recorder.thread == threading.get_ident():
+        return recorder
+    return None
+
+
+class Call:
+    """One op of the library: `Call(NORM, "qqd")(pointer, size, eps)` packs and runs it."""
+
+    def __init__(self, op: int, fields: str) -> None:
+        self._struct = struct.Struct("=qq" + fields)
+        self._head = (op, 8 * len(fields))
+
+    def __call__(self, *args: float) -> None:
+        step = self._struct.pack(*self._head, *args)
+        if recorder is not None and (tape := _recording()) is not None:
+            tape.append(step)
+        found = library()
+        assert found is not None, "a native op was called without the native library"
+        found.run(step, len(step))
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """A new uninitialised tensor for a result: ordinary memory, or the arena while recording."""
+    if recorder is not None and (tape := _recording()) is not None:
+        return tape.empty(shape, dtype)
+    return torch.empty(shape, dtype=dtype)
+
+
+def empty_large(count: int, dtype: torch.dtype) -> Tensor:
+    """A new flat tensor on large pages if the system gives them: for weights that are streamed."""
+    data = torch.empty(count, dtype=dtype)
+    found = library()
+    if found is not None:
+        found.large_pages(data.data_ptr(), data.nbytes)
+    return data

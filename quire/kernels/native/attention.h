@@ -1,0 +1,438 @@
+// Paged attention: a matrix product, an online softmax and a matrix product over chunks of keys.
+//
+//     positions   |-- chunk --|-- chunk --| ... |   CHUNK keys, cut at absolute positions
+//                 |-------- segment --------| ...   SEGMENT keys; folded into the row's total in order
+//
+// Chunks and segments are cut by position, never by what else is in the batch, and masked keys add
+// exactly 0: a row's bits are the same in a decode step, in any prompt chunk, on any thread.
+// One item = (sequence, tile of queries, kv head); its rows are the tile's queries times the query
+// heads that share the kv head, so every key is read once for all of them.
+#pragma once
+#include "small.h"
+
+constexpr long CHUNK = 64;
+constexpr long SEGMENT = 1024;
+constexpr long TILE_ROWS = 8 * MAX_ROWS;  // most rows of an item, unless one query has more heads
+
+struct AttentionArgs {
+  const char* q;
+  long q_token, q_head;  // elements
+  const char* cache;
+  const int32_t *tables, *starts, *contexts;
+  char* y;
+  long table_row, sequences, heads, kv_heads, size, block, dtype, window;  // window 0: none
+  double scale, softcap;                                                   // softcap 0: none
+};
+
+struct Shape {  // sizes that follow from the arguments
+  long group, queries, rows, steps, width, bytes;
+  explicit Shape(const AttentionArgs& a) {
+    group = a.heads / a.kv_heads;
+    queries = TILE_ROWS / group > 0 ? TILE_ROWS / group : 1;
+    rows = queries * group;
+    steps = steps_of(a.size, a.dtype);
+    width = (a.size + PANEL - 1) / PANEL * PANEL;
+    bytes = a.dtype ? 2 : 4;
+  }
+};
+
+struct Item {
+  long sequence, first, count, kv_head;  // queries [first, first + count) of the sequence
+};
+
+// The items in order; `seek` only moves forward, so a walk over all costs their number.
+struct Items {
+  const AttentionArgs& a;
+  long queries, sequence = 0, base = 0;
+  Items(const AttentionArgs& a, const Shape& s) : a(a), queries(s.queries) {}
+  long tiles(long s) const { return (a.starts[s + 1] - a.starts[s] + queries - 1) / queries; }
+  bool seek(long index, Item& item) {
+    for (; sequence < a.sequences; sequence++) {
+      const long n = tiles(sequence) * a.kv_heads;
+      if (index < base + n) break;
+      base += n;
+    }
+    if (sequence == a.sequences) return false;
+    // The last tile of a prompt sees the most keys: it goes first.
+    const long at = index - base, tile = tiles(sequence) - 1 - at / a.kv_heads;
+    const long rows = a.starts[sequence + 1] - a.starts[sequence];
+    item = {sequence, tile * queries, 0, at % a.kv_heads};
+    item.count = rows - item.first < queries ? rows - item.first : queries;
+    return true;
+  }
+};
+
+struct Span {  // positions [low, high) that some row of an item sees
+  long low, high, first;  // first: position of the item's first query
+};
+
+INLINE Span span_of(const AttentionArgs& a, const Item& item) {
+  const long rows = a.starts[item.sequence + 1] - a.starts[item.sequence];
+  const long first = a.contexts[item.sequence] - rows + item.first;
+  const long low = a.window && first - a.window + 1 > 0 ? first - a.window + 1 : 0;
+  return {low, first + item.count, first};
+}
+
+INLINE long segments_of(const Span& s) {
+  return (s.high + SEGMENT - 1) / SEGMENT - s.low / SEGMENT;
+}
+
+// Running state of an item's rows: largest score, sum of weights, weighted sum of values.
+struct State {
+  float *best, *total, *out;
+};
+
+template <class T>
+struct Room {  // one rank's working memory
+  T *q, *k, *v, *weights;
+  float* scores;
+  State part, whole;
+  static long bytes(const Shape& s) {
+    long n = s.rows * (s.steps * 4 + CHUNK * (4 + s.bytes) + 2 * (s.width + 2) * 4);
+    n += CHUNK * (s.steps * 4 + s.width * s.bytes);
+    return (n + 16 * 64 + 4095) / 4096 * 4096;
+  }
+  Room(char* at, const Shape& s) {
+    auto cut = [&](long n) {
+      char* here = at;
+      at += (n + 63) / 64 * 64;
+      return here;
+    };
+    q = (T*)cut(s.rows * s.steps * 4);
+    k = (T*)cut(CHUNK * s.steps * 4);
+    v = (T*)cut(CHUNK * s.width * s.bytes);
+    weights = (T*)cut(s.rows * CHUNK * s.bytes);
+    scores = (float*)cut(s.rows * CHUNK * 4);
+    for (State* state : {&part, &whole}) {
+      state->best = (float*)cut(s.rows * 4);
+      state->total = (float*)cut(s.rows * 4);
+      state->out = (float*)cut(s.rows * s.width * 4);
+    }
+  }
+};
+
+INLINE void reset(const State& s, long rows, long width) {
+  for (long i = 0; i < rows; i++) s.best[i] = -INFINITY, s.total[i] = 0;
+  memset(s.out, 0, rows * width * 4);
+}
+
+struct Source {  // where the chunk's keys or values of one kv head lie
+  const char* base;
+  const int32_t* table;
+  long block, block_bytes, row_bytes;
+  const char* row(long position) const {
+    const long id = table[position / block];
+    return id < 0 ? nullptr : base + id * block_bytes + position % block * row_bytes;
+  }
+};
+
+// Keys [from, to) of a chunk that starts at `start`, as panels of [steps][32] dwords; others are 0.
+template <class T>
+void pack_keys(const Source& src, long start, long from, long to, long size, long steps, T* out) {
+  alignas(64) static const uint32_t zeros[1024] = {};
+  const long whole = size * sizeof(T) / 4, columns = (to - start + PANEL - 1) / PANEL * PANEL;
+  for (long c = 0; c < columns; c += 16) {
+    const uint32_t* rows[16];
+    for (long i = 0; i < 16; i++) {
+      const long p = start + c + i;
+      const char* row = p >= from && p < to ? src.row(p) : nullptr;
+      rows[i] = row ? (const uint32_t*)row : zeros;
+    }
+    uint32_t* to_panel = (uint32_t*)out + c / PANEL * steps * PANEL + c % PANEL;
+    long k = 0;
+    for (; k + 16 <= whole; k += 16) {
+      transpose16(rows, to_panel + k * PANEL, PANEL);
+      for (auto& row : rows) row += 16;
+    }
+    for (long left = k; left < whole; left++)
+      for (long i = 0; i < 16; i++) to_panel[left * PANEL + i] = rows[i][left - k];
+  }
+}
+
+// Values of the chunk as panels of [CHUNK / per][32] dwords over the head's channels.
+INLINE void pair_values(const bf16* a, const bf16* b, bf16* out, long n) {
+#if defined(__AVX512BW__)
+  if (n == PANEL) {
+    const __m512i x = _mm512_loadu_si512(a), y = _mm512_loadu_si512(b);
+    alignas(64) static const struct Order {
+      uint16_t low[32], high[32];
+      constexpr Order() : low(), high() {
+        for (int i = 0; i < 16; i++) {
+          low[2 * i] = i, low[2 * i + 1] = 32 + i;
+          high[2 * i] = 16 + i, high[2 * i + 1] = 48 + i;
+        }
+      }
+    } order;
+    _mm512_storeu_si512(out, _mm512_permutex2var_epi16(x, _mm512_load_si512(order.low), y));
+    _mm512_storeu_si512(out + 32, _mm512_permutex2var_epi16(x, _mm512_load_si512(order.high), y));
+    return;
+  }
+#endif
+  for (long i = 0; i < PANEL; i++) {
+    out[2 * i] = i < n ? a[i] : bf16{0};
+    out[2 * i + 1] = i < n ? b[i] : bf16{0};
+  }
+}
+
+INLINE void panel_values(const Source& src, long p, long from, long to, long size, long column,
+                         bf16* out) {
+  static const bf16 zeros[PANEL] = {};
+  const bf16* rows[2];
+  for (long i = 0; i < 2; i++) {
+    const char* row = p + i >= from && p + i < to ? src.row(p + i) : nullptr;
+    rows[i] = row ? (const bf16*)row + column : zeros;
+  }
+  pair_values(rows[0], rows[1], out, size - column < PANEL ? size - column : PANEL);
+}
+
+INLINE void panel_values(const Source& src, long p, long from, long to, long size, long column,
+                         float* out) {
+  const char* row = p >= from && p < to ? src.row(p) : nullptr;
+  const long n = size - column < PANEL ? size - column : PANEL;
+  memset(out, 0, PANEL * 4);
+  if (row) memcpy(out, (const float*)row + column, n * 4);
+}
+
+template <class T>
+void pack_values(const Source& src, long start, long from, long to, long size, T* out) {
+  const long per = 4 / sizeof(T), end = (to - start + per - 1) / per;
+  for (long step = 0; step < end; step++)
+    for (long column = 0; column < size; column += PANEL)
+      panel_values(src, start + step * per, from, to, size, column,
+                   out + (column * CHUNK / per + step * PANEL) * per);
+}
+
+struct FloatsOut {  // a tile of fp32, started from what is there or from zero
+  float* y;
+  long stride;
+  bool add;
+  INLINE vf init(int i, int column) const { return add ? load(y + i * stride + column) : vf{}; }
+  INLINE void put(int i, int column, vf v) const { store(y + i * stride + column, v); }
+};
+
+// y[rows][panels * 32] (+)= a[rows][steps] . b
+template <class T>
+void product(const char* a, long a_row, long rows, const char* b, long panel_bytes, long panels,
+             long steps, float* y, long stride, bool add) {
+  const Tiles tiles(rows);
+  for (long i = 0; i < tiles.count; i++) {
+    const long at = tiles.start(i);
+    const int height = (int)(tiles.start(i + 1) - at), wide = panels_at_once(height);
+    for (long p = 0; p < panels;) {
+      const int np = p + wide <= panels ? wide : p + 2 <= panels && wide >= 2 ? 2 : 1;
+      Operand o{a + at * a_row, a_row, 4, b + p * panel_bytes, panel_bytes, steps, 0};
+      tile_of<T>(height, np, o, FloatsOut{y + at * stride + p * PANEL, stride, add});
+      p += np;
+    }
+  }
+}
+
+struct Mask {  // columns [low, high) of the chunk that a row sees
+  long low, high;
+};
+
+// Scores of a row -> weights; rescales what the row has so far. `columns`: a multiple of 32.
+template <class T>
+INLINE void soften(const AttentionArgs& a, float* scores, T* weights, long columns, Mask mask,
+                   float& best, float& total, float* out, long width) {
+  const vi lane = lanes();
+  vf most = splat(-INFINITY);
+  for (long c = 0; c < columns; c += W) {
+    vf s = load(scores + c) * (float)a.scale;
+    if (a.softcap) s = (float)a.softcap * vtanh(s / (float)a.softcap);
+    const vi at = lane + (int)c;
+    s = pick((at >= (int)mask.low) & (at < (int)mask.high), s, splat(-INFINITY));
+    store(scores + c, s);
+    most = vmax(most, s);
+  }
+  const float top = largest(most), now = top > best ? top : best;
+  const float base = now == -INFINITY ? 0 : now;
+  vf sums{};
+  for (long c = 0; c < columns; c += W) {
+    const vf w = vexp(load(scores + c) - base);
+    sums = sums + w;
+    store(weights + c, w);
+  }
+  if (now != best) {
+    const float shrink = vexp(splat(best - base))[0];
+    total *= shrink;
+    for (long i = 0; i < width; i += W) store(out + i, load(out + i) * shrink);
+  }
+  total += sum(sums);
+  best = now;
+}
+
+// whole = whole (+) part: the same formula whether the parts come one by one or all at the end.
+INLINE void fold(const State& whole, const State& part, long rows, long width) {
+  for (long i = 0; i < rows; i++) {
+    const float now = part.best[i] > whole.best[i] ? part.best[i] : whole.best[i];
+    const float base = now == -INFINITY ? 0 : now;
+    const float old = vexp(splat(whole.best[i] - base))[0];
+    const float add = vexp(splat(part.best[i] - base))[0];
+    whole.best[i] = now;
+    whole.total[i] = whole.total[i] * old + part.total[i] * add;
+    float* out = whole.out + i * width;
+    for (long c = 0; c < width; c += W)
+      store(out + c, load(out + c) * old + load(part.out + i * width + c) * add);
+  }
+}
+
+template <class T>
+struct Worker {
+  const AttentionArgs& a;
+  const Shape& s;
+  Room<T> room;
+
+  void copy_queries(const Item& item) {
+    const long rows = item.count * s.group, start = a.starts[item.sequence] + item.first;
+    for (long i = 0; i < rows; i++) {
+      const long token = start + i / s.group, head = item.kv_head * s.group + i % s.group;
+      memcpy((char*)room.q + i * s.steps * 4,
+             (const T*)a.q + token * a.q_token + head * a.q_head, a.size * sizeof(T));
+    }
+  }
+
+  Source source(const Item& item, long half) const {
+    const long row = a.size * sizeof(T), head = a.block * row, plane = a.kv_heads * head;
+    return {a.cache + half * plane + item.kv_head * head, a.tables + item.sequence * a.table_row,
+            a.block, 2 * plane, row};
+  }
+
+  void chunk(const Item& item, const Span& span, long start) {
+    const long from = span.low > start ? span.low : start;
+    const long to = span.high < start + CHUNK ? span.high : start + CHUNK;
+    const long rows = item.count * s.group, panels = (to - start + PANEL - 1) / PANEL;
+    const long per = 4 / sizeof(T);
+    // Early queries of the tile may end before this chunk: they would only add zeros.
+    const long skip = (start > span.first ? start - span.first : 0) * s.group;
+    if (skip >= rows) return;
+    pack_keys(source(item, 0), start, from, to, a.size, s.steps, room.k);
+    pack_values(source(item, 1), start, from, to, a.size, room.v);
+    product<T>((const char*)room.q + skip * s.steps * 4, s.steps * 4, rows - skip,
+               (const char*)room.k, s.steps * PANEL * 4, panels, s.steps,
+               room.scores + skip * CHUNK, CHUNK, false);
+    for (long i = skip; i < rows; i++) {
+      const long position = span.first + i / s.group;
+      const long low = a.window ? position - a.window + 1 - start : 0;
+      const Mask mask{low > from - start ? low : from - start, position + 1 - start};
+      soften(a, room.scores + i * CHUNK, room.weights + i * CHUNK, panels * PANEL, mask,
+             room.part.best[i], room.part.total[i], room.part.out + i * s.width, s.width);
+    }
+    product<T>((const char*)(room.weights + skip * CHUNK), CHUNK * sizeof(T), rows - skip,
+               (const char*)room.v, CHUNK / per * PANEL * 4, s.width / PANEL,
+               (to - start + per - 1) / per, room.part.out + skip * s.width, s.width, true);
+  }
+
+  // The item's rows over segment number `n` of its span -> room.part
+  void segment(const Item& item, const Span& span, long n) {
+    reset(room.part, item.count * s.group, s.width);
+    const long begin = (span.low / SEGMENT + n) * SEGMENT;
+    long start = span.low > begin ? span.low / CHUNK * CHUNK : begin;
+    const long end = begin + SEGMENT < span.high ? begin + SEGMENT : span.high;
+    for (; start < end; start += CHUNK) chunk(item, span, start);
+  }
+
+  void write(const Item& item, const State& state) {
+    const long token = a.starts[item.sequence] + item.first;
+    for (long i = 0; i < item.count * s.group; i++) {
+      const long row = (token + i / s.group) * a.heads + item.kv_head * s.group + i % s.group;
+      const float scale = state.total[i] > 0 ? 1.0f / state.total[i] : 0;  // padding: nothing seen
+      T* y = (T*)a.y + row * a.size;
+      each(a.size, [&](long c, long n) {
+        put(y + c, get(state.out + i * s.width + c, n) * scale, n);
+      });
+    }
+  }
+
+  void whole_item(const Item& item) {
+    const Span span = span_of(a, item);
+    const long rows = item.count * s.group, segments = segments_of(span);
+    copy_queries(item);
+    reset(room.whole, rows, s.width);
+    for (long n = 0; n < segments; n++) {
+      segment(item, span, n);
+      fold(room.whole, room.part, rows, s.width);
+    }
+    write(item, room.whole);
+  }
+};
+
+struct Load {  // how much there is to do
+  long items = 0, segments = 0, most = 0;
+  double work = 0;
+  bool split = false;  // few items over long contexts: segments go to the ranks instead
+  Load(const AttentionArgs& a, const Shape& s, int threads) {
+    for (long i = 0; i < a.sequences; i++) {
+      const long rows = a.starts[i + 1] - a.starts[i];
+      if (rows <= 0) continue;
+      const long n = (rows + s.queries - 1) / s.queries * a.kv_heads;
+      const long cuts = a.contexts[i] / SEGMENT + 2;
+      items += n;
+      segments += n * cuts;
+      if (cuts > most) most = cuts;
+      work += (double)rows * a.contexts[i];
+    }
+    work *= a.heads * a.size;
+    split = threads > 1 && items < 4 * threads && most > 3;
+  }
+};
+
+// Floats of one stored part: best, total, out of every row.
+INLINE long part_floats(const Shape& s) { return s.rows * (s.width + 2); }
+
+INLINE long room_bytes(const AttentionArgs& a, const Shape& s) {
+  return a.dtype ? Room<bf16>::bytes(s) : Room<float>::bytes(s);
+}
+
+inline Plan plan(const AttentionArgs& a, int threads) {
+  const Shape s(a);
+  const Load load(a, s, threads);
+  const long parts = load.split ? load.items * load.most * part_floats(s) * 4 : 0;
+  return {load.work > 32768, threads * room_bytes(a, s) + parts};
+}
+
+template <class T>
+void attend_split(const AttentionArgs& a, const Team& team, const Shape& s, const Load& load) {
+  Worker<T> worker{a, s, Room<T>(team.scratch + team.rank * room_bytes(a, s), s)};
+  float* parts = (float*)(team.scratch + team.size * room_bytes(a, s));
+  auto state = [&](long i, long n) {
+    float* at = parts + (i * load.most + n) * part_floats(s);
+    return State{at, at + s.rows, at + 2 * s.rows};
+  };
+  const State own = worker.room.part;
+  Item item;
+  Items items(a, s);
+  for (long u; (u = team.take(1)) < load.items * load.most;) {
+    items.seek(u / load.most, item);
+    const Span span = span_of(a, item);
+    if (u % load.most >= segments_of(span)) continue;
+    worker.copy_queries(item);
+    worker.room.part = state(u / load.most, u % load.most);
+    worker.segment(item, span, u % load.most);
+  }
+  worker.room.part = own;
+  team.barrier();
+  Items again(a, s);
+  for (long i = team.rank; i < load.items; i += team.size) {
+    again.seek(i, item);
+    const long rows = item.count * s.group, segments = segments_of(span_of(a, item));
+    reset(worker.room.whole, rows, s.width);
+    for (long n = 0; n < segments; n++) fold(worker.room.whole, state(i, n), rows, s.width);
+    worker.write(item, worker.room.whole);
+  }
+}
+
+template <class T>
+void attend(const AttentionArgs& a, const Team& team) {
+  const Shape s(a);
+  const Load load(a, s, team.size);
+  if (load.split) return attend_split<T>(a, team, s, load);
+  Worker<T> worker{a, s, Room<T>(team.scratch + team.rank * room_bytes(a, s), s)};
+  Items items(a, s);
+  Item item;
+  for (long i; items.seek(i = team.take(1), item);) worker.whole_item(item);
+}
+
+inline void run(const AttentionArgs& a, const Team& team) {
+  a.dtype ? attend<bf16>(a, team) : attend<float>(a, team);
+}

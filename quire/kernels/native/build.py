@@ -1,0 +1,108 @@
+"""Compile the C++ kernels with the machine's compiler, once, into a cache.
+
+The file name carries a digest of the sources, the flags and the CPU, so a stale or foreign library
+is never loaded. Standard library only: `python -m quire.kernels.native.build` runs at set-up.
+A library appears by rename, whole or not at all; a lock keeps two processes from building at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+COMPILERS = ("c++", "g++", "clang++")
+LIMIT_S = 300
+
+
+class BuildFailed(Exception):
+    """There is no library, and why."""
+
+
+def find_or_build(cache: Path, extra: Sequence[str] = ()) -> Path:
+    """The compiled library, from the cache if it is there. Raises BuildFailed.
+
+    extra: more compiler flags; tests use them to build the narrower code paths.
+    """
+    if os.name != "posix":
+        raise BuildFailed(f"native kernels are for POSIX systems, this is {os.name}")
+    target = cache / "native" / f"kernels-{_digest(extra)}.so"
+    if target.exists():
+        return target
+    compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
+    if compiler is None:
+        raise BuildFailed(f"no C++ compiler ({', '.join(COMPILERS)}) on the path")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _lock(target.with_suffix(".lock")):
+            if not target.exists():
+                _compile(compiler, [*FLAGS, *extra], target)
+    except OSError as e:
+        raise BuildFailed(f"cannot write to {target.parent}: {e}") from e
+    return target
+
+
+def _digest(extra: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
+        digest.update(path.name.encode() + path.read_bytes())
+    digest.update(repr((FLAGS, tuple(extra), _cpu())).encode())
+    return digest.hexdigest()[:20]
+
+
+def _cpu() -> tuple[str, ...]:
+    """What -march=native depends on."""
+    wanted = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU part")
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return (platform.system(), platform.machine(), platform.processor())
+    return (platform.machine(), *(line for line in lines if line.startswith(wanted)))
+
+
+@contextmanager
+def _lock(path: Path) -> Iterator[None]:
+    import fcntl  # POSIX only, as all of this
+
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
+    handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
+    os.close(handle)
+    try:
+        command = [compiler, *flags, "-o", name, str(HERE / "quire.cpp")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        if done.returncode:
+            raise BuildFailed(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
+        os.chmod(name, 0o755)
+        os.replace(name, target)
+    except subprocess.TimeoutExpired as e:
+        raise BuildFailed(f"{compiler} took over {LIMIT_S} s") from e
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def main() -> None:
+    """Build now, so that the first request does not wait. Never fails: kernels are optional."""
+    from quire import env
+
+    try:
+        sys.stdout.write(f"native kernels: {find_or_build(env.read().cache_dir)}\n")
+    except BuildFailed as e:
+        sys.stdout.write(f"native kernels: none ({e}); the PyTorch references will run\n")
+
+
+if __name__ == "__main__":
+    main()

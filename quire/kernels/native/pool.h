@@ -1,0 +1,120 @@
+// Threads that run one program together: every rank walks the same list of ops.
+// The caller is rank 0. Workers spin for a moment after a program, so that the next one finds them
+// awake, then sleep: an idle engine burns nothing. A forked child starts threads of its own.
+// A second caller at the same time runs its program alone; results do not depend on the ranks.
+#pragma once
+#include <pthread.h>
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+
+#include "simd.h"
+
+INLINE void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+// What an op sees of the threads that run it.
+struct Team {
+  int rank, size;
+  char* scratch;                // shared by all ranks of the op
+  std::atomic<long>* next;      // work counter, 0 when the op starts
+  std::atomic<int>* arrived;
+  std::atomic<uint32_t>* phase;
+
+  void barrier() const {
+    if (size == 1) return;
+    uint32_t now = phase->load(std::memory_order_acquire);
+    if (arrived->fetch_add(1, std::memory_order_acq_rel) == size - 1) {
+      arrived->store(0, std::memory_order_relaxed);
+      phase->store(now + 1, std::memory_order_release);
+      return;
+    }
+    for (long spins = 0; phase->load(std::memory_order_acquire) == now; spins++)
+      if (spins < 20000)
+        relax();
+      else
+        sched_yield();  // a rank lost its core to another process
+  }
+
+  long take(long count) const { return next->fetch_add(count, std::memory_order_relaxed); }
+
+  // This rank's share [from, to) of n things.
+  void share(long n, long& from, long& to) const {
+    from = n * rank / size;
+    to = n * (rank + 1) / size;
+  }
+};
+
+typedef void (*Job)(const void* program, const Team& team);
+
+class Pool {
+ public:
+  explicit Pool(int size) : size_(size) {
+    for (int rank = 1; rank < size; rank++)
+      std::thread([this, rank] { work(rank); }).detach();  // they live as long as the process
+  }
+
+  void run(Job job, const void* program, char* scratch) {
+    job_ = job;
+    program_ = program;
+    scratch_ = scratch;
+    next_[0].store(0, std::memory_order_relaxed);
+    next_[1].store(0, std::memory_order_relaxed);
+    epoch_.fetch_add(1);
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> hold(lock_);
+      wake_.notify_all();
+    }
+    job(program, team(0));
+    team(0).barrier();  // nobody touches the program after this
+  }
+
+  std::mutex busy;
+
+ private:
+  Team team(int rank) { return {rank, size_, scratch_, next_, &arrived_, &phase_}; }
+
+  void work(int rank) {
+    for (uint32_t seen = 0;;) {
+      wait(seen);
+      seen++;
+      job_(program_, team(rank));
+      team(rank).barrier();
+    }
+  }
+
+  void wait(uint32_t seen) {
+    auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
+    do {
+      for (int i = 0; i < 100; i++) {
+        if (epoch_.load(std::memory_order_acquire) != seen) return;
+        relax();
+      }
+    } while (std::chrono::steady_clock::now() < until);
+    std::unique_lock<std::mutex> hold(lock_);
+    asleep_.fetch_add(1);
+    wake_.wait(hold, [&] { return epoch_.load() != seen; });
+    asleep_.fetch_sub(1);
+  }
+
+  const int size_;
+  Job job_ = nullptr;
+  const void* program_ = nullptr;
+  char* scratch_ = nullptr;
+  alignas(64) std::atomic<uint32_t> epoch_{0};
+  alignas(64) std::atomic<int> asleep_{0};
+  alignas(64) std::atomic<int> arrived_{0};
+  alignas(64) std::atomic<uint32_t> phase_{0};
+  alignas(64) std::atomic<long> next_[2] = {};
+  std::mutex lock_;
+  std::condition_variable wake_;
+};

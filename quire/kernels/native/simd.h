@@ -1,0 +1,204 @@
+// Vectors of floats as wide as the machine has, in GCC/Clang vector extensions.
+// The one idea: every kernel is written once over `vf`; only the bf16 dot product, the bf16
+// rounding and the 16x16 transpose have an AVX-512 body beside the portable one.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 32")
+
+#if defined(__AVX512F__)
+constexpr int W = 16;
+#elif defined(__AVX2__)
+constexpr int W = 8;
+#else
+constexpr int W = 4;
+#endif
+
+typedef float vf __attribute__((vector_size(W * 4)));
+typedef int32_t vi __attribute__((vector_size(W * 4)));
+typedef uint32_t vu __attribute__((vector_size(W * 4)));
+typedef uint16_t vh __attribute__((vector_size(W * 2)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+INLINE vf splat(float x) { return x - vf{}; }
+
+INLINE vi lanes() {
+  vi out;
+  for (int i = 0; i < W; i++) out[i] = i;
+  return out;
+}
+
+INLINE vf pick(vi mask, vf yes, vf no) { return mask ? yes : no; }
+INLINE vf vmax(vf a, vf b) { return pick(a > b, a, b); }
+INLINE vf vmin(vf a, vf b) { return pick(a < b, a, b); }
+
+INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
+
+INLINE vh narrow(vf x) {  // round to nearest even, NaN stays NaN
+#if defined(__AVX512BF16__)
+  return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
+  vu u = (vu)x;
+  vu r = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  vi nan = (vi)(u & 0x7fffffffu) > 0x7f800000;
+  r = nan ? (vu{} + 0x7fc0u) : r;
+  return __builtin_convertvector(r, vh);
+#endif
+}
+
+INLINE vf load(const float* p) {
+  vf v;
+  memcpy(&v, p, sizeof v);
+  return v;
+}
+INLINE vf load(const bf16* p) {
+  vh h;
+  memcpy(&h, p, sizeof h);
+  return widen(h);
+}
+INLINE void store(float* p, vf v) { memcpy(p, &v, sizeof v); }
+INLINE void store(bf16* p, vf v) {
+  vh h = narrow(v);
+  memcpy(p, &h, sizeof h);
+}
+
+// The first n < W lanes; the rest read as zero and are not written.
+template <class T>
+INLINE vf load(const T* p, long n) {
+  T pad[W] = {};
+  memcpy(pad, p, n * sizeof(T));
+  return load(pad);
+}
+template <class T>
+INLINE void store(T* p, vf v, long n) {
+  T pad[W];
+  store(pad, v);
+  memcpy(p, pad, n * sizeof(T));
+}
+
+// f(offset, load, store) over n elements, W at a time; the tail runs the same arithmetic.
+template <class F>
+INLINE void each(long n, F&& f) {
+  long i = 0;
+  for (; i + W <= n; i += W) f(i, (long)W);
+  if (i < n) f(i, n - i);
+}
+template <class T>
+INLINE vf get(const T* p, long n) {
+  return n == W ? load(p) : load(p, n);
+}
+template <class T>
+INLINE void put(T* p, vf v, long n) {
+  if (n == W)
+    store(p, v);
+  else
+    store(p, v, n);
+}
+
+INLINE float sum(vf v) {  // a fixed tree, so equal inputs give equal bits
+  float s[W];
+  memcpy(s, &v, sizeof s);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) s[i] += s[i + half];
+  return s[0];
+}
+INLINE float largest(vf v) {
+  float s[W];
+  memcpy(s, &v, sizeof s);
+  for (int half = W / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) s[i] = s[i] > s[i + half] ? s[i] : s[i + half];
+  return s[0];
+}
+
+// e**x to about one unit in the last place; exactly 0 below -87 (so that a mask of -inf is exact).
+INLINE vf vexp(vf x) {
+  const vf top = splat(88.0f), low = splat(-87.0f);
+  vf c = vmin(vmax(x, low), top);
+  vf n = c * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2**23: rounds to an integer
+  vi e = (vi)n - 0x4b400000;
+  n = n - 12582912.0f;
+  vf r = c - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  vf p = splat(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  p = (vf)((vi)p + (e << 23));
+  return pick(x < low, vf{}, p);
+}
+
+INLINE vf vtanh(vf x) {  // the exponential form loses digits near 0, so a series serves there
+  vf a = pick(x < vf{}, -x, x), q = x * x;
+  vf big = 1.0f - 2.0f / (vexp(2.0f * a) + 1.0f);
+  big = pick(x < vf{}, -big, big);
+  vf p = splat(-5.70498872745e-3f);
+  p = p * q + 2.06390887954e-2f;
+  p = p * q - 5.37397155531e-2f;
+  p = p * q + 1.33314422036e-1f;
+  p = p * q - 3.33332819422e-1f;
+  vf small = p * q * x + x;
+  return pick(a < splat(0.625f), small, big);
+}
+
+// A step of a dot product is 4 bytes: 2 bf16 or 1 float. acc += a . b, lane by lane.
+template <class T>
+INLINE vf dot_step(vf acc, vi a, vi b);
+template <>
+INLINE vf dot_step<float>(vf acc, vi a, vi b) {
+  return (vf)a * (vf)b + acc;
+}
+template <>
+INLINE vf dot_step<bf16>(vf acc, vi a, vi b) {
+#if defined(__AVX512BF16__)
+  return (vf)_mm512_dpbf16_ps((__m512)acc, (__m512bh)(__m512i)a, (__m512bh)(__m512i)b);
+#else
+  const vi high = vi{} + (int32_t)0xffff0000;
+  acc = (vf)(a << 16) * (vf)(b << 16) + acc;
+  return (vf)(a & high) * (vf)(b & high) + acc;
+#endif
+}
+
+// out[i * stride + j] = rows[j][i] for 16 x 16 dwords.
+INLINE void transpose16(const uint32_t* const rows[16], uint32_t* out, long stride) {
+#if defined(__AVX512F__)
+  __m512i r[16], t[16];
+  UNROLL for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(rows[i]);
+  UNROLL for (int i = 0; i < 8; i++) {
+    t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+    t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+    r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+    r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    t[i] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_i32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+  UNROLL for (int i = 0; i < 4; i++) {
+    _mm512_storeu_si512(out + (i)*stride, _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
+    _mm512_storeu_si512(out + (i + 4) * stride, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
+    _mm512_storeu_si512(out + (i + 8) * stride, _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
+    _mm512_storeu_si512(out + (i + 12) * stride, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
+  }
+#else
+  for (int i = 0; i < 16; i++)
+    for (int j = 0; j < 16; j++) out[i * stride + j] = rows[j][i];
+#endif
+}
