@@ -25,6 +25,9 @@ log = logging.getLogger(__name__)
 Want = Literal["model", "config", "tokenizer"]
 """model: everything. config: all but weights. tokenizer: config.json may be absent as well."""
 
+TIMEOUT_S = 10.0
+"""How long the hub may take to say what a model consists of."""
+
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -144,8 +147,8 @@ def _download(
     try:
         patterns = [*SMALL]
         if want == "model":
-            names = HfApi(token=token).list_repo_files(name, revision=revision)
-            patterns += weight_patterns(names)
+            info = HfApi(token=token).model_info(name, revision=revision, timeout=TIMEOUT_S)
+            patterns += weight_patterns(file.rfilename for file in info.siblings or [])
         got = snapshot_download(
             name,
             revision=revision,

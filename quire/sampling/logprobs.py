@@ -1,0 +1,131 @@
+"""Log probabilities: of the chosen token, of the k best, of any ids, with ranks.
+
+Rank: 1 + the number of tokens whose logit is strictly greater, so equal tokens share the better
+rank. Among equal tokens the lower id is listed first. Not here: which logits are scored (raw or
+processed; quire.sampling.sampler knows). Only rows that ask are scored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.core.types import TokenLogprobs
+from quire.sampling.rows import Scratch, above, log_sums, lower_bounds
+
+Mode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
+
+ALL = -1
+"""As a k: every token of the vocabulary."""
+
+
+@dataclass(slots=True)
+class Scores:
+    """Scored rows, on the device until `lists`. n rows; the listed tokens are [n, C]."""
+
+    chosen: Tensor  # [n] int64
+    value: Tensor  # [n] float64
+    rank: Tensor  # [n] int64
+    ids: Tensor  # [n, C] int64, best first
+    values: Tensor  # [n, C] float64
+
+    def lists(self, counts: Sequence[int]) -> list[TokenLogprobs]:
+        """For the host: row i lists its first counts[i] tokens (ALL: every one)."""
+        chosen, value, rank = self.chosen.tolist(), self.value.tolist(), self.rank.tolist()
+        ids, values = self.ids.cpu().numpy(), self.values.cpu().numpy()
+        ranks = _shared_ranks(values)
+        made = []
+        for i, count in enumerate(counts):
+            end = ids.shape[1] if count == ALL else count
+            made.append(
+                TokenLogprobs(
+                    [chosen[i], *ids[i, :end].tolist()],
+                    [value[i], *values[i, :end].tolist()],
+                    [rank[i], *ranks[i, :end].tolist()],
+                )
+            )
+        return made
+
+
+def _shared_ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks of rows sorted best first; equal values share the first one's."""
+    ranks = np.broadcast_to(np.arange(1, values.shape[1] + 1), values.shape).copy()
+    ranks[:, 1:][values[:, 1:] == values[:, :-1]] = 0
+    return np.maximum.accumulate(ranks, axis=1)
+
+
+def score(
+    logits: Tensor, chosen: Tensor, k: int, scratch: Scratch, *, as_logits: bool = False
+) -> Scores:
+    """Score the chosen token and the k best of each row.
+
+    logits: [n, V], any float dtype, not changed. chosen: [n] int64. k: 0 or more, or ALL.
+    as_logits: give logits instead of logprobs.
+    """
+    log_total = 0.0 if as_logits else log_sums(logits, scratch)[:, None]
+    value = logits.gather(1, chosen[:, None])
+    rank = torch.empty_like(chosen)
+    ids = torch.empty((len(logits), logits.shape[1] if k == ALL else k), dtype=torch.int64)
+    ids = ids.to(logits.device)
+    for block in scratch.blocks(len(logits)):
+        rank[block] = _greater(logits[block], value[block])
+        if k:
+            x = logits[block].float()
+            ids[block] = _sorted(x) if k == ALL else best(x, k)
+    values = logits.gather(1, ids).double() - log_total
+    return Scores(chosen, (value.double() - log_total)[:, 0], rank + 1, ids, values)
+
+
+def score_ids(
+    logits: Tensor, chosen: Tensor, ids: Sequence[int], *, as_logits: bool, scratch: Scratch
+) -> TokenLogprobs:
+    """Score the chosen token of one row [1, V], then the given ids in their order."""
+    scores = score(logits, chosen, 0, scratch, as_logits=as_logits)
+    wanted = torch.tensor([list(ids)], device=logits.device)
+    log_total = 0.0 if as_logits else log_sums(logits, scratch)[:, None]
+    picked = logits.gather(1, wanted)
+    ordered = logits[0].float().sort().values
+    beaten = torch.searchsorted(ordered, picked[0].float(), right=True)
+    values = (picked.double() - log_total)[0].tolist()
+    ranks = (len(ordered) - beaten + 1).tolist()
+    only = scores.lists([0])[0]
+    return TokenLogprobs(only.ids + list(ids), only.values + values, only.ranks + ranks)
+
+
+def _greater(x: Tensor, value: Tensor) -> Tensor:
+    """How many of each row are strictly greater. x: [B, V], value: [B, 1]."""
+    if x.device.type != "cpu" or x.dtype != torch.float32:
+        return (x > value).sum(-1)
+    return torch.from_numpy(np.count_nonzero(x.numpy() > value.numpy(), axis=-1))
+
+
+def _sorted(x: Tensor) -> Tensor:
+    return x.sort(dim=-1, descending=True, stable=True).indices
+
+
+def best(x: Tensor, k: int) -> Tensor:
+    """Columns of the k greatest of each row, best first, equal ones by column. [B, k] int64."""
+    k = min(k, x.shape[1])
+    columns, values, counts = above(x, lower_bounds(x, torch.full((len(x),), k, device=x.device)))
+    if int(counts.min()) < k:  # masked tokens fill the list
+        return _sorted(x)[:, :k]
+    return columns.gather(1, _sorted(values)[:, :k])
+
+
+def prompt_logprobs(
+    logits: Tensor, targets: Tensor, k: int, *, mode: Mode = "raw_logprobs"
+) -> list[TokenLogprobs]:
+    """Score prompt tokens: logits [P, V] (any float dtype) predict targets [P] (int64).
+
+    Goes through blocks of rows, so float32 of all of them never exists at once.
+    """
+    if not len(logits):
+        return []
+    scratch = Scratch(logits.shape[1], logits.device, len(logits))
+    scores = score(logits, targets, k, scratch, as_logits=mode.endswith("_logits"))
+    return scores.lists([k] * len(logits))

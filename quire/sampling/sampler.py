@@ -1,0 +1,323 @@
+"""From logits [R, V] to one token per row. Owns the sampling state of every slot.
+
+The order of a row's steps:
+
+    logprobs (raw)  allowed ids, bad words, min_tokens, bias, penalties, custom processors
+    | greedy: the greatest logit, of equal ones the lowest id
+    | random: temperature, custom processors that keep the greatest, min_p, top_k, top_p, draw
+    logprobs (processed)
+
+The one idea: a `Recipe` holds all a batch of slots needs, made once and used while the same slots
+come back, so a parameter that no row sets costs nothing and an all-greedy batch is one argmax.
+Rows do not touch each other: a row's token and logprobs are the same bits in any company.
+
+Source: the order is that of vLLM V1's sampler, which users rely on.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.core.params import SamplingParams
+from quire.core.types import UNKNOWN, TokenLogprobs
+from quire.core.types import Sequence as Seq
+from quire.sampling.logprobs import Mode, Scores, score, score_ids
+from quire.sampling.philox import Uniforms
+from quire.sampling.rows import Scratch, argmax
+from quire.sampling.steps.base import Batch, Edit, Step
+from quire.sampling.steps.bias import LogitBias
+from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
+from quire.sampling.steps.penalties import Penalties
+from quire.sampling.steps.top_k_top_p import Cuts, make_cuts, processed, sample
+
+REMEMBERED = 8
+"""Steps whose draws are kept, for a sequence that comes back before the host has heard of them."""
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What one sampling chose. Reading `errors` or logprobs waits for the device."""
+
+    token_ids: Tensor  # [R] int64 on the device; nobody may write to it
+    tops: Tensor  # [R] each row's best logit: not finite if the row is spoilt
+    faults: dict[int, str] = field(default_factory=dict)
+    scored: list[tuple[list[int], list[int], Scores]] = field(default_factory=list)
+    listed: dict[int, TokenLogprobs] = field(default_factory=dict)
+
+    @property
+    def errors(self) -> dict[int, str]:
+        """Row -> why its sequence must end. Its token means nothing."""
+        finite = np.isfinite(self.tops.cpu().numpy())
+        if finite.all():
+            return self.faults
+        words = {row: _spoilt(float(self.tops[row])) for row in np.flatnonzero(~finite).tolist()}
+        return words | self.faults
+
+    def logprobs(self) -> dict[int, TokenLogprobs]:
+        """Row -> logprobs, of the rows that asked."""
+        found = dict(self.listed)
+        for rows, counts, scores in self.scored:
+            found.update(zip(rows, scores.lists(counts)))
+        return found
+
+
+def _spoilt(top: float) -> str:
+    if top == -np.inf:
+        return "no token is allowed: every logit is -inf"
+    return f"the model's logits are not finite ({top})"
+
+
+class Ask(NamedTuple):
+    """The logprobs a slot wants."""
+
+    k: int
+    ids: tuple[int, ...] | None
+
+
+@dataclass(slots=True)
+class Recipe:
+    """All that sampling one batch of slots needs, but its logits and positions."""
+
+    slots: tuple[int, ...]
+    edits: list[Edit]
+    greedy: list[int]  # rows
+    random: list[Cuts]
+    shares: list[np.ndarray]  # slots of each group of random rows
+    asks: dict[int, Ask]  # row -> what it wants
+
+    @property
+    def simple(self) -> bool:
+        return not (self.edits or self.random or self.asks)
+
+
+class Sampler:
+    """The sampling state of max_seqs slots. A slot joins before it is sampled."""
+
+    def __init__(
+        self,
+        vocab: int,
+        max_seqs: int,
+        device: torch.device | str = "cpu",
+        *,
+        logprobs_mode: Mode = "raw_logprobs",
+        steps: Sequence[Step] = (),
+    ) -> None:
+        """`steps`: further steps, run after the built-in ones."""
+        self.vocab = vocab
+        self.device = torch.device(device)
+        self._mode = logprobs_mode
+        self._params: dict[int, SamplingParams] = {}
+        self._steps: list[Step] = [
+            AllowedIds(),
+            BadWords(max_seqs, self.device),
+            MinTokens(),
+            LogitBias(),
+            Penalties(vocab, max_seqs, self.device),
+            *steps,
+        ]
+        self._scratch = Scratch(vocab, self.device, max_seqs)
+        self._uniforms = Uniforms(max_seqs)
+        self._memory = Memory(max_seqs)
+        self._recipe: Recipe | None = None
+
+    def join(self, slot: int, seq: Seq) -> None:
+        """A sequence takes a slot. Its tokens so far are all the history there is."""
+        self._recipe = None
+        self._params[slot] = seq.request.params
+        self._uniforms.join(slot, seq.request.seed + seq.index)
+        tokens = self._memory.join(slot, seq)
+        for step in self._steps:
+            step.join(slot, seq, tokens)
+
+    def leave(self, slot: int) -> None:
+        """The slot is empty."""
+        self._recipe = None
+        self._params.pop(slot, None)
+        self._memory.leave(slot)
+        for step in self._steps:
+            step.leave(slot)
+
+    def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
+        """Choose a token for each row.
+
+        logits: [R, V], row i of slot slots[i]; float32 ones may be overwritten. positions[i]: how
+        many outputs the sequence has already; with its seed it fixes the draw.
+        """
+        recipe = self._recipe_of(tuple(slots))
+        if recipe.simple:
+            made = Sampled(*argmax(logits, self._scratch))
+        else:
+            made = self._sample(logits, recipe, positions)
+        self._memory.drew(recipe.slots, positions, made.token_ids)
+        return made
+
+    def _sample(self, logits: Tensor, recipe: Recipe, positions: Sequence[int]) -> Sampled:
+        faults: dict[int, str] = {}
+        due = [edit for edit in recipe.edits if edit.due(positions)]
+        raw = self._raw_rows(logits, recipe, bool(due))
+        work = logits.float() if due else logits
+        for edit in due:
+            edit.apply(work, positions, faults)
+        ids, tops = self._choose(work, recipe, positions)
+        for edit in recipe.edits:
+            edit.drawn(ids)
+        made = Sampled(ids, tops, faults)
+        if recipe.asks:
+            self._score(made, raw if raw is not None else self._processed(work, recipe), recipe)
+        return made
+
+    def _choose(
+        self, work: Tensor, recipe: Recipe, positions: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        if not recipe.random:
+            return argmax(work, self._scratch)
+        ids = torch.empty(len(work), dtype=torch.int64, device=self.device)
+        tops = torch.empty(len(work), device=self.device)
+        if recipe.greedy:
+            rows = torch.tensor(recipe.greedy, device=self.device)
+            ids[rows], tops[rows] = argmax(work.index_select(0, rows), self._scratch)
+        for cuts, slots in zip(recipe.random, recipe.shares):
+            shares = self._uniforms.at(slots, [positions[row] for row in cuts.numbers])
+            on_device = torch.from_numpy(shares).to(self.device)
+            sample(work, cuts, on_device, self._scratch, ids, tops)
+        return ids, tops
+
+    # --- recipes ---
+
+    def _recipe_of(self, slots: tuple[int, ...]) -> Recipe:
+        if self._recipe is None or self._recipe.slots != slots:
+            self._recipe = self._make_recipe(slots)
+        return self._recipe
+
+    def _make_recipe(self, slots: tuple[int, ...]) -> Recipe:
+        batch = Batch(slots, self.vocab, self.device)
+        edits = [edit for step in self._steps if (edit := step.edit(batch)) is not None]
+        params = [self._params[slot] for slot in slots]
+        plain: list[int] = []
+        cut: list[int] = []
+        for row, p in enumerate(params):
+            if not p.greedy:
+                (plain if _uncut(p) else cut).append(row)
+        return Recipe(
+            slots=slots,
+            edits=edits,
+            greedy=[row for row, p in enumerate(params) if p.greedy],
+            random=[self._cuts(rows, params) for rows in (plain, cut) if rows],
+            shares=[np.array([slots[r] for r in rows]) for rows in (plain, cut) if rows],
+            asks={row: ask for row, p in enumerate(params) if (ask := _ask(p)) is not None},
+        )
+
+    def _cuts(self, rows: list[int], params: list[SamplingParams]) -> Cuts:
+        chosen = [params[row] for row in rows]
+        values = [(p.temperature, p.min_p, _top_k(p, self.vocab), p.top_p) for p in chosen]
+        return make_cuts(rows, len(params), values, self.device)
+
+    # --- logprobs ---
+
+    def _raw_rows(self, logits: Tensor, recipe: Recipe, changes: bool) -> Tensor | None:
+        """The rows that asked, as the model gave them. None if they are not what is scored."""
+        if not recipe.asks or self._mode.startswith("processed"):
+            return None
+        return self._rows(logits, list(recipe.asks), changes)
+
+    def _rows(self, logits: Tensor, rows: list[int], copy: bool) -> Tensor:
+        if len(rows) == len(logits):
+            return logits.clone() if copy and logits.dtype == torch.float32 else logits
+        return logits.index_select(0, torch.tensor(rows, device=self.device))
+
+    def _processed(self, work: Tensor, recipe: Recipe) -> Tensor:
+        """What the tokens of the asking rows were chosen from."""
+        final = work.float().clone()
+        for cuts in recipe.random:
+            where = slice(None) if cuts.rows is None else cuts.rows
+            final[where] = processed(work, cuts, self._scratch)
+        return self._rows(final, list(recipe.asks), copy=False)
+
+    def _score(self, made: Sampled, logits: Tensor, recipe: Recipe) -> None:
+        """Rows with the same k are scored together, so that none pays for another's k."""
+        as_logits = self._mode.endswith("_logits")
+        groups: dict[int, list[int]] = {}
+        for at, (row, ask) in enumerate(recipe.asks.items()):
+            if ask.ids is None:
+                groups.setdefault(ask.k, []).append(at)
+                continue
+            chosen = made.token_ids[row : row + 1]
+            made.listed[row] = score_ids(
+                logits[at : at + 1], chosen, ask.ids, as_logits=as_logits, scratch=self._scratch
+            )
+        asking = list(recipe.asks)
+        for k, places in groups.items():
+            rows = [asking[at] for at in places]
+            x = self._rows(logits, places, copy=False)
+            chosen = made.token_ids[torch.tensor(rows, device=self.device)]
+            scores = score(x, chosen, k, self._scratch, as_logits=as_logits)
+            made.scored.append((rows, [k] * len(rows), scores))
+
+
+def _uncut(p: SamplingParams) -> bool:
+    return p.top_k <= 0 and p.top_p >= 1 and p.min_p <= 0
+
+
+def _top_k(p: SamplingParams, vocab: int) -> int:
+    return 0 if p.top_k <= 0 or p.top_k >= vocab else p.top_k
+
+
+def _ask(p: SamplingParams) -> Ask | None:
+    if p.logprob_token_ids:
+        return Ask(0, tuple(p.logprob_token_ids))
+    return None if p.logprobs is None else Ask(p.logprobs, None)
+
+
+class Memory:
+    """The last draws, for a sequence that rejoins while its newest tokens are UNKNOWN to the host.
+
+    Costs one append per step and a look-up per join.
+    """
+
+    def __init__(self, max_seqs: int) -> None:
+        self._names: dict[int, tuple[str, int]] = {}  # slot -> (request id, index)
+        self._since: dict[int, int] = {}  # slot -> number of the first step after it joined
+        self._steps: deque[tuple[tuple[int, ...], list[int], Tensor]] = deque(maxlen=REMEMBERED)
+        self._count = 0
+        self._gone: OrderedDict[tuple[str, int], dict[int, Tensor]] = OrderedDict()
+        self._most_gone = 2 * max_seqs
+
+    def drew(self, slots: tuple[int, ...], positions: Sequence[int], token_ids: Tensor) -> None:
+        """A step's draws: of slots[i] at output positions[i]."""
+        self._steps.append((slots, list(positions), token_ids))
+        self._count += 1
+
+    def join(self, slot: int, seq: Seq) -> list[int]:
+        """All tokens of the sequence that exist: UNKNOWN ones from memory, or not yet drawn."""
+        name = self._names[slot] = (seq.request.id, seq.index)
+        self._since[slot] = self._count
+        draws = self._gone.pop(name, {})
+        tokens = list(seq.tokens)
+        for at in range(seq.prompt_len, len(tokens)):
+            if tokens[at] == UNKNOWN:
+                if at - seq.prompt_len not in draws:
+                    return tokens[:at]
+                tokens[at] = int(draws[at - seq.prompt_len])
+        return tokens
+
+    def leave(self, slot: int) -> None:
+        """The slot's sequence goes, perhaps to come back."""
+        name = self._names.pop(slot, None)
+        if name is None:
+            return
+        draws = {}
+        first = self._count - len(self._steps)
+        for number, (slots, positions, token_ids) in enumerate(self._steps, first):
+            if number >= self._since[slot] and slot in slots:
+                row = slots.index(slot)
+                draws[positions[row]] = token_ids[row]
+        self._gone[name] = draws
+        while len(self._gone) > self._most_gone:
+            self._gone.popitem(last=False)

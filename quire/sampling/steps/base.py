@@ -1,0 +1,65 @@
+"""What a sampler step is: something that changes the logits of the rows that asked for it.
+
+A `Step` owns the per-slot state of one parameter. For a batch it makes an `Edit`, which holds the
+device tensors of just the rows concerned and is used again while the batch stays the same. No row
+concerned: no edit, no cost. Neutral parameters change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from quire.core.types import Sequence as Seq
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Which slot each row of the logits belongs to."""
+
+    slots: tuple[int, ...]
+    vocab: int
+    device: torch.device
+
+    def of(self, members: Container[int]) -> list[tuple[int, int]]:
+        """(row, slot) of the rows whose slot is one of these."""
+        return [(row, slot) for row, slot in enumerate(self.slots) if slot in members]
+
+    def tensor(self, values: Sequence[int] | Sequence[float]) -> Tensor:
+        """Values on the device: int64 or float32."""
+        return torch.tensor(values, device=self.device)
+
+
+class Edit:
+    """One step's work on one batch. Used for every sampling while the batch stays the same."""
+
+    def due(self, positions: Sequence[int]) -> bool:
+        """Whether there is anything to do now. positions: outputs each row has already."""
+        return True
+
+    def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
+        """Change logits [R, V] float32 in place. errors: add row -> why it must end."""
+        raise NotImplementedError
+
+    def drawn(self, token_ids: Tensor) -> None:
+        """Learn what was chosen: token_ids [R] int64 on the device."""
+
+
+class Step(Protocol):
+    """The state of one sampling parameter over all slots."""
+
+    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+        """A sequence takes the slot. tokens: prompt and output so far, all known."""
+        ...
+
+    def leave(self, slot: int) -> None:
+        """The slot is empty; unknown slots are ignored."""
+        ...
+
+    def edit(self, batch: Batch) -> Edit | None:
+        """The work on this batch; None if no row of it asks for any."""
+        ...
