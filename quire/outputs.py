@@ -1,0 +1,356 @@
+"""What callers get back. Plain data with the field names that users of vLLM know; standard library
+only.
+
+Not here: how it is put together (quire.text.assemble), nor anything of the wire formats.
+`FlatLogprobs` is the one container with a thought in it: many positions' logprobs in six flat
+lists, so that a long answer makes a handful of objects for the garbage collector and not thousands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar, overload
+
+
+@dataclass(slots=True)
+class Logprob:
+    """Of one token at one position. rank: 1 is the most likely of the vocabulary."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+class FlatLogprobs(Sequence["dict[int, Logprob] | None"]):
+    """Reads like a list of dicts; position i is entries [start_indices[i], end_indices[i])."""
+
+    def __init__(self) -> None:
+        self.start_indices: list[int] = []
+        self.end_indices: list[int] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.ranks: list[int | None] = []
+        self.decoded_tokens: list[str | None] = []
+
+    def append_fast(
+        self,
+        token_ids: Sequence[int],
+        logprobs: Sequence[float],
+        ranks: Sequence[int | None],
+        decoded_tokens: Sequence[str | None],
+    ) -> None:
+        """Add one position from columns."""
+        self.start_indices.append(len(self.token_ids))
+        self.token_ids.extend(token_ids)
+        self.logprobs.extend(logprobs)
+        self.ranks.extend(ranks)
+        self.decoded_tokens.extend(decoded_tokens)
+        self.end_indices.append(len(self.token_ids))
+
+    def append(self, entry: dict[int, Logprob] | None) -> None:
+        """Add one position; None (the first of a prompt) is a position without entries."""
+        entry = entry or {}
+        values = entry.values()
+        self.append_fast(
+            list(entry),
+            [one.logprob for one in values],
+            [one.rank for one in values],
+            [one.decoded_token for one in values],
+        )
+
+    def extend(self, entries: Iterable[dict[int, Logprob] | None]) -> None:
+        for entry in entries:
+            self.append(entry)
+
+    def _at(self, position: int) -> dict[int, Logprob]:
+        entries = range(self.start_indices[position], self.end_indices[position])
+        return {
+            self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
+            for i in entries
+        }
+
+    def _cut(self, start: int, stop: int) -> FlatLogprobs:
+        cut = FlatLogprobs()
+        if start >= stop:
+            return cut
+        first, last = self.start_indices[start], self.end_indices[stop - 1]
+        cut.start_indices = [i - first for i in self.start_indices[start:stop]]
+        cut.end_indices = [i - first for i in self.end_indices[start:stop]]
+        cut.token_ids = self.token_ids[first:last]
+        cut.logprobs = self.logprobs[first:last]
+        cut.ranks = self.ranks[first:last]
+        cut.decoded_tokens = self.decoded_tokens[first:last]
+        return cut
+
+    @overload
+    def __getitem__(self, index: int) -> dict[int, Logprob]: ...
+    @overload
+    def __getitem__(self, index: slice) -> FlatLogprobs: ...
+    def __getitem__(self, index: int | slice) -> dict[int, Logprob] | FlatLogprobs:
+        if isinstance(index, int):
+            return self._at(range(len(self))[index])
+        start, stop, step = index.indices(len(self))
+        if step == 1:
+            return self._cut(start, stop)
+        cut = FlatLogprobs()
+        cut.extend(self._at(i) for i in range(start, stop, step))
+        return cut
+
+    def __len__(self) -> int:
+        return len(self.start_indices)
+
+    def __iter__(self) -> Iterator[dict[int, Logprob]]:
+        return (self._at(i) for i in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FlatLogprobs) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # mutable, as a list is
+
+
+SampleLogprobs = list[dict[int, Logprob]] | FlatLogprobs
+PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
+
+
+@dataclass(slots=True)
+class RequestStateStats:
+    """When things happened to a request. `_ts` and arrival_time: monotonic clock, seconds."""
+
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+    arrival_time: float = 0.0
+    queued_ts: float = 0.0
+    scheduled_ts: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    first_token_latency: float = 0.0
+    is_corrupted: bool = False
+
+
+@dataclass
+class CompletionOutput:
+    """One answer to a prompt.
+
+    finish_reason: "stop", "length", "abort", "error", "repetition", or None while it goes on.
+    stop_reason: the stop string or stop token id that ended it; None on EOS.
+    """
+
+    index: int
+    text: str
+    token_ids: Sequence[int]
+    cumulative_logprob: float | None
+    logprobs: SampleLogprobs | None
+    routed_experts: object | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    lora_request: object | None = None
+    sampling_mask: object | None = None
+    spec_decode_metrics: object | None = None
+    weight_versions: list[tuple[str, int, int]] | None = None
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def __repr__(self) -> str:
+        return (
+            f"CompletionOutput(index={self.index}, text={self.text!r}, "
+            f"token_ids={self.token_ids}, cumulative_logprob={self.cumulative_logprob}, "
+            f"logprobs={self.logprobs}, finish_reason={self.finish_reason}, "
+            f"stop_reason={self.stop_reason})"
+        )
+
+
+@dataclass
+class RequestOutput:
+    """The answer(s) to one prompt, or news of them, by the request's output kind."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int] | None
+    prompt_logprobs: PromptLogprobs | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestStateStats | None = None
+    lora_request: object | None = None
+    encoder_prompt: str | None = None
+    encoder_prompt_token_ids: list[int] | None = None
+    num_cached_tokens: int | None = None
+    num_cache_creation_tokens: int | None = None
+    prompt_token_id_logprobs: object | None = None
+    kv_transfer_params: dict[str, object] | None = None
+    ec_transfer_params: dict[str, object] | None = None
+    error: str | None = None  # why, when an output's finish_reason is "error"
+
+    def __repr__(self) -> str:
+        return (
+            f"RequestOutput(request_id={self.request_id}, prompt={self.prompt!r}, "
+            f"prompt_token_ids={self.prompt_token_ids}, "
+            f"encoder_prompt={self.encoder_prompt!r}, "
+            f"encoder_prompt_token_ids={self.encoder_prompt_token_ids}, "
+            f"prompt_logprobs={self.prompt_logprobs}, outputs={self.outputs}, "
+            f"finished={self.finished}, metrics={self.metrics}, "
+            f"lora_request={self.lora_request}, num_cached_tokens={self.num_cached_tokens})"
+        )
+
+
+@dataclass
+class BeamSearchSequence:
+    """One beam. tokens holds the prompt, then the output."""
+
+    orig_prompt: object
+    tokens: list[int]
+    logprobs: list[dict[int, Logprob]]
+    lora_request: object | None = None
+    cum_logprob: float = 0.0
+    text: str | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+
+@dataclass
+class BeamSearchOutput:
+    """The best beams of one prompt, best first."""
+
+    sequences: list[BeamSearchSequence]
+
+
+class Array(Protocol):
+    """What is needed of a tensor here; this module knows no tensor library."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    def tolist(self) -> object: ...
+
+
+@dataclass
+class PoolingOutput:
+    """The raw result of a pooling model: a tensor."""
+
+    data: Array
+
+    def __repr__(self) -> str:
+        return f"PoolingOutput(data={self.data})"
+
+
+def _vector(pooled: PoolingOutput, what: str) -> list[float]:
+    if len(pooled.data.shape) != 1:
+        shape = tuple(pooled.data.shape)
+        raise ValueError(f"{what} is made of a one-dimensional tensor; this one has shape {shape}")
+    values = pooled.data.tolist()
+    assert isinstance(values, list), type(values)
+    return values
+
+
+@dataclass
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> EmbeddingOutput:
+        return EmbeddingOutput(_vector(pooling_output, "an embedding"))
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+    def __repr__(self) -> str:
+        return f"EmbeddingOutput(hidden_size={self.hidden_size})"
+
+
+@dataclass
+class ClassificationOutput:
+    probs: list[float]
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> ClassificationOutput:
+        return ClassificationOutput(_vector(pooling_output, "a classification"))
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.probs)
+
+    def __repr__(self) -> str:
+        return f"ClassificationOutput(num_classes={self.num_classes})"
+
+
+@dataclass
+class ScoringOutput:
+    score: float
+
+    @staticmethod
+    def from_base(pooling_output: PoolingOutput) -> ScoringOutput:
+        value = pooling_output.data.tolist()
+        while isinstance(value, list) and len(value) == 1:  # shape [1], [1, 1] or []
+            value = value[0]
+        if not isinstance(value, int | float):
+            shape = tuple(pooling_output.data.shape)
+            raise ValueError(  # noqa: TRY004  the type of a tensor's content is its value
+                f"a score is made of one number; this tensor has shape {shape}"
+            )
+        return ScoringOutput(float(value))
+
+    def __repr__(self) -> str:
+        return f"ScoringOutput(score={self.score})"
+
+
+Pooled = TypeVar("Pooled")
+
+
+@dataclass
+class PoolingRequestOutput(Generic[Pooled]):
+    """The result of one pooling request."""
+
+    request_id: str
+    outputs: Pooled
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+    error: str | None = None
+    late_chunking: object | None = field(default=None, repr=False)
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(request_id={self.request_id!r}, outputs={self.outputs!r}, "
+            f"prompt_token_ids={self.prompt_token_ids}, "
+            f"num_cached_tokens={self.num_cached_tokens}, finished={self.finished})"
+        )
+
+
+@dataclass(repr=False)
+class EmbeddingRequestOutput(PoolingRequestOutput[EmbeddingOutput]):
+    @staticmethod
+    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> EmbeddingRequestOutput:
+        return EmbeddingRequestOutput(
+            base.request_id,
+            EmbeddingOutput.from_base(base.outputs),
+            base.prompt_token_ids,
+            base.num_cached_tokens,
+            base.finished,
+        )
+
+
+@dataclass(repr=False)
+class ClassificationRequestOutput(PoolingRequestOutput[ClassificationOutput]):
+    @staticmethod
+    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> ClassificationRequestOutput:
+        return ClassificationRequestOutput(
+            base.request_id,
+            ClassificationOutput.from_base(base.outputs),
+            base.prompt_token_ids,
+            base.num_cached_tokens,
+            base.finished,
+        )
+
+
+@dataclass(repr=False)
+class ScoringRequestOutput(PoolingRequestOutput[ScoringOutput]):
+    @staticmethod
+    def from_base(base: PoolingRequestOutput[PoolingOutput]) -> ScoringRequestOutput:
+        return ScoringRequestOutput(
+            base.request_id,
+            ScoringOutput.from_base(base.outputs),
+            base.prompt_token_ids,
+            base.num_cached_tokens,
+            base.finished,
+        )

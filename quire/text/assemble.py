@@ -1,0 +1,332 @@
+"""Updates of the engine -> the outputs that callers see.
+
+Not here: the order of steps, or what a finished token is (the scheduler said so already). One
+`Assembler` per request, one `_Answer` per sequence. The one idea: an answer is only ever appended
+to; what an output holds is a slice of it, chosen by the output kind. When nothing needs the text
+before the end (FINAL_ONLY without stop strings), no text is made before the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from quire.core.params import RequestOutputKind, SamplingParams
+from quire.core.types import TokenLogprobs, Update
+from quire.outputs import (
+    CompletionOutput,
+    FlatLogprobs,
+    Logprob,
+    PromptLogprobs,
+    RequestOutput,
+    RequestStateStats,
+    SampleLogprobs,
+)
+from quire.text.detokenizer import Detokenizer
+from quire.text.inputs import Prepared
+from quire.text.stops import StopWindow
+from quire.text.tokenizer import Tokenizer
+
+Clock = Callable[[], float]
+
+
+class Assembler:
+    """All answers to one request. push() every update of it, in order.
+
+    aborts: sequences that the last push() ended by a stop string; the engine must be told
+    (abort_sequence) and later updates of them are ignored.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        tokenizer: Tokenizer | None,
+        *,
+        clock: Clock | None = None,
+        stream_interval: int = 1,
+        lora_request: object | None = None,
+    ) -> None:
+        self._prepared = prepared
+        self._params = prepared.params
+        self._tokenizer = tokenizer if prepared.params.detokenize else None
+        self._clock = clock
+        self._lora = lora_request
+        self._interval = prepared.params.stream_interval or stream_interval
+        # Only at the end is it known which sequences of best_of are returned
+        ranks = prepared.request.n > prepared.params.n
+        self._kind = RequestOutputKind.FINAL_ONLY if ranks else prepared.params.output_kind
+        self._ranks = ranks
+        self._answers = [self._answer(i) for i in range(prepared.request.n)]
+        self._running = prepared.request.n
+        self._prompt_ids = list(prepared.request.prompt)
+        self._prompt_logprobs = _prompt_logprobs(prepared.params)
+        self._prompt_sent = False
+        self._cached: int | None = None
+        self._error: str | None = None
+        self.aborts: list[int] = []
+        self.stats = RequestStateStats(arrival_time=prepared.request.arrived_at) if clock else None
+
+    @property
+    def finished(self) -> bool:
+        return self._running == 0
+
+    def push(self, update: Update) -> RequestOutput | None:
+        """Take an update in; an output, if there is one to give out now."""
+        self.aborts = []
+        answer = self._answers[update.index]
+        if answer.finish_reason is not None:
+            return None
+        self._note(update)
+        answer.add(update)
+        if answer.finish_reason is not None:
+            self._running -= 1
+            if update.finish is None:
+                self.aborts.append(update.index)
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            return None if self._running else self._output(self._best())
+        if not answer.due(self._interval):
+            return None
+        delta = self._kind is RequestOutputKind.DELTA
+        return self._output([answer.output(delta, self._lora)])
+
+    def _answer(self, index: int) -> _Answer:
+        request, params = self._prepared.request, self._params
+        late = self._kind is RequestOutputKind.FINAL_ONLY and not params.stop_strings
+        text: _Silent | _Text
+        if self._tokenizer is None:
+            text = _Silent()
+        else:
+            text = _Text(self._tokenizer, request.prompt, params, late)
+        return _Answer(index, params, text, self._tokenizer, self._ranks)
+
+    def _note(self, update: Update) -> None:
+        if self._cached is None:
+            self._cached = update.cached_tokens
+        if update.prompt_logprobs and self._prompt_logprobs is not None:
+            # positions that came out of the prefix cache were not computed: nothing is known
+            while len(self._prompt_logprobs) < update.cached_tokens + 1:
+                self._prompt_logprobs.append(None)
+            for one in update.prompt_logprobs:
+                _append(self._prompt_logprobs, one, self._tokenizer)
+        if update.error is not None:
+            self._error = update.error
+        if self._clock is not None and self.stats is not None and update.token_ids:
+            _count(self.stats, len(update.token_ids), self._clock())
+
+    def _best(self) -> list[CompletionOutput]:
+        """Of all answers at the end, those to return: all, or the n likeliest of best_of."""
+        outputs = [answer.output(False, self._lora) for answer in self._answers]
+        if self._ranks:
+            outputs.sort(key=lambda output: -(output.cumulative_logprob or 0.0))
+            outputs = outputs[: self._params.n]
+            for i, output in enumerate(outputs):
+                output.index = i
+        return outputs
+
+    def _output(self, outputs: list[CompletionOutput]) -> RequestOutput:
+        prompt_logprobs = self._prompt_logprobs
+        if self._kind is RequestOutputKind.DELTA:
+            prompt_logprobs = None if self._prompt_sent else prompt_logprobs
+            self._prompt_sent = True
+        return RequestOutput(
+            request_id=self._prepared.request.id,
+            prompt=self._prepared.prompt_text,
+            prompt_token_ids=self._prompt_ids,
+            prompt_logprobs=prompt_logprobs,
+            outputs=outputs,
+            finished=self._running == 0,
+            metrics=self.stats,
+            lora_request=self._lora,
+            num_cached_tokens=self._cached,
+            error=self._error,
+        )
+
+
+class _Answer:
+    """One sequence's output so far: tokens, logprobs, text, and how much of each was given out."""
+
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        text: _Silent | _Text,
+        tokenizer: Tokenizer | None,
+        ranks: bool,
+    ) -> None:
+        self.index = index
+        self.finish_reason: str | None = None
+        self.stop_reason: int | str | None = None
+        self._text = text
+        self._tokenizer = tokenizer
+        self._token_ids: list[int] = []
+        self._logprobs = _sample_logprobs(params)
+        self._sums = ranks or params.logprobs is not None
+        self._sum = 0.0
+        self._sent = 0  # tokens given out
+        self._began = False
+
+    def add(self, update: Update) -> None:
+        kept = self._text.push(update.token_ids, update.finish)
+        self._token_ids.extend(update.token_ids[:kept])
+        if update.logprobs is not None and self._sums:
+            self._add_logprobs(update.logprobs[:kept])
+        if self._text.stop is not None:
+            self.finish_reason, self.stop_reason = "stop", self._text.stop
+        elif update.finish is not None:
+            self.finish_reason, self.stop_reason = update.finish, update.stop_reason
+
+    def _add_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        for one in logprobs:
+            self._sum += one.values[0]
+            if self._logprobs is not None:
+                _append(self._logprobs, one, self._tokenizer)
+
+    def due(self, interval: int) -> bool:
+        """There is news to stream: the first token, `interval` more, or the end."""
+        new = len(self._token_ids) - self._sent
+        if self.finish_reason is not None:
+            return True
+        return new >= interval or (not self._began and new > 0)
+
+    def output(self, delta: bool, lora_request: object | None) -> CompletionOutput:
+        since = self._sent if delta else 0
+        self._sent, self._began = len(self._token_ids), True
+        return CompletionOutput(
+            index=self.index,
+            text=self._text.take() if delta else self._text.whole(),
+            token_ids=self._token_ids[since:],
+            cumulative_logprob=self._sum if self._sums else None,
+            logprobs=None if self._logprobs is None else self._logprobs[since:],
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            lora_request=lora_request,
+        )
+
+
+class _Silent:
+    """The text of a sequence nobody wants text of."""
+
+    stop: str | None = None
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        return len(ids)
+
+    def take(self) -> str:
+        return ""
+
+    def whole(self) -> str:
+        return ""
+
+
+class _Text:
+    """Tokens -> text, cut at a stop string.
+
+    late: tokens are gathered and turned into text at the end, all at once.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams, late: bool
+    ) -> None:
+        self.stop: str | None = None
+        self._detokenizer = Detokenizer(
+            tokenizer,
+            prompt,
+            params.skip_special_tokens,
+            params.spaces_between_special_tokens,
+        )
+        self._include = params.include_stop_str_in_output
+        stops = params.stop_strings
+        self._window = StopWindow(stops, self._include) if stops else None
+        self._unsearched = params.min_tokens  # tokens in which no stop string may end
+        self._late: list[int] | None = [] if late else None
+        self._pieces: list[str] = []
+        self._whole = ""
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        """Add tokens; how many of them belong to the answer (the rest is behind a stop string)."""
+        # The token that ended the sequence is no text, unless asked for
+        shown = ids[:-1] if finish == "stop" and not self._include else ids
+        kept = len(ids)
+        if self._late is not None:
+            self._late.extend(shown)
+        elif self._window is None:
+            self._pieces.append(self._detokenizer.push(shown))
+        else:
+            completing = self._search(self._window, shown)
+            kept = len(ids) if completing is None else completing
+        if finish is not None and self.stop is None:
+            self._finish()
+        return kept
+
+    def _search(self, window: StopWindow, ids: Sequence[int]) -> int | None:
+        """Token by token, so that the one that completes a stop string is known: how many."""
+        for count, token_id in enumerate(ids, 1):
+            self._unsearched -= 1
+            text = self._detokenizer.push((token_id,))
+            piece = window.push(text, self._unsearched < 0)
+            self._pieces.append(piece.text)
+            if piece.stop is not None:
+                self.stop = piece.stop
+                return count
+        return None
+
+    def _finish(self) -> None:
+        if self._late:
+            self._pieces.append(self._detokenizer.push(self._late))
+        rest = self._detokenizer.finish()
+        if self._window is None:
+            self._pieces.append(rest)
+            return
+        piece = self._window.push(rest, self._unsearched <= 0)
+        self._pieces.append(piece.text)
+        self.stop = piece.stop
+        if piece.stop is None:
+            self._pieces.append(self._window.finish())
+
+    def whole(self) -> str:
+        if self._pieces:
+            self._whole += "".join(self._pieces)
+            self._pieces.clear()
+        return self._whole
+
+    def take(self) -> str:
+        """What is new since the last take. Not to be mixed with whole()."""
+        new = "".join(self._pieces)
+        self._pieces.clear()
+        return new
+
+
+def _sample_logprobs(params: SamplingParams) -> SampleLogprobs | None:
+    if params.logprobs is None:
+        return None
+    return FlatLogprobs() if params.flat_logprobs else []
+
+
+def _prompt_logprobs(params: SamplingParams) -> PromptLogprobs | None:
+    """The first token of a prompt has none."""
+    if params.prompt_logprobs is None:
+        return None
+    if not params.flat_logprobs:
+        return [None]
+    flat = FlatLogprobs()
+    flat.append(None)
+    return flat
+
+
+def _append(
+    to: SampleLogprobs | PromptLogprobs, one: TokenLogprobs, tokenizer: Tokenizer | None
+) -> None:
+    """One position: the chosen token first, then the best ones; a token appears once."""
+    decoded = tokenizer.decoded if tokenizer is not None else None
+    entry = {
+        token_id: Logprob(value, rank, None if decoded is None else decoded(token_id))
+        for token_id, value, rank in zip(one.ids, one.values, one.ranks)
+    }
+    to.append(entry)
+
+
+def _count(stats: RequestStateStats, tokens: int, now: float) -> None:
+    if stats.num_generation_tokens == 0:
+        stats.first_token_ts = now
+        stats.first_token_latency = now - stats.arrival_time
+    stats.num_generation_tokens += tokens
+    stats.last_token_ts = now

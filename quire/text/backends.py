@@ -1,0 +1,225 @@
+"""Two libraries behind one face: `tokenizers` (fast, from tokenizer.json) and `transformers`
+(everything else: SentencePiece, tiktoken, vocab.json, code of the model's repository).
+
+Not here: special token names, chat templates, errors in the words of users (quire.text.tokenizer).
+A backend is never changed after it was made, so threads may share it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.processors import Sequence as ProcessorSequence
+from tokenizers.processors import TemplateProcessing
+
+from quire.errors import ConfigError
+from quire.text.tokenizer_files import TokenizerFiles
+
+Side = Literal["left", "right"]
+
+
+class Backend(Protocol):
+    """Text to ids and back. Ids without a token decode to nothing."""
+
+    special_ids: frozenset[int]
+    added: dict[int, str]
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode_cut(self, text: str, add_special_tokens: bool, most: int, side: Side) -> list[int]:
+        """As encode; ids of the text are dropped from `side` so that at most `most` remain."""
+        ...
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str: ...
+    def join(self, tokens: list[str]) -> str: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def id_to_token(self, token_id: int) -> str | None: ...
+    def vocab(self) -> dict[str, int]: ...
+    def base_size(self) -> int: ...
+
+
+class Fast:
+    """Over tokenizers.Tokenizer."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        tokenizer.no_truncation()  # a file may carry the settings of a training run
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self.added = {i: token.content for i, token in added.items()}
+        self.special_ids = frozenset(i for i, token in added.items() if token.special)
+        self._affixes = tokenizer.num_special_tokens_to_add(False)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_cut(self, text: str, add_special_tokens: bool, most: int, side: Side) -> list[int]:
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        affixes = self._affixes if add_special_tokens else 0
+        # `truncate` names the side it drops from "left" as well
+        encoding.truncate(max(most - affixes, 0), direction=side)
+        if add_special_tokens:
+            encoding = self.tokenizer.post_process(encoding, None, True)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def join(self, tokens: list[str]) -> str:
+        decoder = self.tokenizer.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.tokenizer.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self.tokenizer.id_to_token(token_id)
+
+    def vocab(self) -> dict[str, int]:
+        return self.tokenizer.get_vocab(with_added_tokens=True)
+
+    def base_size(self) -> int:
+        return self.tokenizer.get_vocab_size(with_added_tokens=False)
+
+
+class Slow:
+    """Over a tokenizer of transformers that is written in Python."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.added = {int(i): str(t) for i, t in tokenizer.added_tokens_decoder.items()}
+        marked = {int(i) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self.special_ids = frozenset(marked | set(tokenizer.all_special_ids))
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_cut(self, text: str, add_special_tokens: bool, most: int, side: Side) -> list[int]:
+        ids = self.encode(text, False)
+        affixes = self.tokenizer.num_special_tokens_to_add() if add_special_tokens else 0
+        keep = max(most - affixes, 0)
+        ids = ids[len(ids) - min(keep, len(ids)) :] if side == "left" else ids[:keep]
+        return list(self.tokenizer.build_inputs_with_special_tokens(ids)) if affixes else ids
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str:
+        known = [i for i in ids if self.id_to_token(i) is not None]
+        text: str = self.tokenizer.decode(
+            known,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def join(self, tokens: list[str]) -> str:
+        return str(self.tokenizer.convert_tokens_to_string(tokens))
+
+    def token_to_id(self, token: str) -> int | None:
+        found = self.tokenizer.convert_tokens_to_ids(token)
+        if found is None or (found == self.tokenizer.unk_token_id and token not in self.vocab()):
+            return None
+        return int(found)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        if token_id >= len(self.tokenizer) and token_id not in self.added:
+            return None
+        token = self.tokenizer.convert_ids_to_tokens(token_id)
+        if isinstance(token, bytes):  # tokenizers over tiktoken keep byte strings
+            return token.decode("utf-8", errors="replace")
+        return None if token is None else str(token)
+
+    def vocab(self) -> dict[str, int]:
+        return {str(token): int(i) for token, i in self.tokenizer.get_vocab().items()}
+
+    def base_size(self) -> int:
+        return int(self.tokenizer.vocab_size)
+
+
+def load_fast(path: Path, files: TokenizerFiles) -> Fast:
+    """From a tokenizer.json and the settings beside it."""
+    try:
+        tokenizer = FastTokenizer.from_file(str(path))
+    except Exception as e:  # noqa: BLE001  the library raises bare Exception for a bad file
+        raise ConfigError(f"{path} is not a tokenizer of the tokenizers library: {e}") from None
+    _add_tokens(tokenizer, files)
+    if files.config.get("split_special_tokens"):
+        tokenizer.encode_special_tokens = True
+    if "add_bos_token" in files.config or "add_eos_token" in files.config:
+        _set_affixes(tokenizer, files)
+    return Fast(tokenizer)
+
+
+def _add_tokens(tokenizer: FastTokenizer, files: TokenizerFiles) -> None:
+    """Tokens that only the settings name; a token of both has the settings' flags."""
+    present = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    wanted = [token for token in files.added if repr(token) not in present]
+    names = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    names |= {token.content for token in wanted}
+    for token in (*files.named.values(), *files.additional):
+        if token.content not in names:
+            wanted.append(token)
+            names.add(token.content)
+    special = {token.content for token in (*files.named.values(), *files.additional)}
+    tokenizer.add_tokens([_marked(token, token.content in special) for token in wanted])
+
+
+def _marked(token: AddedToken, special: bool) -> AddedToken:
+    if special:
+        token.special = True
+    return token
+
+
+def _set_affixes(tokenizer: FastTokenizer, files: TokenizerFiles) -> None:
+    """An explicit add_bos_token/add_eos_token of the settings beats what tokenizer.json adds."""
+    single: list[str] = ["$A"]
+    tokens: list[tuple[str, int]] = []
+    for key, name, front in (
+        ("add_bos_token", "bos_token", True),
+        ("add_eos_token", "eos_token", False),
+    ):
+        token = files.named.get(name)
+        if not files.config.get(key) or token is None:
+            continue
+        token_id = tokenizer.token_to_id(token.content)
+        assert token_id is not None, token  # _add_tokens saw to that
+        single.insert(0 if front else len(single), token.content)
+        tokens.append((token.content, token_id))
+    if tokens:
+        tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
+    else:
+        tokenizer.post_processor = ProcessorSequence([])
+
+
+def load_with_transformers(
+    folder: Path, *, trust_remote_code: bool, revision: str | None, fast: bool
+) -> tuple[Backend, Any]:
+    """(backend, the transformers tokenizer) for folders without a tokenizer.json."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as e:
+        raise ConfigError(f"{folder} has no tokenizer.json; reading it needs: {e}") from None
+    try:
+        made: Any = AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, revision=revision, use_fast=fast
+        )
+    except Exception as e:
+        hint = " (the package named may have to be installed)" if _imports(e) else ""
+        raise ConfigError(f"transformers cannot make a tokenizer of {folder}{hint}: {e}") from e
+    if fast and made.is_fast:
+        return Fast(made.backend_tokenizer), made
+    return Slow(made), made
+
+
+def _imports(error: BaseException | None) -> bool:
+    return any(isinstance(one, ImportError) for one in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -1,0 +1,241 @@
+"""Chat templates: messages and tools -> the text of a prompt.
+
+Not here: the sandbox they run in (quire.text.sandbox), what messages may look like
+(quire.text.messages), tokenizing. `ChatTemplate.render` settles the dialects of messages first;
+`render_as_is` gives them to the template as they are, as scripts that call apply_chat_template
+know it. The result holds whatever special tokens the template writes (BOS too), so it is encoded
+with add_special_tokens=False.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import jinja2
+from jinja2 import nodes
+
+from quire.errors import ConfigError, RequestError
+from quire.text import sandbox
+from quire.text.content_format import detect
+from quire.text.messages import ContentFormat, Message, normalise
+
+RESERVED = frozenset(
+    [
+        "chat_template",
+        "tokenize",
+        "messages",
+        "conversation",
+        "conversations",
+        "tools",
+        "documents",
+        "add_generation_prompt",
+        "continue_final_message",
+        "return_tensors",
+        "return_dict",
+        "return_assistant_tokens_mask",
+        "padding",
+        "truncation",
+        "max_length",
+        "tokenizer_kwargs",
+        "add_special_tokens",
+    ]
+)
+"""Names that a caller's template variables must not have: they steer the rendering itself."""
+
+_FORMATS: dict[str, ContentFormat] = {"string": "string", "openai": "openai"}
+
+NO_TEMPLATE = (
+    "this model's tokenizer has no chat template. Pass chat_template=... (the text of a Jinja "
+    "template, or the path of a file with one), or render the conversation yourself and use "
+    "generate() or the completions route"
+)
+
+
+class ChatTemplate:
+    """One Jinja template, compiled. Never changes; threads may share it.
+
+    special: the tokens it can write by name, e.g. {"bos_token": "<s>"}.
+    """
+
+    def __init__(self, source: str, special: Mapping[str, object] | None = None) -> None:
+        self.source = source
+        self._special = dict(special or {})
+        environment = sandbox.Environment()
+        try:
+            tree = environment.parse(source)
+            self._template = environment.from_string(source)
+        except (jinja2.TemplateError, RecursionError, MemoryError) as e:
+            line = getattr(e, "lineno", None)
+            where = f" (line {line})" if line else ""
+            raise RequestError(
+                f"the chat template is not valid Jinja{where}: {e}", param="chat_template"
+            ) from None
+        self.content_format: ContentFormat = detect(tree)
+        self._tests_for_text = _tests_for_text(tree)
+
+    def render(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        documents: Sequence[Any] | None = None,
+        content_format: Literal["auto", "string", "openai"] = "auto",
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt of a conversation.
+
+        variables: more values for the template, e.g. {"enable_thinking": False}.
+        Raises: RequestError for malformed messages and for what the template refuses.
+        """
+        wanted = self.content_format if content_format == "auto" else _known(content_format)
+        settled = normalise(messages, wanted, knows_developer="developer" in self.source)
+        if wanted == "openai" and not self._tests_for_text:
+            settled = [_as_parts(message) for message in settled]
+        return self.render_as_is(
+            settled,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            documents=documents,
+            variables=variables,
+        )
+
+    def render_as_is(
+        self,
+        messages: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        *,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        documents: Sequence[Any] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """As `render`, but the template sees the messages as they are."""
+        if add_generation_prompt and continue_final_message:
+            raise RequestError(
+                "add_generation_prompt and continue_final_message are both true: one begins a new "
+                "message, the other goes on with the last; set one of them to false",
+                param="continue_final_message",
+            )
+        values = self._values(variables)
+        values |= {
+            "tools": _tools(tools),
+            "documents": list(documents) if documents is not None else None,
+            "add_generation_prompt": add_generation_prompt,
+        }
+        if not continue_final_message:
+            return sandbox.run(self._template, values | {"messages": messages})
+        return self._render_open(messages, values)
+
+    def _values(self, variables: Mapping[str, object] | None) -> dict[str, object]:
+        given = dict(variables or {})
+        refused = sorted(RESERVED.intersection(given))
+        if refused:
+            raise RequestError(
+                f"chat_template_kwargs must not hold {', '.join(refused)}: pass what is meant by "
+                "the argument of that name",
+                param="chat_template_kwargs",
+            )
+        return self._special | given
+
+    def _render_open(self, messages: Sequence[Any], values: dict[str, object]) -> str:
+        """Render up to the end of the last message's text, so that the model goes on with it.
+
+        A mark at the end of that text shows where to cut. Its own trailing space shows whether
+        the template trims the text; then the text's end is trimmed too.
+        """
+        mark = f"<|{secrets.token_hex(16)}|>"
+        marked = [*messages[:-1], _marked(messages[-1] if messages else None, mark + " ")]
+        text = sandbox.run(self._template, values | {"messages": marked})
+        cut = text.rfind(mark)
+        if cut < 0:
+            raise RequestError(
+                "continue_final_message: the chat template does not write the last message's text",
+                param="continue_final_message",
+            )
+        trims = text[cut + len(mark) :][:1] != " "
+        return text[:cut].rstrip() if trims else text[:cut]
+
+
+def _known(content_format: str) -> ContentFormat:
+    if content_format in _FORMATS:
+        return _FORMATS[content_format]
+    raise RequestError(
+        f"chat_template_content_format must be auto, string or openai, got {content_format!r}",
+        param="chat_template_content_format",
+    )
+
+
+def _as_parts(message: Message) -> Message:
+    content = message["content"]
+    if isinstance(content, str) and message["role"] != "tool":
+        return message | {"content": [{"type": "text", "text": content}] if content else []}
+    return message
+
+
+def _tools(tools: Sequence[Any] | None) -> list[Any] | None:
+    if tools is None:
+        return None
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
+        raise RequestError("tools must be a list of JSON schemas of functions", param="tools")
+    for i, tool in enumerate(tools):
+        if not isinstance(tool, Mapping) and not hasattr(tool, "model_dump"):
+            raise RequestError(
+                f"tools[{i}] must be an object, the JSON schema of a function; "
+                f"got a {type(tool).__name__}",
+                param="tools",
+            )
+    return list(tools) or None
+
+
+def _marked(message: object, mark: str) -> Message:
+    """A copy of the message whose last text ends in the mark."""
+    if not isinstance(message, Mapping):
+        raise RequestError("continue_final_message needs a message to go on with", param="messages")
+    content = message.get("content")
+    if isinstance(content, str):
+        return {**message, "content": content + mark}
+    parts = list(content) if isinstance(content, Sequence) else []
+    for i in reversed(range(len(parts))):
+        if isinstance(parts[i], Mapping) and isinstance(parts[i].get("text"), str):
+            parts[i] = {**parts[i], "text": parts[i]["text"] + mark}
+            return {**message, "content": parts}
+    raise RequestError(
+        "continue_final_message: the last message has no text to go on with",
+        param="continue_final_message",
+    )
+
+
+def _tests_for_text(tree: nodes.Template) -> bool:
+    """The template asks `is string` somewhere, so it takes content in both forms."""
+    return any(test.name == "string" for test in tree.find_all(nodes.Test))
+
+
+def load_chat_template(source: str | Path | None) -> str | None:
+    """The text of a template given as a path or as the text itself. None stays None."""
+    if source is None:
+        return None
+    if isinstance(source, Path) or not _looks_like_jinja(source):
+        path = Path(source)
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as e:
+            raise ConfigError(
+                f"chat_template {str(source)!r} is neither the text of a Jinja template nor a "
+                f"file that can be read ({e.__class__.__name__})"
+            ) from None
+    return source
+
+
+def _looks_like_jinja(text: str) -> bool:
+    return any(mark in text for mark in ("{{", "{%", "{#", "\n"))
+
+
+def named_templates(templates: Mapping[str, str]) -> Iterator[str]:
+    """Names to show to a user, the default first."""
+    return iter(sorted(templates, key=lambda name: (name != "default", name)))

@@ -1,0 +1,194 @@
+"""Token ids -> text, as they come. Never half a character, never the whole text again.
+
+Not here: stop strings. Two ways, one face: where each token has a piece of its own
+(quire.text.pieces) the pieces are joined; for other decoders two offsets move along, and only the
+last few tokens are decoded again. Either is primed with the end of the prompt, so that the first
+piece joins as it would inside one text. What may still become a character is held back; `finish`
+gives it out as U+FFFD.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from quire.text.pieces import Piece, PieceTable
+from quire.text.tokenizer import Tokenizer
+
+PRIMING = 8
+"""Prompt tokens that can matter: a character has at most 4 bytes, a byte may be a token."""
+
+_HOLE = "\ufffd"
+
+
+class Detokenizer:
+    """The text of one sequence. push() in order, then finish() once."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        prompt_ids: Sequence[int] = (),
+        skip_special_tokens: bool = True,
+        spaces_between_special_tokens: bool = True,
+    ) -> None:
+        backend = tokenizer.backend
+        self._skip = backend.special_ids if skip_special_tokens else frozenset()
+        # Tokens that must not be set apart by the spaces a decoder would put between them
+        self._close = frozenset() if spaces_between_special_tokens else backend.special_ids
+        starts = all(i in self._skip for i in reversed(prompt_ids))
+        primer = [i for i in prompt_ids[-PRIMING:] if i not in self._skip]
+        self._way: _Way
+        if tokenizer.pieces is None:
+            self._way = _Offsets(tokenizer, primer, self._close)
+        elif tokenizer.pieces.is_bytes:
+            self._way = _Bytes(tokenizer.pieces, primer)
+        else:
+            self._way = _Pieces(tokenizer.pieces, primer, starts)
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that these ids add, as far as it is certain."""
+        skip = self._skip
+        return self._way.push([i for i in ids if i not in skip] if skip else ids)
+
+    def finish(self) -> str:
+        """What was held back."""
+        return self._way.finish()
+
+
+class _Way(Protocol):
+    def push(self, ids: Sequence[int]) -> str: ...
+    def finish(self) -> str: ...
+
+
+class _Bytes:
+    """Every piece is bytes: one UTF-8 decoder knows what is still open."""
+
+    def __init__(self, table: PieceTable, primer: Sequence[int]) -> None:
+        self._table = table
+        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self.push(primer)
+
+    def push(self, ids: Sequence[int]) -> str:
+        if len(ids) == 1:
+            return self._decode(self._table[ids[0]])  # type: ignore[arg-type]  # bytes, see is_bytes
+        return self._decode(b"".join([self._table[i] for i in ids]))  # type: ignore[misc]
+
+    def finish(self) -> str:
+        return self._decode(b"", True)
+
+
+class _Pieces:
+    """Pieces are text, and now and then one byte of a character that has no token."""
+
+    def __init__(self, table: PieceTable, primer: Sequence[int], at_start: bool) -> None:
+        self._table = table
+        self._open = b""
+        self._start: Callable[[str], str] | None = None
+        self.push(primer)
+        self._start = table.at_start if at_start else None
+
+    def push(self, ids: Sequence[int]) -> str:
+        table = self._table
+        made = [self._text(table[i]) for i in ids]
+        if self._start is not None:
+            self._begin(made)
+        return made[0] if len(made) == 1 else "".join(made)
+
+    def _begin(self, made: list[str]) -> None:
+        """The first text of all is made as the decoder makes the start of a text."""
+        for i, text in enumerate(made):
+            if text and self._start is not None:
+                made[i] = self._start(text)
+                self._start = None
+
+    def _text(self, piece: Piece) -> str:
+        if isinstance(piece, str):
+            if not self._open or not piece:
+                return piece
+            return self.finish() + piece
+        self._open += piece
+        try:
+            text = self._open.decode("utf-8")
+        except UnicodeDecodeError as e:
+            if e.reason == "unexpected end of data":
+                return ""
+            # the new byte does not go on with what was open; it may open another character
+            holes, self._open = self._open[:-1], self._open[-1:]
+            if not holes:
+                return self.finish()
+            return _HOLE * len(holes) + self._text_of_first()
+        self._open = b""
+        return text
+
+    def _text_of_first(self) -> str:
+        first, self._open = self._open, b""
+        return self._text(first)
+
+    def finish(self) -> str:
+        held, self._open = self._open, b""
+        return _HOLE * len(held)
+
+
+class _Offsets:
+    """For decoders that look at neighbours.
+
+    ids:   [.... seen ....|.... read ....|.... new ....]
+                          ^ _prefix      ^ _read
+    The text of [prefix, read) was given out; what [prefix, end) has beyond it is new.
+    """
+
+    MOST_HELD = 16  # tokens; a character has at most 4 bytes, so a longer tail never completes
+
+    def __init__(self, tokenizer: Tokenizer, primer: Sequence[int], close: frozenset[int]) -> None:
+        self._backend = tokenizer.backend
+        self._close = close
+        self._ids = list(primer)
+        self._read = len(self._ids)
+        self._given = self._decoded()
+
+    def push(self, ids: Sequence[int]) -> str:
+        return "".join([self._push(i) for i in ids])
+
+    def _push(self, token_id: int) -> str:
+        previous = self._ids[-1] if self._ids else None
+        self._ids.append(token_id)
+        text = self._decoded()
+        held = len(self._ids) - self._read
+        if text.endswith(_HOLE) and held < self.MOST_HELD and not self._is_whole(token_id):
+            return ""
+        new = self._settle(text)
+        if token_id in self._close and previous in self._close:
+            return new.lstrip(" ")
+        return new
+
+    def _is_whole(self, token_id: int) -> bool:
+        """The token itself is the character U+FFFD, not a part of another."""
+        token = self._backend.id_to_token(token_id)
+        return token is not None and _HOLE in token
+
+    def _settle(self, text: str) -> str:
+        """Give out what is new and move both offsets: [read, end) is the next prefix."""
+        new = (
+            text[len(self._given) :] if text.startswith(self._given) else _beyond(self._given, text)
+        )
+        del self._ids[: max(self._read - 1, 0)]
+        self._read = len(self._ids)
+        self._given = self._decoded()
+        return new
+
+    def _decoded(self) -> str:
+        return self._backend.decode(self._ids, False, not self._close)
+
+    def finish(self) -> str:
+        return self._settle(self._decoded())
+
+
+def _beyond(given: str, text: str) -> str:
+    """What `text` has after the beginning it shares with `given` (a decoder changed its mind)."""
+    shared = 0
+    for a, b in zip(given, text):
+        if a != b:
+            break
+        shared += 1
+    return text[shared:] if shared < len(text) else ""

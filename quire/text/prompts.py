@@ -1,0 +1,125 @@
+"""The forms a prompt may have -> token ids and text.
+
+    "text"   [1, 2, 3]   {"prompt": "text"}   {"prompt_token_ids": [1, 2, 3], "prompt": "text"?}
+
+and in dicts an optional `cache_salt`. What this build cannot do (media, embeddings, encoders) is
+refused by name. Not here: lengths and sampling (quire.text.inputs).
+"""
+
+from __future__ import annotations
+
+import difflib
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import RequestError, Unsupported
+
+Prompt = str | Sequence[int] | Mapping[str, object]
+
+_KNOWN = ("prompt", "prompt_token_ids", "cache_salt")
+_REFUSED = {
+    "prompt_embeds": "prompts as embeddings are not supported; send text or token ids",
+    "encoder_prompt": "encoder-decoder models are not supported",
+    "decoder_prompt": "encoder-decoder models are not supported",
+    "multi_modal_data": "this model reads text only",
+    "multi_modal_uuids": "this model reads text only",
+    "mm_processor_kwargs": "this model reads text only",
+    "media_io_kwargs": "this model reads text only",
+    "token_type_ids": "token types are not supported for generation",
+    "prompt_token_offsets": "prompt token offsets are not supported",
+    "data": "prompts for IO plug-ins are not supported",
+    "data_format": "prompts for IO plug-ins are not supported",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedPrompt:
+    """Text to be tokenized, or ids; text beside ids is only shown."""
+
+    text: str | None
+    ids: tuple[int, ...] | None
+    salt: str | None = None
+
+
+def parse(prompt: Prompt) -> ParsedPrompt:
+    """Check the form of a prompt. Raises RequestError, Unsupported."""
+    if isinstance(prompt, str):
+        return ParsedPrompt(prompt, None)
+    if isinstance(prompt, Mapping):
+        return _from_dict(prompt)
+    return ParsedPrompt(None, token_ids(prompt, "prompt"))
+
+
+def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
+    for key, value in prompt.items():
+        if key in _KNOWN or value is None or value == {}:
+            continue
+        if key in _REFUSED:
+            raise Unsupported(f"prompt has {key!r}: {_REFUSED[key]}", param=str(key))
+        near = difflib.get_close_matches(str(key), [*_KNOWN, *_REFUSED], n=1)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(_KNOWN)}"
+        raise RequestError(f"prompt has an unknown key {key!r}{hint}", param="prompt")
+    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    if text is not None and not isinstance(text, str):
+        if ids is not None:
+            raise _no_prompt("prompt must be text", text)
+        ids, text = text, None  # {"prompt": [ids]} is seen in the wild
+    salt = cache_salt(prompt.get("cache_salt"))
+    if ids is not None:
+        return ParsedPrompt(text, token_ids(ids, "prompt_token_ids"), salt)
+    if text is None:
+        raise RequestError(
+            "a prompt given as a dict needs 'prompt' (text) or 'prompt_token_ids'; "
+            f"it has {', '.join(map(str, prompt)) or 'nothing'}",
+            param="prompt",
+        )
+    return ParsedPrompt(text, None, salt)
+
+
+def _no_prompt(what: str, given: object) -> RequestError:
+    return RequestError(
+        f"{what}, got a {type(given).__name__}; a prompt is text, a list of token ids, or a dict "
+        "with 'prompt' or 'prompt_token_ids'",
+        param="prompt",
+    )
+
+
+def token_ids(given: object, param: str) -> tuple[int, ...]:
+    """A list of ids (also a NumPy or torch vector) as a tuple of int."""
+    if isinstance(given, bytes | str | Mapping | set | frozenset):
+        raise _no_prompt(f"{param} must be a list of token ids", given)
+    try:
+        items: tuple[Any, ...] = tuple(given)  # type: ignore[arg-type]  # that is the question
+    except TypeError:
+        raise _no_prompt(f"{param} must be a list of token ids", given) from None
+    if set(map(type, items)) <= {int}:
+        return items
+    for i, item in enumerate(items):
+        if isinstance(item, bool) or not _is_index(item):
+            raise RequestError(
+                f"{param}[{i}] must be a token id (an integer), got {item!r:.80}", param=param
+            )
+    return tuple(map(operator.index, items))
+
+
+def _is_index(item: Any) -> bool:
+    try:
+        operator.index(item)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def cache_salt(given: object) -> str | None:
+    """A salt that separates what the prefix cache may share. None: none."""
+    if given is None:
+        return None
+    if not isinstance(given, str) or not 0 < len(given) <= 128 or set(given) & set("@/\\\0"):
+        raise RequestError(
+            "cache_salt must be a string of 1 to 128 characters without @, /, \\ and NUL, got "
+            f"{given!r:.80}",
+            param="cache_salt",
+        )
+    return given

@@ -1,0 +1,213 @@
+"""Where chat templates run: Jinja's immutable sandbox, with bounds.
+
+A template is somebody else's program. Bounded here: characters of the result, turns of loops and
+calls of macros together (`FUEL`), the length of `range`, of strings and lists made by `+`, `*`, `~`
+and `%`, and the size of powers. A bound that is passed raises RequestError. Values go in as plain
+data, so no method of a rich object can be called. Not bounded: time inside one filter or string
+method (`|center`, `.format` with a huge width). A template that a stranger sends must
+therefore run in a process that can be killed; that is the server's business.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from quire.errors import RequestError
+
+MAX_CHARS = 32 * 1024 * 1024
+FUEL = 500_000
+_METER = "_quire_meter"
+_CHECK = "_quire_check"
+
+
+def _refuse(what: str) -> RequestError:
+    return RequestError(f"the chat template {what}", param="chat_template")
+
+
+def raise_exception(message: str) -> None:
+    """For templates: refuse the conversation."""
+    raise jinja2.TemplateError(str(message))
+
+
+def strftime_now(pattern: str) -> str:
+    """For templates: the local date and time."""
+    return datetime.now().strftime(pattern)
+
+
+def tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """JSON without the HTML escapes that Jinja's own filter makes."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+def plain(value: object, depth: int = 0) -> Any:
+    """A copy made of dict, list, str, int, float, bool and None only.
+
+    Anything else becomes "<its type>": templates look whether media are there, not at them.
+    """
+    if depth > 200:
+        raise RequestError("messages or tools are nested deeper than 200 levels", param="messages")
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for base in (str, int, float):
+        if isinstance(value, base):
+            return base.__str__(value) if base is str else base(value)  # drop the subclass
+    if isinstance(value, Mapping):
+        return {plain(k, depth + 1): plain(v, depth + 1) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one, depth + 1) for one in value]
+    dump = getattr(value, "model_dump", None)  # pydantic objects of the openai client
+    if callable(dump):
+        return plain(dump(exclude_none=True), depth + 1)
+    return f"<{type(value).__name__}>"
+
+
+class Generation(Extension):
+    """`{% generation %}…{% endgeneration %}` marks the assistant's text; here it is just text."""
+
+    tags = {"generation"}  # noqa: RUF012  the name Jinja looks for
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _GuardedNamespace(Namespace):
+    """Jinja's namespace() without underscore names, which lead into Python."""
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if str(name).startswith("_"):
+            raise jinja2.TemplateError(f"a namespace cannot have an attribute {name!r}")
+        super().__setitem__(name, value)
+
+
+class Environment(ImmutableSandboxedEnvironment):
+    """The sandbox, with meters built into every loop and macro."""
+
+    intercepted_binops = frozenset(["+", "*", "**", "%"])
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[Generation, "jinja2.ext.loopcontrols"],
+        )
+        self.filters["tojson"] = tojson
+        self.globals["raise_exception"] = raise_exception
+        self.globals["strftime_now"] = strftime_now
+        self.globals["namespace"] = _GuardedNamespace
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        if _METER in source or _CHECK in source:
+            raise jinja2.TemplateSyntaxError("a reserved name is used", 1)
+        tree = super()._parse(source, name, filename)
+        _meter_all(tree)
+        tree.set_environment(self)
+        return tree
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**" and _power_bits(left, right) > 4096:
+            raise _refuse("computes a power that is too large")
+        if operator == "*" and _times(left, right) > MAX_CHARS:
+            raise _refuse(f"repeats a value to more than {MAX_CHARS} items")
+        if operator == "%" and isinstance(left, str) and _has_wide_field(left):
+            raise _refuse("formats with a field width above 9999")
+        return check(super().call_binop(context, operator, left, right))
+
+
+def check(value: Any) -> Any:
+    """The value, unless it is longer than a prompt may be."""
+    if isinstance(value, str | list | tuple) and len(value) > MAX_CHARS:
+        raise _refuse(f"makes a value of more than {MAX_CHARS} characters or items")
+    return value
+
+
+def _power_bits(base: object, exponent: object) -> float:
+    if not isinstance(base, int) or not isinstance(exponent, int):
+        return 0
+    return base.bit_length() * max(exponent, 0)
+
+
+def _times(left: object, right: object) -> int:
+    for one, count in ((left, right), (right, left)):
+        if isinstance(one, str | list | tuple) and isinstance(count, int):
+            return len(one) * count
+    return 0
+
+
+def _has_wide_field(pattern: str) -> bool:
+    digits = 0
+    for char in pattern:
+        digits = digits + 1 if char.isdigit() else 0
+        if digits > 4:
+            return True
+    return "*" in pattern  # a width given as an argument
+
+
+def _meter_all(tree: nodes.Template) -> None:
+    """Count every turn and macro call; look at the size of what `~` makes."""
+    for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+        assert isinstance(node, nodes.For | nodes.Macro | nodes.CallBlock), node
+        node.body.insert(0, nodes.ExprStmt(_call(_METER), lineno=node.lineno))
+    for concat in list(tree.find_all(nodes.Concat)):
+        inner = nodes.Concat(concat.nodes, lineno=concat.lineno)
+        concat.nodes = [_call(_CHECK, inner)]
+
+
+def _call(name: str, *arguments: nodes.Expr) -> nodes.Call:
+    return nodes.Call(nodes.Name(name, "load"), list(arguments), [], None, None)
+
+
+def meter(fuel: int = FUEL) -> Callable[[], None]:
+    """A function that may be called `fuel` times."""
+    left = fuel
+
+    def burn() -> None:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _refuse(f"loops more than {fuel} times")
+
+    return burn
+
+
+def run(template: jinja2.Template, values: Mapping[str, object]) -> str:
+    """Render. Errors of the template become RequestError with Jinja's message."""
+    given = {name: plain(value) for name, value in values.items()}
+    try:
+        return _collect(template.generate(**given, **{_METER: meter(), _CHECK: check}))
+    except RequestError:
+        raise
+    except RecursionError:
+        raise _refuse("calls itself without end") from None
+    except Exception as e:  # the template's own code: anything may come out of it
+        said = str(e) or type(e).__name__
+        raise _refuse(f"refuses these messages or is wrong: {said}") from e
+
+
+def _collect(pieces: Iterable[str]) -> str:
+    kept: list[str] = []
+    size = 0
+    for piece in pieces:
+        kept.append(piece)
+        size += len(piece)
+        if size > MAX_CHARS:
+            raise _refuse(f"makes more than {MAX_CHARS} characters")
+    return "".join(kept)

@@ -1,0 +1,493 @@
+"""One face over all tokenizers, with the method names that users of transformers know.
+
+Not here: the libraries (quire.text.backends), files (tokenizer_files), templates (chat). The one
+idea: `Tokenizer` adds names, special tokens and errors in the user's words to a backend; what it
+computes does not depend on which backend it has.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, overload
+
+from quire.errors import ConfigError, RequestError, Unsupported
+from quire.text import tokenizer_files
+from quire.text.backends import Backend, Fast, Side, load_fast, load_with_transformers
+from quire.text.chat import NO_TEMPLATE, ChatTemplate, load_chat_template, named_templates
+from quire.text.pieces import PieceTable, piece_table
+from quire.text.tokenizer_files import NAMED
+
+Mode = Literal["auto", "hf", "fast", "slow"]
+MODES = ("auto", "hf", "fast", "slow")
+_SIDES: dict[str, Side] = {"left": "left", "right": "right"}
+ID_END = 2**32
+_TIDY = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
+
+
+class Encoded(dict[str, Any]):
+    """What calling a tokenizer gives: input_ids and attention_mask, as keys and as attributes."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+
+class _NamedToken:
+    """A special token by its name; assigning one makes it the token of that name."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> _NamedToken: ...
+    @overload
+    def __get__(self, instance: Tokenizer, owner: type) -> str | None: ...
+    def __get__(self, instance: Tokenizer | None, owner: type) -> _NamedToken | str | None:
+        return self if instance is None else instance.named.get(self.name)
+
+    def __set__(self, instance: Tokenizer, token: str | None) -> None:
+        instance.name_token(self.name, token)
+
+
+class _NamedId:
+    """The id of a special token, by its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> _NamedId: ...
+    @overload
+    def __get__(self, instance: Tokenizer, owner: type) -> int | None: ...
+    def __get__(self, instance: Tokenizer | None, owner: type) -> _NamedId | int | None:
+        if instance is None:
+            return self
+        token = instance.named.get(self.name)
+        return None if token is None else instance.backend.token_to_id(token)
+
+    def __set__(self, instance: Tokenizer, token_id: int) -> None:
+        instance.name_token(self.name, instance.convert_ids_to_tokens(token_id))
+
+
+class Tokenizer:
+    """Text to ids and back. Encoding and decoding change nothing, so threads may share one.
+
+    Written after construction only by the user: named tokens, padding_side, chat_template.
+    """
+
+    bos_token, eos_token, unk_token = _NamedToken(), _NamedToken(), _NamedToken()
+    sep_token, pad_token, cls_token = _NamedToken(), _NamedToken(), _NamedToken()
+    mask_token = _NamedToken()
+    bos_token_id, eos_token_id = _NamedId("bos_token"), _NamedId("eos_token")
+    unk_token_id, sep_token_id = _NamedId("unk_token"), _NamedId("sep_token")
+    pad_token_id, cls_token_id = _NamedId("pad_token"), _NamedId("cls_token")
+    mask_token_id = _NamedId("mask_token")
+
+    def __init__(
+        self,
+        backend: Backend,
+        *,
+        named: Mapping[str, str] | None = None,
+        additional: Sequence[str] = (),
+        templates: Mapping[str, str] | None = None,
+        config: Mapping[str, Any] | None = None,
+        name_or_path: str = "",
+    ) -> None:
+        self.backend = backend
+        self.named = dict(named or {})
+        self.additional_special_tokens = list(additional)
+        self.templates = dict(templates or {})
+        self.name_or_path = name_or_path
+        config = config or {}
+        self.padding_side = str(config.get("padding_side") or "right")
+        self.truncation_side = str(config.get("truncation_side") or "right")
+        self.model_max_length = int(config.get("model_max_length") or 10**30)
+        self.clean_up_tokenization_spaces = bool(config.get("clean_up_tokenization_spaces"))
+        self.pieces: PieceTable | None = piece_table(backend)
+        self._decoded: dict[int, str] = {}
+        self._compiled: dict[str, ChatTemplate] = {}
+        self._size: int | None = None
+        self._longest: int | None = None
+
+    # -- encoding ---------------------------------------------------------------------------
+
+    def encode(
+        self,
+        text: str,
+        add_special_tokens: bool = True,
+        truncation: bool = False,
+        max_length: int | None = None,
+        truncation_side: str | None = None,
+    ) -> list[int]:
+        """Ids of a text. With truncation, at most max_length (special tokens included)."""
+        if not isinstance(text, str):
+            raise RequestError(f"encode() takes text, got a {type(text).__name__}", param="prompt")
+        _refuse_surrogates(text)
+        if not truncation:
+            return self.backend.encode(text, add_special_tokens)
+        most = self.model_max_length if max_length is None else max_length
+        side = _side("truncation_side", truncation_side or self.truncation_side)
+        return self.backend.encode_cut(text, add_special_tokens, min(most, ID_END), side)
+
+    def __call__(
+        self,
+        text: str | Sequence[str],
+        add_special_tokens: bool = True,
+        padding: bool | str = False,
+        truncation: bool = False,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+        return_attention_mask: bool = True,
+    ) -> Encoded:
+        """Ids of one text, or of each of several: {"input_ids": …, "attention_mask": …}."""
+        if return_tensors is not None:
+            raise Unsupported(
+                f"return_tensors={return_tensors!r}: this tokenizer gives lists; make a tensor of "
+                "the input_ids yourself",
+                param="return_tensors",
+            )
+        many = not isinstance(text, str)
+        texts = list(text) if many else [str(text)]
+        rows = [self.encode(one, add_special_tokens, truncation, max_length) for one in texts]
+        masks = [[1] * len(row) for row in rows]
+        if padding not in (False, "do_not_pad"):
+            longest = max_length if padding == "max_length" else max(map(len, rows), default=0)
+            rows, masks = self._padded(rows, longest or 0), self._padded(masks, longest or 0, 0)
+        encoded = Encoded(input_ids=rows if many else rows[0])
+        if return_attention_mask:
+            encoded["attention_mask"] = masks if many else masks[0]
+        return encoded
+
+    def _padded(
+        self, rows: list[list[int]], length: int, pad: int | None = None
+    ) -> list[list[int]]:
+        pad = self.pad_token_id if pad is None else pad
+        if pad is None:
+            raise RequestError(
+                "padding needs a pad token: set tokenizer.pad_token", param="padding"
+            )
+        left = _side("padding_side", self.padding_side) == "left"
+        fills = [[pad] * (length - len(row)) for row in rows]
+        return [fill + row if left else row + fill for row, fill in zip(rows, fills)]
+
+    def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
+        """The tokens of a text, as the vocabulary writes them."""
+        return self.convert_ids_to_tokens(self.encode(text, add_special_tokens))
+
+    # -- decoding ---------------------------------------------------------------------------
+
+    def decode(
+        self,
+        token_ids: int | Sequence[int],
+        skip_special_tokens: bool = False,
+        clean_up_tokenization_spaces: bool | None = None,
+        spaces_between_special_tokens: bool = True,
+    ) -> str:
+        """The text of ids. An id that no token has adds nothing."""
+        ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
+        try:
+            text = self.backend.decode(ids, skip_special_tokens, spaces_between_special_tokens)
+        except (OverflowError, TypeError):
+            bad = next((i for i in ids if not isinstance(i, int) or not 0 <= i < ID_END), None)
+            raise RequestError(
+                f"token ids must be integers in [0, {ID_END}), got {bad!r}", param="token_ids"
+            ) from None
+        tidy = clean_up_tokenization_spaces
+        if self.clean_up_tokenization_spaces if tidy is None else tidy:
+            return self._tidied(text)
+        return text
+
+    def _tidied(self, text: str) -> str:
+        """Made for WordPiece; it would eat real spaces of tokenizers whose tokens hold them."""
+        is_bpe = (
+            isinstance(self.backend, Fast) and type(self.backend.tokenizer.model).__name__ == "BPE"
+        )
+        return text if is_bpe else _TIDY.sub(r"\1", text.replace(" ' ", "'"))
+
+    def batch_decode(
+        self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False
+    ) -> list[str]:
+        return [self.decode(ids, skip_special_tokens) for ids in sequences]
+
+    def decoded(self, token_id: int) -> str:
+        """decode([id]), remembered: what logprobs show for a token."""
+        found = self._decoded.get(token_id)
+        if found is None:
+            found = self._decoded[token_id] = self.decode([token_id])
+        return found
+
+    # -- the vocabulary ---------------------------------------------------------------------
+
+    @overload
+    def convert_ids_to_tokens(self, ids: int) -> str: ...
+    @overload
+    def convert_ids_to_tokens(
+        self, ids: Sequence[int], skip_special_tokens: bool = False
+    ) -> list[str]: ...
+    def convert_ids_to_tokens(
+        self, ids: int | Sequence[int], skip_special_tokens: bool = False
+    ) -> str | list[str]:
+        if isinstance(ids, int):
+            return self._token(ids)
+        skipped = self.backend.special_ids if skip_special_tokens else frozenset()
+        return [self._token(i) for i in ids if i not in skipped]
+
+    def _token(self, token_id: int) -> str:
+        token = self.backend.id_to_token(token_id) if 0 <= token_id < ID_END else None
+        if token is None:
+            raise RequestError(
+                f"no token has the id {token_id}; the ids of this tokenizer are in "
+                f"[0, {self.max_token_id + 1})",
+                param="token_ids",
+            )
+        return token
+
+    def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
+        """Id of a token (ids of several); the unknown token's id, or None, for what is no token."""
+        if isinstance(tokens, str):
+            found = self.backend.token_to_id(tokens)
+            return self.unk_token_id if found is None else found
+        return [self.convert_tokens_to_ids(token) for token in tokens]
+
+    def convert_tokens_to_string(self, tokens: list[str]) -> str:
+        return self.backend.join(tokens)
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.backend.vocab()
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {token: i for i, token in self.backend.added.items()}
+
+    @property
+    def vocab_size(self) -> int:
+        """Without added tokens, as users know it; len() counts those too."""
+        return self.backend.base_size()
+
+    def __len__(self) -> int:
+        if self._size is None:
+            self._size = len(self.backend.vocab())
+        return self._size
+
+    @property
+    def max_token_id(self) -> int:
+        return max(self.backend.vocab().values(), default=0)
+
+    @property
+    def longest_token_chars(self) -> int | None:
+        """Most characters of text that one id can stand for; None if there is no such bound."""
+        if self._longest is None:
+            self._longest = _longest(self.backend)
+        return self._longest or None
+
+    @property
+    def is_fast(self) -> bool:
+        return isinstance(self.backend, Fast)
+
+    # -- special tokens ---------------------------------------------------------------------
+
+    @property
+    def special_tokens_map(self) -> dict[str, Any]:
+        extra = self.additional_special_tokens
+        return self.named | ({"additional_special_tokens": extra} if extra else {})
+
+    @property
+    def all_special_tokens(self) -> list[str]:
+        return list(dict.fromkeys([*self.named.values(), *self.additional_special_tokens]))
+
+    @property
+    def all_special_ids(self) -> list[int]:
+        ids = (self.backend.token_to_id(token) for token in self.all_special_tokens)
+        return [i for i in ids if i is not None]
+
+    def name_token(self, name: str, token: str | None) -> None:
+        """Make `token`, which must be in the vocabulary, the one called `name`."""
+        if token is None:
+            self.named.pop(name, None)
+            return
+        if self.backend.token_to_id(token) is None:
+            raise RequestError(
+                f"{name} must be a token of the vocabulary, {token!r} is not", param=name
+            )
+        self.named[name] = token
+
+    # -- chat -------------------------------------------------------------------------------
+
+    @property
+    def chat_template(self) -> str | None:
+        return self.templates.get("default")
+
+    @chat_template.setter
+    def chat_template(self, source: str | None) -> None:
+        if source is None:
+            self.templates.pop("default", None)
+        else:
+            self.templates["default"] = source
+
+    def get_chat_template(self, chat_template: str | None = None, tools: object = None) -> str:
+        """The text of the template that applies: the given one (a name, path or text), the one
+        for tools if there are tools, the default."""
+        if chat_template is not None:
+            named = self.templates.get(chat_template)
+            return named if named is not None else str(load_chat_template(chat_template))
+        if tools and "tool_use" in self.templates:
+            return self.templates["tool_use"]
+        if "default" in self.templates:
+            return self.templates["default"]
+        if self.templates:
+            names = ", ".join(named_templates(self.templates))
+            raise RequestError(
+                f"this tokenizer has chat templates by name only ({names}); pass one of the names "
+                "as chat_template",
+                param="chat_template",
+            )
+        raise RequestError(NO_TEMPLATE, param="chat_template")
+
+    def template(self, chat_template: str | None = None, tools: object = None) -> ChatTemplate:
+        """The same, compiled (and kept)."""
+        source = self.get_chat_template(chat_template, tools)
+        found = self._compiled.get(source)
+        if found is None:
+            found = ChatTemplate(source, self.special_tokens_map)
+            if len(self._compiled) >= 32:  # templates may come from requests
+                self._compiled.clear()
+            self._compiled[source] = found
+        return found
+
+    def apply_chat_template(
+        self,
+        conversation: Sequence[Any],
+        tools: Sequence[Any] | None = None,
+        documents: Sequence[Any] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = False,
+        continue_final_message: bool = False,
+        tokenize: bool = True,
+        return_dict: bool = False,
+        return_tensors: str | None = None,
+        truncation: bool = False,
+        max_length: int | None = None,
+        **variables: Any,
+    ) -> Any:
+        """A conversation (or several) as ids, or as text with tokenize=False.
+
+        variables: values for the template, e.g. enable_thinking=False. The messages go to the
+        template as they are.
+        """
+        if len(conversation) > 0 and isinstance(conversation[0], list | tuple):
+            texts = [
+                self.apply_chat_template(
+                    one, tools, documents, chat_template, add_generation_prompt,
+                    continue_final_message, tokenize=False, **variables,
+                )
+                for one in conversation
+            ]  # fmt: skip
+            return self._chat_ids(
+                texts, tokenize, return_dict, return_tensors, truncation, max_length
+            )
+        text = self.template(chat_template, tools).render_as_is(
+            conversation,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            documents=documents,
+            variables=variables,
+        )
+        return self._chat_ids(text, tokenize, return_dict, return_tensors, truncation, max_length)
+
+    def _chat_ids(
+        self, text: str | list[str], tokenize: bool, return_dict: bool,
+        return_tensors: str | None, truncation: bool, max_length: int | None,
+    ) -> Any:  # fmt: skip
+        if not tokenize:
+            return text
+        encoded = self(
+            text,
+            add_special_tokens=False,
+            truncation=truncation,
+            max_length=max_length,
+            return_tensors=return_tensors,
+        )
+        return encoded if return_dict else encoded["input_ids"]
+
+    def __repr__(self) -> str:
+        kind = "fast" if self.is_fast else "slow"
+        return f"Tokenizer({self.name_or_path!r}, {kind}, {len(self)} tokens)"
+
+
+def _side(name: str, given: str) -> Side:
+    if given in _SIDES:
+        return _SIDES[given]
+    raise RequestError(f"{name} must be 'left' or 'right', got {given!r}", param=name)
+
+
+def _refuse_surrogates(text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as e:
+        raise RequestError(
+            f"the text holds half a surrogate pair (U+{ord(text[e.start]):04X} at character "
+            f"{e.start}), which is no character; send valid Unicode",
+            param="prompt",
+        ) from None
+
+
+def _longest(backend: Backend) -> int:
+    """0: no bound. Only byte-level and byte-fallback BPE keep every character as its own ids."""
+    if not isinstance(backend, Fast) or type(backend.tokenizer.model).__name__ != "BPE":
+        return 0
+    table = piece_table(backend)
+    if table is None or any(
+        token.lstrip or token.rstrip
+        for token in backend.tokenizer.get_added_tokens_decoder().values()
+    ):
+        return 0
+    longest = max(map(len, backend.vocab()), default=1)
+    # a normalizer may compose characters (NFC): up to three become one
+    return longest * (1 if backend.tokenizer.normalizer is None else 4)
+
+
+def load_tokenizer(
+    folder: str | Path,
+    mode: str = "auto",
+    trust_remote_code: bool = False,
+    revision: str | None = None,
+) -> Tokenizer:
+    """The tokenizer of a model's folder.
+
+    mode: "auto", "hf" and "fast" read tokenizer.json where there is one, "slow" never does.
+    Raises: ConfigError if there is none, or it is Python code that is not trusted.
+    """
+    folder = Path(folder)
+    if mode not in MODES:
+        raise ConfigError(f"tokenizer_mode must be one of {', '.join(MODES)}, got {mode!r}")
+    if not folder.is_dir():
+        raise ConfigError(f"{folder} is not a folder; a tokenizer is loaded from a local folder")
+    files = tokenizer_files.read(folder)
+    path = folder / "tokenizer.json"
+    named = {name: token.content for name, token in files.named.items()}
+    additional = [token.content for token in files.additional]
+    backend: Backend
+    if path.is_file() and mode != "slow":
+        backend = load_fast(path, files)
+    else:
+        if files.needs_code and not trust_remote_code:
+            raise ConfigError(
+                f"the tokenizer in {folder} is Python code of the model's repository; read it and "
+                "set trust_remote_code=True to run it"
+            )
+        backend, made = load_with_transformers(
+            folder, trust_remote_code=trust_remote_code, revision=revision, fast=mode != "slow"
+        )
+        named = {k: str(v) for k, v in made.special_tokens_map.items() if k in NAMED} | named
+    return Tokenizer(
+        backend,
+        named=named,
+        additional=additional,
+        templates=files.templates,
+        config=files.config,
+        name_or_path=str(folder),
+    )
