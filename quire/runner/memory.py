@@ -35,5 +35,7 @@ def kv_tensors(
 
 def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A zeroed CPU tensor whose pages the system hands out at the first write (calloc)."""
+    if 0 in shape:
+        return torch.empty(shape, dtype=dtype)
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
     return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)

@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.core.types import StepPlan, TokenLogprobs
 from quire.models.base import LanguageModel
 from quire.runner.inputs import Inputs
-from quire.sampling.prompt_logprobs import prompt_logprobs
+from quire.sampling.logprobs import prompt_logprobs
 
 CHUNK = 256
 """Positions whose logits are held at once."""

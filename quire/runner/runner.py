@@ -17,7 +17,6 @@ from quire.attention.base import Backend
 from quire.core.types import Copy, Sequence, StepPlan, StepResult
 from quire.kernels.copy_blocks import copy_blocks
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.graphs import Graphs
 from quire.runner.inputs import Inputs, gather
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Slots
@@ -51,7 +50,6 @@ class Runner:
         cache: list[Tensor],
         host_cache: list[Tensor],
         block_size: int,
-        graphs: Graphs | None,
     ) -> None:
         self.model = model
         self._backend = backend
@@ -60,7 +58,6 @@ class Runner:
         self._cache = cache
         self._host_cache = host_cache
         self._block_size = block_size
-        self._graphs = graphs
         self._last_token = torch.zeros(slots.tables[0].shape[0], dtype=torch.int32)
 
     def prepare(self, plan: StepPlan) -> Work:
@@ -104,8 +101,6 @@ class Runner:
         """Hidden states of the step's tokens: [T, E]."""
         if len(inputs.late):
             inputs.token_ids[inputs.late] = self._last_token.numpy()[inputs.late_slots]
-        if self._graphs is not None and inputs.decode_only:
-            return self._graphs.run(inputs)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),

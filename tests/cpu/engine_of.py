@@ -1,0 +1,123 @@
+"""A whole engine over a tiny random model, with every knob of the scheduler and the cache in hand."""
+
+import torch
+
+from quire.config.config import CacheSection, DeviceSection, EngineConfig, LoadSection, ModelSection, ObserveSection, ParallelSection, SamplingSection, SchedulerSection
+from quire.config.kv_layout import block_bytes, group_layers
+from quire.core.params import SamplingParams
+from quire.core.types import Request, Stop
+from quire.engine.build import device_half, mind
+from quire.models.build import build, config_of
+
+TINY = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 97,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "max_position_embeddings": 512,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+WINDOWED = {
+    **TINY,
+    "model_type": "gemma2",
+    "num_hidden_layers": 3,
+    "sliding_window": 24,
+    "query_pre_attn_scalar": 8,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
+}
+_models = {}
+
+
+def model_of(hf, dtype):
+    """Built once per shape and dtype: random weights, spread so that greedy choices are not ties."""
+    key = (hf["model_type"], dtype)
+    if key not in _models:
+        model_type, config = config_of(hf)
+        _models[key] = build(model_type, config, load_format="dummy", dtype=dtype, progress=False, seed=7), config
+    return _models[key]
+
+
+def engine_of(
+    hf=TINY,
+    *,
+    dtype=torch.float32,
+    num_blocks=400,
+    block_size=16,
+    host_blocks=0,
+    budget=512,
+    seqs=32,
+    max_len=400,
+    prefix=True,
+    chunked=True,
+    policy="fcfs",
+    preemption="recompute",
+    depth=1,
+    threshold=0,
+    processors=(),
+):
+    model, model_config = model_of(hf, dtype)
+    layers = model_config.attention_layers()
+    groups = group_layers(layers)
+    config = EngineConfig(
+        model=ModelSection(
+            name="tiny", model_type=hf["model_type"], tokenizer="", tokenizer_mode="auto", skip_tokenizer_init=True, trust_remote_code=False,
+            dtype=str(dtype).removeprefix("torch."), seed=0, vocab=hf["vocab_size"], revision=None, tokenizer_revision=None, served_names=("tiny",),
+            chat_template=None, max_logprobs=-1, logprobs_mode="raw_logprobs", logits_processors=processors, disable_sliding_window=False,
+        ),
+        cache=CacheSection(
+            block_size=block_size, num_blocks=num_blocks, num_host_blocks=host_blocks, prefix_caching=prefix, dtype=str(dtype).removeprefix("torch."),
+            layers=layers, groups=groups, block_bytes=block_bytes(layers, groups, block_size, dtype.itemsize),
+        ),
+        scheduler=SchedulerSection(
+            max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=max_len, chunked_prefill=chunked, max_num_partial_prefills=0,
+            max_long_partial_prefills=0, long_prefill_token_threshold=threshold, policy=policy, preemption_mode=preemption, steps_in_flight=depth,
+        ),
+        load=LoadSection(format="dummy", download_dir=None, hf_token=None, progress=False),
+        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1),
+        parallel=ParallelSection(tensor=1),
+        sampling=SamplingSection(defaults={}, eos_ids=()),
+        observe=ObserveSection(log_stats=False, log_level=None),
+    )
+    return mind(config, device_half(model, model_config, config), check=True)
+
+
+def request(name, prompt, max_tokens, *, n=1, seed=0, priority=0, **params):
+    params.setdefault("temperature", 0.0)
+    if n > 1 and params["temperature"] == 0.0:
+        params["temperature"] = 1.0
+    given = SamplingParams(n=n, max_tokens=max_tokens, **params)
+    return Request(
+        id=name, prompt=tuple(prompt), stop=Stop(max_tokens), params=given, n=n, seed=seed, priority=priority,
+        read_prefix_cache=given.prompt_logprobs is None,
+    )
+
+
+def run(engine, requests, *, stagger=0):
+    """(id, index) -> tokens, and the updates; requests join `stagger` steps apart."""
+    waiting, out, updates, step = list(requests), {}, [], 0
+    while waiting or not engine.idle:
+        while waiting and (stagger == 0 or step % stagger == 0):
+            engine.add(waiting.pop(0))
+            if stagger:
+                break
+        for update in engine.step():
+            out.setdefault((update.request_id, update.index), []).extend(update.token_ids)
+            updates.append(update)
+        step += 1
+        assert step < 20000, "no progress"
+    ends = [(u.request_id, u.index) for u in updates if u.finish]
+    assert sorted(ends) == sorted(set(ends)), "a sequence ended twice"
+    stats = engine.stats()
+    assert stats.running == stats.waiting == stats.swapped == stats.held_blocks == 0, stats
+    engine.shutdown()
+    return out, updates
