@@ -34,7 +34,7 @@ class Choice(NamedTuple):
 
 
 def backends() -> Registry:
-    """Every attention backend by name (`select` is not one)."""
+    """Every attention backend by name."""
     return Registry("quire.attention")
 
 
@@ -66,7 +66,6 @@ def missing(caps: Caps, needs: Needs) -> str:
 
 
 def _caps(name: str) -> Caps:
-    caps = getattr(backends().load(name), "CAPS", None)
-    if not isinstance(caps, Caps):
-        raise ConfigError(f"{name!r} is not an attention backend; known: {', '.join(ORDER)}")
+    caps = backends().load(name).CAPS
+    assert isinstance(caps, Caps), f"quire.attention.{name}.CAPS is {caps!r}"
     return caps

@@ -202,14 +202,6 @@ void pack_values(const Source& src, long start, long from, long to, long size, T
                    out + (column * CHUNK / per + step * PANEL) * per);
 }
 
-struct FloatsOut {  // a tile of fp32, started from what is there or from zero
-  float* y;
-  long stride;
-  bool add;
-  INLINE vf init(int i, int column) const { return add ? load(y + i * stride + column) : vf{}; }
-  INLINE void put(int i, int column, vf v) const { store(y + i * stride + column, v); }
-};
-
 // y[rows][panels * 32] (+)= a[rows][steps] . b
 template <class T>
 void product(const char* a, long a_row, long rows, const char* b, long panel_bytes, long panels,
@@ -221,7 +213,7 @@ void product(const char* a, long a_row, long rows, const char* b, long panel_byt
     for (long p = 0; p < panels;) {
       const int np = p + wide <= panels ? wide : p + 2 <= panels && wide >= 2 ? 2 : 1;
       Operand o{a + at * a_row, a_row, 4, b + p * panel_bytes, panel_bytes, steps, 0};
-      tile_of<T>(height, np, o, FloatsOut{y + at * stride + p * PANEL, stride, add});
+      tile_of<T>(height, np, o, y + at * stride + p * PANEL, stride, add);
       p += np;
     }
   }

@@ -17,22 +17,8 @@ struct LinearArgs {
   long rows, inputs, outputs, dtype;
 };
 
+constexpr long AHEAD = 2048;  // bytes of a panel to prefetch
 constexpr long ROW_BLOCK = MAX_ROWS * 72L;  // rows whose packed form the ranks share at a time
-
-template <class T>
-struct RowsOut {  // rows of y, of which `columns` remain from here
-  T* y;
-  long stride, columns;
-  const T* bias;
-  INLINE vf init(int, int) const { return vf{}; }
-  INLINE void put(int i, int column, vf v) const {
-    long left = columns - column;
-    if (left <= 0) return;
-    long n = left < W ? left : W;
-    if (bias) v = v + get(bias + column, n);
-    ::put(y + i * stride + column, v, n);
-  }
-};
 
 INLINE long steps_of(long inputs, long dtype) { return dtype ? (inputs + 1) / 2 : inputs; }
 
@@ -68,11 +54,21 @@ inline void pack_tile(const LinearArgs& a, long from, int rows, uint32_t* out) {
     }
 }
 
-struct Tiles {  // `rows` cut into tiles of nearly equal height
-  long rows, count;
-  explicit Tiles(long rows) : rows(rows), count((rows + MAX_ROWS - 1) / MAX_ROWS) {}
-  long start(long i) const { return rows * i / count; }
-};
+// fp32 results of a tile -> y, with the bias, in the dtype of y. Columns past the end are dropped.
+template <class T>
+void finish(const LinearArgs& a, const float* from, long stride, long row, int rows, long column,
+            long columns) {
+  const long end = a.outputs - column < columns ? a.outputs - column : columns;
+  const T* bias = a.bias ? (const T*)a.bias + column : nullptr;
+  for (int i = 0; i < rows; i++) {
+    T* y = (T*)a.y + (row + i) * a.outputs + column;
+    const float* x = from + i * stride;
+    if (bias)
+      each(end, [&](long c, long n) { put(y + c, load(x + c) + get(bias + c, n), n); });
+    else
+      each(end, [&](long c, long n) { put(y + c, load(x + c), n); });
+  }
+}
 
 template <class T>
 void linear_block(const LinearArgs& a, const Team& team, long first, long rows) {
@@ -88,24 +84,24 @@ void linear_block(const LinearArgs& a, const Team& team, long first, long rows) 
     team.barrier();
   }
   const int wide = panels_at_once((int)(rows < MAX_ROWS ? rows : MAX_ROWS));
-  const long grain = rows > 4 ? 1 : (65536 / (panel_bytes * wide) + 1);
+  const long grain = rows > 4 ? 1 : 65536 / (panel_bytes * wide) + 1;
   const long groups = (panels + wide - 1) / wide;
+  alignas(64) float sums[MAX_ACC * W];
   for (long g; (g = team.take(grain)) < groups;)
     for (long p = g * wide; p < panels && p < (g + grain) * wide;) {
       const int np = p + wide <= panels ? wide : 1;
       for (long i = 0; i < tiles.count; i++) {
         const long at = tiles.start(i);
         const int height = (int)(tiles.start(i + 1) - at);
-        Operand o{packed ? (const char*)(scratch + at * steps) : a.x + (first + at) * a.x_row,
-                  packed ? 4 : a.x_row,
-                  packed ? height * 4 : 4,
-                  a.w + p * panel_bytes,
-                  panel_bytes,
-                  steps,
-                  tiles.count == 1 ? 2048 : 0};
-        T* y = (T*)a.y + (first + at) * a.outputs + p * PANEL;
-        const T* bias = a.bias ? (const T*)a.bias + p * PANEL : nullptr;
-        tile_of<T>(height, np, o, RowsOut<T>{y, a.outputs, a.outputs - p * PANEL, bias});
+        const Operand o{packed ? (const char*)(scratch + at * steps) : a.x + (first + at) * a.x_row,
+                        packed ? 4 : a.x_row,
+                        packed ? height * 4 : 4,
+                        a.w + p * panel_bytes,
+                        panel_bytes,
+                        steps,
+                        AHEAD};
+        tile_of<T>(height, np, o, sums, np * PANEL, false);
+        finish<T>(a, sums, np * PANEL, first + at, height, p * PANEL, np * PANEL);
       }
       p += np;
     }

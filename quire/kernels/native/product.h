@@ -16,57 +16,59 @@ constexpr int MAX_ACC = 16;
 #endif
 constexpr int MAX_ROWS = MAX_ACC / PV;
 
-// acc[MR][NP * PV] += a[MR][steps] . b[NP panels][steps]
-template <class T, int MR, int NP>
-INLINE void accumulate(vf (&acc)[MR][NP * PV], const char* a, long a_row, long a_step,
-                       const char* b, long panel_bytes, long steps, long ahead) {
-  for (long k = 0; k < steps; k++) {
-    vi col[NP * PV];
-    UNROLL for (int p = 0; p < NP; p++) UNROLL for (int v = 0; v < PV; v++) {
-      const char* at = b + p * panel_bytes + k * (PANEL * 4) + v * (W * 4);
-      memcpy(&col[p * PV + v], at, sizeof(vi));
-      if (ahead && (v * W * 4) % 64 == 0) __builtin_prefetch(at + ahead);
-    }
-    UNROLL for (int i = 0; i < MR; i++) {
-      int32_t x;
-      memcpy(&x, a + i * a_row + k * a_step, 4);
-      const vi row = vi{} + x;
-      UNROLL for (int j = 0; j < NP * PV; j++) acc[i][j] = dot_step<T>(acc[i][j], row, col[j]);
-    }
-  }
-}
-
 struct Operand {  // where a tile finds its rows and panels
   const char* a;
   long a_row, a_step;  // bytes
   const char* b;
-  long panel_bytes, steps, ahead;
+  long panel_bytes, steps, ahead;  // ahead: bytes of b to prefetch, 0 for none
 };
 
-// One tile: `out.init(i, column)` gives the start value, `out.put(i, column, value)` takes the sum.
-template <class T, int MR, int NP, class Out>
-__attribute__((noinline)) void tile(const Operand& o, const Out& out) {
-  vf acc[MR][NP * PV];
-  UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NP * PV; j++)
-    acc[i][j] = out.init(i, j * W);
-  accumulate<T, MR, NP>(acc, o.a, o.a_row, o.a_step, o.b, o.panel_bytes, o.steps, o.ahead);
-  UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NP * PV; j++)
-    out.put(i, j * W, acc[i][j]);
+// y[MR][NP panels] (+)= a[MR][steps] . b[NP panels][steps], in fp32.
+template <class T, int MR, int NP>
+__attribute__((noinline)) void tile(const Operand& o, float* y, long stride, bool add) {
+  constexpr int NV = NP * PV;
+  vf acc[MR][NV];
+  UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
+    acc[i][j] = add ? load(y + i * stride + j * W) : vf{};
+  const char *a = o.a, *b = o.b;
+  const long a_row = o.a_row, ahead = o.ahead;
+  for (long k = o.steps; k > 0; k--, a += o.a_step, b += PANEL * 4) {
+    vi column[NV];
+    UNROLL for (int j = 0; j < NV; j++) {
+      const char* at = b + j / PV * o.panel_bytes + j % PV * (W * 4);
+      memcpy(&column[j], at, sizeof(vi));
+      if (j * W * 4 % 64 == 0) __builtin_prefetch(at + ahead);
+    }
+    UNROLL for (int i = 0; i < MR; i++) {
+      int32_t x;
+      memcpy(&x, a + i * a_row, 4);
+      const vi row = vi{} + x;
+      UNROLL for (int j = 0; j < NV; j++) acc[i][j] = dot_step<T>(acc[i][j], row, column[j]);
+    }
+  }
+  UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
+    store(y + i * stride + j * W, acc[i][j]);
 }
 
 // Panels a tile of `rows` rows takes at once: few rows need more columns to hide latency.
-INLINE constexpr int panels_at_once(int rows) {
+constexpr int panels_at_once(int rows) {
   return rows * 4 * PV <= MAX_ACC ? 4 : rows * 2 * PV <= MAX_ACC ? 2 : 1;
 }
 
-template <class T, class Out, int MR = MAX_ROWS>
-INLINE void tile_of(int rows, int panels, const Operand& o, const Out& out) {
+template <class T, int MR = MAX_ROWS>
+void tile_of(int rows, int panels, const Operand& o, float* y, long stride, bool add) {
   if constexpr (MR > 0) {
-    if (rows != MR) return tile_of<T, Out, MR - 1>(rows, panels, o, out);
-    if (panels == 1) return tile<T, MR, 1>(o, out);
+    if (rows != MR) return tile_of<T, MR - 1>(rows, panels, o, y, stride, add);
+    if (panels == 1) return tile<T, MR, 1>(o, y, stride, add);
     if constexpr (panels_at_once(MR) >= 2)
-      if (panels == 2) return tile<T, MR, 2>(o, out);
+      if (panels == 2) return tile<T, MR, 2>(o, y, stride, add);
     if constexpr (panels_at_once(MR) >= 4)
-      if (panels == 4) return tile<T, MR, 4>(o, out);
+      if (panels == 4) return tile<T, MR, 4>(o, y, stride, add);
   }
 }
+
+struct Tiles {  // `rows` cut into tiles of nearly equal height
+  long rows, count;
+  explicit Tiles(long rows) : rows(rows), count((rows + MAX_ROWS - 1) / MAX_ROWS) {}
+  long start(long i) const { return rows * i / count; }
+};
