@@ -30,9 +30,11 @@ from quire.core.types import UNKNOWN, TokenLogprobs
 from quire.core.types import Sequence as Seq
 from quire.sampling.logprobs import Mode, Scores, score, score_ids
 from quire.sampling.philox import Uniforms
+from quire.sampling.processors import LogitsProcessor, Processors
 from quire.sampling.rows import Scratch, argmax
 from quire.sampling.steps.base import Batch, Edit, Step
 from quire.sampling.steps.bias import LogitBias
+from quire.sampling.steps.callables import Callables
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.penalties import Penalties
 from quire.sampling.steps.top_k_top_p import Cuts, make_cuts, processed, sample
@@ -91,6 +93,7 @@ class Recipe:
     random: list[Cuts]
     shares: list[np.ndarray]  # slots of each group of random rows
     asks: dict[int, Ask]  # row -> what it wants
+    scale: Tensor | None  # [R, 1] temperatures, if processors must see scaled logits
 
     @property
     def simple(self) -> bool:
@@ -107,20 +110,22 @@ class Sampler:
         device: torch.device | str = "cpu",
         *,
         logprobs_mode: Mode = "raw_logprobs",
-        steps: Sequence[Step] = (),
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
-        """`steps`: further steps, run after the built-in ones."""
+        """`processors`: engine-wide ones (quire.sampling.processors.load_processors)."""
         self.vocab = vocab
         self.device = torch.device(device)
         self._mode = logprobs_mode
         self._params: dict[int, SamplingParams] = {}
+        self._processors = Processors(processors)
         self._steps: list[Step] = [
             AllowedIds(),
             BadWords(max_seqs, self.device),
             MinTokens(),
             LogitBias(),
             Penalties(vocab, max_seqs, self.device),
-            *steps,
+            Callables(),
+            self._processors,
         ]
         self._scratch = Scratch(vocab, self.device, max_seqs)
         self._uniforms = Uniforms(max_seqs)
@@ -165,6 +170,8 @@ class Sampler:
         work = logits.float() if due else logits
         for edit in due:
             edit.apply(work, positions, faults)
+        if recipe.scale is not None:
+            self._processors.run(self._processors.keeping, work.div_(recipe.scale), faults)
         ids, tops = self._choose(work, recipe, positions)
         for edit in recipe.edits:
             edit.drawn(ids)
@@ -200,6 +207,10 @@ class Sampler:
         batch = Batch(slots, self.vocab, self.device)
         edits = [edit for step in self._steps if (edit := step.edit(batch)) is not None]
         params = [self._params[slot] for slot in slots]
+        scale = None
+        if self._processors.keeping and not all(p.greedy for p in params):
+            values = [1.0 if p.greedy else p.temperature for p in params]
+            scale = torch.tensor(values, device=self.device)[:, None]
         plain: list[int] = []
         cut: list[int] = []
         for row, p in enumerate(params):
@@ -209,14 +220,18 @@ class Sampler:
             slots=slots,
             edits=edits,
             greedy=[row for row, p in enumerate(params) if p.greedy],
-            random=[self._cuts(rows, params) for rows in (plain, cut) if rows],
+            random=[self._cuts(rows, params, scale is not None) for rows in (plain, cut) if rows],
             shares=[np.array([slots[r] for r in rows]) for rows in (plain, cut) if rows],
             asks={row: ask for row, p in enumerate(params) if (ask := _ask(p)) is not None},
+            scale=scale,
         )
 
-    def _cuts(self, rows: list[int], params: list[SamplingParams]) -> Cuts:
+    def _cuts(self, rows: list[int], params: list[SamplingParams], scaled: bool) -> Cuts:
         chosen = [params[row] for row in rows]
-        values = [(p.temperature, p.min_p, _top_k(p, self.vocab), p.top_p) for p in chosen]
+        values = [
+            (1.0 if scaled else p.temperature, p.min_p, _top_k(p, self.vocab), p.top_p)
+            for p in chosen
+        ]
         return make_cuts(rows, len(params), values, self.device)
 
     # --- logprobs ---
