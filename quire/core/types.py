@@ -2,7 +2,8 @@
 
 Who may write
     Request, Stop   nobody (frozen)
-    Sequence        quire.core.scheduler; `tables`, `keys`, `computed`, `planned` also quire.core.kv_cache
+    Sequence        quire.core.scheduler; `tables`, `keys`, `computed`, `planned` also by its
+                    private helpers kv_cache and draft
     StepPlan, Row   nobody: the scheduler makes them
     StepResult      nobody: the runner makes it
     Update          nobody: the scheduler makes it
@@ -82,6 +83,8 @@ class Sequence:
     slot: int = -1  # device row while RUNNING
     cached: int = 0  # tokens found in the prefix cache at first admission
     preemptions: int = 0
+    end: int = 0  # len(tokens) at which it finishes with "length"
+    stop_ids: frozenset[int] = frozenset()  # every id that may end it: EOS and stop_token_ids
 
     @property
     def prompt_len(self) -> int:
@@ -98,7 +101,7 @@ class Row(NamedTuple):
 
     seq: Sequence
     start: int
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
     samples: bool  # the row reaches the last token, so the model yields a next one
 
 
@@ -122,8 +125,12 @@ class StepPlan:
 
     step: int
     rows: tuple[Row, ...]
-    joins: tuple[Sequence, ...] = ()  # got a slot in this plan; seq.tokens/tables are its whole state
-    leaves: tuple[int, ...] = ()  # slots emptied since the plan before (finished, aborted, preempted)
+    joins: tuple[
+        Sequence, ...
+    ] = ()  # got a slot in this plan; seq.tokens/tables are its whole state
+    leaves: tuple[
+        int, ...
+    ] = ()  # slots emptied since the plan before (finished, aborted, preempted)
     moved: tuple[Sequence, ...] = ()  # running ones whose tables changed other than by append
     swap_out: tuple[Copy, ...] = ()
     swap_in: tuple[Copy, ...] = ()
@@ -140,7 +147,7 @@ class StepPlan:
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one position: the chosen token first, then the top k, best first (may repeat the chosen)."""
+    """Of one position: the chosen token first, then the top k, best first (may repeat it)."""
 
     ids: list[int]
     values: list[float]
@@ -162,7 +169,7 @@ class Update(NamedTuple):
     """News of one sequence. Exactly one update of each accepted sequence has `finish`."""
 
     request_id: str
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index
     token_ids: Seq[int]
     finish: str | None = None  # "stop" | "length" | "abort" | "error"
     stop_reason: int | None = None  # the stop token id; None on EOS
@@ -170,5 +177,3 @@ class Update(NamedTuple):
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
     error: str | None = None
-
-

@@ -1,0 +1,136 @@
+"""Hands out KV blocks and remembers what the full ones hold.
+
+A block is in exactly one place:
+
+    held     refs > 0            some sequence reads or writes it
+    cached   refs = 0, has key   content still good; the least recently dropped goes first
+    free     refs = 0, no key    content means nothing
+
+held + cached + free == size after every call; check() proves it. Whether a block may be given
+back while a step is in flight is not known here: see quire.core.fence.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Sequence as Seq
+from enum import IntEnum
+
+BlockKey = bytes
+
+
+class BlockState(IntEnum):
+    """What a byte of BlockPool.usage_map() says."""
+
+    FREE = 0
+    CACHED = 1
+    HELD = 2
+    SHARED = 3  # held more than once
+
+
+class BlockPool:
+    """The one owner of block ids [0, size)."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, num_blocks
+        self.size = num_blocks
+        self._refs = [0] * num_blocks
+        self._free: deque[int] = deque(range(num_blocks))
+        self._cached: OrderedDict[int, None] = OrderedDict()  # next victim first
+        self._key_of: dict[int, BlockKey] = {}
+        self._block_of: dict[BlockKey, int] = {}
+
+    @property
+    def available(self) -> int:
+        """How many blocks take() could hand out now."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def cached(self) -> int:
+        """Blocks nobody holds whose content can still be found."""
+        return len(self._cached)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._block_of
+
+    def take(self, n: int) -> list[int] | None:
+        """Hold n blocks with no content. All or nothing: None if n are not available."""
+        if n > self.available:
+            return None
+        return [self._take_one() for _ in range(n)]
+
+    def find(self, key: BlockKey) -> int | None:
+        """Hold the block with this content, if the pool still has it."""
+        block = self._block_of.get(key)
+        if block is not None:
+            self._refs[block] += 1
+            self._cached.pop(block, None)
+        return block
+
+    def share(self, blocks: Seq[int]) -> None:
+        """Hold blocks that somebody holds already once more."""
+        for block in blocks:
+            assert self._refs[block] > 0, f"block {block} is nobody's, so cannot be shared"
+            self._refs[block] += 1
+
+    def publish(self, block: int, key: BlockKey) -> None:
+        """Make a full, held block findable. A second block with the same content stays private."""
+        if key not in self._block_of:
+            assert block not in self._key_of, f"block {block} already holds other content"
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def drop(self, blocks: Seq[int]) -> None:
+        """Give up one hold on each block of a sequence, in order; its tail is evicted first."""
+        for block in reversed(blocks):
+            assert self._refs[block] > 0, f"block {block} dropped once too often"
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if block in self._key_of:
+                    self._cached[block] = None
+                else:
+                    self._free.append(block)
+
+    def forget(self) -> bool:
+        """Empty the cache. False, and nothing changed, while any block is held."""
+        if self.available < self.size:
+            return False
+        self._free.extend(self._cached)
+        self._cached.clear()
+        self._key_of.clear()
+        self._block_of.clear()
+        return True
+
+    def usage_map(self) -> bytes:
+        """One BlockState per block, for people to look at."""
+        states = bytearray(min(refs, 2) + 1 if refs else BlockState.FREE for refs in self._refs)
+        for block in self._cached:
+            states[block] = BlockState.CACHED
+        return bytes(states)
+
+    def check(self, holds: dict[int, int] | None = None) -> None:
+        """Raise AssertionError if a block is lost, doubled, or filed in two places.
+
+        holds: block -> how often its users believe to hold it; compared if given.
+        """
+        held = [b for b, refs in enumerate(self._refs) if refs > 0]
+        places = [*held, *self._cached, *self._free]
+        if len(places) != self.size or len(set(places)) != self.size:
+            raise AssertionError(f"blocks leaked or doubled: {sorted(places)}")
+        if {b: k for k, b in self._block_of.items()} != self._key_of:
+            raise AssertionError("the two content maps disagree")
+        if any(b in self._key_of for b in self._free) or any(
+            b not in self._key_of for b in self._cached
+        ):
+            raise AssertionError("a free block has content, or a cached one has none")
+        if holds is not None and holds != {b: self._refs[b] for b in held}:
+            raise AssertionError(f"blocks are held {holds} times, the pool counts {self._refs}")
+
+    def _take_one(self) -> int:
+        if self._free:
+            block = self._free.popleft()
+        else:
+            block, _ = self._cached.popitem(last=False)
+            del self._block_of[self._key_of.pop(block)]
+        self._refs[block] = 1
+        return block

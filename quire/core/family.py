@@ -1,0 +1,63 @@
+"""The n sequences of one request, and which of them computes the prompt for the others.
+
+The leader does; the followers stay out of the queue until they can share its blocks. A request
+made with `hold` keeps its blocks after the end, and others may name it as their parent.
+Written by the scheduler only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.core.types import Request, Sequence, State
+
+
+@dataclass(slots=True, eq=False)
+class Family:
+    """followers: those that have not forked yet, in order."""
+
+    request: Request
+    sequences: tuple[Sequence, ...]
+    leader: Sequence
+    followers: list[Sequence]
+    hold: bool
+
+    @classmethod
+    def of(
+        cls, request: Request, max_len: int, new_tables: Callable[[], tuple[list[int], ...]]
+    ) -> Family:
+        stop_ids = request.stop.eos_ids | request.stop.token_ids
+        end = min(len(request.prompt) + request.stop.max_tokens, max_len)
+        first, *others = (
+            Sequence(request, i, list(request.prompt), new_tables(), end=end, stop_ids=stop_ids)
+            for i in range(request.n)
+        )
+        return cls(request, (first, *others), first, others, request.hold)
+
+    @property
+    def alive(self) -> list[Sequence]:
+        return [seq for seq in self.sequences if seq.state is not State.FINISHED]
+
+    @property
+    def shared_len(self) -> int:
+        """Tokens of the prompt that all share; each computes the last one, to draw its own."""
+        return len(self.request.prompt) - 1
+
+
+def best_parent(family: Family, child: Sequence) -> tuple[Sequence, int]:
+    """Which sequence of a held family has most in common with the child, and how many tokens."""
+    return max(
+        ((seq, _shareable(seq, child)) for seq in family.sequences), key=lambda pair: pair[1]
+    )
+
+
+def _shareable(parent: Sequence, child: Sequence) -> int:
+    """Leading tokens of the child whose KV the parent has. At least one is left to compute."""
+    if parent.request.salt != child.request.salt or not child.request.read_prefix_cache:
+        return 0
+    if parent.state is State.SWAPPED:
+        return 0
+    most = min(parent.computed, child.prompt_len - 1)
+    a, b = parent.tokens[:most], child.tokens[:most]
+    return most if a == b else next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)

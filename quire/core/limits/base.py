@@ -1,0 +1,55 @@
+"""Reasons for a sequence to get fewer tokens than it wants this step.
+
+A feature that constrains scheduling is a Limit in a file of its own. The scheduler knows the
+protocol and no feature's name; undo() is why preemption needs no feature code either. Order
+matters: a limit sees what those before it left of the wish.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+from quire.core.types import Request, Sequence
+
+NO_BOUND = sys.maxsize
+
+
+class Limit(Protocol):
+    """allow() is pure and 0 <= allow(seq, want) <= want; take() and undo() are exact opposites.
+
+    All three are called while seq.planned does not yet count the tokens in question.
+    """
+
+    passing: bool = False
+    """Whether sequences that wait behind one it refuses may go before that one."""
+
+    def accept(self, request: Request) -> None:
+        """Raise TooLong if the request could never run under this limit."""
+
+    def begin(self, sequences: int) -> None:
+        """Start a step. sequences: how many run or wait."""
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        """How many of `want` tokens the sequence may compute in this step."""
+        return want
+
+    def take(self, seq: Sequence, n: int) -> None:
+        """Count n tokens of the sequence, which allow() granted."""
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        """Forget that take(seq, n) happened."""
+
+    def full(self) -> bool:
+        """Whether no further row of any sequence would be granted now."""
+        return False
+
+    def slack(self) -> int:
+        """At least so many further rows of one token would be granted now, whoever asks.
+
+        What lets a step of plain decoding pass without a call per sequence; 0 is always true.
+        """
+        return 0
+
+    def take_ones(self, rows: int) -> None:
+        """take() for so many rows of the last token each; called only within slack()."""

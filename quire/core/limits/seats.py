@@ -1,0 +1,36 @@
+"""At most so many sequences in one step (max_num_seqs)."""
+
+from __future__ import annotations
+
+from quire.core.limits.base import Limit
+from quire.core.types import Sequence
+
+
+class SeatLimit(Limit):
+    """left = seats - rows taken in this step, never negative."""
+
+    def __init__(self, seats: int) -> None:
+        assert seats > 0, seats
+        self.seats = seats
+        self.left = seats
+
+    def begin(self, sequences: int) -> None:
+        self.left = self.seats
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        return want if self.left else 0
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self.left -= 1
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        self.left += 1
+
+    def full(self) -> bool:
+        return self.left <= 0
+
+    def slack(self) -> int:
+        return self.left
+
+    def take_ones(self, rows: int) -> None:
+        self.left -= rows

@@ -1,0 +1,65 @@
+"""At most so many tokens through the model in one step (max_num_batched_tokens)."""
+
+from __future__ import annotations
+
+from quire.core.limits.base import NO_BOUND, Limit
+from quire.core.types import Request, Sequence, State
+from quire.errors import TooLong
+
+
+class TokenBudget(Limit):
+    """left = per_step - tokens taken in this step, never negative."""
+
+    def __init__(self, per_step: int) -> None:
+        assert per_step > 0, per_step
+        self.per_step = per_step
+        self.left = per_step
+
+    def begin(self, sequences: int) -> None:
+        self.left = self.per_step
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        return min(want, self.left)
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self.left -= n
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        self.left += n
+
+    def full(self) -> bool:
+        return self.left <= 0
+
+    def slack(self) -> int:
+        return self.left
+
+    def take_ones(self, rows: int) -> None:
+        self.left -= rows
+
+
+class WholePrompts(Limit):
+    """A prompt is computed whole or not yet (enable_chunked_prefill=False). After TokenBudget.
+
+    A sequence that was preempted has its outputs to recompute too, which may pass the budget;
+    that one may come in chunks.
+    """
+
+    def __init__(self, per_step: int) -> None:
+        assert per_step > 0, per_step
+        self.per_step = per_step
+
+    def accept(self, request: Request) -> None:
+        if len(request.prompt) > self.per_step:
+            raise TooLong(
+                f"the prompt has {len(request.prompt)} tokens, and with chunked prefill off a step "
+                f"takes at most {self.per_step}; shorten the prompt, raise max_num_batched_tokens "
+                "or turn enable_chunked_prefill on",
+                param="prompt",
+            )
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        started = seq.preemptions or seq.state is State.RUNNING
+        return want if started or want == seq.pending else 0
+
+    def slack(self) -> int:
+        return NO_BOUND

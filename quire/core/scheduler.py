@@ -1,0 +1,623 @@
+"""Decides, each step, which sequences move and how far. Pure: fakes and a for-loop test it.
+
+There is no prefill phase and no decode phase. A sequence has tokens, of which `computed` are in
+the cache and `planned` are promised to be; a step lets it catch up. Prompts, chunks of prompts,
+prefix hits, forks and decoding are all this one rule.
+
+plan(n + 1) may run before apply(n). A token a step in flight will say stands as UNKNOWN in
+`tokens`; apply(n) puts the real one there. A row whose sequence ended or was preempted meanwhile
+is dead, and its result is dropped. Blocks given up meanwhile wait behind a fence.
+
+Source: the one rule is that of vLLM V1, sched/scheduler.py, note on the scheduling algorithm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from quire.core.draft import Draft
+from quire.core.family import Family, best_parent
+from quire.core.kv_cache import KVCache
+from quire.core.limits.base import Limit
+from quire.core.order.base import Order
+from quire.core.stats import SchedulerStats as SchedulerStats
+from quire.core.stop import finish
+from quire.core.types import (
+    UNKNOWN,
+    Request,
+    Row,
+    Sequence,
+    State,
+    StepPlan,
+    StepResult,
+    TokenLogprobs,
+    Update,
+)
+from quire.errors import RequestError, TooLong
+
+log = logging.getLogger(__name__)
+
+LOOK_PAST = 64
+"""How many sequences a step passes over at most, for one behind them."""
+
+WARN_EVERY = 50
+"""The first preemption is logged, and then every so many."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A plan whose result is not in yet."""
+
+    plan: StepPlan
+    swapped: list[Sequence]  # to the host, by this plan
+    dead: set[Sequence] = field(default_factory=set)  # their rows mean nothing any more
+
+
+class Scheduler:
+    """A live sequence is in one place: the queue, `running`, or the followers of its family."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        limits: list[Limit],
+        order: Order,
+        *,
+        max_seqs: int,
+        max_len: int,
+        preemption: Literal["recompute", "swap"] = "recompute",
+        steps_in_flight: int = 1,
+        watermark: float = 0.0,
+    ) -> None:
+        assert max_seqs > 0, max_seqs
+        assert steps_in_flight > 0, steps_in_flight
+        self._kv = kv
+        self._limits = limits
+        self._order = order
+        self._max_len = max_len
+        self._swaps = preemption == "swap"
+        self._depth = steps_in_flight
+        self._watermark = int(watermark * kv.pool.size)  # blocks kept free at admission
+        self._step = 0  # the last one planned
+        self._flights: deque[_Flight] = deque()
+        self._families: dict[str, Family] = {}
+        self._running: dict[Sequence, None] = {}  # in the order of admission
+        self._held: dict[Sequence, None] = {}  # finished, with blocks, until release()
+        self._sharing: dict[Sequence, None] = {}  # waiting, with blocks shared by a fork
+        self._slots = list(range(max_seqs - 1, -1, -1))  # free ones
+        self._leaves: list[int] = []
+        self._prompt_logprobs: dict[Sequence, list[TokenLogprobs]] = {}  # until the first token
+        self._stuck: tuple[Sequence, int] | None = None  # who lacked blocks when so many were there
+        self._followers = 0
+        self._swapped = 0
+        self._preemptions = 0
+        self._query_tokens = 0
+        self._hit_tokens = 0
+
+    # -- requests -----------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """Nobody waits or runs. Requests that only hold their blocks do not count."""
+        return not self._running and not len(self._order)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
+        self._accept(request)
+        family = Family.of(request, self._max_len, self._kv.new_tables)
+        self._families[request.id] = family
+        leader = family.leader
+        if request.parent is not None:
+            parent, length = best_parent(self._families[request.parent], leader)
+            self._fork(parent, leader, length)
+            leader.cached = leader.computed
+        self._order.push(leader)
+        if family.shared_len:
+            self._followers += len(family.followers)
+        else:
+            followers, family.followers = family.followers, []
+            for seq in followers:
+                self._order.push(seq)
+
+    def abort(self, request_id: str) -> list[Update]:
+        """End a request and release it. The terminal updates of its sequences; [] if unknown."""
+        family = self._families.get(request_id)
+        if family is None:
+            return []
+        updates = [self._ended(seq, "abort") for seq in reversed(family.alive)]
+        self.release(request_id)
+        return updates[::-1]
+
+    def abort_sequence(self, request_id: str, index: int) -> None:
+        """End one sequence whose text is complete. No update follows; unknown ones are ignored."""
+        family = self._families.get(request_id)
+        if family is not None and family.sequences[index].state is not State.FINISHED:
+            self._end(family.sequences[index])
+
+    def release(self, request_id: str) -> None:
+        """Give up the blocks of a request made with hold=True. Unknown ones are ignored."""
+        family = self._families.get(request_id)
+        if family is None:
+            return
+        family.hold = False
+        for seq in family.sequences:
+            if seq in self._held:
+                del self._held[seq]
+                self._kv.release(seq, self._step)
+        self._forget_if_over(family)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False, and nothing changed, while blocks are in use."""
+        return self._kv.pool.forget()
+
+    # -- planning -----------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """Choose the work of one step. Every plan must go to apply() or fail(), in order."""
+        assert len(self._flights) < self._depth, f"{len(self._flights)} steps are in flight already"
+        draft = Draft(self._limits, len(self._running) + len(self._order))
+        self._extend_all(draft)
+        if not draft.preempted:
+            self._admit(draft)
+        self._step += 1
+        plan = draft.freeze(self._step, tuple(self._leaves))
+        self._leaves = []
+        self._flights.append(_Flight(plan, draft.swapped))
+        return plan
+
+    def _extend_all(self, draft: Draft) -> None:
+        """Give every running sequence its row.
+
+        The branch in this loop is the fast path: decoding, with room in the last block, while no
+        limit can bind. It does what _extend(), the general rule, would do.
+        """
+        running, size = State.RUNNING, self._kv.block_size
+        rows, slack, ones = draft.rows, draft.slack(), 0
+        for seq in list(self._running):
+            tokens, start = seq.tokens, seq.planned
+            length = start + 1
+            if (
+                len(tokens) == length
+                and start % size
+                and length < seq.end
+                and ones < slack
+                and seq.state is running
+            ):
+                rows.append(Row(seq, start, 1, True))
+                tokens.append(UNKNOWN)
+                seq.planned = length
+                ones += 1
+            elif seq.state is running:  # an older one may have preempted it a moment ago
+                draft.take_ones(ones)
+                self._extend(seq, draft)
+                slack, ones = draft.slack(), 0
+        draft.take_ones(ones)
+
+    def _extend(self, seq: Sequence, draft: Draft) -> None:
+        if len(seq.tokens) >= seq.end:
+            return  # its last token is on the way
+        n = draft.allowance(seq)
+        if not n:
+            return
+        if self._kv.slide(seq, self._step):
+            draft.moved.append(seq)
+        n = self._make_room(seq, n, draft)
+        if n:
+            draft.add(seq, n)
+
+    def _make_room(self, seq: Sequence, n: int, draft: Draft) -> int:
+        """Find blocks for n more tokens of a running sequence, whatever that takes.
+
+        Returns for how many tokens there is room now: fewer than n only if it is first to yield
+        itself; 0 if it was preempted, or has to wait for a step in flight.
+        """
+        kv = self._kv
+        while not kv.grow(seq, n):
+            if kv.missing(seq, n) <= kv.pool.available + kv.fence.blocks:
+                return 0
+            if self._reclaim():
+                continue
+            victim = self._order.victim(self._running)
+            if victim is not seq:
+                self._preempt(victim, draft)
+            elif kv.room(seq) > 0:
+                n = kv.room(seq)
+            else:
+                if not self._awaited:
+                    self._preempt(seq, draft)
+                return 0
+        return n
+
+    def _reclaim(self, sparing: Sequence | None = None) -> bool:
+        """Take blocks from one who could do without: held ones first, then shares of those waiting.
+
+        Whoever counted on them finds them in the prefix cache, or computes them again.
+        """
+        seq = next(iter(self._held), None)
+        if seq is None:
+            seq = next((s for s in reversed(self._sharing) if s is not sparing), None)
+        if seq is None:
+            return False
+        self._held.pop(seq, None)
+        self._sharing.pop(seq, None)
+        self._kv.release(seq, self._step)
+        return True
+
+    def _preempt(self, seq: Sequence, draft: Draft) -> None:
+        draft.remove(seq)
+        while seq.tokens[-1] == UNKNOWN:
+            seq.tokens.pop()
+        self._leave(seq)
+        copies = self._kv.swap_out(seq, self._step) if self._swaps else None
+        if copies:
+            seq.state = State.SWAPPED
+            self._swapped += 1
+            draft.swap_out += copies
+            draft.swapped.append(seq)
+        else:
+            seq.state = State.WAITING
+            self._kv.release(seq, self._step)
+        seq.preemptions += 1
+        draft.preempted.append(seq.request.id)
+        self._order.put_back(seq)
+        self._count_preemption(seq)
+
+    def _admit(self, draft: Draft) -> None:
+        """Let in who waits, in order, as long as slots, limits and blocks suffice."""
+        refused: list[Sequence] = []
+        while self._slots and len(self._order) and not draft.full and len(refused) < LOOK_PAST:
+            seq = self._order.pop()
+            if self._let_in(seq, draft) or (self._unshared(seq) and self._let_in(seq, draft)):
+                continue
+            refused.append(seq)
+            if not draft.passed_over(seq):
+                break
+        for seq in reversed(refused):
+            self._order.put_back(seq)
+
+    def _let_in(self, seq: Sequence, draft: Draft) -> bool:
+        """Make one that waits run. False, and nothing changed, if that cannot be."""
+        kv = self._kv
+        fresh = seq.state is State.WAITING and not seq.tables[0]
+        if self._is_stuck(seq):
+            return False
+        if fresh:
+            kv.match(seq)
+        n = draft.allowance(seq)
+        if not n or not self._fits(seq):
+            if fresh:
+                kv.release(seq, 0)
+            return False
+        if fresh and not seq.preemptions:
+            seq.cached = seq.computed
+            self._query_tokens += len(seq.tokens)
+            self._hit_tokens += seq.cached
+        self._seat(seq, draft)
+        n = min(n, kv.room(seq))
+        grown = kv.grow(seq, n)
+        assert grown, f"{seq.request.id} was let in without room for {n} tokens"
+        draft.add(seq, n)
+        self._fork_followers(seq)
+        return True
+
+    def _unshared(self, seq: Sequence) -> bool:
+        """Take its share from one that could not come in with it although nobody else is there.
+
+        Copying what is shared takes more blocks than beginning anew.
+        """
+        if self._busy or seq not in self._sharing:
+            return False
+        del self._sharing[seq]
+        self._kv.release(seq, self._step)
+        return True
+
+    def _is_stuck(self, seq: Sequence) -> bool:
+        """Whether it lacked blocks before, and there are no more now; saves looking again."""
+        if self._stuck is None or self._stuck[0] is not seq or not self._busy:
+            return False
+        return self._kv.pool.available <= self._stuck[1]
+
+    def _fits(self, seq: Sequence) -> bool:
+        """Whether there are blocks for all its tokens. Alone, it gets whatever can be freed."""
+        kv = self._kv
+        while kv.short_of(seq) > kv.pool.available - (self._watermark if self._running else 0):
+            if self._busy or not self._reclaim(sparing=seq):
+                self._stuck = (seq, kv.pool.available)
+                return False
+        self._stuck = None
+        return True
+
+    @property
+    def _busy(self) -> bool:
+        """Whether there may be more blocks soon without taking them from anybody."""
+        return bool(self._running) or self._awaited
+
+    @property
+    def _awaited(self) -> bool:
+        """Whether applying a step in flight will change what can be planned."""
+        return self._kv.fence.blocks > 0 or any(flight.plan.rows for flight in self._flights)
+
+    def _seat(self, seq: Sequence, draft: Draft) -> None:
+        """Give it a slot, and blocks of its own for what lies on the host or is shared."""
+        step = self._step + 1
+        if seq.state is State.SWAPPED:
+            back = self._kv.swap_in(seq, step)
+            assert back is not None, f"{seq.request.id} was let in without room to swap in"
+            draft.swap_in += back
+            self._swapped -= 1
+        else:
+            copies = self._kv.unshare(seq, step)
+            assert copies is not None, f"{seq.request.id} was let in without room to unshare"
+            draft.copies += copies
+            self._sharing.pop(seq, None)
+        seq.state = State.RUNNING
+        seq.slot = self._slots.pop()
+        self._running[seq] = None
+        draft.joins.append(seq)
+
+    # -- results ------------------------------------------------------------------------------
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[Update]:
+        """Record what the model said. Rows of sequences that left meanwhile are dropped.
+
+        The branch in this loop is the fast path: one more token of a decoding sequence, which
+        fills no block and ends nothing. It does what _confirm(), the general rule, would do.
+        """
+        flight = self._land(plan)
+        updates: list[Update] = []
+        slow = self._slow_rows(flight, result)
+        size = self._kv.block_size
+        for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
+            seq, start, count, samples = row
+            if samples and count == 1 == len(ids) and not (slow and i in slow):
+                at, token = start + 1, ids[0]
+                if at % size and at + 1 < seq.end and token not in seq.stop_ids:
+                    seq.computed = at
+                    seq.tokens[at] = token
+                    updates.append(
+                        Update(seq.request.id, seq.index, ids, None, None, None, None, seq.cached)
+                    )
+                    continue
+            if seq not in flight.dead:
+                self._confirm(i, row, result, updates)
+        return updates
+
+    def fail(self, plan: StepPlan, message: str) -> list[Update]:
+        """A step raised: its sequences end with "error", and what it moved to the host is lost."""
+        flight = self._land(plan)
+        updates = []
+        for seq in dict.fromkeys([*flight.swapped, *(row.seq for row in plan.rows)]):
+            if seq.state is State.SWAPPED:
+                self._kv.release(seq, self._step)
+                seq.state = State.WAITING
+                self._swapped -= 1
+            elif seq.state is State.RUNNING:
+                updates.append(self._ended(seq, "error", error=message))
+        return updates
+
+    def _land(self, plan: StepPlan) -> _Flight:
+        assert self._flights, f"step {plan.step} was applied already"
+        flight = self._flights.popleft()
+        assert flight.plan.step == plan.step, f"step {plan.step} before {flight.plan.step}"
+        self._kv.landed(plan.step)
+        return flight
+
+    def _slow_rows(self, flight: _Flight, result: StepResult) -> set[int]:
+        """Rows that carry more than a token, or mean nothing any more."""
+        slow = {*result.logprobs, *result.prompt_logprobs, *result.errors}
+        special = flight.dead | self._prompt_logprobs.keys()
+        if special:
+            slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
+        return slow
+
+    def _confirm(self, i: int, row: Row, result: StepResult, updates: list[Update]) -> None:
+        """Record one row that is alive, whatever it carries."""
+        seq = row.seq
+        if i in result.errors:
+            updates.append(self._ended(seq, "error", error=result.errors[i]))
+            return
+        seq.computed = row.start + row.count
+        self._kv.publish(seq, row.start)
+        self._fork_followers(seq)
+        if i in result.prompt_logprobs:
+            self._keep_prompt_logprobs(row, result.prompt_logprobs[i])
+        if row.samples:
+            updates.append(self._say(row, result.token_ids[i], result.logprobs.get(i)))
+
+    def _keep_prompt_logprobs(self, row: Row, news: list[TokenLogprobs]) -> None:
+        """Add those of positions not seen yet: a preempted prompt is computed again."""
+        if len(row.seq.tokens) > row.seq.prompt_len + 1:
+            return  # recomputed after its first token, with which they were handed out
+        known = self._prompt_logprobs.setdefault(row.seq, [])
+        known += news[max(len(known) - row.start, 0) :]
+
+    def _say(self, row: Row, ids: Seq[int], logprobs: list[TokenLogprobs] | None) -> Update:
+        """Append the tokens of a row, up to one that ends the sequence."""
+        seq, at = row.seq, row.start + row.count
+        assert ids, f"step result has no token for {seq.request.id}"
+        assert len(ids) == 1 or len(seq.tokens) == at + 1, "later steps counted on one token"
+        done = None
+        kept = 0
+        for token in ids:
+            seq.tokens[at : at + 1] = [token]
+            at, kept = at + 1, kept + 1
+            done = finish(seq, token, at)
+            if done is not None:
+                del seq.tokens[at:]
+                break
+        ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
+        prompt_logprobs = self._prompt_logprobs.pop(seq, None)
+        if done is not None:
+            self._end(seq)
+        return Update(
+            seq.request.id,
+            seq.index,
+            ids,
+            done and done.reason,
+            done and done.token,
+            logprobs,
+            prompt_logprobs,
+            seq.cached,
+        )
+
+    # -- ends and forks -----------------------------------------------------------------------
+
+    def _ended(self, seq: Sequence, reason: str, error: str | None = None) -> Update:
+        self._end(seq)
+        return Update(seq.request.id, seq.index, (), reason, cached_tokens=seq.cached, error=error)
+
+    def _end(self, seq: Sequence) -> None:
+        """Take a live sequence out of wherever it is. Makes no update."""
+        family = self._families[seq.request.id]
+        was_running = seq.state is State.RUNNING
+        if was_running:
+            self._leave(seq)
+        elif seq in family.followers:
+            family.followers.remove(seq)
+            self._followers -= 1
+        else:
+            self._order.remove(seq)
+            self._sharing.pop(seq, None)
+            self._swapped -= seq.state is State.SWAPPED
+        seq.state = State.FINISHED
+        while seq.tokens[-1] == UNKNOWN:
+            seq.tokens.pop()
+        if was_running and family.hold:
+            self._held[seq] = None
+        else:
+            self._kv.release(seq, self._step)
+        self._prompt_logprobs.pop(seq, None)
+        if seq is family.leader and family.followers:
+            family.leader = family.followers.pop(0)
+            self._followers -= 1
+            self._order.put_back(family.leader)
+        self._forget_if_over(family)
+
+    def _forget_if_over(self, family: Family) -> None:
+        if not family.hold and not family.alive:
+            self._families.pop(family.request.id, None)
+
+    def _leave(self, seq: Sequence) -> None:
+        """Stop running: empty the slot; rows in flight mean nothing any more."""
+        del self._running[seq]
+        self._slots.append(seq.slot)
+        self._leaves.append(seq.slot)
+        seq.slot = -1
+        for flight in self._flights:
+            flight.dead.add(seq)
+
+    def _fork_followers(self, leader: Sequence) -> None:
+        """Let the others of a request share its prompt, once that is computed."""
+        if leader.request.n == 1:
+            return
+        family = self._families[leader.request.id]
+        if leader is not family.leader or leader.computed < family.shared_len:
+            return
+        followers, family.followers = family.followers, []
+        self._followers -= len(followers)
+        for seq in reversed(followers):
+            self._fork(leader, seq, family.shared_len)
+            seq.cached = leader.cached
+            self._order.put_back(seq)
+
+    def _fork(self, parent: Sequence, child: Sequence, length: int) -> None:
+        if length:
+            self._kv.fork(parent, child, length)
+        if child.tables[0]:
+            self._sharing[child] = None
+
+    # -- checks -------------------------------------------------------------------------------
+
+    def _accept(self, request: Request) -> None:
+        """Raise RequestError if the request is not one, TooLong if it could never finish."""
+        if request.id in self._families:
+            raise RequestError(f"request id {request.id!r} is in use", param="request_id")
+        if not request.prompt or request.n < 1 or request.stop.max_tokens < 1:
+            raise RequestError(
+                f"request {request.id!r} has {len(request.prompt)} prompt tokens, n={request.n}, "
+                f"max_tokens={request.stop.max_tokens}; each must be at least 1"
+            )
+        if request.parent is not None:
+            parent = self._families.get(request.parent)
+            if parent is None or not parent.hold:
+                raise RequestError(
+                    f"parent {request.parent!r} is not a request made with hold=True, "
+                    "or was released",
+                    param="parent",
+                )
+        self._accept_length(request)
+        for limit in self._limits:
+            limit.accept(request)
+
+    def _accept_length(self, request: Request) -> None:
+        prompt, most = len(request.prompt), self._max_len
+        if prompt >= most:
+            raise TooLong(
+                f"the prompt has {prompt} tokens and the output needs at least one more, but a "
+                f"sequence may have {most}; shorten the prompt or raise max_model_len",
+                param="prompt",
+            )
+        tokens = min(prompt + request.stop.max_tokens, most) - 1  # the last one is never computed
+        need, pool = self._kv.most_blocks(tokens), self._kv.pool
+        if need > pool.size:
+            raise TooLong(
+                f"prompt ({prompt} tokens) and output (up to {request.stop.max_tokens}) need "
+                f"{need} KV cache blocks of {self._kv.block_size} tokens, and there are "
+                f"{pool.size}; lower max_tokens, or raise num_gpu_blocks_override or "
+                "kv_cache_memory_bytes",
+                param="max_tokens",
+            )
+
+    def _count_preemption(self, seq: Sequence) -> None:
+        self._preemptions += 1
+        if self._preemptions % WARN_EVERY == 1:
+            log.warning(
+                "request %s was preempted (%s): the KV cache has too few blocks for what runs. "
+                "This costs speed; raise gpu_memory_utilization, kv_cache_memory_bytes or "
+                "num_gpu_blocks_override, or lower max_num_seqs or max_num_batched_tokens. "
+                "Preemptions so far: %d",
+                seq.request.id,
+                "swap" if seq.state is State.SWAPPED else "recompute",
+                self._preemptions,
+            )
+
+    def stats(self) -> SchedulerStats:
+        pool, host = self._kv.pool, self._kv.host
+        return SchedulerStats(
+            running=len(self._running),
+            waiting=len(self._order) - self._swapped + self._followers,
+            swapped=self._swapped,
+            blocks=pool.size,
+            held_blocks=pool.size - pool.available,
+            cached_blocks=pool.cached,
+            free_blocks=pool.available - pool.cached,
+            host_blocks=host.size,
+            free_host_blocks=host.available,
+            preemptions=self._preemptions,
+            prefix_query_tokens=self._query_tokens,
+            prefix_hit_tokens=self._hit_tokens,
+        )
+
+    def block_map(self) -> bytes:
+        """One BlockState per block of the KV cache, for people to look at."""
+        return self._kv.pool.usage_map()
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant of scheduler, cache or pools is broken."""
+        live = [*self._running, *self._order]
+        for seq in live:
+            known = len(seq.tokens) - seq.tokens.count(UNKNOWN)
+            assert 0 <= seq.computed <= seq.planned <= len(seq.tokens), f"{seq}"
+            assert seq.computed <= known, f"computed a token nobody knows: {seq}"
+            assert (seq.state is State.RUNNING) == (seq in self._running) == (seq.slot >= 0)
+        taken = [seq.slot for seq in self._running]
+        assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
+        states = [seq.state for seq in self._order]
+        assert self._swapped == states.count(State.SWAPPED)
+        families = self._families.values()
+        assert self._followers == sum(len(family.followers) for family in families)
+        assert len(live) + self._followers == sum(len(family.alive) for family in families)
+        self._kv.check([*live, *self._held])

@@ -1,0 +1,30 @@
+"""When a sequence ends by its tokens: EOS, stop ids, length, with a minimum length before.
+
+Stop strings are the business of quire.text, which aborts the sequence when it finds one.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from quire.core.types import Sequence
+
+
+class Finish(NamedTuple):
+    """How a sequence ended. `token` is the stop id, unless that is EOS."""
+
+    reason: str  # "stop" | "length"
+    token: int | None = None
+
+
+def finish(seq: Sequence, token: int, length: int) -> Finish | None:
+    """Judge a token that made the sequence `length` tokens long. None: it goes on.
+
+    Order: the minimum keeps it alive, then EOS, then stop ids, then the length.
+    """
+    stop = seq.request.stop
+    if token in seq.stop_ids and length - seq.prompt_len >= stop.min_tokens:
+        if token in stop.eos_ids:
+            return Finish("stop")
+        return Finish("stop", token)
+    return Finish("length") if length >= seq.end else None

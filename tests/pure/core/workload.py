@@ -1,0 +1,283 @@
+"""Random requests, a random engine, and what must hold while one runs the other.
+
+The workload repeats itself (prompts share beginnings, and come again), because a cache that is
+never hit is never wrong. Everything that may vary is in Setup; nothing of it may show.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from quire.core.block_pool import BlockPool
+from quire.core.cache_spec import Full, Window
+from quire.core.kv_cache import KVCache
+from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
+from quire.core.limits.seats import SeatLimit
+from quire.core.limits.tokens import TokenBudget, WholePrompts
+from quire.core.order.fifo import Fifo
+from quire.core.order.priority import Priority
+from quire.core.scheduler import Scheduler
+from quire.core.tiers.host import HostPool
+from quire.core.types import Request, Stop
+from tests.pure.core.fake_model import VOCAB, FakeModel, said
+
+
+@dataclass
+class Setup:
+    blocks: int = 1000
+    block_size: int = 4
+    windows: tuple = (None,)
+    budget: int = 1000
+    seats: int = 64
+    slots: int = 64
+    chunked: bool = True
+    chunk_cap: int = 0
+    partial: int = 0
+    long: tuple = ()
+    priority: bool = False
+    swap: bool = False
+    host: int = 0
+    depth: int = 1
+    prefix_caching: bool = True
+    watermark: float = 0.0
+    aborts: dict = field(default_factory=dict)  # step -> ids (or (id, index)) to abort before it
+    releases: dict = field(default_factory=dict)  # step -> ids
+
+    def limits(self):
+        limits = [ChunkCap(self.chunk_cap)] if self.chunk_cap else []
+        limits += [TokenBudget(self.budget), SeatLimit(self.seats)]
+        if not self.chunked:
+            limits.append(WholePrompts(self.budget))
+        if self.partial:
+            limits.append(PartialPrefills(self.partial))
+        if self.long:
+            limits.append(LongPrefills(*self.long))
+        return limits
+
+    def build(self, max_len=10_000):
+        kv = KVCache(
+            BlockPool(self.blocks),
+            self.block_size,
+            tuple(Full() if w is None else Window(w) for w in self.windows),
+            prefix_caching=self.prefix_caching,
+            host=HostPool(self.host),
+        )
+        scheduler = Scheduler(
+            kv,
+            self.limits(),
+            Priority() if self.priority else Fifo(),
+            max_seqs=self.slots,
+            max_len=max_len,
+            preemption="swap" if self.swap else "recompute",
+            steps_in_flight=self.depth,
+            watermark=self.watermark,
+        )
+        model = FakeModel(self.blocks, self.block_size, self.windows, self.host, self.slots)
+        return scheduler, kv, model
+
+
+@dataclass
+class Outcome:
+    tokens: dict  # (id, index) -> output
+    finish: dict  # (id, index) -> reason
+    preemptions: int
+    steps: int
+    hits: int
+    swaps: int
+    copies: int
+
+
+def expected(request, index, windows):
+    """What the sequence must say, from the model alone."""
+    out = said(request.prompt, request.stop.max_tokens, windows=windows, seed=request.seed + index)
+    ids = request.stop.eos_ids | request.stop.token_ids
+    for i, token in enumerate(out, 1):
+        if token in ids and i >= request.stop.min_tokens:
+            return out[:i], "stop"
+    return out, "length"
+
+
+class Run:
+    """One engine at work; everything that can be checked after a step is."""
+
+    def __init__(self, setup, requests, max_len=10_000):
+        self.setup, self.requests = setup, list(requests)
+        self.scheduler, self.kv, self.model = setup.build(max_len)
+        self.out = Outcome({}, {}, 0, 0, 0, 0, 0)
+        self.flying = []
+        self.silent = set()
+
+    def go(self, most_steps=20_000, add_per_step=3):
+        todo = list(self.requests)
+        while todo or self.flying or not self.scheduler.idle:
+            assert self.out.steps < most_steps, "no progress"
+            for request in todo[:add_per_step]:
+                self.add(request)
+            del todo[:add_per_step]
+            self._interfere()
+            self.step()
+        for request in self.requests:
+            self.scheduler.release(request.id)
+        self.close()
+        return self.out
+
+    def add(self, request):
+        self.scheduler.add(request)
+        for index in range(request.n):
+            self.out.tokens[request.id, index] = []
+
+    def step(self):
+        planned = None
+        if not self.scheduler.idle:
+            planned = self.scheduler.plan()
+            self._check_plan(planned)
+            self.scheduler.check()
+            self.model.submit(planned)
+            self.flying.append(planned)
+        if self.flying and (
+            len(self.flying) >= self.setup.depth or planned is None or not planned.rows
+        ):
+            plan = self.flying.pop(0)
+            self._take(self.scheduler.apply(plan, self.model.wait()))
+            self.scheduler.check()
+        self.out.steps += 1
+
+    def _check_plan(self, plan):
+        assert sum(row.count for row in plan.rows) <= self.setup.budget
+        assert len(plan.rows) <= self.setup.seats
+        idle = not plan.rows and not plan.leaves and not self.flying
+        assert not idle, "a plan does nothing, and nothing is in flight"
+        for row in plan.rows:
+            assert row.count > 0
+            assert len(row.seq.tables[0]) * self.setup.block_size >= row.start + row.count
+        self.out.preemptions += len(plan.preempted)
+        self.out.swaps += bool(plan.swap_in)
+        self.out.copies += len(plan.copies)
+
+    def _take(self, updates):
+        for u in updates:
+            key = u.request_id, u.index
+            assert key not in self.out.finish, f"{key} was over and goes on"
+            assert key not in self.silent, f"{key} was aborted silently and speaks"
+            self.out.tokens[key] += u.token_ids
+            if u.finish:
+                self.out.finish[key] = u.finish
+            self.out.hits += u.cached_tokens > 0
+
+    def _interfere(self):
+        for what in self.setup.aborts.get(self.out.steps, ()):
+            if isinstance(what, str):
+                self._take(self.scheduler.abort(what))
+                self.scheduler.check()
+            elif what in self.out.tokens and what not in self.out.finish:
+                self.silent.add(what)
+                self.scheduler.abort_sequence(*what)
+                self.scheduler.check()
+        for request_id in self.setup.releases.get(self.out.steps, ()):
+            self.scheduler.release(request_id)
+
+    def close(self):
+        assert self.kv.pool.available == self.kv.pool.size, "blocks leaked"
+        assert self.kv.host.available == self.kv.host.size, "host blocks leaked"
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting, stats.swapped) == (0, 0, 0)
+        assert self.scheduler.reset_prefix_cache()
+        assert not self.kv.pool.cached
+
+
+def check_outcome(run, out):
+    """Every sequence said what it must, and ended once."""
+    for request in run.requests:
+        for index in range(request.n):
+            key = request.id, index
+            want, finish = expected(request, index, run.setup.windows)
+            if out.finish.get(key) == "abort" or key in run.silent:
+                assert out.tokens[key] == want[: len(out.tokens[key])], key
+            else:
+                assert (out.tokens[key], out.finish.get(key)) == (want, finish), key
+
+
+def random_requests(rng, most=12):
+    """Few heads, so that prompts share beginnings."""
+    heads = [tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 24))) for _ in range(3)]
+    requests = []
+    for i in range(rng.randrange(1, most)):
+        prompt = rng.choice(heads) + rng.choice(heads)[: rng.randrange(6)]
+        stop = Stop(
+            max_tokens=rng.randrange(1, 15),
+            min_tokens=rng.choice([0, 0, 3]),
+            eos_ids=frozenset({3} if rng.random() < 0.4 else ()),
+            token_ids=frozenset({5} if rng.random() < 0.2 else ()),
+        )
+        requests.append(
+            Request(
+                f"r{i}",
+                prompt,
+                stop,
+                n=rng.choice([1, 1, 1, 2, 3, 5]),
+                seed=rng.choice([0, 0, 5]),
+                priority=rng.randrange(3),
+                arrived_at=float(i),
+                salt=rng.choice([b"", b"", b"adapter"]),
+                read_prefix_cache=rng.random() < 0.85,
+            )
+        )
+    return requests
+
+
+def random_setup(rng, requests, windows=None):
+    """Memory that just suffices for the biggest sequence, or a little more."""
+    if windows is None:
+        windows = rng.choice([(None,), (None,), (None, 5), (3, None), (9,), (None, 7, 2)])
+    size = rng.choice([1, 2, 3, 4, 4, 8])
+    setup = Setup(block_size=size, windows=windows)
+    need = max(least_blocks(setup, r) for r in requests)
+    setup.blocks = need + rng.choice([0, 0, 1, 2, 5, 20, 60])
+    setup.budget = rng.choice([1, 3, 7, 16, 40, 1000])
+    setup.seats = rng.randrange(1, 8)
+    setup.slots = rng.randrange(1, 10)
+    setup.chunk_cap = rng.choice([0, 0, 2, 5])
+    setup.partial = rng.choice([0, 0, 1, 2])
+    setup.long = rng.choice([(), (), (1, 8)])
+    setup.priority = rng.random() < 0.4
+    setup.swap = rng.random() < 0.5
+    setup.host = rng.choice([0, 3, 20, 100])
+    setup.depth = rng.choice([1, 2])
+    setup.prefix_caching = rng.random() < 0.8
+    setup.watermark = rng.choice([0.0, 0.0, 0.1])
+    if rng.random() < 0.15:
+        setup.chunked = False
+        setup.budget = max(len(r.prompt) for r in requests) + rng.randrange(5)
+        setup.chunk_cap = 0
+    return setup
+
+
+def least_blocks(setup, request):
+    _, kv, _ = Setup(block_size=setup.block_size, windows=setup.windows).build()
+    return kv.most_blocks(len(request.prompt) + request.stop.max_tokens - 1)
+
+
+def random_aborts(rng, requests):
+    """Some of the requests and sequences end early, at any step."""
+    aborts = {}
+    for request in requests:
+        if rng.random() < 0.3:
+            what = request.id if rng.random() < 0.5 else (request.id, rng.randrange(request.n))
+            aborts.setdefault(rng.randrange(1, 30), []).append(what)
+    return aborts
+
+
+def random_run(seed, **fixed):
+    """The whole workload of one seed; raises AssertionError if anything shows."""
+    rng = random.Random(seed)
+    requests = random_requests(rng)
+    setup = random_setup(rng, requests)
+    if rng.random() < 0.4:
+        setup.aborts = random_aborts(rng, requests)
+    for name, value in fixed.items():
+        setattr(setup, name, value)
+    run = Run(setup, requests)
+    out = run.go()
+    check_outcome(run, out)
+    return out
