@@ -1,0 +1,92 @@
+"""The ASGI app: routes, lifespan, and what surrounds every route.
+
+A route file exports `router`. The engine's thread starts and ends with the app.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic.json_schema import models_json_schema
+from starlette.middleware.cors import CORSMiddleware
+
+from quire.server import admin, chat, completions, errors, tokens
+from quire.server.guard import Guard, RequestIds
+from quire.server.protocol.chat import ChatBody
+from quire.server.protocol.common import Body
+from quire.server.protocol.completions import CompletionBody
+from quire.server.protocol.tokens import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from quire.server.services import Services
+
+BODIES: dict[str, tuple[type[Body], ...]] = {
+    "/v1/chat/completions": (ChatBody,),
+    "/v1/completions": (CompletionBody,),
+    "/tokenize": (TokenizeBody, TokenizeChatBody),
+    "/detokenize": (DetokenizeBody,),
+}
+
+
+def create_app(to: Services) -> FastAPI:
+    """The app over one engine."""
+    docs = not to.options.disable_docs
+    app = FastAPI(
+        title="quire",
+        lifespan=_lifespan,
+        root_path=to.options.root_path,
+        openapi_url="/openapi.json" if docs else None,
+        redirect_slashes=False,
+    )
+    app.state.services = to
+    for module in (chat, completions, tokens, admin):
+        app.include_router(module.router)
+    errors.install(app)
+    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    if to.options.enable_request_id_headers:
+        app.add_middleware(RequestIds)
+    if to.options.api_key:
+        app.add_middleware(Guard, keys=to.options.api_key)
+    if to.options.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=to.options.allowed_origins,
+            allow_methods=to.options.allowed_methods,
+            allow_headers=to.options.allowed_headers,
+            allow_credentials=to.options.allow_credentials,
+        )
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    engine = app.state.services.engine
+    engine.start()
+    try:
+        yield
+    finally:
+        await engine.stop()
+
+
+def _openapi(app: FastAPI) -> dict[str, Any]:
+    """The document of all routes. Bodies are read by our own hands, so they are added here."""
+    if app.openapi_schema is None:
+        document = get_openapi(title="quire", version=admin.VERSION, routes=app.routes)
+        kinds = sorted(
+            {kind for group in BODIES.values() for kind in group}, key=lambda k: k.__name__
+        )
+        refs, made = models_json_schema(
+            [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(made["$defs"])
+        for path, group in BODIES.items():
+            found = [refs[kind, "validation"] for kind in group]
+            schema = found[0] if len(found) == 1 else {"anyOf": found}
+            document["paths"][path]["post"]["requestBody"] = {
+                "required": True,
+                "content": {"application/json": {"schema": schema}},
+            }
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,101 @@
+"""Logprobs in the two shapes that OpenAI's routes have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from quire.outputs import Logprob, PromptLogprobs
+
+FLOOR = -9999.0
+"""JSON has no -inf."""
+
+Step = dict[int, Logprob] | None
+
+
+def name(token_id: int, one: Logprob, as_ids: bool) -> str:
+    """How a token is shown."""
+    return f"token_id:{token_id}" if as_ids else one.decoded_token or ""
+
+
+def _entry(token_id: int, one: Logprob, as_ids: bool) -> dict[str, Any]:
+    token = name(token_id, one, as_ids)
+    return {
+        "token": token,
+        "logprob": max(one.logprob, FLOOR),
+        "bytes": list(token.encode("utf-8", "replace")),
+    }
+
+
+def _best(step: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
+    """The likeliest first; the chosen one is among them only if it is that likely."""
+    ranked = sorted(step.items(), key=lambda item: -item[1].logprob)
+    return ranked if most < 0 else ranked[:most]
+
+
+def for_chat(
+    token_ids: Sequence[int], steps: Iterable[Step], most: int, as_ids: bool
+) -> dict[str, Any]:
+    """{"content": [{token, logprob, bytes, top_logprobs}]}, one entry for each token."""
+    content = []
+    for token_id, step in zip(token_ids, steps):
+        assert step is not None, "a generated token has logprobs"
+        entry = _entry(token_id, step[token_id], as_ids)
+        entry["top_logprobs"] = [_entry(i, one, as_ids) for i, one in _best(step, most)]
+        content.append(entry)
+    return {"content": content}
+
+
+class ForCompletion:
+    """{tokens, token_logprobs, top_logprobs, text_offset}; offsets go on over a stream."""
+
+    def __init__(self, as_ids: bool, decode: Callable[[int], str]) -> None:
+        self._as_ids = as_ids
+        self._decode = decode
+        self._offset = 0
+
+    def take(self, token_ids: Sequence[int], steps: Iterable[Step]) -> dict[str, Any]:
+        """The next tokens. A step of None is the first of a prompt, which nothing predicts."""
+        tokens: list[str] = []
+        logprobs: list[float | None] = []
+        tops: list[dict[str, float] | None] = []
+        offsets: list[int] = []
+        for token_id, step in zip(token_ids, steps):
+            offsets.append(self._offset)
+            if step is None:
+                text = self._decode(token_id)
+                tokens.append(f"token_id:{token_id}" if self._as_ids else text)
+                logprobs.append(None)
+                tops.append(None)
+                self._offset += len(text)
+                continue
+            tokens.append(name(token_id, step[token_id], self._as_ids))
+            logprobs.append(max(step[token_id].logprob, FLOOR))
+            tops.append({name(i, o, self._as_ids): max(o.logprob, FLOOR) for i, o in step.items()})
+            self._offset += len(step[token_id].decoded_token or "")
+        return {
+            "text_offset": offsets,
+            "token_logprobs": logprobs,
+            "tokens": tokens,
+            "top_logprobs": tops,
+        }
+
+
+def for_prompt(steps: PromptLogprobs) -> list[dict[str, dict[str, Any]] | None]:
+    """The `prompt_logprobs` field: {id: {logprob, rank, decoded_token}} for each position."""
+    shown: list[dict[str, dict[str, Any]] | None] = []
+    for step in steps:
+        if step is None or not step:
+            shown.append(None)
+            continue
+        shown.append(
+            {
+                str(i): {
+                    "logprob": max(one.logprob, FLOOR),
+                    "rank": one.rank,
+                    "decoded_token": one.decoded_token,
+                }
+                for i, one in step.items()
+            }
+        )
+    return shown

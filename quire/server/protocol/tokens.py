@@ -1,0 +1,39 @@
+"""Bodies of /tokenize and /detokenize."""
+
+from __future__ import annotations
+
+from quire.errors import RequestError
+from quire.server.protocol.chat import Templated
+from quire.server.protocol.common import Body, Ids
+
+
+class TokenizeBody(Body):
+    """A text to cut into tokens."""
+
+    model: str | None = None
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool | None = None
+
+
+class TokenizeChatBody(Templated):
+    """A conversation to render and cut into tokens."""
+
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """Tokens to make text of."""
+
+    model: str | None = None
+    tokens: Ids
+
+
+class EitherBody(Body):
+    """What tells the two forms of /tokenize apart."""
+
+    def form(self) -> type[TokenizeBody | TokenizeChatBody]:
+        given = self.model_extra or {}
+        if "messages" in given and "prompt" in given:
+            raise RequestError("give prompt or messages, not both", param="prompt")
+        return TokenizeChatBody if "messages" in given else TokenizeBody

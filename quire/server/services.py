@@ -1,0 +1,71 @@
+"""What routes may use: the engine's door, text work, names and habits. Made once, never changed."""
+
+from __future__ import annotations
+
+import itertools
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.requests import Request
+
+from quire.engine.client import EngineClient
+from quire.errors import RequestError, UnknownModel
+from quire.server.options import ServerOptions
+from quire.text.inputs import InputProcessor
+from quire.text.tokenizer import Tokenizer
+
+MAX_ID_CHARS = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """One served model. The first name is shown; all are answered."""
+
+    engine: EngineClient
+    inputs: InputProcessor
+    tokenizer: Tokenizer | None
+    chat_template: str | None
+    names: tuple[str, ...]
+    max_model_len: int
+    options: ServerOptions = field(default_factory=ServerOptions)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams, from the model's generation config."""
+    root: str = ""
+    """Where the model comes from: a name or a folder's name."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise UnknownModel unless this model is meant. None means the one there is."""
+        if name is not None and name not in self.names:
+            known = ", ".join(self.names)
+            raise UnknownModel(f"no model {name!r:.100} here; there is {known}", param="model")
+
+    def text(self) -> Tokenizer:
+        """The tokenizer, for what cannot do without."""
+        if self.tokenizer is None:
+            message = "this server has no tokenizer: send prompts as token ids"
+            raise RequestError(message, param="prompt")
+        return self.tokenizer
+
+    def public_id(self, prefix: str, http: Request, wanted: str | None) -> str:
+        """The id that the client sees: of its header X-Request-Id, or of the body, or a new one."""
+        base = http.headers.get("x-request-id") or wanted or uuid.uuid4().hex
+        if len(base) > MAX_ID_CHARS or not base.isprintable():
+            message = f"a request id must have at most {MAX_ID_CHARS} printable characters"
+            raise RequestError(message, param="request_id")
+        return f"{prefix}-{base}"
+
+    def engine_id(self, public_id: str) -> str:
+        """An id of the engine's own: clients may use one twice at a time."""
+        return f"{public_id}-{next(self._numbers)}"
+
+
+def services(http: Request) -> Services:
+    """The services of the app that this request came to."""
+    found = http.app.state.services
+    assert isinstance(found, Services), found
+    return found

@@ -1,0 +1,220 @@
+"""The whole server over a model that recites: uvicorn on loopback, a real scheduler, a byte-level
+tokenizer made here, and an executor whose "model" knows by heart what it will say.
+
+What a prompt is answered is `speech(prompt ids, index)`, so a test can say exactly what must come.
+"""
+
+import asyncio
+import json
+import random
+import threading
+import time
+from contextlib import contextmanager
+
+import uvicorn
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from quire.core.block_pool import BlockPool
+from quire.core.cache_spec import Full
+from quire.core.kv_cache import KVCache
+from quire.core.limits.seats import SeatLimit
+from quire.core.limits.tokens import TokenBudget
+from quire.core.order.fifo import Fifo
+from quire.core.scheduler import Scheduler
+from quire.core.types import UNKNOWN, StepResult, TokenLogprobs
+from quire.engine.client import EngineClient
+from quire.engine.loop import Engine
+from quire.server.app import create_app
+from quire.server.options import ServerOptions
+from quire.server.services import Services
+from quire.text.inputs import InputProcessor
+from quire.text.tokenizer import load_tokenizer
+
+EOS = "<|im_end|>"
+SPECIALS = ["<|endoftext|>", "<|im_start|>", EOS]
+TEMPLATE = (
+    "{% if tools %}<|im_start|>tools\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if shout %}!{% endif %}{% endif %}"
+)
+WORDS = "the a cat naïve 汉字 🙂 runs, stops. Zürich {json} \"quoted\"\n tab\t end ünïcödé 中文".split(" ")
+MAX_LEN = 512
+BLOCKS = 2000
+
+
+def make_tokenizer(folder):
+    """Byte-level BPE without merges: one token per byte, so characters are spread over tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    made = Tokenizer(models.BPE({c: i for i, c in enumerate(alphabet)}, []))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIALS])
+    made.save(str(folder / "tokenizer.json"))
+    config = {"eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return load_tokenizer(folder)
+
+
+class Reciter:
+    """The model: speech by prompt and index, then EOS; and logprobs that rank as they should."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.vocab = len(tokenizer)
+        self.eos = tokenizer.eos_token_id
+        self._known = {}
+
+    def speech(self, prompt, index=0):
+        key = (tuple(prompt), index)
+        if key not in self._known:
+            draw = random.Random(f"{list(prompt)} {index}")
+            text = " ".join(draw.choice(WORDS) for _ in range(draw.randint(3, 12)))
+            self._known[key] = self.tokenizer.encode(text, add_special_tokens=False)
+        return self._known[key]
+
+    def text(self, prompt, index=0):
+        return self.tokenizer.decode(self.speech(prompt, index))
+
+    def next_token(self, seq, tokens):
+        said = len(tokens) - seq.prompt_len
+        speech = self.speech(seq.request.prompt, seq.index)
+        if seq.request.params.ignore_eos:
+            return speech[said % len(speech)]
+        return speech[said] if said < len(speech) else self.eos
+
+    def logprobs(self, place, chosen, count, worst=False):
+        draw = random.Random(place)
+        others = [i for i in draw.sample(range(self.vocab), count + 1) if i != chosen][:count]
+        ids = [*others, chosen] if worst else [chosen, *others]
+        values = [-0.25 * (rank + 1) for rank in range(len(ids))]
+        ranks = list(range(1, len(ids) + 1))
+        at = ids.index(chosen)
+        top = min(count, len(ids))
+        return TokenLogprobs([chosen, *ids[:top]], [values[at], *values[:top]], [ranks[at], *ranks[:top]])
+
+
+class Executor:
+    """Obeys plans as a runner does, with a Reciter for a model."""
+
+    def __init__(self, model, step_s=0.0):
+        self.model = model
+        self.step_s = step_s
+        self.fail_with = None
+        self._tokens = {}
+
+    def submit(self, plan):
+        if self.step_s:
+            time.sleep(self.step_s)
+        if self.fail_with is not None:
+            raise self.fail_with
+        for seq in plan.joins:
+            self._tokens[seq.slot] = list(seq.tokens)
+        said, logprobs, prompts = [], {}, {}
+        for place, row in enumerate(plan.rows):
+            tokens, params = self._tokens[row.seq.slot], row.seq.request.params
+            if params.prompt_logprobs is not None:
+                stop = min(row.start + row.count + 1, row.seq.prompt_len)
+                prompts[place] = [
+                    self.model.logprobs(i, tokens[i], params.prompt_logprobs) for i in range(row.start + 1, stop)
+                ]
+            if not row.samples:
+                said.append(())
+                continue
+            assert UNKNOWN not in tokens[: row.start + row.count]
+            del tokens[row.start + row.count :]
+            tokens.append(self.model.next_token(row.seq, tokens))
+            said.append((tokens[-1],))
+            if params.logprobs is not None:
+                worst = row.seq.index % 2 == 0  # even ones are less likely: best_of must see it
+                logprobs[place] = [self.model.logprobs(len(tokens), tokens[-1], params.logprobs, worst)]
+        return Done(StepResult(said, logprobs, prompts))
+
+    def call(self, function):
+        return [function(self.model)]
+
+    def shutdown(self):
+        self._tokens.clear()
+
+
+class Done:
+    def __init__(self, result):
+        self._result = result
+
+    def wait(self):
+        return self._result
+
+
+def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False):
+    kv = KVCache(BlockPool(blocks), 4, (Full(),))
+    limits = [TokenBudget(256), SeatLimit(seqs)]
+    scheduler = Scheduler(kv, limits, Fifo(), max_seqs=seqs, max_len=MAX_LEN, steps_in_flight=depth)
+    return Engine(scheduler, executor, steps_in_flight=depth, check=check)
+
+
+class Server:
+    """A running server, and the handles a test needs."""
+
+    def __init__(self, tokenizer, *, options=None, defaults=None, step_s=0.0, **engine):
+        self.model = Reciter(tokenizer)
+        self.tokenizer = tokenizer
+        self.executor = Executor(self.model, step_s)
+        self.engine = make_engine(self.executor, **engine)
+        self.client = EngineClient(self.engine)
+        inputs = InputProcessor(tokenizer, max_model_len=MAX_LEN, vocab_size=self.model.vocab)
+        self.services = Services(
+            self.client, inputs, tokenizer, None, ("tiny", "alias"), MAX_LEN,
+            options=options or ServerOptions(), defaults=defaults or {}, root="tiny-root",
+        )
+        self.app = create_app(self.services)
+        self.loop = None
+        self.url = ""
+
+    @contextmanager
+    def running(self):
+        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1)
+        server = uvicorn.Server(config)
+        started = threading.Event()
+
+        async def serve():
+            self.loop = asyncio.get_running_loop()
+            task = asyncio.create_task(server.serve())
+            while not server.started and not task.done():
+                await asyncio.sleep(0.005)
+            started.set()
+            await task
+
+        thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
+        thread.start()
+        assert started.wait(10)
+        self.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+        try:
+            yield self
+        finally:
+            server.should_exit = True
+            thread.join(10)
+            assert not thread.is_alive()
+
+    def ask(self, coroutine):
+        """Run a coroutine on the server's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+
+    def stats(self):
+        return self.ask(self.client.stats())
+
+    def wait_idle(self):
+        """Until nothing runs; then prove the books balance."""
+        deadline = time.monotonic() + 10
+        while time.monotonic() < deadline:
+            stats = self.stats()
+            if stats.running == stats.waiting == stats.held_blocks == 0:
+                self.ask(self.client.check())
+                return stats
+            time.sleep(0.005)
+        raise AssertionError(f"not idle: {stats}")
+
+    def chat_ids(self, messages, **variables):
+        text = self.tokenizer.template().render(messages, variables=variables)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def answer(self, messages, index=0, **variables):
+        return self.model.text(self.chat_ids(messages, **variables), index)
