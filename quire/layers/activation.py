@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.kernels.act import act, act_mul
+from quire.kernels.act import Kind, act, act_mul
 
-KINDS = {
+KINDS: dict[str, Kind] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",

@@ -7,12 +7,15 @@ from torch import Tensor
 
 from quire.distributed.mesh import strip
 from quire.kernels.embedding import embedding
+from quire.kernels.packed import PackedWeight
 from quire.layers.leaf import Leaf
 from quire.weights.mapping import Part, Spread, whole
 
 
 class Embedding(Leaf):
     """Token ids to vectors, times `scale` rounded to the model's dtype. Cut by vocabulary."""
+
+    weight: Tensor | PackedWeight
 
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
@@ -43,6 +46,8 @@ class Embedding(Leaf):
 
 class Positions(Leaf):
     """A learned vector per position; the first `skip` rows of the checkpoint's table are unused."""
+
+    weight: Tensor
 
     def __init__(self, count: int, size: int, skip: int = 0) -> None:
         super().__init__()

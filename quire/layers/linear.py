@@ -15,10 +15,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+import torch
 from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh, share, strip
+from quire.kernels.packed import PackedWeight
 from quire.layers.leaf import Leaf
 from quire.quant.base import Method
 from quire.quant.none import Method as Plain
@@ -46,12 +48,14 @@ class Outputs:
 class Linear(Leaf):
     """Whole on every rank. Base of the others, which only cut differently."""
 
+    weight: Tensor | PackedWeight
+    bias: Tensor | None
+
     def __init__(self, inputs: int, outputs: int | tuple[Outputs, ...], bias: bool = False) -> None:
         super().__init__()
         self.inputs = inputs
         self.outputs = (Outputs(outputs),) if isinstance(outputs, int) else outputs
         self.method: Method = Plain()
-        self.bias: Tensor | None
         self.declare("weight")
         if bias:
             self.declare("bias")
@@ -116,17 +120,18 @@ class HeadsLinear(ColumnLinear):
         outputs = (Outputs(heads, head_dim, "attention heads"), kv, kv)
         Linear.__init__(self, inputs, outputs, bias)
         self.head_dim = head_dim
-        self.counts = (heads, kv_heads, kv_heads)
+        self.counts = [heads, kv_heads, kv_heads]
 
     def shard(self, mesh: Mesh, comm: Collectives) -> None:
         super().shard(mesh, comm)
         heads, kv_heads, _ = (len(out.of(mesh)) for out in self.outputs)
-        self.counts = (heads, kv_heads, kv_heads)
+        self.counts = [heads, kv_heads, kv_heads]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> q [T, H, D], k [T, K, D], v [T, K, D], strided views of one buffer."""
         qkv = self.method.apply(self, x, self.bias)
-        q, k, v = qkv.view(qkv.shape[0], -1, self.head_dim).split(self.counts, dim=1)
+        heads = qkv.view(qkv.shape[0], -1, self.head_dim)
+        q, k, v = torch.split(heads, self.counts, dim=1)
         return q, k, v
 
 

@@ -13,6 +13,8 @@ from quire.weights.mapping import Spread
 class RMSNorm(Vector):
     """y = x / rms(x) * (offset + weight), over the last axis."""
 
+    weight: Tensor
+
     def __init__(self, size: int, eps: float, offset: float = 0.0) -> None:
         super().__init__(size)
         self.eps, self.offset = eps, offset
@@ -36,6 +38,9 @@ class AddNorm(RMSNorm):
 
 class LayerNorm(Vector):
     """y = (x - mean) / deviation * weight + bias, over the last axis."""
+
+    weight: Tensor
+    bias: Tensor
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__(size)

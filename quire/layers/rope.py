@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.kernels.rope import rope
-from quire.layers.rope_scaling import Plain, Scaling
+from quire.layers.rope_scaling import Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RopeConfig:
 
     theta: float
     dims: int  # leading dims of each head that are rotated
-    scaling: Scaling = Plain()
+    scaling: Scaling
 
     def table(self, max_len: int) -> Tensor:
         """[max_len, R] float32: cosines in the first half of a row, sines in the second."""
@@ -36,7 +36,7 @@ class Rope(nn.Module):
     def __init__(self, config: RopeConfig, max_len: int) -> None:
         super().__init__()
         self.config, self.max_len = config, max_len
-        self._table: Tensor | None = None
+        self._table = torch.empty(0)  # filled by `fill`
 
     def fill(self, tables: dict[tuple[RopeConfig, int], Tensor], device: torch.device) -> None:
         """Take the table from `tables`, which is given it if it has none like this yet."""
@@ -47,5 +47,5 @@ class Rope(nn.Module):
         self._table = tables[key]
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """q [T, H, D], k [T, K, D], positions [T] int32 -> rotated q, k (may be the same memory)."""
+        """q [T, H, D], k [T, K, D], positions [T] int32 -> both rotated."""
         return rope(q, k, positions, self._table)

@@ -1,7 +1,7 @@
 """Reads rotary settings from config.json, in both styles.
 
-    older           rope_theta, rope_scaling {type or rope_type, ...}, partial_rotary_factor
-    transformers 5  rope_parameters {rope_theta, rope_type, ...}, maybe one per layer type
+older           rope_theta, rope_scaling {type or rope_type, ...}, partial_rotary_factor
+transformers 5  rope_parameters {rope_theta, rope_type, ...}, maybe one per layer type
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ __all__ = ["Hf", "LanguageModel", "ModelConfig", "StepInputs", "Weights", "field
 Hf = Mapping[str, Any]
 """A parsed config.json, or a section of it."""
 
-T = TypeVar("T", int, float, str, bool, list, dict)
+T = TypeVar("T")
 _REQUIRED: Any = object()
 
 

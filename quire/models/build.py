@@ -22,7 +22,7 @@ from quire.errors import ConfigError
 from quire.kernels.packed import PackedWeight
 from quire.layers import Attention, Leaf, Linear, Rope
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
-from quire.quant.base import Method, detect
+from quire.quant.base import Method, Weighted, detect
 from quire.quant.none import Method as Plain
 from quire.registry import Registry
 from quire.weights import files
@@ -96,7 +96,7 @@ def fill(
     def finish(leaf: Leaf) -> None:
         if id(leaf) in packed:
             owner = leaf.method if isinstance(leaf, Linear) else method
-            owner.finish(leaf)
+            owner.finish(cast(Weighted, leaf))
 
     filler = Filler(own, finish, dtype=dtype, device=device)
     if load_format == "dummy":

@@ -12,13 +12,14 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.errors import ConfigError
+from quire.kernels.packed import PackedWeight
 
 
 class Weighted(Protocol):
     """A layer whose `weight` [O, I] a method looks after."""
 
     @property
-    def weight(self) -> object: ...
+    def weight(self) -> Tensor | PackedWeight: ...
 
     def put(self, param: str, value: object) -> None: ...
 

@@ -82,7 +82,8 @@ class Filler(Generic[H]):
             _place(value, layout[target.part], tensor)
             left -= 1
         else:
-            for part, piece in zip(layout, tensor.split([p.shape[0] for p in layout]), strict=True):
+            pieces = torch.split(tensor, [part.shape[0] for part in layout])
+            for part, piece in zip(layout, pieces, strict=True):
                 _place(value, part, piece)
             left = 0
         if left:

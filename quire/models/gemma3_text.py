@@ -1,0 +1,156 @@
+"""Gemma-3, text: five windowed layers to one full, each kind with its own rotary base; q, k norms.
+
+Norm weights are stored as differences from one; embeddings are scaled by sqrt(E). The published
+config files leave out what equals the defaults of the family.
+
+Source: model_type "gemma3_text", https://huggingface.co/google/gemma-3-1b-it; transformers
+        modeling_gemma3.py
+Axes:   T tokens in the step, E hidden, F mlp width, H query heads, K kv heads, D head size, V vocab
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from quire.layers import (
+    AddNorm,
+    Attention,
+    ColumnLinear,
+    Embedding,
+    GatedActivation,
+    HeadsLinear,
+    LMHead,
+    RMSNorm,
+    Rope,
+    RopeConfig,
+    RowLinear,
+    softcap,
+)
+from quire.models._rope import rope_of, section_of
+from quire.models._windows import FULL, SLIDING, pattern_windows
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+
+DEFAULTS = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(ModelConfig):
+    rope: RopeConfig  # of layers that see everything
+    local_rope: RopeConfig  # of layers with a window
+    scale: float  # of attention scores
+    bias: bool
+    logit_softcap: float | None
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        field_of(hf, "use_bidirectional_attention", bool, default=False, one_of={False})
+        if hf.get("attn_logit_softcapping") is not None:  # transformers ignores it: so would we
+            field_of(hf, "attn_logit_softcapping", float, one_of={None})
+        hf = {**DEFAULTS, **hf}
+        sizes = sizes_of(hf, act="hidden_activation", tied=True)
+        period = field_of(hf, "sliding_window_pattern", int, default=6)
+        return cls(
+            **sizes,
+            windows=pattern_windows(hf, sizes["layers"], window=4096, period=period),
+            rope=_rope(hf, FULL, sizes["head_dim"]),
+            local_rope=_rope(hf, SLIDING, sizes["head_dim"]),
+            scale=field_of(hf, "query_pre_attn_scalar", float, default=256.0) ** -0.5,
+            bias=field_of(hf, "attention_bias", bool, default=False),
+            logit_softcap=field_of(hf, "final_logit_softcapping", float, default=None),
+        )
+
+
+def _rope(hf: Hf, kind: str, head_dim: int) -> RopeConfig:
+    """Older files: rope_scaling is for full layers, windowed ones have rope_local_base_freq."""
+    if kind == FULL:
+        return rope_of(hf, head_dim, theta=1e6, section=section_of(hf, FULL))
+    theta = field_of(hf, "rope_local_base_freq", float, default=10000.0)
+    hf = {**hf, "rope_theta": theta, "rope_scaling": None}
+    return rope_of(hf, head_dim, section=section_of(hf, SLIDING))
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, c: Config, layer: int) -> None:
+        super().__init__()
+        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
+        self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps, offset=1.0)
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps, offset=1.0)
+        self.rope = Rope(c.rope if c.windows[layer] is None else c.local_rope, c.max_len)
+        self.attn = Attention(
+            c.heads, c.kv_heads, c.head_dim, scale=c.scale, window=c.window(layer)
+        )
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
+        q, k = self.rope(self.q_norm(q), self.k_norm(k), step.positions)
+        return self.o_proj(self.attn(q, k, v, step.attention))
+
+
+class MLP(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.gate_up_proj = ColumnLinear(c.hidden, (c.mlp, c.mlp))
+        self.act = GatedActivation(c.act)
+        self.down_proj = RowLinear(c.mlp, c.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, layer: int) -> None:
+        super().__init__()
+        self.input_layernorm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.self_attn = SelfAttention(c, layer)
+        self.post_attention_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.pre_feedforward_layernorm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.mlp = MLP(c)
+        self.post_feedforward_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
+        x, res = self.input_layernorm(x, res)
+        x = self.post_attention_layernorm(self.self_attn(x, step))
+        x, res = self.pre_feedforward_layernorm(x, res)
+        return self.post_feedforward_layernorm(self.mlp(x)), res
+
+
+class Model(nn.Module):
+    weights = Weights(
+        strip=("model.",),
+        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+        ignore=("*.rotary_emb.inv_freq",),
+        tie={"lm_head": "embed_tokens"},
+    )
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.cap = c.logit_softcap
+        self.embed_tokens = Embedding(c.vocab, c.hidden, scale=c.hidden**0.5)
+        self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
+        self.norm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        x, res = self.embed_tokens(step.token_ids), None
+        for layer in self.layers:
+            x, res = layer(x, res, step)
+        return self.norm(x, res)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        logits = self.lm_head(hidden)
+        return logits if self.cap is None else softcap(logits, self.cap)

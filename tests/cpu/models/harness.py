@@ -1,0 +1,75 @@
+"""One sequence over a paged cache, without an engine: enough to step a built model.
+
+Blocks are handed out in a shuffled order; those that a window has passed are given back and
+poisoned, so a model that reads them shows NaN.
+"""
+
+import torch
+
+from quire.attention.base import Batch
+from quire.attention.paged import Backend
+from quire.config.kv_layout import group_layers
+from quire.models.base import StepInputs
+
+BLOCK = 16
+NO_BLOCK = -1
+
+
+class Stepper:
+    """Feeds tokens to a model, any number at a time, and keeps the cache."""
+
+    def __init__(self, model, config, *, dtype=torch.float32, max_tokens=700, seed=0):
+        self.model, self.length = model, 0
+        layers = config.attention_layers()
+        self.groups = group_layers(layers)
+        width = -(-max_tokens // BLOCK)
+        pool = width * len(self.groups)
+        shape = (pool, 2, layers[0].kv_heads, BLOCK, layers[0].head_dim)
+        places = max(len(group.layers) for group in self.groups)
+        self.cache = [torch.full(shape, float("nan"), dtype=dtype) for _ in range(places)]
+        order = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
+        self.tables = order.view(len(self.groups), width).int()
+        self.backend = Backend(self.cache)
+
+    @torch.inference_mode()
+    def hidden(self, ids):
+        """Hidden states [n, E] of the next n tokens."""
+        start, end = self.length, self.length + len(ids)
+        self._give_back(start)
+        positions = torch.arange(start, end)
+        batch = Batch(
+            q_starts=torch.tensor([0, len(ids)], dtype=torch.int32),
+            contexts=torch.tensor([end], dtype=torch.int32),
+            tables=tuple(table[None].clone() for table in self.tables),
+            slots=tuple(
+                table[positions // BLOCK].long() * BLOCK + positions % BLOCK
+                for table in self.tables
+            ),
+            max_query=len(ids),
+            max_context=end,
+        )
+        self.length = end
+        tokens = torch.tensor(ids, dtype=torch.int32)
+        step = StepInputs(tokens, positions.int(), self.backend.plan(batch))
+        return self.model(step)
+
+    @torch.inference_mode()
+    def logits(self, ids):
+        """Logits [n, V] of the next n tokens."""
+        return self.model.logits(self.hidden(ids)).float()
+
+    def greedy(self, prompt, count):
+        """The `count` best next tokens, one at a time."""
+        logits, out = self.logits(prompt), []
+        for _ in range(count):
+            out.append(int(logits[-1].argmax()))
+            logits = self.logits(out[-1:])
+        return out
+
+    def _give_back(self, start):
+        """Blocks wholly before the window of the token at `start` are gone."""
+        for group, table in zip(self.groups, self.tables, strict=True):
+            gone = max(0, start - group.window + 1) // BLOCK if group.window else 0
+            for at in range(gone):
+                if int(table[at]) != NO_BLOCK:
+                    table[at] = NO_BLOCK

@@ -1,0 +1,97 @@
+"""Tiny models of transformers with random weights: what ours are compared with.
+
+A file tiny/<variant>.json is a config.json, plus under "test" what the comparison must know:
+
+    max_len   serve this many positions (default: what our Config says)
+    lengths   prompt lengths to compare (default: LENGTHS)
+    greedy    prompt lengths to continue (default: GREEDY)
+    seed      of the weights, if the usual one makes a model that repeats itself
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from quire.models.build import build, config_of
+
+TINY = Path(__file__).parent / "tiny"
+LENGTHS = (1, 2, 33, 600)
+GREEDY = (1, 600)
+VARIANTS = sorted(path.stem for path in TINY.glob("*.json"))
+
+
+def tiny(variant):
+    """(config.json contents, test settings) of a variant."""
+    hf = json.loads((TINY / f"{variant}.json").read_text())
+    return hf, hf.pop("test", {})
+
+
+def peer(variant, folder):
+    """A transformers model of the variant, saved to the folder as well."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    hf, test = tiny(variant)
+    settings = {key: value for key, value in hf.items() if key != "model_type"}
+    config = AutoConfig.for_model(hf["model_type"], **settings)
+    torch.manual_seed(test.get("seed", 1))
+    model = _model(AutoModelForCausalLM, config).eval()
+    _scale(model, 0.3 if "gemma" in hf["model_type"] else 2.0)  # gemma scales them itself
+    model.generation_config.eos_token_id = None
+    model.generation_config.pad_token_id = 0
+    model.save_pretrained(folder)
+    return model
+
+
+def _model(auto, config):
+    if config.model_type == "gemma3":
+        from transformers import Gemma3ForConditionalGeneration
+
+        return Gemma3ForConditionalGeneration._from_config(config, attn_implementation="eager")
+    return auto.from_config(config, attn_implementation="eager")
+
+
+@torch.no_grad()
+def _scale(model, embeddings):
+    """Weights as large as a trained model's, so that the best token wins clearly."""
+    for name, value in model.named_parameters():
+        noise = torch.randn_like(value)
+        if value.ndim == 1:
+            value += 0.2 * noise
+        elif "embed" in name or ".wte" in name or ".wpe" in name:
+            value.copy_(noise * embeddings / value.shape[-1] ** 0.5)
+        else:
+            fan_in = value.shape[0] if ".c_" in name else value.shape[-1]
+            value.copy_(noise * 1.2 / fan_in**0.5)
+
+
+def ours(variant, folder, dtype=torch.float32, **settings):
+    """(model, config) of the checkpoint in the folder."""
+    model_type, config = config_of(json.loads((folder / "config.json").read_text()))
+    max_len = tiny(variant)[1].get("max_len", min(config.max_len, 1024))
+    config = replace(config, max_len=max_len)
+    settings = {"folder": folder, "progress": False, **settings}
+    return build(model_type, config, dtype=dtype, **settings), config
+
+
+def prompt_of(length, vocab, seed=0):
+    """Random token ids."""
+    generator = torch.Generator().manual_seed(seed + length)
+    return torch.randint(3, vocab, (length,), generator=generator).tolist()
+
+
+@torch.inference_mode()
+def logprobs(model, ids):
+    """transformers' log-probabilities [n, V] of every position."""
+    logits = model(input_ids=torch.tensor([ids])).logits[0]
+    return logits.float().log_softmax(-1)
+
+
+def continued(model, ids, count):
+    """transformers' greedy continuation."""
+    prompt = torch.tensor([ids])
+    out = model.generate(
+        prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False
+    )
+    return out[0, len(ids) :].tolist()
