@@ -21,7 +21,7 @@ from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget
 from quire.core.order.fifo import Fifo
 from quire.core.scheduler import Scheduler
-from quire.core.types import Request, Stop, StepResult
+from quire.core.types import Request, StepResult, Stop
 
 
 def decoding(sequences: int, depth: int) -> Scheduler:

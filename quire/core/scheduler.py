@@ -14,16 +14,18 @@ Source: the one rule is that of vLLM V1, sched/scheduler.py, note on the schedul
 from __future__ import annotations
 
 import logging
-from collections import deque
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
 from typing import Literal
 
+from quire.core.admission import check_length, check_request
 from quire.core.draft import Draft
 from quire.core.family import Family, best_parent
+from quire.core.flights import Flight, Flights
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
 from quire.core.order.base import Order
+from quire.core.prompt_logprobs import PromptLogprobs
+from quire.core.spare import Spare
 from quire.core.stats import SchedulerStats as SchedulerStats
 from quire.core.stop import finish
 from quire.core.types import (
@@ -37,7 +39,6 @@ from quire.core.types import (
     TokenLogprobs,
     Update,
 )
-from quire.errors import RequestError, TooLong
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +47,6 @@ LOOK_PAST = 64
 
 WARN_EVERY = 50
 """The first preemption is logged, and then every so many."""
-
-
-@dataclass(slots=True)
-class _Flight:
-    """A plan whose result is not in yet."""
-
-    plan: StepPlan
-    swapped: list[Sequence]  # to the host, by this plan
-    dead: set[Sequence] = field(default_factory=set)  # their rows mean nothing any more
 
 
 class Scheduler:
@@ -73,23 +65,19 @@ class Scheduler:
         watermark: float = 0.0,
     ) -> None:
         assert max_seqs > 0, max_seqs
-        assert steps_in_flight > 0, steps_in_flight
         self._kv = kv
         self._limits = limits
         self._order = order
         self._max_len = max_len
         self._swaps = preemption == "swap"
-        self._depth = steps_in_flight
         self._watermark = int(watermark * kv.pool.size)  # blocks kept free at admission
-        self._step = 0  # the last one planned
-        self._flights: deque[_Flight] = deque()
+        self._flights = Flights(steps_in_flight)
         self._families: dict[str, Family] = {}
         self._running: dict[Sequence, None] = {}  # in the order of admission
-        self._held: dict[Sequence, None] = {}  # finished, with blocks, until release()
-        self._sharing: dict[Sequence, None] = {}  # waiting, with blocks shared by a fork
+        self._spare = Spare()
         self._slots = list(range(max_seqs - 1, -1, -1))  # free ones
         self._leaves: list[int] = []
-        self._prompt_logprobs: dict[Sequence, list[TokenLogprobs]] = {}  # until the first token
+        self._prompt_logprobs = PromptLogprobs()
         self._stuck: tuple[Sequence, int] | None = None  # who lacked blocks when so many were there
         self._followers = 0
         self._swapped = 0
@@ -106,7 +94,10 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
-        self._accept(request)
+        check_request(request, self._families)
+        check_length(request, self._kv, self._max_len)
+        for limit in self._limits:
+            limit.accept(request)
         family = Family.of(request, self._max_len, self._kv.new_tables)
         self._families[request.id] = family
         leader = family.leader
@@ -144,9 +135,8 @@ class Scheduler:
             return
         family.hold = False
         for seq in family.sequences:
-            if seq in self._held:
-                del self._held[seq]
-                self._kv.release(seq, self._step)
+            if seq.state is State.FINISHED and self._spare.discard(seq):
+                self._kv.release(seq, self._flights.step)
         self._forget_if_over(family)
 
     def reset_prefix_cache(self) -> bool:
@@ -157,15 +147,14 @@ class Scheduler:
 
     def plan(self) -> StepPlan:
         """Choose the work of one step. Every plan must go to apply() or fail(), in order."""
-        assert len(self._flights) < self._depth, f"{len(self._flights)} steps are in flight already"
+        step = self._flights.next_step
         draft = Draft(self._limits, len(self._running) + len(self._order))
         self._extend_all(draft)
         if not draft.preempted:
             self._admit(draft)
-        self._step += 1
-        plan = draft.freeze(self._step, tuple(self._leaves))
+        plan = draft.freeze(step, tuple(self._leaves))
         self._leaves = []
-        self._flights.append(_Flight(plan, draft.swapped))
+        self._flights.launch(plan, draft.swapped)
         return plan
 
     def _extend_all(self, draft: Draft) -> None:
@@ -202,7 +191,7 @@ class Scheduler:
         n = draft.allowance(seq)
         if not n:
             return
-        if self._kv.slide(seq, self._step):
+        if self._kv.slide(seq, self._flights.step):
             draft.moved.append(seq)
         n = self._make_room(seq, n, draft)
         if n:
@@ -232,18 +221,11 @@ class Scheduler:
         return n
 
     def _reclaim(self, sparing: Sequence | None = None) -> bool:
-        """Take blocks from one who could do without: held ones first, then shares of those waiting.
-
-        Whoever counted on them finds them in the prefix cache, or computes them again.
-        """
-        seq = next(iter(self._held), None)
-        if seq is None:
-            seq = next((s for s in reversed(self._sharing) if s is not sparing), None)
+        """Take blocks from one who could do without. False if there is nobody."""
+        seq = self._spare.pop(sparing)
         if seq is None:
             return False
-        self._held.pop(seq, None)
-        self._sharing.pop(seq, None)
-        self._kv.release(seq, self._step)
+        self._kv.release(seq, self._flights.step)
         return True
 
     def _preempt(self, seq: Sequence, draft: Draft) -> None:
@@ -251,7 +233,7 @@ class Scheduler:
         while seq.tokens[-1] == UNKNOWN:
             seq.tokens.pop()
         self._leave(seq)
-        copies = self._kv.swap_out(seq, self._step) if self._swaps else None
+        copies = self._kv.swap_out(seq, self._flights.step) if self._swaps else None
         if copies:
             seq.state = State.SWAPPED
             self._swapped += 1
@@ -259,7 +241,7 @@ class Scheduler:
             draft.swapped.append(seq)
         else:
             seq.state = State.WAITING
-            self._kv.release(seq, self._step)
+            self._kv.release(seq, self._flights.step)
         seq.preemptions += 1
         draft.preempted.append(seq.request.id)
         self._order.put_back(seq)
@@ -308,10 +290,9 @@ class Scheduler:
 
         Copying what is shared takes more blocks than beginning anew.
         """
-        if self._busy or seq not in self._sharing:
+        if self._busy or not self._spare.discard(seq):
             return False
-        del self._sharing[seq]
-        self._kv.release(seq, self._step)
+        self._kv.release(seq, self._flights.step)
         return True
 
     def _is_stuck(self, seq: Sequence) -> bool:
@@ -338,11 +319,11 @@ class Scheduler:
     @property
     def _awaited(self) -> bool:
         """Whether applying a step in flight will change what can be planned."""
-        return self._kv.fence.blocks > 0 or any(flight.plan.rows for flight in self._flights)
+        return self._kv.fence.blocks > 0 or self._flights.have_rows
 
     def _seat(self, seq: Sequence, draft: Draft) -> None:
         """Give it a slot, and blocks of its own for what lies on the host or is shared."""
-        step = self._step + 1
+        step = self._flights.next_step
         if seq.state is State.SWAPPED:
             back = self._kv.swap_in(seq, step)
             assert back is not None, f"{seq.request.id} was let in without room to swap in"
@@ -352,7 +333,7 @@ class Scheduler:
             copies = self._kv.unshare(seq, step)
             assert copies is not None, f"{seq.request.id} was let in without room to unshare"
             draft.copies += copies
-            self._sharing.pop(seq, None)
+            self._spare.discard(seq)
         seq.state = State.RUNNING
         seq.slot = self._slots.pop()
         self._running[seq] = None
@@ -391,24 +372,22 @@ class Scheduler:
         updates = []
         for seq in dict.fromkeys([*flight.swapped, *(row.seq for row in plan.rows)]):
             if seq.state is State.SWAPPED:
-                self._kv.release(seq, self._step)
+                self._kv.release(seq, self._flights.step)
                 seq.state = State.WAITING
                 self._swapped -= 1
             elif seq.state is State.RUNNING:
                 updates.append(self._ended(seq, "error", error=message))
         return updates
 
-    def _land(self, plan: StepPlan) -> _Flight:
-        assert self._flights, f"step {plan.step} was applied already"
-        flight = self._flights.popleft()
-        assert flight.plan.step == plan.step, f"step {plan.step} before {flight.plan.step}"
+    def _land(self, plan: StepPlan) -> Flight:
+        flight = self._flights.land(plan)
         self._kv.landed(plan.step)
         return flight
 
-    def _slow_rows(self, flight: _Flight, result: StepResult) -> set[int]:
+    def _slow_rows(self, flight: Flight, result: StepResult) -> set[int]:
         """Rows that carry more than a token, or mean nothing any more."""
         slow = {*result.logprobs, *result.prompt_logprobs, *result.errors}
-        special = flight.dead | self._prompt_logprobs.keys()
+        special = flight.dead | self._prompt_logprobs.known.keys()
         if special:
             slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
         return slow
@@ -423,16 +402,9 @@ class Scheduler:
         self._kv.publish(seq, row.start)
         self._fork_followers(seq)
         if i in result.prompt_logprobs:
-            self._keep_prompt_logprobs(row, result.prompt_logprobs[i])
+            self._prompt_logprobs.add(row, result.prompt_logprobs[i])
         if row.samples:
             updates.append(self._say(row, result.token_ids[i], result.logprobs.get(i)))
-
-    def _keep_prompt_logprobs(self, row: Row, news: list[TokenLogprobs]) -> None:
-        """Add those of positions not seen yet: a preempted prompt is computed again."""
-        if len(row.seq.tokens) > row.seq.prompt_len + 1:
-            return  # recomputed after its first token, with which they were handed out
-        known = self._prompt_logprobs.setdefault(row.seq, [])
-        known += news[max(len(known) - row.start, 0) :]
 
     def _say(self, row: Row, ids: Seq[int], logprobs: list[TokenLogprobs] | None) -> Update:
         """Append the tokens of a row, up to one that ends the sequence."""
@@ -449,7 +421,7 @@ class Scheduler:
                 del seq.tokens[at:]
                 break
         ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
-        prompt_logprobs = self._prompt_logprobs.pop(seq, None)
+        prompt_logprobs = self._prompt_logprobs.pop(seq)
         if done is not None:
             self._end(seq)
         return Update(
@@ -480,16 +452,16 @@ class Scheduler:
             self._followers -= 1
         else:
             self._order.remove(seq)
-            self._sharing.pop(seq, None)
+            self._spare.discard(seq)
             self._swapped -= seq.state is State.SWAPPED
         seq.state = State.FINISHED
         while seq.tokens[-1] == UNKNOWN:
             seq.tokens.pop()
         if was_running and family.hold:
-            self._held[seq] = None
+            self._spare.held[seq] = None
         else:
-            self._kv.release(seq, self._step)
-        self._prompt_logprobs.pop(seq, None)
+            self._kv.release(seq, self._flights.step)
+        self._prompt_logprobs.pop(seq)
         if seq is family.leader and family.followers:
             family.leader = family.followers.pop(0)
             self._followers -= 1
@@ -506,8 +478,7 @@ class Scheduler:
         self._slots.append(seq.slot)
         self._leaves.append(seq.slot)
         seq.slot = -1
-        for flight in self._flights:
-            flight.dead.add(seq)
+        self._flights.kill(seq)
 
     def _fork_followers(self, leader: Sequence) -> None:
         """Let the others of a request share its prompt, once that is computed."""
@@ -527,49 +498,9 @@ class Scheduler:
         if length:
             self._kv.fork(parent, child, length)
         if child.tables[0]:
-            self._sharing[child] = None
+            self._spare.sharing[child] = None
 
     # -- checks -------------------------------------------------------------------------------
-
-    def _accept(self, request: Request) -> None:
-        """Raise RequestError if the request is not one, TooLong if it could never finish."""
-        if request.id in self._families:
-            raise RequestError(f"request id {request.id!r} is in use", param="request_id")
-        if not request.prompt or request.n < 1 or request.stop.max_tokens < 1:
-            raise RequestError(
-                f"request {request.id!r} has {len(request.prompt)} prompt tokens, n={request.n}, "
-                f"max_tokens={request.stop.max_tokens}; each must be at least 1"
-            )
-        if request.parent is not None:
-            parent = self._families.get(request.parent)
-            if parent is None or not parent.hold:
-                raise RequestError(
-                    f"parent {request.parent!r} is not a request made with hold=True, "
-                    "or was released",
-                    param="parent",
-                )
-        self._accept_length(request)
-        for limit in self._limits:
-            limit.accept(request)
-
-    def _accept_length(self, request: Request) -> None:
-        prompt, most = len(request.prompt), self._max_len
-        if prompt >= most:
-            raise TooLong(
-                f"the prompt has {prompt} tokens and the output needs at least one more, but a "
-                f"sequence may have {most}; shorten the prompt or raise max_model_len",
-                param="prompt",
-            )
-        tokens = min(prompt + request.stop.max_tokens, most) - 1  # the last one is never computed
-        need, pool = self._kv.most_blocks(tokens), self._kv.pool
-        if need > pool.size:
-            raise TooLong(
-                f"prompt ({prompt} tokens) and output (up to {request.stop.max_tokens}) need "
-                f"{need} KV cache blocks of {self._kv.block_size} tokens, and there are "
-                f"{pool.size}; lower max_tokens, or raise num_gpu_blocks_override or "
-                "kv_cache_memory_bytes",
-                param="max_tokens",
-            )
 
     def _count_preemption(self, seq: Sequence) -> None:
         self._preemptions += 1
@@ -620,4 +551,4 @@ class Scheduler:
         families = self._families.values()
         assert self._followers == sum(len(family.followers) for family in families)
         assert len(live) + self._followers == sum(len(family.alive) for family in families)
-        self._kv.check([*live, *self._held])
+        self._kv.check([*live, *self._spare.held])
