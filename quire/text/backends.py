@@ -13,8 +13,6 @@ from typing import Any, Literal, Protocol
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers.processors import Sequence as ProcessorSequence
-from tokenizers.processors import TemplateProcessing
 
 from quire.errors import ConfigError
 from quire.text.tokenizer_files import TokenizerFiles
@@ -33,6 +31,7 @@ class Backend(Protocol):
         """As encode; ids of the text are dropped from `side` so that at most `most` remain."""
         ...
 
+    def tokens(self, text: str, add_special_tokens: bool) -> list[str]: ...
     def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str: ...
     def join(self, tokens: list[str]) -> str: ...
     def token_to_id(self, token: str) -> int | None: ...
@@ -66,6 +65,10 @@ class Fast:
             encoding = self.tokenizer.post_process(encoding, None, True)
         ids: list[int] = encoding.ids
         return ids
+
+    def tokens(self, text: str, add_special_tokens: bool) -> list[str]:
+        encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return list(encoding.tokens)  # an unknown piece shows as itself
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
@@ -106,6 +109,10 @@ class Slow:
         ids = ids[len(ids) - min(keep, len(ids)) :] if side == "left" else ids[:keep]
         return list(self.tokenizer.build_inputs_with_special_tokens(ids)) if affixes else ids
 
+    def tokens(self, text: str, add_special_tokens: bool) -> list[str]:
+        found = self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
+        return [str(token) for token in found]
+
     def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str:
         known = [i for i in ids if self.id_to_token(i) is not None]
         text: str = self.tokenizer.decode(
@@ -141,7 +148,11 @@ class Slow:
 
 
 def load_fast(path: Path, files: TokenizerFiles) -> Fast:
-    """From a tokenizer.json and the settings beside it."""
+    """From a tokenizer.json and the settings beside it.
+
+    Whether BOS and EOS are added is what the file's own post-processor says; add_bos_token of the
+    settings speaks to tokenizers in Python.
+    """
     try:
         tokenizer = FastTokenizer.from_file(str(path))
     except Exception as e:  # noqa: BLE001  the library raises bare Exception for a bad file
@@ -149,8 +160,6 @@ def load_fast(path: Path, files: TokenizerFiles) -> Fast:
     _add_tokens(tokenizer, files)
     if files.config.get("split_special_tokens"):
         tokenizer.encode_special_tokens = True
-    if "add_bos_token" in files.config or "add_eos_token" in files.config:
-        _set_affixes(tokenizer, files)
     return Fast(tokenizer)
 
 
@@ -172,27 +181,6 @@ def _marked(token: AddedToken, special: bool) -> AddedToken:
     if special:
         token.special = True
     return token
-
-
-def _set_affixes(tokenizer: FastTokenizer, files: TokenizerFiles) -> None:
-    """An explicit add_bos_token/add_eos_token of the settings beats what tokenizer.json adds."""
-    single: list[str] = ["$A"]
-    tokens: list[tuple[str, int]] = []
-    for key, name, front in (
-        ("add_bos_token", "bos_token", True),
-        ("add_eos_token", "eos_token", False),
-    ):
-        token = files.named.get(name)
-        if not files.config.get(key) or token is None:
-            continue
-        token_id = tokenizer.token_to_id(token.content)
-        assert token_id is not None, token  # _add_tokens saw to that
-        single.insert(0 if front else len(single), token.content)
-        tokens.append((token.content, token_id))
-    if tokens:
-        tokenizer.post_processor = TemplateProcessing(single=single, special_tokens=tokens)
-    else:
-        tokenizer.post_processor = ProcessorSequence([])
 
 
 def load_with_transformers(

@@ -176,7 +176,8 @@ class Tokenizer:
 
     def tokenize(self, text: str, add_special_tokens: bool = False) -> list[str]:
         """The tokens of a text, as the vocabulary writes them."""
-        return self.convert_ids_to_tokens(self.encode(text, add_special_tokens))
+        _refuse_surrogates(text)
+        return self.backend.tokens(text, add_special_tokens)
 
     # -- decoding ---------------------------------------------------------------------------
 
