@@ -1,7 +1,56 @@
+import shutil
+
 import pytest
 import torch
+
+from quire import env
+from quire.kernels.native import library as loader
+from quire.kernels.native.build import find_or_build
 
 
 @pytest.fixture
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def poisoned():
+    """Memory from torch.empty is NaN, so that what a kernel forgets to write shows."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def _load(folder, threads, extra=()):
+    if not loader.active():
+        pytest.skip("no native kernels on this machine")
+    built = find_or_build(env.read().cache_dir, extra)
+    copy = folder / f"kernels-{threads}.so"  # another file, so that it has threads of its own
+    shutil.copy(built, copy)
+    return loader.Library(copy, threads)
+
+
+@pytest.fixture(scope="session")
+def native_one(tmp_path_factory):
+    return _load(tmp_path_factory.mktemp("one"), 1)
+
+
+@pytest.fixture(scope="session")
+def native_three(tmp_path_factory):
+    return _load(tmp_path_factory.mktemp("three"), 3)
+
+
+@pytest.fixture(params=["one thread", "three threads"])
+def native(request, native_one, native_three, monkeypatch):
+    """The ops run on the compiled kernels, with one thread and with three."""
+    found = native_one if request.param == "one thread" else native_three
+    monkeypatch.setattr(loader, "library", lambda: found)
+    return found
+
+
+@pytest.fixture
+def narrow(request, tmp_path, monkeypatch):
+    """The ops run on kernels compiled for a lesser CPU."""
+    found = _load(tmp_path, 2, (*request.param, "-O1"))
+    monkeypatch.setattr(loader, "library", lambda: found)
+    return found
