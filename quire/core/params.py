@@ -45,7 +45,6 @@ LATER = {
     "logprob_token_ids": "logprobs of chosen token ids are not built yet; ask for logprobs=k",
     "prompt_logprob_token_ids": "prompt scores of chosen token ids are not built yet",
     "prompt_logprob_start": "prompt_logprob_start goes with prompt_logprob_token_ids",
-    "flat_logprobs": "flat logprobs are not built yet; leave flat_logprobs=False",
     "routed_experts_prompt_start": "returning routed experts is not built yet",
     "watermarking": "watermarks are not built yet",
     "trace_decode_token_ids": "trace replay is not built yet",

@@ -145,7 +145,6 @@ def test_later_features_are_refused_not_ignored():
         "structured_outputs": StructuredOutputsParams(regex="a"),
         "thinking_token_budget": 5,
         "repetition_detection": RepetitionDetectionParams(3, 1, 2),
-        "flat_logprobs": True,
         "trace_decode_token_ids": [1],
     }.items():
         with pytest.raises(Unsupported) as e:

@@ -1,0 +1,160 @@
+"""Beam search over an engine, as rounds of one-token requests. Pure: no engine call, no text.
+
+Not sampling: every live beam asks for one token with the 2 * beam_width best logprobs; the best
+beam_width continuations live on. A child names its beam's request as parent, which is held until
+then, so that no token is ever computed twice.
+
+    round 0      prompt ──┬─ a ──┬─ aa
+    round 1               └─ b   ├─ ab      requests "name/0/0", "name/1/0", "name/1/1", ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quire.core.params import BeamSearchParams, SamplingParams
+from quire.core.types import Request, Stop, TokenLogprobs, Update
+from quire.errors import EngineError
+
+
+@dataclass(slots=True, eq=False)
+class Beam:
+    """One candidate: what was generated, and how likely it is."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    total: float = 0.0
+    finish: str | None = None
+    stop_reason: int | None = None
+    generated: int = 0  # tokens that count for the length penalty: EOS does not
+    request_id: str | None = field(default=None, repr=False)  # holds the KV of all but the last
+
+    def score(self, length_penalty: float) -> float:
+        """Sum of logprobs over a power of the length."""
+        length: float = max(self.generated, 1) ** length_penalty
+        return self.total / length
+
+
+class BeamSearch:
+    """The search for one prompt. Ask for requests(), give their updates to take(), until over.
+
+    eos_ids: tokens that complete a beam. room: tokens the context has left after the prompt.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prompt: tuple[int, ...],
+        params: BeamSearchParams,
+        *,
+        eos_ids: Iterable[int] = (),
+        room: int,
+        vocab: int,
+        priority: int = 0,
+        salt: bytes = b"",
+    ) -> None:
+        self.name = name
+        self.prompt = prompt
+        self._params = params
+        self._eos = frozenset() if params.ignore_eos else frozenset(eos_ids)
+        self._rounds = min(params.max_tokens, room)
+        self._round = 0
+        self._priority = priority
+        self._salt = salt
+        self._live = [Beam()]
+        self._completed: list[Beam] = []
+        self._asked: dict[str, Beam] = {}
+        self._children: dict[str, list[Beam]] = {}
+        self._held: list[str] = []  # requests of the round before
+        self._allowed = frozenset(params.allowed_token_ids or ())
+        best = vocab if self._allowed else min(2 * params.beam_width, vocab)
+        self._sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=best)
+
+    @property
+    def over(self) -> bool:
+        """Nothing is left to ask."""
+        return not self._asked and (self._round >= self._rounds or not self._live)
+
+    @property
+    def waiting(self) -> bool:
+        """Answers of this round are missing."""
+        return bool(self._asked)
+
+    def requests(self) -> list[Request]:
+        """The requests of the next round, one per live beam. Add all, then release parents()."""
+        made = [self._request(i, beam) for i, beam in enumerate(self._live)]
+        self._asked = {request.id: beam for request, beam in zip(made, self._live)}
+        return made
+
+    def parents(self) -> list[str]:
+        """Requests that were held for the round that was just added, and need not be any more."""
+        done, self._held = self._held, []
+        return done
+
+    def take(self, update: Update) -> None:
+        """The answer to one request. The last one of a round ends it. Raises EngineError."""
+        if update.finish is None:
+            return
+        beam = self._asked.pop(update.request_id)
+        if not update.logprobs:
+            raise EngineError(f"beam search of {self.name} ended: {update.error or update.finish}")
+        self._children[update.request_id] = list(self._grown(beam, update))
+        if not self._asked:
+            self._select()
+
+    def result(self) -> list[Beam]:
+        """The beam_width best, best first."""
+        found = self._completed + self._live
+        return self._best(found)
+
+    def held(self) -> list[str]:
+        """Requests to abort or release when the search is given up or over."""
+        return list(dict.fromkeys([*self._held, *self._children, *self._asked]))
+
+    def _request(self, index: int, beam: Beam) -> Request:
+        return Request(
+            id=f"{self.name}/{self._round}/{index}",
+            prompt=self.prompt + beam.tokens,
+            stop=Stop(max_tokens=1),
+            params=self._sampling,
+            priority=self._priority,
+            salt=self._salt,
+            parent=beam.request_id,
+            hold=True,
+        )
+
+    def _grown(self, beam: Beam, update: Update) -> Iterable[Beam]:
+        assert update.logprobs is not None
+        said = update.logprobs[0]
+        best = list(zip(said.ids, said.values))[1:]  # the first is the chosen one, again below
+        if self._allowed:
+            best = [pair for pair in best if pair[0] in self._allowed]
+        for token, value in best[: 2 * self._params.beam_width]:
+            ended = token in self._eos
+            shown = not ended or self._params.include_stop_str_in_output
+            yield Beam(
+                tokens=(*beam.tokens, token) if shown else beam.tokens,
+                logprobs=(*beam.logprobs, said),
+                total=beam.total + value,
+                finish="stop" if ended else None,
+                stop_reason=token if ended else None,
+                generated=beam.generated + (not ended),
+                request_id=update.request_id,
+            )
+
+    def _select(self) -> None:
+        """End the round: completed beams are put aside, the best of the others live on."""
+        grown = [beam for children in self._children.values() for beam in children]
+        self._completed += [beam for beam in grown if beam.finish is not None]
+        self._live = self._best([beam for beam in grown if beam.finish is None])
+        self._held, self._children = list(self._children), {}
+        self._round += 1
+        if self._round >= self._rounds:
+            for beam in self._live:
+                beam.finish = "length"
+
+    def _best(self, beams: list[Beam]) -> list[Beam]:
+        penalty = self._params.length_penalty
+        ranked = sorted(beams, key=lambda beam: beam.score(penalty), reverse=True)
+        return ranked[: self._params.beam_width]

@@ -1,0 +1,176 @@
+"""LLMEngine: requests in, outputs out, one step at a time, in this thread.
+
+Joins the engine (tokens) and the text half for callers that drive steps themselves; LLM is one of
+them. Owns the table of running requests; a request leaves it with its last output.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from quire import env
+from quire import log as logs
+from quire.config.args import options_of
+from quire.config.config import EngineConfig, ModelSection, SchedulerSection
+from quire.core.params import SamplingParams
+from quire.core.types import Update
+from quire.engine.build import Built, build
+from quire.errors import RequestError, Unsupported
+from quire.outputs import RequestOutput
+from quire.text.assemble import Assembler
+from quire.text.inputs import Prepared
+from quire.text.prompts import Prompt
+from quire.text.tokenizer import Tokenizer
+
+
+class ModelConfigView:
+    """The few facts of the model that scripts read from llm_engine.model_config."""
+
+    def __init__(self, model: ModelSection, scheduler: SchedulerSection) -> None:
+        self.model = model.name
+        self.tokenizer = model.tokenizer
+        self.dtype = model.dtype
+        self.seed = model.seed
+        self.served_model_name = model.served_names[0]
+        self.max_logprobs = model.max_logprobs
+        self.max_model_len = scheduler.max_model_len
+        self.vocab_size = model.vocab
+
+    def get_vocab_size(self) -> int:
+        return self.vocab_size
+
+
+class LLMEngine:
+    """Requests and their outputs over a built engine."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.engine = built.engine
+        self.inputs = built.inputs
+        self.finished: Tally[str] = Tally()
+        self.prompt_tokens = self.generation_tokens = 0
+        self._running: dict[str, Assembler] = {}
+        self._watching: dict[str, Callable[[Update], None]] = {}
+        self._clock = time.monotonic if built.config.observe.log_stats else None
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any, usage_context: object = None) -> LLMEngine:
+        """Build the engine that the arguments describe."""
+        options = options_of(engine_args)
+        logs.setup(options.observe.log_level or env.read().log_level)
+        return cls(build(options))
+
+    @property
+    def config(self) -> EngineConfig:
+        return self.built.config
+
+    @property
+    def model_config(self) -> ModelConfigView:
+        return ModelConfigView(self.config.model, self.config.scheduler)
+
+    @property
+    def tokenizer(self) -> Tokenizer | None:
+        return self.built.tokenizer
+
+    def get_tokenizer(self) -> Tokenizer:
+        """The tokenizer. Raises Unsupported when there is none."""
+        if self.built.tokenizer is None:
+            raise Unsupported("there is no tokenizer: skip_tokenizer_init was set")
+        return self.built.tokenizer
+
+    def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        arrival_time: float | None = None,
+        lora_request: object | None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+    ) -> str:
+        """Queue a request; outputs come from step(). Raises RequestError. Returns its id."""
+        refuse_lora(lora_request)
+        prepared = self.inputs.request(
+            prompt,
+            params,
+            request_id=str(request_id),
+            priority=self.checked_priority(priority),
+            arrived_at=time.monotonic() if arrival_time is None else arrival_time,
+            tokenization=tokenization_kwargs,
+        )
+        self.submit(prepared)
+        return prepared.request.id
+
+    def checked_priority(self, priority: int) -> int:
+        """A priority that means something here."""
+        if priority and self.config.scheduler.policy != "priority":
+            message = "priorities need scheduling_policy='priority'; this engine has 'fcfs'"
+            raise RequestError(f"{message}, got priority={priority}", param="priority")
+        return priority
+
+    def submit(self, prepared: Prepared) -> None:
+        """Queue a prepared request. Raises RequestError and changes nothing."""
+        self.engine.add(prepared.request)
+        assembler = Assembler(prepared, self.built.tokenizer, clock=self._clock)
+        self._running[prepared.request.id] = assembler
+
+    def watch(self, request_id: str, take: Callable[[Update], None] | None) -> None:
+        """Give the updates of a request that was added to the engine itself to `take`."""
+        if take is None:
+            self._watching.pop(request_id, None)
+        else:
+            self._watching[request_id] = take
+
+    def step(self) -> list[RequestOutput]:
+        """One step of the engine; the outputs it yields, by each request's output_kind."""
+        outputs = []
+        for update in self.engine.step():
+            assembler = self._running.get(update.request_id)
+            if assembler is None:
+                take = self._watching.get(update.request_id)
+                if take is not None:
+                    take(update)
+                continue
+            output = assembler.push(update)
+            for index in assembler.aborts:
+                self.engine.abort_sequence(update.request_id, index)
+            if output is not None:
+                outputs.append(output)
+                if output.finished:
+                    del self._running[update.request_id]
+                    self._count(output)
+        return outputs
+
+    def abort_request(self, request_id: str | Iterable[str]) -> None:
+        """End requests now, without a further output. Unknown ids are ignored."""
+        for one in [request_id] if isinstance(request_id, str) else list(request_id):
+            if self._running.pop(one, None) is not None:
+                self.engine.abort(one)
+                self.finished["abort"] += 1
+
+    def has_unfinished_requests(self) -> bool:
+        return bool(self._running)
+
+    def get_num_unfinished_requests(self) -> int:
+        return len(self._running)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False while blocks are in use."""
+        return self.engine.reset_prefix_cache()
+
+    def _count(self, output: RequestOutput) -> None:
+        self.prompt_tokens += len(output.prompt_token_ids or ())
+        for one in output.outputs:
+            self.generation_tokens += len(one.token_ids)
+            self.finished[one.finish_reason or "stop"] += 1
+
+
+def refuse_lora(lora_request: object | None) -> None:
+    """Adapters come later; a list of Nones is no adapter."""
+    given = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
+    if any(one is not None for one in given):
+        raise Unsupported("lora_request: LoRA adapters are not supported yet", param="lora_request")

@@ -1,0 +1,477 @@
+"""LLM: what offline scripts call. Takes prompts, returns finished outputs in the same order.
+
+Everything a caller asked for is checked before anything runs, so a bad prompt among many leaves
+the engine as it was. Owned state: outputs that finished before anybody asked for them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.errors import RequestError, Unsupported
+from quire.llm import beam_search, metrics
+from quire.llm.engine import LLMEngine, refuse_lora
+from quire.llm.profile import Profile
+from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
+from quire.llm.prompts import conversations, listed
+from quire.llm.worker import Worker
+from quire.outputs import BeamSearchOutput, RequestOutput
+from quire.text.chat import load_chat_template
+from quire.text.inputs import Prepared
+from quire.text.prompts import Prompt
+from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Params = SamplingParams | Sequence[SamplingParams]
+Conversation = Sequence[Any]
+SLEEP_LEVELS = (0, 1)
+SLEEP_MODES = ("abort", "wait", "keep")
+TAGS = frozenset(("weights", "kv_cache", "scheduling"))
+
+
+class LLM:
+    """A model, loaded and ready. `model` is a folder, a hub name, or "embedded".
+
+    Keywords are the engine options (quire.config.options), by the names users of vLLM know.
+    """
+
+    def __init__(self, model: str = "embedded", **options: Any) -> None:
+        options.setdefault("disable_log_stats", True)
+        self._start(LLMEngine.from_engine_args(options | {"model": model}))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: Any) -> LLM:
+        """From EngineArgs, Options, or a dict of flat option names."""
+        made = cls.__new__(cls)
+        made._start(LLMEngine.from_engine_args(engine_args))
+        return made
+
+    def _start(self, engine: LLMEngine) -> None:
+        self.llm_engine = engine
+        self._ids = itertools.count()
+        self._order: list[str] = []  # enqueued and not yet collected
+        self._done: dict[str, RequestOutput] = {}
+        self._asleep: frozenset[str] = frozenset()
+        self._profile: Profile | None = None
+        self._template = load_chat_template(engine.config.model.chat_template)
+
+    # -- generating ---------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: Params | None = None,
+        *,
+        prompt_token_ids: Sequence[Any] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object | None = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        mm_processor_kwargs: Mapping[str, object] | None = None,
+        guided_options_request: object | None = None,
+    ) -> list[RequestOutput]:
+        """Complete each prompt. One output per prompt, in order.
+
+        sampling_params: one for all, or one each; None: get_default_sampling_params().
+        """
+        if guided_options_request is not None:
+            raise Unsupported("guided_options_request is not supported; use structured_outputs")
+        ids = self.enqueue(
+            prompts,
+            sampling_params,
+            prompt_token_ids=prompt_token_ids,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+        return self._collect(ids, use_tqdm)
+
+    def chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object | None = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | Path | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        mm_processor_kwargs: Mapping[str, object] | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation, or each of several."""
+        ids = self.enqueue_chat(
+            messages,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            chat_template=chat_template,
+            chat_template_content_format=chat_template_content_format,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+        return self._collect(ids, use_tqdm)
+
+    def enqueue(
+        self,
+        prompts: Prompt | Sequence[Prompt] | None = None,
+        sampling_params: Params | None = None,
+        *,
+        prompt_token_ids: Sequence[Any] | None = None,
+        use_tqdm: UseTqdm = True,
+        lora_request: object | None = None,
+        priority: int | Sequence[int] | None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        mm_processor_kwargs: Mapping[str, object] | None = None,
+    ) -> list[str]:
+        """Queue prompts without running them; their request ids. See wait_for_completion."""
+        given = listed(prompts, prompt_token_ids)
+        return self._enqueue(
+            given,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+        )
+
+    def enqueue_chat(
+        self,
+        messages: Conversation | Sequence[Conversation],
+        sampling_params: Params | None = None,
+        *,
+        use_tqdm: UseTqdm = True,
+        lora_request: object | None = None,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | Path | None = None,
+        chat_template_content_format: str = "auto",
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        mm_processor_kwargs: Mapping[str, object] | None = None,
+    ) -> list[str]:
+        """Queue conversations without running them; their request ids."""
+        source = self._template if chat_template is None else load_chat_template(chat_template)
+        template = self.get_tokenizer().template(source, tools)
+        texts = [
+            template.render(
+                conversation,
+                tools,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                content_format=chat_template_content_format,  # type: ignore[arg-type]
+                variables=chat_template_kwargs,
+            )
+            for conversation in conversations(messages)
+        ]
+        return self._enqueue(
+            texts,
+            sampling_params,
+            use_tqdm=use_tqdm,
+            lora_request=lora_request,
+            priority=priority,
+            tokenization_kwargs=tokenization_kwargs,
+            mm_processor_kwargs=mm_processor_kwargs,
+            add_special_tokens=False,  # the template wrote them
+        )
+
+    def wait_for_completion(
+        self, output_type: type[Any] | None = None, *, use_tqdm: UseTqdm = True
+    ) -> list[Any]:
+        """Run what was enqueued; all outputs not yet collected, in the order of enqueueing."""
+        if output_type not in (None, RequestOutput):
+            raise Unsupported(f"output_type must be RequestOutput or None, got {output_type!r}")
+        return self._collect(list(self._order), use_tqdm)
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: object | None = None,
+        use_tqdm: UseTqdm = False,
+        concurrency_limit: int | None = None,
+        priority: int | Sequence[int] | None = None,
+    ) -> list[BeamSearchOutput]:
+        """The beam_width likeliest continuations of each prompt, best first."""
+        self._check_awake()
+        refuse_lora(lora_request)
+        params.refuse_later_features()
+        given = listed(prompts)
+        ranks = self._priorities(priority, len(given))
+        return beam_search.run(
+            self.llm_engine,
+            given,
+            params,
+            priorities=ranks,
+            names=[f"beam-{next(self._ids)}" for _ in given],
+            at_once=concurrency_limit or len(given) or 1,
+            use_tqdm=use_tqdm,
+        )
+
+    def _enqueue(
+        self,
+        given: Sequence[Prompt],
+        sampling_params: Params | None,
+        *,
+        use_tqdm: UseTqdm,
+        lora_request: object | None,
+        priority: int | Sequence[int] | None,
+        tokenization_kwargs: Mapping[str, object] | None,
+        mm_processor_kwargs: Mapping[str, object] | None,
+        add_special_tokens: bool = True,
+    ) -> list[str]:
+        """Check everything, then queue everything, or nothing."""
+        self._check_awake()
+        refuse_lora(lora_request)
+        if mm_processor_kwargs:
+            raise Unsupported("mm_processor_kwargs: this model reads text only")
+        params = self._each_params(sampling_params, len(given))
+        ranks = self._priorities(priority, len(given))
+        inputs = self.llm_engine.inputs
+        now = time.monotonic()
+        # Drawing ids from the counter last keeps them dense when a prompt is refused
+        first = next(self._ids)
+        prepared = [
+            inputs.request(
+                prompt,
+                one,
+                request_id=str(first + i),
+                priority=rank,
+                arrived_at=now,
+                tokenization=tokenization_kwargs,
+                add_special_tokens=add_special_tokens,
+            )
+            for i, (prompt, one, rank) in enumerate(zip(adding(given, use_tqdm), params, ranks))
+        ]
+        self._ids = itertools.count(first + len(given))
+        return self._submit(prepared)
+
+    def _submit(self, prepared: Sequence[Prepared]) -> list[str]:
+        ids: list[str] = []
+        try:
+            for one in prepared:
+                self.llm_engine.submit(one)
+                ids.append(one.request.id)
+        except RequestError:
+            self.llm_engine.abort_request(ids)
+            raise
+        self._order += ids
+        return ids
+
+    def _collect(self, ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Step until these are done. Ctrl-C between two steps aborts them."""
+        bar = Processed(len(ids), use_tqdm)
+        missing = {one for one in ids if one not in self._done}
+        try:
+            with Interruptible() as interrupt:
+                while missing:
+                    interrupt.check()
+                    for output in self.llm_engine.step():
+                        self._done[output.request_id] = output
+                        if output.request_id in missing:
+                            missing.remove(output.request_id)
+                            bar.finished(output)
+        except BaseException:
+            self._give_up(ids)
+            raise
+        finally:
+            bar.close()
+        taken = set(ids)
+        self._order = [one for one in self._order if one not in taken]
+        return [self._checked(self._done.pop(one)) for one in ids]
+
+    def _give_up(self, ids: Sequence[str]) -> None:
+        self.llm_engine.abort_request(ids)
+        taken = set(ids)
+        self._order = [one for one in self._order if one not in taken]
+        for one in ids:
+            self._done.pop(one, None)
+
+    def _checked(self, output: RequestOutput) -> RequestOutput:
+        if output.error is not None:
+            log.error("request %s ended with an error: %s", output.request_id, output.error)
+        return output
+
+    def _each_params(self, given: Params | None, count: int) -> list[SamplingParams]:
+        """One per prompt, each a copy that returns one final output."""
+        if given is None:
+            given = self.get_default_sampling_params()
+        if isinstance(given, SamplingParams):
+            return [_final(given)] * count
+        if len(given) != count:
+            message = f"give one sampling_params for all, or one per prompt ({count})"
+            raise RequestError(f"{message}; got {len(given)}", param="sampling_params")
+        return [_final(one) for one in given]
+
+    def _priorities(self, given: int | Sequence[int] | None, count: int) -> list[int]:
+        if given is None:
+            return [0] * count
+        each = [given] * count if isinstance(given, int) else list(given)
+        if len(each) != count:
+            message = f"give one priority for all, or one per prompt ({count})"
+            raise RequestError(f"{message}; got {len(each)}", param="priority")
+        return [self.llm_engine.checked_priority(one) for one in each]
+
+    # -- what is known ------------------------------------------------------------------------
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without sampling parameters gets: the model's generation config."""
+        return self.llm_engine.inputs.defaults.clone()
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self.llm_engine.get_tokenizer()
+
+    @property
+    def model_config(self) -> object:
+        return self.llm_engine.model_config
+
+    def get_world_size(self, include_dp: bool = True) -> int:
+        """Devices in use."""
+        return self.llm_engine.config.parallel.tensor
+
+    def get_metrics(self) -> list[metrics.Metric]:
+        """Counters and gauges of this moment, by the names dashboards know."""
+        return metrics.snapshot(self.llm_engine)
+
+    def __repr__(self) -> str:
+        return str(self.apply_model(repr)[0])
+
+    # -- the engine between requests ----------------------------------------------------------
+
+    def collective_rpc(
+        self,
+        method: str | Callable[..., T],
+        timeout: float | None = None,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> list[T]:
+        """Call a method of every worker, or a function with the worker first; one result each."""
+        return self.llm_engine.engine.call(
+            lambda model: Worker(0, model).call(method, args, kwargs or {})
+        )
+
+    def apply_model(self, func: Callable[[Any], T]) -> list[T]:
+        """Call a function with the model of every worker."""
+        return self.llm_engine.engine.call(func)
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes. False while requests use them."""
+        if reset_running_requests:
+            self._give_up(list(self._order))
+        return self.llm_engine.reset_prefix_cache()
+
+    def reset_mm_cache(self) -> None:
+        """Nothing to forget: this model reads text only."""
+
+    def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Stop generating. 0: pause; 1: forget the KV cache too. See wake_up."""
+        if level not in SLEEP_LEVELS:
+            message = "sleep level must be 0 or 1 (2, discarding weights, is not supported yet)"
+            raise Unsupported(f"{message}, got {level!r}", param="level")
+        if mode not in SLEEP_MODES:
+            raise RequestError(f"mode must be one of {', '.join(SLEEP_MODES)}, got {mode!r}")
+        if mode == "abort":
+            self._give_up(list(self._order))
+        elif mode == "wait":
+            self._run_enqueued()
+        elif level and self._order:
+            raise RequestError("mode='keep' keeps requests, whose KV level 1 would forget: level=0")
+        self._asleep = TAGS if level else frozenset(("scheduling",))
+        if level:
+            self.reset_prefix_cache()
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""
+        unknown = set(tags or ()) - TAGS
+        if unknown:
+            message = f"tags must be of {', '.join(sorted(TAGS))}"
+            raise RequestError(f"{message}, got {', '.join(sorted(unknown))}", param="tags")
+        self._asleep = self._asleep - TAGS if tags is None else self._asleep - set(tags)
+        if self._asleep == {"scheduling"} and tags is not None:
+            self._asleep = frozenset()  # who woke the memory wants to generate
+        return not self._asleep
+
+    def start_profile(
+        self,
+        profile_prefix: str | None = None,
+        *,
+        delay_iterations: int | None = None,
+        max_iterations: int | None = None,
+        profiler_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Record a trace until stop_profile, which writes it into ./quire_profile."""
+        if delay_iterations or max_iterations:
+            raise Unsupported("delay_iterations and max_iterations are not supported: leave them")
+        if self._profile is not None:
+            raise RequestError("a profile is being recorded already: call stop_profile first")
+        self._profile = Profile.start(profile_prefix, profiler_kwargs or {})
+
+    def stop_profile(self) -> None:
+        """Write the trace."""
+        if self._profile is None:
+            raise RequestError("no profile is being recorded: call start_profile first")
+        profile, self._profile = self._profile, None
+        log.info("wrote %s", profile.stop())
+
+    def _run_enqueued(self) -> None:
+        while self.llm_engine.has_unfinished_requests():
+            for output in self.llm_engine.step():
+                self._done[output.request_id] = output
+
+    def _check_awake(self) -> None:
+        if self._asleep:
+            message = "the engine sleeps: call wake_up() first"
+            raise RequestError(f"{message} (asleep: {', '.join(sorted(self._asleep))})")
+
+    # -- what pooling models will do ----------------------------------------------------------
+
+    def encode(self, *given: Any, **named: Any) -> NoReturn:
+        raise _no_pooling("encode")
+
+    def embed(self, *given: Any, **named: Any) -> NoReturn:
+        raise _no_pooling("embed")
+
+    def classify(self, *given: Any, **named: Any) -> NoReturn:
+        raise _no_pooling("classify")
+
+    def score(self, *given: Any, **named: Any) -> NoReturn:
+        raise _no_pooling("score")
+
+    def reward(self, *given: Any, **named: Any) -> NoReturn:
+        raise _no_pooling("reward")
+
+
+def _no_pooling(name: str) -> Unsupported:
+    return Unsupported(f"{name}() needs a pooling model; quire runs generating models so far")
+
+
+def _final(params: SamplingParams) -> SamplingParams:
+    if not isinstance(params, SamplingParams):
+        message = f"sampling_params must be SamplingParams, got a {type(params).__name__}"
+        raise RequestError(message, param="sampling_params")
+    copy = params.clone()
+    copy.output_kind = RequestOutputKind.FINAL_ONLY
+    return copy

@@ -1,0 +1,104 @@
+"""What a person at the terminal sees and does while a batch runs: bars, and Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from contextlib import AbstractContextManager
+from types import FrameType, TracebackType
+from typing import Any, TypeVar
+
+from quire.outputs import RequestOutput
+
+T = TypeVar("T")
+UseTqdm = bool | Callable[..., Any]
+"""True, False, or something to call as tqdm is called."""
+
+
+def _bar(use: UseTqdm, **named: Any) -> Any:
+    if use is True:
+        from tqdm.auto import tqdm
+
+        return tqdm(dynamic_ncols=True, **named)
+    assert callable(use), use
+    return use(dynamic_ncols=True, **named)
+
+
+def adding(items: Iterable[T], use: UseTqdm) -> Iterator[T]:
+    """The items, under the bar `Adding requests`."""
+    if not use:
+        yield from items
+        return
+    total = len(items) if isinstance(items, Sized) else None
+    bar = _bar(use, iterable=items, desc="Adding requests", total=total)
+    yield from bar
+
+
+class Processed:
+    """The bar `Processed prompts`, with token rates. Costs nothing between finished requests."""
+
+    def __init__(self, total: int, use: UseTqdm) -> None:
+        self._began = time.perf_counter()
+        self._read = self._written = 0
+        self._bar = (
+            _bar(use, total=total, desc="Processed prompts", postfix=self._rates()) if use else None
+        )
+
+    def finished(self, output: RequestOutput) -> None:
+        """Count one finished request."""
+        if self._bar is None:
+            return
+        written = len(output.outputs)
+        self._read += len(output.prompt_token_ids or ()) * written
+        self._written += sum(len(one.token_ids) for one in output.outputs)
+        self._bar.postfix = self._rates()
+        self._bar.update(1)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def _rates(self) -> str:
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        read, written = self._read / seconds, self._written / seconds
+        return f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s"
+
+
+class Interruptible(AbstractContextManager["Interruptible"]):
+    """While it is open, Ctrl-C sets `asked` instead of raising in the middle of a step.
+
+    A second Ctrl-C raises at once. Outside the main thread, where Python gives no signals, it
+    does nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: Any = None
+
+    def __enter__(self) -> Interruptible:
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGINT)
+            if self._before is not None:  # None: a handler Python did not set; leave it alone
+                signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def check(self) -> None:
+        """Between two steps: raise KeyboardInterrupt if Ctrl-C was pressed."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True

@@ -1,0 +1,55 @@
+"""One prompt or many, one conversation or many: sorts out what a caller passed.
+
+Not here: what a single prompt may be (quire.text.prompts).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import RequestError
+from quire.text.prompts import Prompt
+
+
+def listed(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
+    """All prompts, each in a form of its own.
+
+    prompt_token_ids: how older releases passed ids, beside or instead of texts.
+    """
+    if prompt_token_ids is None:
+        if prompts is None:
+            raise RequestError("give prompts", param="prompts")
+        return [prompts] if is_one(prompts) else list(prompts)
+    ids = [prompt_token_ids] if is_one(prompt_token_ids) else list(prompt_token_ids)
+    if prompts is None:
+        return [{"prompt_token_ids": one} for one in ids]
+    texts = [prompts] if isinstance(prompts, str) else list(prompts)
+    if len(texts) != len(ids):
+        message = "prompts and prompt_token_ids must be equally many"
+        raise RequestError(f"{message}, got {len(texts)} and {len(ids)}", param="prompt_token_ids")
+    return [{"prompt": text, "prompt_token_ids": one} for text, one in zip(texts, ids)]
+
+
+def is_one(given: Any) -> bool:
+    """A single prompt: text, a dict, or a vector of ids; not a list of prompts."""
+    if isinstance(given, (str, bytes, Mapping)):
+        return True
+    if not isinstance(given, Sequence):
+        return len(getattr(given, "shape", (0, 0))) == 1  # a tensor of ids, not an iterator
+    return len(given) > 0 and all(isinstance(one, int) for one in given)
+
+
+def conversations(messages: Any) -> list[Sequence[Any]]:
+    """A list of conversations, each a list of messages."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        message = "messages must be a list of messages (dicts with role and content), or of lists"
+        raise RequestError(f"{message}, got a {type(messages).__name__}", param="messages")
+    if not messages:
+        raise RequestError("messages is empty: give at least one message", param="messages")
+    nested = [isinstance(one, (list, tuple)) for one in messages]
+    if all(nested):
+        return list(messages)
+    if any(nested):
+        raise RequestError("messages mixes messages and lists of messages", param="messages")
+    return [messages]
