@@ -84,7 +84,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (4, 2, 32, 16), mixed, torch.float16)
 
 
-_run = Call(ATTENTION, "q" * 16 + "dd")
+_run = Call(ATTENTION, "q" * 17 + "dd")
 _MAX_SIZE = 1024
 
 
@@ -104,14 +104,14 @@ def _native(
     for index in (tables, q_starts, contexts):
         if index.dtype != torch.int32 or index.stride(-1) != 1:
             return NotImplemented
-    _, _, kv_heads, block, size = cache.shape
+    blocks, _, kv_heads, block, size = cache.shape
     if size > _MAX_SIZE or size * q.element_size() % 4:
         return NotImplemented
     y = empty(q.shape, q.dtype)
     _run(
         q.data_ptr(), strides[0], strides[1], cache.data_ptr(),
         tables.data_ptr(), q_starts.data_ptr(), contexts.data_ptr(), y.data_ptr(),
-        tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, code,
+        tables.stride(0), contexts.shape[0], q.shape[1], kv_heads, size, block, blocks, code,
         window or 0, scale, softcap or 0.0,
     )  # fmt: skip
     return y

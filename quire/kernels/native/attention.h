@@ -20,8 +20,8 @@ struct AttentionArgs {
   const char* cache;
   const int32_t *tables, *starts, *contexts;
   char* y;
-  long table_row, sequences, heads, kv_heads, size, block, dtype, window;  // window 0: none
-  double scale, softcap;                                                   // softcap 0: none
+  long table_row, sequences, heads, kv_heads, size, block, blocks, dtype, window;
+  double scale, softcap;  // window 0, softcap 0: none
 };
 
 struct Shape {  // sizes that follow from the arguments
@@ -119,10 +119,10 @@ INLINE void reset(const State& s, long rows, long width) {
 struct Source {  // where the chunk's keys or values of one kv head lie
   const char* base;
   const int32_t* table;
-  long block, block_bytes, row_bytes;
+  long block, blocks, block_bytes, row_bytes;
   const char* row(long position) const {
-    const long id = table[position / block];
-    return id < 0 ? nullptr : base + id * block_bytes + position % block * row_bytes;
+    const long id = table[position / block];  // NO_BLOCK is -1; never read outside the cache
+    return id < 0 || id >= blocks ? nullptr : base + id * block_bytes + position % block * row_bytes;
   }
 };
 
@@ -287,7 +287,7 @@ struct Worker {
   Source source(const Item& item, long half) const {
     const long row = a.size * sizeof(T), head = a.block * row, plane = a.kv_heads * head;
     return {a.cache + half * plane + item.kv_head * head, a.tables + item.sequence * a.table_row,
-            a.block, 2 * plane, row};
+            a.block, a.blocks, 2 * plane, row};
   }
 
   void chunk(const Item& item, const Span& span, long start) {

@@ -36,14 +36,14 @@ def native_one(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def native_three(tmp_path_factory):
-    return _load(tmp_path_factory.mktemp("three"), 3)
+def native_two(tmp_path_factory):
+    return _load(tmp_path_factory.mktemp("two"), 2)
 
 
-@pytest.fixture(params=["one thread", "three threads"])
-def native(request, native_one, native_three, monkeypatch):
-    """The ops run on the compiled kernels, with one thread and with three."""
-    found = native_one if request.param == "one thread" else native_three
+@pytest.fixture(params=["one thread", "two threads"])
+def native(request, native_one, native_two, monkeypatch):
+    """The ops run on the compiled kernels, with one thread and with two."""
+    found = native_one if request.param == "one thread" else native_two
     monkeypatch.setattr(loader, "library", lambda: found)
     return found
 

@@ -1,0 +1,208 @@
+"""Record the native ops of a forward pass once, replay them with one call.
+
+What a CUDA graph is to a GPU: a decode step of a small model is a hundred ops of a microsecond,
+and Python needs ten to issue each. While a function is recorded it runs as ever, and each native
+call is also kept as bytes, raw pointers inside. So:
+
+    inputs    live in tensors that stay where they are; the caller writes them, then replays
+    outputs   are overwritten by the next recording or replay of ANY tape
+    between   intermediate results live in an arena, reused as tensors die, shared by all tapes
+
+Any torch op that computes would be missing from the tape: recording then fails, naming it, and
+leaves nothing behind. Only the recording thread is recorded. One tape runs at a time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.errors import QuireError
+from quire.kernels.native import library
+
+R = TypeVar("R")
+
+CHUNK_BYTES = 1 << 22
+ALIGN = 64
+
+_METADATA = frozenset(
+    {
+        "_reshape_alias",
+        "_unsafe_view",
+        "alias",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "expand",
+        "narrow",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+        "view_as",
+    }
+)
+"""aten ops that only look at a tensor differently."""
+
+
+class NotRecordable(QuireError):
+    """The function does something a tape cannot repeat. The message names it."""
+
+
+class Arena:
+    """Memory for intermediate results: chunks that never move, cut first-fit.
+
+    Invariant: every byte of a chunk is in exactly one free span or one live block. A block lives
+    as long as the storage of its tensor, views included.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[Any] = []
+        self._free: list[tuple[int, int]] = []  # (address, bytes), by address, never adjacent
+        self.held_bytes = 0
+
+    @property
+    def chunk_bytes(self) -> int:
+        return sum(ctypes.sizeof(chunk) for chunk in self._chunks)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        size = -(-count * dtype.itemsize // ALIGN) * ALIGN
+        address = self._take(size)
+        # torch keeps this object for as long as the storage lives, so its end is the block's end.
+        block = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(block, self._give_back, address, size).atexit = False
+        self.held_bytes += size
+        return torch.frombuffer(block, dtype=dtype, count=count).view(*shape)
+
+    def _take(self, size: int) -> int:
+        for i, (address, room) in enumerate(self._free):
+            if room >= size:
+                if room == size:
+                    del self._free[i]
+                else:
+                    self._free[i] = (address + size, room - size)
+                return address
+        self._grow(size)
+        return self._take(size)
+
+    def _grow(self, size: int) -> None:
+        size = max(CHUNK_BYTES, size) + ALIGN
+        chunk = (ctypes.c_char * size)()
+        self._chunks.append(chunk)
+        start = -(-ctypes.addressof(chunk) // ALIGN) * ALIGN
+        usable = (ctypes.addressof(chunk) + size - start) // ALIGN * ALIGN
+        bisect.insort(self._free, (start, usable))
+
+    def _give_back(self, address: int, size: int) -> None:
+        self.held_bytes -= size
+        i = bisect.bisect(self._free, (address, 0))
+        if i < len(self._free) and address + size == self._free[i][0]:
+            size += self._free.pop(i)[1]
+        if i and sum(self._free[i - 1]) == address:
+            address, before = self._free[i - 1]
+            self._free[i - 1] = (address, before + size)
+        else:
+            self._free.insert(i, (address, size))
+
+
+class _Watch(TorchDispatchMode):
+    """Refuse every torch op that is not a change of view."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in _METADATA:
+            raise NotRecordable(f"torch op {func} in the forward pass cannot be recorded")
+        return func(*args, **(kwargs or {}))
+
+
+class _Recording:
+    """The library's recorder: steps so far, and where results go."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.thread = threading.get_ident()
+        self.arena = arena
+        self.steps: list[bytes] = []
+
+    def append(self, step: bytes) -> None:
+        self.steps.append(step)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return self.arena.empty(shape, dtype)
+
+
+class Tape(Generic[R]):
+    """A recorded function. `result` is what it returned; each replay writes it anew.
+
+    Keeps the function, and with it the weights, caches and inputs it closes over, alive.
+    """
+
+    def __init__(self, function: Callable[[], R], steps: Sequence[bytes], result: R) -> None:
+        self.function = function
+        self.result = result
+        self.ops = len(steps)
+        self._program = b"".join(steps)
+        found = library.library()
+        assert found is not None
+        self._run = found.run
+        bad = found.check(self._program, len(self._program))
+        assert bad == 0, f"step {bad - 1} of the tape is malformed"
+
+    def replay(self) -> R:
+        """Run the recorded ops on what their inputs hold now."""
+        self._run(self._program, len(self._program))
+        return self.result
+
+
+class Recorder:
+    """Records tapes that share one arena: outputs of one are valid until the next runs."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+
+    def record(self, function: Callable[[], R]) -> Tape[R]:
+        """Run `function` once and keep what it did. Its tensors' addresses must not change after.
+
+        Raises NotRecordable, and then the function's side effects (cache writes) may be partial:
+        run it again eagerly.
+        """
+        if not library.active():
+            raise NotRecordable("there are no native kernels on this machine")
+        recording = _Recording(self.arena)
+        with _install(recording), _Watch():
+            result = function()
+        return Tape(function, recording.steps, result)
+
+
+@contextmanager
+def _install(recording: _Recording) -> Iterator[None]:
+    assert library.recorder is None, "a recording is under way"
+    library.recorder = recording
+    try:
+        yield
+    finally:
+        library.recorder = None
