@@ -140,7 +140,7 @@ def lower_bounds(x: Tensor, counts: Tensor) -> Tensor:
     Source: ours. The k-th largest of the maxima of groups is at most the k-th largest of all.
     """
     groups = x.shape[1] // GROUP
-    most = int(counts.max())
+    most = max(1, int(counts.max()))
     if most > groups:
         return torch.full((len(x),), LOWEST, device=x.device)
     tops = x[:, : groups * GROUP].reshape(len(x), groups, GROUP).amax(-1)

@@ -25,10 +25,8 @@ STEP = 256
 
 
 class Penalties:
-    """`ids[p]` are the distinct tokens seen by the sequence of place p, `times[p]` its outputs.
-
-    Free places at the end of a list repeat its first entry, in both, so that whatever is computed
-    for them is what is computed for the first: they need no mask.
+    """`ids[p, :known[p]]` are the distinct tokens seen by the sequence of place p, and
+    `times[p, :known[p]]` how often it has output each.
     """
 
     def __init__(self, vocab: int, max_seqs: int, device: torch.device) -> None:
@@ -70,19 +68,16 @@ class Penalties:
         return self._known, self._ids, self._times
 
     def _widen(self, entries: int) -> None:
-        had = self._ids.shape[1]
-        more = -(-entries // STEP) * STEP - had
+        more = -(-entries // STEP) * STEP - self._ids.shape[1]
         if more > 0:
             self._ids, self._times = (
-                torch.cat([t, (t[:, :1] if had else t.new_zeros(len(t), 1)).expand(-1, more)], 1)
-                for t in (self._ids, self._times)
+                torch.cat([t, t.new_zeros(len(t), more)], 1) for t in (self._ids, self._times)
             )
 
     def _write(self, place: int, times: dict[int, int]) -> None:
         self._known[place] = len(times)
-        for to, values in ((self._ids, list(times)), (self._times, list(times.values()))):
-            to[place] = values[0]
-            to[place, : len(values)] = to.new_tensor(values)
+        self._ids[place, : len(times)] = self._ids.new_tensor(list(times))
+        self._times[place, : len(times)] = self._times.new_tensor(list(times.values()))
 
     def leave(self, slot: int) -> None:
         if slot in self._places:
@@ -94,9 +89,14 @@ class Penalties:
         return _Punish(self, batch, rows) if rows else None
 
     def view(self, places: Tensor, slots: list[int]) -> tuple[Tensor, Tensor]:
-        """The lists of these slots, cut to the longest. [n, C] ids, times."""
+        """The lists of these slots as [n, C] ids, times; shorter ones repeat their first entry.
+
+        So whatever is computed for the repeats is what is computed for the first entry.
+        """
         width = max(self._need[slot] for slot in slots)
-        return self._ids[places, :width], self._times[places, :width]
+        ids, times = self._ids[places, :width], self._times[places, :width]
+        live = torch.arange(width, device=ids.device) < self._known[places][:, None]
+        return torch.where(live, ids, ids[:, :1]), torch.where(live, times, times[:, :1])
 
     def count(self, places: Tensor, slots: list[int], token_ids: Tensor) -> None:
         """One more output of each slot: token_ids [n]."""
@@ -104,15 +104,15 @@ class Penalties:
             self._need[slot] += 1
         width = max(self._need[slot] for slot in slots)
         self._widen(width)
-        ids, times = self._ids[places, :width], self._times[places, :width]
-        same = ids == token_ids[:, None]
-        times += same
-        new = ~same.any(-1)
-        at = self._known[places].clamp_(max=width - 1)[:, None]
-        here = (torch.arange(width, device=ids.device) == at) & new[:, None]
-        self._ids[places, :width] = torch.where(here, token_ids[:, None], ids)
-        self._times[places, :width] = torch.where(here, 1, times)
-        self._known[places] += new
+        known = self._known[places][:, None]
+        column = torch.arange(width, device=known.device)
+        here = (self._ids[places, :width] == token_ids[:, None]) & (column < known)
+        new = ~here.any(-1, keepdim=True)
+        here |= new & (column == known)
+        fresh = new & here
+        self._times[places, :width] = torch.where(fresh, 0, self._times[places, :width]) + here
+        self._ids[places, :width] = torch.where(here, token_ids[:, None], self._ids[places, :width])
+        self._known[places] = known[:, 0] + new[:, 0]
 
 
 class _Punish(Edit):

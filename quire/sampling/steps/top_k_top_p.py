@@ -173,7 +173,7 @@ def _bounds(z: Tensor, cuts: Cuts, block: slice, mass: Tensor | None) -> Tensor:
 
 def _kth(values: Tensor, k: Tensor) -> Tensor:
     """The k-th greatest of each row; -inf where k is 0 or the row has fewer. [B]."""
-    most = min(int(k.max()), values.shape[1])
+    most = min(max(1, int(k.max())), values.shape[1])
     best = values.topk(most, dim=-1).values
     found = best.gather(1, (k - 1).clamp_(0, most - 1)[:, None])[:, 0]
     return torch.where((k > 0) & (k <= most), found, -torch.inf)

@@ -8,7 +8,9 @@ from quire.sampling.sampler import Sampler
 
 
 def sequence(params=None, *, name="r", prompt=(1, 2, 3), outputs=(), stop=None, seed=0, index=0):
-    request = Request(name, tuple(prompt), stop or Stop(1000), params or SamplingParams(), seed=seed)
+    request = Request(
+        name, tuple(prompt), stop or Stop(1000), params or SamplingParams(), seed=seed
+    )
     return Sequence(request, index, [*prompt, *outputs], ([],))
 
 

@@ -3,11 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from tests.cpu.sampling.cases import exact, filled, normal, sequence
 from scipy.stats import chisquare
 
 from quire.core.params import SamplingParams
-from quire.sampling.steps.top_k_top_p import SHORT
+from quire.sampling.rows import Scratch
+from quire.sampling.steps.top_k_top_p import SHORT, make_cuts, processed
+from tests.cpu.sampling.cases import exact, filled, normal, sequence
 
 ROWS, STEPS = 256, 120
 
@@ -81,19 +82,15 @@ def test_equal_logits_are_drawn_equally():
 
 
 @pytest.mark.parametrize(
-    "kw", [{"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 5000, "top_p": 0.8}, {"top_k": 9000}]
+    "kw", [{"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 5000, "top_p": 0.8}, {"top_k": 0}]
 )
 def test_flat_rows_too_long_to_sort_keep_exactly_the_same_tokens(kw):
     vocab = 3 * SHORT
     logits = (normal(2, vocab, seed=6, scale=0.5) * 64).round() / 64  # many ties
-    params = SamplingParams(**kw, logprobs=0)
-    sampler = filled(vocab, [sequence(params)] * 2, logprobs_mode="processed_logits")
-    work = logits.clone()
-    sampler.sample(work, [0, 1], [0, 0])
-    from quire.sampling.steps.top_k_top_p import processed
-
-    recipe = sampler._recipe
-    kept = processed(work, recipe.random[0], sampler._scratch) > -torch.inf
+    params = SamplingParams(**kw)
+    values = [(params.temperature, params.min_p, params.top_k, params.top_p)] * 2
+    cuts = make_cuts([0, 1], 2, values, logits.device)
+    kept = processed(logits, cuts, Scratch(vocab, logits.device, 2)) > -torch.inf
     for row in range(2):
         assert torch.equal(kept[row], exact(logits[row], params) > 0)
 
