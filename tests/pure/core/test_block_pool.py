@@ -1,0 +1,148 @@
+"""The pool against a plain model of it, for any order of calls."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from quire.core.block_pool import BlockPool, BlockState
+
+SIZE = 6
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """holds: what each user holds, in order; a user drops all of its blocks at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.pool = BlockPool(SIZE)
+        self.holds = []
+        self.content = {}  # block -> key, while its content counts
+        self.dropped = []  # blocks without users but with content, the next to go first
+
+    def refs(self):
+        return Counter(b for blocks in self.holds for b in blocks)
+
+    @rule(n=st.integers(0, SIZE + 1))
+    def take(self, n):
+        room = SIZE - len(self.refs())
+        free = room - len(self.dropped)
+        blocks = self.pool.take(n)
+        if n > room:
+            assert blocks is None
+            return
+        assert len(set(blocks)) == n
+        assert not set(blocks) & set(self.refs())
+        gone = self.dropped[: max(n - free, 0)]
+        assert set(gone) <= set(blocks), "evicted another than the least recently dropped"
+        assert not set(blocks) & set(self.dropped[len(gone) :])
+        del self.dropped[: len(gone)]
+        for block in gone:
+            del self.content[block]
+        self.holds.append(blocks)
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data(), key=st.binary(min_size=1, max_size=1))
+    def publish(self, data, key):
+        block = data.draw(st.sampled_from(sorted(self.refs()) or [None]))
+        if block is None or block in self.content:
+            return
+        self.pool.publish(block, key)
+        if key not in self.content.values():
+            self.content[block] = key
+
+    @rule(key=st.binary(min_size=1, max_size=1))
+    def find_anything(self, key):
+        self._find(key)
+
+    @precondition(lambda self: self.content)
+    @rule(data=st.data())
+    def find_known(self, data):
+        self._find(data.draw(st.sampled_from(sorted(self.content.values()))))
+
+    def _find(self, key):
+        known = {k: b for b, k in self.content.items()}
+        assert (key in self.pool) == (key in known)
+        block = self.pool.find(key)
+        assert block == known.get(key)
+        if block is not None:
+            self.holds.append([block])
+            if block in self.dropped:
+                self.dropped.remove(block)
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def share(self, data):
+        blocks = data.draw(st.sampled_from(self.holds))
+        self.pool.share(blocks)
+        self.holds.append(list(blocks))
+
+    @precondition(lambda self: self.holds)
+    @rule(data=st.data())
+    def drop(self, data):
+        blocks = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
+        self.pool.drop(blocks)
+        left = self.refs()
+        self.dropped += [b for b in reversed(blocks) if b in self.content and not left[b]]
+
+    @rule()
+    def forget(self):
+        done = self.pool.forget()
+        assert done == (not self.refs())
+        if done:
+            self.content, self.dropped = {}, []
+
+    @invariant()
+    def agrees(self):
+        refs = self.refs()
+        self.pool.check(dict(refs))
+        assert self.pool.available == SIZE - len(refs)
+        assert self.pool.cached == len(self.dropped)
+        states = self.pool.usage_map()
+        for block in range(SIZE):
+            if refs[block]:
+                want = BlockState.SHARED if refs[block] > 1 else BlockState.HELD
+            else:
+                want = BlockState.CACHED if block in self.dropped else BlockState.FREE
+            assert states[block] == want
+
+
+TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+def test_the_tail_of_a_sequence_is_evicted_first():
+    pool = BlockPool(3)
+    blocks = pool.take(3)
+    for i, block in enumerate(blocks):
+        pool.publish(block, bytes([i]))
+    pool.drop(blocks)
+    assert pool.take(1) == [blocks[2]]
+    assert bytes([0]) in pool
+    assert bytes([2]) not in pool
+
+
+def test_a_block_is_not_dropped_more_often_than_it_is_held():
+    pool = BlockPool(2)
+    blocks = pool.take(1)
+    pool.drop(blocks)
+    with pytest.raises(AssertionError, match="once too often"):
+        pool.drop(blocks)
+
+
+def test_check_sees_a_lost_block():
+    pool = BlockPool(2)
+    pool._free.pop()
+    with pytest.raises(AssertionError, match="leaked"):
+        pool.check()
+
+
+def test_check_sees_holds_that_differ():
+    pool = BlockPool(2)
+    [block] = pool.take(1)
+    with pytest.raises(AssertionError, match="held"):
+        pool.check({block: 2})

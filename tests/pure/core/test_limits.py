@@ -1,0 +1,160 @@
+"""What every limit promises; one test for all of them, and what each is for."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.draft import Draft
+from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
+from quire.core.limits.seats import SeatLimit
+from quire.core.limits.tokens import TokenBudget, WholePrompts
+from quire.core.types import State
+from quire.errors import TooLong
+from tests.pure.core.made import request, sequence
+
+MAKERS = {
+    "tokens": lambda k: TokenBudget(3 * k),
+    "whole": lambda k: WholePrompts(3 * k),
+    "seats": SeatLimit,
+    "chunk": ChunkCap,
+    "partial": PartialPrefills,
+    "long": lambda k: LongPrefills(k, 5),
+}
+
+wishes = st.lists(
+    st.tuples(st.integers(1, 12), st.integers(0, 5), st.booleans()), min_size=1, max_size=8
+)
+
+
+def seqs_of(wishes):
+    for prompt, planned, running in wishes:
+        yield sequence(
+            prompt=range(prompt),
+            planned=min(planned, prompt - 1),
+            state=State.RUNNING if running else State.WAITING,
+        )
+
+
+def state_of(limit):
+    return dict(vars(limit))
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@given(size=st.integers(1, 4), sequences=st.integers(1, 3), wishes=wishes)
+def test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone(
+    make, size, sequences, wishes
+):
+    limit = make(size)
+    limit.begin(sequences)
+    for seq in seqs_of(wishes):
+        for want in range(seq.pending + 1):
+            before = state_of(limit)
+            allowed = limit.allow(seq, want)
+            assert 0 <= allowed <= want
+            assert state_of(limit) == before, "allow() changed something"
+            assert not (limit.full() and allowed), "full, and yet it allows"
+            if allowed:
+                limit.take(seq, allowed)
+                limit.undo(seq, allowed)
+                assert state_of(limit) == before
+        n = limit.allow(seq, seq.pending)
+        if n:
+            limit.take(seq, n)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@given(size=st.integers(1, 4), wishes=wishes)
+def test_slack_rows_are_granted_and_counted_like_any_other(make, size, wishes):
+    limit = make(size)
+    limit.begin(9)
+    for seq in seqs_of(wishes):
+        n = limit.allow(seq, seq.pending)
+        if n:
+            limit.take(seq, n)
+    one = sequence(prompt=range(9), output=(1,), planned=9, state=State.RUNNING)
+    other = copy.deepcopy(limit)
+    rows = min(limit.slack(), 5)
+    for _ in range(rows):
+        assert limit.allow(one, 1) == 1
+        limit.take(one, 1)
+    other.take_ones(rows)
+    assert state_of(other) == state_of(limit)
+
+
+@given(wishes)
+def test_adding_a_row_to_a_draft_and_removing_it_is_nothing(wishes):
+    limits = [ChunkCap(4), TokenBudget(20), SeatLimit(4), PartialPrefills(1), LongPrefills(1, 5)]
+    draft = Draft(limits, 9)
+    for seq in seqs_of(wishes):
+        n = draft.allowance(seq)
+        if not n:
+            continue
+        before = [state_of(limit) for limit in limits], list(draft.rows), seq.planned, seq.tokens[:]
+        draft.add(seq, n)
+        assert seq.pending == (1 if draft.rows[-1].samples else len(seq.tokens) - seq.planned)
+        draft.remove(seq)
+        after = [state_of(limit) for limit in limits], list(draft.rows), seq.planned, seq.tokens
+        assert after == before
+        draft.add(seq, n)
+
+
+def test_the_token_budget_is_shared_in_order():
+    budget = TokenBudget(10)
+    budget.begin(2)
+    seq = sequence(prompt=range(8))
+    budget.take(seq, budget.allow(seq, 8))
+    assert budget.allow(seq, 8) == 2
+    assert not budget.full()
+    budget.take(seq, 2)
+    assert budget.full()
+
+
+def test_whole_prompts_are_not_cut_but_recomputed_ones_may_be():
+    limit = WholePrompts(10)
+    seq = sequence(prompt=range(8))
+    assert limit.allow(seq, 7) == 0
+    assert limit.allow(seq, 8) == 8
+    seq.planned = 4  # found in the prefix cache
+    assert limit.allow(seq, 3) == 0
+    assert limit.allow(seq, 4) == 4
+    seq.preemptions = 1
+    assert limit.allow(seq, 3) == 3
+
+
+def test_a_prompt_beyond_the_budget_is_refused_when_it_may_not_be_cut():
+    WholePrompts(10).accept(request(prompt=range(10)))
+    with pytest.raises(TooLong, match=r"11 tokens.*at most 10.*max_num_batched_tokens") as caught:
+        WholePrompts(10).accept(request(prompt=range(11)))
+    assert caught.value.param == "prompt"
+
+
+def test_long_prompts_come_in_pieces_unless_alone():
+    cap = ChunkCap(4)
+    seq = sequence(prompt=range(20))
+    cap.begin(2)
+    assert cap.allow(seq, 20) == 4
+    cap.begin(1)
+    assert cap.allow(seq, 20) == 20
+
+
+def test_only_unfinished_prompts_count_as_partial():
+    limit = PartialPrefills(1)
+    limit.begin(3)
+    whole, cut, other = (sequence(prompt=range(9)) for _ in range(3))
+    limit.take(whole, 9)
+    limit.take(cut, 5)
+    assert limit.allow(other, 5) == 0
+    assert limit.allow(other, 9) == 9
+
+
+def test_short_prompts_do_not_count_as_long_ones():
+    limit = LongPrefills(1, threshold=5)
+    limit.begin(3)
+    limit.take(sequence(prompt=range(9)), 3)
+    assert limit.passing
+    assert limit.allow(sequence(prompt=range(9)), 3) == 0
+    assert limit.allow(sequence(prompt=range(5)), 3) == 3

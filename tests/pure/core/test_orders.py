@@ -1,0 +1,71 @@
+"""Queues: nobody is lost, and who goes first is who should."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.order.fifo import Fifo
+from quire.core.order.priority import Priority, rank
+from tests.pure.core.made import sequence
+
+entries = st.lists(
+    st.tuples(st.integers(-2, 2), st.integers(0, 3), st.integers(0, 2)), unique=True, max_size=12
+)
+
+
+def seqs_of(entries):
+    return [
+        sequence(id=f"r{i}", priority=p, arrived_at=float(at), index=index)
+        for i, (p, at, index) in enumerate(entries)
+    ]
+
+
+@pytest.mark.parametrize("order", [Fifo, Priority])
+@given(entries=entries, data=st.data())
+def test_everybody_who_goes_in_comes_out_once(order, entries, data):
+    queue, inside = order(), []
+    for seq in seqs_of(entries):
+        (queue.push if data.draw(st.booleans()) else queue.put_back)(seq)
+        inside.append(seq)
+        if data.draw(st.booleans()):
+            seq = data.draw(st.sampled_from(inside))
+            queue.remove(seq)
+            inside.remove(seq)
+        assert len(queue) == len(inside)
+        assert set(queue) == set(inside)
+    listed = list(queue)
+    popped = [queue.pop() for _ in range(len(queue))]
+    assert popped == listed
+    assert set(popped) == set(inside)
+    assert len(popped) == len(inside)
+    assert not len(queue)
+
+
+@given(entries)
+def test_priority_goes_by_number_then_arrival_whatever_the_order_of_pushing(entries):
+    queue, seqs = Priority(), seqs_of(entries)
+    for seq in seqs:
+        queue.push(seq)
+    assert [queue.pop() for _ in seqs] == sorted(seqs, key=rank)
+
+
+@given(entries)
+def test_the_priority_victim_is_who_would_be_admitted_last(entries):
+    seqs = seqs_of(entries)
+    if seqs:
+        assert Priority().victim(dict.fromkeys(seqs)) is max(seqs, key=rank)
+
+
+def test_fifo_keeps_arrivals_and_lets_the_preempted_return_first():
+    queue, (a, b, c) = Fifo(), seqs_of([(0, 0, 0), (0, 1, 0), (0, 2, 0)])
+    queue.push(a)
+    queue.push(b)
+    queue.put_back(c)
+    assert list(queue) == [c, a, b]
+
+
+def test_the_fifo_victim_is_the_youngest():
+    a, b = seqs_of([(0, 0, 0), (0, 1, 0)])
+    assert Fifo().victim({a: None, b: None}) is b
