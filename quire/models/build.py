@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.kv_layout import Group, group_layers
-from quire.distributed.collectives import connect
+from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
 from quire.kernels.packed import PackedWeight
@@ -48,6 +48,7 @@ def build(
     dtype: torch.dtype,
     device: torch.device | str = "cpu",
     mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
+    comm: Collectives | None = None,
     quant: str | None = None,
     groups: Sequence[Group] | None = None,
     progress: bool = True,
@@ -56,13 +57,15 @@ def build(
     """Build a model and fill it.
 
     folder: where the checkpoint is; None only with load_format "dummy", which draws from `seed`.
+    comm: how the ranks of the mesh talk, if not in the usual way.
     groups: the KV layout, if the engine has decided on one.
     Raises WeightError if checkpoint and model differ in any tensor.
     """
     device = torch.device(device)
     with torch.device("meta"):
         model = MODELS.load(model_type).Model(config)
-    _cut(model, mesh)
+    if mesh.tp > 1:
+        _cut(model, mesh, comm or connect(mesh))
     _equip(model, _method(quant))
     place(model, groups or group_layers(config.attention_layers()))
     tables: dict[Any, Tensor] = {}
@@ -136,10 +139,7 @@ def _shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
     return [(name, tensor.shape) for name, tensor in tensors]
 
 
-def _cut(model: nn.Module, mesh: Mesh) -> None:
-    if mesh.tp == 1:
-        return
-    comm = connect(mesh)
+def _cut(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
     for module in model.modules():
         if isinstance(module, Leaf):
             module.shard(mesh, comm)

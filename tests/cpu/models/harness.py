@@ -9,6 +9,7 @@ import torch
 from quire.attention.base import Batch
 from quire.attention.paged import Backend
 from quire.config.kv_layout import group_layers
+from quire.layers import Attention
 from quire.models.base import StepInputs
 
 BLOCK = 16
@@ -24,7 +25,8 @@ class Stepper:
         self.groups = group_layers(layers)
         width = -(-max_tokens // BLOCK)
         pool = width * len(self.groups)
-        shape = (pool, 2, layers[0].kv_heads, BLOCK, layers[0].head_dim)
+        own = next(module for module in model.modules() if isinstance(module, Attention))
+        shape = (pool, 2, own.kv_heads, BLOCK, own.head_dim)
         places = max(len(group.layers) for group in self.groups)
         self.cache = [torch.full(shape, float("nan"), dtype=dtype) for _ in range(places)]
         order = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))

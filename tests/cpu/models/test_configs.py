@@ -1,0 +1,111 @@
+"""Configs are read by name: what a model cannot do is refused with the field that asks for it."""
+
+from dataclasses import replace
+
+import pytest
+
+from quire.config.kv_layout import LayerFacts
+from quire.errors import ConfigError
+from quire.models.build import config_of
+from tests.cpu.models.peers import tiny
+
+
+def changed(variant, **changes):
+    """A variant's config.json with fields replaced; None removes one."""
+    hf, _ = tiny(variant)
+    return {key: value for key, value in {**hf, **changes}.items() if value is not None}
+
+
+SCALING = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0}
+
+REFUSED = [
+    ("llama", {"hidden_size": None}, "hidden_size is missing; it must be an integer"),
+    ("llama", {"hidden_size": "64"}, "hidden_size is '64'; it must be an integer"),
+    ("llama", {"num_attention_heads": True}, "num_attention_heads is True"),
+    ("llama", {"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide"),
+    ("llama", {"hidden_act": "quick_gelu"}, "hidden_act is 'quick_gelu'; supported: silu"),
+    ("llama", {"attention_bias": "yes"}, "attention_bias is 'yes'; it must be true or false"),
+    ("llama", {"rope_scaling": {"type": "spiral"}}, "rope_scaling.type is 'spiral'; supported"),
+    ("llama", {"rope_scaling": {"rope_type": "linear"}}, "factor is missing"),
+    ("llama", {"rope_scaling": SCALING}, "high_freq_factor is missing"),
+    ("llama", {"rope_parameters": {"a": {"rope_theta": 1.0}}}, "differs by layer type"),
+    ("llama", {"partial_rotary_factor": 2.0}, "partial_rotary_factor turns 32 of head_dim 16"),
+    ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config .*'awq'"),
+    ("llama", {"model_type": "lama"}, "did you mean .*llama"),
+    ("llama", {"model_type": "build"}, "no 'build' in quire.models"),
+    ("mistral_window", {"sliding_window": "4k"}, "sliding_window is '4k'"),
+    ("mistral_window", {"sliding_window": 0}, "sliding_window is 0"),
+    ("qwen2_windows", {"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
+    ("qwen3", {"use_sliding_window": True, "layer_types": ["a", "b"]}, "layer_types has a, b"),
+    ("phi3_longrope_long", {"rope_scaling": {"type": "su", "long_factor": []}}, "short_factor"),
+    ("opt", {"layer_norm_elementwise_affine": False}, "layer_norm_elementwise_affine is False"),
+    ("opt", {"activation_function": "swiglu"}, "activation_function is 'swiglu'"),
+    ("gpt2", {"add_cross_attention": True}, "add_cross_attention is True"),
+    ("gpt2", {"n_embd": None}, "n_embd is missing"),
+    ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
+    ("gemma3_text", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping is 30.0"),
+    ("gemma3", {"text_config": None}, "text_config is missing"),
+]
+
+
+@pytest.mark.parametrize(("variant", "changes", "says"), REFUSED)
+def test_what_cannot_be_run_is_refused_by_the_field_that_asks(variant, changes, says):
+    with pytest.raises(ConfigError, match=says):
+        config_of(changed(variant, **changes))
+
+
+def test_null_means_absent():
+    assert config_of({**tiny("llama")[0], "head_dim": None})[1].head_dim == 16
+
+
+@pytest.mark.parametrize(
+    ("variant", "changes", "max_len"),
+    [
+        ("llama", {}, 1024),
+        ("llama_linear", {}, 4096),
+        ("llama_dynamic", {}, 2048),
+        ("llama_llama3", {}, 1024),
+        ("llama_yarn", {}, 1024),
+        ("qwen2_yarn", {}, 1024),
+        ("phi3_longrope_long", {}, 1024),
+        ("gemma3_text", {}, 1024),  # its factor is already in max_position_embeddings
+        ("gpt2", {"n_positions": 77}, 77),
+    ],
+)
+def test_the_longest_sequence_counts_the_stretch_of_rotary_scaling(variant, changes, max_len):
+    assert config_of(changed(variant, **changes))[1].max_len == max_len
+
+
+def test_older_names_of_things_are_read():
+    _, config = config_of(changed("phi3_longrope_short", torch_dtype="float16"))
+    assert config.dtype == "float16"
+    for name in ("su", "yarn"):
+        scaling = {**tiny("phi3_longrope_short")[0]["rope_scaling"], "type": name}
+        assert (
+            config_of(changed("phi3_longrope_short", rope_scaling=scaling))[1].rope == config.rope
+        )
+
+
+def test_layers_tell_what_they_cache():
+    _, config = config_of(tiny("gemma3_text")[0])
+    windows = [layer.window for layer in config.attention_layers()]
+    assert windows == [40] * 5 + [None, 40]
+    assert config.attention_layers()[0] == LayerFacts(kv_heads=2, head_dim=24, window=40)
+
+
+def test_a_window_as_long_as_everything_served_is_none():
+    _, config = config_of(tiny("mistral_window")[0])
+    short = replace(config, max_len=40)
+    assert {layer.window for layer in config.attention_layers()} == {40}
+    assert {layer.window for layer in short.attention_layers()} == {None}
+
+
+def test_a_published_gemma3_config_may_leave_out_what_is_default():
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
+    text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
+    _, config = config_of({"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"})
+    assert (config.heads, config.kv_heads, config.head_dim) == (8, 4, 256)
+    assert (config.max_len, config.vocab, config.tied) == (131_072, 262_208, True)
+    assert (config.rope.theta, config.local_rope.theta) == (1e6, 1e4)
+    assert config.windows[:6] == (1024,) * 5 + (None,)
+    assert config.dtype == "bfloat16"

@@ -1,0 +1,174 @@
+"""What the ranks of a mesh compute adds up to what one rank computes."""
+
+import json
+import threading
+
+import pytest
+import torch
+
+from quire.distributed.collectives import Alone, connect
+from quire.distributed.mesh import Mesh, share, strip
+from quire.errors import ConfigError
+from quire.layers import Attention, ColumnLinear, Embedding, HeadsLinear, Linear, LMHead, RowLinear
+from quire.models.build import build, config_of
+from quire.weights.load import Filler
+from quire.weights.mapping import Target
+from tests.cpu.models.harness import Stepper
+from tests.cpu.models.peers import peer, prompt_of
+
+ONE_OF_EACH = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "gemma3_text", "qwen3"]
+
+
+def filled(make, whole, rank=0, tp=1):
+    """The layer of one rank, filled from whole tensors as the loader does."""
+    layer = make()
+    if tp > 1:
+        layer.shard(Mesh(tp=tp, rank=rank), Alone())
+    filler = Filler({"x": layer}, lambda _: None, dtype=torch.float32, device=torch.device("cpu"))
+    targets = {name: Target("x", name, None, False) for name in whole}
+    filler.fill(targets, whole.items())
+    return layer
+
+
+def ranks(make, tp=2, bias=None):
+    """(the whole layer, the layers of all ranks) over the same random weights."""
+    layer = make()
+    whole = {name: torch.randn(getattr(layer, name).shape) for name in layer.params()}
+    return filled(make, whole), [filled(make, whole, rank, tp) for rank in range(tp)]
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def close(got, want):
+    torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+
+
+def test_column_outputs_of_ranks_lie_side_by_side_within_each_part():
+    whole, parts = ranks(lambda: ColumnLinear(8, (6, 10), bias=True))
+    x = torch.randn(3, 8)
+    first, second = whole(x).split([6, 10], dim=1)
+    outs = [part(x).split([3, 5], dim=1) for part in parts]
+    close(torch.cat([outs[0][0], outs[1][0]], 1), first)
+    close(torch.cat([outs[0][1], outs[1][1]], 1), second)
+
+
+def test_row_outputs_of_ranks_sum_up_with_the_bias_once():
+    whole, parts = ranks(lambda: RowLinear(8, 5, bias=True))
+    x = torch.randn(3, 8)
+    close(parts[0](x[:, :4]) + parts[1](x[:, 4:]), whole(x))
+
+
+def test_heads_of_ranks_lie_side_by_side():
+    whole, parts = ranks(lambda: HeadsLinear(8, 6, 2, 4, bias=True))
+    x = torch.randn(3, 8)
+    for i, want in enumerate(whole(x)):
+        close(torch.cat([part(x)[i] for part in parts], 1), want)
+
+
+def test_ranks_share_a_kv_head_when_there_are_fewer_heads_than_ranks():
+    whole, parts = ranks(lambda: HeadsLinear(8, 8, 2, 4), tp=4)
+    x = torch.randn(3, 8)
+    q, k, v = whole(x)
+    for rank, part in enumerate(parts):
+        got = part(x)
+        close(got[0], q[:, 2 * rank : 2 * rank + 2])
+        close(got[1], k[:, rank // 2][:, None])
+        close(got[2], v[:, rank // 2][:, None])
+
+
+def test_vocabulary_strips_of_ranks_cover_an_odd_vocabulary():
+    whole, parts = ranks(lambda: LMHead(7, 8))
+    x = torch.randn(3, 8)
+    close(torch.cat([part(x) for part in parts], 1), whole(x))
+    whole, parts = ranks(lambda: Embedding(7, 8, scale=3.0))
+    ids = torch.arange(7, dtype=torch.int32)
+    close(parts[0](ids) + parts[1](ids), whole(ids))
+
+
+def test_a_plain_linear_is_whole_on_every_rank():
+    whole, parts = ranks(lambda: Linear(8, 5, bias=True))
+    x = torch.randn(3, 8)
+    for part in parts:
+        close(part(x), whole(x))
+
+
+def test_attention_keeps_its_share_of_heads():
+    layer = Attention(8, 2, 16)
+    layer.shard(Mesh(tp=4, rank=3))
+    assert (layer.heads, layer.kv_heads) == (2, 1)
+
+
+class Together:
+    """Collectives among threads: ranks meet at a barrier and read one another's tensor."""
+
+    def __init__(self, size):
+        self._barrier = threading.Barrier(size, timeout=30)
+        self._given = [None] * size
+
+    def of(self, rank):
+        return Rank(self, rank)
+
+    def exchange(self, rank, x):
+        self._given[rank] = x
+        self._barrier.wait()
+        found = list(self._given)
+        self._barrier.wait()
+        return found
+
+
+class Rank:
+    def __init__(self, together, rank):
+        self._together, self._rank = together, rank
+
+    def all_reduce(self, x):
+        return sum(self._together.exchange(self._rank, x))
+
+    def all_gather(self, x):
+        return torch.cat(self._together.exchange(self._rank, x), -1)
+
+
+@pytest.mark.parametrize("variant", ONE_OF_EACH)
+def test_two_ranks_say_what_one_says(variant, tmp_path):
+    peer(variant, tmp_path)
+    model_type, config = config_of(json.loads((tmp_path / "config.json").read_text()))
+    settings = {"folder": tmp_path, "dtype": torch.float32, "progress": False}
+    ids = prompt_of(70, config.vocab)
+    want = Stepper(build(model_type, config, **settings), config).logits(ids)
+    together, got = Together(2), {}
+
+    def rank_main(rank):
+        mesh = Mesh(tp=2, rank=rank)
+        model = build(model_type, config, mesh=mesh, comm=together.of(rank), **settings)
+        stepper = Stepper(model, config)
+        got[rank] = torch.cat([stepper.logits(ids[:50]), stepper.logits(ids[50:])])
+
+    threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(2):
+        torch.testing.assert_close(got[rank], want, atol=1e-4, rtol=1e-4)
+
+
+def test_several_ranks_are_refused_until_there_are_processes():
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
+        connect(Mesh(tp=2))
+    assert isinstance(connect(Mesh()), Alone)
+
+
+def test_the_mesh_knows_its_axes():
+    mesh = Mesh(tp=2, pp=3, dp=2, rank=9)
+    assert (mesh.size, mesh.tp_rank, mesh.pp_rank, mesh.dp_rank) == (12, 1, 1, 1)
+    for wrong in ({"tp": 0}, {"rank": 1}, {"tp": 2, "rank": -1}):
+        with pytest.raises(ConfigError):
+            Mesh(**wrong)
+
+
+def test_shares_that_do_not_divide_are_refused_with_the_numbers():
+    with pytest.raises(ConfigError, match="4 does not divide the 6 attention heads"):
+        share(6, Mesh(tp=4), what="attention heads")
+    assert [list(strip(7, Mesh(tp=2, rank=r))) for r in range(2)] == [[0, 1, 2, 3], [4, 5, 6]]
