@@ -18,7 +18,9 @@ def server(tokenizer):
 
 @pytest.fixture(scope="session")
 def client(server):
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as made:
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20
+    ) as made:
         yield made
 
 

@@ -37,7 +37,23 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% if shout %}!{% endif %}{% endif %}"
 )
-WORDS = "the a cat naïve 汉字 🙂 runs, stops. Zürich {json} \"quoted\"\n tab\t end ünïcödé 中文".split(" ")
+WORDS = [
+    "the",
+    "a",
+    "cat",
+    "naïve",
+    "汉字",
+    "🙂",
+    "runs,",
+    "stops.",
+    "Zürich",
+    "{json}",
+    '"quoted"\n',
+    "tab\t",
+    "end",
+    "ünïcödé",
+    "中文",
+]
 MAX_LEN = 512
 BLOCKS = 2000
 
@@ -50,7 +66,11 @@ def make_tokenizer(folder):
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIALS])
     made.save(str(folder / "tokenizer.json"))
-    config = {"eos_token": EOS, "tokenizer_class": "PreTrainedTokenizerFast", "chat_template": TEMPLATE}
+    config = {
+        "eos_token": EOS,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "chat_template": TEMPLATE,
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return load_tokenizer(folder)
 
@@ -84,13 +104,14 @@ class Reciter:
 
     def logprobs(self, place, chosen, count, worst=False):
         draw = random.Random(place)
-        others = [i for i in draw.sample(range(self.vocab), count + 1) if i != chosen][:count]
+        others = [i for i in draw.sample(range(self.vocab), count + 4) if i != chosen][: count + 3]
         ids = [*others, chosen] if worst else [chosen, *others]
         values = [-0.25 * (rank + 1) for rank in range(len(ids))]
         ranks = list(range(1, len(ids) + 1))
         at = ids.index(chosen)
-        top = min(count, len(ids))
-        return TokenLogprobs([chosen, *ids[:top]], [values[at], *values[:top]], [ranks[at], *ranks[:top]])
+        return TokenLogprobs(
+            [chosen, *ids[:count]], [values[at], *values[:count]], [ranks[at], *ranks[:count]]
+        )
 
 
 class Executor:
@@ -101,6 +122,7 @@ class Executor:
         self.step_s = step_s
         self.fail_with = None
         self._tokens = {}
+        self.said = 0
 
     def submit(self, plan):
         if self.step_s:
@@ -115,7 +137,8 @@ class Executor:
             if params.prompt_logprobs is not None:
                 stop = min(row.start + row.count + 1, row.seq.prompt_len)
                 prompts[place] = [
-                    self.model.logprobs(i, tokens[i], params.prompt_logprobs) for i in range(row.start + 1, stop)
+                    self.model.logprobs(i, tokens[i], params.prompt_logprobs)
+                    for i in range(row.start + 1, stop)
                 ]
             if not row.samples:
                 said.append(())
@@ -124,9 +147,12 @@ class Executor:
             del tokens[row.start + row.count :]
             tokens.append(self.model.next_token(row.seq, tokens))
             said.append((tokens[-1],))
+            self.said += 1
             if params.logprobs is not None:
                 worst = row.seq.index % 2 == 0  # even ones are less likely: best_of must see it
-                logprobs[place] = [self.model.logprobs(len(tokens), tokens[-1], params.logprobs, worst)]
+                logprobs[place] = [
+                    self.model.logprobs(len(tokens), tokens[-1], params.logprobs, worst)
+                ]
         return Done(StepResult(said, logprobs, prompts))
 
     def call(self, function):
@@ -162,8 +188,15 @@ class Server:
         self.client = EngineClient(self.engine)
         inputs = InputProcessor(tokenizer, max_model_len=MAX_LEN, vocab_size=self.model.vocab)
         self.services = Services(
-            self.client, inputs, tokenizer, None, ("tiny", "alias"), MAX_LEN,
-            options=options or ServerOptions(), defaults=defaults or {}, root="tiny-root",
+            self.client,
+            inputs,
+            tokenizer,
+            None,
+            ("tiny", "alias"),
+            MAX_LEN,
+            options=options or ServerOptions(),
+            defaults=defaults or {},
+            root="tiny-root",
         )
         self.app = create_app(self.services)
         self.loop = None
@@ -171,7 +204,9 @@ class Server:
 
     @contextmanager
     def running(self):
-        config = uvicorn.Config(self.app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            self.app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1
+        )
         server = uvicorn.Server(config)
         started = threading.Event()
 

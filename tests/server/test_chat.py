@@ -6,7 +6,10 @@ import pytest
 HELLO = [{"role": "user", "content": "Say something nice."}]
 TALK = [
     {"role": "system", "content": "Be kind."},
-    {"role": "user", "content": [{"type": "text", "text": "Who are"}, {"type": "text", "text": "you?"}]},
+    {
+        "role": "user",
+        "content": [{"type": "text", "text": "Who are"}, {"type": "text", "text": "you?"}],
+    },
 ]
 
 
@@ -44,7 +47,9 @@ def test_parts_of_text_are_joined(client, server):
 
 
 @pytest.mark.parametrize("place", range(12))
-@pytest.mark.parametrize("extra", [{}, {"stop": ["at", "汉"]}, {"max_tokens": 9}, {"n": 3}, {"logprobs": True}])
+@pytest.mark.parametrize(
+    "extra", [{}, {"stop": ["at", "汉"]}, {"max_tokens": 9}, {"n": 3}, {"logprobs": True}]
+)
 def test_a_stream_says_what_the_whole_answer_says(client, place, extra):
     messages = [{"role": "user", "content": f"number {place}"}]
     whole = client.chat.completions.create(model="tiny", messages=messages, **extra)
@@ -120,12 +125,16 @@ def test_length_ends_an_answer(client, server):
         got = client.chat.completions.create(model="tiny", messages=HELLO, **{name: 5})
         assert got.choices[0].finish_reason == "length"
         assert got.usage.completion_tokens == 5
-    both = client.chat.completions.create(model="tiny", messages=HELLO, max_tokens=9, max_completion_tokens=4)
+    both = client.chat.completions.create(
+        model="tiny", messages=HELLO, max_tokens=9, max_completion_tokens=4
+    )
     assert both.usage.completion_tokens == 4
 
 
 def test_logprobs_come_for_each_token_with_the_best_ones(client):
-    got = client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=3)
+    got = client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, top_logprobs=3
+    )
     content = got.choices[0].logprobs.content
     assert len(content) == got.usage.completion_tokens
     for entry in content:
@@ -140,7 +149,9 @@ def test_logprobs_come_for_each_token_with_the_best_ones(client):
 
 
 def test_streamed_logprobs_are_those_of_the_whole_answer(client):
-    whole = client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, top_logprobs=2)
+    whole = client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, top_logprobs=2
+    )
     _, _, chunks = streamed(client, messages=HELLO, logprobs=True, top_logprobs=2)
     found = [e for c in chunks for one in c.choices if one.logprobs for e in one.logprobs.content]
     assert found == whole.choices[0].logprobs.content
@@ -148,12 +159,18 @@ def test_streamed_logprobs_are_those_of_the_whole_answer(client):
 
 def test_tokens_can_be_shown_as_ids(client, server):
     body = {"return_tokens_as_token_ids": True, "return_token_ids": True}
-    got = client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True, extra_body=body)
+    got = client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, extra_body=body
+    )
     ids = got.choices[0].token_ids
     assert [e.token for e in got.choices[0].logprobs.content] == [f"token_id:{i}" for i in ids]
     assert got.prompt_token_ids == server.chat_ids(HELLO)
-    texts = client.chat.completions.create(model="tiny", messages=HELLO, stream=True, extra_body=body)
-    assert [i for c in texts for one in c.choices for i in getattr(one, "token_ids", None) or []] == ids
+    texts = client.chat.completions.create(
+        model="tiny", messages=HELLO, stream=True, extra_body=body
+    )
+    assert [
+        i for c in texts for one in c.choices for i in getattr(one, "token_ids", None) or []
+    ] == ids
 
 
 def test_template_variables_and_tools_reach_the_template(client, server):
@@ -162,7 +179,9 @@ def test_template_variables_and_tools_reach_the_template(client, server):
     )
     assert got.choices[0].message.content == server.answer(HELLO, shout=True)
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    with_tools = client.chat.completions.create(model="tiny", messages=HELLO, tools=tools, tool_choice="auto")
+    with_tools = client.chat.completions.create(
+        model="tiny", messages=HELLO, tools=tools, tool_choice="auto"
+    )
     assert with_tools.usage.prompt_tokens > got.usage.prompt_tokens
     assert "tools" in server.tokenizer.decode(
         client.chat.completions.create(
@@ -173,10 +192,16 @@ def test_template_variables_and_tools_reach_the_template(client, server):
 
 def test_the_last_message_can_be_gone_on_with(client, server):
     messages = [*HELLO, {"role": "assistant", "content": "Well, I"}]
-    body = {"continue_final_message": True, "add_generation_prompt": False, "return_token_ids": True}
+    body = {
+        "continue_final_message": True,
+        "add_generation_prompt": False,
+        "return_token_ids": True,
+    }
     got = client.chat.completions.create(model="tiny", messages=messages, extra_body=body)
     assert server.tokenizer.decode(got.prompt_token_ids).endswith("assistant\nWell, I")
-    echoed = client.chat.completions.create(model="tiny", messages=messages, extra_body={**body, "echo": True})
+    echoed = client.chat.completions.create(
+        model="tiny", messages=messages, extra_body={**body, "echo": True}
+    )
     assert echoed.choices[0].message.content == "Well, I" + got.choices[0].message.content
     texts, _, _ = streamed(client, messages=messages, extra_body={**body, "echo": True})
     assert texts[0] == echoed.choices[0].message.content
@@ -202,7 +227,13 @@ def test_every_field_of_sampling_params_is_read_from_the_body(client):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("temperature", 9.0), ("top_k", -2), ("min_p", 2.0), ("repetition_penalty", 0.0), ("stop_token_ids", [10**9])],
+    [
+        ("temperature", 9.0),
+        ("top_k", -2),
+        ("min_p", 2.0),
+        ("repetition_penalty", 0.0),
+        ("stop_token_ids", [10**9]),
+    ],
 )
 def test_a_field_of_the_body_is_not_ignored(client, field, value):
     with pytest.raises(openai.BadRequestError) as caught:
@@ -211,7 +242,9 @@ def test_a_field_of_the_body_is_not_ignored(client, field, value):
 
 
 def test_the_request_id_becomes_part_of_the_answers_id(client, http):
-    got = client.chat.completions.create(model="tiny", messages=HELLO, extra_headers={"X-Request-Id": "mine"})
+    got = client.chat.completions.create(
+        model="tiny", messages=HELLO, extra_headers={"X-Request-Id": "mine"}
+    )
     assert got.id == "chatcmpl-mine"
     body = {"messages": HELLO, "request_id": "own"}
     assert http.post("/v1/chat/completions", json=body).json()["id"] == "chatcmpl-own"

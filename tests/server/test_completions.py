@@ -59,7 +59,10 @@ def test_the_index_of_a_choice_is_prompt_times_n_plus_sample(client, server):
 
 
 @pytest.mark.parametrize("place", range(8))
-@pytest.mark.parametrize("extra", [{}, {"stop": ["s", "字"]}, {"echo": True}, {"logprobs": 2}, {"echo": True, "logprobs": 1}])
+@pytest.mark.parametrize(
+    "extra",
+    [{}, {"stop": ["s", "字"]}, {"echo": True}, {"logprobs": 2}, {"echo": True, "logprobs": 1}],
+)
 def test_a_stream_says_what_the_whole_answer_says(client, place, extra):
     body = {"prompt": f"tell {place}: ", "max_tokens": 40, **extra}
     whole = client.completions.create(model="tiny", **body)
@@ -75,7 +78,9 @@ def test_a_stream_says_what_the_whole_answer_says(client, place, extra):
 
 def test_best_of_returns_the_likeliest(client, server):
     ids = ids_of(server, "pick")
-    got = client.completions.create(model="tiny", prompt="pick", best_of=4, n=2, max_tokens=6, extra_body={"ignore_eos": True})
+    got = client.completions.create(
+        model="tiny", prompt="pick", best_of=4, n=2, max_tokens=6, extra_body={"ignore_eos": True}
+    )
     # the harness makes odd sequences likelier than even ones
     want = [server.tokenizer.decode(server.model.speech(ids, i)[:6]) for i in (1, 3)]
     assert sorted(c.text for c in got.choices) == sorted(want)
@@ -89,12 +94,16 @@ def test_best_of_more_than_n_cannot_be_streamed(client):
 
 def test_echo_puts_the_prompt_in_front(client, server):
     plain = client.completions.create(model="tiny", prompt="Once", max_tokens=9)
-    echoed = client.completions.create(model="tiny", prompt=ids_of(server, "Once"), max_tokens=9, echo=True)
+    echoed = client.completions.create(
+        model="tiny", prompt=ids_of(server, "Once"), max_tokens=9, echo=True
+    )
     assert echoed.choices[0].text == "Once" + plain.choices[0].text
 
 
 def test_echo_without_tokens_scores_the_prompt_alone(client):
-    got = client.completions.create(model="tiny", prompt="a汉b", max_tokens=0, echo=True, logprobs=1)
+    got = client.completions.create(
+        model="tiny", prompt="a汉b", max_tokens=0, echo=True, logprobs=1
+    )
     assert got.choices[0].text == "a汉b"
     assert got.usage.completion_tokens == 0
     scored = got.choices[0].logprobs
@@ -107,7 +116,10 @@ def test_echo_without_tokens_scores_the_prompt_alone(client):
 def test_logprobs_have_four_lists_of_one_length(client):
     got = client.completions.create(model="tiny", prompt="Once", logprobs=2, max_tokens=8)
     scored = got.choices[0].logprobs
-    sizes = {len(x) for x in (scored.tokens, scored.token_logprobs, scored.top_logprobs, scored.text_offset)}
+    sizes = {
+        len(x)
+        for x in (scored.tokens, scored.token_logprobs, scored.top_logprobs, scored.text_offset)
+    }
     assert sizes == {8}
     for token, value, top in zip(scored.tokens, scored.token_logprobs, scored.top_logprobs):
         assert top[token] == value
@@ -115,7 +127,12 @@ def test_logprobs_have_four_lists_of_one_length(client):
 
 
 def test_the_stream_ends_with_usage_and_done(http):
-    body = {"prompt": ["a", "b"], "stream": True, "stream_options": {"include_usage": True}, "max_tokens": 3}
+    body = {
+        "prompt": ["a", "b"],
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "max_tokens": 3,
+    }
     events = http.post("/v1/completions", json=body).text.split("\n\n")
     assert events[-2:] == ["data: [DONE]", ""]
     last = json.loads(events[-3][6:])
@@ -124,8 +141,12 @@ def test_the_stream_ends_with_usage_and_done(http):
 
 
 def test_prompt_logprobs_are_returned(client):
-    got = client.completions.create(model="tiny", prompt="abc", max_tokens=2, extra_body={"prompt_logprobs": 1})
+    got = client.completions.create(
+        model="tiny", prompt="abc", max_tokens=2, extra_body={"prompt_logprobs": 1}
+    )
     steps = got.choices[0].prompt_logprobs
     assert steps[0] is None
     assert len(steps) == 3
-    assert all({"logprob", "rank", "decoded_token"} == set(e) for s in steps[1:] for e in s.values())
+    assert all(
+        {"logprob", "rank", "decoded_token"} == set(e) for s in steps[1:] for e in s.values()
+    )

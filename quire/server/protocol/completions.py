@@ -33,7 +33,7 @@ class CompletionBody(SamplingBody):
         if not prompts or len(prompts) > MAX_PROMPTS:
             message = f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}"
             raise RequestError(message, param="prompt")
-        if len(prompts) * max(self.n or 1, self.best_of or 1) > MAX_SEQUENCES:
+        if len(prompts) > 1 and len(prompts) * max(self.n or 1, self.best_of or 1) > MAX_SEQUENCES:
             message = f"prompts times n must be at most {MAX_SEQUENCES}"
             raise RequestError(message, param="n")
         if self.max_tokens == 0 and not self.echo:

@@ -71,7 +71,7 @@ class ForCompletion:
                 continue
             tokens.append(name(token_id, step[token_id], self._as_ids))
             logprobs.append(max(step[token_id].logprob, FLOOR))
-            tops.append({name(i, o, self._as_ids): max(o.logprob, FLOOR) for i, o in step.items()})
+            tops.append(self._by_name(step))
             self._offset += len(step[token_id].decoded_token or "")
         return {
             "text_offset": offsets,
@@ -79,6 +79,13 @@ class ForCompletion:
             "tokens": tokens,
             "top_logprobs": tops,
         }
+
+    def _by_name(self, step: dict[int, Logprob]) -> dict[str, float]:
+        """Parts of characters may look alike; the chosen token, which is first, keeps its name."""
+        found: dict[str, float] = {}
+        for token_id, one in step.items():
+            found.setdefault(name(token_id, one, self._as_ids), max(one.logprob, FLOOR))
+        return found
 
 
 def for_prompt(steps: PromptLogprobs) -> list[dict[str, dict[str, Any]] | None]:

@@ -1,0 +1,212 @@
+"""Bad input as data: every row is answered with the status and the `param` it names, never 5xx."""
+
+import json
+import socket
+
+import openai
+import pytest
+
+from tests.server.harness import MAX_LEN
+
+HELLO = [{"role": "user", "content": "Hi"}]
+CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
+BIG = 2**63
+
+# fields that both routes have: (field, value, status)
+SHARED = [
+    *(("n", v, 400) for v in (0, -1, 10**6, 2**31, BIG, 1e308, "5", True, [], 1.5)),
+    *(("best_of", v, 400) for v in (0, -1, 10**6, BIG, "5", True, [])),
+    *(("max_tokens", v, 400) for v in (-1, "5", True, [], 2.5, {})),
+    *(("min_tokens", v, 400) for v in (-1, "5", True)),
+    *(("temperature", v, 400) for v in (-0.1, 2.1, 1e308, "hot", True, [])),
+    *(("top_p", v, 400) for v in (0, 1.0000001, -1, "x")),
+    *(("top_k", v, 400) for v in (-2, 1.5, "x", True)),
+    *(("min_p", v, 400) for v in (-0.1, 1.1)),
+    *(("presence_penalty", v, 400) for v in (-1e9, 1e9, 2.1)),
+    *(("frequency_penalty", v, 400) for v in (-1e9, 1e9, 2.1)),
+    *(("repetition_penalty", v, 400) for v in (0, -1, 1e999)),
+    *(("seed", v, 400) for v in (2**64, -(2**64), 1.5, "x")),
+    *(("logit_bias", v, 400) for v in ({"-1": 1}, {"100000": 1}, {"x": 1}, {"1": "y"}, [1], "z")),
+    *(("allowed_token_ids", v, 400) for v in ([], [-1], [10**9], ["a"], "a", [True])),
+    *(("stop_token_ids", v, 400) for v in ([-1], [10**9], ["a"], [list(range(3))])),
+    *(("bad_words", v, 400) for v in ([""], ["x"] * 200, [5], "word")),
+    *(("stop", v, 400) for v in ("", [""], ["x"] * 10_000, 5, [5], {"a": 1})),
+    *(("prompt_logprobs", v, 400) for v in (-2, 10**6, "x")),
+    *(("truncate_prompt_tokens", v, 400) for v in (0, -2, MAX_LEN + 1, "x")),
+    *(("truncation_side", v, 400) for v in ("up", 5)),
+    *(("cache_salt", v, 400) for v in ("", "a/b", "..\\x", "\0", "x" * 200, 5)),
+    *(("stream_options", v, 400) for v in ({"include_usage": True}, "x", {"include_usage": "x"})),
+    *(("request_id", v, 400) for v in ("a\nb", "x" * 10**4, 5)),
+    *(("priority", v, 400) for v in ("x", 1.5)),
+    *(("stream", v, 400) for v in ("yes", 1)),
+    *(("model", v, 404) for v in ("other", "../../etc/passwd", "")),
+    *(("model", v, 400) for v in (5, [])),
+    *(("use_beam_search", v, 501) for v in (True, "x")),
+    *(("guided_json", v, 501) for v in ({"type": "object"},)),
+    *(("structured_outputs", v, 501) for v in ({"json": {}}, {"regex": "(a+)+b"})),
+    *(("response_format", v, 501) for v in ({"type": "json_object"}, {"type": 5})),
+    *(("thinking_token_budget", v, 501) for v in (5,)),
+    *(("logits_processors", v, 501) for v in (["os.system"],)),
+    *(("kv_transfer_params", v, 501) for v in ({"host": "169.254.169.254"},)),
+]
+ONLY_CHAT = [
+    *(
+        ("messages", v, 400)
+        for v in (None, [], "hi", [5], [{}], [{"role": 5, "content": "x"}], {"role": "user"})
+    ),
+    ("messages", [{"role": "user", "content": 5}], 400),
+    ("messages", [{"role": "user", "content": [[[]]]}], 400),
+    (
+        "messages",
+        [
+            {
+                "role": "user",
+                "content": [{"type": "image_url", "image_url": {"url": "http://127.0.0.1/"}}],
+            }
+        ],
+        400,
+    ),
+    ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}], 400),
+    ("messages", [{"role": "user", "content": [{"type": "spell", "text": "x"}]}], 400),
+    ("messages", [{"role": "assistant", "tool_calls": [{"type": "other"}]}], 400),
+    *(("top_logprobs", v, 400) for v in (3, -2, "x")),
+    *(("logprobs", v, 400) for v in (3, "x")),
+    *(("max_completion_tokens", v, 400) for v in ("x", True)),
+    *(("tools", v, 400) for v in ([], "x", [5])),
+    *(
+        ("tool_choice", v, 501)
+        for v in ("required", {"type": "function", "function": {"name": "f"}})
+    ),
+    ("chat_template", "{{ ''.__class__.__mro__ }}", 400),
+    *(
+        ("chat_template_kwargs", {k: "x"}, 400)
+        for k in ("chat_template", "tokenize", "messages", "add_generation_prompt")
+    ),
+    ("modalities", ["audio"], 501),
+    ("functions", [{"name": "f"}], 501),
+    ("include_reasoning", False, 501),
+]
+ONLY_COMPLETION = [
+    *(
+        ("prompt", v, 400)
+        for v in (None, [], "", [""], 5, {}, [[]], [1, "a"], ["a", 1], [[1], "a"], [True])
+    ),
+    *(
+        ("prompt", v, 400)
+        for v in ([-1], [10**9], [BIG], [[1], [-1]], [1.5], "x" * 4 * MAX_LEN, [1] * MAX_LEN)
+    ),
+    ("prompt", ["a"] * 1025, 400),
+    *(("logprobs", v, 400) for v in (-2, 10**6, True)),
+    ("max_tokens", 0, 400),
+    ("min_tokens", 17, 400),  # more than the default of max_tokens
+    ("suffix", "end", 501),
+    ("n", 16000, 400),
+]
+ROWS = [
+    *((CHAT, *row) for row in SHARED + ONLY_CHAT),
+    *((COMPLETE, *row) for row in SHARED + ONLY_COMPLETION),
+]
+
+
+@pytest.mark.parametrize(("path", "field", "value", "status"), ROWS, ids=lambda v: str(v)[:30])
+def test_a_bad_field_is_refused_by_its_name(http, path, field, value, status):
+    body = (
+        {"messages": HELLO}
+        if path == CHAT
+        else {"prompt": ["a", "b"] if field == "n" and value == 16000 else "a"}
+    )
+    body[field] = value
+    raw = json.dumps(body).replace("1e+999", "1e999").replace("Infinity", "1e999")
+    got = http.post(path, content=raw, headers={"content-type": "application/json"})
+    error = got.json()["error"]
+    assert (got.status_code, error["code"]) == (status, status), got.text
+    assert error["param"] in (field, "prompt_token_ids" if field == "prompt" else field), error
+    assert error["message"]
+    assert len(error["message"]) < 1000
+
+
+RAW = [
+    (b"", 400),
+    (b"{", 400),
+    (b"[]", 400),
+    (b"5", 400),
+    (b"null", 400),
+    (b'{"prompt": "a"} x', 400),
+    (b"\xff\xfe{\x00}\x00", 400),
+    (b'{"prompt": "\xff"}', 400),
+    (b'{"prompt": "\\ud800"}', 400),
+    (b'{"prompt": ' + b"[" * 100_000, 400),
+    (b'{"prompt": "a", "n": ' + b"9" * 10_000 + b"}", 400),
+]
+
+
+@pytest.mark.parametrize(("raw", "status"), RAW, ids=lambda v: str(v)[:30])
+def test_what_is_no_json_body_is_refused(http, raw, status):
+    for path in (COMPLETE, CHAT, "/tokenize", "/detokenize"):
+        got = http.post(path, content=raw, headers={"content-type": "application/json"})
+        assert got.status_code == status, (path, got.text)
+        assert set(got.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("literal", [b"NaN", b"Infinity", b"-Infinity", b"1e999"])
+def test_numbers_that_are_none_are_refused(http, literal):
+    for field in (b"temperature", b"top_p", b"presence_penalty", b"repetition_penalty", b"n"):
+        raw = b'{"prompt": "a", "%b": %b}' % (field, literal)
+        got = http.post(COMPLETE, content=raw, headers={"content-type": "application/json"})
+        assert got.status_code == 400, (field, got.text)
+        assert got.json()["error"]["param"] == field.decode()
+
+
+def test_a_body_must_say_that_it_is_json(http):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        got = http.post(COMPLETE, content=b'{"prompt": "a"}', headers={"content-type": kind})
+        assert got.status_code == 400
+        assert "application/json" in got.json()["error"]["message"]
+
+
+def test_a_body_may_be_so_large_and_no_larger(http, server):
+    limit = server.services.options.max_body_bytes
+    with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as raw:
+        head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        raw.sendall(f"{head}Content-Length: {limit + 1}\r\n\r\n{{".encode())
+        assert b" 413 " in raw.recv(100)
+
+    def chunks():
+        for _ in range(limit // 2**20 + 2):
+            yield b" " * 2**20
+
+    got = http.post(COMPLETE, content=chunks(), headers={"content-type": "application/json"})
+    assert got.status_code == 413
+
+
+def test_unknown_routes_and_methods_have_the_same_error_shape(http):
+    for got, status in ((http.get("/v1/nothing"), 404), (http.get(CHAT), 405)):
+        assert got.status_code == status
+        assert got.json()["error"]["code"] == status
+
+
+def test_the_official_client_raises_its_own_errors(client):
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="other", prompt="a")
+    assert caught.value.param == "model"
+    assert "tiny" in str(caught.value)
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="tiny", prompt="x" * 4 * MAX_LEN)
+    assert caught.value.param == "prompt"
+
+
+def test_an_unknown_field_is_no_error(client):
+    got = client.completions.create(model="tiny", prompt="a", extra_body={"no_such_field": 5})
+    assert got.choices[0].text
+
+
+def test_a_long_error_does_not_repeat_the_whole_input(http):
+    got = http.post(COMPLETE, json={"prompt": "a", "temperature": "x" * 10**6})
+    assert len(got.text) < 1000
+
+
+def test_a_bad_one_of_several_prompts_runs_none(http, server):
+    before = server.stats()
+    got = http.post(COMPLETE, json={"prompt": ["fine", ""], "max_tokens": 400})
+    assert got.status_code == 400
+    assert server.wait_idle().prefix_query_tokens == before.prefix_query_tokens
