@@ -94,6 +94,7 @@ def sample(
         if cuts.plain:
             exp_(z)
             found = draw(scratch.take(0, len(z)), shares[block])
+            found.clamp_(max=scratch.vocab - 1)  # a spoilt row may find padding
         else:
             columns, weights = keep(z, cuts, block, scratch)
             at = search(weights.double().cumsum(-1), shares[block])
