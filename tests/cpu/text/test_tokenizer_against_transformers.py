@@ -32,7 +32,9 @@ def assert_same(ours, peer, text):
         assert ours.encode(text, add_special_tokens=special) == ids
         assert ours(text, add_special_tokens=special)["input_ids"] == ids
     for skip in (True, False):
-        assert ours.decode(ids, skip_special_tokens=skip) == peer.decode(ids, skip_special_tokens=skip)
+        assert ours.decode(ids, skip_special_tokens=skip) == peer.decode(
+            ids, skip_special_tokens=skip
+        )
     assert ours.tokenize(text) == peer.tokenize(text)
     assert ours.convert_ids_to_tokens(ids) == peer.convert_ids_to_tokens(ids)
 
@@ -57,7 +59,9 @@ def test_any_ids_are_decoded_alike(pairs, name, data):
     ours, peer = pairs[name]
     ids = data.draw(st.lists(st.integers(0, len(ours) - 1), max_size=12))
     for skip in (True, False):
-        assert ours.decode(ids, skip_special_tokens=skip) == peer.decode(ids, skip_special_tokens=skip)
+        assert ours.decode(ids, skip_special_tokens=skip) == peer.decode(
+            ids, skip_special_tokens=skip
+        )
 
 
 @pytest.mark.parametrize("name", MADE)
@@ -79,7 +83,14 @@ def test_the_facts_about_a_vocabulary_are_alike(pairs, name):
         {"add_bos_token": False, "bos_token": "<s>"},
         {"add_bos_token": True, "add_eos_token": True, "bos_token": "<s>"},
         {"bos_token": "<s>"},
-        {"bos_token": {"content": "<begin>", "lstrip": False, "rstrip": True, "__type": "AddedToken"}},
+        {
+            "bos_token": {
+                "content": "<begin>",
+                "lstrip": False,
+                "rstrip": True,
+                "__type": "AddedToken",
+            }
+        },
         {"pad_token": "<pad>", "additional_special_tokens": ["<a>", "<b>"]},
         {"split_special_tokens": True},
         {"clean_up_tokenization_spaces": True},
@@ -116,7 +127,12 @@ def test_special_tokens_map_fills_what_the_config_leaves_open(tmp_path):
 def test_settings_of_a_training_run_do_not_cut_or_pad(tmp_path):
     folder = folder_of(tmp_path, "byte_level")
     raw = json.loads((folder / "tokenizer.json").read_text())
-    raw["truncation"] = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
+    raw["truncation"] = {
+        "direction": "Right",
+        "max_length": 2,
+        "strategy": "LongestFirst",
+        "stride": 0,
+    }
     raw["padding"] = {
         "strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": None,
         "pad_id": 0, "pad_type_id": 0, "pad_token": "<|endoftext|>",
@@ -179,9 +195,17 @@ def test_vocab_and_merges_are_read_by_transformers(tmp_path, pairs):
     raw = json.loads(ours.backend.tokenizer.to_str())["model"]
     (tmp_path / "vocab.json").write_text(json.dumps(raw["vocab"]), encoding="utf-8")
     merges = [" ".join(pair) for pair in raw["merges"]]
-    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8")
+    (tmp_path / "merges.txt").write_text(
+        "#version: 0.2\n" + "\n".join(merges) + "\n", encoding="utf-8"
+    )
     (tmp_path / "tokenizer_config.json").write_text(
-        json.dumps({"tokenizer_class": "GPT2Tokenizer", "eos_token": "<|im_end|>", "unk_token": "<|endoftext|>"})
+        json.dumps(
+            {
+                "tokenizer_class": "GPT2Tokenizer",
+                "eos_token": "<|im_end|>",
+                "unk_token": "<|endoftext|>",
+            }
+        )
     )
     old = load_tokenizer(tmp_path)
     assert old.eos_token_id == ours.eos_token_id
@@ -264,7 +288,10 @@ def remote_folder(tmp_path, monkeypatch):
     folder = tmp_path / "remote"
     folder.mkdir()
     (folder / "letters.py").write_text(SLOW)
-    config = {"auto_map": {"AutoTokenizer": ["letters.LetterTokenizer", None]}, "tokenizer_class": "LetterTokenizer"}
+    config = {
+        "auto_map": {"AutoTokenizer": ["letters.LetterTokenizer", None]},
+        "tokenizer_class": "LetterTokenizer",
+    }
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     return folder
 

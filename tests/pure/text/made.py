@@ -3,8 +3,16 @@
 import functools
 import json
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from tokenizers import processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 
 from quire.text.backends import Fast
 from quire.text.tokenizer import Tokenizer as Face
@@ -43,7 +51,15 @@ def _sentencepiece_vocab():
     chars = sorted({c for line in CORPUS for c in line.replace(" ", "▁") if ord(c) < 0x500})
     for char in ["▁", *chars]:
         vocab.setdefault(char, len(vocab))
-    merges = [("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("▁", "hello"), ("▁", "t"), ("▁", "▁")]
+    merges = [
+        ("h", "e"),
+        ("l", "l"),
+        ("he", "ll"),
+        ("hell", "o"),
+        ("▁", "hello"),
+        ("▁", "t"),
+        ("▁", "▁"),
+    ]
     for a, b in merges:
         vocab.setdefault(a + b, len(vocab))
     return vocab, merges
@@ -51,7 +67,9 @@ def _sentencepiece_vocab():
 
 def _sentencepiece():
     vocab, merges = _sentencepiece_vocab()
-    tok = Tokenizer(models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    tok = Tokenizer(
+        models.BPE(vocab=vocab, merges=merges, byte_fallback=True, unk_token="<unk>", fuse_unk=True)
+    )
     tok.add_special_tokens(["<unk>", "<s>", "</s>"])
     tok.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     return tok
@@ -61,7 +79,12 @@ def llama():
     tok = _sentencepiece()
     tok.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tok.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
     )
     return tok
 
@@ -69,7 +92,9 @@ def llama():
 def gemma():
     tok = _sentencepiece()
     tok.normalizer = normalizers.Replace(" ", "▁")
-    tok.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    tok.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
     return tok
 
 
@@ -78,7 +103,10 @@ def unigram():
     tok.pre_tokenizer = pre_tokenizers.Metaspace()
     tok.decoder = decoders.Metaspace()
     trainer = trainers.UnigramTrainer(
-        vocab_size=120, special_tokens=["<unk>", "<s>", "</s>"], unk_token="<unk>", show_progress=False
+        vocab_size=120,
+        special_tokens=["<unk>", "<s>", "</s>"],
+        unk_token="<unk>",
+        show_progress=False,
     )
     tok.train_from_iterator(CORPUS, trainer)
     return tok

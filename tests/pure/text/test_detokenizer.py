@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.pure.text.made import MADE, NASTY, face
 from quire.text.detokenizer import Detokenizer
+from tests.pure.text.made import MADE, NASTY, face
 
 HOLE = "\ufffd"
 
@@ -15,7 +15,7 @@ def whole(tokenizer, prompt, ids, skip=True):
     shown = [i for i in prompt if not (skip and i in tokenizer.backend.special_ids)]
     before = tokenizer.decode(shown)
     text = tokenizer.decode([*prompt, *ids], skip_special_tokens=skip)
-    return text[len(before):] if text.startswith(before) else None
+    return text[len(before) :] if text.startswith(before) else None
 
 
 def streamed(tokenizer, prompt, ids, cuts, skip=True):

@@ -24,7 +24,9 @@ def run(pieces, stops, include=False):
 
 def plainly(text, stops, include=False):
     """The same by looking at the whole text: earliest end, then longest."""
-    ends = [(i, -len(s), s) for s in stops for i in range(len(s), len(text) + 1) if text[:i].endswith(s)]
+    ends = [
+        (i, -len(s), s) for s in stops for i in range(len(s), len(text) + 1) if text[:i].endswith(s)
+    ]
     if not ends:
         return text, None
     end, _, stop = min(ends)
