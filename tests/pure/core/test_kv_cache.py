@@ -1,0 +1,271 @@
+"""Block tables: prefix hits, windows, forks and swaps, against what the tokens say."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.block_pool import BlockPool
+from quire.core.cache_spec import Full, Window
+from quire.core.kv_cache import KVCache
+from quire.core.tiers.host import HostPool
+from quire.core.types import NO_BLOCK, Copy
+from tests.pure.core.made import sequence
+
+SPECS = {
+    "full": (Full(),),
+    "window": (Window(5),),
+    "both": (Full(), Window(5)),
+    "three": (Window(3), Full(), Window(9)),
+}
+
+
+def cache(blocks=40, size=4, specs=SPECS["full"], **options):
+    return KVCache(BlockPool(blocks), size, specs, **options)
+
+
+def compute(kv, seq, n):
+    """What the scheduler does with a sequence over a step, when all goes well."""
+    kv.slide(seq, 0)
+    assert kv.grow(seq, n)
+    since = seq.computed
+    seq.planned += n
+    seq.computed += n
+    kv.publish(seq, since)
+
+
+def done(kv, prompt, **fields):
+    """A sequence whose whole prompt is computed."""
+    seq = sequence(prompt=prompt, tables=len(kv.specs), **fields)
+    compute(kv, seq, len(prompt))
+    return seq
+
+
+def matched(kv, prompt, **fields):
+    seq = sequence(prompt=prompt, tables=len(kv.specs), **fields)
+    kv.match(seq)
+    return seq
+
+
+tokens = st.lists(st.integers(0, 1), min_size=1, max_size=24).map(tuple)
+
+
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+@given(prompts=st.lists(tokens, min_size=1, max_size=4), wanted=tokens, size=st.integers(1, 5))
+def test_a_hit_is_the_longest_known_prefix_of_full_blocks(specs, prompts, wanted, size):
+    kv = cache(400, size, specs)
+    owner = {}  # (group, tokens up to the end of a block) -> the block that has them
+    seqs = [done(kv, prompt) for prompt in prompts]
+    for seq, prompt in zip(seqs, prompts):
+        for g in range(len(specs)):
+            for i in range(len(prompt) // size):
+                owner.setdefault((g, prompt[: (i + 1) * size]), seq.tables[g][i])
+    hit = matched(kv, wanted)
+    most = max(
+        i
+        for i in range((len(wanted) - 1) // size + 1)
+        if i == 0 or (0, wanted[: i * size]) in owner
+    )
+    assert hit.computed == hit.planned == most * size
+    for g, spec in enumerate(specs):
+        first = spec.first(hit.computed) // size
+        for i, block in enumerate(hit.tables[g]):
+            want = owner[g, wanted[: (i + 1) * size]] if i >= first else NO_BLOCK
+            assert block == want
+    kv.check([*seqs, hit])
+
+
+def test_at_least_one_token_is_left_to_compute():
+    kv = cache()
+    done(kv, range(8))
+    assert matched(kv, range(8)).computed == 4
+    assert matched(kv, range(9)).computed == 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "hit"), [({}, 4), ({"salt": b"x"}, 0), ({"read_prefix_cache": False}, 0)]
+)
+def test_only_the_same_salt_hits_and_only_who_reads(fields, hit):
+    kv = cache()
+    done(kv, range(8))
+    assert matched(kv, range(8), **fields).computed == hit
+
+
+def test_the_same_block_behind_another_beginning_is_not_a_hit():
+    kv = cache()
+    done(kv, (1, 1, 1, 1, 2, 2, 2, 2))
+    assert matched(kv, (2, 2, 2, 2, 9)).computed == 0
+    assert matched(kv, (3, 3, 3, 3, 2, 2, 2, 2, 9)).computed == 0
+
+
+def test_a_window_group_needs_only_its_last_blocks_for_a_hit():
+    kv = cache(specs=(Full(), Window(5)))
+    seq = done(kv, range(16))
+    kv.slide(seq, 0)
+    assert seq.tables[1][:3] == [NO_BLOCK] * 3
+    hit = matched(kv, range(20))
+    assert hit.computed == 16
+    assert hit.tables[1] == [NO_BLOCK] * 3 + [seq.tables[1][3]]
+    assert hit.tables[0] == seq.tables[0]
+
+
+def test_every_group_has_to_agree_to_a_hit():
+    kv = cache(blocks=12, specs=(Full(), Window(5)))
+    seq = done(kv, range(16))
+    kv.release(seq, 0)
+    # whichever order it was dropped in: let the window's last block be the next to go
+    for block, key in list(kv.pool._key_of.items()):
+        if key == seq.keys[3] + b"\x01":
+            kv.pool._cached.move_to_end(block, last=False)
+    assert kv.pool.take(5) is not None
+    assert matched(kv, range(20)).computed == 12
+
+
+@given(st.integers(1, 9), st.integers(1, 5), st.lists(st.integers(1, 7), max_size=12))
+def test_a_window_gives_back_what_slid_out_and_keeps_what_is_read(window, size, chunks):
+    kv = cache(200, size, (Window(window),))
+    seq = sequence(prompt=range(100))
+    for n in chunks:
+        compute(kv, seq, n)
+        kv.slide(seq, 0)
+        kv.check([seq])
+        first = max(0, seq.computed - window + 1) // size
+        assert [b == NO_BLOCK for b in seq.tables[0]] == [
+            i < first for i in range(len(seq.tables[0]))
+        ]
+
+
+def test_growing_takes_all_or_nothing():
+    kv = cache(blocks=3, specs=(Full(), Full()))
+    seq = sequence(prompt=range(20), tables=2)
+    assert not kv.grow(seq, 5)
+    assert seq.tables == ([], [])
+    assert kv.room(seq) == 4
+    assert kv.missing(seq, 5) == 4
+    assert kv.grow(seq, 4)
+    assert [len(t) for t in seq.tables] == [1, 1]
+
+
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+@given(prompt=st.integers(2, 24), length=st.integers(1, 23), size=st.integers(1, 5))
+def test_a_fork_shares_all_up_to_its_length_and_copies_the_last_block(specs, prompt, length, size):
+    kv = cache(400, size, specs)
+    parent = sequence(prompt=range(prompt), tables=len(specs))
+    compute(kv, parent, prompt)
+    length = min(length, prompt - 1)
+    child = sequence(prompt=range(length + 1), tables=len(specs))
+    kv.fork(parent, child, length)
+    assert child.computed == child.planned == length
+    kv.check([parent, child])
+    shared = [list(table) for table in child.tables]
+    copies = kv.unshare(child, after=1)
+    assert [c.src for c in copies] == ([t[-1] for t in shared] if length % size else [])
+    for copy, table, before in zip(copies, child.tables, shared):
+        assert table[:-1] == before[:-1]
+        assert table[-1] == copy.dst not in before
+    kv.check([parent, child])
+    kv.release(child, 0)
+    kv.landed(1)
+    kv.release(parent, 0)
+    assert kv.pool.available == 400
+
+
+def test_a_fork_shares_nothing_when_the_window_lost_what_it_would_read():
+    kv = cache(specs=(Window(5),))
+    parent = done(kv, range(20))
+    kv.slide(parent, 0)
+    child = sequence(prompt=range(9))
+    kv.fork(parent, child, 8)
+    assert (child.computed, child.tables) == (0, ([],))
+
+
+def test_a_shared_block_is_kept_until_the_copy_was_made():
+    kv = cache(blocks=4)
+    parent, child = done(kv, range(6)), sequence(prompt=range(6))
+    kv.fork(parent, child, 5)
+    kv.release(parent, 0)
+    [copy] = kv.unshare(child, after=7)
+    assert kv.pool.take(2) is None, "the source must not be handed out before step 7 is over"
+    kv.landed(7)
+    assert copy.src in kv.pool.take(2)
+
+
+def test_unsharing_fails_without_a_trace_when_there_is_no_block():
+    kv = cache(blocks=2)
+    parent, child = done(kv, range(6)), sequence(prompt=range(6))
+    kv.fork(parent, child, 5)
+    assert kv.unshare(child, 1) is None
+    assert child.tables == parent.tables
+    kv.check([parent, child])
+
+
+@pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
+def test_what_is_swapped_out_comes_back_to_the_same_places(specs):
+    kv = cache(60, 4, specs, host=HostPool(60))
+    seq = done(kv, range(22))
+    kv.slide(seq, 0)
+    before = [list(table) for table in seq.tables]
+    out = kv.swap_out(seq, 0)
+    assert [c.src for c in out] == [b for table in before for b in table if b != NO_BLOCK]
+    assert (seq.computed, seq.planned) == (22, 22)
+    kv.check([seq])
+    back = kv.swap_in(seq, after=3)
+    assert [c.src for c in back] == [c.dst for c in out]
+    assert [c.dst for c in back] == [b for table in seq.tables for b in table if b != NO_BLOCK]
+    assert [[b == NO_BLOCK for b in t] for t in seq.tables] == [
+        [b == NO_BLOCK for b in t] for t in before
+    ]
+    kv.check([seq])
+    assert kv.host.available == 60 - len(out), "read by step 3, so not free before"
+    kv.landed(3)
+    assert kv.host.available == 60
+
+
+def test_nothing_is_swapped_out_when_the_host_is_full():
+    kv = cache(host=HostPool(1))
+    seq = done(kv, range(8))
+    assert kv.swap_out(seq, 0) is None
+    assert len(seq.tables[0]) == 2
+    assert kv.host.available == 1
+    kv.check([seq])
+
+
+def test_nothing_is_swapped_in_when_the_device_is_full():
+    kv = cache(blocks=2, host=HostPool(2))
+    seq = done(kv, range(8))
+    [first, _] = kv.swap_out(seq, 0)
+    other = kv.pool.take(1)
+    assert kv.swap_in(seq, 1) is None
+    kv.pool.drop(other)
+    assert kv.swap_in(seq, 1)[0] == Copy(first.dst, seq.tables[0][0])
+
+
+def test_an_abandoned_swap_gives_its_host_blocks_back():
+    kv = cache(host=HostPool(2))
+    seq = done(kv, range(8))
+    kv.swap_out(seq, 0)
+    kv.release(seq, 0)
+    assert kv.host.available == 2
+    kv.check([])
+
+
+def test_without_prefix_caching_no_block_is_remembered():
+    kv = cache(prefix_caching=False)
+    seq = done(kv, range(8))
+    assert not seq.keys
+    kv.release(seq, 0)
+    assert kv.pool.cached == 0
+
+
+def test_keys_are_chained_sha256_of_parent_and_token_ids():
+    from array import array
+    from hashlib import sha256
+
+    kv = cache()
+    seq = done(kv, range(8), salt=b"adapter")
+    root = sha256(b"adapter").digest()
+    first = sha256(root + array("i", [0, 1, 2, 3]).tobytes()).digest()
+    second = sha256(first + array("i", [4, 5, 6, 7]).tobytes()).digest()
+    assert seq.keys == [first, second]
+    assert second in kv.pool
