@@ -21,6 +21,12 @@ from quire.weights.listing import load_json, weight_files, weight_map
 if TYPE_CHECKING:
     from torch import Tensor
 
+UNREADABLE = (
+    *(OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
+    pickle.UnpicklingError,
+)
+"""What torch.load raises on files that are no pickles, or not of weights alone."""
+
 __all__ = ["TensorHeader", "headers", "iterate", "load_json", "resolve", "weight_files"]
 
 
@@ -80,7 +86,7 @@ def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
 
     try:
         state = torch.load(path, map_location="cpu", weights_only=True, mmap=_is_zip(path))
-    except (RuntimeError, OSError, EOFError, ValueError, pickle.UnpicklingError) as error:
+    except UNREADABLE as error:
         raise WeightError(f"{path} cannot be read as weights: {error}") from error
     if not isinstance(state, dict):
         raise WeightError(f"{path} holds a {type(state).__name__}, not a dict of tensors")
