@@ -191,7 +191,7 @@ class Scheduler:
         n = draft.allowance(seq)
         if not n:
             return
-        if self._kv.slide(seq, self._flights.step):
+        if self._kv.missing(seq, n) and self._kv.slide(seq, self._flights.step):
             draft.moved.append(seq)
         n = self._make_room(seq, n, draft)
         if n:

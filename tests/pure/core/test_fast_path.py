@@ -1,0 +1,80 @@
+"""The fast paths of plan() and apply() do what the general rule does, step by step."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from quire.core.limits.tokens import TokenBudget
+from quire.core.scheduler import Scheduler
+from tests.pure.core.workload import Run, random_aborts, random_requests, random_setup
+
+
+class NoSlack(TokenBudget):
+    """Has to be asked for every row, so no row is planned without asking."""
+
+    def slack(self):
+        return 0
+
+
+def slowly(run):
+    """Send every row of a run through the general rule."""
+    scheduler = run.scheduler
+    scheduler._limits.append(NoSlack(10**9))
+    scheduler._slow_rows = lambda flight, result: set(range(len(flight.plan.rows)))
+    return run
+
+
+def recorded(run):
+    """All plans and updates of a run, as plain values."""
+    log, scheduler = [], run.scheduler
+    plan, apply = scheduler.plan, scheduler.apply
+
+    def planned():
+        made = plan()
+        rows = [
+            (r.seq.request.id, r.seq.index, r.seq.slot, r.start, r.count, r.samples)
+            for r in made.rows
+        ]
+        tables = [[list(t) for t in r.seq.tables] for r in made.rows]
+        log.append((made.step, rows, tables, made.leaves, made.swap_out, made.swap_in, made.copies))
+        log.append([(s.request.id, s.index) for s in (*made.joins, *made.moved)])
+        return made
+
+    def applied(made, result):
+        updates = apply(made, result)
+        log.append([(u[:2], tuple(u.token_ids), *u[3:]) for u in updates])
+        log.append([(s.computed, s.planned, tuple(s.tokens)) for s in scheduler._running])
+        return updates
+
+    scheduler.plan, scheduler.apply = planned, applied
+    run.go()
+    return log
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_fast_paths_agree_with_the_general_rule(seed):
+    rng = random.Random(f"fast {seed}")
+    requests = random_requests(rng)
+    setup = random_setup(rng, requests)
+    setup.aborts = random_aborts(rng, requests)
+    assert recorded(Run(setup, requests)) == recorded(slowly(Run(setup, requests)))
+
+
+def test_decoding_takes_the_fast_paths(monkeypatch):
+    from tests.pure.core.made import request
+
+    calls = []
+    for name in ("_extend", "_confirm"):
+        general = getattr(Scheduler, name)
+        monkeypatch.setattr(
+            Scheduler, name, lambda *a, _n=name, _g=general: (calls.append(_n), _g(*a))[1]
+        )
+    requests = [request(f"r{i}", (i, 1, 2), 29) for i in range(4)]
+    from tests.pure.core.workload import Setup
+
+    Run(Setup(block_size=16), requests).go(add_per_step=9)
+    # each: a prompt, the token that opens the second block, the last one
+    assert calls.count("_extend") == 4
+    assert calls.count("_confirm") == 4 * 3

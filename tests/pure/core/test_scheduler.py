@@ -1,0 +1,501 @@
+"""What the scheduler promises beyond the tokens: refusals, ends, order, and what it tells."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from quire.core.block_pool import BlockState
+from quire.core.types import UNKNOWN, State, StepResult, Stop, TokenLogprobs
+from quire.errors import RequestError, TooLong
+from tests.pure.core.made import request
+from tests.pure.core.workload import Run, Setup, check_outcome
+
+
+def engine(requests=(), **setup):
+    """A scheduler with requests queued, and nothing done."""
+    scheduler, _, _ = Setup(**setup).build()
+    for one in requests:
+        scheduler.add(one)
+    return scheduler
+
+
+def answer(plan, token=1, **extra):
+    return StepResult([(token,) if row.samples else () for row in plan.rows], **extra)
+
+
+def rows(plan):
+    return [(row.seq.request.id, row.seq.index, row.start, row.count) for row in plan.rows]
+
+
+def step(scheduler, token=1):
+    plan = scheduler.plan()
+    updates = scheduler.apply(plan, answer(plan, token))
+    scheduler.check()
+    return plan, updates
+
+
+# -- refusals ---------------------------------------------------------------------------------
+
+
+def test_a_request_that_can_never_fit_is_refused_with_numbers_and_knobs():
+    scheduler = engine(blocks=3, block_size=4)
+    scheduler.add(request("fits", prompt=range(8), max_tokens=5))
+    with pytest.raises(TooLong, match=r"4 KV cache blocks of 4 tokens, and there are 3") as caught:
+        scheduler.add(request("big", prompt=range(8), max_tokens=6))
+    assert "num_gpu_blocks_override" in str(caught.value)
+    assert "kv_cache_memory_bytes" in str(caught.value)
+    assert caught.value.param == "max_tokens"
+
+
+def test_a_window_makes_long_sequences_fit():
+    scheduler = engine(blocks=3, block_size=4, windows=(5,))
+    scheduler.add(request(prompt=range(100), max_tokens=100))
+
+
+def test_a_prompt_as_long_as_the_model_is_refused():
+    scheduler, _, _ = Setup().build(max_len=8)
+    scheduler.add(request("fits", prompt=range(7), max_tokens=100))
+    with pytest.raises(TooLong, match=r"8 tokens.*may have 8.*max_model_len"):
+        scheduler.add(request("long", prompt=range(8)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "what"),
+    [
+        ({"id": "old"}, "in use"),
+        ({"prompt": ()}, "at least 1"),
+        ({"n": 0}, "at least 1"),
+        ({"max_tokens": 0}, "at least 1"),
+        ({"parent": "nobody"}, "hold=True"),
+        ({"parent": "old"}, "hold=True"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(fields, what):
+    scheduler = engine([request("old")])
+    with pytest.raises(RequestError, match=what):
+        scheduler.add(request(**{"id": "new", **fields}))
+    assert scheduler.stats().waiting == 1
+
+
+def test_a_prompt_beyond_the_budget_is_refused_without_chunked_prefill():
+    scheduler = engine(chunked=False, budget=10)
+    with pytest.raises(TooLong, match="max_num_batched_tokens"):
+        scheduler.add(request(prompt=range(11)))
+
+
+# -- prompts and order ------------------------------------------------------------------------
+
+
+def test_a_prompt_comes_in_chunks_of_what_the_budget_leaves():
+    scheduler = engine([request("a", range(9)), request("b", range(20, 29))], budget=6)
+    assert rows(step(scheduler)[0]) == [("a", 0, 0, 6)]
+    assert rows(step(scheduler)[0]) == [("a", 0, 6, 3), ("b", 0, 0, 3)]
+    assert rows(step(scheduler)[0]) == [("a", 0, 9, 1), ("b", 0, 3, 5)]
+
+
+def test_without_chunked_prefill_a_prompt_waits_until_it_fits_whole():
+    requests = [request("a", range(4)), request("b", range(20, 29)), request("c", range(1))]
+    scheduler = engine(requests, budget=10, chunked=False)
+    assert rows(step(scheduler)[0]) == [("a", 0, 0, 4)]
+    assert rows(step(scheduler)[0]) == [("a", 0, 4, 1), ("b", 0, 0, 9)]
+
+
+def test_short_prompts_pass_long_ones_that_wait_for_a_place():
+    requests = [request("a", range(30)), request("b", range(30)), request("c", range(3))]
+    scheduler = engine(requests, budget=12, chunk_cap=5, long=(1, 10))
+    assert rows(step(scheduler)[0]) == [("a", 0, 0, 5), ("c", 0, 0, 3)]
+
+
+def test_several_prompts_may_be_in_prefill_at_once():
+    requests = [request(c, range(30)) for c in "abc"]
+    scheduler = engine(requests, budget=12, chunk_cap=5)
+    assert rows(step(scheduler)[0]) == [("a", 0, 0, 5), ("b", 0, 0, 5), ("c", 0, 0, 2)]
+
+
+def test_priority_goes_first_and_fifo_does_not_care():
+    requests = [request("a", priority=1), request("b", priority=0)]
+    assert rows(step(engine(requests, slots=1, priority=True))[0])[0][0] == "b"
+    assert rows(step(engine(requests, slots=1))[0])[0][0] == "a"
+
+
+def test_slots_are_given_out_and_taken_back():
+    scheduler = engine([request(c, max_tokens=1) for c in "abc"], slots=2)
+    plan, _ = step(scheduler)
+    assert sorted(seq.slot for seq in plan.joins) == [-1, -1]  # both have left again
+    assert len(plan.rows) == 2
+    plan = scheduler.plan()
+    assert sorted(plan.leaves) == [0, 1]
+    assert [seq.slot in (0, 1) for seq in plan.joins] == [True]
+
+
+# -- preemption -------------------------------------------------------------------------------
+
+
+def squeeze(**setup):
+    """Two sequences that fit at first, until they grow."""
+    scheduler = engine(
+        [request("a", range(4), 8), request("b", range(10, 14), 8)], blocks=4, block_size=4, **setup
+    )
+    plans = []
+    while not scheduler.idle:
+        plans.append(step(scheduler)[0])
+    return scheduler, plans
+
+
+def test_the_youngest_is_preempted_and_nobody_is_let_in_meanwhile():
+    _, plans = squeeze()
+    [plan] = [plan for plan in plans if plan.preempted]
+    assert plan.preempted == ("b",)
+    assert not plan.joins
+    assert len(plan.leaves) == 1
+
+
+def test_a_swapped_sequence_computes_nothing_twice():
+    scheduler, plans = squeeze(swap=True, host=4)
+    [out] = [plan for plan in plans if plan.swap_out]
+    [back] = [plan for plan in plans if plan.swap_in]
+    assert out.preempted == ("b",)
+    assert [c.dst for c in out.swap_out] == [c.src for c in back.swap_in]
+    assert max(row.count for plan in plans[1:] for row in plan.rows) == 1
+    assert scheduler.stats().preemptions == 1
+
+
+def test_a_full_host_pool_falls_back_to_recomputing():
+    _, plans = squeeze(swap=True, host=1)
+    assert any(plan.preempted for plan in plans)
+    assert not any(plan.swap_out for plan in plans)
+    assert max(row.count for plan in plans[1:] for row in plan.rows) > 1
+
+
+def test_preemption_is_logged_first_and_then_every_fiftieth_time(caplog):
+    scheduler = engine(blocks=11, block_size=2)
+    round_ = 0
+    with caplog.at_level(logging.WARNING, logger="quire.core.scheduler"):
+        while scheduler.stats().preemptions < 101:
+            round_ += 1
+            for i in range(12):
+                scheduler.add(request(f"r{round_}-{i}", (round_, i), 20))
+            while not scheduler.idle:
+                step(scheduler)
+    assert len(caplog.records) == 1 + (scheduler.stats().preemptions - 1) // 50
+    for word in ("num_gpu_blocks_override", "max_num_seqs", "recompute", "so far: 51"):
+        assert word in caplog.text
+
+
+# -- ends -------------------------------------------------------------------------------------
+
+
+def test_stop_tokens_and_length_end_a_sequence():
+    stop = Stop(3, eos_ids=frozenset({7}), token_ids=frozenset({8}))
+    scheduler = engine([request(c, stop=stop) for c in "abc"])
+    plan = scheduler.plan()
+    updates = scheduler.apply(plan, StepResult([(7,), (8,), (1,)]))
+    assert [(u.token_ids, u.finish, u.stop_reason) for u in updates] == [
+        ((7,), "stop", None),
+        ((8,), "stop", 8),
+        ((1,), None, None),
+    ]
+    step(scheduler)
+    _, [last] = step(scheduler)
+    assert last.finish == "length"
+    assert scheduler.idle
+
+
+def test_the_length_of_the_model_ends_a_sequence_too():
+    scheduler, _, _ = Setup().build(max_len=5)
+    scheduler.add(request(prompt=range(3), max_tokens=10))
+    assert [u.finish for _ in range(2) for u in step(scheduler)[1]] == [None, "length"]
+
+
+def test_tokens_behind_one_that_ends_the_sequence_are_cut():
+    scheduler = engine([request(stop=Stop(9, eos_ids=frozenset({7})))])
+    scheduler.apply(scheduler.plan(), StepResult([(1, 2)]))
+    plan = scheduler.plan()
+    assert rows(plan) == [("r", 0, 3, 2)]
+    logprobs = {0: [TokenLogprobs([t], [0.0], [1]) for t in (3, 7, 4)]}
+    [update] = scheduler.apply(plan, StepResult([(3, 7, 4)], logprobs))
+    assert (list(update.token_ids), update.finish) == ([3, 7], "stop")
+    assert [p.ids for p in update.logprobs] == [[3], [7]]
+    scheduler.check()
+
+
+def test_abort_ends_all_sequences_of_a_request_wherever_they_are():
+    scheduler = engine([request("a", range(20), n=3), request("b")], budget=5)
+    step(scheduler)
+    updates = scheduler.abort("a")
+    assert [(u.index, u.finish) for u in updates] == [(0, "abort"), (1, "abort"), (2, "abort")]
+    assert scheduler.abort("a") == []
+    assert scheduler.abort("never was") == []
+    scheduler.check()
+    assert rows(step(scheduler)[0]) == [("b", 0, 0, 3)]
+
+
+def test_a_sequence_aborted_with_a_step_in_flight_leaves_a_dead_row():
+    scheduler = engine([request("a"), request("b")], depth=2)
+    first = scheduler.plan()
+    second = scheduler.plan()
+    assert second.rows[0].seq.tokens[-2:] == [UNKNOWN, UNKNOWN]
+    scheduler.abort("a")
+    held = scheduler.stats().held_blocks
+    assert held == 2, "its block may still be written"
+    assert [u.request_id for u in scheduler.apply(first, answer(first))] == ["b"]
+    assert [u.request_id for u in scheduler.apply(second, answer(second))] == ["b"]
+    assert scheduler.stats().held_blocks == 1, "only b's is left"
+    scheduler.check()
+
+
+def test_silently_aborted_sequences_make_no_update():
+    scheduler = engine([request(n=2, max_tokens=2)])
+    step(scheduler)
+    scheduler.abort_sequence("r", 0)
+    scheduler.abort_sequence("r", 0)
+    seen = [(u.index, u.finish) for _ in range(2) for u in step(scheduler)[1]]
+    assert seen == [(1, None), (1, "length")]
+    scheduler.abort_sequence("r", 1)
+    assert scheduler.idle
+
+
+def test_another_takes_over_when_the_one_that_computes_the_prompt_ends():
+    scheduler = engine([request(prompt=range(20), n=3)], budget=8)
+    step(scheduler)
+    scheduler.abort_sequence("r", 0)
+    scheduler.check()
+    assert rows(step(scheduler)[0]) == [("r", 1, 8, 8)]
+
+
+def test_an_error_ends_its_row_only():
+    scheduler = engine([request("a"), request("b")])
+    plan = scheduler.plan()
+    updates = scheduler.apply(plan, answer(plan, errors={0: "grammar went astray"}))
+    assert [(u.request_id, u.finish, u.error) for u in updates] == [
+        ("a", "error", "grammar went astray"),
+        ("b", None, None),
+    ]
+    scheduler.check()
+    assert scheduler.stats().cached_blocks == 0
+
+
+def test_a_step_that_failed_ends_its_rows_and_no_others():
+    scheduler = engine([request("a"), request("b", range(30))], budget=3, depth=2)
+    plan = scheduler.plan()
+    scheduler.add(request("c"))
+    [update] = scheduler.fail(plan, "device lost")
+    assert (update.request_id, update.finish, update.error) == ("a", "error", "device lost")
+    scheduler.check()
+    assert rows(step(scheduler)[0])[0][0] == "b"
+
+
+def test_what_a_failed_step_moved_to_the_host_is_computed_again():
+    scheduler = engine(
+        [request("a", range(4), 8), request("b", range(10, 14), 8)],
+        blocks=4,
+        block_size=4,
+        swap=True,
+        host=4,
+    )
+    plan = scheduler.plan()
+    while not plan.swap_out:
+        scheduler.apply(plan, answer(plan))
+        plan = scheduler.plan()
+    assert scheduler.stats().swapped == 1
+    scheduler.fail(plan, "lost")
+    assert scheduler.stats().swapped == 0
+    assert scheduler.stats().free_host_blocks == 4
+    plan, _ = step(scheduler)
+    assert not plan.swap_in
+    assert rows(plan)[0][3] > 1
+
+
+# -- steps in flight --------------------------------------------------------------------------
+
+
+def test_no_row_is_wasted_on_a_length_that_is_known_beforehand():
+    scheduler = engine([request(max_tokens=2)], depth=2)
+    first, second = scheduler.plan(), scheduler.plan()
+    assert rows(second) == [("r", 0, 3, 1)]
+    scheduler.apply(first, answer(first))
+    assert not scheduler.plan().rows
+    assert scheduler.apply(second, answer(second))[0].finish == "length"
+
+
+def test_no_more_steps_than_agreed_are_in_flight():
+    scheduler = engine([request()])
+    scheduler.plan()
+    with pytest.raises(AssertionError, match="in flight already"):
+        scheduler.plan()
+
+
+def test_results_come_in_the_order_of_their_plans():
+    scheduler = engine([request()], depth=2)
+    _, second = scheduler.plan(), scheduler.plan()
+    with pytest.raises(AssertionError, match="step 2 before 1"):
+        scheduler.apply(second, answer(second))
+
+
+# -- forks and holds --------------------------------------------------------------------------
+
+
+def test_siblings_start_with_the_prompt_but_its_last_token():
+    scheduler = engine([request(prompt=range(10), n=3)])
+    step(scheduler)
+    plan = scheduler.plan()
+    assert rows(plan) == [("r", 0, 10, 1), ("r", 1, 9, 1), ("r", 2, 9, 1)]
+    tables = [seq.tables[0] for seq in (row.seq for row in plan.rows)]
+    assert tables[0][:2] == tables[1][:2] == tables[2][:2]
+    assert [c.src for c in plan.copies] == [tables[0][2]] * 2
+    assert [c.dst for c in plan.copies] == [tables[1][2], tables[2][2]]
+
+
+def test_a_child_shares_what_its_held_parent_computed():
+    scheduler = engine([request("p", range(9), 1, hold=True)])
+    step(scheduler, token=5)
+    assert scheduler.idle
+    held = scheduler.stats().held_blocks
+    assert held == 3
+    scheduler.add(request("c", (*range(9), 5), 1, parent="p"))
+    scheduler.add(request("d", (*range(5), 7, 7, 7, 7), 1, parent="p"))
+    plan, updates = step(scheduler)
+    assert rows(plan) == [("c", 0, 9, 1), ("d", 0, 5, 4)]
+    assert [u.cached_tokens for u in updates] == [9, 5]
+    scheduler.release("p")
+    scheduler.release("p")
+    assert scheduler.stats().held_blocks == 0
+
+
+def test_released_parents_cannot_be_named():
+    scheduler = engine([request("p", hold=True, max_tokens=1)])
+    step(scheduler)
+    scheduler.release("p")
+    with pytest.raises(RequestError, match="released"):
+        scheduler.add(request("c", parent="p"))
+
+
+def test_a_request_released_before_its_end_is_forgotten_at_its_end():
+    scheduler = engine([request("p", hold=True, max_tokens=2)])
+    step(scheduler)
+    scheduler.release("p")
+    step(scheduler)
+    assert scheduler.idle
+    assert scheduler.stats().held_blocks == 0
+    scheduler.add(request("p"))
+
+
+def test_held_blocks_give_way_to_those_who_run():
+    scheduler = engine([request("p", range(7), 1, hold=True)], blocks=2, block_size=4)
+    step(scheduler)
+    scheduler.add(request("q", range(20, 26), 2))
+    plan, _ = step(scheduler)
+    assert rows(plan) == [("q", 0, 0, 6)]
+
+
+# -- what it tells ----------------------------------------------------------------------------
+
+
+def test_prompt_logprobs_are_handed_out_once_with_the_first_token():
+    def lp(row):
+        return [
+            TokenLogprobs([p], [0.0], [1])
+            for p in range(row.start + 1, row.start + row.count + 1)
+            if p < 9
+        ]
+
+    scheduler = engine([request(prompt=range(9), read_prefix_cache=False)], budget=4)
+    given = []
+    for _ in range(5):
+        plan = scheduler.plan()
+        [row] = plan.rows
+        news = {0: lp(row)} if lp(row) else {}
+        given += scheduler.apply(plan, answer(plan, prompt_logprobs=news))
+    assert [p.ids[0] for p in given[0].prompt_logprobs] == list(range(1, 9))
+    assert all(u.prompt_logprobs is None for u in given[1:])
+
+
+def test_prompt_logprobs_of_a_prompt_computed_twice_are_handed_out_once():
+    scheduler = engine(
+        [request("a", range(4), 9), request("b", range(10, 19), 1)],
+        blocks=4,
+        block_size=4,
+        budget=3,
+    )
+    got = []
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        news = {
+            i: [
+                TokenLogprobs([p], [0.0], [1])
+                for p in range(r.start + 1, min(r.start + r.count + 1, 9))
+            ]
+            for i, r in enumerate(plan.rows)
+            if r.seq.request.id == "b" and r.start < 8
+        }
+        got += [
+            u
+            for u in scheduler.apply(plan, answer(plan, prompt_logprobs=news))
+            if u.request_id == "b"
+        ]
+    assert scheduler.stats().preemptions > 0
+    [update] = got
+    assert [p.ids[0] for p in update.prompt_logprobs] == list(range(1, 9))
+
+
+def test_stats_count_sequences_blocks_and_hits():
+    scheduler = engine([request("a", range(9), n=2), request("b", range(9))], slots=1, blocks=20)
+    step(scheduler)
+    stats = scheduler.stats()
+    assert (stats.running, stats.waiting, stats.swapped) == (1, 2, 0)
+    assert (stats.held_blocks, stats.usage) == (3, 0.15)
+    assert (stats.prefix_query_tokens, stats.prefix_hit_tokens) == (9, 0)
+    assert stats.held_blocks + stats.cached_blocks + stats.free_blocks == stats.blocks == 20
+
+
+def test_the_block_map_says_what_each_block_is_for():
+    scheduler = engine([request(prompt=range(9), n=2, max_tokens=3)], blocks=8)
+    step(scheduler)
+    step(scheduler)
+    states = [BlockState(b).name for b in scheduler.block_map()]
+    assert sorted(states) == ["FREE"] * 4 + ["HELD"] * 2 + ["SHARED"] * 2
+    scheduler.abort("r")
+    assert (
+        sorted(BlockState(b).name for b in scheduler.block_map()) == ["CACHED"] * 2 + ["FREE"] * 6
+    )
+
+
+def test_the_prefix_cache_is_not_reset_while_blocks_are_in_use():
+    scheduler = engine([request(prompt=range(9), max_tokens=2)])
+    step(scheduler)
+    assert not scheduler.reset_prefix_cache()
+    step(scheduler)
+    assert scheduler.stats().cached_blocks > 0
+    assert scheduler.reset_prefix_cache()
+    assert scheduler.stats().cached_blocks == 0
+    scheduler.add(request("again", prompt=range(9), max_tokens=2))
+    assert rows(step(scheduler)[0]) == [("again", 0, 0, 9)]
+
+
+def test_moved_names_running_sequences_whose_window_slid():
+    run = Run(Setup(windows=(5,), block_size=2), [request(prompt=range(20), max_tokens=9)])
+    run.add(run.requests[0])
+    moved = []
+    while not run.scheduler.idle:
+        run.step()
+        seq = next(iter(run.scheduler._running), None)
+        moved.append(seq is not None and seq.tables[0].count(-1))
+    assert max(moved) >= 10
+
+
+def test_check_sees_a_sequence_in_the_wrong_state():
+    scheduler = engine([request()])
+    step(scheduler)
+    next(iter(scheduler._running)).state = State.WAITING
+    with pytest.raises(AssertionError):
+        scheduler.check()
+
+
+def test_a_watermark_keeps_blocks_free_for_those_who_run():
+    requests = [request("a", range(4), 20), request("b", range(10, 14), 20)]
+    assert len(step(engine(requests, blocks=10, watermark=0.0))[0].rows) == 2
+    assert len(step(engine(requests, blocks=10, watermark=0.9))[0].rows) == 1
+    run = Run(Setup(blocks=10, watermark=0.9), requests)
+    check_outcome(run, run.go())
