@@ -7,6 +7,7 @@ A backend is never changed after it was made, so threads may share it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,9 +16,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from quire.errors import ConfigError
-from quire.text.tokenizer_files import TokenizerFiles
+from quire.text.tokenizer_files import NAMED, TokenizerFiles
 
 Side = Literal["left", "right"]
+_TIDY = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
 
 
 class Backend(Protocol):
@@ -147,6 +149,15 @@ class Slow:
         return int(self.tokenizer.vocab_size)
 
 
+def tidied(backend: Backend, text: str) -> str:
+    """Without the spaces that WordPiece puts before punctuation (clean_up_tokenization_spaces).
+
+    Not for BPE, whose tokens hold real spaces.
+    """
+    is_bpe = isinstance(backend, Fast) and type(backend.tokenizer.model).__name__ == "BPE"
+    return text if is_bpe else _TIDY.sub(r"\1", text.replace(" ' ", "'"))
+
+
 def load_fast(path: Path, files: TokenizerFiles) -> Fast:
     """From a tokenizer.json and the settings beside it.
 
@@ -183,24 +194,40 @@ def _marked(token: AddedToken, special: bool) -> AddedToken:
     return token
 
 
-def load_with_transformers(
-    folder: Path, *, trust_remote_code: bool, revision: str | None, fast: bool
-) -> tuple[Backend, Any]:
-    """(backend, the transformers tokenizer) for folders without a tokenizer.json."""
+def open_backend(
+    files: TokenizerFiles, *, slow: bool, trust_remote_code: bool, revision: str | None
+) -> tuple[Backend, dict[str, str]]:
+    """(the backend of this folder, special tokens by name that only it knows)
+
+    slow: not through tokenizer.json, and not converted to what the tokenizers library does.
+    """
+    path = files.folder / "tokenizer.json"
+    if path.is_file() and not slow:
+        return load_fast(path, files), {}
+    if files.needs_code and not trust_remote_code:
+        raise ConfigError(
+            f"the tokenizer in {files.folder} is Python code of the model's repository; read it "
+            "and set trust_remote_code=True to run it"
+        )
+    made = _made_by_transformers(files.folder, trust_remote_code, revision, fast=not slow)
+    named = {k: str(v) for k, v in made.special_tokens_map.items() if k in NAMED}
+    return (Fast(made.backend_tokenizer) if made.is_fast and not slow else Slow(made)), named
+
+
+def _made_by_transformers(
+    folder: Path, trust_remote_code: bool, revision: str | None, *, fast: bool
+) -> Any:
     try:
         from transformers import AutoTokenizer
     except ImportError as e:
         raise ConfigError(f"{folder} has no tokenizer.json; reading it needs: {e}") from None
     try:
-        made: Any = AutoTokenizer.from_pretrained(
+        return AutoTokenizer.from_pretrained(
             str(folder), trust_remote_code=trust_remote_code, revision=revision, use_fast=fast
         )
     except Exception as e:
         hint = " (the package named may have to be installed)" if _imports(e) else ""
         raise ConfigError(f"transformers cannot make a tokenizer of {folder}{hint}: {e}") from e
-    if fast and made.is_fast:
-        return Fast(made.backend_tokenizer), made
-    return Slow(made), made
 
 
 def _imports(error: BaseException | None) -> bool:

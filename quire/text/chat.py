@@ -10,7 +10,7 @@ with add_special_tokens=False.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -46,12 +46,6 @@ RESERVED = frozenset(
 """Names that a caller's template variables must not have: they steer the rendering itself."""
 
 _FORMATS: dict[str, ContentFormat] = {"string": "string", "openai": "openai"}
-
-NO_TEMPLATE = (
-    "this model's tokenizer has no chat template. Pass chat_template=... (the text of a Jinja "
-    "template, or the path of a file with one), or render the conversation yourself and use "
-    "generate() or the completions route"
-)
 
 
 class ChatTemplate:
@@ -234,8 +228,3 @@ def load_chat_template(source: str | Path | None) -> str | None:
 
 def _looks_like_jinja(text: str) -> bool:
     return any(mark in text for mark in ("{{", "{%", "{#", "\n"))
-
-
-def named_templates(templates: Mapping[str, str]) -> Iterator[str]:
-    """Names to show to a user, the default first."""
-    return iter(sorted(templates, key=lambda name: (name != "default", name)))

@@ -130,3 +130,21 @@ def _byte_alphabet() -> dict[int, str]:
     alphabet = {byte: chr(byte) for byte in printable}
     others = [byte for byte in range(256) if byte not in alphabet]
     return alphabet | {byte: chr(0x100 + i) for i, byte in enumerate(others)}
+
+
+def longest_token_chars(backend: Backend) -> int:
+    """Most characters that one token stands for; 0: no bound.
+
+    Only byte-level and byte-fallback BPE keep every character as its own ids.
+    """
+    if not isinstance(backend, Fast) or type(backend.tokenizer.model).__name__ != "BPE":
+        return 0
+    table = piece_table(backend)
+    if table is None or any(
+        token.lstrip or token.rstrip
+        for token in backend.tokenizer.get_added_tokens_decoder().values()
+    ):
+        return 0
+    longest = max(map(len, backend.vocab()), default=1)
+    # a normalizer may compose characters (NFC): up to three become one
+    return longest * (1 if backend.tokenizer.normalizer is None else 4)

@@ -7,23 +7,22 @@ computes does not depend on which backend it has.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, overload
 
 from quire.errors import ConfigError, RequestError, Unsupported
 from quire.text import tokenizer_files
-from quire.text.backends import Backend, Fast, Side, load_fast, load_with_transformers
-from quire.text.chat import NO_TEMPLATE, ChatTemplate, load_chat_template, named_templates
-from quire.text.pieces import PieceTable, piece_table
-from quire.text.tokenizer_files import NAMED
+from quire.text.backends import Backend, Fast, Side, open_backend, tidied
+from quire.text.chat import ChatTemplate
+from quire.text.named_tokens import NamedId, NamedToken
+from quire.text.pieces import PieceTable, longest_token_chars, piece_table
+from quire.text.template_shelf import TemplateShelf
 
 Mode = Literal["auto", "hf", "fast", "slow"]
 MODES = ("auto", "hf", "fast", "slow")
 _SIDES: dict[str, Side] = {"left": "left", "right": "right"}
 ID_END = 2**32
-_TIDY = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
 
 
 class Encoded(dict[str, Any]):
@@ -36,56 +35,19 @@ class Encoded(dict[str, Any]):
             raise AttributeError(name) from None
 
 
-class _NamedToken:
-    """A special token by its name; assigning one makes it the token of that name."""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> _NamedToken: ...
-    @overload
-    def __get__(self, instance: Tokenizer, owner: type) -> str | None: ...
-    def __get__(self, instance: Tokenizer | None, owner: type) -> _NamedToken | str | None:
-        return self if instance is None else instance.named.get(self.name)
-
-    def __set__(self, instance: Tokenizer, token: str | None) -> None:
-        instance.name_token(self.name, token)
-
-
-class _NamedId:
-    """The id of a special token, by its name."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    @overload
-    def __get__(self, instance: None, owner: type) -> _NamedId: ...
-    @overload
-    def __get__(self, instance: Tokenizer, owner: type) -> int | None: ...
-    def __get__(self, instance: Tokenizer | None, owner: type) -> _NamedId | int | None:
-        if instance is None:
-            return self
-        token = instance.named.get(self.name)
-        return None if token is None else instance.backend.token_to_id(token)
-
-    def __set__(self, instance: Tokenizer, token_id: int) -> None:
-        instance.name_token(self.name, instance.convert_ids_to_tokens(token_id))
-
-
 class Tokenizer:
     """Text to ids and back. Encoding and decoding change nothing, so threads may share one.
 
     Written after construction only by the user: named tokens, padding_side, chat_template.
     """
 
-    bos_token, eos_token, unk_token = _NamedToken(), _NamedToken(), _NamedToken()
-    sep_token, pad_token, cls_token = _NamedToken(), _NamedToken(), _NamedToken()
-    mask_token = _NamedToken()
-    bos_token_id, eos_token_id = _NamedId("bos_token"), _NamedId("eos_token")
-    unk_token_id, sep_token_id = _NamedId("unk_token"), _NamedId("sep_token")
-    pad_token_id, cls_token_id = _NamedId("pad_token"), _NamedId("cls_token")
-    mask_token_id = _NamedId("mask_token")
+    bos_token, eos_token, unk_token = NamedToken(), NamedToken(), NamedToken()
+    sep_token, pad_token, cls_token = NamedToken(), NamedToken(), NamedToken()
+    mask_token = NamedToken()
+    bos_token_id, eos_token_id = NamedId("bos_token"), NamedId("eos_token")
+    unk_token_id, sep_token_id = NamedId("unk_token"), NamedId("sep_token")
+    pad_token_id, cls_token_id = NamedId("pad_token"), NamedId("cls_token")
+    mask_token_id = NamedId("mask_token")
 
     def __init__(
         self,
@@ -100,7 +62,7 @@ class Tokenizer:
         self.backend = backend
         self.named = dict(named or {})
         self.additional_special_tokens = list(additional)
-        self.templates = dict(templates or {})
+        self.templates = TemplateShelf(templates)
         self.name_or_path = name_or_path
         config = config or {}
         self.padding_side = str(config.get("padding_side") or "right")
@@ -109,7 +71,6 @@ class Tokenizer:
         self.clean_up_tokenization_spaces = bool(config.get("clean_up_tokenization_spaces"))
         self.pieces: PieceTable | None = piece_table(backend)
         self._decoded: dict[int, str] = {}
-        self._compiled: dict[str, ChatTemplate] = {}
         self._size: int | None = None
         self._longest: int | None = None
 
@@ -199,15 +160,8 @@ class Tokenizer:
             ) from None
         tidy = clean_up_tokenization_spaces
         if self.clean_up_tokenization_spaces if tidy is None else tidy:
-            return self._tidied(text)
+            return tidied(self.backend, text)
         return text
-
-    def _tidied(self, text: str) -> str:
-        """Made for WordPiece; it would eat real spaces of tokenizers whose tokens hold them."""
-        is_bpe = (
-            isinstance(self.backend, Fast) and type(self.backend.tokenizer.model).__name__ == "BPE"
-        )
-        return text if is_bpe else _TIDY.sub(r"\1", text.replace(" ' ", "'"))
 
     def batch_decode(
         self, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = False
@@ -281,7 +235,7 @@ class Tokenizer:
     def longest_token_chars(self) -> int | None:
         """Most characters of text that one id can stand for; None if there is no such bound."""
         if self._longest is None:
-            self._longest = _longest(self.backend)
+            self._longest = longest_token_chars(self.backend)
         return self._longest or None
 
     @property
@@ -319,44 +273,24 @@ class Tokenizer:
 
     @property
     def chat_template(self) -> str | None:
-        return self.templates.get("default")
+        return self.templates.named.get("default")
 
     @chat_template.setter
     def chat_template(self, source: str | None) -> None:
         if source is None:
-            self.templates.pop("default", None)
+            self.templates.named.pop("default", None)
         else:
-            self.templates["default"] = source
+            self.templates.named["default"] = source
 
     def get_chat_template(self, chat_template: str | None = None, tools: object = None) -> str:
-        """The text of the template that applies: the given one (a name, path or text), the one
-        for tools if there are tools, the default."""
-        if chat_template is not None:
-            named = self.templates.get(chat_template)
-            return named if named is not None else str(load_chat_template(chat_template))
-        if tools and "tool_use" in self.templates:
-            return self.templates["tool_use"]
-        if "default" in self.templates:
-            return self.templates["default"]
-        if self.templates:
-            names = ", ".join(named_templates(self.templates))
-            raise RequestError(
-                f"this tokenizer has chat templates by name only ({names}); pass one of the names "
-                "as chat_template",
-                param="chat_template",
-            )
-        raise RequestError(NO_TEMPLATE, param="chat_template")
+        """The text of the template that applies (TemplateShelf.choose)."""
+        return self.templates.choose(chat_template, tools)
 
     def template(self, chat_template: str | None = None, tools: object = None) -> ChatTemplate:
         """The same, compiled (and kept)."""
-        source = self.get_chat_template(chat_template, tools)
-        found = self._compiled.get(source)
-        if found is None:
-            found = ChatTemplate(source, self.special_tokens_map)
-            if len(self._compiled) >= 32:  # templates may come from requests
-                self._compiled.clear()
-            self._compiled[source] = found
-        return found
+        return self.templates.compiled(
+            self.templates.choose(chat_template, tools), self.special_tokens_map
+        )
 
     def apply_chat_template(
         self,
@@ -436,21 +370,6 @@ def _refuse_surrogates(text: str) -> None:
         ) from None
 
 
-def _longest(backend: Backend) -> int:
-    """0: no bound. Only byte-level and byte-fallback BPE keep every character as its own ids."""
-    if not isinstance(backend, Fast) or type(backend.tokenizer.model).__name__ != "BPE":
-        return 0
-    table = piece_table(backend)
-    if table is None or any(
-        token.lstrip or token.rstrip
-        for token in backend.tokenizer.get_added_tokens_decoder().values()
-    ):
-        return 0
-    longest = max(map(len, backend.vocab()), default=1)
-    # a normalizer may compose characters (NFC): up to three become one
-    return longest * (1 if backend.tokenizer.normalizer is None else 4)
-
-
 def load_tokenizer(
     folder: str | Path,
     mode: str = "auto",
@@ -468,26 +387,13 @@ def load_tokenizer(
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder; a tokenizer is loaded from a local folder")
     files = tokenizer_files.read(folder)
-    path = folder / "tokenizer.json"
-    named = {name: token.content for name, token in files.named.items()}
-    additional = [token.content for token in files.additional]
-    backend: Backend
-    if path.is_file() and mode != "slow":
-        backend = load_fast(path, files)
-    else:
-        if files.needs_code and not trust_remote_code:
-            raise ConfigError(
-                f"the tokenizer in {folder} is Python code of the model's repository; read it and "
-                "set trust_remote_code=True to run it"
-            )
-        backend, made = load_with_transformers(
-            folder, trust_remote_code=trust_remote_code, revision=revision, fast=mode != "slow"
-        )
-        named = {k: str(v) for k, v in made.special_tokens_map.items() if k in NAMED} | named
+    backend, found = open_backend(
+        files, slow=mode == "slow", trust_remote_code=trust_remote_code, revision=revision
+    )
     return Tokenizer(
         backend,
-        named=named,
-        additional=additional,
+        named=found | {name: token.content for name, token in files.named.items()},
+        additional=[token.content for token in files.additional],
         templates=files.templates,
         config=files.config,
         name_or_path=str(folder),

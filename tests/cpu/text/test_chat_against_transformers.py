@@ -19,7 +19,7 @@ def made(tokenizer, messages, **kwargs):
     """The text, or "refused"."""
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
-    except Exception:  # what transformers raises is Jinja's or a ValueError
+    except Exception:  # noqa: BLE001  what transformers raises is Jinja's or a ValueError
         return "refused"
 
 

@@ -1,5 +1,6 @@
 """Updates of the engine become the outputs that callers know."""
 
+import itertools
 import random
 
 import pytest
@@ -75,7 +76,7 @@ def test_the_kinds_of_output_tell_the_same_story(text, chunks, stop):
         else:
             told[kind] = parts[-1].text, list(parts[-1].token_ids)
         if kind is CUMULATIVE:
-            for a, b in zip(parts, parts[1:]):
+            for a, b in itertools.pairwise(parts):
                 assert b.text.startswith(a.text)
                 assert b.token_ids[: len(a.token_ids)] == a.token_ids
         assert parts[-1].finish_reason == "length"

@@ -1,5 +1,6 @@
 """Templates, their choice, the settling of messages, and what a template may not do."""
 
+import contextlib
 import json
 import time
 
@@ -302,10 +303,8 @@ def test_a_template_that_is_no_jinja_is_refused(source):
     ],
 )
 def test_a_template_cannot_leave_the_sandbox(source):
-    try:  # Jinja shows what is not there as nothing
+    with contextlib.suppress(RequestError):  # or Jinja shows what is not there as nothing
         assert ChatTemplate(source).render(USER) in ("", "x")
-    except RequestError:
-        pass
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Text comes piece by piece as it would all at once."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +23,7 @@ def whole(tokenizer, prompt, ids, skip=True):
 def streamed(tokenizer, prompt, ids, cuts, skip=True):
     detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=skip)
     at = [0, *sorted(c for c in cuts if c < len(ids)), len(ids)]
-    pieces = [detokenizer.push(ids[a:b]) for a, b in zip(at, at[1:])]
+    pieces = [detokenizer.push(ids[a:b]) for a, b in itertools.pairwise(at)]
     return "".join([*pieces, detokenizer.finish()]), pieces
 
 

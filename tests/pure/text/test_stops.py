@@ -1,5 +1,7 @@
 """Stop strings are found however the text is cut into pieces."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +38,7 @@ def plainly(text, stops, include=False):
 @given(letters, words, st.lists(st.integers(0, 24), max_size=6), st.booleans())
 def test_any_split_gives_the_result_of_the_whole(text, stops, cuts, include):
     at = [0, *sorted(min(c, len(text)) for c in cuts), len(text)]
-    pieces = [text[a:b] for a, b in zip(at, at[1:])]
+    pieces = [text[a:b] for a, b in itertools.pairwise(at)]
     assert run(pieces, stops, include) == plainly(text, stops, include)
 
 
