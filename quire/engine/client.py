@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 from quire.core.scheduler import SchedulerStats
 from quire.core.types import Request, Update
 from quire.engine.loop import Engine
-from quire.errors import EngineDead
+from quire.errors import EngineDead, EngineError
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,11 @@ class Stream:
         batch, self._pending = self._pending, []
         return batch
 
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Ids of requests with sequences that have not ended."""
+        return tuple({request_id for request_id, _ in self._live})
+
     def end_sequence(self, request_id: str, index: int) -> None:
         """Its text is complete (a stop string): the engine need not go on."""
         if (request_id, index) in self._live:
@@ -104,7 +109,7 @@ class Stream:
         self.closed = True
         self._pending.clear()
         self._wake()
-        self._client._forget(self, tuple({request_id for request_id, _ in self._live}))
+        self._client._forget(self, self.unfinished)
 
     def _push(self, update: Update) -> None:
         place = (update.request_id, update.index)
@@ -177,6 +182,13 @@ class EngineClient:
             stream.close()  # also when the caller gave up while we waited
             raise
         return stream
+
+    def end_streams(self, error: EngineError) -> None:
+        """Abort everything that is open; each stream raises `error`. New ones may be opened."""
+        for stream in set(self._streams.values()):
+            unfinished = stream.unfinished
+            stream._fail(error)
+            self._forget(stream, unfinished)
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests now; their streams get the terminal updates. Unknown ids are ignored."""

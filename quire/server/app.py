@@ -32,7 +32,7 @@ BODIES: dict[str, tuple[type[Body], ...]] = {
 
 def create_app(to: Services) -> FastAPI:
     """The app over one engine."""
-    docs = not to.options.disable_docs
+    docs = not to.options.disable_fastapi_docs
     app = FastAPI(
         title="quire",
         lifespan=_lifespan,

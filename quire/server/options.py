@@ -51,5 +51,5 @@ class ServerOptions:
     """Say in the usage how many prompt tokens came from the prefix cache."""
     enable_request_id_headers: bool = False
     """Answer with X-Request-Id."""
-    disable_docs: bool = False
+    disable_fastapi_docs: bool = False
     """No /docs, /redoc and /openapi.json."""

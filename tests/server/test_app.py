@@ -80,7 +80,7 @@ def test_the_document_describes_each_body(http):
 def guarded(tokenizer):
     options = ServerOptions(
         api_key=("first", "sécond"), enable_request_id_headers=True, allowed_origins=("https://page.example",),
-        enable_prompt_tokens_details=True, disable_docs=True, return_tokens_as_token_ids=True,
+        enable_prompt_tokens_details=True, disable_fastapi_docs=True, return_tokens_as_token_ids=True,
         default_chat_template_kwargs={"shout": True},
     )  # fmt: skip
     with Server(
