@@ -81,6 +81,7 @@ class DeviceSection:
     kind: str
     attention_backend: str  # a name, or "auto": attention/select.py chooses and says why
     threads: int
+    enforce_eager: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,7 +35,7 @@ RENAMED = {
 """Old or short name -> name."""
 
 _HARMLESS = {
-    "quire runs no graph compiler": """enforce_eager compilation_config optimization_level
+    "quire runs no graph compiler": """compilation_config optimization_level
         cudagraph_capture_sizes max_cudagraph_capture_size max_context_len_to_capture
         cudagraph_metrics performance_mode jit_monitor_mode jit_monitor_verbose kernel_config
         ir_op_priority enable_flashinfer_autotune monokernel attention_config""",
@@ -143,7 +143,7 @@ ONE_IS_OFF = (
 OFF = ("", "auto", "none", "null", "false", "0", "mp", "hf", "{}", "[]")
 GENERATE = ("auto", "generate")
 _FLAGS = """
-    enforce_eager disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
+    disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
     enable_prompt_embeds enable_eplb enable_expert_parallel disable_log_requests
     enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind

@@ -135,7 +135,8 @@ class CacheOptions:
     """Share of the device's memory quire may fill, weights included. None: 0.92; on a CPU
     4 GiB of KV, or half of the available memory if that is less."""
     gpu_memory: int | None = opt(None, low=1, parse="bytes")
-    """Bytes of device memory quire may fill, weights included: "24GiB"."""
+    """Bytes of device memory quire may fill, weights included: "24GiB". With
+    gpu_memory_utilization: that share of them."""
     kv_cache_memory_bytes: int | None = opt(None, low=1, parse="bytes")
     """Bytes for the KV cache alone; overrides the two above."""
     num_gpu_blocks_override: int | None = opt(None, low=1)
@@ -187,6 +188,8 @@ class DeviceOptions:
     """auto: what is there."""
     attention_backend: str | None = None
     """Name of the attention backend. None or auto: the best that can."""
+    enforce_eager: bool = False
+    """Run every step through Python: no decode step is recorded and replayed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

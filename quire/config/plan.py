@@ -166,7 +166,7 @@ def require_room(plan: MemoryPlan) -> None:
     share = -(-wanted * 100 // plan.device_bytes) / 100 if plan.device_bytes else 2
     if share <= 1:
         cures.append(f"gpu_memory_utilization={share:.2f}")
-    cures.append(f"gpu_memory={gib(wanted)}")
+    cures.append(f"gpu_memory={gib(wanted + wanted // 100)}")
     cures.append(f"num_gpu_blocks_override={blocks_of(plan.groups, plan.shape, length)}")
     raise NoRoom(
         f"needs {need}; there is room for {room} of {gib(plan.allowed_bytes)} allowed "

@@ -75,6 +75,48 @@ def resolve(
     Raises ConfigError for options that cannot be, NoRoom when memory does not suffice.
     """
     why = Reasons([])
+    plan = plan_of(options, model, device, server=server, why=why)
+    dtype = plan.shape.dtype
+    if options.cache.num_gpu_blocks_override is None:
+        require_room(plan)
+    elif plan.longest < plan.shape.max_model_len:
+        log.warning(
+            "num_gpu_blocks_override=%d holds sequences of %d tokens; longer ones will be refused",
+            plan.num_blocks,
+            plan.longest,
+        )
+    config = EngineConfig(
+        model=resolve_model(options, model, dtype),
+        cache=resolve_cache(options, plan, why),
+        scheduler=resolve_scheduler(options, plan.shape, device, why),
+        load=LoadSection(
+            format=options.load.load_format,
+            download_dir=options.load.download_dir,
+            hf_token=options.model.hf_token,
+            progress=options.load.use_tqdm_on_load,
+        ),
+        device=DeviceSection(
+            kind=device.kind,
+            attention_backend=options.device.attention_backend or "auto",
+            threads=device.threads,
+            enforce_eager=options.device.enforce_eager,
+        ),
+        parallel=ParallelSection(tensor=plan.shape.ranks),
+        sampling=resolve_sampling(model, why),
+        observe=ObserveSection(
+            log_stats=not options.observe.disable_log_stats, log_level=options.observe.log_level
+        ),
+    )
+    return Resolved(config, plan, tuple(why.found))
+
+
+def plan_of(
+    options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool, why: Reasons
+) -> MemoryPlan:
+    """The choices that memory depends on, and what follows from them. Raises ConfigError.
+
+    Not NoRoom: whoever goes on calls require_room().
+    """
     refuse_model(model)
     model = _without_windows(options, model, why)
     dtype = resolve_dtype(options, model, device, why)
@@ -95,36 +137,7 @@ def resolve(
     plan = resolve_memory(options, model, device, shape, why)
     if asked_len is None or _may_shrink(options, device, plan):
         plan = _fit_length(plan, model, why)
-    elif options.cache.num_gpu_blocks_override is None:
-        require_room(plan)
-    elif plan.longest < asked_len:
-        log.warning(
-            "num_gpu_blocks_override=%d holds sequences of %d tokens; longer ones will be refused",
-            plan.num_blocks,
-            plan.longest,
-        )
-    config = EngineConfig(
-        model=resolve_model(options, model, dtype),
-        cache=resolve_cache(options, plan, why),
-        scheduler=resolve_scheduler(options, plan.shape, device, why),
-        load=LoadSection(
-            format=options.load.load_format,
-            download_dir=options.load.download_dir,
-            hf_token=options.model.hf_token,
-            progress=options.load.use_tqdm_on_load,
-        ),
-        device=DeviceSection(
-            kind=device.kind,
-            attention_backend=options.device.attention_backend or "auto",
-            threads=device.threads,
-        ),
-        parallel=ParallelSection(tensor=plan.shape.ranks),
-        sampling=resolve_sampling(model, why),
-        observe=ObserveSection(
-            log_stats=not options.observe.disable_log_stats, log_level=options.observe.log_level
-        ),
-    )
-    return Resolved(config, plan, tuple(why.found))
+    return plan
 
 
 def refuse_model(model: ModelFacts) -> None:
@@ -205,9 +218,9 @@ def resolve_block_size(options: Options, why: Reasons) -> int:
 
 def resolve_ranks(options: Options, device: DeviceFacts) -> int:
     ranks = options.parallel.tensor_parallel_size
-    if ranks != 1:
-        message = f"tensor_parallel_size={ranks}: more than one device is not supported yet"
-        raise ConfigError(f"{message}; use 1 (this machine has {device.count})")
+    if ranks > device.count:
+        message = f"tensor_parallel_size={ranks} needs as many devices; this engine can use"
+        raise ConfigError(f"{message} {device.count}")
     return ranks
 
 
@@ -299,7 +312,8 @@ def _share_asked(options: Options) -> bool:
 def _allowed(options: Options, device: DeviceFacts) -> tuple[int, str]:
     """Bytes quire may fill, weights included."""
     if options.cache.gpu_memory is not None:
-        return options.cache.gpu_memory, "what gpu_memory leaves"
+        share = options.cache.gpu_memory_utilization or 1.0
+        return int(options.cache.gpu_memory * share), "what gpu_memory leaves"
     share = options.cache.gpu_memory_utilization or UTILISATION
     reason = f"what {share:.0%} of {gib(device.total_bytes)} leaves"
     return int(device.total_bytes * share), reason
@@ -319,7 +333,7 @@ def _fit_length(plan: MemoryPlan, model: ModelFacts, why: Reasons) -> MemoryPlan
     wanted = model.max_len or DEFAULT_MAX_LEN
     length = min(wanted, plan.longest)
     if length < 1:
-        require_room(plan)
+        return plan  # require_room says what is missing
     if length < wanted:
         log.warning("max_model_len is %d: the model's %d does not fit in memory", length, wanted)
     reason = "auto: the model's" if length == wanted else "auto: the longest that fits"

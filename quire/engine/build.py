@@ -50,13 +50,15 @@ from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
 from quire.platform import cpu
+from quire.runner.graphs import Graphs
 from quire.runner.memory import kv_tensors
 from quire.runner.runner import Runner
 from quire.runner.slots import Slots
 from quire.sampling.sampler import Sampler
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
-from quire.weights.files import headers, resolve as resolve_folder
+from quire.weights.files import headers
+from quire.weights.files import resolve as resolve_folder
 
 log = logging.getLogger(__name__)
 
@@ -210,9 +212,11 @@ def device_half(model: LanguageModel, model_config: ModelConfig, config: EngineC
         block_size=cache.block_size,
         dtype=dtype,
     )
+    backend = _backend(config, tensors)
+    width = -(-scheduler.max_model_len // cache.block_size)
     runner = Runner(
         model,
-        _backend(config, tensors),
+        backend,
         Sampler(
             config.model.vocab,
             scheduler.max_num_seqs,
@@ -221,12 +225,21 @@ def device_half(model: LanguageModel, model_config: ModelConfig, config: EngineC
         ),
         Slots(
             scheduler.max_num_seqs,
-            -(-scheduler.max_model_len // cache.block_size),
+            width,
             len(cache.groups),
         ),
         cache=tensors,
         host_cache=host,
         block_size=cache.block_size,
+        graphs=Graphs(
+            model,
+            backend,
+            max_rows=scheduler.max_num_seqs,
+            width=width,
+            groups=len(cache.groups),
+        )
+        if not config.device.enforce_eager
+        else None,
     )
     return Inline(runner, overlap=scheduler.steps_in_flight > 1)
 

@@ -8,15 +8,19 @@ A feature is a part with a place in this pipeline, never a branch in it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from quire.attention.base import Backend
-from quire.core.types import Copy, Sequence, StepPlan, StepResult
+from quire.core.types import Copy, Sequence, StepPlan, StepResult, TokenLogprobs
 from quire.kernels.copy_blocks import copy_blocks
+from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
+from quire.runner.graphs import Graphs
 from quire.runner.inputs import Inputs, gather
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Slots
@@ -50,6 +54,7 @@ class Runner:
         cache: list[Tensor],
         host_cache: list[Tensor],
         block_size: int,
+        graphs: Graphs | None,
     ) -> None:
         self.model = model
         self._backend = backend
@@ -58,6 +63,7 @@ class Runner:
         self._cache = cache
         self._host_cache = host_cache
         self._block_size = block_size
+        self._graphs = graphs
         self._last_token = torch.zeros(slots.tables[0].shape[0], dtype=torch.int32)
 
     def prepare(self, plan: StepPlan) -> Work:
@@ -85,8 +91,8 @@ class Runner:
         self._move_blocks(work)
         if work.inputs is None:
             return StepResult(())
-        hidden = self._forward(work.inputs)
-        return self._sample(work, hidden)
+        with _one_torch_thread():
+            return self._compute(work, work.inputs)
 
     def _move_blocks(self, work: Work) -> None:
         """In this order, because one plan may free a block, refill it, and copy from it."""
@@ -97,10 +103,22 @@ class Runner:
         if work.copies:
             copy_blocks(self._cache, self._cache, work.copies)
 
-    def _forward(self, inputs: Inputs) -> Tensor:
-        """Hidden states of the step's tokens: [T, E]."""
+    def _compute(self, work: Work, inputs: Inputs) -> StepResult:
         if len(inputs.late):
             inputs.token_ids[inputs.late] = self._last_token.numpy()[inputs.late_slots]
+        if inputs.decode_only and self._graphs is not None:
+            logits = self._graphs.logits(inputs)
+            if logits is not None:
+                return self._sampled(work, inputs, logits, {})
+        hidden = self._forward(inputs)
+        judged = work.prompts.compute(self.model, hidden) if work.prompts else {}
+        if not inputs.sampled_rows:
+            return StepResult(_nothing(work.rows), prompt_logprobs=judged)
+        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled)]
+        return self._sampled(work, inputs, self.model.logits(chosen), judged)
+
+    def _forward(self, inputs: Inputs) -> Tensor:
+        """Hidden states of the step's tokens: [T, E]."""
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
@@ -108,23 +126,42 @@ class Runner:
         )
         return self.model(step)
 
-    def _sample(self, work: Work, hidden: Tensor) -> StepResult:
-        inputs, tokens = work.inputs, [()] * work.rows  # type: list[tuple[int, ...]]
-        assert inputs is not None
-        prompt_logprobs = work.prompts.compute(self.model, hidden) if work.prompts else {}
-        if not inputs.sampled_rows:
-            return StepResult(tokens, prompt_logprobs=prompt_logprobs)
-        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled)]
-        sampled = self._sampler.sample(
-            self.model.logits(chosen), inputs.sampled_slots, inputs.outputs
-        )
-        self._last_token[list(inputs.sampled_slots)] = sampled.token_ids.to(torch.int32)
-        for row, token in zip(inputs.sampled_rows, sampled.token_ids.tolist(), strict=True):
+    def _sampled(
+        self,
+        work: Work,
+        inputs: Inputs,
+        logits: Tensor,
+        judged: dict[int, list[TokenLogprobs]],
+    ) -> StepResult:
+        """One token for each of the rows that logits [R, V] speaks of."""
+        rows, slots = inputs.sampled_rows, inputs.sampled_slots
+        sampled = self._sampler.sample(logits, slots, inputs.outputs)
+        ids = sampled.token_ids.tolist()
+        self._last_token.numpy()[list(slots)] = ids
+        tokens = _nothing(work.rows)
+        for row, token in zip(rows, ids, strict=True):
             tokens[row] = (token,)
-        rows = inputs.sampled_rows
         return StepResult(
             tokens,
             logprobs={rows[i]: [value] for i, value in sampled.logprobs().items()},
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=judged,
             errors={rows[i]: message for i, message in sampled.errors.items()},
         )
+
+
+def _nothing(rows: int) -> list[tuple[int, ...]]:
+    return [()] * rows
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Torch's own pool spins after each op and takes a core from the native kernels' pool."""
+    before = torch.get_num_threads()
+    if before == 1 or not library.active():
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
