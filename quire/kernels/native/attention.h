@@ -116,36 +116,47 @@ INLINE void reset(const State& s, long rows, long width) {
   memset(s.out, 0, rows * width * 4);
 }
 
-struct Source {  // where the chunk's keys or values of one kv head lie
-  const char* base;
-  const int32_t* table;
-  long block, blocks, block_bytes, row_bytes;
-  const char* row(long position) const {
-    const long id = table[position / block];  // NO_BLOCK is -1; never read outside the cache
-    return id < 0 || id >= blocks ? nullptr : base + id * block_bytes + position % block * row_bytes;
+// The chunk's keys of one kv head, row by row; nullptr where there is none to see. Values of the
+// same position lie `to_values` bytes further.
+struct Rows {
+  const char* at[CHUNK];
+  long to_values;
+
+  // Rows of positions [from, to) of the chunk that begins at `start`.
+  void find(const AttentionArgs& a, long sequence, long kv_head, long start, long from, long to) {
+    const long row = a.size * (a.dtype ? 2 : 4), head = a.block * row;
+    const int32_t* table = a.tables + sequence * a.table_row;
+    to_values = a.kv_heads * head;
+    for (long i = 0; i < CHUNK; i++) at[i] = nullptr;
+    for (long p = from; p < to;) {
+      const long id = table[p / a.block], offset = p % a.block;
+      const long n = a.block - offset < to - p ? a.block - offset : to - p;
+      if (id >= 0 && id < a.blocks) {  // NO_BLOCK is -1; never read outside the cache
+        const char* first = a.cache + id * 2 * to_values + kv_head * head + offset * row;
+        for (long i = 0; i < n; i++) at[p - start + i] = first + i * row;
+      }
+      p += n;
+    }
   }
 };
 
-// Keys [from, to) of a chunk that starts at `start`, as panels of [steps][32] dwords; others are 0.
+// Keys as panels of [steps][32] dwords; a missing one is 0.
 template <class T>
-void pack_keys(const Source& src, long start, long from, long to, long size, long steps, T* out) {
+void pack_keys(const Rows& keys, long count, long size, long steps, T* out) {
   alignas(64) static const uint32_t zeros[1024] = {};
-  const long whole = size * sizeof(T) / 4, columns = (to - start + PANEL - 1) / PANEL * PANEL;
+  const long whole = size * sizeof(T) / 4, columns = (count + PANEL - 1) / PANEL * PANEL;
   for (long c = 0; c < columns; c += 16) {
     const uint32_t* rows[16];
-    for (long i = 0; i < 16; i++) {
-      const long p = start + c + i;
-      const char* row = p >= from && p < to ? src.row(p) : nullptr;
-      rows[i] = row ? (const uint32_t*)row : zeros;
-    }
-    uint32_t* to_panel = (uint32_t*)out + c / PANEL * steps * PANEL + c % PANEL;
+    for (long i = 0; i < 16; i++)
+      rows[i] = keys.at[c + i] ? (const uint32_t*)keys.at[c + i] : zeros;
+    uint32_t* panel = (uint32_t*)out + c / PANEL * steps * PANEL + c % PANEL;
     long k = 0;
     for (; k + 16 <= whole; k += 16) {
-      transpose16(rows, to_panel + k * PANEL, PANEL);
+      transpose16(rows, panel + k * PANEL, PANEL);
       for (auto& row : rows) row += 16;
     }
     for (long left = k; left < whole; left++)
-      for (long i = 0; i < 16; i++) to_panel[left * PANEL + i] = rows[i][left - k];
+      for (long i = 0; i < 16; i++) panel[left * PANEL + i] = rows[i][left - k];
   }
 }
 
@@ -174,31 +185,26 @@ INLINE void pair_values(const bf16* a, const bf16* b, bf16* out, long n) {
   }
 }
 
-INLINE void panel_values(const Source& src, long p, long from, long to, long size, long column,
-                         bf16* out) {
+INLINE void panel_values(const Rows& keys, long p, long size, long column, bf16* out) {
   static const bf16 zeros[PANEL] = {};
   const bf16* rows[2];
-  for (long i = 0; i < 2; i++) {
-    const char* row = p + i >= from && p + i < to ? src.row(p + i) : nullptr;
-    rows[i] = row ? (const bf16*)row + column : zeros;
-  }
+  for (long i = 0; i < 2; i++)
+    rows[i] = keys.at[p + i] ? (const bf16*)(keys.at[p + i] + keys.to_values) + column : zeros;
   pair_values(rows[0], rows[1], out, size - column < PANEL ? size - column : PANEL);
 }
 
-INLINE void panel_values(const Source& src, long p, long from, long to, long size, long column,
-                         float* out) {
-  const char* row = p >= from && p < to ? src.row(p) : nullptr;
+INLINE void panel_values(const Rows& keys, long p, long size, long column, float* out) {
   const long n = size - column < PANEL ? size - column : PANEL;
   memset(out, 0, PANEL * 4);
-  if (row) memcpy(out, (const float*)row + column, n * 4);
+  if (keys.at[p]) memcpy(out, (const float*)(keys.at[p] + keys.to_values) + column, n * 4);
 }
 
 template <class T>
-void pack_values(const Source& src, long start, long from, long to, long size, T* out) {
-  const long per = 4 / sizeof(T), end = (to - start + per - 1) / per;
-  for (long step = 0; step < end; step++)
-    for (long column = 0; column < size; column += PANEL)
-      panel_values(src, start + step * per, from, to, size, column,
+void pack_values(const Rows& keys, long count, long size, T* out) {
+  const long per = 4 / sizeof(T), end = (count + per - 1) / per;
+  for (long column = 0; column < size; column += PANEL)
+    for (long step = 0; step < end; step++)
+      panel_values(keys, step * per, size, column,
                    out + (column * CHUNK / per + step * PANEL) * per);
 }
 
@@ -274,6 +280,7 @@ struct Worker {
   const AttentionArgs& a;
   const Shape& s;
   Room<T> room;
+  Rows keys = {};
 
   void copy_queries(const Item& item) {
     const long rows = item.count * s.group, start = a.starts[item.sequence] + item.first;
@@ -284,12 +291,6 @@ struct Worker {
     }
   }
 
-  Source source(const Item& item, long half) const {
-    const long row = a.size * sizeof(T), head = a.block * row, plane = a.kv_heads * head;
-    return {a.cache + half * plane + item.kv_head * head, a.tables + item.sequence * a.table_row,
-            a.block, a.blocks, 2 * plane, row};
-  }
-
   void chunk(const Item& item, const Span& span, long start) {
     const long from = span.low > start ? span.low : start;
     const long to = span.high < start + CHUNK ? span.high : start + CHUNK;
@@ -298,8 +299,9 @@ struct Worker {
     // Early queries of the tile may end before this chunk: they would only add zeros.
     const long skip = (start > span.first ? start - span.first : 0) * s.group;
     if (skip >= rows) return;
-    pack_keys(source(item, 0), start, from, to, a.size, s.steps, room.k);
-    pack_values(source(item, 1), start, from, to, a.size, room.v);
+    keys.find(a, item.sequence, item.kv_head, start, from, to);
+    pack_keys(keys, to - start, a.size, s.steps, room.k);
+    pack_values(keys, to - start, a.size, room.v);
     product<T>((const char*)room.q + skip * s.steps * 4, s.steps * 4, rows - skip,
                (const char*)room.k, s.steps * PANEL * 4, panels, s.steps,
                room.scores + skip * CHUNK, CHUNK, false);
@@ -340,6 +342,10 @@ struct Worker {
     const Span span = span_of(a, item);
     const long rows = item.count * s.group, segments = segments_of(span);
     copy_queries(item);
+    if (segments == 1) {  // folding it into nothing would change no bit
+      segment(item, span, 0);
+      return write(item, room.part);
+    }
     reset(room.whole, rows, s.width);
     for (long n = 0; n < segments; n++) {
       segment(item, span, n);

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "simd.h"
 
@@ -38,11 +39,11 @@ struct Team {
       phase->store(now + 1, std::memory_order_release);
       return;
     }
-    for (long spins = 0; phase->load(std::memory_order_acquire) == now; spins++)
-      if (spins < 20000)
+    for (long spins = 1; phase->load(std::memory_order_acquire) == now; spins++)
+      if (spins < 10000 || spins % 512)
         relax();
       else
-        sched_yield();  // a rank lost its core to another process
+        sched_yield();  // a rank lost its core: let it run, should it be waiting for this one
   }
 
   long take(long count) const { return next->fetch_add(count, std::memory_order_relaxed); }
@@ -58,13 +59,15 @@ typedef void (*Job)(const void* program, const Team& team);
 
 class Pool {
  public:
-  explicit Pool(int size) : size_(size) {
+  explicit Pool(int size) : size_(size), cores_(size) {
+    for (auto& core : cores_) core.store(-1);
     for (int rank = 1; rank < size; rank++)
       std::thread([this, rank] { work(rank); }).detach();  // they live as long as the process
   }
 
   void run(Job job, const void* program, char* scratch) {
     job_ = job;
+    cores_[0].store(core(), std::memory_order_relaxed);
     program_ = program;
     scratch_ = scratch;
     next_[0].store(0, std::memory_order_relaxed);
@@ -87,9 +90,43 @@ class Pool {
     for (uint32_t seen = 0;;) {
       wait(seen);
       seen++;
+      spread(rank);
       job_(program_, team(rank));
       team(rank).barrier();
     }
+  }
+
+  static int core() {
+#if defined(__linux__)
+    return sched_getcpu();
+#else
+    return -1;
+#endif
+  }
+
+  // Two ranks on one core run at half speed until the system notices, and it notices late: it wakes
+  // a thread where its waker runs. So a worker that finds itself on the core of a lower rank moves
+  // to a free one; then it may be moved again as the system likes.
+  void spread(int rank) {
+#if defined(__linux__)
+    const int here = core();
+    cores_[rank].store(here, std::memory_order_relaxed);
+    bool alone = true;
+    for (int i = 0; i < rank; i++) alone &= cores_[i].load(std::memory_order_relaxed) != here;
+    if (alone) return;
+    cpu_set_t allowed, target;
+    if (sched_getaffinity(0, sizeof allowed, &allowed)) return;
+    target = allowed;
+    for (int i = 0; i < size_; i++) {
+      const int taken = cores_[i].load(std::memory_order_relaxed);
+      if (taken >= 0) CPU_CLR(taken, &target);
+    }
+    if (CPU_COUNT(&target) == 0 || sched_setaffinity(0, sizeof target, &target)) return;
+    cores_[rank].store(core(), std::memory_order_relaxed);
+    sched_setaffinity(0, sizeof allowed, &allowed);
+#else
+    (void)rank;
+#endif
   }
 
   void wait(uint32_t seen) {
@@ -107,6 +144,7 @@ class Pool {
   }
 
   const int size_;
+  std::vector<std::atomic<int>> cores_;  // where each rank was last seen
   Job job_ = nullptr;
   const void* program_ = nullptr;
   char* scratch_ = nullptr;

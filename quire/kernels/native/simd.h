@@ -105,6 +105,9 @@ INLINE void put(T* p, vf v, long n) {
 }
 
 INLINE float sum(vf v) {  // a fixed tree, so equal inputs give equal bits
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)v);
+#endif
   float s[W];
   memcpy(s, &v, sizeof s);
   for (int half = W / 2; half; half /= 2)
@@ -112,6 +115,9 @@ INLINE float sum(vf v) {  // a fixed tree, so equal inputs give equal bits
   return s[0];
 }
 INLINE float largest(vf v) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)v);
+#endif
   float s[W];
   memcpy(s, &v, sizeof s);
   for (int half = W / 2; half; half /= 2)

@@ -2,7 +2,7 @@
 #pragma once
 #include "linear.h"
 
-constexpr long SMALL = 12288;  // elements below which one thread is faster than two
+constexpr long SMALL = 4096;  // elements below which one thread is faster than two
 
 // Rows are (outer, inner) pairs: heads inside tokens, so that views of a fused qkv need no copy.
 struct NormArgs {

@@ -133,10 +133,14 @@ class _Watch(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        name = func.overloadpacket.__name__
-        if name not in _METADATA:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in _METADATA:
+            return func(*args, **kwargs)
+        with self:  # under inference_mode flatten and the like arrive whole: look at their parts
+            out = func.decompose(*args, **kwargs)
+        if out is NotImplemented:
             raise NotRecordable(f"torch op {func} in the forward pass cannot be recorded")
-        return func(*args, **(kwargs or {}))
+        return out
 
 
 class _Recording:

@@ -17,8 +17,15 @@ from quire.kernels.native.tape import Arena, NotRecordable, Recorder
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
 
-pytestmark = pytest.mark.usefixtures("seeded", "native")
+pytestmark = pytest.mark.usefixtures("seeded", "native", "inference")
 H, K, D, E, V, B = 4, 2, 32, 64, 70, 16
+
+
+@pytest.fixture(params=[True, False], ids=["inference_mode", "no_grad"])
+def inference(request):
+    """Composite ops reach the watch whole in the one mode, in parts in the other."""
+    with torch.inference_mode() if request.param else torch.no_grad():
+        yield
 
 
 class Layer:
