@@ -1,0 +1,84 @@
+"""The command line: `quire COMMAND`. A command is a module here with `main(argv) -> exit status`.
+
+Only the chosen command is imported, so that help and errors come at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+COMMANDS = {
+    "serve": "start the OpenAI-compatible server",
+    "chat": "talk with a model in the terminal",
+    "generate": "complete prompts",
+    "plan": "where memory would go, from config.json and tensor headers alone",
+    "explain": "print every setting and why it is what it is",
+    "env": "print the environment: versions, machine, variables",
+}
+ALIASES = {"collect-env": "env", "complete": "generate"}
+FAILED, MISUSED, INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit status."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if words else MISUSED
+    if words[0] in ("-v", "--version", "version"):
+        import quire
+
+        print(quire.__version__)
+        return 0
+    name = ALIASES.get(words[0], words[0])
+    if name not in COMMANDS:
+        print(unknown(name), file=sys.stderr)
+        return MISUSED
+    return run(name, words[1:])
+
+
+def run(name: str, argv: Sequence[str]) -> int:
+    """Import a command and run it; errors quire raises on purpose become one line."""
+    from quire import env, log
+    from quire.errors import ConfigError, QuireError
+
+    log.setup(env.read().log_level)
+    try:
+        command = importlib.import_module(f"quire.cli.{name}")
+        return int(command.main(argv) or 0)
+    except QuireError as error:
+        print(f"quire {name}: error: {error}", file=sys.stderr)
+        return MISUSED if isinstance(error, ConfigError) else FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has seen enough
+        sys.stderr.close()
+        return FAILED
+
+
+def overview() -> str:
+    """The text of `quire --help`."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {about}" for name, about in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: quire COMMAND ...",
+            "",
+            "A high-throughput inference and serving engine for large language models.",
+            "",
+            *lines,
+            "",
+            "`quire COMMAND --help` tells more; `quire --version` prints the version.",
+        ]
+    )
+
+
+def unknown(name: str) -> str:
+    """What to say of a command nobody knows."""
+    import difflib
+
+    near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)
+    hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(COMMANDS)}"
+    return f"quire: no command {name!r}; {hint}"

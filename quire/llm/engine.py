@@ -59,8 +59,10 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, engine_args: Any, usage_context: object = None) -> LLMEngine:
         """Build the engine that the arguments describe."""
+        logs.setup(env.read().log_level)  # first: reading the options may have something to say
         options = options_of(engine_args)
-        logs.setup(options.observe.log_level or env.read().log_level)
+        if options.observe.log_level is not None:
+            logs.setup(options.observe.log_level)
         return cls(build(options))
 
     @property

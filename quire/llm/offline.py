@@ -343,6 +343,11 @@ class LLM:
         return self.llm_engine.get_tokenizer()
 
     @property
+    def chat_template(self) -> str | None:
+        """The template that was given for this engine. None: the tokenizer's own applies."""
+        return self._template
+
+    @property
     def model_config(self) -> object:
         return self.llm_engine.model_config
 

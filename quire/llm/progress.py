@@ -69,12 +69,13 @@ class Processed:
 class Interruptible(AbstractContextManager["Interruptible"]):
     """While it is open, Ctrl-C sets `asked` instead of raising in the middle of a step.
 
-    A second Ctrl-C raises at once. Outside the main thread, where Python gives no signals, it
-    does nothing.
+    The third Ctrl-C raises at once, and may leave the engine unusable: for a step that hangs.
+    Outside the main thread, where Python gives no signals, it does nothing.
     """
 
     def __init__(self) -> None:
         self.asked = False
+        self._times = 0
         self._before: Any = None
 
     def __enter__(self) -> Interruptible:
@@ -99,6 +100,7 @@ class Interruptible(AbstractContextManager["Interruptible"]):
             raise KeyboardInterrupt
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+        self._times += 1
+        if self._times > 2:
             raise KeyboardInterrupt
         self.asked = True

@@ -1,0 +1,207 @@
+"""quire chat [MODEL]: talk with a model in this process.
+
+/help lists what can be said besides. A line that ends in \\ goes on in the next. Ctrl-C ends an
+answer, Ctrl-D the conversation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from quire.cli.sampling import FLAGS, add_sampling, params_of, quiet
+from quire.config.cli import OptionParser, add_options, options_from
+from quire.core.params import SamplingParams
+from quire.errors import ConfigError, RequestError
+
+HELP = """/help             this
+/clear            forget the conversation
+/system TEXT      begin anew with these instructions ("" for none)
+/set NAME VALUE   change a sampling parameter: temperature, top_p, max_tokens, ...
+/retry            answer the last message again
+/stats            say after each answer how fast it was, or stop saying it
+/exit             leave (also Ctrl-D)"""
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    variables = _variables(args)
+    from quire.llm import LLM
+
+    llm = LLM.from_engine_args(options_from(args, quiet(args)))
+    defaults = llm.get_default_sampling_params()
+    if defaults == SamplingParams():
+        defaults.max_tokens = None  # the default of 16 is for completions
+    params = params_of(args, defaults)
+    talk = Talk(llm, params, system=args.system_prompt, variables=variables, stats=args.stats)
+    if args.quick is not None:
+        return talk.say(args.quick)
+    return _loop(talk)
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(prog="quire chat", usage="%(prog)s [MODEL] [options]")
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
+    parser.add_argument("-q", "--quick", metavar="TEXT", help="say this, print the answer, leave")
+    parser.add_argument("--system-prompt", metavar="TEXT", help="instructions for the model")
+    parser.add_argument("--stats", action="store_true", help="say how fast each answer was")
+    parser.add_argument("--chat-template-kwargs", metavar="JSON", help="values for the template")
+    parser.add_argument(
+        "--thinking",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="let the model think first, or not, if its template knows enable_thinking",
+    )
+    add_sampling(parser)
+    add_options(parser)
+    return parser
+
+
+def _variables(args: argparse.Namespace) -> dict[str, Any]:
+    try:
+        found = json.loads(args.chat_template_kwargs or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--chat-template-kwargs is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ConfigError("--chat-template-kwargs must be a JSON object")
+    if args.thinking is not None:
+        found["enable_thinking"] = args.thinking
+    return found
+
+
+class Talk:
+    """One conversation: its messages, and how the model answers."""
+
+    def __init__(
+        self,
+        llm: Any,
+        params: SamplingParams,
+        *,
+        system: str | None,
+        variables: dict[str, Any],
+        stats: bool,
+    ) -> None:
+        self._llm = llm
+        self._params = params
+        self._variables = variables
+        self._stats = stats
+        self._count = 0
+        self._system = system
+        self._messages: list[dict[str, str]] = []
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all but the instructions."""
+        system = {"role": "system", "content": self._system or ""}
+        self._messages = [system] if self._system else []
+
+    def say(self, text: str) -> int:
+        """Send a message, print the answer, remember both. Returns an exit status."""
+        from quire.cli.stream import stream
+
+        self._messages.append({"role": "user", "content": text})
+        self._count += 1
+        try:
+            answer = stream(
+                self._llm.llm_engine,
+                self._prompt(),
+                self._params,
+                request_id=f"chat-{self._count}",
+                add_special_tokens=False,
+            )
+        except RequestError:
+            self._messages.pop()
+            raise
+        self._messages.append({"role": "assistant", "content": answer.text})
+        if self._stats:
+            print(answer.stats.line(), file=sys.stderr)
+        return 130 if answer.stats.finish == "abort" else 0
+
+    def retry(self) -> None:
+        """Answer the last message again."""
+        if len(self._messages) < 2:
+            raise RequestError("there is nothing to answer again")
+        self._messages.pop()
+        self.say(self._messages.pop()["content"])
+
+    def obey(self, line: str) -> bool:
+        """Do what a /command says. False: leave."""
+        name, _, rest = line[1:].partition(" ")
+        rest = rest.strip()
+        if name in ("exit", "quit", "bye"):
+            return False
+        if name == "clear":
+            self.clear()
+        elif name == "system":
+            self._system = rest.strip('"') or None
+            self.clear()
+        elif name == "set":
+            self._set(*rest.partition(" ")[::2])
+        elif name == "retry":
+            self.retry()
+        elif name == "stats":
+            self._stats = not self._stats
+        else:
+            print(HELP)
+        return True
+
+    def _set(self, name: str, value: str) -> None:
+        if name not in FLAGS or name == "n":
+            known = ", ".join(one for one in FLAGS if one != "n")
+            raise RequestError(f"/set knows {known}; got {name!r}")
+        changed = self._params.clone()
+        try:
+            setattr(changed, name, FLAGS[name][0](value))
+        except ValueError:
+            raise RequestError(f"{name} must be a number, got {value!r}") from None
+        changed.verify()
+        self._params = changed
+
+    def _prompt(self) -> str:
+        template = self._llm.get_tokenizer().template(self._llm.chat_template)
+        return str(template.render(self._messages, variables=self._variables))
+
+
+def _loop(talk: Talk) -> int:
+    """Read, answer, again."""
+    if sys.stdin.isatty():
+        _line_editing()
+        print("Say something; /help lists commands, Ctrl-D leaves.", file=sys.stderr)
+    while True:
+        try:
+            line = _read()
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            continue
+        if not line.strip():
+            continue
+        try:
+            if not line.startswith("/"):
+                talk.say(line)
+            elif not talk.obey(line):
+                return 0
+        except RequestError as error:
+            print(f"error: {error}", file=sys.stderr)
+
+
+def _read() -> str:
+    """One message: a line, or several joined by a \\ at the end."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    line = input(prompt)
+    while line.endswith("\\"):
+        line = line[:-1] + "\n" + input("… " if prompt else "")
+    return line
+
+
+def _line_editing() -> None:
+    """Arrow keys and history, where the platform has them."""
+    import contextlib
+
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  importing it is what turns it on

@@ -1,0 +1,69 @@
+"""quire env: what to put in a bug report. No torch is imported; versions come from metadata."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from quire import env
+from quire.config.plan import gib
+from quire.platform import cpu
+
+PACKAGES = (
+    "quire",
+    "torch",
+    "triton",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "huggingface_hub",
+    "numpy",
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="quire env", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    found = report()
+    if parser.parse_args(argv).json:
+        print(json.dumps(found, indent=2))
+        return 0
+    for section, rows in found.items():
+        print(section)
+        for name, value in rows.items():
+            print(f"  {name:<18} {value}")
+    return 0
+
+
+def report() -> dict[str, dict[str, str]]:
+    """Section -> name -> value."""
+    memory = cpu.memory()
+    machine = {
+        "python": sys.version.split()[0],
+        "system": platform.platform(),
+        "processor": _processor(),
+        "threads": str(cpu.threads()),
+        "memory": f"{gib(memory.total)}, {gib(memory.free)} available",
+    }
+    packages = {name: _version(name) for name in PACKAGES}
+    return {"machine": machine, "packages": packages, "variables": dict(env.describe())}
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            models = (line.partition(":")[2].strip() for line in lines if "model name" in line)
+            return next(models, platform.machine())
+    except OSError:
+        return platform.processor() or platform.machine()

@@ -1,0 +1,213 @@
+"""quire plan MODEL: where the memory of a device would go. Reads config.json and tensor headers.
+
+The numbers are those the engine sizes its cache with. Exit status 1: it would not fit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from quire import env
+from quire.config.cli import OptionParser, add_options, options_from
+from quire.config.facts import (
+    DeviceFacts,
+    ModelFacts,
+    WeightFacts,
+    read_folder,
+    read_hf_config,
+    tied_embeddings,
+    weights_of,
+)
+from quire.config.options import Options
+from quire.config.plan import MemoryPlan, gib, require_room
+from quire.config.resolve import Reasons, plan_of
+from quire.errors import NoRoom, WeightError
+from quire.platform import cpu
+from quire.weights.files import headers, resolve
+
+log = logging.getLogger(__name__)
+
+
+class _Shape(NamedTuple):
+    """What weights_of needs of a tensor."""
+
+    shape: tuple[int, ...]
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    options = options_from(args)
+    plan, source = make(options, server=not args.offline)
+    try:
+        require_room(plan)
+        problem = None
+    except NoRoom as error:
+        problem = str(error)
+    name = options.model.model
+    if args.json:
+        print(json.dumps(as_json(name, plan, source, problem), indent=2))
+    else:
+        show(name, plan, source)
+        if problem is not None:
+            print(problem, file=sys.stderr)
+    return 1 if problem else 0
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(prog="quire plan", usage="%(prog)s MODEL [options]", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("model_tag", metavar="MODEL", help="folder or hub name")
+    parser.add_argument("--json", action="store_true", help="as JSON")
+    parser.add_argument("--offline", action="store_true", help="as LLM() would, not the server")
+    add_options(parser)
+    return parser
+
+
+def make(options: Options, *, server: bool = True) -> tuple[MemoryPlan, str]:
+    """The plan, and where the weight sizes come from."""
+    model, source = model_facts(options)
+    device = device_facts(options)
+    return plan_of(options, model, device, server=server, why=Reasons([])), source
+
+
+def device_facts(options: Options) -> DeviceFacts:
+    """A GPU of gpu_memory if that was said, else this machine; as many as ranks are planned."""
+    ranks = options.parallel.tensor_parallel_size
+    said = options.cache.gpu_memory
+    if said is not None and options.device.device != "cpu":
+        return DeviceFacts(kind="cuda", total_bytes=said, free_bytes=said, count=ranks)
+    here = cpu.memory()
+    return DeviceFacts(kind="cpu", total_bytes=here.total, free_bytes=here.free, count=ranks)
+
+
+def model_facts(options: Options) -> tuple[ModelFacts, str]:
+    """Facts from the small files, and where the weight sizes come from."""
+    said = options.model
+    folder = _folder(options)
+    hf = read_hf_config(folder, said.hf_overrides)
+    weights, source = weight_facts(options, folder, tied=tied_embeddings(hf))
+    facts = read_folder(
+        folder,
+        name=said.model,
+        overrides=said.hf_overrides,
+        generation_config=said.generation_config,
+        weights=weights,
+    )
+    return facts, source
+
+
+def _folder(options: Options) -> Path:
+    said = options.model
+    if said.model == "embedded":
+        from quire import embedded
+
+        return embedded.path()
+    return resolve(
+        said.hf_config_path or said.model,
+        revision=said.revision,
+        token=said.hf_token,
+        download_dir=options.load.download_dir,
+        env=env.read(),
+        want="config",
+    )
+
+
+def weight_facts(options: Options, folder: Path, *, tied: bool) -> tuple[WeightFacts | None, str]:
+    """From the headers of local files, else of the hub's, else none: config.json must do."""
+    try:
+        return weights_of(headers(folder), tied=tied), "tensor headers"
+    except WeightError as error:
+        log.debug("no tensor headers in %s: %s", folder, error)
+    if options.load.load_format != "dummy" and not Path(options.model.model).exists():
+        found = _hub_headers(options)
+        if found:
+            return weights_of(found, tied=tied), "tensor headers on the hub"
+    return None, "config.json (estimated)"
+
+
+def _hub_headers(options: Options) -> Mapping[str, _Shape]:
+    """Shapes by ranged requests of a few kilobytes. Empty if the hub does not answer."""
+    from huggingface_hub import HfApi, constants, errors
+
+    if constants.HF_HUB_OFFLINE or env.read().use_modelscope:
+        return {}
+    try:
+        found = HfApi(token=options.model.hf_token).get_safetensors_metadata(
+            options.model.model, revision=options.model.revision
+        )
+    except (OSError, ValueError, errors.HfHubHTTPError, errors.SafetensorsParsingError) as error:
+        log.warning("the hub gave no tensor headers (%s); estimating from config.json", error)
+        return {}
+    except errors.NotASafetensorsRepoError:
+        return {}
+    return {
+        name: _Shape(tuple(tensor.shape))
+        for file in found.files_metadata.values()
+        for name, tensor in file.tensors.items()
+    }
+
+
+def rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
+    """The table, per rank."""
+    shape = plan.shape
+    windows = sum(layer.window is not None for layer in plan.layers)
+    kinds = f"{len(plan.layers)} layers" + (f", {windows} with a window" if windows else "")
+    return [
+        ("dtype, KV dtype", f"{shape.dtype}, {shape.cache_dtype}"),
+        ("memory allowed", gib(plan.allowed_bytes)),
+        ("weights", f"{gib(plan.weight_bytes)} ({source})"),
+        ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
+        ("KV room", f"{gib(max(plan.kv_room_bytes, 0))} ({plan.num_blocks} blocks)"),
+        ("KV per token", f"{plan.token_bytes / 1024:.1f} KiB ({kinds})"),
+        ("max_model_len", f"{shape.max_model_len} tokens need {gib(plan.need_bytes)} of KV"),
+        ("longest context", f"{plan.longest} tokens"),
+        ("concurrency", f"{plan.concurrency:.2f} sequences of max_model_len"),
+    ]
+
+
+def show(name: str, plan: MemoryPlan, source: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    ranks = plan.shape.ranks
+    table = Table(title=f"{name}, {'one device' if ranks == 1 else f'each of {ranks} devices'}")
+    table.add_column("what", style="bold")
+    table.add_column("how much")
+    for row in rows(plan, source):
+        table.add_row(*row)
+    Console().print(table)
+
+
+def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> dict[str, Any]:
+    shape = plan.shape
+    one = {
+        "allowed_bytes": plan.allowed_bytes,
+        "weight_bytes": plan.weight_bytes,
+        "activation_bytes": plan.activation_bytes,
+        "kv_room_bytes": plan.kv_room_bytes,
+        "kv_bytes_per_token": plan.token_bytes,
+        "block_size": shape.block_size,
+        "num_blocks": plan.num_blocks,
+        "need_bytes": plan.need_bytes,
+        "longest_context": plan.longest,
+        "concurrency": round(plan.concurrency, 4),
+    }
+    return {
+        "model": name,
+        "dtype": shape.dtype,
+        "kv_cache_dtype": shape.cache_dtype,
+        "max_model_len": shape.max_model_len,
+        "max_num_batched_tokens": shape.max_num_batched_tokens,
+        "max_num_seqs": shape.max_num_seqs,
+        "tensor_parallel_size": shape.ranks,
+        "weights_from": source,
+        "fits": problem is None,
+        "problem": problem,
+        "ranks": [{"rank": rank, **one} for rank in range(shape.ranks)],
+    }

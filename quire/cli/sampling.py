@@ -1,0 +1,57 @@
+"""Command-line flags for sampling, and a SamplingParams of them. Shared by generate and chat."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from typing import Any
+
+from quire.core.params import SamplingParams
+
+FLAGS: Mapping[str, tuple[type, str]] = {
+    "max_tokens": (int, "most tokens to generate"),
+    "min_tokens": (int, "fewest tokens to generate"),
+    "temperature": (float, "0 is greedy"),
+    "top_p": (float, "sample from the likeliest tokens with this sum of probabilities"),
+    "top_k": (int, "sample from the k likeliest tokens"),
+    "min_p": (float, "drop tokens less likely than this share of the likeliest"),
+    "presence_penalty": (float, "in [-2, 2]"),
+    "frequency_penalty": (float, "in [-2, 2]"),
+    "repetition_penalty": (float, "> 0; above 1 discourages"),
+    "n": (int, "answers per prompt"),
+}
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add the flags. Those not given leave the model's defaults."""
+    group = parser.add_argument_group("sampling")
+    for name, (kind, about) in FLAGS.items():
+        flag = f"--{name.replace('_', '-')}"
+        group.add_argument(flag, dest=name, type=kind, default=argparse.SUPPRESS, help=about)
+    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text")
+    group.add_argument("--ignore-eos", action="store_true", help="go on after the end token")
+    group.add_argument(
+        "--sampling-seed", type=int, metavar="SEED", help="repeatable draws for each request"
+    )
+
+
+def quiet(args: argparse.Namespace) -> dict[str, object]:
+    """Engine options for a terminal where the answer is what counts, unless others were given."""
+    wanted: dict[str, object] = {"use_tqdm_on_load": False, "log_level": "WARNING"}
+    return {name: value for name, value in wanted.items() if name not in vars(args)}
+
+
+def params_of(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+    """The defaults with the given flags on top, verified."""
+    given: dict[str, Any] = {name: vars(args)[name] for name in FLAGS if name in vars(args)}
+    params = defaults.clone()
+    for name, value in given.items():
+        setattr(params, name, value)
+    if args.stop:
+        params.stop = list(args.stop)
+    if args.ignore_eos:
+        params.ignore_eos = True
+    if args.sampling_seed is not None:
+        params.seed = args.sampling_seed
+    params.verify()
+    return params

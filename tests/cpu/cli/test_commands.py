@@ -1,0 +1,115 @@
+"""The commands that run a model in the terminal, and those that explain."""
+
+import io
+import json
+
+import pytest
+
+from quire.cli import COMMANDS, main
+from tests.cpu.tiny_models import write_model
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(write_model(tmp_path_factory.mktemp("cli") / "llama"))
+
+
+def run(capsys, *argv):
+    status = main(list(argv))
+    said = capsys.readouterr()
+    return status, said.out, said.err
+
+
+def test_help_names_every_command(capsys):
+    status, out, _ = run(capsys, "--help")
+    assert status == 0
+    assert all(f"  {name} " in out for name in COMMANDS)
+    assert run(capsys)[0] == 2
+
+
+def test_an_unknown_command_gets_the_nearest(capsys):
+    status, _, err = run(capsys, "genrate")
+    assert status == 2
+    assert "did you mean generate" in err
+
+
+def test_the_version_is_printed(capsys):
+    assert run(capsys, "--version")[1].strip()
+
+
+def test_bad_options_are_one_line(capsys, folder):
+    status, _, err = run(capsys, "generate", "x", "--model", folder, "--quantization", "awq")
+    assert status == 2
+    assert err.startswith("quire generate: error: quantization='awq'")
+    assert run(capsys, "explain", "/no/such/folder")[0] == 2
+
+
+def test_generate_streams_one_prompt(capsys, folder):
+    argv = ["generate", "Hello", "--model", folder, "--max-tokens", "4", "--temperature", "0"]
+    status, out, err = run(capsys, *argv, "--stats")
+    assert status == 0
+    assert out.startswith("Hello")
+    assert "first token after" in err
+    assert "tok/s" in err
+    _, batch, _ = run(capsys, *argv, "--json")
+    assert out == "Hello" + json.loads(batch)["texts"][0] + "\n"
+
+
+def test_generate_runs_several_prompts_as_a_batch(capsys, folder, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("The"))
+    argv = ["Hello", "-", "--model", folder, "--max-tokens", "3", "--json", "--stats"]
+    status, out, err = run(capsys, "generate", *argv)
+    assert status == 0
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["Hello", "The"]
+    assert "tok/s in" in err
+
+
+def test_chat_remembers_and_obeys(capsys, folder, monkeypatch):
+    lines = [
+        "hi", "/set temperature 0", "/set max_tokens 3", "/stats", "again \\", "and more", "/retry",
+        "/set nonsense 1", "/set top_p x", "/system be kind", "/retry", "/clear", "/help", "", "/exit", "never",
+    ]  # fmt: skip
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines)))
+    status, out, err = run(capsys, "chat", folder, "--max-tokens", "2")
+    assert status == 0
+    assert len(out.split("/help")[0].splitlines()) >= 3
+    assert err.count("first token after") == 2
+    assert "nothing to answer again" in err
+    assert "got 'nonsense'" in err
+    assert "top_p must be a number" in err
+
+
+def test_quick_chat_answers_once(capsys, folder):
+    argv = ["chat", folder, "-q", "hi", "--max-tokens", "2", "--stats", "--no-thinking"]
+    status, _, err = run(capsys, *argv)
+    assert status == 0
+    assert "2 tokens in" in err
+
+
+def test_a_message_that_is_too_long_is_refused_and_forgotten(capsys, folder, monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.StringIO("x " * 2000 + "\nhi\n"))
+    status, out, err = run(capsys, "chat", folder, "--max-tokens", "2")
+    assert status == 0
+    assert "maximum context length" in err
+    assert len(out) > 1
+
+
+def test_explain_gives_values_and_reasons(capsys, folder):
+    status, out, _ = run(capsys, "explain", folder, "--hf-token", "secret")
+    assert status == 0
+    assert "(the checkpoint's)" in out
+    assert "secret" not in out
+    _, out, _ = run(capsys, "explain", folder, "--server", "--json")
+    found = json.loads(out)
+    assert found["config"]["scheduler.max_num_batched_tokens"] == 2048
+    assert any(why["field"] == "cache.num_blocks" for why in found["why"])
+
+
+def test_env_reports_versions_and_variables(capsys):
+    status, out, _ = run(capsys, "env")
+    assert status == 0
+    assert "torch" in out
+    assert "cache_dir" in out
+    assert set(json.loads(run(capsys, "collect-env", "--json")[1])) == {
+        "machine", "packages", "variables",
+    }  # fmt: skip

@@ -1,0 +1,121 @@
+"""quire plan: from config.json and tensor headers, without torch, and in agreement with the models."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from quire.cli import main
+from quire.config.facts import model_facts
+from quire.models.build import config_of
+from tests.cpu.tiny_models import write_model
+
+TINY = sorted((pathlib.Path(__file__).parent / "models" / "tiny").glob("*.json"))
+QWEN_7B = {
+    "model_type": "qwen2",
+    "hidden_size": 3584,
+    "intermediate_size": 18944,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 28,
+    "num_key_value_heads": 4,
+    "vocab_size": 152064,
+    "max_position_embeddings": 131072,
+    "torch_dtype": "bfloat16",
+    "tie_word_embeddings": False,
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("plan") / "qwen2", "qwen2")
+
+
+@pytest.fixture
+def qwen(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN_7B))
+    return tmp_path
+
+
+def plan(capsys, *argv):
+    status = main(["plan", *map(str, argv), "--json"])
+    return status, json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("path", TINY, ids=lambda p: p.stem)
+def test_facts_from_config_json_are_those_of_the_model(path):
+    hf = json.loads(path.read_text())
+    hf = hf.get("config", hf)
+    _, config = config_of(hf)
+    facts = model_facts(hf)
+    assert facts.layers == config.attention_layers()
+    assert (facts.vocab, facts.hidden) == (config.vocab, config.hidden)
+
+
+def test_there_are_tiny_models_to_compare_with():
+    assert len(TINY) >= 9
+
+
+def test_known_values_of_a_7b_model(qwen, capsys):
+    status, found = plan(capsys, qwen, "--gpu-memory", "24GiB")
+    assert status == 0
+    assert found["weights_from"] == "config.json (estimated)"
+    rank = found["ranks"][0]
+    assert rank["kv_bytes_per_token"] == 57344
+    assert round(rank["need_bytes"] / 2**30, 2) == 7.00
+    status, found = plan(capsys, qwen, "--gpu-memory", "24GiB", "--max-model-len", "120000")
+    assert round(found["ranks"][0]["need_bytes"] / 2**30, 2) == 6.41
+    assert found["fits"]
+
+
+def test_what_does_not_fit_says_what_would(qwen, capsys):
+    status, found = plan(capsys, qwen, "--gpu-memory", "16GiB")
+    assert status == 1
+    assert not found["fits"]
+    assert "What would fit: max_model_len=" in found["problem"]
+    status, found = plan(capsys, qwen, "--gpu-memory", "16GiB", "-tp", "2")
+    assert status == 0
+    assert len(found["ranks"]) == 2
+    assert found["ranks"][0]["kv_bytes_per_token"] == 57344 // 2
+
+
+def test_headers_give_the_exact_weights(folder, capsys):
+    status, found = plan(capsys, folder, "--gpu-memory", "1GiB", "--dtype", "float32")
+    assert status == 0
+    assert found["weights_from"] == "tensor headers"
+    size = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
+    assert found["ranks"][0]["weight_bytes"] == pytest.approx(size, rel=0.15)
+
+
+def test_the_table_is_for_people(folder, capsys):
+    assert main(["plan", str(folder), "--gpu-memory", "1GiB"]) == 0
+    said = capsys.readouterr().out
+    for what in (
+        "weights",
+        "KV per token",
+        "activations",
+        "KV room",
+        "longest context",
+        "concurrency",
+    ):
+        assert what in said
+
+
+def test_the_engine_takes_the_planned_blocks(folder, capsys):
+    from quire import LLM
+
+    _, found = plan(capsys, folder, "--offline", "--kv-cache-memory-bytes", "1MiB")
+    llm = LLM(str(folder), kv_cache_memory_bytes="1MiB")
+    assert llm.llm_engine.config.cache.num_blocks == found["ranks"][0]["num_blocks"]
+
+
+def test_no_torch_is_needed(folder):
+    code = f"""
+import sys
+from quire.cli import main
+status = main(["plan", {str(folder)!r}, "--gpu-memory", "1GiB", "--json"])
+sys.exit(status or 10 * ("torch" in sys.modules))
+"""
+    run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
