@@ -1,0 +1,57 @@
+"""A forward pass is kernels and views: that is what the CPU tape records and a graph replays."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.kernels.native import library
+from quire.models.build import build, config_of
+from tests.cpu.models.harness import Stepper
+from tests.cpu.models.peers import VARIANTS, tiny
+
+VIEWS = {"view", "split", "split_with_sizes", "slice", "select", "_unsafe_view", "unsqueeze"}
+MEMORY = {"empty", "empty_like", "new_empty", "empty_strided", "detach", "alias"}
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the torch operations that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.skipif(not library.active(), reason="without compiled kernels the references run")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("tokens", [1, 5])
+def test_a_forward_pass_computes_in_kernels_only(variant, dtype, tokens, monkeypatch):
+    model_type, config = config_of(tiny(variant)[0])
+    model = build(model_type, config, load_format="dummy", dtype=dtype)
+    recorder = Recorder()
+    stepper = Stepper(Recorded(model, recorder), config, dtype=dtype, max_tokens=64)
+    stepper.logits(list(range(3, 20)))
+    recorder.names.clear()
+    stepper.logits([7] * tokens)
+    assert "view" in recorder.names, "nothing was recorded"
+    assert recorder.names <= VIEWS | MEMORY
+
+
+class Recorded:
+    """A model whose calls are recorded."""
+
+    def __init__(self, model, recorder):
+        self._model, self._recorder = model, recorder
+        self.modules = model.modules
+
+    def __call__(self, step):
+        with self._recorder:
+            return self._model(step)
+
+    def logits(self, hidden):
+        with self._recorder:
+            return self._model.logits(hidden)
