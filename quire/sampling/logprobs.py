@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.core.types import TokenLogprobs
-from quire.sampling.rows import Scratch, above, log_sums, lower_bounds
+from quire.sampling.rows import LOWEST, Scratch, joined, log_sums, lower_bounds
 
 Mode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -69,16 +69,14 @@ def score(
     """
     log_total = 0.0 if as_logits else log_sums(logits, scratch)[:, None]
     value = logits.gather(1, chosen[:, None])
-    rank = torch.empty_like(chosen)
-    ids = torch.empty((len(logits), logits.shape[1] if k == ALL else k), dtype=torch.int64)
-    ids = ids.to(logits.device)
+    ranks, ids = [], []
     for block in scratch.blocks(len(logits)):
-        rank[block] = _greater(logits[block], value[block])
-        if k:
-            x = logits[block].float()
-            ids[block] = _sorted(x) if k == ALL else best(x, k)
-    values = logits.gather(1, ids).double() - log_total
-    return Scores(chosen, (value.double() - log_total)[:, 0], rank + 1, ids, values)
+        ranks.append(scratch.lane.greater(logits[block], value[block]))
+        ids.append(best(logits[block].float(), k, scratch))
+    listed = joined(ids)
+    values = logits.gather(1, listed).double() - log_total
+    own = (value.double() - log_total)[:, 0]
+    return Scores(chosen, own, joined(ranks) + 1, listed, values)
 
 
 def score_ids(
@@ -97,22 +95,19 @@ def score_ids(
     return TokenLogprobs(only.ids + list(ids), only.values + values, only.ranks + ranks)
 
 
-def _greater(x: Tensor, value: Tensor) -> Tensor:
-    """How many of each row are strictly greater. x: [B, V], value: [B, 1]."""
-    if x.device.type != "cpu" or x.dtype != torch.float32:
-        return (x > value).sum(-1)
-    return torch.from_numpy(np.count_nonzero(x.numpy() > value.numpy(), axis=-1))
-
-
 def _sorted(x: Tensor) -> Tensor:
     return x.sort(dim=-1, descending=True, stable=True).indices
 
 
-def best(x: Tensor, k: int) -> Tensor:
+def best(x: Tensor, k: int, scratch: Scratch) -> Tensor:
     """Columns of the k greatest of each row, best first, equal ones by column. [B, k] int64."""
-    k = min(k, x.shape[1])
-    columns, values, counts = above(x, lower_bounds(x, torch.full((len(x),), k, device=x.device)))
-    if int(counts.min()) < k:  # masked tokens fill the list
+    if k == 0:
+        return torch.empty((len(x), 0), dtype=torch.int64, device=x.device)
+    if k == ALL or k >= x.shape[1]:
+        return _sorted(x)
+    wanted = torch.full((len(x),), k, device=x.device)
+    columns, values = scratch.lane.above(x, lower_bounds(x, wanted))
+    if bool((values > LOWEST).sum(-1).min() < k):  # masked tokens fill the list
         return _sorted(x)[:, :k]
     return columns.gather(1, _sorted(values)[:, :k])
 

@@ -185,16 +185,25 @@ class Sampler:
     ) -> tuple[Tensor, Tensor]:
         if not recipe.random:
             return argmax(work, self._scratch)
+        draws = [self._draw(work, recipe, group, positions) for group in range(len(recipe.random))]
+        if len(draws) == 1 and recipe.random[0].rows is None:
+            return draws[0]
         ids = torch.empty(len(work), dtype=torch.int64, device=self.device)
         tops = torch.empty(len(work), device=self.device)
         if recipe.greedy:
             rows = torch.tensor(recipe.greedy, device=self.device)
             ids[rows], tops[rows] = argmax(work.index_select(0, rows), self._scratch)
-        for cuts, slots in zip(recipe.random, recipe.shares):
-            shares = self._uniforms.at(slots, [positions[row] for row in cuts.numbers])
-            on_device = torch.from_numpy(shares).to(self.device)
-            sample(work, cuts, on_device, self._scratch, ids, tops)
+        for cuts, (group_ids, group_tops) in zip(recipe.random, draws):
+            ids[cuts.rows], tops[cuts.rows] = group_ids, group_tops
         return ids, tops
+
+    def _draw(
+        self, work: Tensor, recipe: Recipe, group: int, positions: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        cuts = recipe.random[group]
+        at = [positions[row] for row in cuts.numbers]
+        shares = torch.from_numpy(self._uniforms.at(recipe.shares[group], at)).to(self.device)
+        return sample(work, cuts, shares, self._scratch)
 
     # --- recipes ---
 

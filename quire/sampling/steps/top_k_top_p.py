@@ -12,30 +12,15 @@ The vocabulary is not sorted. A bound that no kept token is below leaves a short
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from quire.sampling.rows import (
-    LOWEST,
-    Scratch,
-    above,
-    chunk_sums,
-    draw,
-    exp_,
-    lower_bounds,
-    search,
-    select,
-)
+from quire.sampling.rows import LOWEST, Scratch, joined, lower_bounds, select
 
 SLACK = 1e-3
 """How far, in logits, a bound stays below what rounding could move."""
-
-SHORT = 4096
-"""Lists longer than this are cut by a histogram before anything is sorted."""
 
 
 @dataclass(slots=True)
@@ -81,27 +66,24 @@ def make_cuts(
     )
 
 
-def sample(
-    logits: Tensor, cuts: Cuts, shares: Tensor, scratch: Scratch, ids: Tensor, tops: Tensor
-) -> None:
-    """Draw a token for each row of `cuts`, into ids[those rows]; their best logit into tops.
+def sample(logits: Tensor, cuts: Cuts, shares: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+    """Draw a token for each row of `cuts`. Returns ids [n] int64 and the rows' best logits [n].
 
     logits: [R, V] any float dtype, not changed. shares: [n] float64 in [0, 1), one draw each.
     """
+    ids, tops = [], []
     for block in scratch.blocks(len(cuts.numbers)):
-        x = select(logits, cuts.rows, block)
-        z, top = _scaled(x, cuts, block, scratch)
+        z, top = _scaled(select(logits, cuts.rows, block), cuts, block, scratch)
         if cuts.plain:
-            exp_(z)
-            found = draw(scratch.take(0, len(z)), shares[block])
+            scratch.lane.exp_(z)
+            found = scratch.lane.draw(scratch.take(0, len(z)), shares[block])
             found.clamp_(max=scratch.vocab - 1)  # a spoilt row may find padding
         else:
             columns, weights = keep(z, cuts, block, scratch)
-            at = search(weights.double().cumsum(-1), shares[block])
-            found = columns.gather(1, at[:, None])[:, 0]
-        where = block if cuts.rows is None else cuts.rows[block]
-        ids[where] = found
-        tops[where] = top
+            found = columns.gather(1, scratch.lane.search(weights, shares[block])[:, None])[:, 0]
+        ids.append(found)
+        tops.append(top)
+    return joined(ids), joined(tops)
 
 
 def processed(logits: Tensor, cuts: Cuts, scratch: Scratch) -> Tensor:
@@ -137,23 +119,23 @@ def keep(z: Tensor, cuts: Cuts, block: slice, scratch: Scratch) -> tuple[Tensor,
 
     Returns columns [B, C] in id order and weights [B, C] float32, 0 where cut off or padding.
     """
-    mass = None
+    lane, mass = scratch.lane, None
     if cuts.by_mass is not None:
         weights = scratch.take(1, len(z))
-        exp_(weights[:, : scratch.vocab].copy_(z))
-        mass = chunk_sums(weights)[:, -1]
-    columns, values, _ = above(z, _bounds(z, cuts, block, mass))
-    weights = exp_(values.clone())
+        lane.exp_(weights[:, : scratch.vocab].copy_(z))
+        mass = lane.chunk_sums(weights)[:, -1]
+    columns, values = lane.above(z, _bounds(z, cuts, block, mass))
+    weights = lane.exp_(values.clone())
     if cuts.min_p is not None:
         weights.masked_fill_(weights < cuts.min_p[block, None], 0.0)
         values.masked_fill_(weights == 0, -torch.inf)
     if cuts.top_k is not None:
-        weights.masked_fill_(values < _kth(values, cuts.top_k[block])[:, None], 0.0)
+        weights.masked_fill_(values < lane.kth(values, cuts.top_k[block])[:, None], 0.0)
     if cuts.top_p is not None:
-        left = weights.double().cumsum(-1)[:, -1]
+        left = weights.cumsum(-1, dtype=torch.float64)[:, -1]
         if mass is not None and cuts.by_mass is not None:
             left = torch.where(cuts.by_mass[block], mass, left)
-        _cut_by_mass(weights, cuts.top_p[block], left)
+        lane.cut_by_mass(weights, cuts.top_p[block], left)
     return columns, weights
 
 
@@ -170,58 +152,3 @@ def _bounds(z: Tensor, cuts: Cuts, block: slice, mass: Tensor | None) -> Tensor:
         rare = ((1 - cuts.top_p[block]) * mass / z.shape[1]).log().float() - SLACK
         least = torch.where(cuts.by_mass[block], torch.maximum(least, rare), least)
     return least
-
-
-def _kth(values: Tensor, k: Tensor) -> Tensor:
-    """The k-th greatest of each row; -inf where k is 0 or the row has fewer. [B]."""
-    most = min(max(1, int(k.max())), values.shape[1])
-    best = values.topk(most, dim=-1).values
-    found = best.gather(1, (k - 1).clamp_(0, most - 1)[:, None])[:, 0]
-    return torch.where((k > 0) & (k <= most), found, -torch.inf)
-
-
-def _cut_by_mass(weights: Tensor, top_p: Tensor, mass: Tensor) -> None:
-    """Zero what lies past top_p x mass, in place. Rows with top_p 1 stay as they are."""
-    limit = torch.where(top_p < 1, top_p * mass, math.inf)
-    long = ((weights > 0).sum(-1) > SHORT) & (top_p < 1)
-    if weights.device.type == "cpu" and bool(long.any()):
-        for row in long.nonzero()[:, 0].tolist():
-            _cut_long(weights[row].numpy(), float(limit[row]))
-        limit = torch.where(long, math.inf, limit)
-        if bool(long.all()):
-            return
-    order = _descending(weights)
-    sorted_weights = weights.gather(1, order).double()
-    before = sorted_weights.cumsum(-1) - sorted_weights
-    kept = torch.zeros_like(weights, dtype=torch.bool)
-    kept.scatter_(1, order, before < limit[:, None])
-    weights.masked_fill_(~kept, 0.0)
-
-
-def _descending(weights: Tensor) -> Tensor:
-    """Places of each row's weights (>= 0), greatest first, equal ones in order. [B, C] int64."""
-    rank = (weights.view(torch.int32).long() ^ 0x7FFFFFFF) << 32
-    rank |= torch.arange(weights.shape[1], device=weights.device)
-    if rank.device.type == "cpu":
-        rank = torch.from_numpy(np.sort(rank.numpy(), axis=-1))
-    else:
-        rank = rank.sort(-1).values
-    return rank & 0xFFFFFFFF
-
-
-def _cut_long(weights: np.ndarray, limit: float) -> None:
-    """_cut_by_mass of one long row: find the histogram bin in which the limit lies, sort only that.
-
-    A bin is the upper half of a float's bits, so bins are in order of weight.
-    """
-    bins = weights.view(np.int32) >> 16
-    masses = np.bincount(bins, weights=weights)[::-1]
-    running = masses.cumsum()
-    crossing = min(int(np.searchsorted(running, limit)), len(masses) - 1)
-    bin_at = len(masses) - 1 - crossing
-    inside = np.flatnonzero(bins == bin_at)
-    inside = inside[np.argsort(-weights[inside], kind="stable")]
-    before = (running[crossing] - masses[crossing]) + weights[inside].cumsum(dtype=np.float64)
-    before -= weights[inside]
-    weights[inside[before >= limit]] = 0.0
-    weights[bins < bin_at] = 0.0

@@ -6,8 +6,9 @@ import torch
 from scipy.stats import chisquare
 
 from quire.core.params import SamplingParams
+from quire.sampling.on_host import SHORT
 from quire.sampling.rows import Scratch
-from quire.sampling.steps.top_k_top_p import SHORT, make_cuts, processed
+from quire.sampling.steps.top_k_top_p import make_cuts, processed
 from tests.cpu.sampling.cases import exact, filled, normal, sequence
 
 ROWS, STEPS = 256, 120
@@ -85,7 +86,7 @@ def test_equal_logits_are_drawn_equally():
     "kw", [{"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 5000, "top_p": 0.8}, {"top_k": 0}]
 )
 def test_flat_rows_too_long_to_sort_keep_exactly_the_same_tokens(kw):
-    vocab = 3 * SHORT
+    vocab = 12 * SHORT
     logits = (normal(2, vocab, seed=6, scale=0.5) * 64).round() / 64  # many ties
     params = SamplingParams(**kw)
     values = [(params.temperature, params.min_p, params.top_k, params.top_p)] * 2
