@@ -31,7 +31,7 @@ REFUSED = [
     ("llama", {"rope_parameters": {"a": {"rope_theta": 1.0}}}, "differs by layer type"),
     ("llama", {"partial_rotary_factor": 2.0}, "partial_rotary_factor turns 32 of head_dim 16"),
     ("llama", {"quantization_config": {"quant_method": "awq"}}, "quantization_config .*'awq'"),
-    ("llama", {"model_type": "lama"}, "did you mean .*llama"),
+    ("llama", {"model_type": "llama_3"}, "did you mean .*llama"),
     ("llama", {"model_type": "build"}, "no 'build' in quire.models"),
     ("mistral_window", {"sliding_window": "4k"}, "sliding_window is '4k'"),
     ("mistral_window", {"sliding_window": 0}, "sliding_window is 0"),
