@@ -8,9 +8,9 @@ torch is imported only where a tensor is made: headers are for tools without it.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
 from quire.errors import WeightError
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 UNREADABLE = (
     *(OSError, EOFError, RuntimeError, ValueError, LookupError, TypeError, AttributeError),
-    pickle.UnpicklingError,
+    UnpicklingError,
 )
 """What torch.load raises on files that are no pickles, or not of weights alone."""
 
