@@ -18,8 +18,9 @@ VOCAB = 6
 MOD = 1_000_003
 
 
-def cell(state, token, group):
-    return (state * 31 + token * 7 + group * 3 + 1) % MOD
+def cell(state, token, group, salt):
+    """salt: what else separates contents, an adapter for one, makes other contents."""
+    return (state * 31 + token * 7 + group * 3 + sum(salt) + 1) % MOD
 
 
 def fold(cells):
@@ -34,7 +35,7 @@ def draw(state, seed, position):
     return (state ^ (seed * 7919 + position * 104_729)) % VOCAB
 
 
-def said(prompt, length, *, windows=(None,), seed=0):
+def said(prompt, length, *, windows=(None,), seed=0, salt=b""):
     """The first `length` output tokens, with no cache at all."""
     tokens, cells = list(prompt), [[] for _ in windows]
     for position in range(len(prompt) + length):
@@ -43,7 +44,7 @@ def said(prompt, length, *, windows=(None,), seed=0):
             seen = cells[g] if w is None else cells[g][max(0, position - w + 1) :]
             state = (state * 41 + fold(seen)) % MOD
         for g in range(len(windows)):
-            cells[g].append(cell(state, tokens[position], g))
+            cells[g].append(cell(state, tokens[position], g, salt))
         if position + 1 == len(tokens):
             state = 0
             for g, w in enumerate(windows):
@@ -76,7 +77,26 @@ class FakeModel:
             self.tables[seq.slot] = [[] for _ in self.windows]
         for seq in plan.moved:
             self.tables[seq.slot] = [[] for _ in self.windows]
-        self.queue.append((plan, [self._row(row) for row in plan.rows]))
+        rows = [self._row(row) for row in plan.rows]
+        self._check_fence(plan, rows)
+        self.queue.append((plan, rows))
+
+    def _check_fence(self, plan, rows):
+        """Nobody may write what a step in flight reads for somebody else: it may be late."""
+        for other, theirs in self.queue:
+            read = {b for *_, tables in theirs for t in tables for b in t}
+            read |= {c.src for c in other.copies}
+            written = {c.dst for c in (*plan.copies, *plan.swap_in)}
+            assert not read & written, "a block was handed out too early"
+            for seq, _, start, tokens, _, tables in rows:
+                blocks = {
+                    t[p // self.size] for t in tables for p in range(start, start + len(tokens))
+                }
+                for whose, *_, old in theirs:
+                    clash = blocks & {b for t in old for b in t}
+                    assert seq is whose or not clash, "a block was handed out too early"
+            back = {c.src for c in other.swap_in}
+            assert not back & {c.dst for c in plan.swap_out}, "a host block was reused too early"
 
     def _row(self, row):
         seq = row.seq
@@ -132,7 +152,7 @@ class FakeModel:
             for g in range(len(self.windows)):
                 block = tables[g][p // self.size]
                 assert block != NO_BLOCK
-                self.device[block][p % self.size] = cell(state, token, g)
+                self.device[block][p % self.size] = cell(state, token, g, seq.request.salt)
         if not samples:
             return ()
         end, state = start + len(tokens), 0

@@ -14,6 +14,7 @@ from tests.pure.core.workload import (
     random_beams,
     random_requests,
     random_run,
+    random_squeeze,
 )
 
 
@@ -25,6 +26,11 @@ def test_output_does_not_depend_on_anything_inside_the_engine(seed):
 @pytest.mark.parametrize("seed", range(60))
 def test_beams_say_what_they_would_say_alone(seed):
     random_beams(seed)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_output_survives_being_preempted_over_and_over(seed):
+    random_squeeze(seed)
 
 
 @pytest.mark.parametrize("swap", [False, True])

@@ -23,6 +23,14 @@ from quire.core.types import Request, StepResult, Stop
 from tests.pure.core.fake_model import VOCAB, FakeModel, said
 
 
+class Moody(SeatLimit):
+    """Has another number of seats in each step, so that those who run may not all go on."""
+
+    def begin(self, sequences):
+        self.seats = self.seats * 5 % 7 + 1  # 1, 6, 3, 2, 4, 7, ...
+        self.left = self.seats
+
+
 @dataclass
 class Setup:
     blocks: int = 1000
@@ -35,6 +43,7 @@ class Setup:
     chunk_cap: int = 0
     partial: int = 0
     long: tuple = ()
+    moody: bool = False
     priority: bool = False
     swap: bool = False
     host: int = 0
@@ -52,6 +61,8 @@ class Setup:
             limits.append(WholePrompts(self.budget))
         if self.partial:
             limits.append(PartialPrefills(self.partial))
+        if self.moody:
+            limits.append(Moody(1))
         if self.long:
             limits.append(LongPrefills(*self.long))
         return limits
@@ -91,7 +102,13 @@ class Outcome:
 
 def expected(request, index, windows):
     """What the sequence must say, from the model alone."""
-    out = said(request.prompt, request.stop.max_tokens, windows=windows, seed=request.seed + index)
+    out = said(
+        request.prompt,
+        request.stop.max_tokens,
+        windows=windows,
+        seed=request.seed + index,
+        salt=request.salt,
+    )
     ids = request.stop.eos_ids | request.stop.token_ids
     for i, token in enumerate(out, 1):
         if token in ids and i >= request.stop.min_tokens:
@@ -248,6 +265,7 @@ def random_setup(rng, requests, windows=None):
     setup.chunk_cap = rng.choice([0, 0, 2, 5])
     setup.partial = rng.choice([0, 0, 1, 2])
     setup.long = rng.choice([(), (), (1, 8)])
+    setup.moody = rng.random() < 0.1
     setup.priority = rng.random() < 0.4
     setup.swap = rng.random() < 0.5
     setup.host = rng.choice([0, 3, 20, 100])
@@ -276,7 +294,7 @@ def random_aborts(rng, requests):
     return aborts
 
 
-def random_run(seed, **fixed):
+def random_run(seed, most_steps=20_000, **fixed):
     """The whole workload of one seed; raises AssertionError if anything shows."""
     rng = random.Random(seed)
     requests = random_requests(rng)
@@ -289,12 +307,38 @@ def random_run(seed, **fixed):
     for name, value in fixed.items():
         setattr(setup, name, value)
     run = Run(setup, requests)
-    out = run.go()
+    out = run.go(most_steps)
     check_outcome(run, out)
     return out
 
 
-def random_beams(seed):
+def random_squeeze(seed, most_steps=20_000):
+    """Little memory and long outputs, the important ones coming last: everybody is preempted."""
+    rng = random.Random(seed)
+    heads = [tuple(rng.randrange(VOCAB) for _ in range(8)) for _ in range(2)]
+    requests = [
+        Request(
+            f"s{i}",
+            rng.choice(heads)[: rng.randrange(1, 9)],
+            Stop(rng.randrange(10, 30)),
+            n=rng.choice([1, 1, 2]),
+            priority=rng.choice([0, -i]),
+            arrived_at=float(i),
+        )
+        for i in range(rng.randrange(3, 8))
+    ]
+    setup = random_setup(rng, requests)
+    setup.blocks = max(least_blocks(setup, r) for r in requests) + rng.randrange(3)
+    setup.host = rng.choice([0, setup.blocks // 2, setup.blocks * 3])
+    setup.budget, setup.seats, setup.slots = rng.choice([6, 40]), 20, 20
+    setup.chunked, setup.watermark, setup.priority = True, 0.0, rng.random() < 0.7
+    run = Run(setup, requests)
+    out = run.go(most_steps)
+    check_outcome(run, out)
+    return out
+
+
+def random_beams(seed, most_steps=20_000):
     """Beam search as a client does it: held parents, children that go on from them, releases."""
     rng = random.Random(seed)
     setup = random_setup(rng, [Request("x", (1,) * 40, Stop(8))])
@@ -308,7 +352,7 @@ def random_beams(seed):
     while alive:
         while not all((r.id, 0) in run.out.finish for r in alive):
             run.step()
-            assert run.out.steps < 20_000, "no progress"
+            assert run.out.steps < most_steps, "no progress"
         run.requests += alive
         children = []
         for parent in alive:
@@ -321,6 +365,7 @@ def random_beams(seed):
         alive = _cut(run, children)
     while run.flying or not run.scheduler.idle:
         run.step()
+        assert run.out.steps < most_steps, "no progress"
     run.close()
     check_outcome(run, run.out)
     return run.out

@@ -1,0 +1,266 @@
+"""Single-line bugs for the core, and the search for them.
+
+Each runs in a process of its own, which imports one module of quire.core with the bug in it:
+
+    python -m tests.pure.core.planted NUMBER SEEDS     exits with CAUGHT, or 0 if nobody noticed
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+CAUGHT = 42  # an exit status that no crash has
+CORE = Path(__file__).resolve().parents[3] / "quire" / "core"
+
+
+class Bug(NamedTuple):
+    """What is wrong once `old` (which the file has exactly once) reads `new`."""
+
+    what: str
+    file: str
+    old: str
+    new: str
+
+
+BUGS = (
+    Bug(
+        "the whole prompt may be taken from the cache",
+        "kv_cache.py",
+        "keys = self._keys(seq, (len(seq.tokens) - 1) // self.block_size)",
+        "keys = self._keys(seq, len(seq.tokens) // self.block_size)",
+    ),
+    Bug(
+        "a block's key leaves out the blocks before it",
+        "kv_cache.py",
+        "keys.append(sha256(parent + chunk).digest())",
+        "keys.append(sha256(sha256(seq.request.salt).digest() + chunk).digest())",
+    ),
+    Bug(
+        "the salt does not count",
+        "kv_cache.py",
+        "else sha256(seq.request.salt).digest()",
+        'else sha256(b"").digest()',
+    ),
+    Bug(
+        "groups do not tell their blocks apart",
+        "kv_cache.py",
+        'tuple(bytes([g]) if g else b"" for g in',
+        'tuple(b"" for g in',
+    ),
+    Bug(
+        "a block is published before it is full",
+        "kv_cache.py",
+        "first, last = since // self.block_size, seq.computed // self.block_size",
+        "first, last = since // self.block_size, -(-seq.computed // self.block_size)",
+    ),
+    Bug(
+        "finding a cached block does not hold it",
+        "block_pool.py",
+        "            self._refs[block] += 1\n            self._cached.pop(block, None)",
+        "            self._cached.pop(block, None)",
+    ),
+    Bug(
+        "an evicted block keeps its old content in the map",
+        "block_pool.py",
+        "            del self._block_of[self._key_of.pop(block)]\n",
+        "            self._key_of.pop(block)\n",
+    ),
+    Bug(
+        "the head of a sequence is evicted before its tail",
+        "block_pool.py",
+        "for block in reversed(blocks):",
+        "for block in blocks:",
+    ),
+    Bug(
+        "dropping a shared block frees it",
+        "block_pool.py",
+        "            if self._refs[block] == 0:\n",
+        "            if self._refs[block] <= 1:\n",
+    ),
+    Bug(
+        "a fork writes into the block it shares",
+        "kv_cache.py",
+        "        if not self._is_shared(seq):\n            return []\n",
+        "        return []\n",
+    ),
+    Bug(
+        "a window gives back a block too many",
+        "kv_cache.py",
+        "for i in range(self.specs[g].first(seq.computed) // self.block_size - 1, -1, -1):",
+        "for i in range(self.specs[g].first(seq.computed) // self.block_size, -1, -1):",
+    ),
+    Bug(
+        "a window slides by what is planned, not by what is computed",
+        "kv_cache.py",
+        "self.specs[g].first(seq.computed) // self.block_size - 1",
+        "self.specs[g].first(seq.planned) // self.block_size - 1",
+    ),
+    Bug(
+        "the fence lets blocks through a step early",
+        "fence.py",
+        "if after <= self._landed:",
+        "if after <= self._landed + 1:",
+    ),
+    Bug(
+        "host blocks are free again before they were read",
+        "kv_cache.py",
+        "self.host_fence.give_back([b for b in table if b != NO_BLOCK], after)\n        return _pairs",
+        "self.host_fence.give_back([b for b in table if b != NO_BLOCK], 0)\n        return _pairs",
+    ),
+    Bug(
+        "swapping out forgets the partly filled block",
+        "kv_cache.py",
+        "used = -(-seq.computed // self.block_size)",
+        "used = seq.computed // self.block_size",
+    ),
+    Bug(
+        "a preempted sequence keeps its row",
+        "scheduler.py",
+        "        draft.remove(seq)\n",
+        "",
+    ),
+    Bug(
+        "limits do not get back what a preempted row took",
+        "draft.py",
+        "                    limit.undo(seq, row.count)\n",
+        "                    pass\n",
+    ),
+    Bug(
+        "a preempted sequence keeps the token it was promised",
+        "scheduler.py",
+        "            seq.state = State.WAITING\n            self._kv.release(seq, self._flights.step)",
+        "            seq.state = State.WAITING\n            seq.tokens.append(0)",
+    ),
+    Bug(
+        "rows of those who left are applied",
+        "flights.py",
+        "            flight.dead.add(seq)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a sampled token is put one place too far",
+        "scheduler.py",
+        "                    seq.tokens[at] = token\n",
+        "                    seq.tokens[at - 1] = token\n",
+    ),
+    Bug(
+        "the fast path overlooks stop ids",
+        "scheduler.py",
+        " and token not in seq.stop_ids:",
+        ":",
+    ),
+    Bug(
+        "the fast path does not ask how much slack is left",
+        "scheduler.py",
+        "                and ones < slack\n",
+        "",
+    ),
+    Bug(
+        "min_tokens is one off",
+        "stop.py",
+        ">= stop.min_tokens",
+        "> stop.min_tokens",
+    ),
+    Bug(
+        "a sequence may be one token longer than asked",
+        "stop.py",
+        "if length >= seq.end else None",
+        "if length > seq.end else None",
+    ),
+    Bug(
+        "followers never start when their leader ends early",
+        "scheduler.py",
+        "        if seq is family.leader and family.followers:\n",
+        "        if False:\n",
+    ),
+    Bug(
+        "a finished sequence keeps its slot",
+        "scheduler.py",
+        "        self._leaves.append(seq.slot)\n",
+        "",
+    ),
+    Bug(
+        "a sequence that moved is not named",
+        "scheduler.py",
+        "            draft.moved.append(seq)\n",
+        "            pass\n",
+    ),
+    Bug(
+        "a fork shares a token that the parent has not computed",
+        "family.py",
+        "most = min(parent.computed, child.prompt_len - 1)",
+        "most = min(len(parent.tokens), child.prompt_len - 1)",
+    ),
+)
+
+
+def planted(bug: Bug, source: str) -> str:
+    assert source.count(bug.old) == 1, f"{bug.file} has {source.count(bug.old)} of {bug.old!r}"
+    return source.replace(bug.old, bug.new)
+
+
+class Planter:
+    """Imports one module of quire.core with the bug in it, the rest as they are."""
+
+    def __init__(self, bug: Bug) -> None:
+        self.path = CORE / bug.file
+        self.source = planted(bug, self.path.read_text(encoding="utf-8"))
+
+    def find_spec(self, name, path=None, target=None):
+        parts = self.path.relative_to(CORE.parents[1]).with_suffix("").parts
+        if name != ".".join(parts):
+            return None
+        return importlib.util.spec_from_file_location(name, self.path, loader=self)
+
+    def create_module(self, spec):
+        return None
+
+    def exec_module(self, module):
+        exec(compile(self.source, str(self.path), "exec"), module.__dict__)
+
+
+def caught(seeds: int) -> str | None:
+    """What noticed first, if anything did: properties of the parts, then the whole workload."""
+    from tests.pure.core import test_block_pool, test_fence, test_limits
+    from tests.pure.core.workload import random_beams, random_run, random_squeeze
+
+    searches = [
+        test_block_pool.test_the_tail_of_a_sequence_is_evicted_first,
+        test_fence.test_what_no_step_touches_returns_at_once,
+        test_limits.test_adding_a_row_to_a_draft_and_removing_it_is_nothing,
+    ]
+    for seed in range(seeds):
+        searches += [
+            partial(run, seed, most_steps=1500)
+            for run in (random_run, random_squeeze, random_beams)
+        ]
+    for search in searches:
+        try:
+            search()
+        except Exception as error:  # noqa: BLE001 - a bug may show as anything
+            return f"{_name(search)}: {type(error).__name__}: {str(error)[:100]}"
+    return None
+
+
+def _name(search: Callable[[], object]) -> str:
+    if isinstance(search, partial):
+        return f"{search.func.__name__}({search.args[0]})"
+    return search.__name__
+
+
+def main() -> int:
+    logging.disable(logging.CRITICAL)
+    sys.meta_path.insert(0, Planter(BUGS[int(sys.argv[1])]))
+    found = caught(seeds=int(sys.argv[2]))
+    print(found or "nothing noticed")
+    return CAUGHT if found else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
