@@ -140,6 +140,23 @@ struct Rows {
   }
 };
 
+// Ask for the keys and values of positions [from, to): they are scattered, no hardware would guess.
+INLINE void fetch(const AttentionArgs& a, long sequence, long kv_head, long from, long to) {
+  const long row = a.size * (a.dtype ? 2 : 4), head = a.block * row;
+  const int32_t* table = a.tables + sequence * a.table_row;
+  for (long p = from; p < to;) {
+    const long id = table[p / a.block], offset = p % a.block;
+    const long n = a.block - offset < to - p ? a.block - offset : to - p;
+    p += n;
+    if (id < 0 || id >= a.blocks) continue;
+    const char* first = a.cache + (id * 2 * a.kv_heads + kv_head) * head + offset * row;
+    for (long b = 0; b < n * row; b += 64) {
+      __builtin_prefetch(first + b, 0, 2);
+      __builtin_prefetch(first + a.kv_heads * head + b, 0, 2);
+    }
+  }
+}
+
 // Keys as panels of [steps][32] dwords; a missing one is 0.
 template <class T>
 void pack_keys(const Rows& keys, long count, long size, long steps, T* out) {
@@ -218,7 +235,7 @@ void product(const char* a, long a_row, long rows, const char* b, long panel_byt
     const int height = (int)(tiles.start(i + 1) - at), wide = panels_at_once(height);
     for (long p = 0; p < panels;) {
       const int np = p + wide <= panels ? wide : p + 2 <= panels && wide >= 2 ? 2 : 1;
-      Operand o{a + at * a_row, a_row, 4, b + p * panel_bytes, panel_bytes, steps, 0};
+      Operand o{a + at * a_row, a_row, 4, b + p * panel_bytes, panel_bytes, steps, 0, b};
       tile_of<T>(height, np, o, y + at * stride + p * PANEL, stride, add);
       p += np;
     }
@@ -281,6 +298,7 @@ struct Worker {
   const Shape& s;
   Room<T> room;
   Rows keys = {};
+  Item after = {};  // what this rank does next; count 0 if nothing
 
   void copy_queries(const Item& item) {
     const long rows = item.count * s.group, start = a.starts[item.sequence] + item.first;
@@ -291,6 +309,13 @@ struct Worker {
     }
   }
 
+  void fetch_first(const Item& item) {
+    if (item.count == 0) return;
+    const Span span = span_of(a, item);
+    const long stop = span.low / CHUNK * CHUNK + CHUNK;
+    fetch(a, item.sequence, item.kv_head, span.low, stop < span.high ? stop : span.high);
+  }
+
   void chunk(const Item& item, const Span& span, long start) {
     const long from = span.low > start ? span.low : start;
     const long to = span.high < start + CHUNK ? span.high : start + CHUNK;
@@ -299,6 +324,10 @@ struct Worker {
     // Early queries of the tile may end before this chunk: they would only add zeros.
     const long skip = (start > span.first ? start - span.first : 0) * s.group;
     if (skip >= rows) return;
+    if (to < span.high)
+      fetch(a, item.sequence, item.kv_head, to, to + CHUNK < span.high ? to + CHUNK : span.high);
+    else
+      fetch_first(after);
     keys.find(a, item.sequence, item.kv_head, start, from, to);
     pack_keys(keys, to - start, a.size, s.steps, room.k);
     pack_values(keys, to - start, a.size, room.v);
@@ -428,7 +457,11 @@ void attend(const AttentionArgs& a, const Team& team) {
   Worker<T> worker{a, s, Room<T>(team.scratch + team.rank * room_bytes(a, s), s)};
   Items items(a, s);
   Item item;
-  for (long i; items.seek(i = team.take(1), item);) worker.whole_item(item);
+  for (bool more = items.seek(team.take(1), item); more; item = worker.after) {
+    more = items.seek(team.take(1), worker.after);
+    if (!more) worker.after.count = 0;
+    worker.whole_item(item);
+  }
 }
 
 inline void run(const AttentionArgs& a, const Team& team) {

@@ -87,9 +87,12 @@ void linear_block(const LinearArgs& a, const Team& team, long first, long rows) 
   const long grain = rows > 4 ? 1 : 65536 / (panel_bytes * wide) + 1;
   const long groups = (panels + wide - 1) / wide;
   alignas(64) float sums[MAX_ACC * W];
-  for (long g; (g = team.take(grain)) < groups;)
-    for (long p = g * wide; p < panels && p < (g + grain) * wide;) {
+  for (long g = team.take(grain), after; g < groups; g = after) {
+    after = team.take(grain);
+    const long end = (g + grain) * wide < panels ? (g + grain) * wide : panels;
+    for (long p = g * wide; p < end;) {
       const int np = p + wide <= panels ? wide : 1;
+      const long later = p + np < end ? p + np : after < groups ? after * wide : p;
       for (long i = 0; i < tiles.count; i++) {
         const long at = tiles.start(i);
         const int height = (int)(tiles.start(i + 1) - at);
@@ -99,12 +102,16 @@ void linear_block(const LinearArgs& a, const Team& team, long first, long rows) 
                         a.w + p * panel_bytes,
                         panel_bytes,
                         steps,
-                        AHEAD};
+                        AHEAD,
+                        // The next panel comes from memory while this one is at work: half of it
+                        // during the first tile, half during the second.
+                        a.w + later * panel_bytes + (i & 1) * steps * 64};
         tile_of<T>(height, np, o, sums, np * PANEL, false);
         finish<T>(a, sums, np * PANEL, first + at, height, p * PANEL, np * PANEL);
       }
       p += np;
     }
+  }
 }
 
 template <class T>

@@ -20,7 +20,8 @@ struct Operand {  // where a tile finds its rows and panels
   const char* a;
   long a_row, a_step;  // bytes
   const char* b;
-  long panel_bytes, steps, ahead;  // ahead: bytes of b to prefetch, 0 for none
+  long panel_bytes, steps, ahead;  // ahead: how far in b to prefetch, bytes
+  const char* later;               // what is read after this tile: fetched a line a step
 };
 
 // y[MR][NP panels] (+)= a[MR][steps] . b[NP panels][steps], in fp32.
@@ -30,9 +31,11 @@ __attribute__((noinline)) void tile(const Operand& o, float* y, long stride, boo
   vf acc[MR][NV];
   UNROLL for (int i = 0; i < MR; i++) UNROLL for (int j = 0; j < NV; j++)
     acc[i][j] = add ? load(y + i * stride + j * W) : vf{};
-  const char *a = o.a, *b = o.b;
+  const char *a = o.a, *b = o.b, *later = o.later;
   const long a_row = o.a_row, ahead = o.ahead;
   for (long k = o.steps; k > 0; k--, a += o.a_step, b += PANEL * 4) {
+    __builtin_prefetch(later, 0, 2);
+    later += 64;
     vi column[NV];
     UNROLL for (int j = 0; j < NV; j++) {
       const char* at = b + j / PV * o.panel_bytes + j % PV * (W * 4);
