@@ -144,6 +144,7 @@ def services_of(
         max_model_len=config.scheduler.max_model_len,
         options=options,
         defaults=config.sampling.defaults,
+        has_priorities=config.scheduler.policy == "priority",
         root=config.model.name,
     )
 

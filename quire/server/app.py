@@ -36,7 +36,6 @@ def create_app(to: Services) -> FastAPI:
     app = FastAPI(
         title="quire",
         lifespan=_lifespan,
-        root_path=to.options.root_path,
         openapi_url="/openapi.json" if docs else None,
         redirect_slashes=False,
     )

@@ -103,9 +103,8 @@ class _Chat:
                     if one.index not in begun:
                         chunks.append(self._first(one.index, output, new=not begun))
                         begun.add(one.index)
-                    chunks.extend(self._delta(one))
-            if chunks:
-                yield b"".join(chunks)
+                    chunks.append(self._delta(one))
+            yield b"".join(chunks)
         if self._body.include_usage and not generation.closed:
             yield event({**self._shape.body([]), "usage": self._usage.shown()})
 
@@ -119,19 +118,17 @@ class _Chat:
             chunk["prompt_token_ids"] = output.prompt_token_ids
         return event(chunk)
 
-    def _delta(self, one: CompletionOutput) -> list[bytes]:
-        """The chunk of what is new; none if nothing shows yet."""
+    def _delta(self, one: CompletionOutput) -> bytes:
+        """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
         self._usage.completion += len(one.token_ids)
-        shown = self._logprobs(one)
-        if not (one.text or one.finish_reason or shown or self._body.return_token_ids):
-            return []
-        chunk = self._chunk(one.index, {"content": one.text}, shown, one.finish_reason)
+        delta, shown = {"content": one.text}, self._logprobs(one)
+        chunk = self._chunk(one.index, delta, shown, one.finish_reason)
         choice = chunk["choices"][0]
         if one.finish_reason is not None:
             choice["stop_reason"] = one.stop_reason
         if self._body.return_token_ids:
             choice["token_ids"] = list(one.token_ids)
-        return [event(chunk)]
+        return event(chunk)
 
     def _chunk(
         self, index: int, delta: dict[str, Any], shown: dict[str, Any] | None, finish: str | None

@@ -90,24 +90,19 @@ class _Completion:
                     self._usage.prompt += len(output.prompt_token_ids or ())
                     self._usage.cached += output.num_cached_tokens or 0
                 for one in output.outputs:
-                    chunks.extend(self._delta(place, output, one))
-            if chunks:
-                yield b"".join(chunks)
+                    chunks.append(self._delta(place, output, one))
+            yield b"".join(chunks)
         if self._body.include_usage and not generation.closed:
             yield event({**self._shape.body([]), "usage": self._usage.shown()})
 
-    def _delta(self, place: int, output: RequestOutput, one: CompletionOutput) -> list[bytes]:
-        """The chunk of what is new; none if nothing shows yet."""
+    def _delta(self, place: int, output: RequestOutput, one: CompletionOutput) -> bytes:
+        """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
         if not self._only_prompt:
             self._usage.completion += len(one.token_ids)
-        choice = self._choice(place, output, one)
-        shows = choice["text"] or choice["finish_reason"] or choice["logprobs"]
-        if not shows and not self._body.return_token_ids:
-            return []
-        chunk = self._shape.body([choice])
+        chunk = self._shape.body([self._choice(place, output, one)])
         if self._body.continuous_usage:
             chunk["usage"] = self._usage.shown()
-        return [event(chunk)]
+        return event(chunk)
 
     def _choice(self, place: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
         """The whole of a choice, or what is new of it; its first news has the echo."""

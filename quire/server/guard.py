@@ -33,8 +33,10 @@ class Guard:
             await response(scope, receive, send)
 
     def _passes(self, scope: Scope) -> bool:
-        if scope["type"] == "http" and (scope["method"] == "OPTIONS" or scope["path"] in OPEN):
-            return True
+        if scope["type"] == "http":
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if scope["method"] == "OPTIONS" or path in OPEN:
+                return True
         said = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = (said[0] if len(said) == 1 else b"").partition(b" ")
         digest = hashlib.sha256(key).digest()

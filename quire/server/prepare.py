@@ -82,6 +82,9 @@ def _prepared(
     *,
     special: bool,
 ) -> list[Prepared]:
+    if body.priority and not to.has_priorities:
+        message = f"priority {body.priority} needs a server with --scheduling-policy priority"
+        raise RequestError(message, param="priority")
     arrived_at = time.monotonic()
     side = body.truncation_side
     return [

@@ -33,6 +33,8 @@ class Services:
     options: ServerOptions = field(default_factory=ServerOptions)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams, from the model's generation config."""
+    has_priorities: bool = False
+    """The scheduler looks at the priority of a request."""
     root: str = ""
     """Where the model comes from: a name or a folder's name."""
     created: int = field(default_factory=lambda: int(time.time()))

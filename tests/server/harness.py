@@ -205,7 +205,12 @@ class Server:
     @contextmanager
     def running(self):
         config = uvicorn.Config(
-            self.app, host="127.0.0.1", port=0, log_level="critical", timeout_graceful_shutdown=1
+            self.app,
+            host="127.0.0.1",
+            port=0,
+            log_level="critical",
+            root_path=self.services.options.root_path,
+            timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(config)
         started = threading.Event()

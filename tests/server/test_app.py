@@ -141,6 +141,16 @@ def test_options_of_the_server_reach_its_answers(guarded):
     )
 
 
+def test_a_proxy_may_show_the_server_under_a_path(tokenizer):
+    options = ServerOptions(root_path="/llm", api_key=("key",))
+    with Server(tokenizer, options=options).running() as server:
+        key = {"Authorization": "Bearer key"}
+        assert httpx.get(f"{server.url}/v1/models", headers=key).status_code == 200
+        assert "/llm/openapi.json" in httpx.get(f"{server.url}/docs", headers=key).text
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/v1/models").status_code == 401
+
+
 def test_only_allowed_pages_may_ask(guarded, http):
     for origin, allowed in (
         ("https://page.example", "https://page.example"),

@@ -37,7 +37,7 @@ SHARED = [
     *(("cache_salt", v, 400) for v in ("", "a/b", "..\\x", "\0", "x" * 200, 5)),
     *(("stream_options", v, 400) for v in ({"include_usage": True}, "x", {"include_usage": "x"})),
     *(("request_id", v, 400) for v in ("a\nb", "x" * 10**4, 5)),
-    *(("priority", v, 400) for v in ("x", 1.5)),
+    *(("priority", v, 400) for v in ("x", 1.5, 3, -(2**63))),
     *(("stream", v, 400) for v in ("yes", 1)),
     *(("model", v, 404) for v in ("other", "../../etc/passwd", "")),
     *(("model", v, 400) for v in (5, [])),

@@ -54,12 +54,22 @@ def serving(*words):
 
 
 def run_printed(line):
-    got = subprocess.run([*shlex.split(line), "-sS", "--max-time", "60"], capture_output=True, text=True, check=True)
+    got = subprocess.run(
+        [*shlex.split(line), "-sS", "--max-time", "60"], capture_output=True, text=True, check=True
+    )
     return json.loads(got.stdout)
 
 
 def test_the_printed_command_works_and_sigterm_ends_the_server_cleanly(folder):
-    with serving(folder, "--load-format", "dummy", "--kv-cache-memory-bytes", "16MiB", "--served-model-name", "t") as (process, line):
+    with serving(
+        folder,
+        "--load-format",
+        "dummy",
+        "--kv-cache-memory-bytes",
+        "16MiB",
+        "--served-model-name",
+        "t",
+    ) as (process, line):
         answer = run_printed(f"{line} --no-buffer")
         assert answer["model"] == "t"
         assert answer["choices"][0]["message"]["role"] == "assistant"
