@@ -40,7 +40,7 @@ def backends() -> Registry:
 
 def select(wanted: str | None, needs: Needs) -> Choice:
     """The backend called `wanted`, or the first of ORDER that can serve. Raises ConfigError."""
-    reasons = []
+    reasons: list[str] = []
     for name in [wanted] if wanted is not None else ORDER:
         lack = missing(_caps(name), needs)
         if not lack:
