@@ -130,6 +130,10 @@ class Arena:
 class _Watch(TorchDispatchMode):
     """Refuse every torch op that is not a change of view."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first dispatch imports torch._dynamo, which takes a second
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
