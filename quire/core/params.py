@@ -553,3 +553,32 @@ class BeamSearchParams:
         for name in ("structured_outputs", "watermarking"):
             if getattr(self, name) not in (None, False):
                 raise Unsupported(f"{name}: {LATER[name]}", param=name)
+
+
+@dataclass(slots=True, eq=False)
+class LoRARequest:
+    """An adapter, by name. Adapters are not built yet: giving one to a request is refused."""
+
+    lora_name: str
+    """What it is called; two of one name are the same adapter."""
+    lora_int_id: int
+    """A number of its own, >= 1."""
+    lora_path: str = ""
+    """Folder of the adapter."""
+    base_model_name: str | None = None
+    """Of which model it is an adapter."""
+    load_inplace: bool = False
+    """Replace a loaded adapter of this name."""
+    is_3d_lora_weight: bool = False
+    """Its expert weights are three-dimensional."""
+
+    def __post_init__(self) -> None:
+        _check_int("lora_int_id", self.lora_int_id, 1, None, "an integer >= 1")
+        if not self.lora_path:
+            raise _fail("lora_path", self.lora_path, "a folder")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, LoRARequest) and self.lora_name == other.lora_name
+
+    def __hash__(self) -> int:
+        return hash(self.lora_name)

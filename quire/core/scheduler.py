@@ -19,13 +19,12 @@ from typing import Literal
 
 from quire.core.admission import check_length, check_request
 from quire.core.draft import Draft
-from quire.core.family import Family, best_parent
 from quire.core.flights import Flight, Flights
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
 from quire.core.order.base import Order
 from quire.core.prompt_logprobs import PromptLogprobs
-from quire.core.spare import Spare
+from quire.core.roster import Roster
 from quire.core.stats import SchedulerStats as SchedulerStats
 from quire.core.stop import finish
 from quire.core.types import (
@@ -50,7 +49,7 @@ WARN_EVERY = 50
 
 
 class Scheduler:
-    """A live sequence is in one place: the queue, `running`, or the followers of its family."""
+    """The only one who moves sequences, and so the only writer of them, of pools and of plans."""
 
     def __init__(
         self,
@@ -64,23 +63,17 @@ class Scheduler:
         steps_in_flight: int = 1,
         watermark: float = 0.0,
     ) -> None:
-        assert max_seqs > 0, max_seqs
         self._kv = kv
         self._limits = limits
-        self._order = order
         self._max_len = max_len
         self._swaps = preemption == "swap"
         self._watermark = int(watermark * kv.pool.size)  # blocks kept free at admission
         self._flights = Flights(steps_in_flight)
-        self._families: dict[str, Family] = {}
-        self._running: dict[Sequence, None] = {}  # in the order of admission
-        self._spare = Spare()
-        self._slots = list(range(max_seqs - 1, -1, -1))  # free ones
-        self._leaves: list[int] = []
+        self._roster = Roster(kv, order, self._flights, max_seqs)
+        self._running = self._roster.running
+        self._order = order
         self._prompt_logprobs = PromptLogprobs()
         self._stuck: tuple[Sequence, int] | None = None  # who lacked blocks when so many were there
-        self._followers = 0
-        self._swapped = 0
         self._preemptions = 0
         self._query_tokens = 0
         self._hit_tokens = 0
@@ -94,28 +87,15 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
-        check_request(request, self._families)
+        check_request(request, self._roster.families)
         check_length(request, self._kv, self._max_len)
         for limit in self._limits:
             limit.accept(request)
-        family = Family.of(request, self._max_len, self._kv.new_tables)
-        self._families[request.id] = family
-        leader = family.leader
-        if request.parent is not None:
-            parent, length = best_parent(self._families[request.parent], leader)
-            self._fork(parent, leader, length)
-            leader.cached = leader.computed
-        self._order.push(leader)
-        if family.shared_len:
-            self._followers += len(family.followers)
-        else:
-            followers, family.followers = family.followers, []
-            for seq in followers:
-                self._order.push(seq)
+        self._roster.enter(request, self._max_len)
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request and release it. The terminal updates of its sequences; [] if unknown."""
-        family = self._families.get(request_id)
+        family = self._roster.families.get(request_id)
         if family is None:
             return []
         updates = [self._ended(seq, "abort") for seq in reversed(family.alive)]
@@ -124,20 +104,13 @@ class Scheduler:
 
     def abort_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text is complete. No update follows; unknown ones are ignored."""
-        family = self._families.get(request_id)
+        family = self._roster.families.get(request_id)
         if family is not None and family.sequences[index].state is not State.FINISHED:
             self._end(family.sequences[index])
 
     def release(self, request_id: str) -> None:
         """Give up the blocks of a request made with hold=True. Unknown ones are ignored."""
-        family = self._families.get(request_id)
-        if family is None:
-            return
-        family.hold = False
-        for seq in family.sequences:
-            if seq.state is State.FINISHED and self._spare.discard(seq):
-                self._kv.release(seq, self._flights.step)
-        self._forget_if_over(family)
+        self._roster.release(request_id)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False, and nothing changed, while blocks are in use."""
@@ -152,8 +125,7 @@ class Scheduler:
         self._extend_all(draft)
         if not draft.preempted:
             self._admit(draft)
-        plan = draft.freeze(step, tuple(self._leaves))
-        self._leaves = []
+        plan = draft.freeze(step, self._roster.take_leaves())
         self._flights.launch(plan, draft.swapped)
         return plan
 
@@ -207,7 +179,7 @@ class Scheduler:
         while not kv.grow(seq, n):
             if kv.missing(seq, n) <= kv.pool.available + kv.fence.blocks:
                 return 0
-            if self._reclaim():
+            if self._roster.reclaim():
                 continue
             victim = self._order.victim(self._running)
             if victim is not seq:
@@ -220,37 +192,27 @@ class Scheduler:
                 return 0
         return n
 
-    def _reclaim(self, sparing: Sequence | None = None) -> bool:
-        """Take blocks from one who could do without. False if there is nobody."""
-        seq = self._spare.pop(sparing)
-        if seq is None:
-            return False
-        self._kv.release(seq, self._flights.step)
-        return True
-
     def _preempt(self, seq: Sequence, draft: Draft) -> None:
         draft.remove(seq)
-        while seq.tokens[-1] == UNKNOWN:
-            seq.tokens.pop()
-        self._leave(seq)
+        self._roster.leave(seq)
         copies = self._kv.swap_out(seq, self._flights.step) if self._swaps else None
         if copies:
-            seq.state = State.SWAPPED
-            self._swapped += 1
             draft.swap_out += copies
             draft.swapped.append(seq)
-        else:
-            seq.state = State.WAITING
-            self._kv.release(seq, self._flights.step)
+        self._roster.go_back(seq, swapped=bool(copies))
         seq.preemptions += 1
         draft.preempted.append(seq.request.id)
-        self._order.put_back(seq)
         self._count_preemption(seq)
 
     def _admit(self, draft: Draft) -> None:
         """Let in who waits, in order, as long as slots, limits and blocks suffice."""
         refused: list[Sequence] = []
-        while self._slots and len(self._order) and not draft.full and len(refused) < LOOK_PAST:
+        while (
+            self._roster.has_slot
+            and len(self._order)
+            and not draft.full
+            and len(refused) < LOOK_PAST
+        ):
             seq = self._order.pop()
             if self._let_in(seq, draft) or (self._unshared(seq) and self._let_in(seq, draft)):
                 continue
@@ -282,7 +244,7 @@ class Scheduler:
         grown = kv.grow(seq, n)
         assert grown, f"{seq.request.id} was let in without room for {n} tokens"
         draft.add(seq, n)
-        self._fork_followers(seq)
+        self._roster.fork_followers(seq)
         return True
 
     def _unshared(self, seq: Sequence) -> bool:
@@ -290,7 +252,7 @@ class Scheduler:
 
         Copying what is shared takes more blocks than beginning anew.
         """
-        if self._busy or not self._spare.discard(seq):
+        if self._busy or not self._roster.spare.discard(seq):
             return False
         self._kv.release(seq, self._flights.step)
         return True
@@ -305,7 +267,7 @@ class Scheduler:
         """Whether there are blocks for all its tokens. Alone, it gets whatever can be freed."""
         kv = self._kv
         while kv.short_of(seq) > kv.pool.available - (self._watermark if self._running else 0):
-            if self._busy or not self._reclaim(sparing=seq):
+            if self._busy or not self._roster.reclaim(sparing=seq):
                 self._stuck = (seq, kv.pool.available)
                 return False
         self._stuck = None
@@ -328,15 +290,11 @@ class Scheduler:
             back = self._kv.swap_in(seq, step)
             assert back is not None, f"{seq.request.id} was let in without room to swap in"
             draft.swap_in += back
-            self._swapped -= 1
         else:
             copies = self._kv.unshare(seq, step)
             assert copies is not None, f"{seq.request.id} was let in without room to unshare"
             draft.copies += copies
-            self._spare.discard(seq)
-        seq.state = State.RUNNING
-        seq.slot = self._slots.pop()
-        self._running[seq] = None
+        self._roster.seat(seq)
         draft.joins.append(seq)
 
     # -- results ------------------------------------------------------------------------------
@@ -372,9 +330,7 @@ class Scheduler:
         updates = []
         for seq in dict.fromkeys([*flight.swapped, *(row.seq for row in plan.rows)]):
             if seq.state is State.SWAPPED:
-                self._kv.release(seq, self._flights.step)
-                seq.state = State.WAITING
-                self._swapped -= 1
+                self._roster.lose_swap(seq)
             elif seq.state is State.RUNNING:
                 updates.append(self._ended(seq, "error", error=message))
         return updates
@@ -400,7 +356,7 @@ class Scheduler:
             return
         seq.computed = row.start + row.count
         self._kv.publish(seq, row.start)
-        self._fork_followers(seq)
+        self._roster.fork_followers(seq)
         if i in result.prompt_logprobs:
             self._prompt_logprobs.add(row, result.prompt_logprobs[i])
         if row.samples:
@@ -435,7 +391,7 @@ class Scheduler:
             seq.cached,
         )
 
-    # -- ends and forks -----------------------------------------------------------------------
+    # -- ends, and what it tells ---------------------------------------------------------------
 
     def _ended(self, seq: Sequence, reason: str, error: str | None = None) -> Update:
         self._end(seq)
@@ -443,64 +399,8 @@ class Scheduler:
 
     def _end(self, seq: Sequence) -> None:
         """Take a live sequence out of wherever it is. Makes no update."""
-        family = self._families[seq.request.id]
-        was_running = seq.state is State.RUNNING
-        if was_running:
-            self._leave(seq)
-        elif seq in family.followers:
-            family.followers.remove(seq)
-            self._followers -= 1
-        else:
-            self._order.remove(seq)
-            self._spare.discard(seq)
-            self._swapped -= seq.state is State.SWAPPED
-        seq.state = State.FINISHED
-        while seq.tokens[-1] == UNKNOWN:
-            seq.tokens.pop()
-        if was_running and family.hold:
-            self._spare.held[seq] = None
-        else:
-            self._kv.release(seq, self._flights.step)
+        self._roster.end(seq)
         self._prompt_logprobs.pop(seq)
-        if seq is family.leader and family.followers:
-            family.leader = family.followers.pop(0)
-            self._followers -= 1
-            self._order.put_back(family.leader)
-        self._forget_if_over(family)
-
-    def _forget_if_over(self, family: Family) -> None:
-        if not family.hold and not family.alive:
-            self._families.pop(family.request.id, None)
-
-    def _leave(self, seq: Sequence) -> None:
-        """Stop running: empty the slot; rows in flight mean nothing any more."""
-        del self._running[seq]
-        self._slots.append(seq.slot)
-        self._leaves.append(seq.slot)
-        seq.slot = -1
-        self._flights.kill(seq)
-
-    def _fork_followers(self, leader: Sequence) -> None:
-        """Let the others of a request share its prompt, once that is computed."""
-        if leader.request.n == 1:
-            return
-        family = self._families[leader.request.id]
-        if leader is not family.leader or leader.computed < family.shared_len:
-            return
-        followers, family.followers = family.followers, []
-        self._followers -= len(followers)
-        for seq in reversed(followers):
-            self._fork(leader, seq, family.shared_len)
-            seq.cached = leader.cached
-            self._order.put_back(seq)
-
-    def _fork(self, parent: Sequence, child: Sequence, length: int) -> None:
-        if length:
-            self._kv.fork(parent, child, length)
-        if child.tables[0]:
-            self._spare.sharing[child] = None
-
-    # -- checks -------------------------------------------------------------------------------
 
     def _count_preemption(self, seq: Sequence) -> None:
         self._preemptions += 1
@@ -519,8 +419,8 @@ class Scheduler:
         pool, host = self._kv.pool, self._kv.host
         return SchedulerStats(
             running=len(self._running),
-            waiting=len(self._order) - self._swapped + self._followers,
-            swapped=self._swapped,
+            waiting=len(self._order) - self._roster.swapped + self._roster.followers,
+            swapped=self._roster.swapped,
             blocks=pool.size,
             held_blocks=pool.size - pool.available,
             cached_blocks=pool.cached,
@@ -538,17 +438,4 @@ class Scheduler:
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of scheduler, cache or pools is broken."""
-        live = [*self._running, *self._order]
-        for seq in live:
-            known = len(seq.tokens) - seq.tokens.count(UNKNOWN)
-            assert 0 <= seq.computed <= seq.planned <= len(seq.tokens), f"{seq}"
-            assert seq.computed <= known, f"computed a token nobody knows: {seq}"
-            assert (seq.state is State.RUNNING) == (seq in self._running) == (seq.slot >= 0)
-        taken = [seq.slot for seq in self._running]
-        assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
-        states = [seq.state for seq in self._order]
-        assert self._swapped == states.count(State.SWAPPED)
-        families = self._families.values()
-        assert self._followers == sum(len(family.followers) for family in families)
-        assert len(live) + self._followers == sum(len(family.alive) for family in families)
-        self._kv.check([*live, *self._spare.held])
+        self._roster.check()

@@ -133,9 +133,9 @@ BUGS = (
     ),
     Bug(
         "a preempted sequence keeps the token it was promised",
-        "scheduler.py",
-        "            seq.state = State.WAITING\n            self._kv.release(seq, self._flights.step)",
-        "            seq.state = State.WAITING\n            seq.tokens.append(0)",
+        "roster.py",
+        "        while seq.tokens[-1] == UNKNOWN:\n            seq.tokens.pop()\n",
+        "",
     ),
     Bug(
         "rows of those who left are applied",
@@ -175,13 +175,13 @@ BUGS = (
     ),
     Bug(
         "followers never start when their leader ends early",
-        "scheduler.py",
+        "roster.py",
         "        if seq is family.leader and family.followers:\n",
         "        if False:\n",
     ),
     Bug(
         "a finished sequence keeps its slot",
-        "scheduler.py",
+        "roster.py",
         "        self._leaves.append(seq.slot)\n",
         "",
     ),

@@ -1,0 +1,187 @@
+"""Where each sequence is, and the moves from one place to another.
+
+    followers -> queue -> running -> (queue -> running)* -> held -> gone
+
+A live sequence is in exactly one of the first three. The roster decides nothing: the scheduler
+says who moves, and the roster keeps slots, shares, families and blocks in step with it. It is the
+scheduler's private helper.
+"""
+
+from __future__ import annotations
+
+from quire.core.family import Family, best_parent
+from quire.core.flights import Flights
+from quire.core.kv_cache import KVCache
+from quire.core.order.base import Order
+from quire.core.spare import Spare
+from quire.core.types import UNKNOWN, Request, Sequence, State
+
+
+class Roster:
+    """running: in the order of admission. spare: who could do without its blocks."""
+
+    def __init__(self, kv: KVCache, order: Order, flights: Flights, max_seqs: int) -> None:
+        assert max_seqs > 0, max_seqs
+        self._kv = kv
+        self._flights = flights
+        self._slots = list(range(max_seqs - 1, -1, -1))  # free ones
+        self._leaves: list[int] = []
+        self.order = order
+        self.families: dict[str, Family] = {}
+        self.running: dict[Sequence, None] = {}
+        self.spare = Spare()
+        self.followers = 0
+        self.swapped = 0
+
+    @property
+    def has_slot(self) -> bool:
+        return bool(self._slots)
+
+    def take_leaves(self) -> tuple[int, ...]:
+        """Slots emptied since the last call."""
+        leaves, self._leaves = tuple(self._leaves), []
+        return leaves
+
+    # -- coming -------------------------------------------------------------------------------
+
+    def enter(self, request: Request, max_len: int) -> None:
+        """Queue the sequences of a request, or have them follow the first."""
+        family = Family.of(request, max_len, self._kv.new_tables)
+        self.families[request.id] = family
+        leader = family.leader
+        if request.parent is not None:
+            parent, length = best_parent(self.families[request.parent], leader)
+            self._fork(parent, leader, length)
+            leader.cached = leader.computed
+        self.order.push(leader)
+        if family.shared_len:
+            self.followers += len(family.followers)
+        else:
+            followers, family.followers = family.followers, []
+            for seq in followers:
+                self.order.push(seq)
+
+    def fork_followers(self, leader: Sequence) -> None:
+        """Let the others of a request share its prompt, once that is computed."""
+        if leader.request.n == 1:
+            return
+        family = self.families[leader.request.id]
+        if leader is not family.leader or leader.computed < family.shared_len:
+            return
+        followers, family.followers = family.followers, []
+        self.followers -= len(followers)
+        for seq in reversed(followers):
+            self._fork(leader, seq, family.shared_len)
+            seq.cached = leader.cached
+            self.order.put_back(seq)
+
+    def _fork(self, parent: Sequence, child: Sequence, length: int) -> None:
+        if length:
+            self._kv.fork(parent, child, length)
+        if child.tables[0]:
+            self.spare.sharing[child] = None
+
+    def seat(self, seq: Sequence) -> None:
+        """From the queue, out of which the caller took it, to a slot."""
+        self.swapped -= seq.state is State.SWAPPED
+        self.spare.discard(seq)
+        seq.state = State.RUNNING
+        seq.slot = self._slots.pop()
+        self.running[seq] = None
+
+    # -- going --------------------------------------------------------------------------------
+
+    def leave(self, seq: Sequence) -> None:
+        """Stop running: empty the slot. Rows in flight mean nothing any more."""
+        del self.running[seq]
+        self._slots.append(seq.slot)
+        self._leaves.append(seq.slot)
+        seq.slot = -1
+        self._flights.kill(seq)
+        while seq.tokens[-1] == UNKNOWN:
+            seq.tokens.pop()
+
+    def go_back(self, seq: Sequence, *, swapped: bool) -> None:
+        """Wait again after having run. Its blocks are on the host if swapped, else given up."""
+        seq.state = State.SWAPPED if swapped else State.WAITING
+        self.swapped += swapped
+        if not swapped:
+            self._kv.release(seq, self._flights.step)
+        self.order.put_back(seq)
+
+    def lose_swap(self, seq: Sequence) -> None:
+        """What it has on the host is worth nothing; it begins anew."""
+        assert seq.state is State.SWAPPED, seq.state
+        self._kv.release(seq, self._flights.step)
+        seq.state = State.WAITING
+        self.swapped -= 1
+
+    def end(self, seq: Sequence) -> None:
+        """Take a live sequence out of wherever it is."""
+        family = self.families[seq.request.id]
+        held = seq.state is State.RUNNING and family.hold
+        self._remove(seq, family)
+        seq.state = State.FINISHED
+        if held:
+            self.spare.held[seq] = None
+        else:
+            self._kv.release(seq, self._flights.step)
+        if seq is family.leader and family.followers:
+            family.leader = family.followers.pop(0)
+            self.followers -= 1
+            self.order.put_back(family.leader)
+        self._forget_if_over(family)
+
+    def _remove(self, seq: Sequence, family: Family) -> None:
+        if seq.state is State.RUNNING:
+            self.leave(seq)
+        elif seq in family.followers:
+            family.followers.remove(seq)
+            self.followers -= 1
+        else:
+            self.order.remove(seq)
+            self.spare.discard(seq)
+            self.swapped -= seq.state is State.SWAPPED
+
+    def release(self, request_id: str) -> None:
+        """Hold the blocks of a request no longer than its sequences live."""
+        family = self.families.get(request_id)
+        if family is None:
+            return
+        family.hold = False
+        for seq in family.sequences:
+            if seq.state is State.FINISHED and self.spare.discard(seq):
+                self._kv.release(seq, self._flights.step)
+        self._forget_if_over(family)
+
+    def reclaim(self, sparing: Sequence | None = None) -> bool:
+        """Take blocks from one who could do without. False if there is nobody."""
+        seq = self.spare.pop(sparing)
+        if seq is None:
+            return False
+        self._kv.release(seq, self._flights.step)
+        return True
+
+    def _forget_if_over(self, family: Family) -> None:
+        if not family.hold and not family.alive:
+            self.families.pop(family.request.id, None)
+
+    # -- invariants ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError if a sequence is nowhere, in two places, or miscounted."""
+        live = [*self.running, *self.order]
+        for seq in live:
+            known = len(seq.tokens) - seq.tokens.count(UNKNOWN)
+            assert 0 <= seq.computed <= seq.planned <= len(seq.tokens), f"{seq}"
+            assert seq.computed <= known, f"computed a token nobody knows: {seq}"
+            runs = seq in self.running
+            assert (seq.state is State.RUNNING) == runs == (seq.slot >= 0), f"misplaced: {seq}"
+        taken = [seq.slot for seq in self.running]
+        assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
+        assert self.swapped == [seq.state for seq in self.order].count(State.SWAPPED)
+        families = self.families.values()
+        assert self.followers == sum(len(family.followers) for family in families)
+        alive = sum(len(family.alive) for family in families)
+        assert len(live) + self.followers == alive, f"{alive} live, {len(live)} in their places"
+        self._kv.check([*live, *self.spare.held])
