@@ -84,7 +84,8 @@ class _Serving:
         """Serve until told to stop; the exit status."""
         if self._options.access_log:
             _show_access_log()
-        signal.signal(signal.SIGTERM, _leave)  # what uvicorn calls when it has drained
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _leave)  # uvicorn drains, and then raises the signal again
         self._server.run([self._listener])
         return 1 if self._dead is not None or not self._server.started else 0
 

@@ -15,23 +15,6 @@ import pytest
 
 from quire.cli.serve import main
 from quire.errors import ConfigError
-from tests.server.harness import make_tokenizer
-
-SHAPE = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 32, "intermediate_size": 64,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0, "max_position_embeddings": 512, "hidden_act": "silu", "tie_word_embeddings": True,
-    "torch_dtype": "float32",
-}  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    made = tmp_path_factory.mktemp("model")
-    tokenizer = make_tokenizer(made)
-    config = {**SHAPE, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    (made / "config.json").write_text(json.dumps(config))
-    return made
 
 
 @contextmanager
@@ -60,37 +43,47 @@ def run_printed(line):
     return json.loads(got.stdout)
 
 
-def test_the_printed_command_works_and_sigterm_ends_the_server_cleanly(folder):
-    with serving(
-        folder,
-        "--load-format",
-        "dummy",
-        "--kv-cache-memory-bytes",
-        "16MiB",
-        "--served-model-name",
-        "t",
-    ) as (process, line):
-        answer = run_printed(f"{line} --no-buffer")
-        assert answer["model"] == "t"
-        assert answer["choices"][0]["message"]["role"] == "assistant"
+def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
+    with serving("--kv-cache-memory-bytes", "64MiB") as (process, line):
+        answer = run_printed(line)
+        assert answer["model"] == "embedded"
+        assert "Paris" in answer["choices"][0]["message"]["content"]
+        assert answer["choices"][0]["finish_reason"] == "stop"
         url = re.search(r"http://[0-9.:]+", line)[0]
-        body = {"prompt": "a", "max_tokens": 480, "ignore_eos": True, "stream": True}
+        body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             process.send_signal(signal.SIGTERM)
-            rest = list(lines)  # what runs may end
+            rest = list(lines)
         assert rest[-2] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-4]
         assert process.wait(20) == 0
 
 
-def test_a_taken_port_is_told_before_anything_is_loaded(folder):
+def test_runs_that_outlast_the_shutdown_are_told_so():
+    with serving("embedded", "--kv-cache-memory-bytes", "64MiB", "--shutdown-timeout", "0") as (
+        process,
+        line,
+    ):
+        url = re.search(r"http://[0-9.:]+", line)[0]
+        body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+            lines = response.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGINT)
+            rest = list(lines)
+        assert rest[-2] == "data: [DONE]"
+        assert "the server is shutting down" in rest[-4]
+        assert process.wait(20) == 0
+
+
+def test_a_taken_port_is_told_before_anything_is_loaded():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         began = time.monotonic()
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-            main([str(folder), "--port", str(port)])
+            main(["embedded", "--port", str(port)])
         assert time.monotonic() - began < 1
 
 
