@@ -35,6 +35,9 @@ BLOCK_SIZE = 16
 DEFAULT_MAX_LEN = 2048
 UTILISATION = 0.92
 CPU_KV_BYTES = 4 * GIB
+OLD_PREFIXES = 4
+"""On a CPU, whose memory is everybody's, a share of it is not filled beyond this many times what
+the seats can use: the rest would hold ever older prefixes."""
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
     "temperature": "temperature",
@@ -292,6 +295,9 @@ def resolve_memory(
         most = shape.max_num_seqs * one.need_bytes
         if most < kv_bytes:
             reason = "max_num_seqs * max_model_len needs no more"
+    elif device.kind == "cpu":
+        one = plan_memory(model, shape, device_bytes=0, allowed_bytes=0, kv_bytes=0)
+        most = OLD_PREFIXES * shape.max_num_seqs * one.need_bytes
     plan = plan_memory(
         model,
         shape,

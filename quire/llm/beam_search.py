@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.core.types import TokenLogprobs
@@ -19,6 +20,61 @@ from quire.outputs import (
 from quire.text.prompts import Prompt
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A search that is over, and what it was for."""
+
+    engine: LLMEngine
+    prompt: Prompt
+    params: BeamSearchParams
+    search: BeamSearch
+    beams: list[Beam]
+
+    def as_beams(self) -> BeamSearchOutput:
+        """What LLM.beam_search returns: whole sequences, the prompt included."""
+        return BeamSearchOutput([self._sequence(beam) for beam in self.beams])
+
+    def as_request_output(self) -> RequestOutput:
+        """What generate() returns when it is given BeamSearchParams: a beam is an answer."""
+        prompt = list(self.search.prompt)
+        text = self.prompt if isinstance(self.prompt, str) else self._text(prompt)
+        answers = [self._answer(i, beam) for i, beam in enumerate(self.beams)]
+        return RequestOutput(self.search.name, text, prompt, None, answers, True)
+
+    def _sequence(self, beam: Beam) -> BeamSearchSequence:
+        tokens = [*self.search.prompt, *beam.tokens]
+        return BeamSearchSequence(
+            orig_prompt=self.prompt,
+            tokens=tokens,
+            logprobs=[self._entry(one) for one in beam.logprobs],
+            cum_logprob=beam.total,
+            text=self._text(tokens),
+            finish_reason=beam.finish,
+            stop_reason=beam.stop_reason,
+        )
+
+    def _answer(self, index: int, beam: Beam) -> CompletionOutput:
+        return CompletionOutput(
+            index=index,
+            text=self._text(list(beam.tokens)) or "",
+            token_ids=list(beam.tokens),
+            cumulative_logprob=beam.total,
+            logprobs=None,
+            finish_reason=beam.finish,
+        )
+
+    def _text(self, tokens: list[int]) -> str | None:
+        tokenizer = self.engine.tokenizer
+        return tokenizer.decode(tokens, self.params.skip_special_tokens) if tokenizer else None
+
+    def _entry(self, said: TokenLogprobs) -> dict[int, Logprob]:
+        tokenizer = self.engine.tokenizer
+        return {
+            token: Logprob(value, rank, tokenizer.decoded(token) if tokenizer else None)
+            for token, value, rank in zip(said.ids, said.values, said.ranks)
+        }
+
+
 def run(
     engine: LLMEngine,
     prompts: Sequence[Prompt],
@@ -28,25 +84,25 @@ def run(
     names: Sequence[str],
     at_once: int,
     use_tqdm: UseTqdm,
-) -> list[BeamSearchOutput]:
-    """Search for every prompt, at most `at_once` of them together. Outputs in order."""
+) -> list[Finished]:
+    """Search for every prompt, at most `at_once` of them together. In order."""
     searches = [
         _search(engine, prompt, params, priority, name)
         for prompt, priority, name in zip(prompts, priorities, names)
     ]
     bar = Processed(len(searches), use_tqdm)
-    outputs = []
+    found = []
     try:
         with Interruptible() as interrupt:
             for first in range(0, len(searches), at_once):
                 together = searches[first : first + at_once]
                 _run_together(engine, together, interrupt)
                 for search, prompt in zip(together, prompts[first:]):
-                    outputs.append(_output(engine, search, prompt, params))
-                    bar.finished(_counted(search))
+                    found.append(Finished(engine, prompt, params, search, search.result()))
+                    bar.finished(found[-1].as_request_output())
     finally:
         bar.close()
-    return outputs
+    return found
 
 
 def _search(
@@ -94,43 +150,3 @@ def _ask(engine: LLMEngine, search: BeamSearch) -> None:
     for request_id in search.parents():
         engine.watch(request_id, None)
         engine.engine.release(request_id)
-
-
-def _output(
-    engine: LLMEngine, search: BeamSearch, prompt: Prompt, params: BeamSearchParams
-) -> BeamSearchOutput:
-    sequences = [_sequence(engine, search, beam, prompt, params) for beam in search.result()]
-    return BeamSearchOutput(sequences)
-
-
-def _sequence(
-    engine: LLMEngine, search: BeamSearch, beam: Beam, prompt: Prompt, params: BeamSearchParams
-) -> BeamSearchSequence:
-    tokens = [*search.prompt, *beam.tokens]
-    tokenizer = engine.tokenizer
-    text = None if tokenizer is None else tokenizer.decode(tokens, params.skip_special_tokens)
-    return BeamSearchSequence(
-        orig_prompt=prompt,
-        tokens=tokens,
-        logprobs=[_entry(engine, one) for one in beam.logprobs],
-        cum_logprob=beam.total,
-        text=text,
-        finish_reason=beam.finish,
-        stop_reason=beam.stop_reason,
-    )
-
-
-def _entry(engine: LLMEngine, said: TokenLogprobs) -> dict[int, Logprob]:
-    decoded = engine.tokenizer.decoded if engine.tokenizer is not None else None
-    return {
-        token: Logprob(value, rank, decoded(token) if decoded is not None else None)
-        for token, value, rank in zip(said.ids, said.values, said.ranks)
-    }
-
-
-def _counted(search: BeamSearch) -> RequestOutput:
-    """What the bar counts."""
-    beams = [
-        CompletionOutput(i, "", beam.tokens, None, None) for i, beam in enumerate(search.result())
-    ]
-    return RequestOutput(search.name, None, list(search.prompt), None, beams, True)

@@ -15,7 +15,8 @@ from typing import Any, NoReturn, TypeVar
 
 from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.errors import RequestError, Unsupported
-from quire.llm import beam_search, metrics
+from quire.llm import metrics
+from quire.llm.beam_search import Finished, run
 from quire.llm.engine import LLMEngine, refuse_lora
 from quire.llm.profile import Profile
 from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
@@ -68,7 +69,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
-        sampling_params: Params | None = None,
+        sampling_params: Params | BeamSearchParams | None = None,
         *,
         prompt_token_ids: Sequence[Any] | None = None,
         use_tqdm: UseTqdm = True,
@@ -81,7 +82,12 @@ class LLM:
         """Complete each prompt. One output per prompt, in order.
 
         sampling_params: one for all, or one each; None: get_default_sampling_params().
+        BeamSearchParams give the beams as the outputs of each prompt.
         """
+        if isinstance(sampling_params, BeamSearchParams):
+            given = listed(prompts, prompt_token_ids)
+            found = self._search(given, sampling_params, lora_request, use_tqdm, None, priority)
+            return [one.as_request_output() for one in found]
         if guided_options_request is not None:
             raise Unsupported("guided_options_request is not supported; use structured_outputs")
         ids = self.enqueue(
@@ -214,16 +220,28 @@ class LLM:
         priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
         """The beam_width likeliest continuations of each prompt, best first."""
+        found = self._search(
+            listed(prompts), params, lora_request, use_tqdm, concurrency_limit, priority
+        )
+        return [one.as_beams() for one in found]
+
+    def _search(
+        self,
+        given: Sequence[Prompt],
+        params: BeamSearchParams,
+        lora_request: object | None,
+        use_tqdm: UseTqdm,
+        concurrency_limit: int | None,
+        priority: int | Sequence[int] | None,
+    ) -> list[Finished]:
         self._check_awake()
         refuse_lora(lora_request)
         params.refuse_later_features()
-        given = listed(prompts)
-        ranks = self._priorities(priority, len(given))
-        return beam_search.run(
+        return run(
             self.llm_engine,
             given,
             params,
-            priorities=ranks,
+            priorities=self._priorities(priority, len(given)),
             names=[f"beam-{next(self._ids)}" for _ in given],
             at_once=concurrency_limit or len(given) or 1,
             use_tqdm=use_tqdm,

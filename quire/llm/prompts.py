@@ -6,10 +6,33 @@ Not here: what a single prompt may be (quire.text.prompts).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from quire.errors import RequestError
 from quire.text.prompts import Prompt
+
+PromptType = Prompt
+
+
+class _Text(TypedDict):
+    prompt: str
+
+
+class TextPrompt(_Text, total=False):
+    """A prompt as text. Two with different salts share no cached prefix."""
+
+    cache_salt: str
+
+
+class _Tokens(TypedDict):
+    prompt_token_ids: list[int]
+
+
+class TokensPrompt(_Tokens, total=False):
+    """A prompt as token ids; text beside them is only shown."""
+
+    prompt: str
+    cache_salt: str
 
 
 def listed(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:

@@ -210,20 +210,20 @@ def _tests_for_text(tree: nodes.Template) -> bool:
     return any(test.name == "string" for test in tree.find_all(nodes.Test))
 
 
-def load_chat_template(source: str | Path | None) -> str | None:
+def load_chat_template(chat_template: str | Path | None) -> str | None:
     """The text of a template given as a path or as the text itself. None stays None."""
-    if source is None:
+    if chat_template is None:
         return None
-    if isinstance(source, Path) or not _looks_like_jinja(source):
-        path = Path(source)
+    if isinstance(chat_template, Path) or not _looks_like_jinja(chat_template):
+        path = Path(chat_template)
         try:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as e:
             raise ConfigError(
-                f"chat_template {str(source)!r} is neither the text of a Jinja template nor a "
+                f"chat_template {str(chat_template)!r} is neither the text of a Jinja template nor a "
                 f"file that can be read ({e.__class__.__name__})"
             ) from None
-    return source
+    return chat_template
 
 
 def _looks_like_jinja(text: str) -> bool:

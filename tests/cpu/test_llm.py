@@ -329,11 +329,11 @@ def test_the_engine_can_be_stepped_by_hand(llm):
 
 
 def test_an_engine_is_made_from_arguments(folder, caplog):
-    args = EngineArgs(model=str(folder), max_model_len=64, enforce_eager=True, swap_space=1)
+    args = EngineArgs(model=str(folder), max_model_len=64, worker_use_ray=True, swap_space=1)
     with caplog.at_level(logging.INFO, "quire"):
         llm = LLM.from_engine_args(args)
     assert llm.llm_engine.model_config.max_model_len == 64
-    assert "enforce_eager=True has no effect" in caplog.text
+    assert "worker_use_ray=True has no effect" in caplog.text
     assert LLMEngine.from_engine_args(args).get_tokenizer().eos_token == "<|im_end|>"
 
 

@@ -113,3 +113,14 @@ def test_bad_prompts_and_later_features_are_refused(llm):
         llm.beam_search("a", BeamSearchParams(2, 2, watermarking=True))
     with pytest.raises(Unsupported):
         llm.beam_search("a", BeamSearchParams(2, 2), lora_request=object())
+
+
+def test_generate_takes_beam_search_parameters(llm):
+    params = BeamSearchParams(2, 3, ignore_eos=True)
+    beams = llm.beam_search("Hello", params)[0].sequences
+    output = llm.generate("Hello", params, use_tqdm=False)[0]
+    assert output.prompt == "Hello"
+    assert [output.prompt_token_ids + o.token_ids for o in output.outputs] == [
+        b.tokens for b in beams
+    ]
+    assert [o.cumulative_logprob for o in output.outputs] == [b.cum_logprob for b in beams]

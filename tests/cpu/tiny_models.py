@@ -69,12 +69,12 @@ def write_model(folder, model_type="llama", *, generation=None, template=TEMPLAT
     return folder
 
 
-def write_hub(root, models):
+def write_hub(root, models, **more):
     """A hub cache that holds these models: name -> model type. Returns the cache folder."""
     for name, model_type in models.items():
         repository = root / f"models--{name.replace('/', '--')}"
         commit = "0123456789abcdef0123456789abcdef01234567"
-        write_model(repository / "snapshots" / commit, model_type)
+        write_model(repository / "snapshots" / commit, model_type, **more)
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text(commit)
     return root

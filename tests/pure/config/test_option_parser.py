@@ -34,7 +34,7 @@ def test_dicts_take_json_or_dotted_keys():
 
 
 def test_short_and_old_names_work():
-    assert parse("-tp", "1", "--enforce-eager", "--swap-space", "2")[0] == {
+    assert parse("-tp", "1", "--worker-use-ray", "--enforce-eager", "--swap-space", "2")[0] == {
         "enforce_eager": True,
         "swap_space": 2.0,
     }

@@ -69,8 +69,11 @@ def test_features_that_are_off_are_no_reason_to_refuse(name):
 
 def test_harmless_names_are_accepted_with_a_line(caplog):
     with caplog.at_level(logging.INFO, "quire"):
-        assert Options.of({"enforce_eager": True, "use_v2_block_manager": True}) == Options()
-    assert "enforce_eager=True has no effect" in caplog.text
+        assert (
+            Options.of({"disable_custom_all_reduce": True, "use_v2_block_manager": True})
+            == Options()
+        )
+    assert "disable_custom_all_reduce=True has no effect" in caplog.text
     assert "use_v2_block_manager" in caplog.text
 
 
@@ -93,7 +96,7 @@ def test_ranges_are_checked():
 
 
 def test_engine_args_are_a_dataclass_over_the_same_names():
-    args = EngineArgs(model="m", max_model_len=64, enforce_eager=True)
+    args = EngineArgs(model="m", max_model_len=64, use_v2_block_manager=True)
     assert args.model == "m"
     assert Options.of(dataclasses.asdict(args)).changed() == {"model": "m", "max_model_len": 64}
     assert options_of(AsyncEngineArgs(model="m")).model.model == "m"

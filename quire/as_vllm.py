@@ -1,0 +1,256 @@
+"""Makes `import vllm` mean quire, as PyMySQL does for MySQLdb.
+
+    import quire
+    quire.install_as_vllm()          # then: from vllm import LLM, SamplingParams
+
+    python -m quire.as_vllm SCRIPT ...       a script that imports vllm, unchanged
+    python -m quire.as_vllm -m MODULE ...
+
+Nothing is copied: a finder answers for the module names below, and each name in them is fetched
+from its place in quire when first used. A name that is not here raises ImportError and says what
+there is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import dis
+import gc
+import importlib
+import importlib.abc
+import importlib.machinery
+import logging
+import runpy
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+
+from quire.errors import ConfigError
+
+VERSION = "0.33.0"
+"""The release whose names these are; scripts compare it."""
+
+_PARAMS = (
+    "BeamSearchParams GuidedDecodingParams RepetitionDetectionParams RequestOutputKind "
+    "SamplingParams SamplingType StructuredOutputsParams"
+)
+_OUTPUTS = (
+    "ClassificationOutput ClassificationRequestOutput CompletionOutput EmbeddingOutput "
+    "EmbeddingRequestOutput PoolingOutput PoolingRequestOutput RequestOutput ScoringOutput "
+    "ScoringRequestOutput"
+)
+_PROMPTS = "PromptType TextPrompt TokensPrompt"
+_ARGS = "AsyncEngineArgs EngineArgs"
+_METRICS = "Counter Gauge Histogram Metric Vector"
+_SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig"
+
+PLACES: Mapping[str, Mapping[str, str]] = {
+    "vllm": {
+        "quire.llm": "LLM LLMEngine",
+        "quire.core.params": "SamplingParams",
+        "quire.config.args": _ARGS,
+        "quire.outputs": _OUTPUTS,
+        "quire.llm.prompts": _PROMPTS,
+    },
+    "vllm.sampling_params": {"quire.core.params": _PARAMS},
+    "vllm.outputs": {"quire.outputs": _OUTPUTS},
+    "vllm.logprobs": {"quire.outputs": "FlatLogprobs Logprob PromptLogprobs SampleLogprobs"},
+    "vllm.sequence": {"quire.outputs": "Logprob PromptLogprobs SampleLogprobs"},
+    "vllm.beam_search": {"quire.outputs": "BeamSearchOutput BeamSearchSequence"},
+    "vllm.inputs": {"quire.llm.prompts": _PROMPTS},
+    "vllm.inputs.data": {"quire.llm.prompts": _PROMPTS},
+    "vllm.config": {"quire.as_vllm": _SETTINGS},
+    "vllm.engine": {},
+    "vllm.engine.arg_utils": {"quire.config.args": _ARGS},
+    "vllm.engine.llm_engine": {"quire.llm": "LLMEngine"},
+    "vllm.entrypoints": {},
+    "vllm.entrypoints.llm": {"quire.llm": "LLM"},
+    "vllm.entrypoints.chat_utils": {"quire.text.chat": "load_chat_template"},
+    "vllm.lora": {},
+    "vllm.lora.request": {"quire.core.params": "LoRARequest"},
+    "vllm.tokenizers": {"quire.as_vllm": "get_tokenizer"},
+    "vllm.transformers_utils": {},
+    "vllm.transformers_utils.tokenizer": {"quire.as_vllm": "get_tokenizer"},
+    "vllm.utils": {"quire.config.cli": "FlexibleArgumentParser=OptionParser"},
+    "vllm.utils.argparse_utils": {"quire.config.cli": "FlexibleArgumentParser=OptionParser"},
+    "vllm.logger": {"quire.as_vllm": "init_logger"},
+    "vllm.distributed": {"quire.as_vllm": "cleanup_dist_env_and_memory"},
+    "vllm.distributed.parallel_state": {
+        "quire.as_vllm": "cleanup_dist_env_and_memory destroy_model_parallel"
+    },
+    "vllm.v1": {},
+    "vllm.v1.engine": {},
+    "vllm.v1.engine.llm_engine": {"quire.llm": "LLMEngine"},
+    "vllm.v1.metrics": {},
+    "vllm.v1.metrics.reader": {"quire.llm.metrics": _METRICS},
+    "vllm.version": {},
+}
+"""Module of vllm -> place in quire -> the names it gives (`theirs=ours` where they differ)."""
+
+COMMANDS = {
+    "vllm": (),
+    "vllm.entrypoints.cli.main": (),
+    "vllm.entrypoints.openai.api_server": ("serve",),
+}
+"""Modules that are run rather than imported -> the words of quire's command line they mean."""
+
+
+def install() -> None:
+    """Answer for `vllm` from now on, in this process. Calling it twice is harmless."""
+    if any(isinstance(finder, Finder) for finder in sys.meta_path):
+        return
+    if "vllm" in sys.modules:
+        message = "vllm is imported already; call quire.install_as_vllm() before that"
+        raise ConfigError(message)
+    sys.meta_path.insert(0, Finder())
+
+
+def uninstall() -> None:
+    """Undo install(). Names that were imported meanwhile stay as they are."""
+    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, Finder)]
+    for name in [name for name, one in sys.modules.items() if isinstance(one, Alias)]:
+        del sys.modules[name]
+
+
+class Alias(ModuleType):
+    """A module of vllm: names, and where quire keeps what they mean."""
+
+    def __getattr__(self, name: str) -> object:
+        module = self.__name__
+        if name == "__version__" and module in ("vllm", "vllm.version"):
+            return VERSION
+        place = _names(module).get(name)
+        if place is not None:
+            found = getattr(importlib.import_module(place[0]), place[1])
+            setattr(self, name, found)
+            return found
+        if f"{module}.{name}" in PLACES:
+            return importlib.import_module(f"{module}.{name}")
+        message = _missing(module, name)
+        raise ImportError(message) if _is_from_import() else AttributeError(message)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*_names(self.__name__), *super().__dir__()})
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds and makes the modules of PLACES."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "vllm" and not fullname.startswith("vllm."):
+            return None
+        if fullname not in PLACES:
+            parent, _, name = fullname.rpartition(".")
+            raise ModuleNotFoundError(_missing(parent, name), name=fullname)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return Alias(spec.name, f"quire under the name of {spec.name}.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing to run: names are fetched when used."""
+
+
+def _names(module: str) -> dict[str, tuple[str, str]]:
+    """Name -> (module of quire, name there)."""
+    found = {}
+    for place, names in PLACES[module].items():
+        for name in names.split():
+            theirs, _, ours = name.partition("=")
+            found[theirs] = (place, ours or theirs)
+    return found
+
+
+def _missing(module: str, name: str) -> str:
+    """What to say of a name that is not there: the nearest, or all there are."""
+    names = _names(module) if module in PLACES else {}
+    below = [one.removeprefix(f"{module}.") for one in PLACES if one.startswith(f"{module}.")]
+    near = difflib.get_close_matches(name, [*names, *below], n=3)
+    message = f"quire has no {module}.{name}"
+    if near:
+        return f"{message}; did you mean {' or '.join(near)}?"
+    offered = [*sorted(names), *(one for one in below if "." not in one)]
+    return f"{message}; {module} has {', '.join(offered)}" if offered else message
+
+
+def _is_from_import() -> bool:
+    """Whether the name is wanted by `from module import name`, so that ImportError is due.
+
+    Anything else (hasattr, getattr with a default) must see an AttributeError.
+    """
+    frame = sys._getframe(2)
+    return frame.f_code.co_code[frame.f_lasti] == dis.opmap["IMPORT_FROM"]
+
+
+class AttentionConfig(dict[str, object]):
+    """Settings of another engine's internals: kept, and without effect (config/foreign.py)."""
+
+
+class CompilationConfig(AttentionConfig): ...
+
+
+class KernelConfig(AttentionConfig): ...
+
+
+class ProfilerConfig(AttentionConfig): ...
+
+
+def get_tokenizer(
+    tokenizer_name: str, *, trust_remote_code: bool = False, **named: object
+) -> object:
+    """The tokenizer of a folder or hub name."""
+    from quire.text.tokenizer import load_tokenizer
+    from quire.weights.files import resolve
+
+    if named:
+        raise ConfigError(f"get_tokenizer: quire knows no {', '.join(named)} here")
+    folder = resolve(tokenizer_name, want="tokenizer")
+    return load_tokenizer(folder, trust_remote_code=trust_remote_code)
+
+
+def init_logger(name: str) -> logging.Logger:
+    return logging.getLogger(name)
+
+
+def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
+    """Free what was dropped. quire keeps nothing else alive."""
+    gc.collect()
+
+
+def destroy_model_parallel() -> None:
+    """Nothing to destroy: there is one device."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """python -m quire.as_vllm SCRIPT args... | -m MODULE args..."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if not words or words[0] in ("-h", "--help"):
+        print(__doc__)  # noqa: T201  the help of a command
+        return 0 if words else 2
+    install()
+    if words[0] == "-m":
+        return _run_module(words[1], words[2:])
+    sys.argv[:] = words
+    sys.path[0] = str(Path(words[0]).resolve().parent)
+    runpy.run_path(words[0], run_name="__main__")
+    return 0
+
+
+def _run_module(name: str, args: list[str]) -> int:
+    if name in COMMANDS:
+        from quire.cli import main as command
+
+        return command([*COMMANDS[name], *args])
+    sys.argv[:] = [name, *args]
+    sys.path[0] = ""
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return 0
+
+
+if __name__ == "__main__":
+    from quire import as_vllm  # the module itself, which scripts import too, not this copy
+
+    raise SystemExit(as_vllm.main())

@@ -1,0 +1,119 @@
+"""Scripts as their authors wrote them for vLLM run on quire, unchanged.
+
+seeds/*.py are code blocks of public tutorials; the hub names in them resolve to tiny random models
+in a hub cache of this test's own. `/models` stands for the folder an author kept models in, and
+where a tutorial wrote `...` for a name there is one.
+"""
+
+import importlib
+import os
+import pathlib
+import runpy
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from quire import as_vllm
+from quire.errors import ConfigError
+from tests.cpu.tiny_models import TEMPLATE, write_hub, write_model
+
+SEEDS = sorted((pathlib.Path(__file__).parent / "seeds").glob("*.py"))
+ANSWERED = [path for path in SEEDS if not path.stem.startswith("refused_")]
+REFUSED = [path for path in SEEDS if path.stem.startswith("refused_")]
+HUB = {
+    "facebook/opt-125m": "opt",
+    "meta-llama/Meta-Llama-3-8B-Instruct": "llama",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B": "qwen2",
+}
+LOCAL = {
+    "Qwen/Qwen3-4B": "qwen3",
+    "qwen/Qwen2___5-7B": "qwen2",
+    "deepseek-ai/DeepSeek-R1-Distill-Qwen-1___5B": "qwen2",
+}
+ENDINGS = {"eos_token_id": list(range(2, 400, 10))}  # so that random models come to an end
+WHY = {
+    "refused_lora": "enable_lora=True: LoRA is not supported yet",
+    "refused_reward": "task='reward' is not supported yet",
+    "refused_embed": "task='embed' is not supported yet",
+    "refused_classify": "task='classify' is not supported yet",
+    "refused_score": "task='score' is not supported yet",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """hub/: a hub cache. models/: an author's folder. work/: where the scripts run."""
+    root = tmp_path_factory.mktemp("seeds")
+    long = {"generation": ENDINGS, "max_position_embeddings": 8192}
+    write_hub(root / "hub", HUB, **long)
+    for name, kind in LOCAL.items():
+        write_model(root / "models" / name, kind, **long)
+    (root / "work").mkdir()
+    (root / "work" / "<path_to_template>").write_text(TEMPLATE)
+    return root
+
+
+@pytest.fixture
+def hub(place, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(place / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(place / "work")
+    as_vllm.install()
+    yield place
+    as_vllm.uninstall()
+
+
+def written(place, path):
+    """The script, with the author's folder put where it is here."""
+    script = place / "work" / path.name
+    script.write_text(path.read_text().replace('"/models/', f'"{place}/models/'))
+    return str(script)
+
+
+@pytest.mark.parametrize("path", ANSWERED, ids=lambda p: p.stem)
+def test_a_script_runs_unchanged(path, hub, capsys):
+    names = runpy.run_path(written(hub, path), run_name="__main__")
+    said = capsys.readouterr()
+    assert "Processed prompts: 100%" in said.err or path.stem == "beam_search_opt"
+    for output in names.get("outputs", names.get("output")):
+        assert output.finished
+        assert output.outputs[0].finish_reason in ("stop", "length")
+    printed = said.out.count("Generated text: ") + said.out.count("Answer: ")
+    assert printed or "RequestOutput(request_id=0" in said.out
+
+
+@pytest.mark.parametrize("path", REFUSED, ids=lambda p: p.stem)
+def test_a_script_for_what_is_not_built_is_told_so(path, hub):
+    with pytest.raises(ConfigError) as e:
+        runpy.run_path(written(hub, path), run_name="__main__")
+    assert WHY[path.stem] in str(e.value)
+
+
+def test_the_same_from_outside(place):
+    """python -m quire.as_vllm SCRIPT, with the environment that users set."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    home = place / "home"
+    if not home.exists():
+        shutil.copytree(place / "hub", home / "hub", symlinks=True)
+    variables = os.environ | {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(root)}
+    seed = next(path for path in SEEDS if path.stem == "batched_opt")
+    run = subprocess.run(
+        [sys.executable, "-m", "quire.as_vllm", written(place, seed)],
+        env=variables, check=False, capture_output=True, text=True, cwd=place / "work",
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.count("Prompt: ") == 4
+
+
+def test_every_name_of_the_alias_exists():
+    for places in as_vllm.PLACES.values():
+        for place, names in places.items():
+            for name in names.split():
+                assert hasattr(importlib.import_module(place), name.rpartition("=")[2]), (
+                    place,
+                    name,
+                )

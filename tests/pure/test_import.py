@@ -1,0 +1,117 @@
+"""What importing costs, and that public names are where users look for them."""
+
+import importlib.abc
+import subprocess
+import sys
+import time
+
+import pytest
+
+import quire
+from quire import as_vllm
+from quire.errors import ConfigError
+
+HEAVY = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "pydantic",
+    "numpy",
+    "fastapi",
+    "jinja2",
+    "huggingface_hub",
+)
+
+
+def python(code):
+    return subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+
+
+def test_import_quire_is_fast_and_light():
+    code = f"""
+import sys, time
+began = time.perf_counter()
+import quire
+quire.SamplingParams, quire.EngineArgs, quire.ConfigError
+seconds = time.perf_counter() - began
+heavy = [name for name in {HEAVY!r} if name in sys.modules]
+sys.exit(f"heavy: {{heavy}}" if heavy else f"took {{seconds:.2f}} s" if seconds > 0.3 else 0)
+"""
+    run = python(code)
+    assert run.returncode == 0, run.stderr
+
+
+def test_help_is_fast_and_light():
+    code = f"""
+import sys
+from quire.cli import main
+status = main(["--help"])
+sys.exit(status or [name for name in {HEAVY!r} if name in sys.modules] or 0)
+"""
+    began = time.perf_counter()
+    run = python(code)
+    assert run.returncode == 0, run.stderr
+    assert time.perf_counter() - began < 5
+
+
+def test_every_public_name_has_a_place():
+    assert {"LLM", "SamplingParams", "EngineArgs", "install_as_vllm"} <= set(dir(quire))
+    assert set(quire.__all__) == {*quire._FOUND, "__version__"}
+    assert quire.SamplingParams(top_k=3).top_k == 3
+    assert quire.__version__
+    with pytest.raises(AttributeError, match="no attribute 'Nope'"):
+        _ = quire.Nope
+
+
+@pytest.fixture
+def installed():
+    as_vllm.install()
+    yield
+    as_vllm.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+def test_vllm_means_quire():
+    import vllm
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.sampling_params import BeamSearchParams
+
+    assert SamplingParams is quire.SamplingParams
+    assert EngineArgs is quire.EngineArgs
+    assert vllm.sampling_params.BeamSearchParams is BeamSearchParams
+    assert vllm.__version__ == as_vllm.VERSION
+    assert "LLM" in dir(vllm)
+
+
+@pytest.mark.usefixtures("installed")
+def test_a_missing_name_says_what_there_is():
+    import vllm
+
+    assert not hasattr(vllm, "Nope")
+    assert getattr(vllm, "Nope", None) is None
+    with pytest.raises(ImportError, match="did you mean SamplingParams"):
+        from vllm import SamplngParams  # noqa: F401
+    with pytest.raises(ModuleNotFoundError, match=r"quire has no vllm\.nonsense"):
+        import vllm.nonsense
+
+
+@pytest.mark.usefixtures("installed")
+def test_settings_of_other_engines_can_be_made_and_given():
+    from vllm.config import CompilationConfig
+
+    assert quire.EngineArgs(compilation_config=CompilationConfig(level=3)).options()
+
+
+def test_installing_twice_is_harmless_and_too_late_is_an_error(monkeypatch):
+    as_vllm.install()
+    as_vllm.install()
+    assert sum(isinstance(one, as_vllm.Finder) for one in sys.meta_path) == 1
+    as_vllm.uninstall()
+    monkeypatch.setitem(sys.modules, "vllm", sys)
+    with pytest.raises(ConfigError, match="imported already"):
+        as_vllm.install()
+    assert not any(
+        isinstance(one, importlib.abc.Loader) and isinstance(one, as_vllm.Finder)
+        for one in sys.meta_path
+    )
