@@ -1,0 +1,13 @@
+"""The guard of this folder (conftest.py) is up."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["torch", "torch.nn", "triton"])
+def test_device_libraries_cannot_be_imported_here(name):
+    with pytest.raises(ImportError):
+        importlib.import_module(name)
