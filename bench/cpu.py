@@ -47,13 +47,31 @@ def transformers_rounds(folder, cases, vocab):
             t0 = time.time()
             with torch.inference_mode():
                 out = model.generate(
-                    ids, attention_mask=torch.ones_like(ids), max_new_tokens=outs[0], min_new_tokens=outs[0], do_sample=False, pad_token_id=0
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    max_new_tokens=outs[0],
+                    min_new_tokens=outs[0],
+                    do_sample=False,
+                    pad_token_id=0,
                 )
             dt = time.time() - t0
             n_out, n_in = out.numel() - ids.numel(), ids.numel()
             assert n_out == sum(outs)
             if rep:
-                print(json.dumps(dict(base, case=name, s=round(dt, 3), in_tok=n_in, out_tok=n_out, out_tok_s=round(n_out / dt, 1), total_tok_s=round((n_in + n_out) / dt, 1))), flush=True)
+                print(
+                    json.dumps(
+                        dict(
+                            base,
+                            case=name,
+                            s=round(dt, 3),
+                            in_tok=n_in,
+                            out_tok=n_out,
+                            out_tok_s=round(n_out / dt, 1),
+                            total_tok_s=round((n_in + n_out) / dt, 1),
+                        )
+                    ),
+                    flush=True,
+                )
 
 
 def run(engine, folder, cases, vocab):
@@ -61,7 +79,20 @@ def run(engine, folder, cases, vocab):
     if engine == "transformers":
         command = [sys.executable, __file__, str(folder), "--child", cases, "--vocab", str(vocab)]
     else:
-        command = [sys.executable, str(HERE / "offline.py"), "--engine", engine, "--model", str(folder), "--cases", cases, "--repeat", "1", "--vocab", str(vocab)]
+        command = [
+            sys.executable,
+            str(HERE / "offline.py"),
+            "--engine",
+            engine,
+            "--model",
+            str(folder),
+            "--cases",
+            cases,
+            "--repeat",
+            "1",
+            "--vocab",
+            str(vocab),
+        ]
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     return [json.loads(line) for line in out.splitlines() if line.startswith("{")]
 
@@ -84,10 +115,18 @@ def main():
             for engine in a.engines.split(","):
                 for line in run(engine, a.models / shape, CASES[shape], VOCAB[shape]):
                     print(json.dumps(line), flush=True)
-                    key = "total_tok_s" if line["case"] == "cpu_prefill" else "init_s" if line["case"] == "startup" else "out_tok_s"
+                    key = (
+                        "total_tok_s"
+                        if line["case"] == "cpu_prefill"
+                        else "init_s"
+                        if line["case"] == "startup"
+                        else "out_tok_s"
+                    )
                     found.setdefault((shape, line["case"], key, engine), []).append(line[key])
     for (shape, case, key, engine), values in found.items():
-        print(f"{shape:12} {case:14} {key:12} {engine:14} median {statistics.median(values):10.2f}   {sorted(values)}")
+        print(
+            f"{shape:12} {case:14} {key:12} {engine:14} median {statistics.median(values):10.2f}   {sorted(values)}"
+        )
 
 
 if __name__ == "__main__":

@@ -23,9 +23,21 @@ def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--rounds", type=int, default=5)
     a = ap.parse_args()
-    for name, code in {"python": "pass", "import quire": "import quire", "first token": FIRST}.items():
+    for name, code in {
+        "python": "pass",
+        "import quire": "import quire",
+        "first token": FIRST,
+    }.items():
         runs = [seconds(code) for _ in range(a.rounds)]
-        print(json.dumps(dict(case=name, median_s=round(statistics.median(runs), 3), runs=[round(r, 3) for r in runs])))
+        print(
+            json.dumps(
+                dict(
+                    case=name,
+                    median_s=round(statistics.median(runs), 3),
+                    runs=[round(r, 3) for r in runs],
+                )
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ class Env:
     native: bool
     """QUIRE_NATIVE=0: never use the compiled CPU kernels."""
     num_threads: int | None
-    """OMP_NUM_THREADS: CPU threads the kernels may use. Unset: every core this process may run on."""
+    """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
 
 
 def _flag(*names: str, default: bool = False) -> bool:

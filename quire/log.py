@@ -9,7 +9,7 @@ FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 
 
 def setup(level: str = "INFO") -> None:
-    """Send quire's records to stderr at `level`. Leaves the root logger and the user's set-up alone."""
+    """Send quire's records to stderr at `level`. Leaves the root logger and a user's set-up be."""
     logger = logging.getLogger("quire")
     logger.setLevel(level)
     if logger.handlers or logging.getLogger().handlers:

@@ -10,7 +10,6 @@ from types import ModuleType
 
 from quire.errors import ConfigError
 
-
 FRAME = frozenset({"base", "build", "select"})
 """Modules of a plug-in folder that are not plug-ins: its contract, and what chooses or assembles."""
 

@@ -303,9 +303,7 @@ def limits_of(said: SchedulerSection) -> list[Limit]:
     return limits
 
 
-def _folder(
-    name: str, revision: str | None, options: Options, environment: env.Env
-) -> Path:
+def _folder(name: str, revision: str | None, options: Options, environment: env.Env) -> Path:
     if name == "embedded":
         return embedded.path()
     return resolve_folder(
@@ -325,6 +323,4 @@ def _tokenizer(
         return None
     if options.model.tokenizer is not None:
         folder = _folder(said.tokenizer, said.tokenizer_revision, options, environment)
-    return load_tokenizer(
-        folder, said.tokenizer_mode, trust_remote_code=said.trust_remote_code
-    )
+    return load_tokenizer(folder, said.tokenizer_mode, trust_remote_code=said.trust_remote_code)

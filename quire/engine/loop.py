@@ -22,7 +22,12 @@ class Engine:
     """Owns the scheduler; the only caller of its methods."""
 
     def __init__(
-        self, scheduler: Scheduler, executor: Executor, *, steps_in_flight: int = 1, check: bool = False
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        steps_in_flight: int = 1,
+        check: bool = False,
     ) -> None:
         self._scheduler = scheduler
         self._executor = executor
@@ -52,7 +57,7 @@ class Engine:
         self._scheduler.release(request_id)
 
     def step(self) -> list[Update]:
-        """Plan one step and apply the oldest under way. Every accepted sequence ends in one update."""
+        """Plan one step, apply the oldest under way. Each accepted sequence ends in one update."""
         if not self._scheduler.idle:
             self._submit()
         if len(self._in_flight) >= self._depth or (self._in_flight and self._scheduler.idle):

@@ -1,9 +1,9 @@
 """Decode steps replayed from tapes instead of run through Python.
 
 A decode-only step has one token a row and samples every row, so its shape is its number of rows.
-Rows are padded up to a few sizes; the first step of a size records a tape (which also runs it), later
-ones write their inputs into the buffers the tape reads, and replay. A model whose forward pass does
-something a tape cannot repeat runs eagerly for ever: that is logged once.
+Rows are padded up to a few sizes; the first step of a size records a tape (which also runs it),
+later ones write their inputs into the buffers the tape reads, and replay. A model whose forward
+pass does something a tape cannot repeat runs eagerly for ever: that is logged once.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Graphs:
         self._positions = torch.zeros(rows, dtype=torch.int32)
         self._contexts = torch.zeros(rows, dtype=torch.int32)
         self._starts = torch.arange(rows + 1, dtype=torch.int32)
-        self._tables = [torch.full((rows, width), NO_BLOCK, dtype=torch.int32) for _ in range(groups)]
+        self._tables = [
+            torch.full((rows, width), NO_BLOCK, dtype=torch.int32) for _ in range(groups)
+        ]
         self._kv_slots = [torch.full((rows,), -1, dtype=torch.int64) for _ in range(groups)]
         self._recorder = Recorder()
         self._tapes: dict[int, Tape[Tensor]] = {}
@@ -62,7 +64,7 @@ class Graphs:
         return tape.result[:rows]
 
     def _write(self, inputs: Inputs, rows: int, size: int) -> None:
-        """Fill the first `rows` of the buffers; a padding row writes nowhere and attends to nothing."""
+        """Fill the first `rows`; a padding row writes nowhere and attends to nothing."""
         for buffer, values, blank in (
             (self._token_ids, inputs.token_ids, 0),
             (self._positions, inputs.positions, 0),

@@ -28,9 +28,7 @@ def kv_tensors(
     """
     longest = max(groups, key=lambda group: len(group.layers))
     shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in longest.layers]
-    return [
-        _zero_pages((num_blocks, 2, heads, block_size, size), dtype) for heads, size in shapes
-    ]
+    return [_zero_pages((num_blocks, 2, heads, block_size, size), dtype) for heads, size in shapes]
 
 
 def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -27,7 +27,7 @@ class Slots:
         self._joined: list[Sequence | None] = [None] * max_seqs
 
     def update(self, plan: StepPlan) -> None:
-        """Bring the rows up to the plan: joins and moved sequences whole, others by what was appended."""
+        """Bring the rows up to the plan: joins and moved ones whole, others by what was added."""
         for slot in plan.leaves:
             self._joined[slot] = None
         for seq in plan.joins:

@@ -2,7 +2,17 @@
 
 import torch
 
-from quire.config.config import CacheSection, DeviceSection, EngineConfig, LoadSection, ModelSection, ObserveSection, ParallelSection, SamplingSection, SchedulerSection
+from quire.config.config import (
+    CacheSection,
+    DeviceSection,
+    EngineConfig,
+    LoadSection,
+    ModelSection,
+    ObserveSection,
+    ParallelSection,
+    SamplingSection,
+    SchedulerSection,
+)
 from quire.config.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Stop
@@ -43,7 +53,10 @@ def model_of(hf, dtype):
     key = (hf["model_type"], dtype)
     if key not in _models:
         model_type, config = config_of(hf)
-        _models[key] = build(model_type, config, load_format="dummy", dtype=dtype, progress=False, seed=7), config
+        _models[key] = (
+            build(model_type, config, load_format="dummy", dtype=dtype, progress=False, seed=7),
+            config,
+        )
     return _models[key]
 
 
@@ -70,17 +83,45 @@ def engine_of(
     groups = group_layers(layers)
     config = EngineConfig(
         model=ModelSection(
-            name="tiny", model_type=hf["model_type"], tokenizer="", tokenizer_mode="auto", skip_tokenizer_init=True, trust_remote_code=False,
-            dtype=str(dtype).removeprefix("torch."), seed=0, vocab=hf["vocab_size"], revision=None, tokenizer_revision=None, served_names=("tiny",),
-            chat_template=None, max_logprobs=-1, logprobs_mode="raw_logprobs", logits_processors=processors, disable_sliding_window=False,
+            name="tiny",
+            model_type=hf["model_type"],
+            tokenizer="",
+            tokenizer_mode="auto",
+            skip_tokenizer_init=True,
+            trust_remote_code=False,
+            dtype=str(dtype).removeprefix("torch."),
+            seed=0,
+            vocab=hf["vocab_size"],
+            revision=None,
+            tokenizer_revision=None,
+            served_names=("tiny",),
+            chat_template=None,
+            max_logprobs=-1,
+            logprobs_mode="raw_logprobs",
+            logits_processors=processors,
+            disable_sliding_window=False,
         ),
         cache=CacheSection(
-            block_size=block_size, num_blocks=num_blocks, num_host_blocks=host_blocks, prefix_caching=prefix, dtype=str(dtype).removeprefix("torch."),
-            layers=layers, groups=groups, block_bytes=block_bytes(layers, groups, block_size, dtype.itemsize),
+            block_size=block_size,
+            num_blocks=num_blocks,
+            num_host_blocks=host_blocks,
+            prefix_caching=prefix,
+            dtype=str(dtype).removeprefix("torch."),
+            layers=layers,
+            groups=groups,
+            block_bytes=block_bytes(layers, groups, block_size, dtype.itemsize),
         ),
         scheduler=SchedulerSection(
-            max_num_batched_tokens=budget, max_num_seqs=seqs, max_model_len=max_len, chunked_prefill=chunked, max_num_partial_prefills=0,
-            max_long_partial_prefills=0, long_prefill_token_threshold=threshold, policy=policy, preemption_mode=preemption, steps_in_flight=depth,
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+            max_model_len=max_len,
+            chunked_prefill=chunked,
+            max_num_partial_prefills=0,
+            max_long_partial_prefills=0,
+            long_prefill_token_threshold=threshold,
+            policy=policy,
+            preemption_mode=preemption,
+            steps_in_flight=depth,
         ),
         load=LoadSection(format="dummy", download_dir=None, hf_token=None, progress=False),
         device=DeviceSection(kind="cpu", attention_backend="auto", threads=1),
@@ -97,7 +138,13 @@ def request(name, prompt, max_tokens, *, n=1, seed=0, priority=0, **params):
         params["temperature"] = 1.0
     given = SamplingParams(n=n, max_tokens=max_tokens, **params)
     return Request(
-        id=name, prompt=tuple(prompt), stop=Stop(max_tokens), params=given, n=n, seed=seed, priority=priority,
+        id=name,
+        prompt=tuple(prompt),
+        stop=Stop(max_tokens),
+        params=given,
+        n=n,
+        seed=seed,
+        priority=priority,
         read_prefix_cache=given.prompt_logprobs is None,
     )
 

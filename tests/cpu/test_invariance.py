@@ -23,7 +23,17 @@ def workload(hf, seed=0):
         params = dict(temperature=0.9, top_p=0.95) if sampled else {}
         if i == 4:
             params = dict(repetition_penalty=1.3, frequency_penalty=0.2)
-        found.append(request(str(i), prompt, rng.randrange(4, 40), n=rng.choice((1, 3)) if sampled else 1, seed=100 * i, priority=rng.randrange(3), **params))
+        found.append(
+            request(
+                str(i),
+                prompt,
+                rng.randrange(4, 40),
+                n=rng.choice((1, 3)) if sampled else 1,
+                seed=100 * i,
+                priority=rng.randrange(3),
+                **params,
+            )
+        )
     return found
 
 
@@ -52,11 +62,22 @@ SETTINGS = {
     "long prompts in parts": dict(threshold=20, budget=64),
     "priority": dict(policy="priority", stagger=2),
     "little memory": dict(num_blocks=36, expect_preemption=True),
-    "little memory, swap": dict(num_blocks=36, host_blocks=60, preemption="swap", expect_preemption=True),
-    "little memory, priority, swap": dict(num_blocks=36, host_blocks=24, preemption="swap", policy="priority", stagger=1, expect_preemption=True),
+    "little memory, swap": dict(
+        num_blocks=36, host_blocks=60, preemption="swap", expect_preemption=True
+    ),
+    "little memory, priority, swap": dict(
+        num_blocks=36,
+        host_blocks=24,
+        preemption="swap",
+        policy="priority",
+        stagger=1,
+        expect_preemption=True,
+    ),
     "overlap": dict(depth=2),
     "overlap, small chunks, little memory": dict(depth=2, budget=9, num_blocks=36, stagger=1),
-    "overlap, swap": dict(depth=2, num_blocks=36, host_blocks=60, preemption="swap", expect_preemption=True),
+    "overlap, swap": dict(
+        depth=2, num_blocks=36, host_blocks=60, preemption="swap", expect_preemption=True
+    ),
 }
 
 
@@ -103,17 +124,30 @@ def test_tokens_do_not_depend_on_who_was_aborted(case):
             assert all(u.finish == "abort" for u in engine.abort(str(step)))
         for u in engine.step():
             out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
-    assert {k: v for k, v in out.items() if k[0] not in gone} == {k: v for k, v in want.items() if k[0] not in gone}
+    assert {k: v for k, v in out.items() if k[0] not in gone} == {
+        k: v for k, v in want.items() if k[0] not in gone
+    }
     assert engine.stats().held_blocks == 0
 
 
 def test_logprobs_do_not_depend_on_the_batch():
     def ask():
-        return [request(str(i), range(1 + 7 * i, 20 + 9 * i), 12, logprobs=3, prompt_logprobs=2) for i in range(4)]
+        return [
+            request(str(i), range(1 + 7 * i, 20 + 9 * i), 12, logprobs=3, prompt_logprobs=2)
+            for i in range(4)
+        ]
 
     def told(updates):
-        rows = [(u.request_id, p.ids, p.ranks, [round(v, 4) for v in p.values]) for u in updates for p in u.logprobs or []]
-        prompts = [(u.request_id, p.ids, p.ranks, [round(v, 4) for v in p.values]) for u in updates for p in u.prompt_logprobs or []]
+        rows = [
+            (u.request_id, p.ids, p.ranks, [round(v, 4) for v in p.values])
+            for u in updates
+            for p in u.logprobs or []
+        ]
+        prompts = [
+            (u.request_id, p.ids, p.ranks, [round(v, 4) for v in p.values])
+            for u in updates
+            for p in u.prompt_logprobs or []
+        ]
         return sorted(rows), prompts
 
     alone = [], []

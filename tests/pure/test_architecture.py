@@ -23,7 +23,9 @@ def test_only_env_reads_the_environment():
 
 
 def test_no_code_unpickles_or_evaluates_what_comes_from_outside():
-    bad = re.compile(r"\bimport (pickle|cloudpickle|marshal|dill)\b|\beval\(|\bexec\(|(?<!\w)compile\(")
+    bad = re.compile(
+        r"\bimport (pickle|cloudpickle|marshal|dill)\b|\beval\(|\bexec\(|(?<!\w)compile\("
+    )
     allowed = {"quire/as_vllm.py"}  # runs the user's own script, as `python SCRIPT` would
     found = []
     for path in FILES:
@@ -38,11 +40,14 @@ def test_torch_load_always_has_weights_only():
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
                 assert any(
-                    k.arg == "weights_only" and getattr(k.value, "value", None) is True for k in node.keywords
+                    k.arg == "weights_only" and getattr(k.value, "value", None) is True
+                    for k in node.keywords
                 ), f"{path}:{node.lineno}"
 
 
-@pytest.mark.parametrize("module", ["torch", "transformers", "pydantic", "fastapi", "numpy", "jinja2"])
+@pytest.mark.parametrize(
+    "module", ["torch", "transformers", "pydantic", "fastapi", "numpy", "jinja2"]
+)
 def test_import_quire_stays_light(module):
     code = f"import sys, quire; quire.SamplingParams; sys.exit({module!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

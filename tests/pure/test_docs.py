@@ -29,7 +29,17 @@ def test_the_architecture_page_stays_short():
     assert PAGE.count("\n") <= 120
 
 
-@pytest.mark.parametrize("link", sorted(set(re.findall(r"`((?:core|config|text|runner|engine|models|sampling|kernels|attention|executors|server)/[\w/]+\.py)`", PAGE))))
+@pytest.mark.parametrize(
+    "link",
+    sorted(
+        set(
+            re.findall(
+                r"`((?:core|config|text|runner|engine|models|sampling|kernels|attention|executors|server)/[\w/]+\.py)`",
+                PAGE,
+            )
+        )
+    ),
+)
 def test_each_file_the_page_names_exists(link):
     assert (ROOT / "quire" / link).exists()
 

@@ -20,7 +20,9 @@ def next_token(tokens):
 
 def engine_over(executor, depth=1):
     kv = KVCache(BlockPool(64), 4)
-    scheduler = Scheduler(kv, [TokenBudget(16), SeatLimit(8)], Fifo(), max_seqs=8, max_len=100, steps_in_flight=depth)
+    scheduler = Scheduler(
+        kv, [TokenBudget(16), SeatLimit(8)], Fifo(), max_seqs=8, max_len=100, steps_in_flight=depth
+    )
     return Engine(scheduler, executor, steps_in_flight=depth, check=True)
 
 
@@ -96,7 +98,11 @@ def test_one_row_s_error_leaves_the_others_alone():
     class OneBad(Executor):
         def submit(self, plan):
             result = super().submit(plan).wait()
-            errors = {i: "not finite" for i, row in enumerate(plan.rows) if row.seq.request.id == "bad" and row.samples}
+            errors = {
+                i: "not finite"
+                for i, row in enumerate(plan.rows)
+                if row.seq.request.id == "bad" and row.samples
+            }
             return type(self)._ready(StepResult(result.token_ids, errors=errors))
 
         class _ready:
@@ -107,13 +113,18 @@ def test_one_row_s_error_leaves_the_others_alone():
     engine.add(request("bad"))
     engine.add(request("good"))
     updates = drain(engine)
-    assert [(u.request_id, u.finish) for u in updates if u.finish] == [("bad", "error"), ("good", "length")]
-    assert [t for u in updates if u.request_id == "good" for t in u.token_ids] == expected((1, 2, 3), 5)
+    assert [(u.request_id, u.finish) for u in updates if u.finish] == [
+        ("bad", "error"),
+        ("good", "length"),
+    ]
+    assert [t for u in updates if u.request_id == "good" for t in u.token_ids] == expected(
+        (1, 2, 3), 5
+    )
 
 
 def test_a_request_that_can_never_fit_is_refused_and_changes_nothing():
     engine = engine_over(Executor(next_token))
-    with pytest.raises(TooLong, match="max_model_len|num_gpu_blocks_override"):
+    with pytest.raises(TooLong, match=r"max_model_len|num_gpu_blocks_override"):
         engine.add(request("big", prompt=range(300)))
     assert engine.idle
 
@@ -130,6 +141,11 @@ def test_abort_at_any_step_ends_the_request_once(depth):
         updates += engine.abort("a")
         assert engine.abort("a") == []
         updates += drain(engine)
-        assert [u.finish for u in updates if u.request_id == "a" and u.finish] in (["abort"], ["length"])
-        assert [t for u in updates if u.request_id == "b" for t in u.token_ids] == expected((1, 2, 3), 5)
+        assert [u.finish for u in updates if u.request_id == "a" and u.finish] in (
+            ["abort"],
+            ["length"],
+        )
+        assert [t for u in updates if u.request_id == "b" for t in u.token_ids] == expected(
+            (1, 2, 3), 5
+        )
         assert engine.stats().held_blocks == 0
