@@ -11,7 +11,7 @@ from types import ModuleType
 from quire.errors import ConfigError
 
 FRAME = frozenset({"base", "build", "select"})
-"""Modules of a plug-in folder that are not plug-ins: its contract, and what chooses or assembles."""
+"""Modules of a plug-in folder that are no plug-ins: contract, and what chooses or assembles."""
 
 
 class Registry:

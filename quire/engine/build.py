@@ -138,7 +138,7 @@ def build(options: Options, *, server: bool = False) -> Built:
     for one in resolved.why:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
     log.info(
-        "%s ready in %.2f s: %d blocks of %d tokens, sequences up to %d tokens, %.1f of those at once",
+        "%s ready in %.2f s: %d blocks of %d tokens; sequences of %d tokens, %.1f of those at once",
         config.model.name,
         sum(clock.seconds.values()),
         config.cache.num_blocks,
