@@ -220,8 +220,8 @@ def load_chat_template(chat_template: str | Path | None) -> str | None:
             return path.read_text(encoding="utf-8")
         except (OSError, ValueError) as e:
             raise ConfigError(
-                f"chat_template {str(chat_template)!r} is neither the text of a Jinja template nor a "
-                f"file that can be read ({e.__class__.__name__})"
+                f"chat_template {str(chat_template)!r} is neither the text of a Jinja template "
+                f"nor a file that can be read ({e.__class__.__name__})"
             ) from None
     return chat_template
 
