@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from quire.core.types import TokenLogprobs
-from quire.sampling.rows import LOWEST, Scratch, joined, log_sums, lower_bounds
+from quire.sampling.rows import Scratch, joined, log_sums
 
 Mode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -72,7 +72,7 @@ def score(
     ranks, ids = [], []
     for block in scratch.blocks(len(logits)):
         ranks.append(scratch.lane.greater(logits[block], value[block]))
-        ids.append(best(logits[block].float(), k, scratch))
+        ids.append(_best(logits[block].float(), k, scratch))
     listed = joined(ids)
     values = logits.gather(1, listed).double() - log_total
     own = (value.double() - log_total)[:, 0]
@@ -95,21 +95,13 @@ def score_ids(
     return TokenLogprobs(only.ids + list(ids), only.values + values, only.ranks + ranks)
 
 
-def _sorted(x: Tensor) -> Tensor:
-    return x.sort(dim=-1, descending=True, stable=True).indices
-
-
-def best(x: Tensor, k: int, scratch: Scratch) -> Tensor:
-    """Columns of the k greatest of each row, best first, equal ones by column. [B, k] int64."""
+def _best(x: Tensor, k: int, scratch: Scratch) -> Tensor:
     if k == 0:
         return torch.empty((len(x), 0), dtype=torch.int64, device=x.device)
     if k == ALL or k >= x.shape[1]:
-        return _sorted(x)
-    wanted = torch.full((len(x),), k, device=x.device)
-    columns, values = scratch.lane.above(x, lower_bounds(x, wanted))
-    if bool((values > LOWEST).sum(-1).min() < k):  # masked tokens fill the list
-        return _sorted(x)[:, :k]
-    return columns.gather(1, _sorted(values)[:, :k])
+        return x.sort(dim=-1, descending=True, stable=True).indices
+    found: Tensor = scratch.lane.best(x, k)
+    return found
 
 
 def prompt_logprobs(

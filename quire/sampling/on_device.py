@@ -1,18 +1,31 @@
 """Row arithmetic in torch operations, for tensors anywhere. quire.sampling.on_host does the same
 faster on the CPU; a test holds the two together, bit for bit but for the last digit of exp.
 
-Axes: B rows of a block, C columns of it. Shares are float64 in [0, 1).
+A row's result depends on that row alone, to the bit: element-wise work is exact under any split,
+and sums are made of chunks of a fixed size, added one after another in float64.
+
+Axes: B rows of a block, V vocab, C columns that may be kept. Shares are float64 in [0, 1).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from quire.sampling.cuts import Cut
+
 CHUNK = 512
-"""Sums are made of chunks of this size, so that no row's sum depends on how many rows there are."""
+
+SLACK = 1e-3
+"""How far, in logits, a bound stays below what rounding could move."""
+
+LOWEST = torch.finfo(torch.float32).min
+"""Masked logits are -inf; a bound of LOWEST leaves them out and keeps all others."""
+
+GROUP = 64
 
 
 def exp_(x: Tensor) -> Tensor:
@@ -26,12 +39,20 @@ def chunk_sums(weights: Tensor) -> Tensor:
     return weights.view(rows, width // CHUNK, CHUNK).sum(-1).double().cumsum(-1)
 
 
-def search(weights: Tensor, share: Tensor) -> Tensor:
+def draw(weights: Tensor, share: Tensor) -> Tensor:
     """The first column of each row at which the running sum is above share x total.
 
-    weights: [B, C] >= 0. A column of weight 0 is never found, whatever the rounding.
+    weights: [B, width] float32 >= 0. A column of weight 0 is never found, whatever the rounding.
     """
-    return _find(weights.double().cumsum(-1), share)
+    rows, width = weights.shape
+    running = chunk_sums(weights)
+    chunk = _find(running, share)
+    here = torch.arange(rows, device=weights.device)
+    end = running[here, chunk]
+    before = torch.where(chunk > 0, running[here, (chunk - 1).clamp_(min=0)], 0.0)
+    rest = ((share * running[:, -1] - before) / (end - before)).clamp_(0.0, 1.0)
+    inside = weights.view(rows, width // CHUNK, CHUNK)[here, chunk].double().cumsum(-1)
+    return torch.where(end > before, chunk * CHUNK + _find(inside, rest), 0)
 
 
 def _find(running: Tensor, share: Tensor) -> Tensor:
@@ -40,17 +61,53 @@ def _find(running: Tensor, share: Tensor) -> Tensor:
     return torch.searchsorted(running, target, right=True)[:, 0].clamp_(max=running.shape[1] - 1)
 
 
-def draw(weights: Tensor, share: Tensor) -> Tensor:
-    """search() in two stages, for long rows. [B, width] float32, [B] -> [B] int64."""
-    rows, width = weights.shape
-    running = chunk_sums(weights)
-    chunk = _find(running, share)
-    here = torch.arange(rows, device=weights.device)
-    end = running[here, chunk]
-    before = torch.where(chunk > 0, running[here, (chunk - 1).clamp_(min=0)], 0.0)
-    rest = ((share * running[:, -1] - before) / (end - before)).clamp_(0.0, 1.0)
-    inside = weights.view(rows, width // CHUNK, CHUNK)[here, chunk]
-    return chunk * CHUNK + search(inside, rest)
+def choose(z: Tensor, buffer: Tensor, asked: Sequence[Cut], share: Tensor) -> Tensor:
+    """Draw among what the cuts leave of each row, in column order. [B] int64.
+
+    z: [B, V] float32, best 0. buffer: [B, width], 0 from V on.
+    """
+    columns, weights = keep(z, buffer, asked)
+    at = _find(weights.double().cumsum(-1), share)
+    return columns.gather(1, at[:, None])[:, 0]
+
+
+def keep(z: Tensor, buffer: Tensor, asked: Sequence[Cut]) -> tuple[Tensor, Tensor]:
+    """What min_p, top_k and top_p leave of each row of z (see choose).
+
+    Returns columns [B, C] in order and weights [B, C] float32, 0 where cut off or padding.
+    """
+    min_p, top_k, top_p, by_mass = (
+        torch.tensor(values, device=z.device)
+        for values in zip(*((c.min_p, c.top_k, c.top_p, c.by_mass) for c in asked))
+    )
+    weights = buffer[:, : z.shape[1]].copy_(z).exp_()
+    mass = chunk_sums(buffer)[:, -1]
+    least = torch.where(min_p > 0, min_p.log() - SLACK, LOWEST)
+    least = torch.where(top_k > 0, torch.maximum(least, lower_bounds(z, top_k)), least)
+    # All tokens rarer than (1 - p) / V together are less than 1 - p.
+    rare = ((1 - top_p.double()) * mass / z.shape[1]).log().float() - SLACK
+    least = torch.where(by_mass, rare, least)
+    columns, values = above(z, least)
+    weights = torch.where(values > -torch.inf, weights.gather(1, columns), 0.0)
+    weights.masked_fill_(weights < min_p[:, None], 0.0)
+    weights.masked_fill_(values < _kth(values, top_k)[:, None], 0.0)
+    left = torch.where(by_mass, mass, weights.double().cumsum(-1)[:, -1])
+    _cut_by_mass(weights, top_p.double(), left)
+    return columns, weights
+
+
+def lower_bounds(x: Tensor, counts: Tensor) -> Tensor:
+    """A value per row that at least counts[row] columns reach, and not many more. float32.
+
+    Source: ours. The k-th largest of the maxima of groups is at most the k-th largest of all.
+    """
+    groups = x.shape[1] // GROUP
+    most = max(1, int(counts.max()))
+    if most > groups:
+        return torch.full((len(x),), LOWEST, device=x.device)
+    tops = x[:, : groups * GROUP].reshape(len(x), groups, GROUP).amax(-1)
+    ordered: Tensor = tops.topk(most, dim=-1).values
+    return ordered.gather(1, (counts - 1).clamp_(min=0)[:, None])[:, 0].clamp_(min=LOWEST)
 
 
 def above(x: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,15 +128,15 @@ def above(x: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     return packed, values
 
 
-def kth(values: Tensor, k: Tensor) -> Tensor:
+def _kth(values: Tensor, k: Tensor) -> Tensor:
     """The k-th greatest of each row; -inf where k is 0 or the row has fewer. [B, C], [B] -> [B]."""
     most = min(max(1, int(k.max())), values.shape[1])
-    best = values.topk(most, dim=-1).values
-    found = best.gather(1, (k - 1).clamp_(0, most - 1)[:, None])[:, 0]
+    best_values = values.topk(most, dim=-1).values
+    found = best_values.gather(1, (k - 1).clamp_(0, most - 1)[:, None])[:, 0]
     return torch.where((k > 0) & (k <= most), found, -torch.inf)
 
 
-def cut_by_mass(weights: Tensor, top_p: Tensor, mass: Tensor) -> None:
+def _cut_by_mass(weights: Tensor, top_p: Tensor, mass: Tensor) -> None:
     """Zero what lies past top_p x mass, greatest first, equal ones in order; top_p 1 cuts nothing.
 
     weights: [B, C] float32 >= 0, changed in place. top_p, mass: [B] float64.
@@ -91,6 +148,14 @@ def cut_by_mass(weights: Tensor, top_p: Tensor, mass: Tensor) -> None:
     kept = torch.zeros_like(weights, dtype=torch.bool)
     kept.scatter_(1, order, before < limit[:, None])
     weights.masked_fill_(~kept, 0.0)
+
+
+def best(x: Tensor, k: int) -> Tensor:
+    """Columns of the k greatest of each row, best first, equal ones by column. [B, k] int64."""
+    columns, values = above(x, lower_bounds(x, torch.full((len(x),), k, device=x.device)))
+    if bool((values > -torch.inf).sum(-1).min() < k):  # masked tokens fill the list
+        return x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    return columns.gather(1, values.sort(dim=-1, descending=True, stable=True).indices[:, :k])
 
 
 def greater(x: Tensor, value: Tensor) -> Tensor:

@@ -1,17 +1,22 @@
-"""quire.sampling.on_device once more, through numpy, for tensors on the CPU.
+"""quire.sampling.on_device once more, row by row through numpy, for tensors on the CPU.
 
-Why twice: torch's operations cost 2 to 10 us each however small, and its argmax, comparisons, sorts
-and exp are 2 to 12 times slower on one core than numpy's (bench/sampler.py). Functions, arguments
-and results are those of on_device; see there.
+Why twice: a torch operation costs 2 to 10 us however small, and torch's argmax, comparisons, sorts
+and exp are 2 to 12 times slower on one core than numpy's (bench/sampler.py). With that few
+microseconds per call, a loop over rows costs no more than batched work on padded candidates.
+Functions, arguments and results are those of on_device; see there.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from quire.sampling.on_device import CHUNK
+from quire.sampling.cuts import Cut
+from quire.sampling.on_device import CHUNK, GROUP, LOWEST, SLACK
 
 SHORT = 1024
 """Rows with more weights than this are cut by a histogram before anything is sorted."""
@@ -29,83 +34,126 @@ def exp_(x: Tensor) -> Tensor:
 
 def chunk_sums(weights: Tensor) -> Tensor:
     """Running sums over each row's chunks."""
-    return torch.from_numpy(_chunk_sums(weights))
-
-
-def _chunk_sums(weights: Tensor) -> np.ndarray:
     rows, width = weights.shape
     sums = weights.view(rows, width // CHUNK, CHUNK).sum(-1)  # torch's sum is the faster one
-    return sums.numpy().cumsum(-1, dtype=np.float64)
-
-
-def search(weights: Tensor, share: Tensor) -> Tensor:
-    """The first column of each row at which the running sum is above share x total."""
-    running = weights.cumsum(-1, dtype=torch.float64).numpy()
-    return torch.from_numpy(_find(running, share.numpy()))
-
-
-def _find(running: np.ndarray, share: np.ndarray) -> np.ndarray:
-    total = running[:, -1]
-    target = np.minimum(share * total, np.nextafter(total, 0.0))
-    found = np.array([row.searchsorted(t, "right") for row, t in zip(running, target)])
-    return np.minimum(found, running.shape[1] - 1)
+    return torch.from_numpy(sums.numpy().cumsum(-1, dtype=np.float64))
 
 
 def draw(weights: Tensor, share: Tensor) -> Tensor:
-    """search() in two stages, for long rows."""
+    """The first column of each row at which the running sum is above share x total."""
     rows, width = weights.shape
-    running, shares, here = _chunk_sums(weights), share.numpy(), np.arange(rows)
-    chunk = _find(running, shares)
-    end = running[here, chunk]
-    before = np.where(chunk > 0, running[here, chunk - 1], 0.0)
-    with np.errstate(invalid="ignore"):  # spoilt rows: their error is reported elsewhere
-        rest = ((shares * running[:, -1] - before) / (end - before)).clip(0.0, 1.0)
-    inside = weights.numpy().reshape(rows, width // CHUNK, CHUNK)[here, chunk]
-    return torch.from_numpy(chunk * CHUNK + _find(inside.cumsum(-1, dtype=np.float64), rest))
+    sums = weights.view(rows, width // CHUNK, CHUNK).sum(-1).numpy()
+    running = sums.cumsum(-1, dtype=np.float64)
+    view, shares = weights.numpy(), share.tolist()
+    return torch.tensor([_draw(*one) for one in zip(view, running, shares)])
 
 
-def above(x: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
-    """The columns of each row that are >= least, packed to the left in column order."""
-    view = x.numpy()
-    flat = np.flatnonzero(view >= least.numpy()[:, None])
-    if len(view) == 1 and len(flat):
-        return torch.from_numpy(flat)[None], torch.from_numpy(view[0, flat])[None]
-    rows, columns = np.divmod(flat, view.shape[1])
-    counts = np.bincount(rows, minlength=len(view))
-    places = np.arange(len(rows)) - (counts.cumsum() - counts)[rows]
-    shape = (len(view), max(1, int(counts.max())))
-    packed, values = np.zeros(shape, np.int64), np.full(shape, -np.inf, np.float32)
-    packed[rows, places] = columns
-    values[rows, places] = view[rows, columns]
-    return torch.from_numpy(packed), torch.from_numpy(values)
+def _draw(weights: np.ndarray, running: np.ndarray, share: float) -> int:
+    chunk = _find(running, share)
+    end, before = running.item(chunk), running.item(chunk - 1) if chunk else 0.0
+    if not end > before:  # a spoilt row: its error is reported elsewhere
+        return 0
+    rest = min(max((share * running.item(-1) - before) / (end - before), 0.0), 1.0)
+    inside = weights[chunk * CHUNK : (chunk + 1) * CHUNK].cumsum(dtype=np.float64)
+    return chunk * CHUNK + _find(inside, rest)
 
 
-def kth(values: Tensor, k: Tensor) -> Tensor:
-    """The k-th greatest of each row; -inf where k is 0 or the row has fewer."""
-    wanted, width = k.numpy(), values.shape[1]
-    found = np.full(len(wanted), -np.inf, np.float32)
-    for row, (line, n) in enumerate(zip(values.numpy(), wanted)):
-        if 0 < n <= width:
-            found[row] = np.partition(line, width - n)[width - n]
-    return torch.from_numpy(found)
+def _find(running: np.ndarray, share: float) -> int:
+    total = running.item(-1)
+    target = min(share * total, math.nextafter(total, 0.0))
+    return min(int(running.searchsorted(target, "right")), len(running) - 1)
 
 
-def cut_by_mass(weights: Tensor, top_p: Tensor, mass: Tensor) -> None:
-    """Zero what lies past top_p x mass, greatest first, equal ones in order."""
-    for row, (p, all_of_it) in enumerate(zip(top_p.tolist(), mass.tolist())):
-        if p < 1:
-            _cut(weights[row].numpy(), p * all_of_it)
+def choose(z: Tensor, buffer: Tensor, asked: Sequence[Cut], share: Tensor) -> Tensor:
+    """Draw among what the cuts leave of each row, in column order."""
+    found = []
+    for (columns, weights), u in zip(_keep(z, buffer, asked), share.tolist()):
+        at = _find(weights.cumsum(dtype=np.float64), u) if len(columns) else -1
+        found.append(columns.item(at) if at >= 0 else 0)
+    return torch.tensor(found)
 
 
-def _cut(weights: np.ndarray, limit: float) -> None:
-    if np.count_nonzero(weights) > SHORT:
+def keep(z: Tensor, buffer: Tensor, asked: Sequence[Cut]) -> tuple[Tensor, Tensor]:
+    """What min_p, top_k and top_p leave of each row of z."""
+    kept = list(_keep(z, buffer, asked))
+    shape = (len(kept), max(1, *(len(columns) for columns, _ in kept)))
+    columns, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    for row, (c, w) in enumerate(kept):
+        columns[row, : len(c)], weights[row, : len(w)] = c, w
+    return torch.from_numpy(columns), torch.from_numpy(weights)
+
+
+def _keep(
+    z: Tensor, buffer: Tensor, asked: Sequence[Cut]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """keep() with each row's columns and weights as long as they are."""
+    mass = _masses(z, buffer) if any(cut.by_mass for cut in asked) else [0.0] * len(asked)
+    view = z.numpy()
+    flat = np.flatnonzero(view >= _bounds(z, asked, mass))
+    ends = flat.searchsorted(np.arange(1, len(asked) + 1) * view.shape[1])
+    rows = np.repeat(np.arange(len(asked)), np.diff(ends, prepend=0))
+    columns = flat - rows * view.shape[1]
+    values = view[rows, columns]
+    weights = np.exp(values)
+    start = 0
+    for cut, all_of_it, end in zip(asked, mass, ends.tolist()):
+        own = weights[start:end]
+        _cut(own, values[start:end], cut, all_of_it)
+        yield columns[start:end], own
+        start = end
+
+
+def _masses(z: Tensor, buffer: Tensor) -> list[float]:
+    """Sum of e**z of each row."""
+    np.exp(z.numpy(), out=buffer.numpy()[:, : z.shape[1]])
+    masses: list[float] = chunk_sums(buffer)[:, -1].tolist()
+    return masses
+
+
+def _bounds(z: Tensor, asked: Sequence[Cut], mass: list[float]) -> np.ndarray:
+    """A logit per row that every kept token reaches. [B, 1] float32."""
+    groups = z.shape[1] // GROUP
+    tops = None
+    if any(0 < cut.top_k <= groups for cut in asked):
+        tops = z[:, : groups * GROUP].reshape(len(z), groups, GROUP).amax(-1).numpy()
+    bounds = [LOWEST] * len(asked)
+    for row, cut in enumerate(asked):
+        if cut.min_p > 0:
+            bounds[row] = math.log(cut.min_p) - SLACK
+        if tops is not None and 0 < cut.top_k <= groups:
+            bounds[row] = max(bounds[row], _nth(tops[row], cut.top_k))
+        if cut.by_mass and (rare := (1 - cut.top_p) * mass[row] / z.shape[1]) > 0:
+            # All tokens rarer than (1 - p) / V together are less than 1 - p.
+            bounds[row] = math.log(rare) - SLACK
+    return np.array(bounds, np.float32)[:, None]
+
+
+def _nth(values: np.ndarray, k: int) -> float:
+    """The k-th greatest. 1 <= k <= len(values)."""
+    at = len(values) - k
+    return float(np.partition(values, at)[at])
+
+
+def _cut(weights: np.ndarray, values: np.ndarray, cut: Cut, mass: float) -> None:
+    """Zero the candidates of one row that are not kept. mass: of the row, for cuts by mass."""
+    if cut.min_p > 0:
+        weights[weights < np.float32(cut.min_p)] = 0.0
+    if 0 < cut.top_k < len(values):
+        weights[values < np.float32(_nth(values, cut.top_k))] = 0.0
+    if cut.top_p < 1 and len(weights):
+        left = mass if cut.by_mass else weights.cumsum(dtype=np.float64).item(-1)
+        _cut_by_mass(weights, cut.top_p * left)
+
+
+def _cut_by_mass(weights: np.ndarray, limit: float) -> None:
+    """Zero what lies past the limit, greatest first, equal ones in order."""
+    if len(weights) > SHORT and np.count_nonzero(weights) > SHORT:
         _cut_long(weights, limit)
         return
-    live = np.flatnonzero(weights)
-    live = live[np.argsort(-weights[live], kind="stable")]
-    ordered = weights[live]
+    order = np.argsort(-weights, kind="stable")
+    ordered = weights[order]
     before = ordered.cumsum(dtype=np.float64) - ordered
-    weights[live[before >= limit]] = 0.0
+    weights[order[before >= limit]] = 0.0
 
 
 def _cut_long(weights: np.ndarray, limit: float) -> None:
@@ -126,11 +174,29 @@ def _cut_long(weights: np.ndarray, limit: float) -> None:
     weights *= bins >= bin_at
 
 
+def best(x: Tensor, k: int) -> Tensor:
+    """Columns of the k greatest of each row, best first, equal ones by column."""
+    return torch.from_numpy(np.stack([_best(row, k) for row in x]))
+
+
+def _best(x: Tensor, k: int) -> np.ndarray:
+    view, groups = x.numpy(), len(x) // GROUP
+    columns = None
+    if k <= groups:
+        bound = _nth(x[: groups * GROUP].view(groups, GROUP).amax(-1).numpy(), k)
+        columns = np.flatnonzero(view >= np.float32(bound))  # all of them if it is -inf
+    if columns is None or len(columns) < k:  # NaN: any list will do
+        columns = np.arange(len(view))
+    order: np.ndarray = columns[np.argsort(-view[columns], kind="stable")[:k]]
+    return order
+
+
 def greater(x: Tensor, value: Tensor) -> Tensor:
     """How many of each row are strictly greater."""
     if x.dtype != torch.float32:
         return (x > value).sum(-1)
-    return torch.from_numpy(np.count_nonzero(x.numpy() > value.numpy(), axis=-1))
+    pairs = zip(x.numpy(), value.numpy())
+    return torch.tensor([np.count_nonzero(row > than) for row, than in pairs])
 
 
 def argmax(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,10 +1,8 @@
 """Whole-row arithmetic over logits, of which each row's result depends on that row alone.
 
-Not here: what the numbers mean. The one idea: bit for bit the same whether a row is alone or among
-others. Element-wise work is exact under any split; sums are made of chunks of a fixed size, each
-added in a fixed order, and the chunks' sums are added one after another in float64.
-
-Big batches go block by block through one scratch that stays in the CPU's cache.
+Not here: what the numbers mean; the arithmetic itself, which is quire.sampling.on_device's or
+on_host's. The one idea: big batches go block by block through one scratch that stays in the CPU's
+cache.
 
 Axes: B rows of a block, V vocab.
 """
@@ -69,26 +67,6 @@ def log_sums(logits: Tensor, scratch: Scratch) -> Tensor:
         scratch.lane.exp_(torch.sub(x, top, out=buffer[:, : scratch.vocab]))
         parts.append(scratch.lane.chunk_sums(buffer)[:, -1].log() + top[:, 0])
     return joined(parts)
-
-
-LOWEST = torch.finfo(torch.float32).min
-"""Masked logits are -inf; a bound of LOWEST leaves them out and keeps all others."""
-
-GROUP = 64
-
-
-def lower_bounds(x: Tensor, counts: Tensor) -> Tensor:
-    """A value per row that at least counts[row] columns reach, and not many more. float32.
-
-    Source: ours. The k-th largest of the maxima of groups is at most the k-th largest of all.
-    """
-    groups = x.shape[1] // GROUP
-    most = max(1, int(counts.max()))
-    if most > groups:
-        return torch.full((len(x),), LOWEST, device=x.device)
-    tops = x[:, : groups * GROUP].reshape(len(x), groups, GROUP).amax(-1)
-    ordered: Tensor = tops.topk(most, dim=-1).values
-    return ordered.gather(1, (counts - 1).clamp_(min=0)[:, None])[:, 0].clamp_(min=LOWEST)
 
 
 def argmax(logits: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:

@@ -28,6 +28,7 @@ from torch import Tensor
 from quire.core.params import SamplingParams
 from quire.core.types import UNKNOWN, TokenLogprobs
 from quire.core.types import Sequence as Seq
+from quire.sampling.cuts import Cut, Cuts, make_cuts
 from quire.sampling.logprobs import Mode, Scores, score, score_ids
 from quire.sampling.philox import Uniforms
 from quire.sampling.processors import LogitsProcessor, Processors
@@ -37,7 +38,7 @@ from quire.sampling.steps.bias import LogitBias
 from quire.sampling.steps.callables import Callables
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.penalties import Penalties
-from quire.sampling.steps.top_k_top_p import Cuts, make_cuts, processed, sample
+from quire.sampling.steps.top_k_top_p import processed, sample
 
 REMEMBERED = 8
 """Steps whose draws are kept, for a sequence that comes back before the host has heard of them."""
@@ -237,11 +238,11 @@ class Sampler:
 
     def _cuts(self, rows: list[int], params: list[SamplingParams], scaled: bool) -> Cuts:
         chosen = [params[row] for row in rows]
-        values = [
-            (1.0 if scaled else p.temperature, p.min_p, _top_k(p, self.vocab), p.top_p)
+        asked = [
+            Cut(1.0 if scaled else p.temperature, p.min_p, _top_k(p, self.vocab), p.top_p)
             for p in chosen
         ]
-        return make_cuts(rows, len(params), values, self.device)
+        return make_cuts(rows, len(params), asked, self.device)
 
     # --- logprobs ---
 

@@ -6,9 +6,10 @@ import torch
 from scipy.stats import chisquare
 
 from quire.core.params import SamplingParams
+from quire.sampling.cuts import Cut, make_cuts
 from quire.sampling.on_host import SHORT
 from quire.sampling.rows import Scratch
-from quire.sampling.steps.top_k_top_p import make_cuts, processed
+from quire.sampling.steps.top_k_top_p import processed
 from tests.cpu.sampling.cases import exact, filled, normal, sequence
 
 ROWS, STEPS = 256, 120
@@ -89,7 +90,7 @@ def test_flat_rows_too_long_to_sort_keep_exactly_the_same_tokens(kw):
     vocab = 12 * SHORT
     logits = (normal(2, vocab, seed=6, scale=0.5) * 64).round() / 64  # many ties
     params = SamplingParams(**kw)
-    values = [(params.temperature, params.min_p, params.top_k, params.top_p)] * 2
+    values = [Cut(params.temperature, params.min_p, params.top_k, params.top_p)] * 2
     cuts = make_cuts([0, 1], 2, values, logits.device)
     kept = processed(logits, cuts, Scratch(vocab, logits.device, 2)) > -torch.inf
     for row in range(2):
