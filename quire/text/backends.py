@@ -39,7 +39,7 @@ class Backend(Protocol):
     def token_to_id(self, token: str) -> int | None: ...
     def id_to_token(self, token_id: int) -> str | None: ...
     def vocab(self) -> dict[str, int]: ...
-    def base_size(self) -> int: ...
+    def size(self, with_added: bool) -> int: ...
 
 
 class Fast:
@@ -88,8 +88,8 @@ class Fast:
     def vocab(self) -> dict[str, int]:
         return self.tokenizer.get_vocab(with_added_tokens=True)
 
-    def base_size(self) -> int:
-        return self.tokenizer.get_vocab_size(with_added_tokens=False)
+    def size(self, with_added: bool) -> int:
+        return self.tokenizer.get_vocab_size(with_added_tokens=with_added)
 
 
 class Slow:
@@ -145,8 +145,8 @@ class Slow:
     def vocab(self) -> dict[str, int]:
         return {str(token): int(i) for token, i in self.tokenizer.get_vocab().items()}
 
-    def base_size(self) -> int:
-        return int(self.tokenizer.vocab_size)
+    def size(self, with_added: bool) -> int:
+        return len(self.tokenizer) if with_added else int(self.tokenizer.vocab_size)
 
 
 def tidied(backend: Backend, text: str) -> str:

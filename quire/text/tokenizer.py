@@ -71,7 +71,6 @@ class Tokenizer:
         self.clean_up_tokenization_spaces = bool(config.get("clean_up_tokenization_spaces"))
         self.pieces: PieceTable | None = piece_table(backend)
         self._decoded: dict[int, str] = {}
-        self._size: int | None = None
         self._longest: int | None = None
 
     # -- encoding ---------------------------------------------------------------------------
@@ -220,12 +219,10 @@ class Tokenizer:
     @property
     def vocab_size(self) -> int:
         """Without added tokens, as users know it; len() counts those too."""
-        return self.backend.base_size()
+        return self.backend.size(with_added=False)
 
     def __len__(self) -> int:
-        if self._size is None:
-            self._size = len(self.backend.vocab())
-        return self._size
+        return self.backend.size(with_added=True)
 
     @property
     def max_token_id(self) -> int:

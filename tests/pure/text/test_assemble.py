@@ -240,6 +240,7 @@ def test_a_stop_string_ends_only_its_own_answer():
     to = assembler(n=2, output_kind=FINAL, stop=["STOP"])
     outputs, aborted = push(to, updates(ids_of("a STOP b")) + updates(ids_of("c"), index=1))
     assert aborted == {0}
+    assert to.aborts == []  # told once, after the push that found it
     assert [o.text for o in outputs[0].outputs] == ["a ", "c"]
 
 

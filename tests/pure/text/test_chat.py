@@ -313,6 +313,7 @@ def test_a_template_cannot_leave_the_sandbox(source):
         "{% for i in range(10**12) %}{% endfor %}",
         "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
         "{% for i in range(9999) %}{% for j in range(9999) %}xxxxxxxxxxxxxx{% endfor %}{% endfor %}",
+        "{% set x = 'A' * 10**6 %}{% for i in range(999) %}{{ x }}{% endfor %}",
         "{{ 'A' * 10**10 }}",
         "{{ [1] * 10**10 }}",
         "{{ 10 ** 10000 ** 10 }}",

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text.detokenizer import Detokenizer
+from quire.text.tokenizer import Tokenizer
 from tests.pure.text.made import MADE, NASTY, face
 
 HOLE = "\ufffd"
@@ -79,6 +80,13 @@ def test_half_a_character_is_held_back_and_given_out_as_a_hole_at_the_end(name):
     assert set(text) == {HOLE}
 
 
+def test_a_character_whose_first_bytes_are_the_prompts_is_completed():
+    tokenizer = face("gemma")
+    ids = tokenizer.encode("hello 🦊", add_special_tokens=False)
+    detokenizer = Detokenizer(tokenizer, ids[:-1])
+    assert detokenizer.push(ids[-1:]) == "🦊"
+
+
 def test_a_character_begun_by_the_prompt_is_completed():
     tokenizer = face("byte_level")
     ids = tokenizer.encode("hello 🦊", add_special_tokens=False)
@@ -121,11 +129,32 @@ def test_ids_that_no_token_has_add_nothing(name):
     assert streamed(tokenizer, [], odd, range(len(odd)))[0] == tokenizer.decode(ids)
 
 
+class Holes:
+    """A backend whose every token is a broken byte, to a decoder that looks at neighbours."""
+
+    special_ids = frozenset()
+    added = {}  # noqa: RUF012
+
+    def decode(self, ids, skip_special_tokens, spaces):
+        return HOLE * len(ids)
+
+    def id_to_token(self, token_id):
+        return "x"
+
+
 def test_a_tail_that_never_becomes_a_character_is_not_held_for_ever():
-    tokenizer = face("word_piece")
-    detokenizer = Detokenizer(tokenizer, [])
-    holes = tokenizer.encode("hello", add_special_tokens=False)
-    assert detokenizer.push(holes)
+    detokenizer = Detokenizer(Tokenizer(Holes()), [])
+    pieces = [detokenizer.push([i]) for i in range(100)]
+    assert len("".join(pieces)) >= 100 - 16
+    assert "".join([*pieces, detokenizer.finish()]) == HOLE * 100
+
+
+def test_broken_bytes_before_text_are_holes_and_the_text_stays():
+    tokenizer = face("gemma")
+    first, a = tokenizer.encode("🦊", add_special_tokens=False)[0], tokenizer.encode("a", False)[0]
+    assert streamed(tokenizer, [], [first, a], [1]) == (HOLE + "a", ["", HOLE + "a"])
+    fox = tokenizer.encode("🦊", add_special_tokens=False)
+    assert streamed(tokenizer, [], [first, *fox, a], [1, 2, 3, 4, 5])[0] == HOLE + "🦊a"
 
 
 @pytest.mark.parametrize("name", MADE)
