@@ -116,18 +116,22 @@ INLINE void reset(const State& s, long rows, long width) {
   memset(s.out, 0, rows * width * 4);
 }
 
-// The chunk's keys of one kv head, row by row; nullptr where there is none to see. Values of the
-// same position lie `to_values` bytes further.
+alignas(64) const char NOTHING[4096] = {};
+
+// The chunk's keys of one kv head, row by row; zeros where there is none to see. The value of a key
+// lies `to_values` bytes further.
 struct Rows {
   const char* at[CHUNK];
   long to_values;
+
+  const char* value(long i) const { return at[i] == NOTHING ? NOTHING : at[i] + to_values; }
 
   // Rows of positions [from, to) of the chunk that begins at `start`.
   void find(const AttentionArgs& a, long sequence, long kv_head, long start, long from, long to) {
     const long row = a.size * (a.dtype ? 2 : 4), head = a.block * row;
     const int32_t* table = a.tables + sequence * a.table_row;
     to_values = a.kv_heads * head;
-    for (long i = 0; i < CHUNK; i++) at[i] = nullptr;
+    for (long i = 0; i < CHUNK; i++) at[i] = NOTHING;
     for (long p = from; p < to;) {
       const long id = table[p / a.block], offset = p % a.block;
       const long n = a.block - offset < to - p ? a.block - offset : to - p;
@@ -140,37 +144,22 @@ struct Rows {
   }
 };
 
-// Ask for the keys and values of positions [from, to): they are scattered, no hardware would guess.
-INLINE void fetch(const AttentionArgs& a, long sequence, long kv_head, long from, long to) {
-  const long row = a.size * (a.dtype ? 2 : 4), head = a.block * row;
-  const int32_t* table = a.tables + sequence * a.table_row;
-  for (long p = from; p < to;) {
-    const long id = table[p / a.block], offset = p % a.block;
-    const long n = a.block - offset < to - p ? a.block - offset : to - p;
-    p += n;
-    if (id < 0 || id >= a.blocks) continue;
-    const char* first = a.cache + (id * 2 * a.kv_heads + kv_head) * head + offset * row;
-    for (long b = 0; b < n * row; b += 64) {
-      __builtin_prefetch(first + b, 0, 2);
-      __builtin_prefetch(first + a.kv_heads * head + b, 0, 2);
-    }
-  }
-}
-
-// Keys as panels of [steps][32] dwords; a missing one is 0.
+// Keys as panels of [steps][32] dwords. Rows of `later` are asked for on the way: blocks lie all
+// over the memory, no hardware would guess, and few misses can be under way at once.
 template <class T>
-void pack_keys(const Rows& keys, long count, long size, long steps, T* out) {
-  alignas(64) static const uint32_t zeros[1024] = {};
+void pack_keys(const Rows& keys, const Rows& later, long count, long size, long steps, T* out) {
   const long whole = size * sizeof(T) / 4, columns = (count + PANEL - 1) / PANEL * PANEL;
   for (long c = 0; c < columns; c += 16) {
     const uint32_t* rows[16];
-    for (long i = 0; i < 16; i++)
-      rows[i] = keys.at[c + i] ? (const uint32_t*)keys.at[c + i] : zeros;
+    for (long i = 0; i < 16; i++) rows[i] = (const uint32_t*)keys.at[c + i];
     uint32_t* panel = (uint32_t*)out + c / PANEL * steps * PANEL + c % PANEL;
     long k = 0;
     for (; k + 16 <= whole; k += 16) {
       transpose16(rows, panel + k * PANEL, PANEL);
-      for (auto& row : rows) row += 16;
+      for (long i = 0; i < 16; i++) {
+        __builtin_prefetch(later.at[c + i] + k * 4, 0, 2);
+        rows[i] += 16;
+      }
     }
     for (long left = k; left < whole; left++)
       for (long i = 0; i < 16; i++) panel[left * PANEL + i] = rows[i][left - k];
@@ -202,27 +191,28 @@ INLINE void pair_values(const bf16* a, const bf16* b, bf16* out, long n) {
   }
 }
 
-INLINE void panel_values(const Rows& keys, long p, long size, long column, bf16* out) {
-  static const bf16 zeros[PANEL] = {};
-  const bf16* rows[2];
-  for (long i = 0; i < 2; i++)
-    rows[i] = keys.at[p + i] ? (const bf16*)(keys.at[p + i] + keys.to_values) + column : zeros;
-  pair_values(rows[0], rows[1], out, size - column < PANEL ? size - column : PANEL);
+INLINE void panel_values(const Rows& keys, long p, long column, long n, bf16* out) {
+  pair_values((const bf16*)keys.value(p) + column, (const bf16*)keys.value(p + 1) + column, out, n);
 }
 
-INLINE void panel_values(const Rows& keys, long p, long size, long column, float* out) {
-  const long n = size - column < PANEL ? size - column : PANEL;
+INLINE void panel_values(const Rows& keys, long p, long column, long n, float* out) {
   memset(out, 0, PANEL * 4);
-  if (keys.at[p]) memcpy(out, (const float*)(keys.at[p] + keys.to_values) + column, n * 4);
+  memcpy(out, (const float*)keys.value(p) + column, n * 4);
 }
 
 template <class T>
-void pack_values(const Rows& keys, long count, long size, T* out) {
+void pack_values(const Rows& keys, const Rows& later, long count, long size, T* out) {
   const long per = 4 / sizeof(T), end = (count + per - 1) / per;
-  for (long column = 0; column < size; column += PANEL)
-    for (long step = 0; step < end; step++)
-      panel_values(keys, step * per, size, column,
+  for (long column = 0; column < size; column += PANEL) {
+    const long n = size - column < PANEL ? size - column : PANEL;
+    for (long step = 0; step < end; step++) {
+      for (long i = step * per; i < (step + 1) * per; i++)
+        for (long b = 0; b < PANEL * (long)sizeof(T); b += 64)
+          __builtin_prefetch(later.value(i) + column * sizeof(T) + b, 0, 2);
+      panel_values(keys, step * per, column, n,
                    out + (column * CHUNK / per + step * PANEL) * per);
+    }
+  }
 }
 
 // y[rows][panels * 32] (+)= a[rows][steps] . b
@@ -297,7 +287,7 @@ struct Worker {
   const AttentionArgs& a;
   const Shape& s;
   Room<T> room;
-  Rows keys = {};
+  Rows keys = {}, later = {};
   Item after = {};  // what this rank does next; count 0 if nothing
 
   void copy_queries(const Item& item) {
@@ -309,11 +299,19 @@ struct Worker {
     }
   }
 
-  void fetch_first(const Item& item) {
-    if (item.count == 0) return;
-    const Span span = span_of(a, item);
-    const long stop = span.low / CHUNK * CHUNK + CHUNK;
-    fetch(a, item.sequence, item.kv_head, span.low, stop < span.high ? stop : span.high);
+  // The rows this rank needs next: the item's next chunk, or the first of the next item.
+  void find_later(const Item& item, const Span& span, long start) {
+    if (start < span.high) {
+      const long to = start + CHUNK < span.high ? start + CHUNK : span.high;
+      later.find(a, item.sequence, item.kv_head, start, start, to);
+    } else if (after.count) {
+      const Span next = span_of(a, after);
+      const long first = next.low / CHUNK * CHUNK;
+      const long to = first + CHUNK < next.high ? first + CHUNK : next.high;
+      later.find(a, after.sequence, after.kv_head, first, next.low, to);
+    } else {
+      later = keys;
+    }
   }
 
   void chunk(const Item& item, const Span& span, long start) {
@@ -324,13 +322,15 @@ struct Worker {
     // Early queries of the tile may end before this chunk: they would only add zeros.
     const long skip = (start > span.first ? start - span.first : 0) * s.group;
     if (skip >= rows) return;
-    if (to < span.high)
-      fetch(a, item.sequence, item.kv_head, to, to + CHUNK < span.high ? to + CHUNK : span.high);
-    else
-      fetch_first(after);
     keys.find(a, item.sequence, item.kv_head, start, from, to);
-    pack_keys(keys, to - start, a.size, s.steps, room.k);
-    pack_values(keys, to - start, a.size, room.v);
+    find_later(item, span, start + CHUNK);
+    pack_keys(keys, later, to - start, a.size, s.steps, room.k);
+    pack_values(keys, later, to - start, a.size, room.v);
+    for (long i = panels * PANEL; i < CHUNK; i++)  // a short chunk asks for the rest at once
+      for (long b = 0; b < a.size * (long)sizeof(T); b += 64) {
+        __builtin_prefetch(later.at[i] + b, 0, 2);
+        __builtin_prefetch(later.value(i) + b, 0, 2);
+      }
     product<T>((const char*)room.q + skip * s.steps * 4, s.steps * 4, rows - skip,
                (const char*)room.k, s.steps * PANEL * 4, panels, s.steps,
                room.scores + skip * CHUNK, CHUNK, false);
