@@ -61,7 +61,6 @@ EngineArgs: Any = dataclasses.make_dataclass(
         "__doc__": "Every engine option, flat. See quire.config.options for their meaning.",
         "__module__": __name__,
         "options": _options,
-        "create_engine_options": _options,
         "from_cli_args": classmethod(_from_cli_args),
         "add_cli_args": staticmethod(_add_cli_args),
     },

@@ -52,7 +52,7 @@ _HARMLESS = {
         expert_placement_strategy enable_expert_parallel enable_batch_sharded_sampling
         dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
         enable_nccl_comm_suspend eplb_config fault_tolerance_config enable_hc_sp
-        placement_group""",
+        placement_group distributed_executor_backend""",
     "quire does this in its own way": """use_v2_block_manager num_scheduler_steps
         multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
         disable_async_output_proc scheduler_reserve_full_isl prefill_schedule_interval
@@ -63,7 +63,8 @@ _HARMLESS = {
         long_prefill_token_threshold_adaptive disable_chunked_mm_input engine_use_ray
         disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
         ignore_patterns watermark prefix_cache_retention_interval shutdown_timeout
-        stream_interval""",
+        stream_interval enable_sleep_mode code_revision model_impl runner
+        prefix_caching_hash_algo""",
     "it only changes what is logged or measured": """show_hidden_metrics_for_version
         kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
         enable_layerwise_nvtx_tracing enable_logging_iteration_details collect_detailed_traces
@@ -140,8 +141,15 @@ ONE_IS_OFF = (
     "prefill_context_parallel_size",
     "nnodes",
 )
-OFF = ("", "auto", "none", "null", "false", "0", "mp", "hf", "{}", "[]")
+OFF = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
 GENERATE = ("auto", "generate")
+CHOICES = {
+    "runner": GENERATE,
+    "model_impl": ("auto", "vllm", "quire"),
+    "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
+    "distributed_executor_backend": ("uni", "mp", "ray"),
+}
+"""Of names that mean nothing here, the values that are known to mean nothing."""
 _FLAGS = """
     disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
     enable_prompt_embeds enable_eplb enable_expert_parallel disable_log_requests
@@ -156,7 +164,7 @@ _FLAGS = """
     engine_use_ray disable_async_output_proc jit_monitor_verbose data_parallel_hybrid_lb
     data_parallel_external_lb disable_frontend_multiprocessing long_prefill_token_threshold_adaptive
     swa_bounded_replay enable_flashinfer_autotune
-    enable_auto_tool_choice"""
+    enable_auto_tool_choice enable_sleep_mode"""
 FLAGS = frozenset(_FLAGS.split())
 """Those that take no value on a command line."""
 
@@ -198,12 +206,11 @@ def _spellings(given: dict[str, object]) -> dict[str, object]:
     fixed: dict[str, object] = {}
     if given.get("max_model_len") == -1:
         fixed["max_model_len"] = "auto"
-    if given.get("runner") in ("pooling", "draft"):
-        raise ConfigError(
-            f"runner={given['runner']!r} is not supported yet; allowed: auto, generate"
-        )
-    if given.get("model_impl") in ("transformers", "terratorch"):
-        raise ConfigError(f"model_impl={given['model_impl']!r} is not supported yet; allowed: auto")
+    for name, known in CHOICES.items():
+        if given.get(name) not in (None, *known):
+            raise ConfigError(
+                f"{name}={given[name]!r} is not supported yet; allowed: {', '.join(known)}"
+            )
     cache_dtype = given.get("kv_cache_dtype")
     if isinstance(cache_dtype, str) and cache_dtype.startswith(("fp8", "nvfp4", "int", "turbo")):
         message = "is not supported yet; allowed: auto, bfloat16, float16, float32"

@@ -79,8 +79,6 @@ class ModelOptions:
     """Folder or name where config.json is, if not with the model."""
     revision: str | None = None
     """Branch, tag or commit of the model."""
-    code_revision: str | None = None
-    """Branch, tag or commit of the model's code. Needs trust_remote_code."""
     tokenizer_revision: str | None = None
     """Branch, tag or commit of the tokenizer. None: `revision`."""
     hf_token: str | bool | None = None
@@ -103,12 +101,6 @@ class ModelOptions:
     """Names the server answers to; the first is shown. None: the model's name."""
     chat_template: str | None = None
     """Jinja file or text. None: the tokenizer's."""
-    model_impl: Literal["auto", "quire", "vllm"] = "auto"
-    """Whose model code runs. auto, quire and vllm all mean quire's."""
-    runner: Literal["auto", "generate"] = "auto"
-    """What the model does."""
-    enable_sleep_mode: bool = False
-    """Said by scripts that call sleep(); quire's sleep() needs no preparation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,8 +137,6 @@ class CacheOptions:
     """Of keys and values. auto: the model's dtype."""
     enable_prefix_caching: bool | None = None
     """Keep the KV of prompts for requests that begin alike. None: on."""
-    prefix_caching_hash_algo: Literal["sha256", "sha256_cbor"] = "sha256"
-    """How block contents are named. Both mean quire's chained SHA-256."""
     swap_space: float = opt(4.0, low=0)
     """GiB of host memory for preempted requests; used only with preemption_mode swap."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
@@ -198,8 +188,6 @@ class ParallelOptions:
 
     tensor_parallel_size: int = opt(1, low=1, short="-tp")
     """Devices that share each layer."""
-    distributed_executor_backend: Literal["uni", "mp", "ray"] | None = None
-    """How ranks are run. With one device always in this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

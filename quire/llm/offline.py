@@ -35,6 +35,15 @@ Params = SamplingParams | Sequence[SamplingParams]
 Conversation = Sequence[Any]
 SLEEP_LEVELS = (0, 1)
 SLEEP_MODES = ("abort", "wait", "keep")
+LATER = {
+    "release_kv_cache_memory": "giving KV memory back",
+    "init_weight_transfer_engine": "weight transfer",
+    "start_weight_update": "weight transfer",
+    "update_weights": "weight transfer",
+    "finish_weight_update": "weight transfer",
+    "get_weight_version": "weight transfer",
+}
+"""Methods that come later, and the feature each waits for."""
 TAGS = frozenset(("weights", "kv_cache", "scheduling"))
 
 
@@ -63,6 +72,10 @@ class LLM:
         self._asleep: frozenset[str] = frozenset()
         self._profile: Profile | None = None
         self._template = load_chat_template(engine.config.model.chat_template)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        later = f" yet: {LATER[name]} is not built" if name in LATER else ""
+        raise AttributeError(f"LLM has no {name!r}{later}", name=name, obj=self)
 
     # -- generating ---------------------------------------------------------------------------
 
@@ -389,7 +402,10 @@ class LLM:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[T]:
-        """Call a method of every worker, or a function with the worker first; one result each."""
+        """Call a method of every worker, or a function with the worker first; one result each.
+
+        timeout: for workers elsewhere; here the call is made in this process and waited for.
+        """
         return self.llm_engine.engine.call(
             lambda model: Worker(0, model).call(method, args, kwargs or {})
         )

@@ -6,6 +6,7 @@ Not here: what a single prompt may be (quire.text.prompts).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypedDict
 
 from quire.errors import RequestError
@@ -60,7 +61,7 @@ def is_one(given: Any) -> bool:
         return True
     if not isinstance(given, Sequence):
         return len(getattr(given, "shape", (0, 0))) == 1  # a tensor of ids, not an iterator
-    return len(given) > 0 and all(isinstance(one, int) for one in given)
+    return len(given) > 0 and all(isinstance(one, Integral) for one in given)
 
 
 def conversations(messages: Any) -> list[Sequence[Any]]:

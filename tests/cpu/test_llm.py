@@ -128,6 +128,38 @@ def test_what_is_not_built_is_refused(llm):
             call()
 
 
+def test_a_method_of_later_says_so(llm):
+    assert not hasattr(llm, "update_weights")
+    with pytest.raises(AttributeError, match="weight transfer is not built"):
+        llm.update_weights({})
+    with pytest.raises(AttributeError, match="no 'genrate'"):
+        llm.genrate("a")
+
+
+def test_vectors_of_ids_are_prompts(llm):
+    import numpy as np
+    import torch
+
+    want = ids(llm.generate([[5, 6, 7]], GREEDY, use_tqdm=False))
+    for given in (np.array([5, 6, 7]), torch.tensor([5, 6, 7]), list(np.array([5, 6, 7]))):
+        assert ids(llm.generate(given, GREEDY, use_tqdm=False)) == want
+    assert ids(llm.generate(np.array([[5, 6, 7], [5, 6, 7]]), GREEDY, use_tqdm=False)) == want * 2
+    assert ids(llm.generate(iter(["Hello"]), GREEDY, use_tqdm=False))
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_priorities_go_first_under_their_policy(folder):
+    llm = LLM(str(folder), scheduling_policy="priority", max_num_seqs=1, max_model_len=64)
+    ended = []
+    engine = llm.llm_engine
+    for name, priority in [("late", 5), ("soon", 1), ("first", 0)]:
+        engine.add_request(name, "Hello", SamplingParams(max_tokens=2), priority=priority)
+    while engine.has_unfinished_requests():
+        ended += [output.request_id for output in engine.step() if output.finished]
+    assert ended == ["first", "soon", "late"]
+    assert len(llm.generate(["a", "b"], GREEDY, priority=[2, 1], use_tqdm=False)) == 2
+
+
 def test_n_answers_differ_and_best_of_returns_the_likeliest(llm):
     params = SamplingParams(n=3, seed=1, temperature=1.0, max_tokens=5)
     outputs = llm.generate("Hello", params, use_tqdm=False)[0].outputs
