@@ -62,8 +62,7 @@ class ChatTemplate:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, MemoryError) as e:
-            line = getattr(e, "lineno", None)
-            where = f" (line {line})" if line else ""
+            where = f" (line {e.lineno})" if isinstance(e, jinja2.TemplateSyntaxError) else ""
             raise RequestError(
                 f"the chat template is not valid Jinja{where}: {e}", param="chat_template"
             ) from None
@@ -178,7 +177,7 @@ def _tools(tools: Sequence[Any] | None) -> list[Any] | None:
     if isinstance(tools, str | Mapping) or not isinstance(tools, Sequence):
         raise RequestError("tools must be a list of JSON schemas of functions", param="tools")
     for i, tool in enumerate(tools):
-        if not isinstance(tool, Mapping) and not hasattr(tool, "model_dump"):
+        if not isinstance(tool, Mapping) and not isinstance(tool, sandbox.Dumps):
             raise RequestError(
                 f"tools[{i}] must be an object, the JSON schema of a function; "
                 f"got a {type(tool).__name__}",

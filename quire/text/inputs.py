@@ -101,11 +101,11 @@ class InputProcessor:
         Raises: RequestError, TooLong, Unsupported.
         """
         asked = self._params(params)
+        self._check_params(asked)
         how = self._tokenization(asked, tokenization, add_special_tokens)
         parsed = prompts.parse(prompt)
         ids = self._ids(parsed, how)
         self._check_length(len(ids))
-        self._check_params(asked)
         salt = prompts.cache_salt(cache_salt) or parsed.salt
         made = Request(
             id=request_id,

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from quire.errors import RequestError, Unsupported
+from quire.text.sandbox import Dumps
 
 ContentFormat = Literal["string", "openai"]
 Message = dict[str, Any]
@@ -69,8 +70,7 @@ def normalise(
 
 def _message(message: object, i: int, content_format: ContentFormat) -> Message:
     where = f"messages[{i}]"
-    dump = getattr(message, "model_dump", None)  # objects of the openai client
-    given = dump(exclude_none=True) if callable(dump) else message
+    given = message if isinstance(message, Mapping) else _dumped(message)
     if not isinstance(given, Mapping):
         raise _wrong(where, given, "an object with 'role' and 'content'")
     role = given.get("role")
@@ -84,6 +84,10 @@ def _message(message: object, i: int, content_format: ContentFormat) -> Message:
         if not made["tool_calls"]:
             del made["tool_calls"]
     return made
+
+
+def _dumped(message: object) -> object:
+    return message.model_dump(exclude_none=True) if isinstance(message, Dumps) else message
 
 
 def _wrong(where: str, given: object, allowed: str) -> RequestError:

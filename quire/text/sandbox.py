@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jinja2
 from jinja2 import nodes
@@ -28,6 +28,13 @@ MAX_CHARS = 32 * 1024 * 1024
 FUEL = 500_000
 _METER = "_quire_meter"
 _CHECK = "_quire_check"
+
+
+@runtime_checkable
+class Dumps(Protocol):
+    """A pydantic object, as clients of the openai package send them."""
+
+    def model_dump(self, *, exclude_none: bool) -> dict[str, Any]: ...
 
 
 def _refuse(what: str) -> RequestError:
@@ -73,9 +80,8 @@ def plain(value: object, depth: int = 0) -> Any:
         return {plain(k, depth + 1): plain(v, depth + 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain(one, depth + 1) for one in value]
-    dump = getattr(value, "model_dump", None)  # pydantic objects of the openai client
-    if callable(dump):
-        return plain(dump(exclude_none=True), depth + 1)
+    if isinstance(value, Dumps):
+        return plain(value.model_dump(exclude_none=True), depth + 1)
     return f"<{type(value).__name__}>"
 
 

@@ -2,13 +2,16 @@
 
 import json
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import quire
 from quire.text.tokenizer import load_tokenizer
 from tests.pure.text.made import MADE, NASTY, folder_of
+from tests.pure.text.templates import CONVERSATIONS, TOOL
 
 transformers = pytest.importorskip("transformers")
 
@@ -24,6 +27,11 @@ def pairs(tmp_path_factory):
     for name in MADE:
         made[name] = both(folder_of(tmp_path_factory.mktemp(name), name))
     return made
+
+
+@pytest.fixture(scope="module")
+def embedded():
+    return both(Path(quire.__file__).parent / "embedded")
 
 
 def assert_same(ours, peer, text):
@@ -185,6 +193,22 @@ def test_threads_may_share_a_tokenizer(pairs):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_the_embedded_models_tokenizer_is_read_alike(embedded, text):
+    assert_same(*embedded, text)
+
+
+@pytest.mark.parametrize("conversation", CONVERSATIONS)
+@pytest.mark.parametrize("options", [{}, {"tools": [TOOL]}, {"enable_thinking": False}])
+def test_the_embedded_models_conversations_are_alike(embedded, conversation, options):
+    ours, peer = embedded
+    messages = CONVERSATIONS[conversation]
+    options = options | {"tokenize": False, "add_generation_prompt": True}
+    assert ours.apply_chat_template(messages, **options) == peer.apply_chat_template(
+        messages, **options
+    )
 
 
 # -- tokenizers without a tokenizer.json -------------------------------------------------------

@@ -114,6 +114,19 @@ def test_a_template_without_developer_sees_a_system_message():
     assert [m["role"] for m in seen(messages, knows)] == ["system", "developer", "user"]
 
 
+def test_objects_of_the_openai_client_are_messages_and_tools():
+    class Sent:
+        def __init__(self, **fields):
+            self.fields = fields
+
+        def model_dump(self, *, exclude_none):
+            return {k: v for k, v in self.fields.items() if v is not None or not exclude_none}
+
+    message = Sent(role="assistant", content="x", refusal=None)
+    assert seen([message]) == [{"role": "assistant", "content": "x"}]
+    assert ChatTemplate("{{ tools[0].type }}").render(USER, [Sent(type="function")]) == "function"
+
+
 def test_tool_results_in_parts_become_lines():
     result = {
         "role": "tool",
