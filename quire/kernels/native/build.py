@@ -1,8 +1,9 @@
 """Compile the C++ kernels with the machine's compiler, once, into a cache.
 
 The file name carries a digest of the sources, the flags and the CPU, so a stale or foreign library
-is never loaded. Standard library only: `python -m quire.kernels.native.build` runs at set-up.
-A library appears by rename, whole or not at all; a lock keeps two processes from building at once.
+is never loaded. A library appears by rename, whole or not at all; a lock keeps two processes from
+building at once. Standard library only, and no import of quire: setup.py loads this file by path
+to build at install time, into `prebuilt` beside it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 HERE = Path(__file__).parent
+PREBUILT = HERE / "prebuilt"
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 COMPILERS = ("c++", "g++", "clang++")
 LIMIT_S = 300
@@ -29,13 +30,24 @@ class BuildFailed(Exception):
 
 
 def find_or_build(cache: Path, extra: Sequence[str] = ()) -> Path:
-    """The compiled library, from the cache if it is there. Raises BuildFailed.
+    """The compiled library: as installed, else from the cache, else built. Raises BuildFailed.
 
     extra: more compiler flags; tests use them to build the narrower code paths.
     """
+    name = f"kernels-{_digest(extra)}.so"
+    if (PREBUILT / name).exists():
+        return PREBUILT / name
+    return _build(cache / "native" / name, extra)
+
+
+def build_into(folder: Path) -> Path:
+    """Build the library into a folder, unless it is there. Raises BuildFailed."""
+    return _build(folder / f"kernels-{_digest(())}.so", ())
+
+
+def _build(target: Path, extra: Sequence[str]) -> Path:
     if os.name != "posix":
         raise BuildFailed(f"native kernels are for POSIX systems, this is {os.name}")
-    target = cache / "native" / f"kernels-{_digest(extra)}.so"
     if target.exists():
         return target
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
@@ -92,17 +104,3 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
         raise BuildFailed(f"{compiler} took over {LIMIT_S} s") from e
     finally:
         Path(name).unlink(missing_ok=True)
-
-
-def main() -> None:
-    """Build now, so that the first request does not wait. Never fails: kernels are optional."""
-    from quire import env
-
-    try:
-        sys.stdout.write(f"native kernels: {find_or_build(env.read().cache_dir)}\n")
-    except BuildFailed as e:
-        sys.stdout.write(f"native kernels: none ({e}); the PyTorch references will run\n")
-
-
-if __name__ == "__main__":
-    main()

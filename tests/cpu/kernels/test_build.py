@@ -1,0 +1,164 @@
+"""Finding, building and doing without the compiled kernels."""
+
+import logging
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+from quire.kernels.add import add
+from quire.kernels.linear import pack
+from quire.kernels.native import build
+from quire.kernels.native import library as loader
+
+
+@pytest.fixture
+def sources(tmp_path, monkeypatch):
+    """A library that compiles at once."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "quire.cpp").write_text('extern "C" int answer() { return 42; }')
+    monkeypatch.setattr(build, "HERE", folder)
+    monkeypatch.setattr(build, "PREBUILT", folder / "prebuilt")
+    if not any(build.shutil.which(name) for name in build.COMPILERS):
+        pytest.skip("no compiler")
+    return folder
+
+
+@pytest.fixture
+def afresh():
+    """As in a new process: the library has not been looked for."""
+    loader.library.cache_clear()
+    yield
+    loader.library.cache_clear()
+
+
+def test_it_is_built_once_and_left_without_rubbish(sources, tmp_path, monkeypatch):
+    built = build.find_or_build(tmp_path)
+    monkeypatch.setattr(build, "_compile", None)
+    assert build.find_or_build(tmp_path) == built
+    assert sorted(p.suffix for p in built.parent.iterdir()) == [".lock", ".so"]
+
+
+def test_another_source_flag_or_cpu_is_another_library(sources, tmp_path, monkeypatch):
+    names = [build.find_or_build(tmp_path).name, build.find_or_build(tmp_path, ("-O1",)).name]
+    (sources / "simd.h").write_text("// new")
+    names.append(build.find_or_build(tmp_path).name)
+    monkeypatch.setattr(build, "_cpu", lambda: ("another",))
+    names.append(build.find_or_build(tmp_path).name)
+    assert len(set(names)) == 4
+
+
+def test_one_that_came_with_the_install_is_preferred(sources, tmp_path, monkeypatch):
+    shipped = build.build_into(build.PREBUILT)
+    monkeypatch.setattr(build, "_compile", None)
+    assert build.find_or_build(tmp_path) == shipped
+
+
+def test_two_at_once_build_once(sources, tmp_path, monkeypatch):
+    real, calls = build._compile, []
+    monkeypatch.setattr(build, "_compile", lambda *a: (calls.append(1), real(*a)))
+    threads = [threading.Thread(target=build.find_or_build, args=(tmp_path,)) for _ in range(3)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(calls) == 1
+
+
+def test_a_source_that_does_not_compile_is_reported_and_leaves_nothing(sources, tmp_path):
+    (sources / "quire.cpp").write_text("not C++")
+    with pytest.raises(build.BuildFailed, match="failed"):
+        build.find_or_build(tmp_path)
+    assert not list(tmp_path.rglob("*.so"))
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_a_cache_that_cannot_be_written_is_reported(sources, tmp_path):
+    (tmp_path / "native").write_text("a file in the way")
+    with pytest.raises(build.BuildFailed, match="cannot write"):
+        build.find_or_build(tmp_path)
+
+
+@pytest.mark.usefixtures("afresh")
+def test_without_a_compiler_one_line_is_logged_and_the_references_run(
+    tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
+    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    monkeypatch.setattr(build.shutil, "which", lambda name: None)
+    weight = torch.randn(8, 8)
+    with caplog.at_level(logging.INFO, "quire"):
+        assert pack(weight) is weight
+        assert torch.equal(add(weight, weight), weight + weight)
+    assert [r.levelname for r in caplog.records] == ["INFO"]
+    assert "no C++ compiler" in caplog.text
+
+
+@pytest.mark.usefixtures("afresh")
+def test_the_environment_can_turn_the_kernels_off(monkeypatch):
+    monkeypatch.setenv("QUIRE_NATIVE", "0")
+    assert not loader.active()
+
+
+def test_nothing_is_built_or_loaded_at_import():
+    code = "import quire.kernels.linear as m, quire.kernels.native.library as l; "
+    code += "assert l.library.cache_info().currsize == 0"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.usefixtures("native_one")
+def test_a_forked_child_has_threads_of_its_own():
+    code = (
+        "import os, torch; from quire.kernels.linear import linear, pack\n"
+        "w, x = pack(torch.randn(512, 512)), torch.randn(64, 512)\n"
+        "want = linear(x, w)\n"
+        "pid = os.fork()\n"
+        "ok = torch.equal(linear(x, w), want)\n"
+        "if pid == 0: os._exit(not ok)\n"
+        "assert ok and os.waitpid(pid, 0)[1] == 0\n"
+    )
+    env = _with({"OMP_NUM_THREADS": "2"})
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+
+
+@pytest.mark.usefixtures("native_one")
+def test_callers_in_two_threads_get_their_own_results():
+    code = (
+        "import threading, torch; from quire.kernels.linear import linear, pack\n"
+        "bad = []\n"
+        "def work(seed):\n"
+        "    g = torch.Generator().manual_seed(seed)\n"
+        "    w, x = torch.randn(512, 512, generator=g), torch.randn(64, 512, generator=g)\n"
+        "    p, want = pack(w), None\n"
+        "    for _ in range(50):\n"
+        "        got = linear(x, p)\n"
+        "        want = got if want is None else want\n"
+        "        if not torch.equal(got, want): bad.append(seed)\n"
+        "    if not torch.allclose(want, x @ w.T, atol=1e-3): bad.append(seed)\n"
+        "threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]\n"
+        "[t.start() for t in threads]; [t.join() for t in threads]\n"
+        "assert not bad, bad\n"
+    )
+    env = _with({"OMP_NUM_THREADS": "2"})
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+
+
+@pytest.mark.usefixtures("native_one")
+def test_an_idle_pool_burns_no_processor():
+    code = (
+        "import time, torch; from quire.kernels.linear import linear, pack\n"
+        "w, x = pack(torch.randn(512, 512)), torch.randn(64, 512)\n"
+        "linear(x, w); time.sleep(0.05); before = time.process_time(); time.sleep(0.5)\n"
+        "assert time.process_time() - before < 0.1\n"
+    )
+    env = _with({"OMP_NUM_THREADS": "2"})
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+
+
+def _with(more):
+    """The environment of this process, with more."""
+    return {**os.environ, **more}
