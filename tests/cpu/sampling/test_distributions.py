@@ -103,6 +103,11 @@ def test_of_equal_tokens_top_p_keeps_the_lowest_ids_and_top_k_keeps_all():
     assert (counts(logits[0], SamplingParams(top_k=2)) > 0).all()
 
 
+def test_top_p_stops_at_the_token_that_reaches_it_exactly():
+    found = counts(torch.zeros(8), SamplingParams(top_p=0.5))
+    assert (found > 0).nonzero()[0].tolist() == [0, 1, 2, 3]
+
+
 def test_a_temperature_near_zero_draws_what_greedy_takes():
     logits = normal(32, 500, seed=8, scale=30.0)
     cold = filled(500, [sequence(SamplingParams(temperature=0.01), seed=i) for i in range(32)])

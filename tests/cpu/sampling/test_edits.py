@@ -99,24 +99,50 @@ def test_a_preempted_sequence_rejoins_in_another_slot_with_its_history():
     run([seqs[2], seqs[0]], 6, slots=[2, 1], sampler=sampler, forced=30)
 
 
+def counting(name="count", vocab=30):
+    """Logits fall with the id and a drawn token falls below all: token n is drawn at step n."""
+    params = SamplingParams(temperature=0.0, presence_penalty=2.0)
+    return sequence(params, name=name, prompt=[vocab - 1]), torch.linspace(1, 0, vocab)[None]
+
+
 def test_tokens_the_host_does_not_know_yet_count_as_the_sampler_drew_them():
-    known, blind = penalised("same"), penalised("same")
-    for seq, tells in ((known, True), (blind, False)):
-        sampler = filled(VOCAB, [seq])
-        ids = []
-        for step in range(12):
-            if step == 6:  # preempted, back two steps later, with two tokens in flight
-                sampler.leave(0)
-                if not tells:
-                    seq.tokens[-2:] = [UNKNOWN, UNKNOWN]
-                sampler.join(0, seq)
-            row = normal(1, VOCAB, seed=500 + step, scale=1.0)
-            ids += sampler.sample(row, [0], [step]).token_ids.tolist()
-            seq.tokens.append(ids[-1])
-        if tells:
-            expected = ids
-    assert ids == expected
-    assert len(set(ids)) > 3
+    seq, logits = counting()
+    sampler = filled(30, [seq])
+    for step in range(12):
+        if step == 6:  # preempted with two tokens in flight
+            sampler.leave(0)
+            seq.tokens[-2:] = [UNKNOWN, UNKNOWN]
+            sampler.join(0, seq)
+        assert sampler.sample(logits.clone(), [0], [step]).token_ids.tolist() == [step]
+        seq.tokens.append(step)
+
+
+def test_draws_of_the_slot_s_former_sequence_are_not_taken_for_the_new_one_s():
+    first, logits = counting("first")
+    second, _ = counting("second")
+    sampler = filled(30, [first])
+    for step in range(4):
+        sampler.sample(logits.clone(), [0], [step])
+    sampler.leave(0)
+    sampler.join(0, second)
+    sampler.leave(0)
+    second.tokens.append(UNKNOWN)  # of a step that has not run: nothing was drawn yet
+    sampler.join(0, second)
+    assert sampler.sample(logits.clone(), [0], [0]).token_ids.tolist() == [0]
+
+
+def test_a_bad_word_begun_before_a_preemption_is_not_finished_after_it():
+    params = SamplingParams(temperature=0.0)
+    params.bad_words_token_ids = [[7, 8, 9], [5, 6]]
+    for outputs, banned in (([3, 7, 8], 9), ([3, 7, 5], 6), ([8], None), ([7, 8, 3], None)):
+        sampler = filled(VOCAB, [sequence(params, prompt=[7, 8, 5], outputs=outputs)])
+        for best in (9, 6):
+            logits = torch.zeros(1, VOCAB)
+            logits[0, best] = 5.0
+            found = sampler.sample(logits, [0], [len(outputs)]).token_ids.item()
+            assert (found == best) == (best != banned)
+            sampler.leave(0)
+            sampler.join(0, sequence(params, prompt=[7, 8, 5], outputs=outputs))
 
 
 def test_a_token_of_the_step_in_progress_is_not_counted_before_it_is_drawn():
@@ -177,6 +203,15 @@ def test_neutral_parameters_change_nothing_and_make_no_edit(kw):
     assert torch.equal(rows, before)
     assert neutral._recipe.edits == []
     assert neutral._recipe.random[0].plain
+
+
+def test_min_tokens_end_for_each_row_at_its_own_count():
+    kinds = [Stop(9, 2, frozenset({1})), Stop(9, 4, frozenset(), frozenset({1}))]
+    sampler = filled(VOCAB, [sequence(SamplingParams(temperature=0.0), stop=s) for s in kinds])
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 1] = 5.0
+    rows = [sampler.sample(logits.clone(), [0, 1], [p] * 2).token_ids.tolist() for p in range(5)]
+    assert rows == [[0, 0], [0, 0], [1, 0], [1, 0], [1, 1]]
 
 
 def test_min_tokens_is_no_work_any_more_once_enough_exist():

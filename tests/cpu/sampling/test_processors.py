@@ -248,6 +248,22 @@ def test_an_adapter_gives_requests_functions_and_a_failure_ends_only_its_row():
         assert made.token_ids[1] == logits[1].argmax()
 
 
+def test_an_adapter_s_functions_follow_their_requests_through_any_order():
+    processors = load_processors([Adapter], None, torch.device("cpu"))
+    wants = [0, 10, None, 20, 30]
+    seqs = [request() if base is None else numbered(base) for base in wants]
+    sampler = filled(VOCAB, seqs, processors=processors)
+    rng, done = random.Random(5), [0] * 5
+    for step in range(9):
+        slots = rng.sample(range(5), 5)
+        logits = normal(5, VOCAB, seed=step)
+        ids = sampler.sample(logits.clone(), slots, [0] * 5).token_ids.tolist()
+        for row, slot in enumerate(slots):
+            forced = wants[slot] is not None
+            assert ids[row] == (wants[slot] + done[slot] if forced else logits[row].argmax())
+            done[slot] += 1
+
+
 class Broken(Invariant):
     def is_argmax_invariant(self):
         return False
