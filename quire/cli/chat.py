@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from quire.cli.sampling import FLAGS, add_sampling, params_of, quiet
+from quire.cli.sampling import FLAGS, add_sampling, params_of, quiet, says_max_tokens
 from quire.config.cli import OptionParser, add_options, options_from
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, RequestError
@@ -32,10 +32,9 @@ def main(argv: Sequence[str]) -> int:
     from quire.llm import LLM
 
     llm = LLM.from_engine_args(options_from(args, quiet(args)))
-    defaults = llm.get_default_sampling_params()
-    if defaults == SamplingParams():
-        defaults.max_tokens = None  # the default of 16 is for completions
-    params = params_of(args, defaults)
+    params = params_of(args, llm.get_default_sampling_params())
+    if not says_max_tokens(args, llm):
+        params.max_tokens = None  # an answer may be as long as the context allows
     talk = Talk(llm, params, system=args.system_prompt, variables=variables, stats=args.stats)
     if args.quick is not None:
         return talk.say(args.quick)

@@ -11,9 +11,12 @@ import sys
 import time
 from collections.abc import Sequence
 
-from quire.cli.sampling import add_sampling, params_of, quiet
+from quire.cli.sampling import add_sampling, params_of, quiet, says_max_tokens
 from quire.config.cli import OptionParser, add_options, options_from
 from quire.core.params import SamplingParams
+
+MAX_TOKENS = 256
+"""A base model may never end by itself."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -24,6 +27,8 @@ def main(argv: Sequence[str]) -> int:
 
     llm = LLM.from_engine_args(options_from(args, quiet(args)))
     params = params_of(args, llm.get_default_sampling_params())
+    if not says_max_tokens(args, llm):
+        params.max_tokens = MAX_TOKENS
     if args.json or len(texts) > 1 or params.n > 1:
         return _batch(llm, texts, params, as_json=args.json, stats=args.stats)
     return _one(llm, texts[0], params, stats=args.stats)

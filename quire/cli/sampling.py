@@ -41,6 +41,11 @@ def quiet(args: argparse.Namespace) -> dict[str, object]:
     return {name: value for name, value in wanted.items() if name not in vars(args)}
 
 
+def says_max_tokens(args: argparse.Namespace, llm: Any) -> bool:
+    """The command line or the model's generation config says how long an answer may be."""
+    return "max_tokens" in vars(args) or "max_tokens" in llm.llm_engine.config.sampling.defaults
+
+
 def params_of(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """The defaults with the given flags on top, verified."""
     given: dict[str, Any] = {name: vars(args)[name] for name in FLAGS if name in vars(args)}

@@ -99,6 +99,16 @@ def test_one_bad_prompt_among_many_raises_before_anything_runs(llm):
     assert len(llm.generate("Hello", GREEDY, use_tqdm=False)) == 1
 
 
+def test_a_request_the_cache_cannot_hold_takes_the_others_back(folder):
+    llm = LLM(str(folder), num_gpu_blocks_override=4)
+    params = SamplingParams(max_tokens=2)
+    with pytest.raises(TooLong):
+        llm.generate(["Hello", list(range(3, 200))], params, use_tqdm=False)
+    assert not llm.llm_engine.has_unfinished_requests()
+    assert llm.llm_engine.engine.idle
+    assert len(llm.generate("Hello", params, use_tqdm=False)) == 1
+
+
 def test_lists_must_have_the_length_of_the_prompts(llm):
     with pytest.raises(ValueError, match="sampling_params"):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)

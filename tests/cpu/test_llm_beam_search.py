@@ -67,16 +67,17 @@ def test_beams_are_those_of_a_plain_search(llm, width, length, penalty):
         assert all(s.text == llm.get_tokenizer().decode(s.tokens, True) for s in output.sequences)
 
 
-def test_eos_completes_a_beam(llm, monkeypatch):
+@pytest.mark.parametrize("penalty", [0.0, 0.4, -0.5])
+def test_eos_completes_a_beam(llm, monkeypatch, penalty):
     prompt = llm.get_tokenizer().encode(PROMPTS[0])
     # Make tokens that the search meets in its second round end a sequence
     second = best_next(llm, [*prompt, best_next(llm, prompt, 1)[0][0]], 2)
     eos = frozenset(token for token, _ in second)
     monkeypatch.setattr(llm.llm_engine.inputs, "eos_ids", eos)
-    found = llm.beam_search(PROMPTS[0], BeamSearchParams(3, 4, length_penalty=0.0))[0].sequences
-    whole = BeamSearchParams(3, 4, length_penalty=0.0, include_stop_str_in_output=True)
+    found = llm.beam_search(PROMPTS[0], BeamSearchParams(3, 4, length_penalty=penalty))[0].sequences
+    whole = BeamSearchParams(3, 4, length_penalty=penalty, include_stop_str_in_output=True)
     kept = llm.beam_search(PROMPTS[0], whole)[0].sequences
-    want = plain_beam_search(llm, prompt, 3, 4, eos=eos, penalty=0.0)
+    want = plain_beam_search(llm, prompt, 3, 4, eos=eos, penalty=penalty)
     assert [s.tokens for s in kept] == [[*prompt, *tokens] for tokens, _, _ in want]
     assert [s.tokens for s in found] == [
         [*prompt, *tokens[: len(tokens) - ended]] for tokens, _, ended in want

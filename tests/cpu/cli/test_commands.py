@@ -113,3 +113,12 @@ def test_env_reports_versions_and_variables(capsys):
     assert set(json.loads(run(capsys, "collect-env", "--json")[1])) == {
         "machine", "packages", "variables",
     }  # fmt: skip
+
+
+def test_an_answer_is_not_cut_at_the_default_of_completions(capsys):
+    status, out, _ = run(
+        capsys, "chat", "-q", "What is the capital of France?", "--temperature", "0"
+    )
+    assert status == 0
+    assert len(out) > 20
+    assert "Paris" in out
