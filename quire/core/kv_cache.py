@@ -55,11 +55,6 @@ class KVCache:
 
     # -- sizes ------------------------------------------------------------------------------
 
-    @property
-    def capacity(self) -> int:
-        """Tokens that the whole pool can hold of one sequence, windows aside."""
-        return self.pool.size // len(self.specs) * self.block_size
-
     def most_blocks(self, tokens: int) -> int:
         """Blocks that one sequence of so many tokens needs at most."""
         return sum(spec.most_blocks(tokens, self.block_size) for spec in self.specs)

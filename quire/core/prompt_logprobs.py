@@ -5,7 +5,7 @@ A prompt that is preempted is computed again; each position is kept once.
 
 from __future__ import annotations
 
-from quire.core.types import Row, Sequence, TokenLogprobs
+from quire.core.types import UNKNOWN, Row, Sequence, TokenLogprobs
 
 
 class PromptLogprobs:
@@ -16,9 +16,10 @@ class PromptLogprobs:
 
     def add(self, row: Row, news: list[TokenLogprobs]) -> None:
         """Keep those of positions not seen yet. `news` begins at position row.start + 1."""
-        if len(row.seq.tokens) > row.seq.prompt_len + 1:
+        seq = row.seq
+        if len(seq.tokens) > seq.prompt_len and seq.tokens[seq.prompt_len] != UNKNOWN:
             return  # recomputed after its first token, with which they were handed out
-        known = self.known.setdefault(row.seq, [])
+        known = self.known.setdefault(seq, [])
         known += news[max(len(known) - row.start, 0) :]
 
     def pop(self, seq: Sequence) -> list[TokenLogprobs] | None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from quire.core.types import NO_BLOCK, UNKNOWN, StepResult
+from quire.core.types import NO_BLOCK, UNKNOWN, StepResult, TokenLogprobs
 
 VOCAB = 6
 MOD = 1_000_003
@@ -116,7 +116,17 @@ class FakeModel:
         self._copy(plan.swap_in, self.host, self.device)
         self._copy(plan.copies, self.device, self.device)
         self._check_writes(rows)
-        return StepResult([self._run(*row) for row in rows])
+        said = [self._run(*row) for row in rows]
+        return StepResult(said, prompt_logprobs=self._prompt_logprobs(rows))
+
+    def _prompt_logprobs(self, rows):
+        """For who computes every prompt position, of each its own number."""
+        found = {}
+        for i, (seq, _, start, tokens, _, _) in enumerate(rows):
+            end = min(start + len(tokens) + 1, seq.prompt_len)
+            if seq.index == 0 and not seq.request.read_prefix_cache and start + 1 < end:
+                found[i] = [TokenLogprobs([p], [0.0], [1]) for p in range(start + 1, end)]
+        return found
 
     def lose(self):
         """Fail at the oldest plan: nothing of it happens on the device."""

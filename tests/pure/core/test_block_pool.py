@@ -141,6 +141,22 @@ def test_check_sees_a_lost_block():
         pool.check()
 
 
+def test_check_sees_content_maps_that_differ():
+    pool = BlockPool(2)
+    [block] = pool.take(1)
+    pool.publish(block, b"a")
+    del pool._block_of[b"a"]
+    with pytest.raises(AssertionError, match="disagree"):
+        pool.check()
+
+
+def test_check_sees_a_cached_block_without_content():
+    pool = BlockPool(2)
+    pool._cached[pool._free.pop()] = None
+    with pytest.raises(AssertionError, match="has none"):
+        pool.check()
+
+
 def test_check_sees_holds_that_differ():
     pool = BlockPool(2)
     [block] = pool.take(1)

@@ -364,6 +364,18 @@ def test_a_child_shares_what_its_held_parent_computed():
     assert scheduler.stats().held_blocks == 0
 
 
+def test_a_child_of_a_parent_on_the_host_computes_for_itself():
+    requests = [request("a", range(4), 8), request("p", range(10, 14), 8, hold=True)]
+    scheduler = engine(requests, blocks=4, block_size=4, swap=True, host=4)
+    while not scheduler.stats().swapped:
+        step(scheduler)
+    scheduler.add(request("c", range(10, 14), 1, parent="p"))
+    scheduler.check()
+    assert scheduler.stats().waiting == 1
+    while not scheduler.idle:
+        step(scheduler)
+
+
 def test_released_parents_cannot_be_named():
     scheduler = engine([request("p", hold=True, max_tokens=1)])
     step(scheduler)

@@ -7,7 +7,7 @@ never hit is never wrong. Everything that may vary is in Setup; nothing of it ma
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import Full, Window
@@ -19,7 +19,7 @@ from quire.core.order.fifo import Fifo
 from quire.core.order.priority import Priority
 from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
-from quire.core.types import Request, StepResult, Stop
+from quire.core.types import Request, Stop
 from tests.pure.core.fake_model import VOCAB, FakeModel, said
 
 
@@ -125,6 +125,7 @@ class Run:
         self.out = Outcome({}, {}, 0, 0, 0, 0, 0)
         self.flying = []
         self.silent = set()
+        self.prompt_logprobs = {}
 
     def go(self, most_steps=20_000, add_per_step=3):
         todo = list(self.requests)
@@ -167,7 +168,7 @@ class Run:
             return self.scheduler.fail(plan, "lost")
         result = self.model.wait()
         if plan.step in self.setup.errors and plan.rows:
-            result = StepResult(result.token_ids, errors={0: "bad row"})
+            result = replace(result, errors={0: "bad row"})
         return self.scheduler.apply(plan, result)
 
     def _check_plan(self, plan):
@@ -187,6 +188,10 @@ class Run:
             key = u.request_id, u.index
             assert key not in self.out.finish, f"{key} was over and goes on"
             assert key not in self.silent, f"{key} was aborted silently and speaks"
+            if u.token_ids and not self.out.tokens[key]:
+                self.prompt_logprobs[key] = [p.ids[0] for p in u.prompt_logprobs or ()]
+            else:
+                assert u.prompt_logprobs is None, f"{key} has prompt logprobs after its first token"
             self.out.tokens[key] += u.token_ids
             if u.finish:
                 self.out.finish[key] = u.finish
@@ -221,6 +226,8 @@ def check_outcome(run, out):
                 assert out.tokens[key] == want[: len(out.tokens[key])], key
             else:
                 assert (out.tokens[key], out.finish.get(key)) == (want, finish), key
+            if index == 0 and not request.read_prefix_cache and out.tokens[key]:
+                assert run.prompt_logprobs[key] == list(range(1, len(request.prompt))), key
 
 
 def random_requests(rng, most=12):
@@ -315,23 +322,25 @@ def random_run(seed, most_steps=20_000, **fixed):
 def random_squeeze(seed, most_steps=20_000):
     """Little memory and long outputs, the important ones coming last: everybody is preempted."""
     rng = random.Random(seed)
-    heads = [tuple(rng.randrange(VOCAB) for _ in range(8)) for _ in range(2)]
+    heads = [tuple(rng.randrange(VOCAB) for _ in range(16)) for _ in range(2)]
     requests = [
         Request(
             f"s{i}",
-            rng.choice(heads)[: rng.randrange(1, 9)],
+            rng.choice(heads)[: rng.randrange(1, 17)],
             Stop(rng.randrange(10, 30)),
             n=rng.choice([1, 1, 2]),
             priority=rng.choice([0, -i]),
             arrived_at=float(i),
+            read_prefix_cache=rng.random() < 0.6,
         )
-        for i in range(rng.randrange(3, 8))
+        for i in range(rng.randrange(4, 9))
     ]
     setup = random_setup(rng, requests)
     setup.blocks = max(least_blocks(setup, r) for r in requests) + rng.randrange(3)
     setup.host = rng.choice([0, setup.blocks // 2, setup.blocks * 3])
-    setup.budget, setup.seats, setup.slots = rng.choice([6, 40]), 20, 20
+    setup.budget, setup.seats, setup.slots = rng.choice([4, 6, 40]), 20, 20
     setup.chunked, setup.watermark, setup.priority = True, 0.0, rng.random() < 0.7
+    setup.swap, setup.depth = rng.random() < 0.7, rng.choice([1, 2, 2])
     run = Run(setup, requests)
     out = run.go(most_steps)
     check_outcome(run, out)
