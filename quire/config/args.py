@@ -25,6 +25,15 @@ def _options(self: Any) -> Options:
     return Options.of({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
 
+def _repr(self: Any) -> str:
+    """What was said, without the hundreds of defaults, and without secrets."""
+    said = [
+        f for f in dataclasses.fields(self) if getattr(self, f.name) not in (None, f.default, {})
+    ]
+    shown = [f"{f.name}={getattr(self, f.name)!r}" for f in said if f.name != "hf_token"]
+    return f"{type(self).__name__}({', '.join(shown)})"
+
+
 def _from_cli_args(cls: Callable[..., Any], args: argparse.Namespace) -> Any:
     """From a parsed command line; names that are no options are left alone."""
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
@@ -56,8 +65,10 @@ def _field(default: object) -> Any:
 EngineArgs: Any = dataclasses.make_dataclass(
     "EngineArgs",
     _fields(),
+    repr=False,
     namespace={
         "__post_init__": _post_init,
+        "__repr__": _repr,
         "__doc__": "Every engine option, flat. See quire.config.options for their meaning.",
         "__module__": __name__,
         "options": _options,
@@ -67,7 +78,7 @@ EngineArgs: Any = dataclasses.make_dataclass(
 )
 
 AsyncEngineArgs: Any = dataclasses.make_dataclass(
-    "AsyncEngineArgs", [], bases=(EngineArgs,), namespace={"__module__": __name__}
+    "AsyncEngineArgs", [], repr=False, bases=(EngineArgs,), namespace={"__module__": __name__}
 )
 
 

@@ -218,6 +218,15 @@ def test_chat_applies_the_template(llm):
             llm.chat(bad, GREEDY, use_tqdm=False)
 
 
+def test_the_first_token_is_written_once(tmp_path):
+    llm = LLM(str(write_model(tmp_path, bos=True)), max_model_len=64)
+    assert llm.generate("hi", GREEDY, use_tqdm=False)[0].prompt_token_ids[0] == 0
+    template = "{{ bos_token }}{{ messages[0].content }}"
+    talk = [{"role": "user", "content": "hi"}]
+    prompt = llm.chat(talk, GREEDY, chat_template=template, use_tqdm=False)[0].prompt_token_ids
+    assert prompt.count(0) == 1
+
+
 def test_tools_and_template_arguments_reach_the_template(llm):
     template = "{{ tools[0].function.name }} {{ mood }}: {{ messages[0].content }}"
     tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]

@@ -4,11 +4,16 @@ import json
 import pathlib
 import subprocess
 import sys
+import types
 
 import pytest
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import NotASafetensorsRepoError
 
 from quire.cli import main
-from quire.config.facts import model_facts
+from quire.cli.plan import weight_facts
+from quire.config.facts import WeightFacts, model_facts
+from quire.config.options import Options
 from quire.models.build import config_of
 from tests.cpu.tiny_models import write_model
 
@@ -119,3 +124,39 @@ sys.exit(status or 10 * ("torch" in sys.modules))
 """
     run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
+
+
+class _Hub:
+    """Stands for the hub's answer about the headers of a repository."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def __call__(self, api, name, *, revision=None):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        tensors = {
+            "w": types.SimpleNamespace(shape=[1000, 50]),
+            "b": types.SimpleNamespace(shape=[7]),
+        }
+        return types.SimpleNamespace(files_metadata={"f": types.SimpleNamespace(tensors=tensors)})
+
+
+@pytest.mark.parametrize(
+    ("answer", "source"),
+    [
+        (None, "tensor headers on the hub"),
+        (OSError("unplugged"), "config.json (estimated)"),
+        (NotASafetensorsRepoError("pickles"), "config.json (estimated)"),
+    ],
+)
+def test_headers_of_the_hub_are_asked_for_when_there_are_no_files(
+    qwen, monkeypatch, answer, source
+):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    hub = _Hub(answer)
+    monkeypatch.setattr(HfApi, "get_safetensors_metadata", lambda *a, **k: hub(*a, **k))
+    options = Options.of({"model": "org/name"})
+    found, said = weight_facts(options, qwen, tied=False)
+    assert said == source
+    assert found == (WeightFacts(50000, 7) if answer is None else None)

@@ -3,7 +3,7 @@
 import json
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoConfig, AutoModelForCausalLM
 
 TEXT = [
@@ -25,7 +25,7 @@ SHAPES = {
 }
 
 
-def write_tokenizer(folder, template=TEMPLATE, bos=None):
+def write_tokenizer(folder, template=TEMPLATE, *, bos=False):
     """A byte-level BPE trained on TEXT; returns its size."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -38,8 +38,13 @@ def write_tokenizer(folder, template=TEMPLATE, bos=None):
         show_progress=False,
     )
     tokenizer.train_from_iterator(TEXT * 4, trainer)
+    if bos:
+        single = f"{special[0]} $A"
+        pair = [(special[0], 0)]
+        tokenizer.post_processor = processors.TemplateProcessing(single=single, special_tokens=pair)
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
+        "bos_token": special[0] if bos else None,
         "tokenizer_class": "PreTrainedTokenizerFast",
         "eos_token": "<|im_end|>",
         "pad_token": "<|endoftext|>",
@@ -51,10 +56,12 @@ def write_tokenizer(folder, template=TEMPLATE, bos=None):
     return tokenizer.get_vocab_size()
 
 
-def write_model(folder, model_type="llama", *, generation=None, template=TEMPLATE, **more):
+def write_model(
+    folder, model_type="llama", *, generation=None, template=TEMPLATE, bos=False, **more
+):
     """A model of this type with random float32 weights, spread so that greedy picks no ties."""
     folder.mkdir(parents=True, exist_ok=True)
-    vocab = write_tokenizer(folder, template)
+    vocab = write_tokenizer(folder, template, bos=bos)
     shape = SHAPES[model_type] | {"vocab_size": vocab, "max_position_embeddings": 512}
     shape |= {"eos_token_id": 2, "bos_token_id": None, "pad_token_id": 0} | more
     config = AutoConfig.for_model(model_type, **shape)

@@ -101,6 +101,7 @@ def test_engine_args_are_a_dataclass_over_the_same_names():
     args = EngineArgs(model="m", max_model_len=64, use_v2_block_manager=True)
     assert args.model == "m"
     assert Options.of(dataclasses.asdict(args)).changed() == {"model": "m", "max_model_len": 64}
+    assert repr(EngineArgs(model="m", hf_token="secret")) == "EngineArgs(model='m')"
     assert options_of(AsyncEngineArgs(model="m")).model.model == "m"
     with pytest.raises(ConfigError):
         EngineArgs(quantization="awq")
