@@ -168,7 +168,7 @@ class Sampler:
         faults: dict[int, str] = {}
         due = [edit for edit in recipe.edits if edit.due(positions)]
         raw = self._raw_rows(logits, recipe, bool(due))
-        work = logits.float() if due else logits
+        work = logits.float().contiguous() if due else logits
         for edit in due:
             edit.apply(work, positions, faults)
         if recipe.scale is not None:

@@ -7,7 +7,7 @@ concerned: no edit, no cost. Neutral parameters change nothing.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -28,6 +28,12 @@ class Batch:
     def of(self, members: Container[int]) -> list[tuple[int, int]]:
         """(row, slot) of the rows whose slot is one of these."""
         return [(row, slot) for row, slot in enumerate(self.slots) if slot in members]
+
+    def places(self, row: int, ids: Iterable[int]) -> list[int]:
+        """Where tokens lie in the flattened logits. Tokens the model has no logit for are left out:
+        their place would be in another row.
+        """
+        return [row * self.vocab + i for i in ids if i < self.vocab]
 
     def tensor(self, values: Sequence[int] | Sequence[float]) -> Tensor:
         """Values on the device: int64 or float32."""

@@ -31,6 +31,7 @@ class LogitBias:
             (row * batch.vocab + int(i), b)
             for row, slot in batch.of(self._bias)
             for i, b in self._bias[slot].items()
+            if int(i) < batch.vocab
         ]
         if not pairs:
             return None

@@ -33,8 +33,8 @@ class AllowedIds:
         rows = batch.of(self._ids)
         if not rows:
             return None
-        places = [row * batch.vocab + i for row, slot in rows for i in self._ids[slot]]
-        return _Only(batch.tensor([row for row, _ in rows]), batch.tensor(places))
+        places = [at for row, slot in rows for at in batch.places(row, self._ids[slot])]
+        return _Only(batch.tensor([row for row, _ in rows]), batch.tensor(places).long())
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ class MinTokens:
         if not rows:
             return None
         least = [(row, self._least[slot][0]) for row, slot in rows]
-        places = [[row * batch.vocab + i for i in self._least[slot][1]] for row, slot in rows]
+        places = [batch.places(row, self._least[slot][1]) for row, slot in rows]
         return _NoEnd(batch, least, places)
 
 
@@ -86,7 +86,7 @@ class _NoEnd(Edit):
         live = tuple(i for i, (row, least) in enumerate(self._least) if positions[row] < least)
         if live != self._live:
             self._live = live
-            self._cached = self._batch.tensor([at for i in live for at in self._places[i]])
+            self._cached = self._batch.tensor([at for i in live for at in self._places[i]]).long()
         logits.view(-1)[self._cached] = -torch.inf
 
 
@@ -133,15 +133,15 @@ class BadWords:
         if not rows:
             return None
         width = self._tails.shape[1]
-        words = [(row, slot, word) for row, slot in rows for word in self._words[slot]]
+        words = [(r, slot, w) for r, slot in rows for w in self._words[slot] if w[-1] < batch.vocab]
         starts = [[ANY] * (width - len(word) + 1) + word[:-1] for _, _, word in words]
         return _NoWord(
             self._tails,
             batch.tensor([row for row, _ in rows]),
             batch.tensor([slot for _, slot in rows]),
-            batch.tensor([slot for _, slot, _ in words]),
+            batch.tensor([slot for _, slot, _ in words]).long(),
             batch.tensor([i for start in starts for i in start]).view(len(words), width).long(),
-            batch.tensor([row * batch.vocab + word[-1] for row, _, word in words]),
+            batch.tensor([row * batch.vocab + word[-1] for row, _, word in words]).long(),
         )
 
 

@@ -184,6 +184,18 @@ def test_prompt_ids_outside_the_vocabulary_are_left_alone():
     assert filled(50, [seq, other]).sample(logits, [0, 1], [0, 0]).token_ids.tolist() == [6, 10]
 
 
+def test_ids_the_model_has_no_logit_for_do_not_reach_into_the_next_row():
+    params = SamplingParams(
+        temperature=0.0, allowed_token_ids=[5, 6, 50, 51], logit_bias={52: 90.0, 53: -90.0}
+    )
+    params.bad_words_token_ids = [[54], [5, 55]]
+    stop = Stop(9, 5, frozenset({56}), frozenset({57}))
+    seqs = [sequence(params, stop=stop), sequence(SamplingParams(temperature=0.0))]
+    logits = normal(2, 50, seed=2)
+    found = filled(50, seqs).sample(logits.clone(), [0, 1], [0, 0])
+    assert found.token_ids.tolist() == [5 + int(logits[0, 5:7].argmax()), int(logits[1].argmax())]
+
+
 @pytest.mark.parametrize(
     "kw",
     [
