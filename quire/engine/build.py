@@ -161,7 +161,7 @@ def describe(options: Options, environment: env.Env) -> Described:
     hf = read_hf_config(config_folder, said.hf_overrides)
     model_type, model_config = config_of(hf)
     weights = None
-    if options.load.load_format != "dummy":
+    if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
         weights = weights_of(headers(folder), tied=tied_embeddings(hf))
     facts = read_folder(
         folder,

@@ -1,6 +1,7 @@
 """LLM on a tiny random model: prompt forms, results, errors, and what stays clean afterwards."""
 
 import logging
+import shutil
 import signal
 
 import pytest
@@ -386,6 +387,37 @@ def test_an_engine_is_made_from_arguments(folder, caplog):
     assert llm.llm_engine.model_config.max_model_len == 64
     assert "worker_use_ray=True has no effect" in caplog.text
     assert LLMEngine.from_engine_args(args).get_tokenizer().eos_token == "<|im_end|>"
+
+
+def test_pickled_weights_are_loaded_too(folder, tmp_path):
+    import torch
+    from safetensors.torch import load_file
+
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(folder / name, tmp_path)
+    torch.save(load_file(folder / "model.safetensors"), tmp_path / "pytorch_model.bin")
+    made = [LLM(str(one), max_model_len=64) for one in (folder, tmp_path)]
+    want, got = (ids(llm.generate("Hello", GREEDY, use_tqdm=False)) for llm in made)
+    assert got == want
+
+
+def test_weights_may_be_made_up(folder):
+    llm = LLM(str(folder), load_format="dummy", dtype="bfloat16", max_model_len=64)
+    assert ids(llm.generate("Hello", GREEDY, use_tqdm=False))
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_too_little_memory_for_all_at_once_changes_nothing(folder, mode):
+    params = SamplingParams(temperature=0, max_tokens=50, ignore_eos=True)
+    prompts = ["Hello", "The capital of France is", "What"] * 4
+    wide = LLM(str(folder), max_model_len=128)
+    tight = LLM(
+        str(folder), max_model_len=128, num_gpu_blocks_override=20, preemption_mode=mode,
+        swap_space=0.01, async_scheduling=True, block_size=8,
+    )  # fmt: skip
+    want = ids(wide.generate(prompts, params, use_tqdm=False))
+    assert ids(tight.generate(prompts, params, use_tqdm=False)) == want
+    assert {m.name: m.value for m in tight.get_metrics()}["vllm:num_preemptions"] > 0
 
 
 def test_ids_alone_will_do(folder):
