@@ -93,12 +93,13 @@ def test_giving_up_before_the_engine_answered_leaves_nothing(tokenizer):
 
 def test_a_sequence_whose_text_is_complete_ends_alone(tokenizer):
     async def main():
-        async with started(tokenizer, step_s=0.001) as (client, _):
-            stream = await client.generate([request("a", n=2, max_tokens=30)])
+        async with started(tokenizer, step_s=0.001) as (client, executor):
+            stream = await client.generate([request("a", n=2, max_tokens=300)])
             await anext(stream)
             stream.end_sequence("a", 0)
             updates = [u async for batch in stream for u in batch]
             assert {u.index for u in updates} == {1}
+            assert executor.said < 450  # and not 600: the other one was ended in the engine too
             stream.close()
             await idle(client)
 
@@ -173,12 +174,24 @@ def test_death_reaches_everyone_who_waits_and_everyone_who_comes_later(tokenizer
 
 def test_questions_asked_while_it_dies_are_answered(tokenizer, caplog):
     async def main():
-        async with started(tokenizer, step_s=0.02) as (client, _):
-            await client.generate([request("a", max_tokens=400)])
-            client._engine.step = lambda: 1 / 0
+        async with started(tokenizer) as (client, _):
+            dying, go = threading.Event(), threading.Event()
+
+            def last_step():
+                dying.set()
+                go.wait(10)
+                raise ValueError("broken")
+
+            client._engine.step = last_step
+            first = asyncio.create_task(client.generate([request("a")]))
+            await asyncio.to_thread(dying.wait, 10)
             asked = [asyncio.create_task(client.stats()) for _ in range(20)]
-            answers = await asyncio.wait_for(asyncio.gather(*asked, return_exceptions=True), 10)
-            assert any(isinstance(one, EngineDead) for one in answers)
+            await asyncio.sleep(0)  # they are in the inbox of a thread that will not read it
+            go.set()
+            answers = await asyncio.wait_for(
+                asyncio.gather(first, *asked, return_exceptions=True), 10
+            )
+            assert all(isinstance(one, EngineDead) for one in answers)
 
     asyncio.run(main())
 
