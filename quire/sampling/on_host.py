@@ -176,16 +176,18 @@ def _cut_long(weights: np.ndarray, limit: float) -> None:
 
 def best(x: Tensor, k: int) -> Tensor:
     """Columns of the k greatest of each row, best first, equal ones by column."""
-    return torch.from_numpy(np.stack([_best(row, k) for row in x]))
+    view, groups = x.numpy(), x.shape[1] // GROUP
+    if k > groups:
+        return torch.from_numpy(np.argsort(-view, axis=-1, kind="stable")[:, :k])
+    tops = x[:, : groups * GROUP].reshape(len(x), groups, GROUP).amax(-1).numpy()
+    found = [_best(line, _nth(top, k), k) for line, top in zip(view, tops)]
+    return torch.from_numpy(np.stack(found))
 
 
-def _best(x: Tensor, k: int) -> np.ndarray:
-    view, groups = x.numpy(), len(x) // GROUP
-    columns = None
-    if k <= groups:
-        bound = _nth(x[: groups * GROUP].view(groups, GROUP).amax(-1).numpy(), k)
-        columns = np.flatnonzero(view >= np.float32(bound))  # all of them if it is -inf
-    if columns is None or len(columns) < k:  # NaN: any list will do
+def _best(view: np.ndarray, bound: float, k: int) -> np.ndarray:
+    """best() of one row, of which at least k columns reach the bound."""
+    columns = np.flatnonzero(view >= np.float32(bound))  # all of them if it is -inf
+    if len(columns) < k:  # NaN: any list will do
         columns = np.arange(len(view))
     order: np.ndarray = columns[np.argsort(-view[columns], kind="stable")[:k]]
     return order
