@@ -3,6 +3,7 @@
 import pytest
 
 from quire import LLM, BeamSearchParams, RequestError, SamplingParams, Unsupported
+from quire.engine.beams import BeamSearch
 from tests.cpu.tiny_models import write_model
 
 PROMPTS = ["Hello, my name is", "The capital of France is", "你好"]
@@ -125,3 +126,18 @@ def test_generate_takes_beam_search_parameters(llm):
         b.tokens for b in beams
     ]
     assert [o.cumulative_logprob for o in output.outputs] == [b.cum_logprob for b in beams]
+
+
+def test_no_token_of_a_beam_is_computed_twice(llm, tmp_path, monkeypatch):
+    own = LLM(str(write_model(tmp_path)), enable_prefix_caching=False, max_model_len=64)
+    shared = []
+    take = BeamSearch.take
+
+    def recording(search, update):
+        shared.append(update.cached_tokens)
+        take(search, update)
+
+    monkeypatch.setattr(BeamSearch, "take", recording)
+    output = own.beam_search(PROMPTS[0], BeamSearchParams(2, 4, ignore_eos=True))[0]
+    prompt = len(output.sequences[0].tokens) - 4
+    assert shared == [0] + [prompt + i for i in (0, 0, 1, 1, 2, 2)]
