@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 
-@pytest.mark.parametrize("name", ["torch", "torch.nn", "triton"])
+@pytest.mark.parametrize("name", ["torch", "triton"])
 def test_device_libraries_cannot_be_imported_here(name):
     with pytest.raises(ImportError):
         importlib.import_module(name)
