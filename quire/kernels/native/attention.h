@@ -144,10 +144,28 @@ struct Rows {
   }
 };
 
-// Keys as panels of [steps][32] dwords. Rows of `later` are asked for on the way: blocks lie all
-// over the memory, no hardware would guess, and few misses can be under way at once.
+// Asks for the rows that are needed next, keys then values, a few lines at a time: blocks lie all
+// over the memory, where no hardware would guess, and few misses can be under way at once. In order
+// of address, and slowly: a burst, or another order, was measured to be a third slower.
+struct Feed {
+  const Rows& rows;
+  const long bytes;  // of a row
+  long row, at = 0;
+  Feed(const Rows& rows, long bytes, bool wanted)
+      : rows(rows), bytes(bytes), row(wanted ? 0 : 2 * CHUNK) {}
+  INLINE void ask(long lines) {
+    for (; lines > 0 && row < 2 * CHUNK; lines--) {
+      const char* base = row < CHUNK ? rows.at[row] : rows.value(row - CHUNK);
+      __builtin_prefetch(base + at, 0, 2);
+      at += 64;
+      if (at >= bytes) at = 0, row++;
+    }
+  }
+};
+
+// Keys as panels of [steps][32] dwords.
 template <class T>
-void pack_keys(const Rows& keys, const Rows& later, long count, long size, long steps, T* out) {
+void pack_keys(const Rows& keys, Feed& feed, long count, long size, long steps, T* out) {
   const long whole = size * sizeof(T) / 4, columns = (count + PANEL - 1) / PANEL * PANEL;
   for (long c = 0; c < columns; c += 16) {
     const uint32_t* rows[16];
@@ -156,10 +174,8 @@ void pack_keys(const Rows& keys, const Rows& later, long count, long size, long 
     long k = 0;
     for (; k + 16 <= whole; k += 16) {
       transpose16(rows, panel + k * PANEL, PANEL);
-      for (long i = 0; i < 16; i++) {
-        __builtin_prefetch(later.at[c + i] + k * 4, 0, 2);
-        rows[i] += 16;
-      }
+      for (auto& row : rows) row += 16;
+      feed.ask(16);
     }
     for (long left = k; left < whole; left++)
       for (long i = 0; i < 16; i++) panel[left * PANEL + i] = rows[i][left - k];
@@ -201,14 +217,12 @@ INLINE void panel_values(const Rows& keys, long p, long column, long n, float* o
 }
 
 template <class T>
-void pack_values(const Rows& keys, const Rows& later, long count, long size, T* out) {
+void pack_values(const Rows& keys, Feed& feed, long count, long size, T* out) {
   const long per = 4 / sizeof(T), end = (count + per - 1) / per;
   for (long column = 0; column < size; column += PANEL) {
     const long n = size - column < PANEL ? size - column : PANEL;
     for (long step = 0; step < end; step++) {
-      for (long i = step * per; i < (step + 1) * per; i++)
-        for (long b = 0; b < PANEL * (long)sizeof(T); b += 64)
-          __builtin_prefetch(later.value(i) + column * sizeof(T) + b, 0, 2);
+      feed.ask(2);
       panel_values(keys, step * per, column, n,
                    out + (column * CHUNK / per + step * PANEL) * per);
     }
@@ -300,7 +314,7 @@ struct Worker {
   }
 
   // The rows this rank needs next: the item's next chunk, or the first of the next item.
-  void find_later(const Item& item, const Span& span, long start) {
+  bool find_later(const Item& item, const Span& span, long start) {
     if (start < span.high) {
       const long to = start + CHUNK < span.high ? start + CHUNK : span.high;
       later.find(a, item.sequence, item.kv_head, start, start, to);
@@ -310,8 +324,9 @@ struct Worker {
       const long to = first + CHUNK < next.high ? first + CHUNK : next.high;
       later.find(a, after.sequence, after.kv_head, first, next.low, to);
     } else {
-      later = keys;
+      return false;
     }
+    return true;
   }
 
   void chunk(const Item& item, const Span& span, long start) {
@@ -323,14 +338,13 @@ struct Worker {
     const long skip = (start > span.first ? start - span.first : 0) * s.group;
     if (skip >= rows) return;
     keys.find(a, item.sequence, item.kv_head, start, from, to);
-    find_later(item, span, start + CHUNK);
-    pack_keys(keys, later, to - start, a.size, s.steps, room.k);
-    pack_values(keys, later, to - start, a.size, room.v);
-    for (long i = panels * PANEL; i < CHUNK; i++)  // a short chunk asks for the rest at once
-      for (long b = 0; b < a.size * (long)sizeof(T); b += 64) {
-        __builtin_prefetch(later.at[i] + b, 0, 2);
-        __builtin_prefetch(later.value(i) + b, 0, 2);
-      }
+    // Short rows are read faster than they are asked for; many rows hide what they wait for.
+    const long bytes = a.size * (long)sizeof(T);
+    const bool wanted = bytes >= 128 && rows <= 64 && find_later(item, span, start + CHUNK);
+    Feed feed(later, bytes, wanted);
+    pack_keys(keys, feed, to - start, a.size, s.steps, room.k);
+    pack_values(keys, feed, to - start, a.size, room.v);
+    feed.ask(2 * CHUNK * bytes);  // what a short chunk had no time for
     product<T>((const char*)room.q + skip * s.steps * 4, s.steps * 4, rows - skip,
                (const char*)room.k, s.steps * PANEL * 4, panels, s.steps,
                room.scores + skip * CHUNK, CHUNK, false);
