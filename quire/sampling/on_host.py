@@ -42,20 +42,26 @@ def chunk_sums(weights: Tensor) -> Tensor:
 def draw(weights: Tensor, share: Tensor) -> Tensor:
     """The first column of each row at which the running sum is above share x total."""
     rows, width = weights.shape
-    sums = weights.view(rows, width // CHUNK, CHUNK).sum(-1).numpy()
-    running = sums.cumsum(-1, dtype=np.float64)
-    view, shares = weights.numpy(), share.tolist()
-    return torch.tensor([_draw(*one) for one in zip(view, running, shares)])
+    chunked = weights.view(rows, width // CHUNK, CHUNK)
+    running = chunked.sum(-1).numpy().cumsum(-1, dtype=np.float64)
+    places = [_chunk(*one) for one in zip(running, share.tolist())]
+    chunks = [chunk for chunk, _ in places]
+    inside = torch.from_numpy(chunked.numpy()[np.arange(rows), chunks])
+    sums = inside.cumsum(-1, dtype=torch.float64).numpy()
+    found = [c * CHUNK + _find(line, rest) for line, (c, rest) in zip(sums, places) if rest >= 0]
+    if len(found) < rows:  # spoilt rows: their error is reported elsewhere
+        good = iter(found)
+        found = [next(good) if rest >= 0 else 0 for _, rest in places]
+    return torch.tensor(found)
 
 
-def _draw(weights: np.ndarray, running: np.ndarray, share: float) -> int:
+def _chunk(running: np.ndarray, share: float) -> tuple[int, float]:
+    """Which chunk of a row, and the share of that chunk; -1 if the row has no sum."""
     chunk = _find(running, share)
     end, before = running.item(chunk), running.item(chunk - 1) if chunk else 0.0
-    if not end > before:  # a spoilt row: its error is reported elsewhere
-        return 0
-    rest = min(max((share * running.item(-1) - before) / (end - before), 0.0), 1.0)
-    inside = weights[chunk * CHUNK : (chunk + 1) * CHUNK].cumsum(dtype=np.float64)
-    return chunk * CHUNK + _find(inside, rest)
+    if not end > before:
+        return chunk, -1.0
+    return chunk, min(max((share * running.item(-1) - before) / (end - before), 0.0), 1.0)
 
 
 def _find(running: np.ndarray, share: float) -> int:
