@@ -10,6 +10,9 @@ CPU, which a busy machine disturbs less.
 
 import argparse
 import json
+import os
+import platform
+import subprocess
 import time
 
 import torch
@@ -76,6 +79,13 @@ def main():
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    where = {
+        "commit": commit.stdout.strip(),
+        "machine": f"{platform.machine()} {os.cpu_count()} cores",
+        "torch": torch.__version__,
+    }
+    print(json.dumps({"bench": "sampler", **where}))
     dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[args.dtype]
     for vocab in map(int, args.vocab.split(",")):
         for rows in map(int, args.rows.split(",")):
