@@ -98,6 +98,7 @@ class BeamSearch:
             return
         beam = self._asked.pop(update.request_id)
         if not update.logprobs:
+            self._held.append(update.request_id)
             raise EngineError(f"beam search of {self.name} ended: {update.error or update.finish}")
         self._children[update.request_id] = list(self._grown(beam, update))
         if not self._asked:

@@ -1,0 +1,96 @@
+"""The search itself, against a table for a model."""
+
+import itertools
+
+import pytest
+
+from quire.core.params import BeamSearchParams
+from quire.core.types import TokenLogprobs, Update
+from quire.engine.beams import BeamSearch
+from quire.errors import EngineError
+
+EOS = 9
+TABLE = {
+    (): {1: -1.0, 2: -1.2},
+    (1,): {EOS: -0.4, 3: -1.0},
+    (2,): {3: -0.1, 4: -3.0},
+}
+
+
+def run(width, rounds, *, room=100, table=TABLE, **params):
+    """The search over a table of next-token logprobs; the requests it made, and its result."""
+    search = BeamSearch(
+        "s",
+        (7,),
+        BeamSearchParams(width, rounds, **params),
+        eos_ids=[EOS],
+        room=room,
+        vocab=10,
+        priority=2,
+    )
+    made, released = [], []
+    while not search.over:
+        asked = search.requests()
+        made.append(asked)
+        released += search.parents()
+        for request in asked:
+            best = sorted(
+                table.get(request.prompt[1:], {5: -0.5, 6: -0.6}).items(), key=lambda p: -p[1]
+            )
+            ids, values = [i for i, _ in best], [v for _, v in best]
+            said = TokenLogprobs([ids[0], *ids], [values[0], *values], [1] * (len(ids) + 1))
+            search.take(Update(request.id, 0, [ids[0]], "length", logprobs=[said]))
+    return made, released + search.held(), search.result()
+
+
+def test_eos_does_not_count_in_the_length():
+    _, _, (best,) = run(1, 2)
+    assert best.tokens == (1, 3)  # -2.0 / 2; EOS would be -1.4 / 1
+    _, _, (best,) = run(1, 2, length_penalty=0.0)
+    assert (best.tokens, best.finish, best.stop_reason) == ((1,), "stop", EOS)
+
+
+def test_eos_is_kept_or_ignored_if_asked():
+    _, _, (best,) = run(1, 2, length_penalty=0.0, include_stop_str_in_output=True)
+    assert best.tokens == (1, EOS)
+    _, _, (best,) = run(1, 2, ignore_eos=True)
+    assert (best.tokens, best.finish) == ((1, EOS), "length")
+
+
+def test_two_beams_beat_a_greedy_choice():
+    _, _, beams = run(2, 2, ignore_eos=True)
+    assert [b.tokens for b in beams] == [(2, 3), (1, EOS)]
+    assert [round(b.total, 6) for b in beams] == [-1.3, -1.4]
+
+
+def test_children_name_their_parents_and_every_request_is_released():
+    made, released, _ = run(2, 3, ignore_eos=True)
+    assert [r.parent for r in made[0]] == [None]
+    for before, after in itertools.pairwise(made):
+        assert {r.parent for r in after} <= {r.id for r in before}
+        assert all(r.hold and r.priority == 2 and r.stop.max_tokens == 1 for r in after)
+    assert sorted(set(released)) == sorted(r.id for asked in made for r in asked)
+
+
+def test_the_context_bounds_the_rounds():
+    made, _, _ = run(2, 50, room=3, ignore_eos=True)
+    assert len(made) == 3
+
+
+def test_only_what_is_allowed_is_considered():
+    _, _, beams = run(2, 1, allowed_token_ids=[2])
+    assert [b.tokens for b in beams] == [(2,)]
+
+
+def test_a_search_without_beams_left_is_over():
+    made, _, (best,) = run(1, 5, table={(): {EOS: -0.1}})
+    assert len(made) == 1
+    assert (best.tokens, best.finish) == ((), "stop")
+
+
+def test_a_failed_request_fails_the_search():
+    search = BeamSearch("s", (7,), BeamSearchParams(1, 2), room=9, vocab=10)
+    (request,) = search.requests()
+    with pytest.raises(EngineError, match="out of luck"):
+        search.take(Update(request.id, 0, [], "error", error="out of luck"))
+    assert search.held() == [request.id]  # its blocks are still to be released
