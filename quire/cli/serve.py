@@ -86,7 +86,11 @@ class _Serving:
             _show_access_log()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)  # uvicorn drains, and then raises the signal again
-        self._server.run([self._listener])
+        try:
+            self._server.run([self._listener])
+        finally:
+            if self._options.uds is not None:
+                Path(self._options.uds).unlink(missing_ok=True)
         return 1 if self._dead is not None or not self._server.started else 0
 
     def _on_death(self, dead: EngineDead) -> None:
@@ -201,6 +205,9 @@ def _listener(options: ServerOptions) -> socket.socket:
 def _unix_listener(path: Path) -> socket.socket:
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     if path.is_socket():
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if probe.connect_ex(str(path)) == 0:
+                raise OSError("another server listens there")
         path.unlink()  # of a server that ended
     made.bind(str(path))
     path.chmod(0o600)

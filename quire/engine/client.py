@@ -236,6 +236,11 @@ class EngineClient:
             if stream is not None:
                 stream._push(update)
 
+    def _die(self, dead: EngineDead) -> None:
+        self._bury(dead)
+        if self.on_death is not None:
+            self.on_death(dead)
+
     def _bury(self, dead: EngineDead) -> None:
         """Nothing will be answered any more: say so to everyone who waits."""
         if self._dead is not None:
@@ -303,9 +308,7 @@ class EngineClient:
         answers, self._answers = self._answers, []
         failed = [_Answer(a.reply, error=dead) for a in answers]
         self._call_soon(self._deliver, [], failed)
-        self._call_soon(self._bury, dead)
-        if self.on_death is not None:
-            self._call_soon(self.on_death, dead)
+        self._call_soon(self._die, dead)
 
     def _call_soon(self, function: Callable[..., None], *args: object) -> None:
         assert self._loop is not None

@@ -66,7 +66,7 @@ def test_many_random_disconnects_leave_nothing(slow):
         await connect_and_leave(port, path, body, after)
 
     async def main():
-        for _ in range(10):
+        for _ in range(34):
             await asyncio.gather(*(one() for _ in range(30)))
 
     asyncio.run(main())

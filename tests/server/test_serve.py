@@ -13,8 +13,9 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
-from quire.cli.serve import main
+from quire.cli.serve import _listener, main
 from quire.errors import ConfigError
+from quire.server.options import ServerOptions
 
 
 @contextmanager
@@ -85,6 +86,17 @@ def test_a_taken_port_is_told_before_anything_is_loaded():
         with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
             main(["embedded", "--port", str(port)])
         assert time.monotonic() - began < 1
+
+
+def test_a_unix_socket_is_taken_over_from_the_dead_only(tmp_path):
+    options = ServerOptions(uds=str(tmp_path / "s"))
+    first = _listener(options)
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+    first.listen()
+    with pytest.raises(ConfigError, match="another server"):
+        _listener(options)
+    first.close()
+    _listener(options).close()
 
 
 @pytest.mark.parametrize(
