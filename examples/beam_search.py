@@ -1,4 +1,4 @@
-"""The most probable continuations, found together. Beams share the blocks of what they have in common."""
+"""The most probable continuations, together. Beams share the blocks of what they have in common."""
 
 from quire import LLM
 from quire.core.params import BeamSearchParams

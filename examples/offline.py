@@ -1,4 +1,4 @@
-"""Complete many prompts at once. The engine batches them; outputs come in the order of the prompts."""
+"""Complete many prompts at once. The engine batches them; outputs keep the order of the prompts."""
 
 from quire import LLM, SamplingParams
 
