@@ -67,6 +67,7 @@ class BeamSearch:
         self._asked: dict[str, Beam] = {}
         self._children: dict[str, list[Beam]] = {}
         self._held: list[str] = []  # requests of the round before
+        self._error: str | None = None
         self._allowed = frozenset(params.allowed_token_ids or ())
         best = vocab if self._allowed else min(2 * params.beam_width, vocab)
         self._sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=best)
@@ -93,16 +94,22 @@ class BeamSearch:
         return done
 
     def take(self, update: Update) -> None:
-        """The answer to one request. The last one of a round ends it. Raises EngineError."""
+        """The answer to one request. The last one of a round ends it. Never raises: see check()."""
         if update.finish is None:
             return
         beam = self._asked.pop(update.request_id)
         if not update.logprobs:
             self._held.append(update.request_id)
-            raise EngineError(f"beam search of {self.name} ended: {update.error or update.finish}")
+            self._error = f"beam search {self.name} ended: {update.error or update.finish}"
+            return
         self._children[update.request_id] = list(self._grown(beam, update))
         if not self._asked:
             self._select()
+
+    def check(self) -> None:
+        """Raise EngineError if a request failed. Between steps: other requests' news is in."""
+        if self._error is not None:
+            raise EngineError(self._error)
 
     def result(self) -> list[Beam]:
         """The beam_width best, best first."""

@@ -135,6 +135,8 @@ def _run_together(
             while any(search.waiting for search in live):
                 interrupt.check()
                 engine.step()
+                for search in live:
+                    search.check()
     finally:
         for search in searches:
             for request_id in search.held():

@@ -1,8 +1,11 @@
 """beam_search against a plain implementation that knows no cache, no forks and no rounds."""
 
+import dataclasses
+import itertools
+
 import pytest
 
-from quire import LLM, BeamSearchParams, RequestError, SamplingParams, Unsupported
+from quire import LLM, BeamSearchParams, EngineError, RequestError, SamplingParams, Unsupported
 from quire.engine.beams import BeamSearch
 from tests.cpu.tiny_models import write_model
 
@@ -141,3 +144,21 @@ def test_no_token_of_a_beam_is_computed_twice(llm, tmp_path, monkeypatch):
     output = own.beam_search(PROMPTS[0], BeamSearchParams(2, 4, ignore_eos=True))[0]
     prompt = len(output.sequences[0].tokens) - 4
     assert shared == [0] + [prompt + i for i in (0, 0, 1, 1, 2, 2)]
+
+
+def test_a_failed_search_loses_nothing_else(llm, monkeypatch):
+    waiting = llm.enqueue("Hello", SamplingParams(temperature=0, max_tokens=20), use_tqdm=False)
+    submit, count = llm.llm_engine.engine._executor.submit, itertools.count()
+
+    def failing(plan):
+        result = submit(plan)
+        if next(count) == 2:
+            result = type(result)(
+                dataclasses.replace(result.wait(), errors={len(plan.rows) - 1: "bad luck"})
+            )
+        return result
+
+    monkeypatch.setattr(llm.llm_engine.engine._executor, "submit", failing)
+    with pytest.raises(EngineError, match="bad luck"):
+        llm.beam_search(PROMPTS[0], BeamSearchParams(2, 6, ignore_eos=True))
+    assert [o.request_id for o in llm.wait_for_completion(use_tqdm=False)] == waiting

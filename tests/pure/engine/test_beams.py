@@ -91,6 +91,7 @@ def test_a_search_without_beams_left_is_over():
 def test_a_failed_request_fails_the_search():
     search = BeamSearch("s", (7,), BeamSearchParams(1, 2), room=9, vocab=10)
     (request,) = search.requests()
+    search.take(Update(request.id, 0, [], "error", error="out of luck"))
     with pytest.raises(EngineError, match="out of luck"):
-        search.take(Update(request.id, 0, [], "error", error="out of luck"))
+        search.check()
     assert search.held() == [request.id]  # its blocks are still to be released
