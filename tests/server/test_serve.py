@@ -11,6 +11,7 @@ import time
 from contextlib import contextmanager
 
 import httpx
+import openai
 import pytest
 
 from quire.cli.serve import _listener, main
@@ -44,6 +45,33 @@ def run_printed(line):
     return json.loads(got.stdout)
 
 
+def check_that_streams_agree(url):
+    """On the real model: a tool call, a sum and another alphabet, by the official client."""
+    function = {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    }
+    tools = [{"type": "function", "function": function}]
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as client:
+        for text, extra in (
+            ("What is the weather in Paris?", {"tools": tools}),
+            ("What is 3 + 4?", {"logprobs": True}),
+            ("法国的首都是哪里？", {}),
+        ):
+            body = {
+                "model": "embedded",
+                "messages": [{"role": "user", "content": text}],
+                "temperature": 0,
+                **extra,
+            }
+            whole = client.chat.completions.create(**body).choices[0].message.content
+            chunks = client.chat.completions.create(**body, stream=True)
+            assert (
+                "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == whole
+            )
+            assert ("<tool_call>" in whole) == ("tools" in extra)
+
+
 def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
     with serving("--kv-cache-memory-bytes", "64MiB") as (process, line):
         answer = run_printed(line)
@@ -51,6 +79,7 @@ def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
         assert "Paris" in answer["choices"][0]["message"]["content"]
         assert answer["choices"][0]["finish_reason"] == "stop"
         url = re.search(r"http://[0-9.:]+", line)[0]
+        check_that_streams_agree(url)
         body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()
