@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from quire.config.kv_layout import Group, LayerFacts
+from quire.config.options import LogprobsMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class ModelSection:
     served_names: tuple[str, ...]
     chat_template: str | None
     max_logprobs: int  # -1: no cap
-    logprobs_mode: str
+    logprobs_mode: LogprobsMode
     logits_processors: tuple[Any, ...]
     disable_sliding_window: bool
 

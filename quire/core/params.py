@@ -42,7 +42,6 @@ LATER = {
     "structured_outputs": "structured outputs are not built yet",
     "thinking_token_budget": "a budget of thinking tokens is not built yet",
     "repetition_detection": "repetition detection is not built yet",
-    "logprob_token_ids": "logprobs of chosen token ids are not built yet; ask for logprobs=k",
     "prompt_logprob_token_ids": "prompt scores of chosen token ids are not built yet",
     "prompt_logprob_start": "prompt_logprob_start goes with prompt_logprob_token_ids",
     "routed_experts_prompt_start": "returning routed experts is not built yet",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,6 +54,7 @@ from quire.runner.graphs import Graphs
 from quire.runner.memory import kv_tensors
 from quire.runner.runner import Runner
 from quire.runner.slots import Slots
+from quire.sampling.processors import LogitsProcessor, load_processors
 from quire.sampling.sampler import Sampler
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
@@ -123,7 +124,8 @@ def build(options: Options, *, server: bool = False) -> Built:
         seed=config.model.seed,
     )
     clock.lap("weights")
-    executor = device_half(model, model_config, config)
+    processors = load_processors(config.model.logits_processors, config, torch.device("cpu"))
+    executor = device_half(model, config, processors)
     engine = mind(config, executor, check=environment.check)
     clock.lap("engine")
     inputs = InputProcessor(
@@ -134,6 +136,7 @@ def build(options: Options, *, server: bool = False) -> Built:
         defaults=SamplingParams(**config.sampling.defaults),
         max_logprobs=config.model.max_logprobs,
         seeds=random.Random(config.model.seed),
+        checks=[one.validate_params for one in processors if hasattr(one, "validate_params")],
     )
     for one in resolved.why:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
@@ -194,7 +197,9 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
     )
 
 
-def device_half(model: LanguageModel, model_config: ModelConfig, config: EngineConfig) -> Executor:
+def device_half(
+    model: LanguageModel, config: EngineConfig, processors: Sequence[LogitsProcessor] = ()
+) -> Executor:
     """KV tensors, attention backend, sampler and runner around a model."""
     cache, scheduler = config.cache, config.scheduler
     dtype = DTYPES[cache.dtype]
@@ -222,6 +227,7 @@ def device_half(model: LanguageModel, model_config: ModelConfig, config: EngineC
             scheduler.max_num_seqs,
             torch.device("cpu"),
             logprobs_mode=config.model.logprobs_mode,
+            processors=processors,
         ),
         Slots(
             scheduler.max_num_seqs,
@@ -231,6 +237,7 @@ def device_half(model: LanguageModel, model_config: ModelConfig, config: EngineC
         cache=tensors,
         host_cache=host,
         block_size=cache.block_size,
+        logprobs_mode=config.model.logprobs_mode,
         graphs=Graphs(
             model,
             backend,

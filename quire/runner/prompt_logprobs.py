@@ -14,7 +14,7 @@ from torch import Tensor
 from quire.core.types import StepPlan, TokenLogprobs
 from quire.models.base import LanguageModel
 from quire.runner.inputs import Inputs
-from quire.sampling.logprobs import prompt_logprobs
+from quire.sampling.logprobs import Mode, prompt_logprobs
 
 CHUNK = 256
 """Positions whose logits are held at once."""
@@ -47,16 +47,18 @@ class PromptLogprobs:
             asks.append(_Ask(i, int(inputs.q_starts[i]), targets, int(top)))
         return cls(tuple(asks)) if asks else None
 
-    def compute(self, model: LanguageModel, hidden: Tensor) -> dict[int, list[TokenLogprobs]]:
+    def compute(
+        self, model: LanguageModel, hidden: Tensor, mode: Mode
+    ) -> dict[int, list[TokenLogprobs]]:
         """Row -> one entry per judged token."""
-        return {ask.row: _judge(model, hidden, ask) for ask in self.asks}
+        return {ask.row: _judge(model, hidden, ask, mode) for ask in self.asks}
 
 
-def _judge(model: LanguageModel, hidden: Tensor, ask: _Ask) -> list[TokenLogprobs]:
+def _judge(model: LanguageModel, hidden: Tensor, ask: _Ask, mode: Mode) -> list[TokenLogprobs]:
     found: list[TokenLogprobs] = []
     for at in range(0, len(ask.targets), CHUNK):
         targets = torch.tensor(ask.targets[at : at + CHUNK], dtype=torch.int64)
         first = ask.first + at
         logits = model.logits(hidden[first : first + len(targets)])
-        found += prompt_logprobs(logits, targets, ask.top)
+        found += prompt_logprobs(logits, targets, ask.top, mode=mode)
     return found

@@ -24,6 +24,7 @@ from quire.runner.graphs import Graphs
 from quire.runner.inputs import Inputs, gather
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Slots
+from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import Sampler
 
 
@@ -54,6 +55,7 @@ class Runner:
         cache: list[Tensor],
         host_cache: list[Tensor],
         block_size: int,
+        logprobs_mode: Mode,
         graphs: Graphs | None,
     ) -> None:
         self.model = model
@@ -63,6 +65,7 @@ class Runner:
         self._cache = cache
         self._host_cache = host_cache
         self._block_size = block_size
+        self._logprobs_mode = logprobs_mode
         self._graphs = graphs
         self._last_token = torch.zeros(slots.tables[0].shape[0], dtype=torch.int32)
 
@@ -111,7 +114,9 @@ class Runner:
             if logits is not None:
                 return self._sampled(work, inputs, logits, {})
         hidden = self._forward(inputs)
-        judged = work.prompts.compute(self.model, hidden) if work.prompts else {}
+        judged = {}
+        if work.prompts is not None:
+            judged = work.prompts.compute(self.model, hidden, self._logprobs_mode)
         if not inputs.sampled_rows:
             return StepResult(_nothing(work.rows), prompt_logprobs=judged)
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled)]

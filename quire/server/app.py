@@ -17,8 +17,8 @@ from starlette.middleware.cors import CORSMiddleware
 from quire.server import admin, chat, completions, errors, tokens
 from quire.server.guard import Guard, RequestIds
 from quire.server.protocol.chat import ChatBody
-from quire.server.protocol.common import Body
 from quire.server.protocol.completions import CompletionBody
+from quire.server.protocol.fields import Body
 from quire.server.protocol.tokens import DetokenizeBody, TokenizeBody, TokenizeChatBody
 from quire.server.services import Services
 

@@ -8,7 +8,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import RequestError
 from quire.server.errors import BodyTooLarge
-from quire.server.protocol.common import Body
+from quire.server.protocol.fields import Body
 
 B = TypeVar("B", bound=Body)
 

@@ -13,8 +13,8 @@ from typing import TypeVar
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.errors import RequestError, Unsupported
 from quire.server.protocol.chat import ChatBody, Templated
-from quire.server.protocol.common import SamplingBody
 from quire.server.protocol.completions import CompletionBody
+from quire.server.protocol.fields import SamplingBody
 from quire.server.services import Services
 from quire.text.inputs import Prepared
 

@@ -159,7 +159,7 @@ class _Answer:
         self._tokenizer = tokenizer
         self._token_ids: list[int] = []
         self._logprobs = _sample_logprobs(params)
-        self._sums = ranks or params.logprobs is not None
+        self._sums = ranks or self._logprobs is not None
         self._sum = 0.0
         self._sent = 0  # tokens given out
         self._began = False
@@ -296,7 +296,7 @@ class _Text:
 
 
 def _sample_logprobs(params: SamplingParams) -> SampleLogprobs | None:
-    if params.logprobs is None:
+    if params.logprobs is None and not params.logprob_token_ids:
         return None
     return FlatLogprobs() if params.flat_logprobs else []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.core.params import SamplingParams
@@ -60,6 +60,7 @@ class InputProcessor:
 
     eos_ids: of the model's configs; the tokenizer's own EOS is added.
     max_logprobs: the most a request may ask for; -1 for the whole vocabulary.
+    checks: further ones of the params (engine-wide logits processors); they raise ValueError.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class InputProcessor:
         defaults: SamplingParams | None = None,
         max_logprobs: int = 20,
         seeds: random.Random | None = None,
+        checks: Iterable[Callable[[SamplingParams], None]] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -81,6 +83,7 @@ class InputProcessor:
         own = tokenizer.eos_token_id if tokenizer is not None else None
         self.eos_ids = frozenset(eos_ids) | (frozenset() if own is None else {own})
         self._seeds = seeds or random.Random(0)
+        self._checks = tuple(checks)
         self._bad_words: dict[str, list[list[int]]] = {}
 
     def request(
@@ -273,7 +276,7 @@ class InputProcessor:
         return asked
 
     def _check_params(self, params: SamplingParams) -> None:
-        for param in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+        for param in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
             self._check_ids(param, getattr(params, param) or ())
         if len(params.stop_token_ids or ()) > MAX_STOP_IDS:
             raise RequestError(
@@ -283,6 +286,13 @@ class InputProcessor:
             )
         self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
+        for check in self._checks:
+            try:
+                check(params)
+            except RequestError:
+                raise
+            except ValueError as error:
+                raise RequestError(str(error), param="extra_args") from error
 
     def _check_logprobs(self, param: str, asked: int | None) -> None:
         count = self.vocab_size if asked == -1 else asked

@@ -129,7 +129,7 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _well_formed(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.get("dtype") not in BITS:
         return False
-    shape, place = entry.get("shape"), entry.get("data_offsets")
+    shape, place = entry.get("shape"), entry.get("data_offsets") or []
     return _sizes(shape) and _sizes(place) and len(place) == 2 and place[0] <= place[1]
 
 

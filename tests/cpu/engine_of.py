@@ -98,7 +98,7 @@ def engine_of(
             chat_template=None,
             max_logprobs=-1,
             logprobs_mode="raw_logprobs",
-            logits_processors=processors,
+            logits_processors=(),
             disable_sliding_window=False,
         ),
         cache=CacheSection(
@@ -129,7 +129,7 @@ def engine_of(
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),
     )
-    return mind(config, device_half(model, model_config, config), check=True)
+    return mind(config, device_half(model, config, processors), check=True)
 
 
 def request(name, prompt, max_tokens, *, n=1, seed=0, priority=0, **params):

@@ -125,7 +125,7 @@ def test_flat_logprobs_read_like_a_list():
     assert len(made) == 4
     assert list(made) == [entry or {} for entry in ENTRIES]
     assert made[-2] == made[2] == ENTRIES[2]
-    assert list(made[2])[0] == 4  # the order is kept
+    assert next(iter(made[2])) == 4  # the order is kept
     with pytest.raises(IndexError):
         made[4]
 

@@ -8,14 +8,13 @@ matters: a limit sees what those before it left of the wish.
 from __future__ import annotations
 
 import sys
-from typing import Protocol
 
 from quire.core.types import Request, Sequence
 
 NO_BOUND = sys.maxsize
 
 
-class Limit(Protocol):
+class Limit:
     """allow() is pure and 0 <= allow(seq, want) <= want; take() and undo() are exact opposites.
 
     All three are called while seq.planned does not yet count the tokens in question.

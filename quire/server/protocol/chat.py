@@ -7,7 +7,7 @@ from typing import Any
 from pydantic import Field
 
 from quire.errors import RequestError, Unsupported
-from quire.server.protocol.common import SamplingBody
+from quire.server.protocol.fields import SamplingBody
 
 
 class Templated(SamplingBody):

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from quire.core.params import MAX_SEQUENCES
 from quire.errors import RequestError, Unsupported
-from quire.server.protocol.common import Ids, SamplingBody, Texts
+from quire.server.protocol.fields import Ids, SamplingBody, Texts
 
 MAX_PROMPTS = 1024
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from quire.errors import RequestError
 from quire.server.protocol.chat import Templated
-from quire.server.protocol.common import Body, Ids
+from quire.server.protocol.fields import Body, Ids
 
 
 class TokenizeBody(Body):
