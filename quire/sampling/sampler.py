@@ -16,7 +16,6 @@ Source: the order is that of vLLM V1's sampler, which users rely on.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -39,9 +38,6 @@ from quire.sampling.steps.callables import Callables
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.penalties import Penalties
 from quire.sampling.steps.top_k_top_p import processed, sample
-
-REMEMBERED = 8
-"""Steps whose draws are kept, for a sequence that comes back before the host has heard of them."""
 
 
 @dataclass(slots=True)
@@ -130,7 +126,6 @@ class Sampler:
         ]
         self._scratch = Scratch(vocab, self.device, max_seqs)
         self._uniforms = Uniforms(max_seqs)
-        self._memory = Memory(max_seqs)
         self._recipe: Recipe | None = None
 
     def join(self, slot: int, seq: Seq) -> None:
@@ -138,7 +133,7 @@ class Sampler:
         self._recipe = None
         self._params[slot] = seq.request.params
         self._uniforms.join(slot, seq.request.seed + seq.index)
-        tokens = self._memory.join(slot, seq)
+        tokens = _known(seq)
         for step in self._steps:
             step.join(slot, seq, tokens)
 
@@ -146,7 +141,6 @@ class Sampler:
         """The slot is empty."""
         self._recipe = None
         self._params.pop(slot, None)
-        self._memory.leave(slot)
         for step in self._steps:
             step.leave(slot)
 
@@ -158,11 +152,8 @@ class Sampler:
         """
         recipe = self._recipe_of(tuple(slots))
         if recipe.simple:
-            made = Sampled(*argmax(logits, self._scratch))
-        else:
-            made = self._sample(logits, recipe, positions)
-        self._memory.drew(recipe.slots, positions, made.token_ids)
-        return made
+            return Sampled(*argmax(logits, self._scratch))
+        return self._sample(logits, recipe, positions)
 
     def _sample(self, logits: Tensor, recipe: Recipe, positions: Sequence[int]) -> Sampled:
         faults: dict[int, str] = {}
@@ -300,49 +291,7 @@ def _ask(p: SamplingParams) -> Ask | None:
     return None if p.logprobs is None else Ask(p.logprobs, None)
 
 
-class Memory:
-    """The last draws, for a sequence that rejoins while its newest tokens are UNKNOWN to the host.
-
-    Costs one append per step and a look-up per join.
-    """
-
-    def __init__(self, max_seqs: int) -> None:
-        self._names: dict[int, tuple[str, int]] = {}  # slot -> (request id, index)
-        self._since: dict[int, int] = {}  # slot -> number of the first step after it joined
-        self._steps: deque[tuple[tuple[int, ...], list[int], Tensor]] = deque(maxlen=REMEMBERED)
-        self._count = 0
-        self._gone: OrderedDict[tuple[str, int], dict[int, Tensor]] = OrderedDict()
-        self._most_gone = 2 * max_seqs
-
-    def drew(self, slots: tuple[int, ...], positions: Sequence[int], token_ids: Tensor) -> None:
-        """A step's draws: of slots[i] at output positions[i]."""
-        self._steps.append((slots, list(positions), token_ids))
-        self._count += 1
-
-    def join(self, slot: int, seq: Seq) -> list[int]:
-        """All tokens of the sequence that exist: UNKNOWN ones from memory, or not yet drawn."""
-        name = self._names[slot] = (seq.request.id, seq.index)
-        self._since[slot] = self._count
-        draws = self._gone.pop(name, {})
-        tokens = list(seq.tokens)
-        for at in range(seq.prompt_len, len(tokens)):
-            if tokens[at] == UNKNOWN:
-                if at - seq.prompt_len not in draws:
-                    return tokens[:at]
-                tokens[at] = int(draws[at - seq.prompt_len])
-        return tokens
-
-    def leave(self, slot: int) -> None:
-        """The slot's sequence goes, perhaps to come back."""
-        name = self._names.pop(slot, None)
-        if name is None:
-            return
-        draws = {}
-        first = self._count - len(self._steps)
-        for number, (slots, positions, token_ids) in enumerate(self._steps, first):
-            if number >= self._since[slot] and slot in slots:
-                row = slots.index(slot)
-                draws[positions[row]] = token_ids[row]
-        self._gone[name] = draws
-        while len(self._gone) > self._most_gone:
-            self._gone.popitem(last=False)
+def _known(seq: Seq) -> list[int]:
+    """The tokens that are settled. An UNKNOWN is a draw to come, or one a preemption undid."""
+    tokens = list(seq.tokens)  # at once: the scheduler may append meanwhile
+    return tokens[: tokens.index(UNKNOWN)] if UNKNOWN in tokens else tokens
