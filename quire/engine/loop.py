@@ -13,6 +13,7 @@ from typing import Any
 
 from quire.core.scheduler import Scheduler, SchedulerStats
 from quire.core.types import Request, StepPlan, Update
+from quire.errors import EngineError
 from quire.executors.base import Executor, Pending
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class Engine:
 
     def step(self) -> list[Update]:
         """Plan one step, apply the oldest under way. Each accepted sequence ends in one update."""
-        if not self._scheduler.idle:
+        if not self._scheduler.idle and len(self._in_flight) < self._depth:
             self._submit()
         if len(self._in_flight) >= self._depth or (self._in_flight and self._scheduler.idle):
             updates = self._apply()
@@ -70,12 +71,18 @@ class Engine:
             self.check()
         return updates
 
+    def settle(self) -> None:
+        """Wait for steps under way whose sequences have all gone: they keep blocks till then."""
+        while self._in_flight and self._scheduler.idle:
+            self._apply()
+
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
         """Run function(model) on every rank between steps."""
         return self._executor.call(function)
 
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False if blocks are in use."""
+        self.settle()
         return self._scheduler.reset_prefix_cache()
 
     def stats(self) -> SchedulerStats:
@@ -90,28 +97,36 @@ class Engine:
         self._executor.shutdown()
 
     def _submit(self) -> None:
+        """Plan and submit. What was planned is in flight whatever happens, Ctrl-C included."""
         plan = self._scheduler.plan()
         try:
             pending: Pending = self._executor.submit(plan)
-        except Exception as error:  # noqa: BLE001 - the border: a step's fault ends its rows only
-            pending = _Failed(error)
-        self._in_flight.append((plan, pending))
+        except BaseException as error:  # the border: a step's fault ends its rows only
+            self._in_flight.append((plan, _Failed(error)))
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._in_flight.append((plan, pending))
 
     def _apply(self) -> list[Update]:
-        plan, pending = self._in_flight.popleft()
+        plan, pending = self._in_flight[0]  # an interrupted wait can be repeated
         try:
             result = pending.wait()
         except Exception as error:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
+            self._in_flight.popleft()
             return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+        self._in_flight.popleft()
         return self._scheduler.apply(plan, result)
 
 
 class _Failed:
     """A step that raised before it was under way."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         self._error = error
 
     def wait(self) -> Any:
-        raise self._error
+        if isinstance(self._error, Exception):
+            raise self._error
+        raise EngineError(f"interrupted by {type(self._error).__name__}") from self._error

@@ -11,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from quire.core.types import StepPlan, StepResult
+from quire.errors import EngineError
 from quire.runner.runner import Runner
 
 
@@ -27,6 +28,9 @@ class _Running:
         self._future = future
 
     def wait(self) -> StepResult:
+        error = self._future.exception()  # Ctrl-C in this wait is raised, and leaves the step be
+        if error is not None and not isinstance(error, Exception):
+            raise EngineError(f"the step was ended by {type(error).__name__}") from error
         return self._future.result()
 
 

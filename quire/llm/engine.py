@@ -145,6 +145,8 @@ class LLMEngine:
                 if output.finished:
                     del self._running[update.request_id]
                     self._count(output)
+        if not self._running:
+            self.engine.settle()
         return outputs
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
@@ -153,6 +155,7 @@ class LLMEngine:
             if self._running.pop(one, None) is not None:
                 self.engine.abort(one)
                 self.finished["abort"] += 1
+        self.engine.settle()
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)

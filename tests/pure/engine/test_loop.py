@@ -149,3 +149,79 @@ def test_abort_at_any_step_ends_the_request_once(depth):
             (1, 2, 3), 5
         )
         assert engine.stats().held_blocks == 0
+
+
+class Interrupted(Executor):
+    """Ctrl-C arrives in the middle of the chosen steps: when submitting, or when waiting."""
+
+    def __init__(self, submit=(), wait=()):
+        super().__init__(next_token)
+        self.in_submit, self.in_wait = set(submit), set(wait)
+
+    def submit(self, plan):
+        done = super().submit(plan)
+        if plan.step in self.in_submit:
+            raise KeyboardInterrupt
+        if plan.step not in self.in_wait:
+            return done
+        return Twice(done)
+
+
+class Twice:
+    """Interrupted the first time it is waited for."""
+
+    def __init__(self, done):
+        self.done, self.asked = done, False
+
+    def wait(self):
+        if not self.asked:
+            self.asked = True
+            raise KeyboardInterrupt
+        return self.done.wait()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_interrupted_submit_costs_its_rows_and_the_engine_goes_on(depth):
+    engine = engine_over(Interrupted(submit=[2]), depth)
+    engine.add(request("a"))
+    with pytest.raises(KeyboardInterrupt):
+        drain(engine)
+    engine.add(request("c"))
+    updates = drain(engine)
+    ends = {u.request_id: (u.finish, u.error) for u in updates if u.finish}
+    assert ends["a"][0] == "error"
+    assert "KeyboardInterrupt" in ends["a"][1]
+    assert ends["c"] == ("length", None)
+    assert [t for u in updates if u.request_id == "c" for t in u.token_ids] == expected(
+        (1, 2, 3), 5
+    )
+    assert engine.stats().held_blocks == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_interrupted_wait_loses_nothing(depth):
+    engine = engine_over(Interrupted(wait=[2]), depth)
+    engine.add(request("a"))
+    updates = []
+    with pytest.raises(KeyboardInterrupt):
+        while not engine.idle:
+            updates += engine.step()
+    updates += drain(engine)
+    assert [t for u in updates for t in u.token_ids] == expected((1, 2, 3), 5)
+
+
+def test_steps_in_flight_of_sequences_that_are_gone_keep_no_blocks():
+    engine = engine_over(Executor(next_token), depth=2)
+    engine.add(request("a", max_tokens=50))
+    for _ in range(4):
+        engine.step()
+    engine.abort("a")
+    assert not engine.idle  # a step of it is under way
+    engine.settle()
+    assert engine.idle
+    assert engine.stats().held_blocks == 0
+    engine.add(request("b", max_tokens=50))
+    for _ in range(4):
+        engine.step()
+    engine.abort_sequence("b", 0)
+    assert engine.reset_prefix_cache()
