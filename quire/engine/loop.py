@@ -85,6 +85,13 @@ class Engine:
         self.settle()
         return self._scheduler.reset_prefix_cache()
 
+    def forget_kv(self) -> bool:
+        """Forget cached prefixes and give the KV memory back. False if blocks are in use."""
+        if self._in_flight or not self._scheduler.reset_prefix_cache():
+            return False
+        self._executor.forget_kv()
+        return True
+
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 

@@ -50,5 +50,8 @@ class Executor:
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
         return [function(self._next_token)]
 
+    def forget_kv(self) -> None:
+        """There is none."""
+
     def shutdown(self) -> None:
         self._tokens.clear()

@@ -52,6 +52,9 @@ class Executor:
             return [function(self.runner.model)]
         return [self._thread.submit(function, self.runner.model).result()]
 
+    def forget_kv(self) -> None:
+        self.runner.forget_kv()
+
     def shutdown(self) -> None:
         if self._thread is not None:
             self._thread.shutdown(wait=True, cancel_futures=True)

@@ -426,7 +426,7 @@ class LLM:
         """Nothing to forget: this model reads text only."""
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop generating. 0: pause; 1: forget the KV cache too. See wake_up."""
+        """Stop generating. 0: pause; 1: forget the KV cache too, and free it. See wake_up."""
         if level not in SLEEP_LEVELS:
             message = "sleep level must be 0 or 1 (2, discarding weights, is not supported yet)"
             raise Unsupported(f"{message}, got {level!r}", param="level")
@@ -440,7 +440,7 @@ class LLM:
             raise RequestError("mode='keep' keeps requests, whose KV level 1 would forget: level=0")
         self._asleep = TAGS if level else frozenset(("scheduling",))
         if level:
-            self.reset_prefix_cache()
+            self.llm_engine.engine.forget_kv()
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""

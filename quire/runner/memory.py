@@ -1,10 +1,13 @@
 """Makes the KV tensors of one device: one per place, each [N, 2, K, B, D].
 
-On the CPU they are zero pages that cost nothing until written, so a large pool is free until used.
+On the CPU they are zero pages that cost nothing until written, so a large pool is free until used,
+and that go back to the system when an idle engine is put to sleep.
 """
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Sequence as Seq
 
 import numpy as np
@@ -29,6 +32,26 @@ def kv_tensors(
     longest = max(groups, key=lambda group: len(group.layers))
     shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in longest.layers]
     return [_zero_pages((num_blocks, 2, heads, block_size, size), dtype) for heads, size in shapes]
+
+
+def give_back(tensors: Seq[Tensor]) -> None:
+    """Return the memory of KV tensors to the system. Usable afterwards; what they held is gone."""
+    for tensor in tensors:
+        start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+        first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE
+        size = last * mmap.PAGESIZE - first
+        if size <= 0 or not _dont_need(first, size):
+            tensor.zero_()
+
+
+def _dont_need(address: int, size: int) -> bool:
+    """Drop private anonymous pages; False where the system cannot."""
+    advice = getattr(mmap, "MADV_DONTNEED", None)
+    if advice is None:
+        return False
+    madvise = ctypes.CDLL(None).madvise
+    madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return bool(madvise(address, size, advice) == 0)
 
 
 def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -22,6 +22,7 @@ from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.graphs import Graphs
 from quire.runner.inputs import Inputs, gather
+from quire.runner.memory import give_back
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Slots
 from quire.sampling.logprobs import Mode
@@ -83,6 +84,10 @@ class Runner:
             rows=len(plan.rows),
             prompts=PromptLogprobs.of(plan, inputs),
         )
+
+    def forget_kv(self) -> None:
+        """Give the KV memory back to the system; every block's content is gone."""
+        give_back([*self._cache, *self._host_cache])
 
     @torch.inference_mode()
     def execute(self, work: Work) -> StepResult:
