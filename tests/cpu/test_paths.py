@@ -1,0 +1,319 @@
+"""Every sampling feature gives the same answer on every path through the engine.
+
+A table of features times a table of paths, through the public LLM, on a tiny random model. The
+plain path runs each request alone, whole, uncached and without tapes; a few lines of plain Python
+over transformers' logits say whether the plain path itself is right.
+"""
+
+import dataclasses
+import math
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.core.params import RequestOutputKind
+from quire.sampling.processors import AdapterLogitsProcessor
+from tests.cpu.tiny_models import write_model
+
+LONG = "The capital of France is Paris, and the future of AI is not yet written. " * 2
+SHORT = "The largest ocean"
+EOS = 2
+
+
+def never(tokens):
+    """A processor of one request: these ids are out."""
+
+    def change(output_ids, logits):
+        logits[tokens] = -math.inf
+        return logits
+
+    return change
+
+
+def no_repeats(prompt_ids, output_ids, logits):
+    logits[list({*prompt_ids, *output_ids})] -= 5.0
+    return logits
+
+
+def spoils(output_ids, logits):
+    return logits * math.nan if len(output_ids) == 3 else logits
+
+
+def raises(output_ids, logits):
+    if len(output_ids) == 3:
+        raise ZeroDivisionError("a bug of the user's")
+    return logits
+
+
+class Forbids(AdapterLogitsProcessor):
+    """Engine-wide: a request names the ids it does not want."""
+
+    def is_argmax_invariant(self):
+        return False
+
+    def new_req_logits_processor(self, params):
+        ids = (params.extra_args or {}).get("forbidden")
+        return never(ids) if ids else None
+
+
+RANDOM = {"temperature": 0.9, "seed": 11}
+GREEDY = {"temperature": 0.0}
+FEATURES = {
+    "greedy": (LONG, GREEDY),
+    "greedy, one token of prompt": ([70], GREEDY),
+    "temperature": (LONG, RANDOM),
+    "temperature, short": (SHORT, RANDOM),
+    "top_p": (LONG, RANDOM | {"top_p": 0.7}),
+    "top_k": (SHORT, RANDOM | {"top_k": 9}),
+    "min_p": (LONG, RANDOM | {"min_p": 0.05}),
+    "all cuts": (LONG, RANDOM | {"min_p": 0.01, "top_k": 50, "top_p": 0.9}),
+    "bias": (LONG, GREEDY | {"logit_bias": {70: 9.0, 80: -100.0, 71: 8.5}}),
+    "allowed": (LONG, RANDOM | {"allowed_token_ids": [65, 66, 67, 68, 300]}),
+    "min tokens": (SHORT, GREEDY | {"min_tokens": 9, "stop_token_ids": [*range(70, 190)]}),
+    "stop ids": (LONG, RANDOM | {"stop_token_ids": [*range(100, 140)], "ignore_eos": True}),
+    "ignore eos": (LONG, RANDOM | {"logit_bias": {EOS: 6.0}, "ignore_eos": True}),
+    "eos": (LONG, RANDOM | {"logit_bias": {EOS: 7.0}}),
+    "special tokens shown": (
+        SHORT,
+        RANDOM | {"logit_bias": {1: 6.0}, "skip_special_tokens": False},
+    ),
+    "special tokens hidden": (SHORT, RANDOM | {"logit_bias": {1: 6.0}}),
+    "logprobs 0": (LONG, RANDOM | {"logprobs": 0}),
+    "logprobs 3": (SHORT, GREEDY | {"logprobs": 3, "repetition_penalty": 1.3}),
+    "logprobs of all": (LONG, RANDOM | {"logprobs": -1, "max_tokens": 4}),
+    "flat logprobs": (LONG, RANDOM | {"logprobs": 2, "flat_logprobs": True}),
+    "logprobs of ids": (LONG, RANDOM | {"logprob_token_ids": [5, 70, 6]}),
+    "prompt logprobs": (LONG, GREEDY | {"prompt_logprobs": 2}),
+    "prompt logprobs of all": (SHORT, RANDOM | {"prompt_logprobs": -1, "max_tokens": 3}),
+    "prompt logprobs of one token": ([70], GREEDY | {"prompt_logprobs": 2, "logprobs": 1}),
+    "n": (LONG, RANDOM | {"n": 3, "logprobs": 1}),
+    "n with prompt logprobs": (LONG, RANDOM | {"n": 2, "prompt_logprobs": 1}),
+    "best of": (LONG, RANDOM | {"n": 2, "best_of": 4}),
+    "to the end": (LONG, RANDOM | {"max_tokens": None, "ignore_eos": True}),
+    "truncated prompt": (LONG, GREEDY | {"truncate_prompt_tokens": 17}),
+    "no text": (LONG, RANDOM | {"detokenize": False}),
+    "not a number": (LONG, GREEDY | {"logits_processors": [spoils]}),
+    "a processor that fails": (LONG, RANDOM | {"logits_processors": [raises]}),
+    "salted": ({"prompt": LONG, "cache_salt": "mine"}, GREEDY),
+    "no reading of the cache": (LONG, GREEDY | {"skip_reading_prefix_cache": True}),
+    # those with a history come last: the youngest are preempted
+    "repetition penalty": (LONG, GREEDY | {"ignore_eos": True, "repetition_penalty": 1.6}),
+    "frequency penalty": (SHORT, GREEDY | {"ignore_eos": True, "frequency_penalty": 1.9}),
+    "presence penalty": (
+        LONG,
+        RANDOM | {"ignore_eos": True, "presence_penalty": 1.5, "frequency_penalty": 0.7},
+    ),
+    "bad words": (LONG, RANDOM | {"ignore_eos": True, "bad_words": ["a", "the", "e is", "ing"]}),
+    "own processor": (
+        LONG,
+        GREEDY | {"ignore_eos": True, "logits_processors": [never([70, 71]), no_repeats]},
+    ),
+    "engine's processor": (
+        LONG,
+        GREEDY | {"ignore_eos": True, "extra_args": {"forbidden": list(range(3, 200))}},
+    ),
+}
+FAILS = ("not a number", "a processor that fails")
+BASE = {
+    "max_model_len": 128,
+    "max_logprobs": -1,
+    "logits_processors": [Forbids],
+    "use_tqdm_on_load": False,
+}
+PLAIN = BASE | {"enable_prefix_caching": False, "enforce_eager": True}
+TIGHT = {"num_gpu_blocks_override": 18, "enable_prefix_caching": False}
+SWAP = {"preemption_mode": "swap", "swap_space": 0.005}
+PATHS = {
+    "in a batch": {},
+    "in small chunks": {"max_num_batched_tokens": 5},
+    "one prompt in parts": {"max_num_partial_prefills": 1, "long_prefill_token_threshold": 16},
+    "whole prompts": {"enable_chunked_prefill": False, "max_num_batched_tokens": 128},
+    "uncached": {"enable_prefix_caching": False},
+    "eager": {"enforce_eager": True},
+    "blocks of 8": {"block_size": 8},
+    "two seats": {"max_num_seqs": 2},
+    "by priority": {"scheduling_policy": "priority"},
+    "preempted": TIGHT,
+    "swapped": TIGHT | SWAP,
+    "preempted, with a prefix cache": TIGHT | {"enable_prefix_caching": True},
+    "overlapped": {"steps_in_flight": 2},
+    "overlapped, in small chunks": {"steps_in_flight": 2, "max_num_batched_tokens": 9},
+    "overlapped, preempted": {"steps_in_flight": 2} | TIGHT,
+    "overlapped, swapped": {"steps_in_flight": 2} | TIGHT | SWAP,
+    "three steps in flight": {"steps_in_flight": 3} | TIGHT,
+}
+BF16_PATHS = ("in a batch", "in small chunks", "blocks of 8", "overlapped, swapped")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return write_model(tmp_path_factory.mktemp("models") / "llama", "llama")
+
+
+def prompt_of(name):
+    return FEATURES[name][0]
+
+
+def params_of(name, **more):
+    return SamplingParams(**({"max_tokens": 30} | FEATURES[name][1] | more))
+
+
+def seen(output):
+    """All that a caller can see of an output, but for its id, its times and the cached tokens."""
+    shown = dataclasses.asdict(output)
+    for name in ("request_id", "metrics", "num_cached_tokens"):
+        del shown[name]
+    shown["prompt_logprobs"] = listed(output.prompt_logprobs)
+    for one, answer in zip(shown["outputs"], output.outputs, strict=True):
+        one["logprobs"] = listed(answer.logprobs)
+        one["token_ids"] = list(answer.token_ids)
+    return shown
+
+
+def listed(logprobs):
+    return None if logprobs is None else [entry or None for entry in logprobs]
+
+
+def together(llm, names=tuple(FEATURES)):
+    given = {"priority": [i % 3 for i in range(len(names))]} if by_priority(llm) else {}
+    prompts, params = [prompt_of(n) for n in names], [params_of(n) for n in names]
+    outputs = llm.generate(prompts, params, use_tqdm=False, **given)
+    return dict(zip(names, outputs, strict=True))
+
+
+def by_priority(llm):
+    return llm.llm_engine.config.scheduler.policy == "priority"
+
+
+def alone(folder, dtype):
+    llm = LLM(str(folder), dtype=dtype, **PLAIN)
+    return {
+        name: seen(llm.generate([prompt_of(name)], params_of(name), use_tqdm=False)[0])
+        for name in FEATURES
+    }
+
+
+@pytest.fixture(scope="module")
+def plain(folder):
+    return alone(folder, "float32")
+
+
+def assert_same(outputs, want):
+    wrong = {name: out for name, out in outputs.items() if seen(out) != want[name]}
+    shown = {n: ([o.token_ids for o in out.outputs], want[n]) for n, out in wrong.items()}
+    assert not wrong, f"{sorted(wrong)}: {str(shown)[:2000]}"
+
+
+def assert_clean(llm):
+    engine = llm.llm_engine.engine
+    stats = engine.stats()
+    assert (stats.running, stats.waiting, stats.swapped, stats.held_blocks) == (0, 0, 0, 0)
+    assert stats.free_host_blocks == stats.host_blocks
+    engine.check()
+    assert llm.reset_prefix_cache()
+    assert engine.stats().free_blocks == stats.blocks
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_feature_gives_the_same_answer(folder, plain, path):
+    llm = LLM(str(folder), dtype="float32", **BASE | PATHS[path])
+    outputs = together(llm)
+    assert_same(outputs, plain)
+    if "num_gpu_blocks_override" in PATHS[path]:
+        assert llm.llm_engine.engine.stats().preemptions > 5
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_a_feature_gives_the_same_answer_as_a_prefix_hit(folder, plain, depth):
+    llm = LLM(str(folder), dtype="float32", steps_in_flight=depth, **BASE)
+    together(llm)
+    outputs = together(llm)
+    assert_same(outputs, plain)
+    for name, output in outputs.items():
+        hit = output.num_cached_tokens
+        skips = output.prompt_logprobs is not None or "no reading" in name
+        full = (len(output.prompt_token_ids) - 1) // 16 * 16
+        assert hit == (0 if skips else full), name
+    assert_clean(llm)
+
+
+STOPPED = "The largest ocean is the Pacific"
+
+
+def stop_cases(text):
+    """Stop strings made of what the model says: in a token, over tokens, never, and two at once."""
+    first, over = text[3:4], text[2:9]
+    return [
+        {"stop": first},
+        {"stop": [over]},
+        {"stop": [over], "include_stop_str_in_output": True, "logprobs": 1},
+        {"stop": [text[8:12], over]},
+        {"stop": [first], "min_tokens": 12},
+        {"stop": ["never said", over], "n": 2},
+        {"stop": ["never said"], "best_of": 2},
+        {"stop": [over], "stop_token_ids": [*range(60, 90)]},
+    ]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_stop_strings_end_the_text_at_the_same_place(folder, path):
+    quiet = RANDOM | {"max_tokens": 30, "ignore_eos": True}
+    plain = LLM(str(folder), dtype="float32", **PLAIN)
+    said = plain.generate([STOPPED], SamplingParams(**quiet), use_tqdm=False)[0].outputs[0]
+    params = [SamplingParams(**quiet | more) for more in stop_cases(said.text)]
+    want = [plain.generate([STOPPED], one, use_tqdm=False)[0] for one in params]
+    assert [o.stop_reason for o in want[1].outputs] == [said.text[2:9]]
+    assert want[1].outputs[0].text == said.text[: said.text.index(said.text[2:9])]
+    llm = LLM(str(folder), dtype="float32", **BASE | PATHS[path])
+    outputs = llm.generate([STOPPED] * len(params), params, use_tqdm=False)
+    assert [seen(o) for o in outputs] == [seen(o) for o in want]
+    assert_clean(llm)
+
+
+@pytest.mark.parametrize("kind", RequestOutputKind)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_streamed_outputs_add_up_to_the_whole(folder, plain, kind, depth):
+    llm = LLM(str(folder), dtype="float32", steps_in_flight=depth, **BASE)
+    engine = llm.llm_engine
+    for name in FEATURES:
+        prompt, params = prompt_of(name), params_of(name, output_kind=kind)
+        engine.add_request(name, prompt, params)
+    parts = {}
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            parts.setdefault(output.request_id, []).append(output)
+    for name in FEATURES:
+        whole = added_up(parts[name], kind)
+        want = [
+            (a["index"], a["text"], a["token_ids"], a["finish_reason"], a["logprobs"])
+            for a in plain[name]["outputs"]
+        ]
+        assert whole == want, name
+        assert [o.finished for o in parts[name]] == [False] * (len(parts[name]) - 1) + [True]
+        told = [listed(o.prompt_logprobs) for o in parts[name] if o.prompt_logprobs is not None]
+        if plain[name]["prompt_logprobs"] is not None:
+            assert told[0] == plain[name]["prompt_logprobs"]
+
+
+def added_up(outputs, kind):
+    """index -> (text, ids, finish, logprobs), from a stream."""
+    answers = {}
+    for output in outputs:
+        for one in output.outputs:
+            logprobs = listed(one.logprobs)
+            now = [one.text, list(one.token_ids), one.finish_reason, logprobs]
+            if kind is RequestOutputKind.DELTA and one.index in answers:
+                text, ids, _, before = answers[one.index]
+                both = None if logprobs is None else before + logprobs
+                now = [text + one.text, ids + now[1], one.finish_reason, both]
+            answers[one.index] = now
+    return [(index, *answers[index]) for index in sorted(answers)]
+
+
+@pytest.mark.parametrize("path", BF16_PATHS)
+def test_a_feature_gives_the_same_answer_in_bfloat16(folder, path):
+    names = [name for name in FEATURES if name not in FAILS]
+    plain = alone(folder, "bfloat16")
+    outputs = together(LLM(str(folder), dtype="bfloat16", **BASE | PATHS[path]), names)
+    assert_same(outputs, plain)
