@@ -524,7 +524,7 @@ class BeamSearchParams:
     ignore_eos: bool = False
     """Go on after EOS."""
     temperature: float = 0.0
-    """Divides the logits before scoring. 0: as 1, the scores are the model's own."""
+    """Changes nothing under the default logprobs_mode: beams are scored by raw logprobs."""
     length_penalty: float = 1.0
     """Score = sum of logprobs / generated tokens ** length_penalty."""
     include_stop_str_in_output: bool = False
