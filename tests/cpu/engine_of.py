@@ -77,6 +77,7 @@ def engine_of(
     depth=1,
     threshold=0,
     processors=(),
+    eager=False,
 ):
     model, model_config = model_of(hf, dtype)
     layers = model_config.attention_layers()
@@ -124,7 +125,7 @@ def engine_of(
             steps_in_flight=depth,
         ),
         load=LoadSection(format="dummy", download_dir=None, hf_token=None, progress=False),
-        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1),
+        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1, enforce_eager=eager),
         parallel=ParallelSection(tensor=1),
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),
