@@ -2,10 +2,12 @@
 
 With `overlap` the device half runs in a thread of its own, so that the scheduler plans step n + 1
 while the kernels (which release the GIL) compute step n. Without, submit() does the step at once.
+A process forked from this one has no such thread: it starts its own, and steps it inherited fail.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
@@ -26,8 +28,11 @@ class _Done:
 class _Running:
     def __init__(self, future: Future[StepResult]) -> None:
         self._future = future
+        self._pid = os.getpid()
 
     def wait(self) -> StepResult:
+        if self._pid != os.getpid() and not self._future.done():
+            raise EngineError("the process was forked during the step, which its parent runs")
         error = self._future.exception()  # Ctrl-C in this wait is raised, and leaves the step be
         if error is not None and not isinstance(error, Exception):
             raise EngineError(f"the step was ended by {type(error).__name__}") from error
@@ -39,22 +44,35 @@ class Executor:
 
     def __init__(self, runner: Runner, *, overlap: bool) -> None:
         self.runner = runner
-        self._thread = ThreadPoolExecutor(1, "quire-device") if overlap else None
+        self._thread = _device_thread() if overlap else None
+        self._pid = os.getpid()
 
     def submit(self, plan: StepPlan) -> _Done | _Running:
         work = self.runner.prepare(plan)
-        if self._thread is None:
+        thread = self._own_thread()
+        if thread is None:
             return _Done(self.runner.execute(work))
-        return _Running(self._thread.submit(self.runner.execute, work))
+        return _Running(thread.submit(self.runner.execute, work))
 
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
-        if self._thread is None:
+        thread = self._own_thread()
+        if thread is None:
             return [function(self.runner.model)]
-        return [self._thread.submit(function, self.runner.model).result()]
+        return [thread.submit(function, self.runner.model).result()]
 
     def forget_kv(self) -> None:
         self.runner.forget_kv()
 
     def shutdown(self) -> None:
-        if self._thread is not None:
+        if self._thread is not None and self._pid == os.getpid():
             self._thread.shutdown(wait=True, cancel_futures=True)
+
+    def _own_thread(self) -> ThreadPoolExecutor | None:
+        """The thread, started anew in a forked process."""
+        if self._thread is not None and self._pid != os.getpid():
+            self._thread, self._pid = _device_thread(), os.getpid()
+        return self._thread
+
+
+def _device_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "quire-device")
