@@ -255,12 +255,15 @@ template <class T>
 INLINE void soften(const AttentionArgs& a, float* scores, T* weights, long columns, Mask mask,
                    float& best, float& total, float* out, long width) {
   const vi lane = lanes();
+  const bool masked = mask.low > 0 || mask.high < columns;
   vf most = splat(-INFINITY);
   for (long c = 0; c < columns; c += W) {
     vf s = load(scores + c) * (float)a.scale;
     if (a.softcap) s = (float)a.softcap * vtanh(s / (float)a.softcap);
-    const vi at = lane + (int)c;
-    s = pick((at >= (int)mask.low) & (at < (int)mask.high), s, splat(-INFINITY));
+    if (masked) {
+      const vi at = lane + (int)c;
+      s = pick((at >= (int)mask.low) & (at < (int)mask.high), s, splat(-INFINITY));
+    }
     store(scores + c, s);
     most = vmax(most, s);
   }
@@ -272,7 +275,7 @@ INLINE void soften(const AttentionArgs& a, float* scores, T* weights, long colum
     sums = sums + w;
     store(weights + c, w);
   }
-  if (now != best) {
+  if (now != best && best > -INFINITY) {  // else there is nothing yet, and 0 * 0 = 0
     const float shrink = vexp(splat(best - base))[0];
     total *= shrink;
     for (long i = 0; i < width; i += W) store(out + i, load(out + i) * shrink);

@@ -38,8 +38,21 @@ INLINE vi lanes() {
 }
 
 INLINE vf pick(vi mask, vf yes, vf no) { return mask ? yes : no; }
-INLINE vf vmax(vf a, vf b) { return pick(a > b, a, b); }
-INLINE vf vmin(vf a, vf b) { return pick(a < b, a, b); }
+// The larger, the smaller; b where one of them is NaN.
+INLINE vf vmax(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_max_ps((__m512)a, (__m512)b);
+#else
+  return pick(a > b, a, b);
+#endif
+}
+INLINE vf vmin(vf a, vf b) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_min_ps((__m512)a, (__m512)b);
+#else
+  return pick(a < b, a, b);
+#endif
+}
 
 INLINE vf widen(vh h) { return (vf)(__builtin_convertvector(h, vu) << 16); }
 
@@ -125,12 +138,20 @@ INLINE float largest(vf v) {
   return s[0];
 }
 
-// e**x to about one unit in the last place; exactly 0 below -87 (so that a mask of -inf is exact).
+// x * 2**n for whole n.
+INLINE vf scaled(vf x, vf n) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else  // in two steps, neither of which can overflow
+  const vi e = __builtin_convertvector(n, vi), half = e >> 1;
+  return x * (vf)((half + 127) << 23) * (vf)((e - half + 127) << 23);
+#endif
+}
+
+// e**x to about one unit in the last place; exactly 0 for -inf (a mask), NaN for NaN.
 INLINE vf vexp(vf x) {
-  const vf top = splat(88.0f), low = splat(-87.0f);
-  vf c = vmin(vmax(x, low), top);
+  const vf c = vmin(splat(89.0f), vmax(splat(-150.0f), x));
   vf n = c * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2**23: rounds to an integer
-  vi e = (vi)n - 0x4b400000;
   n = n - 12582912.0f;
   vf r = c - n * 0.693359375f;
   r = r + n * 2.12194440e-4f;
@@ -141,8 +162,7 @@ INLINE vf vexp(vf x) {
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * r * r + r + 1.0f;
-  p = (vf)((vi)p + (e << 23));
-  return pick(x < low, vf{}, p);
+  return scaled(p, n);
 }
 
 INLINE vf vtanh(vf x) {  // the exponential form loses digits near 0, so a series serves there
