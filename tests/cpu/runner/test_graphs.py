@@ -1,0 +1,106 @@
+"""Replayed decode steps: padding rows touch nothing, and what cannot be recorded runs eagerly."""
+
+import logging
+
+import numpy as np
+import pytest
+import torch
+
+from quire.attention.paged import Backend
+from quire.config.kv_layout import group_layers
+from quire.kernels.native import library
+from quire.models.base import StepInputs
+from quire.runner.graphs import Graphs, padded
+from quire.runner.inputs import Inputs
+from quire.runner.memory import kv_tensors
+from tests.cpu.engine_of import TINY, model_of
+
+pytestmark = pytest.mark.skipif(not library.active(), reason="tapes need the native kernels")
+BLOCK = 4
+
+
+def step_of(rows, context, first_block=0):
+    """`rows` sequences of `context` tokens, each in blocks of its own."""
+    width = -(-context // BLOCK)
+    tables = np.arange(first_block, first_block + rows * width, dtype=np.int32).reshape(rows, width)
+    last = context - 1
+    return Inputs(
+        token_ids=np.arange(5, 5 + rows, dtype=np.int32),
+        late=np.array([], dtype=np.int64),
+        late_slots=np.array([], dtype=np.int64),
+        positions=np.full(rows, last, dtype=np.int32),
+        q_starts=np.arange(rows + 1, dtype=np.int32),
+        contexts=np.full(rows, context, dtype=np.int32),
+        tables=(tables,),
+        kv_slots=(tables[:, last // BLOCK].astype(np.int64) * BLOCK + last % BLOCK,),
+        sampled=np.arange(rows),
+        sampled_rows=tuple(range(rows)),
+        sampled_slots=tuple(range(rows)),
+        outputs=(0,) * rows,
+        decode_only=True,
+    )
+
+
+def graphs_over():
+    model, config = model_of(TINY, torch.float32)
+    layers = config.attention_layers()
+    cache = kv_tensors(
+        layers, group_layers(layers), num_blocks=64, block_size=BLOCK, dtype=torch.float32
+    )
+    backend = Backend(cache)
+    return Graphs(model, backend, max_rows=16, width=32, groups=1), model, backend, cache
+
+
+def eager(model, backend, inputs):
+    step = StepInputs(
+        torch.from_numpy(inputs.token_ids),
+        torch.from_numpy(inputs.positions),
+        backend.plan(inputs.batch()),
+    )
+    return model.logits(model(step))
+
+
+@torch.inference_mode()
+def test_replay_equals_eager_for_any_number_of_rows():
+    graphs, model, backend, _ = graphs_over()
+    for rows in (1, 5, 7, 5, 6, 3, 7):
+        inputs = step_of(rows, context=1)
+        want = eager(model, backend, inputs).clone()
+        assert torch.equal(graphs.logits(inputs), want)
+
+
+@torch.inference_mode()
+def test_padding_rows_write_nothing():
+    graphs, _, _, cache = graphs_over()
+    assert padded(6) == padded(5) == 6
+    graphs.logits(step_of(6, context=2))
+    for tensor in cache:
+        tensor.fill_(0.5)
+    inputs = step_of(5, context=2, first_block=20)
+    graphs.logits(inputs)
+    for tensor in cache:
+        touched = (tensor != 0.5).flatten(1).any(1).nonzero().flatten().tolist()
+        assert touched == sorted(inputs.tables[0][:, 0].tolist())
+
+
+@torch.inference_mode()
+def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_so_once(caplog):
+    graphs, model, _, _ = graphs_over()
+
+    class Computes:
+        def __call__(self, step):
+            return model(step) * 2.0
+
+        logits = staticmethod(model.logits)
+
+    graphs._model = Computes()
+    with caplog.at_level(logging.INFO, "quire.runner.graphs"):
+        assert graphs.logits(step_of(2, context=1)) is None
+        assert graphs.logits(step_of(3, context=1)) is None
+    assert [r.message.split(":")[0] for r in caplog.records] == ["decode steps run eagerly"]
+
+
+def test_padding_adds_at_most_a_fifth_and_few_sizes():
+    sizes = {padded(rows) for rows in range(1, 1025)}
+    assert all(rows <= padded(rows) <= rows * 1.2 + 1 for rows in range(1, 1025))
+    assert len(sizes) < 60
