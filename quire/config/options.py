@@ -161,7 +161,7 @@ class SchedulerOptions:
     """Of these, most that are longer than long_prefill_token_threshold. 0: no cap."""
     long_prefill_token_threshold: int = opt(0, low=0, parse="count")
     """A longer prompt counts as long, and gets at most this many tokens of a step while others
-    could use them. 0: off."""
+    could use them. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None

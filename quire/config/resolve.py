@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 BLOCK_SIZE = 16
 DEFAULT_MAX_LEN = 2048
 UTILISATION = 0.92
+LONG_PREFILL = 0.04
 CPU_KV_BYTES = 4 * GIB
 OLD_PREFIXES = 4
 """On a CPU, whose memory is everybody's, a share of it is not filled beyond this many times what
@@ -383,11 +384,21 @@ def resolve_scheduler(
         chunked_prefill=asked.enable_chunked_prefill is not False,
         max_num_partial_prefills=asked.max_num_partial_prefills,
         max_long_partial_prefills=asked.max_long_partial_prefills,
-        long_prefill_token_threshold=asked.long_prefill_token_threshold,
+        long_prefill_token_threshold=_long_prefill(options, shape, why),
         policy=asked.scheduling_policy,
         preemption_mode=options.cache.preemption_mode,
         steps_in_flight=_depth(options, device, why),
     )
+
+
+def _long_prefill(options: Options, shape: Shape, why: Reasons) -> int:
+    """From how many tokens on a prompt is long. max_long_partial_prefills means nothing without."""
+    asked = options.scheduler
+    if asked.long_prefill_token_threshold or not asked.max_long_partial_prefills:
+        return asked.long_prefill_token_threshold
+    tokens = max(1, int(shape.max_model_len * LONG_PREFILL))
+    reason = f"max_long_partial_prefills needs one: {LONG_PREFILL:.0%} of max_model_len"
+    return int(why.add("scheduler.long_prefill_token_threshold", tokens, reason))
 
 
 def _depth(options: Options, device: DeviceFacts, why: Reasons) -> int:

@@ -328,6 +328,6 @@ def _tokenizer(
     said = config.model
     if said.skip_tokenizer_init:
         return None
-    if options.model.tokenizer is not None:
+    if options.model.tokenizer is not None or said.tokenizer_revision != said.revision:
         folder = _folder(said.tokenizer, said.tokenizer_revision, options, environment)
     return load_tokenizer(folder, said.tokenizer_mode, trust_remote_code=said.trust_remote_code)

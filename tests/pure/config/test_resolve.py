@@ -165,6 +165,13 @@ def test_steps_in_flight():
     assert run(steps_in_flight=3).config.scheduler.steps_in_flight == 3
 
 
+def test_a_cap_on_long_prompts_has_a_length_from_which_they_are_long():
+    assert run(max_long_partial_prefills=1).config.scheduler.long_prefill_token_threshold == 20
+    given = run(max_long_partial_prefills=1, long_prefill_token_threshold=7).config.scheduler
+    assert given.long_prefill_token_threshold == 7
+    assert run(max_num_partial_prefills=2).config.scheduler.long_prefill_token_threshold == 0
+
+
 def test_swap_space_is_taken_only_for_swapping():
     assert run().config.cache.num_host_blocks == 0
     cache = run(preemption_mode="swap", swap_space=1).config.cache
