@@ -39,15 +39,16 @@ CEILING = r"""
 static double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+vi factor = vi{} + 0x3f803f80;
 template <class T> __attribute__((noinline)) void dots(long n, float* out) {
   vf acc[12];
   UNROLL for (int i = 0; i < 12; i++) acc[i] = splat(i);
-  vi x = vi{} + (int)n, y = vi{} + 0x3f803f80;
   for (long k = 0; k < n; k++) {
-    UNROLL for (int i = 0; i < 12; i++) acc[i] = dot_step<T>(acc[i], x, y);
-    asm volatile("" : "+r"(n));
+    asm volatile("" ::: "memory");  // so that the product is not taken out of the loop
+    const vi x = factor;
+    UNROLL for (int i = 0; i < 12; i++) acc[i] = dot_step<T>(acc[i], x, x);
   }
-  for (int i = 0; i < 12; i++) *out += sum(acc[i]);
+  UNROLL for (int i = 0; i < 12; i++) *out += sum(acc[i]);
 }
 __attribute__((noinline)) void reads(const char* p, long n, float* out) {
   vi a{}, b{}, c{}, d{};
