@@ -40,10 +40,14 @@ inline void pack_tile(const LinearArgs& a, long from, int rows, uint32_t* out) {
   for (int i = 0; i < 16; i++)
     at[i] = (const uint32_t*)(a.x + (from + (i < rows ? i : 0)) * a.x_row);
   long k = 0;
-  for (; k + 16 <= whole; k += 16) {  // the 16th columns spill into the next step, which comes later
-    uint32_t turned[16 * 16];
-    transpose16(at, turned, 16);
-    for (int s = 0; s < 16; s++) memcpy(out + (k + s) * rows, turned + s * 16, rows * 4);
+  for (; k + 16 <= whole; k += 16) {
+    if (k + 32 <= whole) {  // what is too much lands in steps that come later
+      transpose16(at, out + k * rows, rows);
+    } else {
+      uint32_t turned[16 * 16];
+      transpose16(at, turned, 16);
+      for (int s = 0; s < 16; s++) memcpy(out + (k + s) * rows, turned + s * 16, rows * 4);
+    }
     for (int i = 0; i < 16; i++) at[i] += 16;
   }
   for (; k < steps; k++)

@@ -196,7 +196,8 @@ INLINE vf dot_step<bf16>(vf acc, vi a, vi b) {
 #endif
 }
 
-// out[i * stride + j] = rows[j][i] for 16 x 16 dwords.
+// out[i * stride + j] = rows[j][i] for 16 x 16 dwords, written in order of i: with a stride below 16
+// each row overwrites what the one before had too much.
 INLINE void transpose16(const uint32_t* const rows[16], uint32_t* out, long stride) {
 #if defined(__AVX512F__)
   __m512i r[16], t[16];
@@ -218,11 +219,12 @@ INLINE void transpose16(const uint32_t* const rows[16], uint32_t* out, long stri
     t[i + 12] = _mm512_shuffle_i32x4(r[i + 8], r[i + 12], 0xdd);
   }
   UNROLL for (int i = 0; i < 4; i++) {
-    _mm512_storeu_si512(out + (i)*stride, _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88));
-    _mm512_storeu_si512(out + (i + 4) * stride, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88));
-    _mm512_storeu_si512(out + (i + 8) * stride, _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd));
-    _mm512_storeu_si512(out + (i + 12) * stride, _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd));
+    r[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+    r[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+    r[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+    r[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
   }
+  UNROLL for (int i = 0; i < 16; i++) _mm512_storeu_si512(out + i * stride, r[i]);
 #else
   for (int i = 0; i < 16; i++)
     for (int j = 0; j < 16; j++) out[i * stride + j] = rows[j][i];
