@@ -7,6 +7,7 @@ strictly, and its attention_layers() replace `layers` when an engine is built.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -103,13 +104,38 @@ def read_hf_config(
         )
         raise ConfigError(f"no config.json in {folder} (found: {found}); is this a model's folder?")
     hf = read_json(path)
-    if callable(overrides):
-        hf = overrides(hf)
-        if not isinstance(hf, dict):
-            message = "hf_overrides: the function must return the config as a dict"
-            raise ConfigError(f"{message}, got {type(hf).__name__}")
-        return hf
-    return merge(hf, overrides or {})
+    if not callable(overrides):
+        return with_rope(hf, merge(hf, overrides or {}))
+    changed = overrides(copy.deepcopy(hf))
+    if not isinstance(changed, dict):
+        message = "hf_overrides: the function must return the config as a dict"
+        raise ConfigError(f"{message}, got {type(changed).__name__}")
+    return with_rope(hf, changed)
+
+
+def with_rope(before: Json, after: dict[str, Any]) -> dict[str, Any]:
+    """`after`, with rotary settings changed in the older style carried into rope_parameters.
+
+    There newer checkpoints keep them, and they would hide what was said beside them.
+    """
+    inner = after.get("rope_parameters")
+    if not isinstance(inner, Mapping) or inner != before.get("rope_parameters"):
+        return after
+    scaling = after.get("rope_scaling")
+    said = dict(scaling) if scaling and scaling != before.get("rope_scaling") else {}
+    if "type" in said:
+        said.setdefault("rope_type", said.pop("type"))
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if after.get(key) != before.get(key):
+            said.setdefault(key, after[key])
+    if not said:
+        return after
+    if any(isinstance(value, Mapping) for value in inner.values()):
+        raise ConfigError(
+            "hf_overrides: this model has rotary settings per layer type; override rope_parameters"
+        )
+    rest = {key: value for key, value in after.items() if key != "rope_scaling"}
+    return rest | {"rope_parameters": {**inner, **said}}
 
 
 def merge(base: Json, over: Json) -> dict[str, Any]:

@@ -106,7 +106,7 @@ def resolve(
             enforce_eager=options.device.enforce_eager,
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
-        sampling=resolve_sampling(model, why),
+        sampling=resolve_sampling(options, model, why),
         observe=ObserveSection(
             log_stats=not options.observe.disable_log_stats, log_level=options.observe.log_level
         ),
@@ -440,8 +440,13 @@ def resolve_model(options: Options, model: ModelFacts, dtype: str) -> ModelSecti
     )
 
 
-def resolve_sampling(model: ModelFacts, why: Reasons) -> SamplingSection:
+def resolve_sampling(options: Options, model: ModelFacts, why: Reasons) -> SamplingSection:
     """Sampling defaults: what generation_config.json says and SamplingParams knows."""
+    known = [*SAMPLING_KEYS, "eos_token_id"]
+    for key in options.model.override_generation_config:
+        if key not in known:
+            names = ", ".join(known)
+            log.warning("override_generation_config: %r has no effect; known are %s", key, names)
     given = model.generation
     defaults = {
         SAMPLING_KEYS[key]: given[key] for key in SAMPLING_KEYS if given.get(key) is not None

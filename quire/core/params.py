@@ -94,6 +94,15 @@ def _check_float(param: str, given: object, low: float, high: float, allowed: st
         raise _fail(param, given, allowed)
 
 
+def _is_off(name: str, value: object) -> bool:
+    """Whether a field of a later feature asks for nothing."""
+    if isinstance(value, RepetitionDetectionParams):
+        return value.max_pattern_size == 0
+    if name == "thinking_token_budget":
+        return value is None  # 0: no thinking at all
+    return value is None or value is False or value == 0
+
+
 def _check_ids(param: str, given: object, *, empty: bool = True) -> None:
     allowed = f"a {'' if empty else 'non-empty '}list of token ids (integers >= 0)"
     if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, set, frozenset)):
@@ -366,7 +375,7 @@ class SamplingParams:
     def refuse_later_features(self) -> None:
         """Raise Unsupported if a field is set whose feature does not exist yet."""
         for name, message in LATER.items():
-            if getattr(self, name) not in (None, False, 0):
+            if not _is_off(name, getattr(self, name)):
                 raise Unsupported(f"{name}: {message}", param=name)
 
     def verify(self) -> None:

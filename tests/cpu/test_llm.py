@@ -115,6 +115,8 @@ def test_lists_must_have_the_length_of_the_prompts(llm):
         llm.generate(["a", "b"], [GREEDY], use_tqdm=False)
     with pytest.raises(ValueError, match="priority"):
         llm.generate(["a", "b"], GREEDY, priority=[1], use_tqdm=False)
+    with pytest.raises(RequestError, match="got a int"):
+        llm.generate(5, GREEDY)
     with pytest.raises(ValueError, match="equally many"):
         llm.generate(["a", "b"], GREEDY, prompt_token_ids=[[1]], use_tqdm=False)
 

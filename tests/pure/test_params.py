@@ -141,6 +141,10 @@ def test_from_optional_takes_none_as_default_and_names_the_nearest():
 
 def test_later_features_are_refused_not_ignored():
     SamplingParams().refuse_later_features()
+    off = RepetitionDetectionParams(max_pattern_size=0)
+    SamplingParams(watermarking=False, repetition_detection=off).refuse_later_features()
+    with pytest.raises(Unsupported):  # 0 is a budget: no thinking at all
+        SamplingParams(thinking_token_budget=0).refuse_later_features()
     for field, value in {
         "structured_outputs": StructuredOutputsParams(regex="a"),
         "thinking_token_budget": 5,

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire.config.facts import model_facts, read_folder, weights_of
+from quire.config.facts import model_facts, read_folder, read_hf_config, weights_of
 from quire.errors import ConfigError
 
 BASE = {
@@ -93,6 +93,28 @@ def test_a_folder_is_read_with_overrides(tmp_path):
     assert set(m.eos_ids) == {1, 2, 3}
     m = read_folder(tmp_path, overrides=lambda hf: hf | {"vocab_size": 7})
     assert m.vocab == 7
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_rotary_overrides_of_the_older_style_reach_newer_checkpoints(tmp_path, as_function):
+    stored = {"rope_theta": 5e5, "rope_type": "default"}
+    (tmp_path / "config.json").write_text(json.dumps(BASE | {"rope_parameters": stored}))
+
+    def read(**given):
+        return read_hf_config(tmp_path, (lambda hf: hf | given) if as_function else given)
+
+    yarn = {"type": "yarn", "factor": 4.0}
+    found = read(rope_scaling=yarn)
+    assert found["rope_parameters"] == {"rope_theta": 5e5, "rope_type": "yarn", "factor": 4.0}
+    assert "rope_scaling" not in found
+    assert read(rope_theta=7.0)["rope_parameters"]["rope_theta"] == 7.0
+    assert read(hidden_size=32)["rope_parameters"] == stored
+    if as_function:
+        assert read(rope_parameters={"rope_theta": 1.0})["rope_parameters"] == {"rope_theta": 1.0}
+    nested = {"rope_parameters": {"full_attention": stored}}
+    (tmp_path / "config.json").write_text(json.dumps(BASE | nested))
+    with pytest.raises(ConfigError, match="per layer type"):
+        read(rope_theta=7.0)
 
 
 def test_a_folder_without_config_is_refused(tmp_path):

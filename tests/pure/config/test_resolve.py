@@ -193,6 +193,13 @@ def test_sampling_defaults_come_from_the_generation_config():
     assert sampling.defaults == {"temperature": 0.6, "max_tokens": 9}
 
 
+def test_an_override_of_the_generation_config_that_means_nothing_is_told(caplog):
+    run(override_generation_config={"temperature": 0.5, "eos_token_id": 3})
+    assert not caplog.records
+    run(override_generation_config={"temprature": 0.5})
+    assert "'temprature' has no effect" in caplog.text
+
+
 def test_every_choice_can_be_explained():
     lines = explain(run().why)
     assert any(line.startswith("cache.num_blocks = ") for line in lines)
