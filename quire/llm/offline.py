@@ -221,6 +221,8 @@ class LLM:
         """Run what was enqueued; all outputs not yet collected, in the order of enqueueing."""
         if output_type not in (None, RequestOutput):
             raise Unsupported(f"output_type must be RequestOutput or None, got {output_type!r}")
+        if not self._done.keys() >= set(self._order):
+            self._check_awake()
         return self._collect(list(self._order), use_tqdm)
 
     def beam_search(
@@ -304,7 +306,7 @@ class LLM:
             for one in prepared:
                 self.llm_engine.submit(one)
                 ids.append(one.request.id)
-        except RequestError:
+        except BaseException:  # Ctrl-C too: nobody would collect them
             self.llm_engine.abort_request(ids)
             raise
         self._order += ids

@@ -5,7 +5,7 @@ Not here: what a single prompt may be (quire.text.prompts).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral
 from typing import Any, TypedDict
 
@@ -44,7 +44,7 @@ def listed(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     if prompt_token_ids is None:
         if prompts is None:
             raise RequestError("give prompts", param="prompts")
-        if not isinstance(prompts, Iterable):
+        if not hasattr(prompts, "__iter__"):
             message = "prompts must be text, token ids, a dict, or a list of those"
             raise RequestError(f"{message}; got a {type(prompts).__name__}", param="prompts")
         return [prompts] if is_one(prompts) else list(prompts)

@@ -331,6 +331,8 @@ def test_a_sleeping_engine_refuses_work_until_it_is_woken(llm):
     llm.sleep(level=0, mode="keep")
     with pytest.raises(RequestError, match="wake_up"):
         llm.generate("Hello", GREEDY)
+    with pytest.raises(RequestError, match="wake_up"):
+        llm.wait_for_completion(use_tqdm=False)
     assert llm.wake_up()
     assert [o.request_id for o in llm.wait_for_completion(use_tqdm=False)] == waiting
     llm.sleep()
