@@ -11,6 +11,7 @@ import torch
 
 from quire.kernels.native import library
 from tests.cpu.engine_of import TINY, WINDOWED, engine_of, request, run
+from tests.cpu.same_bits import needs_same_bits
 
 
 def workload(hf, seed=0):
@@ -143,6 +144,7 @@ def test_tokens_do_not_depend_on_who_was_aborted(case):
     assert engine.stats().held_blocks == 0
 
 
+@needs_same_bits
 def test_logprobs_do_not_depend_on_the_batch():
     def ask():
         return [

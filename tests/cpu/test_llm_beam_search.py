@@ -7,6 +7,7 @@ import pytest
 
 from quire import LLM, BeamSearchParams, EngineError, RequestError, SamplingParams, Unsupported
 from quire.engine.beams import BeamSearch
+from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.tiny_models import write_model
 
 PROMPTS = ["Hello, my name is", "The capital of France is", "你好"]
@@ -106,6 +107,7 @@ def test_the_context_ends_a_search(llm):
     assert all(len(s.tokens) == 128 for s in found[0].sequences)
 
 
+@needs_same_bits
 def test_a_limit_at_once_changes_nothing(llm):
     params = BeamSearchParams(2, 4)
     assert llm.beam_search(PROMPTS, params) == llm.beam_search(PROMPTS, params, concurrency_limit=1)

@@ -13,7 +13,10 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.core.params import RequestOutputKind
 from quire.sampling.processors import AdapterLogitsProcessor
+from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.tiny_models import write_model
+
+pytestmark = needs_same_bits
 
 LONG = "The capital of France is Paris, and the future of AI is not yet written. " * 2
 SHORT = "The largest ocean"

@@ -87,6 +87,7 @@ def test_a_cache_that_cannot_be_written_is_reported(sources, tmp_path):
 def test_without_a_compiler_one_line_is_logged_and_the_references_run(
     tmp_path, monkeypatch, caplog
 ):
+    monkeypatch.setenv("QUIRE_NATIVE", "1")
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "PREBUILT", tmp_path)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
