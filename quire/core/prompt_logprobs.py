@@ -9,7 +9,10 @@ from quire.core.types import UNKNOWN, Row, Sequence, TokenLogprobs
 
 
 class PromptLogprobs:
-    """sequence -> what is known of its prompt positions 1, 2, ..., without gaps."""
+    """sequence -> what is known of its prompt positions, without gaps.
+
+    The first is the one after those found in the prefix cache, which nobody computes.
+    """
 
     def __init__(self) -> None:
         self.known: dict[Sequence, list[TokenLogprobs]] = {}
@@ -20,7 +23,11 @@ class PromptLogprobs:
         if len(seq.tokens) > seq.prompt_len and seq.tokens[seq.prompt_len] != UNKNOWN:
             return  # recomputed after its first token, with which they were handed out
         known = self.known.setdefault(seq, [])
-        known += news[max(len(known) - row.start, 0) :]
+        known += news[max(seq.cached + len(known) - row.start, 0) :]
+
+    def needs_all(self, seq: Sequence) -> bool:
+        """Whether a sequence that comes back must compute its prompt: the cache judges nothing."""
+        return seq.preemptions > 0 and seq.request.params.prompt_logprobs is not None
 
     def pop(self, seq: Sequence) -> list[TokenLogprobs] | None:
         """Hand them out, or forget them."""

@@ -228,7 +228,7 @@ class Scheduler:
         fresh = seq.state is State.WAITING and not seq.tables[0]
         if self._is_stuck(seq):
             return False
-        if fresh:
+        if fresh and not self._prompt_logprobs.needs_all(seq):
             kv.match(seq)
         n = draft.allowance(seq)
         if not n or not self._fits(seq):
