@@ -124,7 +124,7 @@ def test_a_forked_child_has_threads_of_its_own():
         "assert ok and os.waitpid(pid, 0)[1] == 0\n"
     )
     env = _with({"OMP_NUM_THREADS": "2"})
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240, env=env)
 
 
 @pytest.mark.usefixtures("native_one")
@@ -136,7 +136,7 @@ def test_callers_in_two_threads_get_their_own_results():
         "    g = torch.Generator().manual_seed(seed)\n"
         "    w, x = torch.randn(512, 512, generator=g), torch.randn(64, 512, generator=g)\n"
         "    p, want = pack(w), None\n"
-        "    for _ in range(50):\n"
+        "    for _ in range(20):\n"
         "        got = linear(x, p)\n"
         "        want = got if want is None else want\n"
         "        if not torch.equal(got, want): bad.append(seed)\n"
@@ -146,11 +146,12 @@ def test_callers_in_two_threads_get_their_own_results():
         "assert not bad, bad\n"
     )
     env = _with({"OMP_NUM_THREADS": "2"})
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240, env=env)
 
 
 @pytest.mark.usefixtures("native_one")
 def test_an_idle_pool_burns_no_processor():
+    # The sleeps are the subject here: processor time over a stretch of doing nothing.
     code = (
         "import time, torch; from quire.kernels.linear import linear, pack\n"
         "w, x = pack(torch.randn(512, 512)), torch.randn(64, 512)\n"
@@ -158,7 +159,7 @@ def test_an_idle_pool_burns_no_processor():
         "assert time.process_time() - before < 0.1\n"
     )
     env = _with({"OMP_NUM_THREADS": "2"})
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env=env)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=240, env=env)
 
 
 def _with(more):
