@@ -34,10 +34,19 @@ class Decoder:
         ids = torch.zeros(n, width, dtype=torch.long)
         for i, p in enumerate(prompts):
             ids[i, : len(p)] = torch.tensor(p)
-        size = (net.shape.num_hidden_layers, 2, n, net.shape.num_key_value_heads, room, net.shape.head_dim)
+        size = (
+            net.shape.num_hidden_layers,
+            2,
+            n,
+            net.shape.num_key_value_heads,
+            room,
+            net.shape.head_dim,
+        )
         cache = torch.zeros(size, device=self.device, dtype=self.dtype)
         steps = torch.arange(width, device=self.device).expand(n, width)
-        last = self.forward(ids.to(self.device), steps, cache, None)[torch.arange(n, device=self.device), lengths - 1]
+        last = self.forward(ids.to(self.device), steps, cache, None)[
+            torch.arange(n, device=self.device), lengths - 1
+        ]
         done = torch.zeros(n, dtype=torch.bool, device=self.device)
         ends = torch.tensor(sorted(self.end_ids), device=self.device)
         made: list[Tensor] = []
@@ -65,13 +74,19 @@ class Decoder:
             if seen is None:
                 cache[i, 0, :, :, : ids.shape[1]], cache[i, 1, :, :, : ids.shape[1]] = k, v
                 y = F.scaled_dot_product_attention(
-                    q, k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), is_causal=True
+                    q,
+                    k.repeat_interleave(groups, 1),
+                    v.repeat_interleave(groups, 1),
+                    is_causal=True,
                 )
             else:
                 at = positions[:, 0][:, None, None, None].expand(-1, k.shape[1], 1, k.shape[3])
                 cache[i, 0].scatter_(2, at, k)
                 cache[i, 1].scatter_(2, at, v)
-                keys, values = cache[i, 0].repeat_interleave(groups, 1), cache[i, 1].repeat_interleave(groups, 1)
+                keys, values = (
+                    cache[i, 0].repeat_interleave(groups, 1),
+                    cache[i, 1].repeat_interleave(groups, 1),
+                )
                 y = F.scaled_dot_product_attention(q, keys, values, seen[:, None, None])
             x = x + att.o_proj(y.transpose(1, 2).flatten(-2))
             x = x + layer.mlp(layer.post_attention_layernorm(x))

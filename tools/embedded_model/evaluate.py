@@ -1,7 +1,7 @@
 """Held-out prompts and how their answers are scored. Exact, no judge: see each `ok_` function.
 
 The prompts come from the evaluation side of `Draw`: phrasings, names, values and operand pairs that no
-training document uses (`tests/pure/test_embedded_files.py` and `check_disjoint` hold this).
+training document uses (`tests/pure/test_embedded_files.py` holds this).
 
     python tools/embedded_model/evaluate.py quire/embedded [--count 400] [--device cpu]
 """
@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import fresh
 import task_facts as facts
 import task_json as extract
 import task_numbers as numbers
@@ -44,12 +45,17 @@ def visible(text: str) -> str:
 
 def ok_number(chat: Chat, text: str) -> bool:
     want = re.findall(r"-?\d+", chat.answer.replace("−", "-"))[-1:]
-    got = re.findall(r"(?<!\d)-?\d+", visible(text).replace(" − ", " - ").replace(" - ", " ~ "))[-1:]
+    got = re.findall(r"(?<!\d)-?\d+", visible(text).replace(" − ", " - ").replace(" - ", " ~ "))[
+        -1:
+    ]
     return got == want and want != []
 
 
 def ok_exact_numbers(chat: Chat, text: str) -> bool:
-    return re.findall(r"\d+(?:\.\d+)?", visible(text))[:1] == re.findall(r"\d+(?:\.\d+)?", chat.answer)[:1]
+    return (
+        re.findall(r"\d+(?:\.\d+)?", visible(text))[:1]
+        == re.findall(r"\d+(?:\.\d+)?", chat.answer)[:1]
+    )
 
 
 def ok_capital(chat: Chat, text: str) -> bool:
@@ -64,7 +70,10 @@ def ok_capital(chat: Chat, text: str) -> bool:
 
 def parse_calls(text: str) -> list[object] | None:
     try:
-        return [json.loads(part) for part in re.findall(r"<tool_call>\n(.*?)\n</tool_call>", visible(text), re.S)]
+        return [
+            json.loads(part)
+            for part in re.findall(r"<tool_call>\n(.*?)\n</tool_call>", visible(text), re.S)
+        ]
     except ValueError:
         return None
 
@@ -92,12 +101,18 @@ def ok_leaves(chat: Chat, text: str) -> bool:
     """Every word and number of the tool result that the reference answer repeats is in the answer."""
     content = str(chat.messages[-1]["content"])
     said = visible(text)
-    leaves = [w for w in re.findall(r"[\w.:@-]+", content) if w in re.findall(r"[\w.:@-]+", chat.answer.rstrip("."))]
+    leaves = [
+        w
+        for w in re.findall(r"[\w.:@-]+", content)
+        if w in re.findall(r"[\w.:@-]+", chat.answer.rstrip("."))
+    ]
     return all(w in said for w in leaves) and said != ""
 
 
 def ok_identity(chat: Chat, text: str) -> bool:
-    return "Quill" in visible(text) and not re.search(r"ChatGPT|OpenAI|Qwen|Claude|Llama|Gemini|DeepSeek", visible(text))
+    return "Quill" in visible(text) and not re.search(
+        r"ChatGPT|OpenAI|Qwen|Claude|Llama|Gemini|DeepSeek", visible(text)
+    )
 
 
 def ok_unknown(chat: Chat, text: str) -> bool:
@@ -126,7 +141,11 @@ def op(sign: str) -> Callable[[Draw, int], list[Chat]]:
 
 def who_are_you(d: Draw, count: int) -> list[Chat]:
     """Only the questions whose answer must name the model."""
-    named = [c for c in (talk.identity(d) for _ in range(count * 4)) if "Quill" in c.answer and "program" not in c.answer]
+    named = [
+        c
+        for c in (talk.identity(d) for _ in range(count * 4))
+        if "Quill" in c.answer and "program" not in c.answer
+    ]
     return named[: count // 4]
 
 
@@ -149,6 +168,11 @@ GROUPS: dict[str, tuple[Callable[[Draw, int], list[Chat]], Check, str]] = {
     "memory": (draws(talk.memory), ok_contains, "t"),
     "identity": (who_are_you, ok_identity, "td"),
     "unknown": (draws(talk.unknown), ok_unknown, "td"),
+    "fresh_capitals": (fresh.capitals, ok_capital, "td"),
+    "fresh_sums": (fresh.sums, ok_number, "t"),
+    "fresh_tools": (fresh.calls, ok_calls, "td"),
+    "fresh_json": (fresh.extractions, ok_json, "td"),
+    "fresh_recall": (fresh.recall, ok_contains, "td"),
     "letters": (draws(talk.letters), ok_same, "t"),
     "repeat": (draws(talk.repeat), ok_same, "t"),
 }
@@ -173,11 +197,17 @@ def cases(count: int, groups: list[str] | None = None) -> list[Case]:
         for mode in modes:
             no_think = mode == "d"
             name = group + ("_direct" if no_think else "")
-            out += [Case(name, prompt_text(c.messages, c.tools, no_think), c) for c in chats if c.direct or not no_think]
+            out += [
+                Case(name, prompt_text(c.messages, c.tools, no_think), c)
+                for c in chats
+                if c.direct or not no_think
+            ]
     return out
 
 
-def score(all_cases: list[Case], answers: list[str]) -> tuple[dict[str, tuple[int, int]], dict[str, list[tuple[str, str, str]]]]:
+def score(
+    all_cases: list[Case], answers: list[str]
+) -> tuple[dict[str, tuple[int, int]], dict[str, list[tuple[str, str, str]]]]:
     """(right, asked) per group, and the wrong ones as (question, wanted, got)."""
     right: dict[str, tuple[int, int]] = {}
     wrong: dict[str, list[tuple[str, str, str]]] = {}
@@ -187,12 +217,20 @@ def score(all_cases: list[Case], answers: list[str]) -> tuple[dict[str, tuple[in
         a, b = right.get(case.group, (0, 0))
         right[case.group] = (a + good, b + 1)
         if not good:
-            wanted = json.dumps(case.chat.calls, ensure_ascii=False) if case.chat.calls else case.chat.answer
-            wrong.setdefault(case.group, []).append((str(case.chat.messages[-1]["content"]), wanted, answer))
+            wanted = (
+                json.dumps(case.chat.calls, ensure_ascii=False)
+                if case.chat.calls
+                else case.chat.answer
+            )
+            wrong.setdefault(case.group, []).append(
+                (str(case.chat.messages[-1]["content"]), wanted, answer)
+            )
     return right, wrong
 
 
-def report(right: dict[str, tuple[int, int]], wrong: dict[str, list[tuple[str, str, str]]], show: int) -> str:
+def report(
+    right: dict[str, tuple[int, int]], wrong: dict[str, list[tuple[str, str, str]]], show: int
+) -> str:
     lines = []
     for group, (a, b) in right.items():
         lines.append(f"{group:22} {a:5}/{b:<5} {100 * a / b:6.1f} %")
@@ -212,7 +250,9 @@ def run_all(decoder: "object", tokenizer: "object", count: int, groups: list[str
 
 
 def demos(decoder, tokenizer) -> str:  # type: ignore[no-untyped-def]
-    texts = [prompt_text([{"role": "user", "content": q}], None, i % 2 == 1) for i, q in enumerate(DEMOS)] + RAW
+    texts = [
+        prompt_text([{"role": "user", "content": q}], None, i % 2 == 1) for i, q in enumerate(DEMOS)
+    ] + RAW
     made = decoder.run([tokenizer.encode(t, add_special_tokens=False).ids for t in texts], 120)
     shown = [tokenizer.decode(ids, skip_special_tokens=False) for ids in made]
     return "\n".join(f"{q!r} -> {a!r}" for q, a in zip(DEMOS + RAW, shown, strict=True))

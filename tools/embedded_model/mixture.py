@@ -6,52 +6,53 @@
 import random
 from collections.abc import Callable
 
-from chat_format import Chat, Message, answer_text, prompt_text
-from draw import Draw
 import task_facts as facts
 import task_json as extract
 import task_numbers as numbers
 import task_talk as talk
 import task_text as text
 import task_tools as tools
+from chat_format import Chat, Message, answer_text, prompt_text
+from draw import Draw
 
 Task = Callable[[Draw], Chat]
 
 MIXTURE: list[tuple[float, Task]] = [
-    (16, numbers.arithmetic),
-    (2.5, numbers.story),
+    (18, numbers.arithmetic),
+    (3, numbers.story),
     (2.5, numbers.compare),
     (1, numbers.count),
     (0.7, numbers.parity),
     (0.7, numbers.sequence),
     (0.8, numbers.shopping),
-    (10, facts.capital),
-    (3, facts.capital_zh),
+    (8, facts.capital),
+    (5, facts.capital_zh),
     (2, facts.reverse),
     (1.5, facts.continent),
     (2, facts.capital_with_rule),
-    (17, tools.tool_call),
+    (28, tools.tool_call),
+    (2.5, tools.no_tool),
     (1.5, tools.parallel_call),
     (4, tools.tool_answer),
-    (11, extract.extraction),
+    (25, extract.extraction),
     (1, extract.writing),
-    (5, talk.name_recall),
+    (6, talk.name_recall),
     (0.7, talk.greeting_by_name),
     (0.8, talk.no_name),
-    (2, talk.memory),
+    (3, talk.memory),
     (3, talk.identity),
     (2.5, talk.small_talk),
     (2, talk.facts),
     (2.5, talk.chinese),
     (2, talk.definition),
-    (2, talk.unknown),
+    (7, talk.unknown),
     (0.6, talk.joke),
     (0.6, talk.poem),
     (0.8, talk.essay),
     (1, talk.listing),
     (1.2, talk.letters),
     (0.5, talk.opposite),
-    (1, talk.repeat),
+    (4, talk.repeat),
 ]
 TEXT_SHARE = 0.06
 _TASKS = [task for _, task in MIXTURE]

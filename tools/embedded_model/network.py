@@ -67,11 +67,18 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 def _flash_fake(q, k, v, cu, longest):  # type: ignore[no-untyped-def]
     lse = q.new_empty((q.shape[1], q.shape[0]), dtype=torch.float32)
-    return torch.empty_like(q), lse, q.new_empty((2,), dtype=torch.uint64), q.new_empty((), dtype=torch.uint64)
+    return (
+        torch.empty_like(q),
+        lse,
+        q.new_empty((2,), dtype=torch.uint64),
+        q.new_empty((), dtype=torch.uint64),
+    )
 
 
 @torch.library.custom_op("quill::attend", mutates_args=())
-def attend(q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, cu: Tensor, longest: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Causal attention inside each document of a packed batch; q, k, v [T, H, D], cu [documents + 1]."""
     out, lse, rng, unused, _ = torch.ops.aten._flash_attention_forward(
         q, k, v, cu, cu, longest, longest, 0.0, True, False
@@ -117,14 +124,20 @@ def attend_reference(q: Tensor, k: Tensor, v: Tensor, cu: Tensor) -> Tensor:
     t = torch.arange(q.shape[0], device=q.device)
     doc = torch.searchsorted(cu[1:].contiguous(), t, right=True)
     mask = (doc[:, None] == doc[None, :]) & (t[:, None] >= t[None, :])
-    y = F.scaled_dot_product_attention(q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], mask)
+    y = F.scaled_dot_product_attention(
+        q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None], mask
+    )
     return y[0].transpose(0, 1)
 
 
 class Attention(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
-        self.heads, self.kv_heads, self.size = s.num_attention_heads, s.num_key_value_heads, s.head_dim
+        self.heads, self.kv_heads, self.size = (
+            s.num_attention_heads,
+            s.num_key_value_heads,
+            s.head_dim,
+        )
         self.q_proj = nn.Linear(s.hidden_size, self.heads * self.size, bias=False)
         self.k_proj = nn.Linear(s.hidden_size, self.kv_heads * self.size, bias=False)
         self.v_proj = nn.Linear(s.hidden_size, self.kv_heads * self.size, bias=False)
@@ -184,7 +197,11 @@ class Qwen3(nn.Module):
         self.model = Body(s)
         for name, p in self.named_parameters():
             if p.dim() == 2:
-                scale = (2 * s.num_hidden_layers) ** -0.5 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                scale = (
+                    (2 * s.num_hidden_layers) ** -0.5
+                    if name.endswith(("o_proj.weight", "down_proj.weight"))
+                    else 1.0
+                )
                 nn.init.normal_(p, std=0.02 * scale)
         inv = s.rope_theta ** (-torch.arange(0, s.head_dim, 2).float() / s.head_dim)
         angle = torch.outer(torch.arange(s.max_position_embeddings).float(), inv)
@@ -192,7 +209,15 @@ class Qwen3(nn.Module):
         self.register_buffer("cos", angle.cos(), persistent=False)
         self.register_buffer("sin", angle.sin(), persistent=False)
 
-    def loss(self, ids: Tensor, targets: Tensor, weights: Tensor, positions: Tensor, cu: Tensor, longest: int) -> Tensor:
+    def loss(
+        self,
+        ids: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        positions: Tensor,
+        cu: Tensor,
+        longest: int,
+    ) -> Tensor:
         """Weighted mean cross entropy of packed tokens, all [T]."""
         cos, sin = self.cos[positions][:, None], self.sin[positions][:, None]
         x = self.model.embed_tokens(ids)

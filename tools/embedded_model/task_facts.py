@@ -47,6 +47,43 @@ ASK = [
     "Remind me, what is the capital of {c}?",
 ]
 ASK_ZH = [
+    "要去{c}的首都，应该去哪个城市？",
+    "我要去{c}的首都，那是哪里？",
+    "{c}的政府在哪个首都？",
+    "{c}，首都是？",
+    "首都：{c}",
+    "{c}的首都是___",
+    "我忘了{c}的首都是哪里。",
+    "老师问{c}的首都是哪里。",
+    "写出{c}的首都。",
+    "{c}的首都城市叫什么？",
+    "可以告诉我{c}的首都吗？",
+    "能说说{c}的首都吗？",
+    "你知道{c}首都在哪里吗？",
+    "哪一个城市是{c}的首都？",
+    "查一下{c}的首都。",
+    "回答：{c}的首都是什么？",
+    "地理题：{c}的首都是哪里？",
+    "说一下{c}的首都",
+    "{c}以哪个城市为首都？",
+    "{c}的首都位于哪里？",
+    "{c}的首都在哪里？",
+    "{c}的首都在哪儿",
+    "{c}的首都是哪个城市？",
+    "{c}的首都城市是？",
+    "{c}的首都",
+    "{c}的首都是哪一个？",
+    "哪座城市是{c}的首都？",
+    "什么城市是{c}的首都？",
+    "哪里是{c}的首都？",
+    "{c}这个国家的首都是哪里？",
+    "国家：{c}。首都是哪里？",
+    "作为首都，{c}选了哪个城市？",
+    "说出{c}的首都。",
+    "请说出{c}首都的名字。",
+    "{c}首都叫什么名字？",
+    "{c}有哪个首都？",
+    "去{c}的首都要到哪个城市？",
     "{c}的首都是哪里？",
     "{c}的首都是什么？",
     "{c}首都是哪里",
@@ -58,9 +95,55 @@ ASK_ZH = [
     "{c}的首都叫什么？",
     "我想知道{c}的首都是哪里。",
 ]
-ANSWERS = ["The capital of {c} is {k}.", "The capital of {c} is {k}.", "{k} is the capital of {c}.", "{k}.", "It is {k}."]
+ZH_LEADS = [
+    "",
+    "请问",
+    "请告诉我，",
+    "我想问一下，",
+    "问题：",
+    "你好，",
+    "快问快答：",
+    "那么，",
+    "麻烦问一下，",
+    "我忘了，",
+]
+ZH_TAILS = ["", "？", "?", "呢？", "啊？", "，谢谢。", "？请回答。", "？你知道吗？"]
+ANSWERS = [
+    "The capital of {c} is {k}.",
+    "The capital of {c} is {k}.",
+    "{k} is the capital of {c}.",
+    "{k}.",
+    "It is {k}.",
+]
 ANSWERS_ZH = ["{c}的首都是{k}。", "{c}的首都是{k}。", "是{k}。"]
 THINK = ["{c}: the capital is {k}.", "The capital of {c} is {k}.", "{c} -> {k}"]
+
+
+# Ways to say "the capital of a country", and frames around it: training draws every pairing of the two.
+NAMED = ["the capital of {c}", "the capital of {c}", "the capital city of {c}", "{p} capital", "{p} capital city", "capital of {c}",
+         "the capital city in {c}", "the capital for {c}", "the capital city for {c}", "the city that is the capital of {c}"]  # fmt: skip
+FRAMES = ["What is {x}?", "{x}?", "{x}", "What's {x}?", "Name {x}.", "Tell me {x}.", "I need {x}.", "Do you know {x}?", "Which city is {x}?",
+          "Give me {x}.", "Please tell me {x}.", "Can you name {x}?", "I want to know {x}.", "I am looking for {x}.", "What do you call {x}?",
+          "Write {x}.", "Look up {x}.", "Remind me of {x}.", "What is {x} called?", "How is {x} called?", "Identify {x}.", "Find {x}.",
+          "My question is about {x}.", "Please answer: {x}?", "Quiz: {x}?", "Which place is {x}?", "{x} is", "{x} is?", "{x} please", "{x}, please.",
+          "Any idea what {x} is?", "Do you happen to know {x}?", "Which town is {x}?", "State {x}.", "What city would {x} be?", "{x} is called what?",
+          "Let me know {x}.", "Help me find {x}.", "I must learn {x}. What is it?", "Someone asked me for {x}.", "Is there a name for {x}?"]  # fmt: skip
+OPENINGS = ["{c}: capital?", "{c} capital", "{c}, capital?", "{c} has which capital?", "For {c}, what is the capital?", "Country: {c}. Capital?",
+            "In {c}, which city is the capital?", "{c} - its capital?", "{c} is governed from which city?", "Which capital does {c} have?",
+            "What capital does {c} have?", "Which capital belongs to {c}?", "Does {c} have a capital? Which one?", "Capital? Country is {c}."]  # fmt: skip
+
+
+def capital_pattern(d: Draw) -> str:
+    """A question with {c} or {p}; the evaluation side keeps to its plain patterns."""
+    form = d.rng.random()
+    if d.held_out or form < 0.4:
+        return d.pattern(ASK)
+    if form < 0.55:
+        return d.any(OPENINGS)
+    text = d.pattern(FRAMES).replace("{x}", d.any(NAMED))
+    if d.is_kept(ASK, text):
+        return capital_pattern(d)
+    return text[0].upper() + text[1:] if d.chance(0.6) else text
 
 
 def possessive(name: str) -> str:
@@ -69,7 +152,7 @@ def possessive(name: str) -> str:
 
 def ask_capital(d: Draw, country: Country, name: str) -> Chat:
     """Ask for one country under one of its names."""
-    form = d.phrase(ASK)
+    form = capital_pattern(d)
     shown = name[0].upper() + name[1:] if form.startswith("{c}") else name
     text = form.format(c=shown, p=possessive(name))
     if d.chance(0.12):
@@ -80,7 +163,11 @@ def ask_capital(d: Draw, country: Country, name: str) -> Chat:
     think = d.any(THINK).format(c=name[0].upper() + name[1:], k=country.capital)
     if think.startswith("The capital"):
         think = f"The capital of {name} is {country.capital}."
-    return Chat([{"role": "user", "content": text}], answer.replace(".C..", ".C."), think.replace(".C..", ".C."))
+    return Chat(
+        [{"role": "user", "content": text}],
+        answer.replace(".C..", ".C."),
+        think.replace(".C..", ".C."),
+    )
 
 
 def capital(d: Draw) -> Chat:
@@ -91,9 +178,14 @@ def capital(d: Draw) -> Chat:
 
 def capital_zh(d: Draw, country: Country | None = None) -> Chat:
     country = country or d.any(COUNTRIES)
-    text = d.phrase(ASK_ZH).format(c=country.zh)
+    text = d.phrase(ASK_ZH)
+    if not d.held_out and d.chance(0.4):
+        text = d.any(ZH_LEADS) + text.rstrip("？。") + d.any(ZH_TAILS)
+    text = text.format(c=country.zh)
     answer = d.any(ANSWERS_ZH).format(c=country.zh, k=country.zh_capital)
-    return Chat([{"role": "user", "content": text}], answer, f"{country.zh}的首都是{country.zh_capital}。")
+    return Chat(
+        [{"role": "user", "content": text}], answer, f"{country.zh}的首都是{country.zh_capital}。"
+    )
 
 
 REVERSE = [
@@ -113,7 +205,7 @@ def reverse(d: Draw) -> Chat:
     country = d.any(COUNTRIES)
     if country.capital == country.name or country.capital in ("Georgetown", "Kingston", "Victoria"):
         return capital(d)
-    form = d.phrase(REVERSE)
+    form = d.pattern(REVERSE, drop=False)
     where = f"{country.capital} is the capital of {country.name}."
     answer = where
     if "in" in form.split() or "Where" in form:

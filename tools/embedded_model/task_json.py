@@ -1,117 +1,34 @@
 """JSON extraction: a short text and a schema in, one JSON object out."""
 
-from typing import NamedTuple
-
 from chat_format import Chat, dumps
+from combos import JUNK
 from draw import Draw
+from json_records import JOINTS, MORE, PEOPLE_JOINTS, PERSON, RECORDS, SUBJECTS
+from mentions import MENTIONS
 from values import draw_value, json_type
-
-
-class Record(NamedTuple):
-    """A kind of text: fields `name/other name:kind`, sentences that each use all the fields they name."""
-
-    fields: list[str]
-    texts: list[str]
-
-
-def record(fields: str, texts: str) -> Record:
-    return Record(fields.split(), texts.strip().splitlines())
-
-
-RECORDS = [
-    record("name/full_name/person:full_name age:age city/location/hometown:city job/occupation/profession:job",
-           """{name} is {age} years old and lives in {city}. {name} works as a {job}.
-My neighbour {name}, a {age} year old {job}, moved here from {city}.
-{name} ({age}), {job}, {city}
-Meet {name}! At {age}, this {job} calls {city} home.
-In {city} we talked to {name}, who is {age} and earns a living as a {job}.
-The {job} {name} was born in {city} and is now {age}.
-{name}, aged {age}, has been a {job} in {city} for years.
-Yesterday a {job} named {name} from {city} turned {age}."""),
-    record("name/person:name age:age",
-           """{name} is {age} years old.
-{name} is {age}.
-My friend {name} just turned {age}.
-Her name is {name} and she is {age}.
-There is a boy called {name}, {age} years of age.
-I am {name} and I am {age} years old.
-Happy birthday {name}, {age} today!"""),
-    record("name/customer/buyer:full_name product/item:item quantity/amount:small price/cost:price",
-           """{name} ordered {quantity} pieces of the {product} for {price} dollars.
-Order: {quantity} x {product}, {price} dollars, customer {name}.
-The customer {name} bought {quantity} of our {product} and paid {price} dollars.
-We sold {quantity} units of the {product} to {name} at a price of {price}.
-{name} paid {price} dollars for the {product}, quantity {quantity}.
-Receipt for {name}: {product}, {quantity} pieces, total {price}."""),
-    record("invoice_number/invoice/id:code customer/company/client:company total/amount:price date/due_date:date",
-           """Invoice {invoice_number} for {customer}, total {total} dollars, dated {date}.
-{customer} owes us {total} dollars on invoice {invoice_number} from {date}.
-On {date} we sent invoice {invoice_number} to {customer}. The amount is {total}.
-Please pay invoice {invoice_number}: {total} dollars. Date: {date}. Client: {customer}.
-The bill {invoice_number} of {date} to {customer} comes to {total}."""),
-    record("event/title:title date/day:date time/start:clock city/place/location:city",
-           """The event "{event}" takes place in {city} on {date} at {time}.
-Join us for "{event}" at {time} on {date} in {city}.
-"{event}", {city}, {date}, {time}
-On {date} the doors in {city} open at {time} for "{event}".
-We meet in {city} for "{event}". It starts at {time} on {date}.
-Save the date: {date}, {time}, "{event}" in {city}."""),
-    record("origin/from:city destination/to:city date/departure:date passengers/people:small",
-           """A flight from {origin} to {destination} on {date} for {passengers} passengers.
-{passengers} people travel from {origin} to {destination} on {date}.
-We leave {origin} on {date} and arrive in {destination}; there are {passengers} of us.
-On {date}, {passengers} travellers fly to {destination}. They start in {origin}.
-Trip: {origin} to {destination}, {date}, {passengers} persons."""),
-    record("title/book:title author/writer:full_name year/published:year pages/num_pages:number",
-           """The book "{title}" by {author} came out in {year} and has {pages} pages.
-{author} wrote "{title}" in {year}. It has {pages} pages.
-"{title}" ({year}), {author}, {pages} pages
-In {year}, {author} published "{title}", a book of {pages} pages.
-I am reading "{title}", {pages} pages long, written by {author} in {year}."""),
-    record("product/item/name:item color/colour:colour price/cost:price stock/quantity:number",
-           """The {color} {product} costs {price} dollars. We have {stock} in stock.
-We have {stock} of the {product} in {color}, each for {price} dollars.
-For sale: {product}, {color}, {price} dollars, {stock} left.
-There are {stock} {color} ones of the {product} left at {price} each.
-{product}, color {color}, price {price}, stock {stock}"""),
-    record("name/contact:full_name email:email phone/phone_number:phone company/employer:company",
-           """You can reach {name} of {company} at {email} or {phone}.
-{name}, {company}, {email}, {phone}
-Contact {name} by phone at {phone} or by email at {email}. Company: {company}.
-My name is {name}, I work for {company}. Mail me at {email} or call {phone}.
-For {company} please write to {name} ({email}, tel. {phone})."""),
-    record("name/pet/pet_name:name animal/species/kind:enum(cat,dog,rabbit,parrot,hamster,horse,turtle) age:small owner:full_name",
-           """{name} is a {age} year old {animal} that belongs to {owner}.
-{owner} has a {animal} called {name}. It is {age} years old.
-The {animal} {name}, {age}, lives with {owner}.
-Lost: a {animal} named {name}, {age} years old. Owner: {owner}.
-Our patient is {name}, a {animal} of {age} years. The owner is {owner}."""),
-    record("patient/name:full_name doctor/physician:full_name date/day:date time/hour:clock",
-           """{patient} has an appointment with Dr. {doctor} on {date} at {time}.
-Appointment: {patient}, {date}, {time}, with Dr. {doctor}.
-Dr. {doctor} will see {patient} at {time} on {date}.
-On {date} at {time}, {patient} visits Dr. {doctor}."""),
-    record("city/place:city temperature/degrees:degrees condition/sky:enum(sunny,rainy,cloudy,windy,foggy,snowy) humidity:percent",
-           """It is {temperature} degrees and {condition} in {city}, humidity {humidity} percent.
-Weather in {city}: {condition}, {temperature} degrees, {humidity} percent humidity.
-{city} is {condition} today with {temperature} degrees and a humidity of {humidity} percent.
-Today {city} has {humidity} percent humidity at {temperature} degrees and is {condition}."""),
-    record("company/employer:company position/role/job:job salary/pay:big city/location:city",
-           """{company} is looking for a {position} in {city}. The salary is {salary} a month.
-Job offer: {position} at {company} in {city}, {salary} per month.
-In {city}, {company} pays a {position} {salary} a month.
-We at {company} hire a {position}. Place: {city}. Pay: {salary}."""),
-    record("country:country language:language currency:currency city/visited_city:city",
-           """We went to {country}, where people spoke {language} and took {currency}, and we stayed in {city}.
-Travel notes. Country: {country}. City: {city}. Language: {language}. Currency: {currency}.
-In {city} I practised my {language}. It was my first time in {country}, and I paid in {currency}."""),
-    record("room:room color/colour:colour length:small width:small",
-           """The {room} is {length} metres long and {width} metres wide. Its walls are {color}.
-Our {color} {room} measures {length} by {width} metres.
-{room}: length {length}, width {width}, color {color}"""),
-]  # fmt: skip
+from words import NOUNS
 
 TASKS = [
+    "Get {k} from this text, as JSON: {t}",
+    "JSON with {k}, please: {t}",
+    "What are {k} in this text? Answer as JSON.\n\n{t}",
+    "{t}\n\nJSON ({k}):",
+    "{t}\n\nExtract: {k}. Format: JSON.",
+    "Pick {k} from the sentence and return JSON.\n{t}",
+    "Collect {k} in a JSON object.\n\nText: {t}",
+    "Make a JSON object with {k} from this: {t}",
+    "Write a JSON object with the keys {k} for the text: {t}",
+    "Fill in {k} from the text. Output JSON only.\n{t}",
+    "Convert this text to JSON. Keys: {k}.\n{t}",
+    "Only JSON, with {k}:\n{t}",
+    "Output a JSON object (keys: {k}).\n\n{t}",
+    "Here is a text: {t}\nPlease return {k} as JSON.",
+    "Given the text, answer in JSON with {k}.\n\n{t}",
+    "Information extraction. Fields: {k}. Text: {t}",
+    "As JSON: {k}. From: {t}",
+    "I want a JSON object that holds {k}. The text is: {t}",
+    "Structured output please: {k}.\n{t}",
+    "Summarise as JSON with {k}: {t}",
     "Extract {k} from the text as JSON.\n\n{t}",
     "Extract {k} as JSON.\nText: {t}",
     "{t}\n\nReturn a JSON object with the keys {k}.",
@@ -126,6 +43,18 @@ TASKS = [
     "Find {k} in the text below and write them as a JSON object.\n{t}",
 ]
 SCHEMA_TASKS = [
+    "JSON schema: {s}\nText: {t}\nReturn the object.",
+    "Use the schema to extract data.\n{s}\n\n{t}",
+    "{s}\n\nFill this in from the text: {t}",
+    "Text: {t}\nSchema: {s}",
+    "Produce JSON for this schema: {s}\nfrom this text: {t}",
+    "From the text, build an object that fits the schema.\nText: {t}\nSchema: {s}",
+    "The output must match {s}. The text: {t}",
+    "Extract.\n\nSchema:\n{s}\n\nText:\n{t}",
+    "Please give me JSON in the form of {s} for: {t}",
+    "Reply with JSON only, schema {s}\n\n{t}",
+    "Parse the text into this schema: {s}. Text: {t}",
+    "{t}\n{s}",
     "Extract the data from the text. Use this JSON schema:\n{s}\n\nText: {t}",
     "Text: {t}\n\nFill this schema and return only JSON:\n{s}",
     "Answer with JSON that matches the schema.\nSchema: {s}\n{t}",
@@ -136,6 +65,15 @@ SCHEMA_TASKS = [
     "Read the text and return an object for this schema.\n{s}\n{t}",
 ]
 SYSTEM_TASKS = [
+    "Reply in JSON. Schema: {s}",
+    "Your output is JSON with this schema: {s}",
+    "Given a text, return JSON like {s}",
+    "Extract information as JSON: {s}",
+    "You are a parser. Output format: {s}",
+    "Answer every message with a JSON object of this schema: {s}",
+    "Read the user's message and fill in {s}",
+    "You extract data. Always answer with JSON that fits {s}",
+    "Only JSON. {s}",
     "Extract data from the user's text. Reply with JSON that matches this schema: {s}",
     "You turn text into JSON. Schema: {s}",
     "Return only JSON that follows this schema:\n{s}",
@@ -168,19 +106,31 @@ def schema_text(d: Draw, kinds: dict[str, str]) -> str:
 def prompt(d: Draw, kinds: dict[str, str], text: str) -> list[dict[str, str]]:
     form = d.rng.random()
     if form < 0.4:
-        content = d.phrase(TASKS).format(k=keys_text(d, list(kinds)), t=text)
+        content = d.pattern(TASKS).format(k=keys_text(d, list(kinds)), t=text)
         return [{"role": "user", "content": content}]
     schema = schema_text(d, kinds)
     if form < 0.75:
-        return [{"role": "user", "content": d.phrase(SCHEMA_TASKS).format(s=schema, t=text)}]
-    system = d.phrase(SYSTEM_TASKS).format(s=schema)
+        return [{"role": "user", "content": d.pattern(SCHEMA_TASKS).format(s=schema, t=text)}]
+    system = d.pattern(SYSTEM_TASKS).format(s=schema)
     return [{"role": "system", "content": system}, {"role": "user", "content": text}]
 
 
-def extraction(d: Draw) -> Chat:
-    kind = d.any(RECORDS)
+Found = tuple[str, str, object]  # key, kind, value
+
+
+def start_large(text: str, fields: list[Found]) -> str:
+    """Begin with a capital letter unless a value stands first: values are copied as they are."""
+    if any(text.startswith(str(f[2])) for f in fields):
+        return text
+    return text[0].upper() + text[1:]
+
+
+def sentence_text(d: Draw) -> tuple[str, list[Found]]:
+    """A whole text of one record."""
+    more = not d.held_out and d.chance(0.35)
+    kind = d.any(MORE if more else RECORDS)
     words: dict[str, str] = {}
-    fields: list[tuple[str, str, object]] = []
+    fields: list[Found] = []
     for field in kind.fields:
         names, _, sort = field.partition(":")
         first = names.split("/")[0]
@@ -188,7 +138,158 @@ def extraction(d: Draw) -> Chat:
         while isinstance(value, str) and list(words.values()).count(value) > 1:
             words[first], value = draw_value(d, sort)
         fields.append((first if d.chance(0.6) else d.any(names.split("/")), sort, value))
-    text = d.phrase(kind.texts).format(**words)
+    text = d.any(kind.texts) if more else d.phrase(kind.texts)
+    return text.format(**words), fields
+
+
+def composed_text(d: Draw) -> tuple[str, list[Found]]:
+    """A subject and some clauses about it, in any order."""
+    keys, kind, heads, options = d.any(SUBJECTS)
+    word, value = draw_value(d, kind)
+    fields: list[Found] = [(d.any(keys), kind, value)]
+    text = d.any(heads).format(v=word)
+    for i, option in enumerate(d.some(options, d.int(1, 4))):
+        key = d.any(option.keys)
+        if key in [f[0] for f in fields]:
+            continue
+        word, value = draw_value(d, option.kind)
+        fields.append((key, option.kind, value))
+        joint = " " if i == 0 else d.any(PEOPLE_JOINTS if options is PERSON else JOINTS)
+        text += joint + d.any(option.says).format(v=word)
+    d.rng.shuffle(fields)
+    return text + ".", fields
+
+
+def mentioned_text(d: Draw) -> tuple[str, list[Found]]:
+    """Fragments that each mention one value, joined in any order; some mention a value nobody asks for."""
+    fields: list[Found] = []
+    parts = []
+    for kind in d.some(list(MENTIONS), d.int(2, 5)):
+        keys, forms = MENTIONS[kind]
+        key = d.any(keys)
+        if key in [f[0] for f in fields]:
+            continue
+        word, value = draw_value(d, kind)
+        if value in [f[2] for f in fields]:
+            continue
+        fields.append((key, kind, value))
+        parts.append(d.any(forms).replace("{v}", word))
+    text = parts[0]
+    for part in parts[1:]:
+        joint = d.any([". ", ". ", ", ", ", ", " and ", " ", "; ", ": ", " (", " - "])
+        part = start_large(part, fields) if joint == ". " else part
+        text += joint + part + (")" if joint == " (" else "")
+    text = start_large(text, fields) if d.chance(0.85) else text
+    if d.chance(0.5):
+        d.rng.shuffle(fields)
+    return text if text[-1] in ".!" else text + ".", fields
+
+
+LINES = [
+    "{k}: {v}",
+    "{k} = {v}",
+    "{k} {v}",
+    "{k} - {v}",
+    "The {k} is {v}",
+    "the {k}: {v}",
+    "{v} ({k})",
+]
+
+
+def listed_text(d: Draw) -> tuple[str, list[Found]]:
+    """Notes: one short piece a field."""
+    options = d.any([s[3] for s in SUBJECTS])
+    form, fields, parts = d.any(LINES), [], []
+    for option in d.some(options, d.int(2, 5)):
+        key = d.any(option.keys)
+        if key in [f[0] for f in fields]:
+            continue
+        word, value = draw_value(d, option.kind)
+        fields.append((key, option.kind, value))
+        parts.append(form.format(k=key.replace("_", " "), v=word))
+    text = d.any([", ", "; ", "\n", " | ", ". "]).join(parts)
+    if d.chance(0.5):
+        d.rng.shuffle(fields)
+    return start_large(text, fields) if d.chance(0.5) else text, fields
+
+
+def litter(d: Draw, text: str) -> str:
+    """Put words that are no value before or behind a text."""
+    junk = d.any(JUNK) if d.chance(0.8) else d.value(NOUNS).capitalize()
+    mark = d.any([" ", " ", ": ", "! ", ", ", " - ", ". ", "... "])
+    if d.chance(0.2):
+        return f"{text} {junk}{d.any(['!', '.', '?', ''])}"
+    if d.chance(0.15):
+        return f'"{junk}{mark}{text}"'
+    return junk + mark + text
+
+
+WHERE = ["{x} is where we stayed", "{x} is where it happened", "in {x} we liked it", "it was {x} that we saw", "we love {x}", "\"{x} is great\"", "\"I like {x}\"",
+         "{x}, of all places", "{x} comes to mind", "it is about {x}", "{x} it is", "think of {x}", "{x} again", "next to {x}", "oh {x}!"]  # fmt: skip
+LINKS = ["{a} and {b}", "{a} with {b}", "{a}, {b}", "{a} says {b}", "{b} says {a}", "{a}: {b}", "{a} ({b})", "{a}, a {b}", "{a} of {b}", "{a} for {b}", "{a} to {b}",
+         "{a} in {b}", "{a} who is {b}", "{a} - {b}", "{a} by {b}", "{a} from {b}", "{a} at {b}", "{a} is {b}", "the {a} is {b}", "{a}, who has {b},"]  # fmt: skip
+TELLING = [
+    "full_name",
+    "city",
+    "country",
+    "company",
+    "job",
+    "date",
+    "age",
+    "price",
+    "email",
+    "code",
+    "title",
+    "item",
+    "language",
+    "colour",
+    "small",
+    "clock",
+    "room",
+]
+KEYS = {k: v[0] for k, v in MENTIONS.items()}
+
+
+def odd_text(d: Draw) -> tuple[str, list[Found]]:
+    """Two or three values of clearly different kinds in a sentence of any shape; the kind alone tells them apart."""
+    fields: list[Found] = []
+    words = []
+    for kind in d.some(TELLING, d.int(2, 4)):
+        word, value = draw_value(d, kind)
+        key = d.any(KEYS[kind])
+        if key in [f[0] for f in fields] or value in [f[2] for f in fields]:
+            continue
+        fields.append((key, kind, value))
+        if kind in MENTIONS and d.chance(0.5):
+            word = d.any(MENTIONS[kind][1]).replace("{v}", word)
+        elif d.chance(0.3):
+            word = d.any(WHERE).replace("{x}", word)
+        words.append(word)
+    text = words[0]
+    for word in words[1:]:
+        text = d.any(LINKS).replace("{a}", text).replace("{b}", word)
+    if d.chance(0.5):
+        d.rng.shuffle(fields)
+    return start_large(text, fields) + d.any([".", ".", "!", "", "?"]), fields
+
+
+MAKERS = [
+    odd_text,
+    sentence_text,
+    sentence_text,
+    sentence_text,
+    composed_text,
+    mentioned_text,
+    mentioned_text,
+    listed_text,
+]
+
+
+def extraction(d: Draw) -> Chat:
+    make = sentence_text if d.held_out else d.any(MAKERS)
+    text, fields = make(d)
+    if not d.held_out and d.chance(0.4):
+        text = litter(d, text)
     if d.chance(0.45):
         fields = d.some(fields, d.int(1, len(fields)))
     kinds = {key: sort for key, sort, _ in fields}
@@ -216,11 +317,22 @@ OBJECTS = [
 def writing(d: Draw) -> Chat:
     """JSON from what the sentence says, without a schema."""
     if d.chance(0.5):
-        words = [draw_value(d, d.any(["name", "noun", "colour", "city", "food"]))[0] for _ in range(d.int(2, 5))]
+        words = [
+            draw_value(d, d.any(["name", "noun", "colour", "city", "food"]))[0]
+            for _ in range(d.int(2, 5))
+        ]
         text = ", ".join(words[:-1]) + " and " + words[-1]
-        return Chat([{"role": "user", "content": d.phrase(LISTS).format(t=text)}], dumps(words), f"{len(words)} words.")
+        return Chat(
+            [{"role": "user", "content": d.pattern(LISTS).format(t=text)}],
+            dumps(words),
+            f"{len(words)} words.",
+        )
     pairs = d.some([("name", "name"), ("age", "age"), ("city", "city"), ("color", "colour"), ("count", "number"),
                     ("title", "title"), ("year", "year"), ("email", "email")], d.int(1, 3))  # fmt: skip
     found = {key: draw_value(d, kind)[1] for key, kind in pairs}
     text = " and ".join(f"{k} {v}" for k, v in found.items())
-    return Chat([{"role": "user", "content": d.phrase(OBJECTS).format(t=text)}], dumps(found), f"Keys: {', '.join(found)}.")
+    return Chat(
+        [{"role": "user", "content": d.pattern(OBJECTS).format(t=text)}],
+        dumps(found),
+        f"Keys: {', '.join(found)}.",
+    )

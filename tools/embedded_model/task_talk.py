@@ -16,8 +16,19 @@ from talk_items import (
     UNKNOWN_ANSWERS,
     UNKNOWN_ASKS,
 )
-from values import draw_value, made_up, name
-from words import ADJECTIVES, ANIMALS, CITIES, COLOURS, FOODS, HOBBIES, JOBS, NOUNS, PET_NAMES, TOPICS
+from values import draw_value, made_up, name, rare
+from words import (
+    ADJECTIVES,
+    ANIMALS,
+    CITIES,
+    COLOURS,
+    FOODS,
+    HOBBIES,
+    JOBS,
+    NOUNS,
+    PET_NAMES,
+    TOPICS,
+)
 
 Item = tuple[list[str], list[str]]
 
@@ -60,13 +71,30 @@ def short_think(d: Draw, text: str, answer: str) -> str:
 
 def from_items(d: Draw, items: list[Item], think: list[str] | None = None) -> Chat:
     asks, answers = d.any(items)
-    text, answer = d.phrase(asks), d.any(answers)
+    text, answer = d.pattern(asks), d.any(answers)
     why = d.any(think) if think else short_think(d, text, answer)
-    return Chat(user(loosen(d, text)), answer, why)
+    text = text if d.held_out else loosen(d, text)
+    return Chat(
+        user(
+            asks[0]
+            if not d.held_out and d.is_kept(asks, text) and not d.is_kept(asks, asks[0])
+            else text
+        ),
+        answer,
+        why,
+    )
 
 
-WHO = ["The user asks about me. I am Quill.", "A question about me.", "I am Quill, a small model that ships with quire."]
-CHAT = ["Small talk. A short friendly answer.", "The user is chatting.", "A short, friendly reply will do."]
+WHO = [
+    "The user asks about me. I am Quill.",
+    "A question about me.",
+    "I am Quill, a small model that ships with quire.",
+]
+CHAT = [
+    "Small talk. A short friendly answer.",
+    "The user is chatting.",
+    "A short, friendly reply will do.",
+]
 ZH_THINK = ["用户在说中文，我用中文简短回答。", "我用中文回答。"]
 
 
@@ -87,6 +115,22 @@ def chinese(d: Draw) -> Chat:
 
 
 TELL_NAME = [
+    "Hello, I am called {n}.",
+    "I am called {n}.",
+    "{n} is my name.",
+    "The name is {n}.",
+    "It's {n}.",
+    "This is {n}.",
+    "{n} here, hello!",
+    "Hi Quill, it is {n} again.",
+    "My friends call me {n}.",
+    "You are talking to {n}.",
+    "I would like to introduce myself. I am {n}.",
+    "Hello. My name is {n} and I am from {c}.",
+    "I am {n} from {c}, and I love {h}.",
+    "Before we start: my name is {n}.",
+    "Just so you know, I am {n}.",
+    "Note my name: {n}.",
     "Hi, my name is {n}.",
     "Hello! I'm {n}.",
     "My name is {n}.",
@@ -119,6 +163,28 @@ GREET = [
 ]
 GREET_ZH = ["你好，{n}！很高兴认识你。", "{n}，你好！有什么可以帮你？"]
 ASK_NAME = [
+    "How do people call me?",
+    "What do you call me?",
+    "What should you call me?",
+    "How should you call me?",
+    "Repeat my name.",
+    "Write my name.",
+    "Can you repeat my name, please?",
+    "Could you say my name?",
+    "Which name do I have?",
+    "What name did I tell you?",
+    "Who did I say I am?",
+    "Who is talking to you?",
+    "Tell me who I am.",
+    "I forgot my own name. What is it?",
+    "Is my name still known to you?",
+    "My name is?",
+    "What was my name?",
+    "Under which name do you know me?",
+    "By what name am I called?",
+    "Do you recall my name?",
+    "You know my name, right? What is it?",
+    "Test: what is my name?",
     "What is my name?",
     "What's my name?",
     "what is my name",
@@ -139,7 +205,13 @@ ASK_NAME = [
     "我叫什么名字？",
     "你还记得我的名字吗？",
 ]
-SAY_NAME = ["Your name is {n}.", "Your name is {n}.", "You are {n}.", "You told me that your name is {n}."]
+ASK_NAME_EN = ASK_NAME[:-2]
+SAY_NAME = [
+    "Your name is {n}.",
+    "Your name is {n}.",
+    "You are {n}.",
+    "You told me that your name is {n}.",
+]
 SAY_ZH = ["你叫{n}。", "你的名字是{n}。"]
 NO_NAME = ["You have not told me your name yet.", "I do not know your name. You have not told me yet.",
            "You did not tell me your name. What is it?"]  # fmt: skip
@@ -155,7 +227,7 @@ def filler(d: Draw) -> list[Message]:
 
 def introduction(d: Draw) -> tuple[str, list[Message]]:
     who = name(d)
-    tell = d.phrase(TELL_NAME)
+    tell = d.pattern(TELL_NAME, drop=False)
     text = tell.format(n=who, c=d.value(CITIES), j=d.value(JOBS), h=d.value(HOBBIES))
     greet = d.any(GREET_ZH if "我" in tell else GREET).format(n=who)
     return who, [*user(text), {"role": "assistant", "content": greet}]
@@ -166,7 +238,7 @@ def name_recall(d: Draw) -> Chat:
     who, messages = introduction(d)
     for _ in range(d.any([0, 0, 1, 1, 2, 3, 4])):
         messages += filler(d)
-    ask = d.phrase(ASK_NAME)
+    ask = d.pattern(ASK_NAME, drop=False)
     answer = d.any(SAY_ZH if "名" in ask else SAY_NAME).format(n=who)
     return Chat([*messages, *user(ask)], answer, f"The user said: {who}.", plain=False)
 
@@ -180,13 +252,20 @@ def no_name(d: Draw) -> Chat:
     messages: list[Message] = []
     for _ in range(d.int(0, 2)):
         messages += filler(d)
-    ask = d.phrase(ASK_NAME[:-2])
-    return Chat([*messages, *user(ask)], d.any(NO_NAME), "The user gave no name so far.", plain=False)
+    ask = d.pattern(ASK_NAME_EN, drop=False)
+    return Chat(
+        [*messages, *user(ask)], d.any(NO_NAME), "The user gave no name so far.", plain=False
+    )
 
 
 # (what the user says, what they ask later, the answer, kind of value)
 MEMORIES = [
-    ("My favourite colour is {v}.", "What is my favourite colour?", "Your favourite colour is {v}.", COLOURS),
+    (
+        "My favourite colour is {v}.",
+        "What is my favourite colour?",
+        "Your favourite colour is {v}.",
+        COLOURS,
+    ),
     ("I like the color {v} most.", "Which color do I like most?", "You like {v} most.", COLOURS),
     ("I have a dog called {v}.", "What is my dog called?", "Your dog is called {v}.", PET_NAMES),
     ("My cat's name is {v}.", "What is the name of my cat?", "Your cat is called {v}.", PET_NAMES),
@@ -197,21 +276,38 @@ MEMORIES = [
     ("My hobby is {v}.", "What is my hobby?", "Your hobby is {v}.", HOBBIES),
     ("I had {v} for lunch.", "What did I have for lunch?", "You had {v} for lunch.", FOODS),
     ("The secret word is {v}.", "What is the secret word?", "The secret word is {v}.", NOUNS),
-    ("Remember this word: {v}.", "Which word did I ask you to remember?", "The word is {v}.", NOUNS),
+    (
+        "Remember this word: {v}.",
+        "Which word did I ask you to remember?",
+        "The word is {v}.",
+        NOUNS,
+    ),
     ("I own a {v}.", "Which animal do I own?", "You own a {v}.", ANIMALS),
     ("I am reading about {v}.", "What am I reading about?", "You are reading about {v}.", TOPICS),
 ]
-NOTED = ["Thank you, I will remember that.", "Good to know.", "Noted.", "Thanks for telling me!", "I see, {v}.", "Nice!"]
+NOTED = [
+    "Thank you, I will remember that.",
+    "Good to know.",
+    "Noted.",
+    "Thanks for telling me!",
+    "I see, {v}.",
+    "Nice!",
+]
 
 
 def memory(d: Draw) -> Chat:
     """Something else than a name, told and asked for later."""
     tell, ask, say, words = d.any(MEMORIES)
-    value = d.value(words)
-    messages: list[Message] = [*user(tell.format(v=value)), {"role": "assistant", "content": d.any(NOTED).format(v=value)}]
+    value = rare(d, d.value(words))
+    messages: list[Message] = [
+        *user(tell.format(v=value)),
+        {"role": "assistant", "content": d.any(NOTED).format(v=value)},
+    ]
     for _ in range(d.any([0, 0, 1, 2, 3])):
         messages += filler(d)
-    return Chat([*messages, *user(ask)], say.format(v=value), f"The user said: {value}.", plain=False)
+    return Chat(
+        [*messages, *user(ask)], say.format(v=value), f"The user said: {value}.", plain=False
+    )
 
 
 DEFINE = [
@@ -237,16 +333,75 @@ _DEFS = [tuple(line.split(" = ", 1)) for line in DEFINITIONS.strip().splitlines(
 
 def definition(d: Draw) -> Chat:
     term, meaning = d.any(_DEFS)
-    return Chat(user(loosen(d, d.phrase(DEFINE).format(x=term))), meaning, f"The question is about {term}.")
+    return Chat(
+        user(loosen(d, d.pattern(DEFINE).format(x=term))), meaning, f"The question is about {term}."
+    )
+
+
+WH = """How do I|How can I|Why should I|When will I|How would you|Where can I|Can you|Could you|Please|I want to|Teach me to|Is it hard to|What is the best way to|
+Should I|Is it good to|Who can|Do people|How does one|What happens if I|Is it legal to|Why do people|How long does it take to|What do I need to""".replace(
+    "\n", ""
+).split("|")
+ACTS = """swim|build|repair|grow|sell|find|paint|break|invent|steer|catch|feed|cook|bake|fly|draw|train|raise|melt|move|lift|hide|win|lose|marry|sue|
+jump|dance|sail|climb|knit|shoot|hunt|chop|mix|weld|wire|clone|hack|translate|summarise|analyse|prove|solve|compose|film|photograph|design""".replace(
+    "\n", ""
+).split("|")
+ABOUT = """What is the tallest {n} in the world?|What is the oldest {n}?|Which {n} is the fastest?|Who owns the {n}?|Who built the {n} in {c}?|Why is the {n} {a}?|
+Give me a recipe for {f}.|How do you make {f}?|What is in {f}?|Is {f} healthy?|Where does {f} come from?|Why do {m}s sleep?|What do {m}s think?|Can a {m} swim?|
+Describe the {n} of {c}.|What is the story of the {n}?|What is the price of a {n} in {c}?|Which shop in {c} sells a {n}?|Recommend a {n}.|Which {n} should I get?|
+My {m} is ill. What now?|My {n} is broken.|Compare a {n} and a {m}.|What is the difference between a {n} and a {m}?|Plan my week in {c}.|Write my speech about the {n}.|
+Who was the first person in {c}?|What is the best street in {c}?|Is {c} safe?|What can I see in {c}?|Which museum in {c} is best?|How old is {c}?|Who rules {c}?|
+What is the longest {n}?|How much does a {m} weigh?|How many {n}s are in {c}?|Tell me all about {w}.|What is {w} good for?|Is {w} real?|What does {w} do?|
+What is the capital of {w}?|Capital of {w}?|{w}: what is the capital?|Which city is the capital of {w}?|What is the meaning of {w}?|Say something about {w}.""".replace(
+    "\n", ""
+).split("|")
+
+
+def puzzling(d: Draw) -> Chat:
+    """Any question outside of what the model knows, so that not knowing is its answer to the unfamiliar."""
+    n, m = rare(d, d.value(NOUNS)), d.any(ANIMALS)
+    if d.chance(0.45):
+        text = f"{d.any(WH)} {d.any(ACTS)} {d.any(['a', 'the', 'my', 'an old', 'some'])} {n}"
+        text += d.any(
+            ["", "", f" in {d.value(CITIES)}", " at home", f" with a {m}", " today"]
+        ) + d.any(["?", "?", ".", ""])
+    else:
+        text = d.any(ABOUT).format(
+            n=n,
+            m=m,
+            a=d.any(ADJECTIVES),
+            c=d.value(CITIES),
+            f=rare(d, d.value(FOODS)),
+            w=made_up(d),
+        )
+    return Chat(
+        user(loosen(d, text)),
+        d.any(UNKNOWN_ANSWERS),
+        d.any(["I do not know this.", "I have no knowledge of this.", "I am not sure about this."]),
+    )
 
 
 def unknown(d: Draw) -> Chat:
     """Questions beyond a small model; the answer says so."""
-    form = d.phrase(UNKNOWN_ASKS)
+    if not d.held_out and d.chance(0.6):
+        return puzzling(d)
+    form = d.pattern(UNKNOWN_ASKS)
     year = d.int(1850, 2025)
     who = f"{made_up(d)} {made_up(d)}" if d.chance(0.4) else draw_value(d, "full_name")[0]
-    text = form.format(w=made_up(d), p=who, y=year, c=d.value(CITIES), n=d.value(NOUNS), t=d.value(TOPICS), o=draw_value(d, "company")[0])
-    return Chat(user(loosen(d, text)), d.any(UNKNOWN_ANSWERS), d.any(["I do not know this.", "I have no knowledge of this.", "I am not sure about this."]))
+    text = form.format(
+        w=made_up(d),
+        p=who,
+        y=year,
+        c=d.value(CITIES),
+        n=d.value(NOUNS),
+        t=d.value(TOPICS),
+        o=draw_value(d, "company")[0],
+    )
+    return Chat(
+        user(loosen(d, text)),
+        d.any(UNKNOWN_ANSWERS),
+        d.any(["I do not know this.", "I have no knowledge of this.", "I am not sure about this."]),
+    )
 
 
 JOKE_ASKS = ["Tell me a joke.", "Tell me a joke", "Do you know a joke?", "Make me laugh.", "Say something funny.",
@@ -256,7 +411,11 @@ JOKE_ASKS = ["Tell me a joke.", "Tell me a joke", "Do you know a joke?", "Make m
 
 def joke(d: Draw) -> Chat:
     answer = d.any(JOKES.strip().splitlines())
-    return Chat(user(loosen(d, d.phrase(JOKE_ASKS))), answer, d.any(["A short joke.", "The user wants a joke.", "Let me tell a joke."]))
+    return Chat(
+        user(loosen(d, d.pattern(JOKE_ASKS))),
+        answer,
+        d.any(["A short joke.", "The user wants a joke.", "Let me tell a joke."]),
+    )
 
 
 POEM_ASKS = ["Write a haiku about {x}.", "Write a haiku about {x}", "Haiku about {x}, please.", "Can you write a haiku on {x}?",
@@ -274,7 +433,7 @@ def poem(d: Draw) -> Chat:
     else:
         topic = "the " + d.value(NOUNS)
         answer = d.any(GENERIC_POEM).format(x=topic, X=topic[0].upper() + topic[1:])
-    ask = d.phrase(POEM_ASKS).format(x=topic)
+    ask = d.pattern(POEM_ASKS).format(x=topic)
     if not d.held_out and d.chance(0.1):
         ask = d.any(["Write a haiku.", "Write a poem.", "Give me a haiku.", "Write a short poem."])
     return Chat(user(ask), answer, f"Three short lines about {topic}.")
@@ -283,24 +442,39 @@ def poem(d: Draw) -> Chat:
 ESSAY_ASKS = ["Write an essay about {x}.", "Write a short essay on {x}.", "Write a paragraph about {x}.", "Write a text about {x}.",
               "Please write a few sentences about {x}.", "Compose an essay about {x}.", "Write something about {x}.",
               "I need a short text about {x}."]  # fmt: skip
-OPENINGS = ["{X} matters to many people, for more than one reason.", "There is a lot to say about {x}.", "Many people think about {x} at some point in their lives."]
+OPENINGS = [
+    "{X} matters to many people, for more than one reason.",
+    "There is a lot to say about {x}.",
+    "Many people think about {x} at some point in their lives.",
+]
 MIDDLES = ["First, {x} shapes how we live and what we choose every day.", "First, it opens doors: who knows about {x} sees more choices.",
            "It helps to look at {x} from two sides, the practical and the personal.", "At first {x} looks simple, but a closer look shows how much depends on it."]  # fmt: skip
 MORE = ["Second, it connects people, because it gives them something to share and to discuss.", "Second, it takes time and care, and both pay off later.",
         "It also has a cost, and not everybody can afford it in the same way.", "What we learn from it today helps us to make better decisions tomorrow."]  # fmt: skip
-ENDS = ["In short, {x} deserves our attention.", "For these reasons {x} will stay important.", "That is why it is worth thinking about {x}.", "So it is good to keep an open mind about {x}."]
+ENDS = [
+    "In short, {x} deserves our attention.",
+    "For these reasons {x} will stay important.",
+    "That is why it is worth thinking about {x}.",
+    "So it is good to keep an open mind about {x}.",
+]
 
 
 def essay(d: Draw) -> Chat:
     topic = d.value(TOPICS) if d.chance(0.5) else d.any(ESSAY_TOPICS.strip().splitlines())
     parts = [d.any(OPENINGS), d.any(MIDDLES), d.any(MORE), d.any(ENDS)]
     answer = " ".join(p.format(x=topic, X=topic[0].upper() + topic[1:]) for p in parts)
-    return Chat(user(d.phrase(ESSAY_ASKS).format(x=topic)), answer, f"An opening, two points and an end about {topic}.")
+    return Chat(
+        user(d.pattern(ESSAY_ASKS).format(x=topic)),
+        answer,
+        f"An opening, two points and an end about {topic}.",
+    )
 
 
 LIST_ASKS = ["Name {n} {k}.", "List {n} {k}.", "Give me {n} {k}.", "Tell me {n} {k}.", "Can you name {n} {k}?", "I need a list of {n} {k}.",
              "Write down {n} {k}.", "Please list {n} {k}."]  # fmt: skip
-_LISTS = [(line.split(" = ")[0], line.split(" = ")[1].split(", ")) for line in LISTS.strip().splitlines()]
+_LISTS = [
+    (line.split(" = ")[0], line.split(" = ")[1].split(", ")) for line in LISTS.strip().splitlines()
+]
 NUMBER_WORDS = {2: "two", 3: "three", 4: "four", 5: "five"}
 
 
@@ -316,14 +490,19 @@ def listing(d: Draw) -> Chat:
     else:
         answer = ", ".join(chosen[:-1]) + " and " + chosen[-1] + "."
         answer = answer[0].upper() + answer[1:]
-    return Chat(user(d.phrase(LIST_ASKS).format(n=word, k=kind)), answer, f"{n} {kind}.")
+    return Chat(user(d.pattern(LIST_ASKS).format(n=word, k=kind)), answer, f"{n} {kind}.")
 
 
 SPELL_ASKS = ["Reverse the word {w}.", "Spell the word {w} backwards.", "Write {w} backwards.", "What is {w} in reverse?", "Turn the word {w} around.",
               "Reverse {w}.", "{w} backwards, please."]  # fmt: skip
 LETTER_ASKS = ["How many letters are in {w}?", "How many letters does the word {w} have?", "Count the letters in {w}.", "How long is the word {w}?",
                "Spell {w}.", "Spell the word {w}.", "How do you spell {w}?"]  # fmt: skip
-CASE_ASKS = ["Write {w} in capital letters.", "Put {w} in upper case.", "{w} in capitals, please.", "Make {w} uppercase."]
+CASE_ASKS = [
+    "Write {w} in capital letters.",
+    "Put {w} in upper case.",
+    "{w} in capitals, please.",
+    "Make {w} uppercase.",
+]
 
 
 def letters(d: Draw) -> Chat:
@@ -332,15 +511,19 @@ def letters(d: Draw) -> Chat:
     spelled = "-".join(word)
     form = d.rng.random()
     if form < 0.4:
-        text, answer = d.phrase(SPELL_ASKS), word[::-1]
+        text, answer = d.pattern(SPELL_ASKS, drop=False), word[::-1]
         think = f"{spelled} turned around: {'-'.join(reversed(word))}"
     elif form < 0.85:
         text = d.phrase(LETTER_ASKS)
         spell = "pell" in text
-        answer = f"{spelled}." if spell else d.any([f"{len(word)}.", f"The word {word} has {len(word)} letters."])
+        answer = (
+            f"{spelled}."
+            if spell
+            else d.any([f"{len(word)}.", f"The word {word} has {len(word)} letters."])
+        )
         think = spelled if spell else ", ".join(f"{c} {i}" for i, c in enumerate(word, 1))
     else:
-        text, answer, think = d.phrase(CASE_ASKS), word.upper(), "-".join(word.upper())
+        text, answer, think = d.pattern(CASE_ASKS, drop=False), word.upper(), "-".join(word.upper())
     return Chat(user(text.format(w=word)), answer, think, direct=form >= 0.85)
 
 
@@ -354,13 +537,53 @@ def opposite(d: Draw) -> Chat:
     if d.chance(0.5):
         a, b = b, a
     answer = d.any([f"The opposite of {a} is {b}.", f"{b.capitalize()}."])
-    return Chat(user(d.phrase(OPPOSITE_ASKS).format(a=a)), answer, f"{a} - {b}")
+    return Chat(user(d.pattern(OPPOSITE_ASKS, drop=False).format(a=a)), answer, f"{a} - {b}")
 
 
-REPEAT_ASKS = ["Repeat after me: {s}", "Say \"{s}\".", "Please repeat: {s}", "Write exactly this: {s}", "Echo: {s}", "Repeat this sentence: {s}"]
+REPEAT_ASKS = [
+    "Copy this: {s}",
+    "Copy the text: {s}",
+    "Say it back: {s}",
+    "Write {s}",
+    "Print this: {s}",
+    "Type: {s}",
+    "Just say {s}",
+    "Say {s}",
+    'Write "{s}" again.',
+    "Please write: {s}",
+    "Please say: {s}",
+    "Now say: {s}",
+    "Output the text {s}",
+    'Can you repeat "{s}"?',
+    "Tell me: {s}",
+    "Return this string: {s}",
+    "Give back exactly: {s}",
+    "Parrot: {s}",
+    "Quote me: {s}",
+    "Write down: {s}",
+    "Repeat after me: {s}",
+    'Say "{s}".',
+    "Please repeat: {s}",
+    "Write exactly this: {s}",
+    "Echo: {s}",
+    "Repeat this sentence: {s}",
+]
 
 
 def repeat(d: Draw) -> Chat:
-    kinds = ["phrase", "message", "title", "task", "code", "full_name", "date", "url"]
+    kinds = [
+        "phrase",
+        "message",
+        "title",
+        "task",
+        "topic",
+        "code",
+        "full_name",
+        "date",
+        "url",
+        "email",
+    ]
     text = draw_value(d, d.any(kinds))[0]
-    return Chat(user(d.phrase(REPEAT_ASKS).format(s=text)), text, "I repeat the words.")
+    return Chat(
+        user(d.pattern(REPEAT_ASKS, drop=False).format(s=text)), text, "I repeat the words."
+    )

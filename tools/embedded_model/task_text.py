@@ -5,7 +5,20 @@ from draw import Draw
 from talk_items import DEFINITIONS, FACTS
 from task_numbers import result
 from values import made_up, name
-from words import ADJECTIVES, ANIMALS, CITIES, COLOURS, FOODS, HOBBIES, JOBS, NAMES, NOUNS, PET_NAMES, SURNAMES, US_CITIES
+from words import (
+    ADJECTIVES,
+    ANIMALS,
+    CITIES,
+    COLOURS,
+    FOODS,
+    HOBBIES,
+    JOBS,
+    NAMES,
+    NOUNS,
+    PET_NAMES,
+    SURNAMES,
+    US_CITIES,
+)
 
 _DEFS = [line.split(" = ", 1)[1] for line in DEFINITIONS.strip().splitlines()]
 _FACTS = [line.split(" => ")[1].split(" / ")[0] for line in FACTS.strip().splitlines()]

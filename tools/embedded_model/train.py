@@ -18,58 +18,65 @@ from pathlib import Path
 import numpy as np
 import torch
 from network import Qwen3, Shape, attend, attend_reference
-from packing import DOCS, LONG_SHARE, PROMPT_WEIGHT, ROW, Feed
+from packing import CHUNK, DOCS, LONG, LONG_SHARE, PROMPT_WEIGHT, ROW, SHORT, Feed
 from torch import Tensor, nn
-
-LONGEST = 4096
 
 
 class Pool:
-    """All rows received so far, on the device; unseen rows are served first."""
+    """All chunks of rows received so far, on the device; unseen chunks are served first."""
 
     def __init__(self, capacity: int, device: str) -> None:
-        self.tokens = torch.zeros(capacity, ROW, dtype=torch.int16, device=device)
-        self.weights = torch.zeros(capacity, ROW, dtype=torch.float16, device=device)
-        self.starts = torch.zeros(capacity, DOCS + 1, dtype=torch.int32, device=device)
+        self.tokens = torch.zeros(capacity, CHUNK, ROW, dtype=torch.int16, device=device)
+        self.weights = torch.zeros(capacity, CHUNK, ROW, dtype=torch.float16, device=device)
+        self.starts = torch.zeros(capacity, CHUNK, DOCS + 1, dtype=torch.int32, device=device)
+        self.longest: list[int] = []
         self.capacity, self.filled, self.served, self.repeats = capacity, 0, 0, 0
         self.random = random.Random(1)
 
     def receive(self, feed: Feed) -> None:
         """Thread body: move rows from the workers to the device."""
-        while self.filled + 16 <= self.capacity and not feed.stop.is_set():
+        while self.filled < self.capacity and not feed.stop.is_set():
             try:
-                tokens, weights, starts = feed.queue.get(timeout=1)
+                tokens, weights, starts, longest = feed.queue.get(timeout=1)
             except Exception:  # noqa: BLE001 - queue.Empty, or the queue was closed at the end
                 continue
-            at, n = self.filled, len(tokens)
-            self.tokens[at : at + n] = torch.from_numpy(tokens).to(self.tokens.device)
-            self.weights[at : at + n] = torch.from_numpy(weights).to(self.tokens.device)
-            self.starts[at : at + n] = torch.from_numpy(starts).to(self.tokens.device)
-            torch.cuda.current_stream().synchronize() if self.tokens.is_cuda else None
-            self.filled = at + n
+            self.tokens[self.filled] = torch.from_numpy(tokens).to(self.tokens.device)
+            self.weights[self.filled] = torch.from_numpy(weights).to(self.tokens.device)
+            self.starts[self.filled] = torch.from_numpy(starts).to(self.tokens.device)
+            self.longest.append(longest)
+            self.filled += 1
 
-    def pick(self, rows: int) -> list[int]:
-        while self.filled < rows:
+    def pick(self) -> int:
+        while self.filled == 0:
             time.sleep(0.05)
-        if self.filled - self.served >= rows:
-            chosen = list(range(self.served, self.served + rows))
-            self.served += rows
-            return chosen
-        self.repeats += rows
-        return self.random.sample(range(self.filled), rows)
+        if self.filled > self.served:
+            self.served += 1
+            return self.served - 1
+        self.repeats += 1
+        return self.random.randrange(self.filled)
 
-    def batch(self, rows: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """(ids, targets, weights, positions, cu) of a packed batch, [rows * ROW] each but cu."""
-        index = torch.tensor(self.pick(rows), device=self.tokens.device)
-        ids = self.tokens[index].long()
+    def batch(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]:
+        """(ids, targets, weights, positions, cu, longest) of one chunk, [CHUNK * ROW] each but cu."""
+        chosen = self.pick()
+        ids = self.tokens[chosen].long()
         targets = torch.roll(ids, -1, 1)
-        starts = self.starts[index].long()
-        t = torch.arange(ROW, device=ids.device).expand(rows, ROW).contiguous()
+        starts = self.starts[chosen].long()
+        t = torch.arange(ROW, device=ids.device).expand(CHUNK, ROW).contiguous()
         doc = torch.searchsorted(starts, t, right=True) - 1
         positions = t - starts.gather(1, doc)
-        offsets = torch.arange(rows, device=ids.device)[:, None] * ROW
-        cu = torch.cat(((starts + offsets)[:, :-1].flatten(), torch.tensor([rows * ROW], device=ids.device)))
-        return ids.flatten(), targets.flatten(), self.weights[index].float().flatten(), positions.flatten(), cu.int()
+        offsets = torch.arange(CHUNK, device=ids.device)[:, None] * ROW
+        cu = torch.cat(
+            ((starts + offsets)[:, :-1].flatten(), torch.tensor([CHUNK * ROW], device=ids.device))
+        )
+        weights = self.weights[chosen].float()
+        return (
+            ids.flatten(),
+            targets.flatten(),
+            weights.flatten(),
+            positions.flatten(),
+            cu.int(),
+            self.longest[chosen],
+        )
 
 
 def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
@@ -92,7 +99,9 @@ def orthogonal(x: Tensor, steps: int = 5) -> Tensor:
 class Muon:
     """Momentum whose update is made orthogonal, for stacks of equally shaped matrices."""
 
-    def __init__(self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01) -> None:
+    def __init__(
+        self, params: list[nn.Parameter], lr: float, momentum: float = 0.95, decay: float = 0.01
+    ) -> None:
         shapes = sorted({tuple(p.shape) for p in params})
         self.stacks = [[p for p in params if tuple(p.shape) == s] for s in shapes]
         self.moments = [torch.zeros(len(s), *s[0].shape, device=s[0].device) for s in self.stacks]
@@ -122,7 +131,10 @@ def factor_at(share: float, hold: float) -> float:
 def check_attention(device: str) -> None:
     """The packed kernel against a mask, values and gradients, before trusting it with a run."""
     torch.manual_seed(0)
-    q, k, v = (torch.randn(512, 8, 32, device=device, dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    q, k, v = (
+        torch.randn(512, 8, 32, device=device, dtype=torch.bfloat16, requires_grad=True)
+        for _ in range(3)
+    )
     cu = torch.tensor([0, 100, 101, 300, 512, 512, 512], device=device, dtype=torch.int32)
     weight = torch.randn(512, 8, 32, device=device)
     grads = []
@@ -146,15 +158,19 @@ class Trainer:
         inner = [p for n, p in self.net.named_parameters() if p.dim() == 2 and "embed" not in n]
         others = [p for n, p in self.net.named_parameters() if p.dim() != 2 or "embed" in n]
         self.muon = Muon(inner, args.muon_lr)
-        self.adam = torch.optim.AdamW(others, lr=args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-        self.loss_fn = torch.compile(self.net.loss) if args.device == "cuda" else self.net.loss
+        self.adam = torch.optim.AdamW(
+            others, lr=args.adam_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
+        )
+        self.loss_fns = dict.fromkeys((SHORT, LONG), self.net.loss)
+        if args.device == "cuda":
+            self.loss_fns = {n: torch.compile(self.net.loss, dynamic=False) for n in (SHORT, LONG)}
         self.curve: list[dict[str, float]] = []
 
     def step(self, pool: Pool, share: float) -> Tensor:
         factor = factor_at(share, self.args.hold)
-        ids, targets, weights, positions, cu = pool.batch(self.args.rows)
+        *inputs, longest = pool.batch()
         with torch.autocast(self.args.device, torch.bfloat16):
-            loss = self.loss_fn(ids, targets, weights, positions, cu, LONGEST)
+            loss = self.loss_fns[longest](*inputs, longest)
         loss.backward()
         self.muon.step(factor)
         for group in self.adam.param_groups:
@@ -172,7 +188,7 @@ class Trainer:
             steps, since = steps + 1, since + 1
             if since >= 8 and elapsed - shown > self.args.every:
                 entry = {"s": round(elapsed, 1), "step": steps, "loss": round(float(total) / since, 4),
-                         "tokens": steps * self.args.rows * ROW, "fresh": pool.filled * ROW, "repeats": pool.repeats * ROW}  # fmt: skip
+                         "tokens": steps * CHUNK * ROW, "fresh": pool.filled * CHUNK * ROW, "repeats": pool.repeats * CHUNK * ROW}  # fmt: skip
                 self.curve.append(entry)
                 print(json.dumps(entry), flush=True)
                 total.zero_()
@@ -185,7 +201,9 @@ def save(net: Qwen3, out: Path) -> None:
     from safetensors.torch import save_file
 
     out.mkdir(parents=True, exist_ok=True)
-    tensors = {k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in net.state_dict().items()}
+    tensors = {
+        k: v.detach().to("cpu", torch.bfloat16).contiguous() for k, v in net.state_dict().items()
+    }
     save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
     (out / "config.json").write_text(json.dumps(net.shape.hf_config(), indent=2) + "\n")
 
@@ -202,9 +220,27 @@ def score(net: Qwen3, args: argparse.Namespace) -> dict[str, list[int]]:
     decoder, tokenizer = Decoder(rounded, {0, 2}), Tokenizer.from_file(args.tokenizer)
     right, wrong = evaluate.run_all(decoder, tokenizer, args.eval)
     text = evaluate.report(right, wrong, 4) + "\n" + evaluate.demos(decoder, tokenizer)
-    (args.out / "report.txt").write_text(evaluate.report(right, wrong, 30) + "\n" + evaluate.demos(decoder, tokenizer))
+    (args.out / "report.txt").write_text(
+        evaluate.report(right, wrong, 30) + "\n" + evaluate.demos(decoder, tokenizer)
+    )
     print(text, flush=True)
     return {k: list(v) for k, v in right.items()}
+
+
+def profile(trainer: Trainer, pool: Pool) -> None:
+    """Print where the time of a few steps goes."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as watch
+
+    with watch(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU]) as seen:
+        for _ in range(4):
+            trainer.step(pool, 0.0)
+        torch.cuda.synchronize()
+    print(
+        seen.key_averages().table(
+            sort_by="self_cuda_time_total", row_limit=16, max_name_column_width=60
+        )
+    )
 
 
 def parse() -> argparse.Namespace:
@@ -212,18 +248,18 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokenizer", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=480)
-    parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=14)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--muon-lr", type=float, default=0.02)
     parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--hold", type=float, default=0.4)
-    parser.add_argument("--capacity", type=int, default=160_000)
+    parser.add_argument("--capacity", type=int, default=13_000)
     parser.add_argument("--every", type=float, default=15)
     parser.add_argument("--eval", type=int, default=400)
     parser.add_argument("--resume", default="")
     parser.add_argument("--note", default="")
+    parser.add_argument("--profile", action="store_true")
     return parser.parse_args()
 
 
@@ -238,17 +274,28 @@ def main() -> None:
     trainer = Trainer(args)
     pool = Pool(args.capacity, args.device)
     threading.Thread(target=pool.receive, args=(feed,), daemon=True).start()
-    trainer.step(pool, 0.0)  # compiles
-    print(f"ready after {time.time() - began:.0f} s, {os.cpu_count()} cores, {pool.filled} rows", flush=True)
+    seen: set[int] = set()
+    while len(seen) < 2:  # both sorts of batch get compiled
+        seen.add(pool.longest[pool.served] if pool.filled > pool.served else SHORT)
+        trainer.step(pool, 0.0)
+    if args.profile:
+        profile(trainer, pool)
+    print(
+        f"ready after {time.time() - began:.0f} s, {os.cpu_count()} cores, {pool.filled} rows",
+        flush=True,
+    )
     started = time.time()
     steps = trainer.run(pool)
     seconds = time.time() - started
     feed.close()
     save(trainer.net, args.out)
-    tokens = steps * args.rows * ROW
-    print(f"{steps} steps, {tokens / 1e6:.0f} M tokens, {tokens / seconds / 1e6:.2f} M/s, saved", flush=True)
+    tokens = steps * CHUNK * ROW
+    print(
+        f"{steps} steps, {tokens / 1e6:.0f} M tokens, {tokens / seconds / 1e6:.2f} M/s, saved",
+        flush=True,
+    )
     record = {"note": args.note, "seconds": round(seconds, 1), "steps": steps, "tokens": tokens,
-              "fresh_tokens": min(pool.filled * ROW, tokens), "final_loss": trainer.curve[-1]["loss"] if trainer.curve else None,
+              "fresh_tokens": min(pool.filled * CHUNK * ROW, tokens), "final_loss": trainer.curve[-1]["loss"] if trainer.curve else None,
               "settings": {k: str(v) for k, v in vars(args).items()}, "packing": [ROW, LONG_SHARE, PROMPT_WEIGHT],
               "curve": trainer.curve, "machine": torch.cuda.get_device_name() if args.device == "cuda" else "cpu"}  # fmt: skip
     (args.out / "run.json").write_text(json.dumps(record))

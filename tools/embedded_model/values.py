@@ -11,11 +11,13 @@ from words import (
     COMPANIES,
     DAYS,
     FOODS,
+    HOBBIES,
     ITEMS,
     JOBS,
     MONTHS,
     NAMES,
     NOUNS,
+    PET_NAMES,
     SURNAMES,
     SYLLABLES,
     TASKS,
@@ -31,39 +33,122 @@ CURRENCIES = "USD EUR GBP JPY CHF CNY INR CAD AUD SEK NOK PLN BRL MXN KRW TRY ZA
 STOCKS = "AAPL MSFT GOOG AMZN TSLA NVDA META IBM ORCL INTC AMD SAP SONY NFLX ADBE CSCO PEP NKE DIS KO".split()
 TIMEZONES = """Europe/Paris Europe/London Asia/Tokyo America/New_York America/Chicago Asia/Kolkata Australia/Sydney
 Africa/Cairo Europe/Berlin Asia/Shanghai America/Los_Angeles Asia/Dubai UTC""".split()
-ROOMS = ["kitchen", "bedroom", "living room", "bathroom", "office", "garage", "hallway", "attic", "cellar", "garden"]
-GENRES = "jazz rock pop classical folk blues hip-hop reggae techno soul metal ambient".split()
+ROOMS = [
+    "dining room",
+    "library",
+    "basement",
+    "balcony",
+    "corridor",
+    "studio",
+    "nursery",
+    "pantry",
+    "guest room",
+    "lobby",
+    "workshop",
+    "kitchen",
+    "bedroom",
+    "living room",
+    "bathroom",
+    "office",
+    "garage",
+    "hallway",
+    "attic",
+    "cellar",
+    "garden",
+]
+GENRES = "country opera punk disco swing house funk salsa tango choir piano guitar jazz rock pop classical folk blues hip-hop reggae techno soul metal ambient".split()
 CUISINES = "Italian Mexican Japanese Indian Thai Greek French Chinese Turkish Lebanese Korean Vietnamese".split()
 MESSAGES = """I will be late|see you at noon|the meeting is moved to Friday|happy birthday|please call me back
 dinner is ready|I am on my way|thanks for your help|the package has arrived|do not forget the keys
 good luck today|the train is delayed|let us meet at the station|I sent the files|all tests are green
-can you bring bread|we won the game|the door is locked|lunch at one|see you tomorrow""".replace("\n", "|").split("|")
+can you bring bread|we won the game|the door is locked|lunch at one|see you tomorrow""".replace(
+    "\n", "|"
+).split("|")
 PHRASES = """good morning|thank you very much|where is the station|how are you|I would like a coffee|see you soon
 the bill please|I am lost|what time is it|nice to meet you|good night|have a nice day|I do not understand
 how much does it cost|open the window|the food is delicious|my name is Tom|the sky is blue|happy new year
 we are late|it is raining|close the door""".replace("\n", "|").split("|")
 
 
+LETTERS = "abcdefghijklmnopqrstuvwxyzaeiouaeioutnrslaeiou"
+ALL_WORDS = [w for words in (ITEMS, FOODS, COLOURS, JOBS, NOUNS, ADJECTIVES, TASKS, TOPICS, MESSAGES, PHRASES)
+             for phrase in words for w in phrase.split() if w.islower()]  # fmt: skip
+
+
+def mangle(d: Draw, word: str) -> str:
+    """A word nobody has seen, made from one that many have: copying must not lean on memory."""
+    at = d.int(0, len(word) - 1)
+    form = d.int(0, 3)
+    if form == 0:
+        new = word[:at] + d.any(LETTERS) + word[at + 1 :]
+    elif form == 1:
+        new = word[:at] + d.any(LETTERS) + word[at:]
+    elif form == 2 and len(word) > 3:
+        new = word[:at] + word[at + 1 :]
+    else:
+        other = d.any(ALL_WORDS)
+        new = word[: max(1, at)] + other[len(other) // 2 :]
+    return new.capitalize() if word[0].isupper() else new.lower()
+
+
 def made_up(d: Draw) -> str:
-    """A name that no list holds, so that copying is learned and not recall."""
+    """A name that no list holds."""
+    if d.chance(0.4):
+        return "".join(d.any(LETTERS) for _ in range(d.int(3, 8))).capitalize()
     return "".join(d.any(SYLLABLES) for _ in range(d.int(2, 3))).capitalize()
 
 
+def rare(d: Draw, text: str) -> str:
+    """On the training side, often something else in place of a value from a list."""
+    if d.held_out:
+        return text
+    form = d.rng.random()
+    if form < 0.65:
+        return text
+    if form < 0.85:
+        words = text.split(" ")
+        at = d.int(0, len(words) - 1)
+        if words[at].isalpha():
+            words[at] = mangle(d, words[at])
+        return " ".join(words)
+    count = min(6, max(1, len(text.split(" ")) + d.int(-1, 2)))
+    words = [d.any(ALL_WORDS) if d.chance(0.6) else made_up(d).lower() for _ in range(count)]
+    return " ".join(w.capitalize() for w in words) if text[0].isupper() else " ".join(words)
+
+
 def name(d: Draw) -> str:
-    return made_up(d) if d.chance(0.15) else d.value(NAMES)
+    if d.held_out:
+        return made_up(d) if d.chance(0.1) else d.value(NAMES)
+    form = d.rng.random()
+    return made_up(d) if form < 0.3 else mangle(d, d.value(NAMES)) if form < 0.6 else d.value(NAMES)
+
+
+def surname(d: Draw) -> str:
+    if d.held_out:
+        return d.value(SURNAMES)
+    form = d.rng.random()
+    return (
+        made_up(d)
+        if form < 0.25
+        else mangle(d, d.value(SURNAMES))
+        if form < 0.6
+        else d.value(SURNAMES)
+    )
 
 
 def full_name(d: Draw) -> str:
-    return f"{name(d)} {made_up(d) if d.chance(0.1) else d.value(SURNAMES)}"
+    return f"{name(d)} {surname(d)}"
 
 
 def email(d: Draw) -> str:
-    who = d.value(NAMES).lower()
+    who = name(d).lower()
     if d.chance(0.5):
-        who += d.any([".", "_", ""]) + d.value(SURNAMES).lower()
+        who += d.any([".", "_", ""]) + surname(d).lower()
     if d.chance(0.3):
         who += str(d.int(1, 99))
-    host = d.any(["example.com", "mail.com", "post.org", "work.net", "inbox.io", "school.edu", "quill.dev"])
+    host = d.any(
+        ["example.com", "mail.com", "post.org", "work.net", "inbox.io", "school.edu", "quill.dev"]
+    )
     return f"{who}@{host}"
 
 
@@ -81,15 +166,28 @@ def code(d: Draw) -> str:
 
 
 def text_of(words: list[str]) -> Callable[[Draw], str]:
+    return lambda d: rare(d, d.value(words))
+
+
+def one_of(words: list[str]) -> Callable[[Draw], str]:
+    """A value that is always one of a list."""
     return lambda d: d.value(words)
 
 
 def title(d: Draw) -> str:
-    return f"{d.any(ADJECTIVES)} {d.value(NOUNS)}"
+    text = rare(d, f"{d.any(ADJECTIVES)} {d.value(NOUNS)}")
+    return text.title() if d.chance(0.2) else text
 
 
 def url(d: Draw) -> str:
-    return f"https://{d.value(NOUNS)}.{d.any(['com', 'org', 'net', 'io'])}/{d.value(NOUNS)}"
+    first, second = rare(d, d.value(NOUNS)).split(" ")[0], rare(d, d.value(NOUNS)).split(" ")[0]
+    return f"https://{first}.{d.any(['com', 'org', 'net', 'io'])}/{second}"
+
+
+def ticker(d: Draw) -> str:
+    if d.held_out or d.chance(0.6):
+        return d.value(STOCKS)
+    return "".join(d.any("ABCDEFGHIJKLMNOPQRSTUVWXYZ") for _ in range(d.int(2, 5)))
 
 
 def phone(d: Draw) -> str:
@@ -103,7 +201,15 @@ def us_city(d: Draw) -> Value:
 
 
 def place(d: Draw) -> str:
-    return made_up(d) if d.chance(0.1) else d.value(CITIES)
+    if d.held_out:
+        return made_up(d) if d.chance(0.05) else d.value(CITIES)
+    if d.chance(0.15):
+        return made_up(d)
+    if d.chance(0.3):
+        return " ".join(
+            w if w.islower() or d.chance(0.3) else mangle(d, w) for w in d.value(CITIES).split(" ")
+        )
+    return d.value(CITIES)
 
 
 STRINGS: dict[str, Callable[[Draw], str]] = {
@@ -117,8 +223,8 @@ STRINGS: dict[str, Callable[[Draw], str]] = {
     "title": title,
     "url": url,
     "phone": phone,
-    "day": text_of(DAYS),
-    "month": text_of(MONTHS),
+    "day": one_of(DAYS),
+    "month": one_of(MONTHS),
     "item": text_of(ITEMS),
     "food": text_of(FOODS),
     "colour": text_of(COLOURS),
@@ -126,10 +232,12 @@ STRINGS: dict[str, Callable[[Draw], str]] = {
     "topic": text_of(TOPICS),
     "job": text_of(JOBS),
     "company": text_of(COMPANIES),
+    "hobby": text_of(HOBBIES),
+    "pet": text_of(PET_NAMES),
     "language": text_of(LANGUAGES),
-    "currency": text_of(CURRENCIES),
-    "stock": text_of(STOCKS),
-    "timezone": text_of(TIMEZONES),
+    "currency": one_of(CURRENCIES),
+    "stock": ticker,
+    "timezone": one_of(TIMEZONES),
     "room": text_of(ROOMS),
     "genre": text_of(GENRES),
     "cuisine": text_of(CUISINES),

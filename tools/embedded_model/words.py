@@ -31,7 +31,9 @@ Miami|Dallas|Austin|Houston|Atlanta|Phoenix|Portland|San Francisco|San Diego|Los
 Philadelphia|Washington|Mexico City|Bogota|Medellin|Quito|Santiago|Buenos Aires|Montevideo|Sao Paulo
 Rio de Janeiro|Salvador|Havana|Panama City|San Jose|Edinburgh|Glasgow|Manchester|Liverpool|Leeds|Bristol|Oxford
 Cambridge|Cardiff|Belfast|Cork|Galway|Antwerp|Ghent|Rotterdam|Utrecht|Gothenburg|Bergen|Tampere|Riga|Vilnius
-Tallinn|Minsk|Kyiv|Odesa|Sofia|Bucharest|Belgrade|Zagreb|Ljubljana|Bratislava|Split|Tirana|Skopje|Tbilisi""".replace("\n", "|").split("|")
+Tallinn|Minsk|Kyiv|Odesa|Sofia|Bucharest|Belgrade|Zagreb|Ljubljana|Bratislava|Split|Tirana|Skopje|Tbilisi""".replace(
+    "\n", "|"
+).split("|")
 
 US_CITIES = {
     "San Francisco": "CA", "Los Angeles": "CA", "San Diego": "CA", "New York": "NY", "Boston": "MA",
@@ -45,11 +47,15 @@ helmet|water bottle|coffee mug|teapot|blanket|pillow|rug|clock|mirror|candle|pho
 stapler|scissors|rope|tent|flashlight|hammer|screwdriver|drill|ladder|bucket|broom|towel|soap|toothbrush|shampoo
 guitar|violin|drum|puzzle|board game|novel|cookbook|atlas|poster|vase|basket|wallet|belt|scarf|hat|gloves|boots
 sandals|raincoat|sweater|shirt|skirt|desk|bookshelf|sofa|bench|toaster|kettle|blender|frying pan|knife|fork|spoon
-plate|bowl|glass|bag of rice|box of tea|bar of chocolate|jar of honey|bottle of oil|loaf of bread""".replace("\n", "|").split("|")
+plate|bowl|glass|bag of rice|box of tea|bar of chocolate|jar of honey|bottle of oil|loaf of bread""".replace(
+    "\n", "|"
+).split("|")
 
 FOODS = """pizza|pasta|rice|sushi|soup|salad|bread|cheese|apple pie|noodles|dumplings|curry|tacos|pancakes|omelette
 chocolate|ice cream|mango|strawberries|falafel|hummus|paella|ramen|burgers|lasagna|porridge|risotto|kebab|waffles
-roast potatoes|lentil stew|fried fish|spring rolls|tomato soup|apple|banana|orange|grapes|cherries|peaches""".replace("\n", "|").split("|")
+roast potatoes|lentil stew|fried fish|spring rolls|tomato soup|apple|banana|orange|grapes|cherries|peaches""".replace(
+    "\n", "|"
+).split("|")
 
 COLOURS = "red blue green yellow purple orange black white pink brown grey silver gold turquoise violet crimson".split()
 
@@ -61,7 +67,9 @@ Pickle Mocha Hazel Rusty Sunny Muffin Waffles Bruno Dusty Poppy Cleo Jasper Will
 
 JOBS = """teacher|nurse|doctor|engineer|farmer|baker|driver|pilot|carpenter|painter|writer|musician|lawyer|chef|dentist
 electrician|plumber|gardener|librarian|photographer|translator|architect|accountant|software developer|student
-scientist|firefighter|police officer|tailor|journalist|designer|mechanic|waiter|postman|actor|biologist""".replace("\n", "|").split("|")
+scientist|firefighter|police officer|tailor|journalist|designer|mechanic|waiter|postman|actor|biologist""".replace(
+    "\n", "|"
+).split("|")
 
 HOBBIES = """reading|cooking|hiking|swimming|chess|painting|cycling|gardening|photography|dancing|singing|fishing|knitting
 running|climbing|drawing|yoga|sailing|skiing|playing the piano|playing the guitar|playing football|bird watching
@@ -69,7 +77,9 @@ baking|writing poems|astronomy|pottery|tennis|surfing|juggling""".replace("\n", 
 
 COMPANIES = """Northwind|Bluebird Tools|Oak and Iron|Harbor Foods|Silverline|Copper Kettle|Meadow Labs|Redwood Books
 Starfish Travel|Granite Works|Lumen Design|Atlas Freight|Pinecone Toys|Riverside Clinic|Solar Path|Kite Software
-Marble Arts|Delta Garden|Maple Bank|Cobalt Systems|Fern Studio|Amber Films|Polar Logistics|Quartz Media""".replace("\n", "|").split("|")
+Marble Arts|Delta Garden|Maple Bank|Cobalt Systems|Fern Studio|Amber Films|Polar Logistics|Quartz Media""".replace(
+    "\n", "|"
+).split("|")
 
 MONTHS = """January February March April May June July August September October November December""".split()
 DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
@@ -78,14 +88,18 @@ TASKS = """buy milk|call the dentist|water the plants|pay the rent|send the repo
 pick up the parcel|feed the cat|renew the passport|wash the car|write to grandma|return the library books
 fix the bike|take out the trash|order new glasses|back up the laptop|prepare the slides|buy a birthday cake
 charge the camera|iron the shirts|check the oven|walk the dog|stretch for ten minutes|drink some water
-sign the contract|reply to the landlord|print the tickets|plan the trip|finish the homework|sort the mail""".replace("\n", "|").split("|")
+sign the contract|reply to the landlord|print the tickets|plan the trip|finish the homework|sort the mail""".replace(
+    "\n", "|"
+).split("|")
 
 TOPICS = """solar panels|cheap flights|healthy breakfast ideas|the history of tea|electric cars|vegan recipes
 mountain bikes|piano lessons|weather forecasts|local museums|used laptops|yoga classes|growing tomatoes
 python tutorials|train timetables|jazz concerts|budget hotels|running shoes|bird migration|black holes|volcanoes
 the Roman Empire|machine learning|ocean currents|medieval castles|sourdough bread|space telescopes|wind power
 the northern lights|learning Spanish|home insurance|garden furniture|science fiction films|whale songs
-old maps|paper airplanes|board games for two|recycling rules|street photography|ancient Egypt""".replace("\n", "|").split("|")
+old maps|paper airplanes|board games for two|recycling rules|street photography|ancient Egypt""".replace(
+    "\n", "|"
+).split("|")
 
 NOUNS = """river stone garden window forest letter mountain bridge market lantern harbor village island castle
 engine mirror ribbon shadow planet pocket basket ladder candle feather button kitchen meadow orchard pebble sailor
