@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.config.kv_layout import Group, LayerFacts
+from quire.kernels.native import library
 
 
 def kv_tensors(
@@ -55,8 +56,12 @@ def _dont_need(address: int, size: int) -> bool:
 
 
 def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A zeroed CPU tensor whose pages the system hands out at the first write (calloc)."""
+    """A zeroed CPU tensor whose (large) pages the system hands out at the first write (calloc)."""
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
     count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(count, dtype=np.uint8)).view(dtype).view(shape)
+    flat = torch.from_numpy(np.zeros(count, dtype=np.uint8))
+    native = library.library()
+    if native is not None:
+        native.large_pages(flat.data_ptr(), flat.nbytes)
+    return flat.view(dtype).view(shape)
