@@ -200,7 +200,7 @@ BUGS = (
     Bug(
         "prompt logprobs computed twice are told twice",
         "prompt_logprobs.py",
-        "known += news[max(len(known) - row.start, 0) :]",
+        "known += news[max(seq.cached + len(known) - row.start, 0) :]",
         "known += news",
     ),
     Bug(
