@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from quire.errors import ConfigError
 
@@ -167,15 +166,6 @@ _FLAGS = """
     enable_auto_tool_choice enable_sleep_mode"""
 FLAGS = frozenset(_FLAGS.split())
 """Those that take no value on a command line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A name that was accepted without effect, and why."""
-
-    name: str
-    value: object
-    why: str
 
 
 def names() -> Iterable[str]:

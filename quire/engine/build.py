@@ -203,19 +203,15 @@ def device_half(
     """KV tensors, attention backend, sampler and runner around a model."""
     cache, scheduler = config.cache, config.scheduler
     dtype = DTYPES[cache.dtype]
-    tensors = kv_tensors(
-        cache.layers,
-        cache.groups,
-        num_blocks=cache.num_blocks,
-        block_size=cache.block_size,
-        dtype=dtype,
-    )
-    host = kv_tensors(
-        cache.layers,
-        cache.groups,
-        num_blocks=cache.num_host_blocks,
-        block_size=cache.block_size,
-        dtype=dtype,
+    tensors, host = (
+        kv_tensors(
+            cache.layers,
+            cache.groups,
+            num_blocks=num_blocks,
+            block_size=cache.block_size,
+            dtype=dtype,
+        )
+        for num_blocks in (cache.num_blocks, cache.num_host_blocks)
     )
     backend = _backend(config, tensors)
     width = -(-scheduler.max_model_len // cache.block_size)

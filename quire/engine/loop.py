@@ -87,7 +87,7 @@ class Engine:
 
     def forget_kv(self) -> bool:
         """Forget cached prefixes and give the KV memory back. False if blocks are in use."""
-        if self._in_flight or not self._scheduler.reset_prefix_cache():
+        if not self.reset_prefix_cache():
             return False
         self._executor.forget_kv()
         return True

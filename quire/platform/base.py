@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,15 +11,3 @@ class Memory:
 
     total: int
     free: int  # available to a new allocation now
-
-
-class Platform(Protocol):
-    """A kind of device. Module-level functions of platform/<name>.py satisfy it."""
-
-    name: str
-
-    def memory(self) -> Memory: ...
-
-    def threads(self) -> int:
-        """How many CPU threads the kernels may use."""
-        ...

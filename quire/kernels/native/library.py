@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import logging
-import os
 import struct
 import threading
 from collections.abc import Sequence
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from quire import env
 from quire.kernels.native.build import BuildFailed, find_or_build
+from quire.platform import cpu
 
 logger = logging.getLogger(__name__)
 
@@ -71,20 +71,12 @@ def library() -> Library | None:
     except BuildFailed as e:
         logger.info("no native CPU kernels, the slower PyTorch references run instead: %s", e)
         return None
-    return Library(path, settings.num_threads or cores())
+    return Library(path, settings.num_threads or cpu.threads())
 
 
 def active() -> bool:
     """Whether compiled kernels are there; the first call builds and loads them."""
     return library() is not None
-
-
-def cores() -> int:
-    """Cores this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
 
 
 recorder: Recorder | None = None

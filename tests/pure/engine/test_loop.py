@@ -227,3 +227,22 @@ def test_steps_in_flight_of_sequences_that_are_gone_keep_no_blocks():
         engine.step()
     engine.abort_sequence("b", 0)
     assert engine.reset_prefix_cache()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_kv_memory_goes_back_once_all_has_ended_and_not_before(depth):
+    class Counts(Executor):
+        forgotten = 0
+
+        def forget_kv(self):
+            self.forgotten += 1
+
+    executor = Counts(next_token)
+    engine = engine_over(executor, depth)
+    engine.add(request("a"))
+    engine.step()
+    engine.step()
+    assert not engine.forget_kv()
+    engine.abort("a")  # with depth 2 its last step is still under way
+    assert engine.forget_kv()
+    assert executor.forgotten == 1
