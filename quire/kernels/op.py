@@ -2,15 +2,21 @@
 
     reference   plain PyTorch, fp32 inside: the documentation, the fallback, the oracle of the tests
     native      compiled C++ on CPU tensors; returns NotImplemented for arguments it does not take
-    triton      a kernel for CUDA tensors (none yet)
+    gpu         Triton, in quire/kernels/gpu/<name>.py, imported at the first call with CUDA tensors
 
 The decorated function *is* the reference. `cases` are the arguments the tests walk over, so there
-is no second list to keep in step.
+is no second list to keep in step. A gpu module has two functions of the op's own arguments:
+
+    outputs(*args)         allocates what the op returns; NotImplemented: the reference must do it
+    launch(outs, *args)    starts the kernels that fill it; never waits for the device
+
+So what an op returns exists before its kernel runs, and whoever sees both can fuse two ops.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
@@ -33,7 +39,36 @@ class Op:
     cases: Cases
     atol: float
     native: Callable[..., Any] | None = None
-    triton: Callable[..., Any] | None = None
+    gpu: GpuBody | None = None
+
+
+class GpuBody:
+    """The module that holds an op's GPU kernels; loaded when first asked for."""
+
+    __slots__ = ("_launch", "_name", "_outputs")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._outputs: Callable[..., Any] | None = None
+        self._launch: Callable[..., None] | None = None
+
+    @property
+    def outputs(self) -> Callable[..., Any]:
+        if self._outputs is None:
+            self._load()
+        assert self._outputs is not None
+        return self._outputs
+
+    @property
+    def launch(self) -> Callable[..., None]:
+        if self._launch is None:
+            self._load()
+        assert self._launch is not None
+        return self._launch
+
+    def _load(self) -> None:
+        module = importlib.import_module(f"quire.kernels.gpu.{self._name}")
+        self._outputs, self._launch = module.outputs, module.launch
 
 
 OPS: dict[str, Op] = {}
@@ -44,25 +79,26 @@ def op(
     cases: Cases,
     atol: float = 2e-2,
     native: Callable[..., Any] | None = None,
-    triton: Callable[..., Any] | None = None,
+    gpu: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """File the decorated reference with its kernels, and return the function that picks one."""
 
     def wrap(reference: Callable[P, R]) -> Callable[P, R]:
         name = reference.__name__
-        OPS[name] = Op(name, reference, cases, atol, native, triton)
+        body = GpuBody(name) if gpu else None
+        OPS[name] = Op(name, reference, cases, atol, native, body)
 
         @functools.wraps(reference)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
             where = _device(args[0] if args else next(iter(kwargs.values())))
-            fast = None
             if where == "cpu" and native is not None and library.active():
-                fast = native
-            elif where == "cuda":
-                fast = triton
-            if fast is not None:
-                out = fast(*args, **kwargs)
+                out = native(*args, **kwargs)
                 if out is not NotImplemented:
+                    return out
+            elif where == "cuda" and body is not None:
+                out = body.outputs(*args, **kwargs)
+                if out is not NotImplemented:
+                    body.launch(out, *args, **kwargs)
                     return out
             return reference(*args, **kwargs)
 

@@ -1,0 +1,1 @@
+"""Triton bodies of the ops, one file per op of the same name. See quire/kernels/op.py."""
