@@ -9,15 +9,13 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from quire import embedded, env
-from quire.attention.base import Backend
-from quire.attention.select import Needs, backends, select
 from quire.config.config import CacheSection, EngineConfig, SchedulerSection, Why
 from quire.config.facts import (
     DeviceFacts,
@@ -42,28 +40,21 @@ from quire.core.order.priority import Priority
 from quire.core.params import SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
+from quire.engine.device import DTYPES, device_half
 from quire.engine.loop import Engine
 from quire.errors import ConfigError
 from quire.executors.base import Executor
-from quire.executors.inline import Executor as Inline
-from quire.models.base import LanguageModel, ModelConfig
+from quire.models.base import ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
 from quire.platform import cpu
-from quire.runner.graphs import Graphs
-from quire.runner.memory import kv_tensors
-from quire.runner.runner import Runner
-from quire.runner.slots import Slots
-from quire.sampling.processors import LogitsProcessor, load_processors
-from quire.sampling.sampler import Sampler
+from quire.sampling.processors import load_processors
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from quire.weights.files import headers
 from quire.weights.files import resolve as resolve_folder
 
 log = logging.getLogger(__name__)
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,71 +186,6 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
     return DeviceFacts(
         kind=cpu.name, total_bytes=memory.total, free_bytes=memory.free, threads=threads
     )
-
-
-def device_half(
-    model: LanguageModel, config: EngineConfig, processors: Sequence[LogitsProcessor] = ()
-) -> Executor:
-    """KV tensors, attention backend, sampler and runner around a model."""
-    cache, scheduler = config.cache, config.scheduler
-    dtype = DTYPES[cache.dtype]
-    tensors, host = (
-        kv_tensors(
-            cache.layers,
-            cache.groups,
-            num_blocks=num_blocks,
-            block_size=cache.block_size,
-            dtype=dtype,
-        )
-        for num_blocks in (cache.num_blocks, cache.num_host_blocks)
-    )
-    backend = _backend(config, tensors)
-    width = -(-scheduler.max_model_len // cache.block_size)
-    runner = Runner(
-        model,
-        backend,
-        Sampler(
-            config.model.vocab,
-            scheduler.max_num_seqs,
-            torch.device("cpu"),
-            logprobs_mode=config.model.logprobs_mode,
-            processors=processors,
-        ),
-        Slots(
-            scheduler.max_num_seqs,
-            width,
-            len(cache.groups),
-        ),
-        cache=tensors,
-        host_cache=host,
-        block_size=cache.block_size,
-        logprobs_mode=config.model.logprobs_mode,
-        graphs=Graphs(
-            model,
-            backend,
-            max_rows=scheduler.max_num_seqs,
-            width=width,
-            groups=len(cache.groups),
-        )
-        if not config.device.enforce_eager
-        else None,
-    )
-    return Inline(runner, overlap=scheduler.steps_in_flight > 1)
-
-
-def _backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend:
-    layers = config.cache.layers
-    wanted = config.device.attention_backend
-    needs = Needs(
-        device=config.device.kind,
-        dtype=DTYPES[config.model.dtype],
-        head_dim=max(layer.head_dim for layer in layers),
-        window=any(layer.window for layer in layers),
-    )
-    choice = select(None if wanted == "auto" else wanted, needs)
-    log.debug("attention backend: %s", "; ".join(choice.reasons))
-    made: Backend = backends().load(choice.name).Backend(tensors)
-    return made
 
 
 def mind(config: EngineConfig, executor: Executor, *, check: bool = False) -> Engine:

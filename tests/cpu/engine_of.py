@@ -16,7 +16,8 @@ from quire.config.config import (
 from quire.config.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Stop
-from quire.engine.build import device_half, mind
+from quire.engine.build import mind
+from quire.engine.device import device_half
 from quire.models.build import build, config_of
 
 TINY = {
