@@ -139,6 +139,7 @@ class _Offsets:
     """
 
     MOST_HELD = 16  # tokens; a character has at most 4 bytes, so a longer tail never completes
+    BULK = 64  # tokens decoded at once when many come together: a decode has a price of its own
 
     def __init__(self, tokenizer: Tokenizer, primer: Sequence[int], close: frozenset[int]) -> None:
         self._backend = tokenizer.backend
@@ -148,7 +149,23 @@ class _Offsets:
         self._given = self._decoded()
 
     def push(self, ids: Sequence[int]) -> str:
-        return "".join([self._push(i) for i in ids])
+        made = []
+        for at in range(0, len(ids), self.BULK):
+            chunk = ids[at : at + self.BULK]
+            text = self._push_whole(chunk) if len(chunk) > 1 else None
+            made += [self._push(i) for i in chunk] if text is None else [text]
+        return "".join(made)
+
+    def _push_whole(self, chunk: Sequence[int]) -> str | None:
+        """The text of tokens that make whole characters; None, and nothing changed, if not so."""
+        if self._close or self._read < len(self._ids):
+            return None
+        self._ids.extend(chunk)
+        text = self._decoded()
+        if text.startswith(self._given) and _HOLE not in text[len(self._given) :]:
+            return self._settle(text)
+        del self._ids[-len(chunk) :]
+        return None
 
     def _push(self, token_id: int) -> str:
         previous = self._ids[-1] if self._ids else None
