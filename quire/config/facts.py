@@ -216,6 +216,10 @@ def model_facts(
 
 def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
     """KV heads, head size and window of each layer."""
+    if hf.get("kv_lora_rank"):
+        latent = _int(hf, "kv_lora_rank")
+        kept = LayerFacts(1, latent + _int(hf, "qk_rope_head_dim"), latent=latent)
+        return (kept,) * _int(hf, "num_hidden_layers")
     heads = _heads(hf)
     head_dim = hf.get("head_dim") or _int(hf, "hidden_size", "n_embd", "d_model") // heads
     kv_heads = hf.get("num_key_value_heads") or (1 if hf.get("multi_query") else heads)
@@ -274,13 +278,27 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     matrices = vocab * hidden * (1 if _tied(hf, kind) else 2)
     if kind in ("gpt2", "opt"):
         matrices += hidden * (_int(hf, "max_position_embeddings", "n_positions") + 2)
-    experts = int(hf.get("num_experts") or hf.get("num_local_experts") or 0)
-    width = int(hf.get("moe_intermediate_size") or mlp) * experts if experts else mlp
-    per_mlp = (2 if kind in TWO_MATRIX_MLP else 3) * hidden * width + experts * hidden
-    for layer in layers:
-        inner = layer.head_dim * (2 * _heads(hf) + 2 * layer.kv_heads)
-        matrices += hidden * inner + per_mlp
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((int(hf[name]) for name in names if hf.get(name)), 0)
+    each, shared = int(hf.get("moe_intermediate_size") or mlp), int(hf.get("n_shared_experts") or 0)
+    width = each * (experts + shared) if experts else mlp
+    fan = (2 if kind in TWO_MATRIX_MLP else 3) * hidden
+    dense = min(int(hf.get("first_k_dense_replace") or 0), len(layers)) if experts else 0
+    matrices += dense * fan * mlp + (len(layers) - dense) * (fan * width + experts * hidden)
+    matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
     return WeightFacts(matrices, vectors=hidden * (4 * len(layers) + 1))
+
+
+def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
+    """Elements of one layer's projections."""
+    heads = _heads(hf)
+    if not layer.latent:
+        return hidden * layer.head_dim * (2 * heads + 2 * layer.kv_heads)
+    plain, value, rank = _int(hf, "qk_nope_head_dim"), _int(hf, "v_head_dim"), hf.get("q_lora_rank")
+    queries = heads * (plain + layer.head_dim - layer.latent)
+    query = rank * (hidden + queries) if rank else hidden * queries
+    keys_values = hidden * layer.head_dim + layer.latent * heads * (plain + value)
+    return int(query) + keys_values + hidden * heads * value
 
 
 def weights_of(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts:

@@ -22,11 +22,26 @@ PADDING = 1.25
 
 @dataclass(frozen=True, slots=True)
 class LayerFacts:
-    """What one attention layer keeps of each token."""
+    """What one attention layer keeps of each token: keys and values, or one latent for both.
+
+    latent: with multi-head latent attention, the values are the first `latent` of a token's
+    head_dim numbers, which all heads share (kv_heads is 1). 0: keys and values apart.
+    """
 
     kv_heads: int
     head_dim: int
     window: int | None = None  # a token sees this many last ones, itself included. None: all
+    latent: int = 0
+
+    @property
+    def planes(self) -> int:
+        """2 where values have numbers of their own, 1 where they are part of the keys."""
+        return 1 if self.latent else 2
+
+    @property
+    def width(self) -> int:
+        """Numbers kept per token."""
+        return self.planes * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +63,7 @@ def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[
         kinds.setdefault(layer.window, []).append(i)
     if len(kinds) == 1:
         return (Group(layers[0].window, tuple(range(len(layers)))),)
-    shapes = {(layer.kv_heads, layer.head_dim) for layer in layers}
+    shapes = {(layer.planes, layer.kv_heads, layer.head_dim) for layer in layers}
     if not kinds or len(shapes) > 1 or not hybrid:
         return (Group(None, tuple(range(len(layers)))),)
     counts = [len(members) for members in kinds.values()]
@@ -65,13 +80,12 @@ def block_bytes(
 ) -> int:
     """Bytes of one block over all places (keys and values)."""
     longest = max(groups, key=lambda group: len(group.layers))
-    widths = (layers[i].kv_heads * layers[i].head_dim for i in longest.layers)
-    return sum(2 * width * block_size * itemsize for width in widths)
+    return sum(layers[i].width * block_size * itemsize for i in longest.layers)
 
 
 def token_bytes(layers: Sequence[LayerFacts], itemsize: int) -> int:
     """KV bytes of one token over all layers."""
-    return sum(2 * layer.kv_heads * layer.head_dim * itemsize for layer in layers)
+    return sum(layer.width * itemsize for layer in layers)
 
 
 def blocks_held(groups: Sequence[Group], tokens: int, block_size: int, chunk: int) -> int:

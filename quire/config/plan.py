@@ -8,7 +8,7 @@ same functions that `quire plan` prints, so the two cannot disagree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quire.config.facts import ITEMSIZE, ModelFacts
 from quire.config.kv_layout import Group, LayerFacts, block_bytes, blocks_held, group_layers
@@ -71,10 +71,7 @@ def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts,
                 f"tensor_parallel_size must divide or be a multiple of {layer.kv_heads} KV heads"
             )
             raise ConfigError(f"{message}, got {ranks}")
-    return tuple(
-        LayerFacts(max(1, layer.kv_heads // ranks), layer.head_dim, layer.window)
-        for layer in layers
-    )
+    return tuple(replace(layer, kv_heads=max(1, layer.kv_heads // ranks)) for layer in layers)
 
 
 def activation_bytes(model: ModelFacts, shape: Shape) -> int:
@@ -139,7 +136,7 @@ def plan_memory(
         weight_bytes=weights,
         activation_bytes=activations,
         kv_room_bytes=room,
-        token_bytes=sum(2 * one.kv_heads * one.head_dim * itemsize for one in layers),
+        token_bytes=sum(one.width * itemsize for one in layers),
         block_bytes=block,
         num_blocks=blocks,
         need_bytes=blocks_of(groups, shape, shape.max_model_len) * block,

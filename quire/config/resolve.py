@@ -24,7 +24,6 @@ from quire.config.config import (
     Why,
 )
 from quire.config.facts import DeviceFacts, ModelFacts
-from quire.config.kv_layout import LayerFacts
 from quire.config.options import Options
 from quire.config.plan import GIB, MemoryPlan, Shape, gib, plan_memory, require_room
 from quire.errors import ConfigError
@@ -160,7 +159,7 @@ def _without_windows(options: Options, model: ModelFacts, why: Reasons) -> Model
         return model
     length = min([*windows, model.max_len or min(windows)])
     why.add("scheduler.max_model_len", length, "disable_sliding_window cuts it to the window")
-    layers = tuple(LayerFacts(one.kv_heads, one.head_dim) for one in model.layers)
+    layers = tuple(replace(one, window=None) for one in model.layers)
     return replace(model, layers=layers, max_len=length)
 
 

@@ -1,4 +1,5 @@
-"""Makes the KV tensors of one device: one per place, each [N, 2, K, B, D].
+"""Makes the KV tensors of one device: one per place, each [N, 2, K, B, D], or
+[N, 1, 1, B, D] where values are part of the keys.
 
 On the CPU they are zero pages that cost nothing until written, so a large pool is free until used,
 and that go back to the system when an idle engine is put to sleep.
@@ -31,8 +32,11 @@ def kv_tensors(
     num_blocks may be 0 (no host tier): tensors of no blocks.
     """
     longest = max(groups, key=lambda group: len(group.layers))
-    shapes = [(layers[i].kv_heads, layers[i].head_dim) for i in longest.layers]
-    return [_zero_pages((num_blocks, 2, heads, block_size, size), dtype) for heads, size in shapes]
+    alike = [layers[i] for i in longest.layers]
+    return [
+        _zero_pages((num_blocks, one.planes, one.kv_heads, block_size, one.head_dim), dtype)
+        for one in alike
+    ]
 
 
 def give_back(tensors: Seq[Tensor]) -> None:
