@@ -55,3 +55,8 @@ def describe() -> list[tuple[str, str]]:
     """(field, current value) of every variable, for `quire env`."""
     now = read()
     return [(f.name, str(getattr(now, f.name))) for f in fields(Env)]
+
+
+def child(**changes: str) -> dict[str, str]:
+    """The environment of a child process: this one's, with changes."""
+    return {**os.environ, **changes}

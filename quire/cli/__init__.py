@@ -15,6 +15,7 @@ COMMANDS = {
     "generate": "complete prompts",
     "plan": "where memory would go, from config.json and tensor headers alone",
     "explain": "print every setting and why it is what it is",
+    "bench": "measure latency, throughput, start-up, or a running server",
     "env": "print the environment: versions, machine, variables",
 }
 ALIASES = {"collect-env": "env", "complete": "generate"}

@@ -28,7 +28,7 @@ from quire.config.options import Options
 from quire.config.plan import MemoryPlan, gib, require_room
 from quire.config.resolve import Reasons, plan_of
 from quire.errors import NoRoom, WeightError
-from quire.platform import cpu
+from quire.platform import cpu, cuda
 from quire.weights.files import headers, resolve
 
 log = logging.getLogger(__name__)
@@ -82,8 +82,10 @@ def device_facts(options: Options) -> DeviceFacts:
     said = options.cache.gpu_memory
     if said is not None and options.device.device != "cpu":
         return DeviceFacts(kind="cuda", total_bytes=said, free_bytes=said, count=ranks)
-    here = cpu.memory()
-    return DeviceFacts(kind="cpu", total_bytes=here.total, free_bytes=here.free, count=ranks)
+    gpu = options.device.device == "cuda" or (options.device.device == "auto" and cuda.available())
+    here = (cuda if gpu else cpu).memory()
+    kind = cuda.name if gpu else cpu.name
+    return DeviceFacts(kind=kind, total_bytes=here.total, free_bytes=here.free, count=ranks)
 
 
 def model_facts(options: Options) -> tuple[ModelFacts, str]:

@@ -1,0 +1,99 @@
+"""quire bench latency --model MODEL: one batch again and again, offline.
+
+Prompts are random token ids; every answer has exactly --output-len tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from quire.cli.bench.report import add_json, percentiles, show, write
+from quire.cli.bench.workload import Item, add_workload, items
+from quire.config.cli import OptionParser, add_options, options_from
+from quire.core.params import BeamSearchParams, SamplingParams
+from quire.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    if args.num_iters < 1 or args.num_iters_warmup < 0:
+        raise ConfigError("--num-iters must be >= 1 and --num-iters-warmup >= 0")
+    from quire.llm import LLM
+
+    llm = LLM.from_engine_args(options_from(args))
+    args.num_prompts = args.batch_size
+    work = items(args, llm.llm_engine.config.model.vocab)
+    run = _runner(llm, work, args)
+    for _ in range(args.num_iters_warmup):
+        run()
+    latencies = [_seconds(run) for _ in range(args.num_iters)]
+    mean = sum(latencies) / len(latencies)
+    made = sum(item.output_len for item in work) * args.n
+    found = {
+        "avg_latency": mean,
+        "latencies": latencies,
+        "percentiles": percentiles(latencies),
+        "output_tokens_per_second": made / mean,
+    }
+    show(
+        f"{args.batch_size} x ({args.input_len} in, {args.output_len or 128} out)",
+        [
+            ("mean", f"{mean * 1e3:.2f} ms"),
+            *((f"p{q}", f"{s * 1e3:.2f} ms") for q, s in percentiles(latencies).items()),
+            ("output", f"{made / mean:.1f} tok/s"),
+        ],
+    )
+    write(found, args.output_json)
+    return 0
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(prog="quire bench latency", usage="%(prog)s --model MODEL [options]")
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--n", type=int, default=1, help="answers a prompt (the beams' number)")
+    parser.add_argument("--num-iters-warmup", type=int, default=10)
+    parser.add_argument("--num-iters", type=int, default=30)
+    parser.add_argument("--use-beam-search", action="store_true")
+    parser.add_argument("--disable-detokenize", action="store_true")
+    add_workload(parser, prompts=8)
+    parser.set_defaults(input_len=32)
+    add_json(parser)
+    add_options(parser)
+    return parser
+
+
+def _seconds(run: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    run()
+    return time.perf_counter() - began
+
+
+def _runner(llm: LLM, work: Sequence[Item], args: argparse.Namespace) -> Callable[[], Any]:
+    prompts = [_prompt(item) for item in work]
+    if args.use_beam_search:
+        beams = BeamSearchParams(args.n, max_tokens=args.output_len or 128, ignore_eos=True)
+        return lambda: llm.beam_search(prompts, beams)
+    params = [
+        SamplingParams(
+            n=args.n,
+            temperature=1.0 if args.n > 1 else 0.0,
+            ignore_eos=True,
+            max_tokens=item.output_len,
+            detokenize=not args.disable_detokenize,
+        )
+        for item in work
+    ]
+    return lambda: llm.generate(prompts, params, use_tqdm=False)
+
+
+def _prompt(item: Item) -> Any:
+    if isinstance(item.prompt, str):
+        return {"prompt": item.prompt}
+    return {"prompt_token_ids": list(item.prompt)}

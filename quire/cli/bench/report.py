@@ -1,0 +1,60 @@
+"""What benchmarks say: percentiles, a table for people, JSON for programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from quire.errors import ConfigError
+
+PERCENTILES = (10, 25, 50, 75, 90, 99)
+
+
+def percentile(values: Sequence[float], q: float) -> float:
+    """The q-th percentile (0 to 100), between neighbours in proportion. NaN of nothing."""
+    if not values:
+        return float("nan")
+    ordered = sorted(values)
+    at = (len(ordered) - 1) * q / 100
+    low = int(at)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
+
+
+def percentiles(values: Sequence[float], wanted: Iterable[float] = PERCENTILES) -> dict[str, float]:
+    """By name ("50": the median), as JSON wants keys."""
+    return {f"{q:g}": percentile(values, q) for q in wanted}
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--output-json", "--json", metavar="FILE", help='"-": standard output')
+
+
+def write(found: Mapping[str, object], to: str | None) -> None:
+    """The result as JSON, if asked for."""
+    if to is None:
+        return
+    text = json.dumps(found, indent=2)
+    if to == "-":
+        print(text)
+        return
+    try:
+        Path(to).write_text(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"--output-json {to}: {error.strerror or error}") from None
+
+
+def show(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """A table on stderr, so that JSON can have standard output."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title)
+    table.add_column("what", style="bold")
+    table.add_column("how much", justify="right")
+    for row in rows:
+        table.add_row(*row)
+    Console(file=sys.stderr).print(table)

@@ -1,0 +1,85 @@
+"""quire bench throughput --model MODEL: many prompts at once, offline.
+
+Every answer has exactly the tokens asked for (ignore_eos). The prompts are random token ids, or
+those of a file. A short round before the measured one warms caches and graphs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from quire.cli.bench.report import add_json, show, write
+from quire.cli.bench.workload import Item, add_workload, items
+from quire.config.cli import OptionParser, add_options, options_from
+from quire.core.params import SamplingParams
+
+WARM_SHARE = 8
+"""The warm-up is this part of the prompts."""
+
+
+def main(argv: Sequence[str]) -> int:
+    args = _parser().parse_args(argv)
+    from quire.llm import LLM
+
+    llm = LLM.from_engine_args(options_from(args))
+    work = items(args, llm.llm_engine.config.model.vocab)
+    if not args.no_warmup:
+        _run(llm, work[: max(1, len(work) // WARM_SHARE)], args)
+    began = time.perf_counter()
+    outputs = _run(llm, work, args)
+    seconds = time.perf_counter() - began
+    read = sum(len(output.prompt_token_ids or ()) for output in outputs)
+    made = sum(len(one.token_ids) for output in outputs for one in output.outputs)
+    found = {
+        "elapsed_time": seconds,
+        "num_requests": len(outputs),
+        "total_num_tokens": read + made,
+        "requests_per_second": len(outputs) / seconds,
+        "tokens_per_second": (read + made) / seconds,
+        "output_tokens_per_second": made / seconds,
+    }
+    show(
+        f"{len(outputs)} requests in {seconds:.2f} s",
+        [
+            ("requests", f"{len(outputs) / seconds:.2f} /s"),
+            ("tokens in and out", f"{(read + made) / seconds:,.1f} /s"),
+            ("tokens out", f"{made / seconds:,.1f} /s"),
+        ],
+    )
+    write(found, args.output_json)
+    return 0
+
+
+def _parser() -> OptionParser:
+    parser = OptionParser(prog="quire bench throughput", usage="%(prog)s --model MODEL [options]")
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--n", type=int, default=1, help="answers a prompt")
+    parser.add_argument("--no-warmup", action="store_true", help="measure the first round")
+    parser.add_argument("--disable-detokenize", action="store_true")
+    add_workload(parser, prompts=1000)
+    add_json(parser)
+    add_options(parser)
+    return parser
+
+
+def _run(llm: Any, work: Sequence[Item], args: argparse.Namespace) -> list[Any]:
+    params = [
+        SamplingParams(
+            n=args.n,
+            temperature=1.0 if args.n > 1 else 0.0,
+            ignore_eos=True,
+            max_tokens=item.output_len,
+            detokenize=not args.disable_detokenize,
+        )
+        for item in work
+    ]
+    prompts = [
+        {"prompt": item.prompt}
+        if isinstance(item.prompt, str)
+        else {"prompt_token_ids": list(item.prompt)}
+        for item in work
+    ]
+    return list(llm.generate(prompts, params, use_tqdm=False))

@@ -1,0 +1,123 @@
+"""Prompts to measure with: random token ids, or those of a file. The same seed, the same prompts.
+
+Random ids are drawn below the vocabulary's size and above the first few, which tend to be special.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+FIRST_ID = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One request: a prompt (token ids or text) and how many tokens it is to be answered with."""
+
+    prompt: tuple[int, ...] | str
+    output_len: int
+
+
+def add_workload(parser: argparse.ArgumentParser, *, prompts: int) -> None:
+    """The flags that `items` reads."""
+    group = parser.add_argument_group("workload")
+    group.add_argument("--dataset-name", choices=["random", "sharegpt", "custom"], default=None)
+    group.add_argument(
+        "--dataset-path",
+        metavar="FILE",
+        help="sharegpt: JSON of conversations; custom: JSON lines with prompt, output_tokens",
+    )
+    group.add_argument("--num-prompts", type=int, default=prompts)
+    group.add_argument("--input-len", "--random-input-len", type=int, default=1024)
+    group.add_argument("--output-len", "--random-output-len", type=int, default=None)
+    group.add_argument("--prefix-len", "--random-prefix-len", type=int, default=0)
+    group.add_argument(
+        "--range-ratio",
+        "--random-range-ratio",
+        type=float,
+        default=0.0,
+        help="random lengths lie within this share of input-len and output-len (0 to 1)",
+    )
+    group.add_argument("--workload-seed", type=int, default=0, help="of prompts and lengths")
+
+
+def items(args: argparse.Namespace, vocab: int) -> list[Item]:
+    """The requests that the flags describe. Raises ConfigError."""
+    _check(args)
+    name = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
+    rng = random.Random(args.workload_seed)
+    if name == "random":
+        return _random(args, vocab, rng)
+    if args.dataset_path is None:
+        raise ConfigError(f"--dataset-name {name} needs --dataset-path FILE")
+    found = _read(Path(args.dataset_path), name, args.output_len)
+    if not found:
+        raise ConfigError(f"{args.dataset_path} has no prompts of the form of {name!r}")
+    rng.shuffle(found)
+    times = -(-args.num_prompts // len(found))
+    return (found * times)[: args.num_prompts]
+
+
+def _check(args: argparse.Namespace) -> None:
+    for name, least in (("num_prompts", 1), ("input_len", 1), ("prefix_len", 0)):
+        if getattr(args, name) < least:
+            flag = name.replace("_", "-")
+            raise ConfigError(f"--{flag} must be >= {least}, got {getattr(args, name)}")
+    if args.output_len is not None and args.output_len < 1:
+        raise ConfigError(f"--output-len must be >= 1, got {args.output_len}")
+    if not 0 <= args.range_ratio <= 1:
+        raise ConfigError(f"--range-ratio must be in [0, 1], got {args.range_ratio}")
+
+
+def _random(args: argparse.Namespace, vocab: int, rng: random.Random) -> list[Item]:
+    low = min(FIRST_ID, vocab - 1)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(low, vocab) for _ in range(count))
+
+    def length(around: int) -> int:
+        spread = int(around * args.range_ratio)
+        return max(1, rng.randint(around - spread, around + spread))
+
+    prefix, answer = ids(args.prefix_len), args.output_len or 128
+    return [
+        Item(prefix + ids(length(args.input_len)), length(answer)) for _ in range(args.num_prompts)
+    ]
+
+
+def _read(path: Path, name: str, output_len: int | None) -> list[Item]:
+    try:
+        text = path.read_text()
+        if name == "custom":
+            lines = [json.loads(line) for line in text.splitlines() if line.strip()]
+            return [_custom(one, output_len) for one in lines]
+        talks = json.loads(text)
+    except OSError as error:
+        raise ConfigError(f"--dataset-path {path}: {error.strerror or error}") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"--dataset-path {path} is not a {name} file: {error!r}") from None
+    found = [_talk(one, output_len) for one in talks]
+    return [one for one in found if one is not None]
+
+
+def _custom(line: dict[str, Any], output_len: int | None) -> Item:
+    prompt = line["prompt"]
+    prompt = prompt if isinstance(prompt, str) else tuple(prompt)
+    return Item(prompt, output_len or int(line.get("output_tokens", 128)))
+
+
+def _talk(talk: dict[str, Any], output_len: int | None) -> Item | None:
+    """The first question of a conversation; answered with about as many words as it was."""
+    turns: Sequence[dict[str, Any]] = talk.get("conversations") or ()
+    if len(turns) < 2 or not turns[0].get("value"):
+        return None
+    words = max(4, len(str(turns[1].get("value", ""))) // 4)
+    return Item(str(turns[0]["value"]), output_len or words)
