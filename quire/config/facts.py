@@ -76,6 +76,7 @@ class DeviceFacts:
     name: str = ""
     threads: int = 1
     count: int = 1
+    capability: tuple[int, int] = (0, 0)  # of a CUDA device
 
 
 def read_json(path: Path) -> dict[str, Any]:

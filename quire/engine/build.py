@@ -42,12 +42,11 @@ from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
 from quire.engine.device import DTYPES, device_half
 from quire.engine.loop import Engine
-from quire.errors import ConfigError
 from quire.executors.base import Executor
 from quire.models.base import ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
-from quire.platform import cpu
+from quire.platform import cpu, cuda
 from quire.sampling.processors import load_processors
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
@@ -104,18 +103,20 @@ def build(options: Options, *, server: bool = False) -> Built:
     tokenizer = _tokenizer(found.folder, config, options, environment)
     clock.lap("tokenizer")
     model_config = replace(found.config, max_len=config.scheduler.max_model_len)
+    device = torch_device(config.device.kind)
     model = build_model(
         found.model_type,
         model_config,
         folder=found.folder,
         load_format=config.load.format,
         dtype=DTYPES[config.model.dtype],
+        device=device,
         groups=config.cache.groups,
         progress=config.load.progress,
         seed=config.model.seed,
     )
     clock.lap("weights")
-    processors = load_processors(config.model.logits_processors, config, torch.device("cpu"))
+    processors = load_processors(config.model.logits_processors, config, device)
     executor = device_half(model, config, processors)
     engine = mind(config, executor, check=environment.check)
     clock.lap("engine")
@@ -141,6 +142,11 @@ def build(options: Options, *, server: bool = False) -> Built:
         resolved.plan.concurrency,
     )
     return Built(engine, config, resolved.plan, resolved.why, tokenizer, inputs, clock.seconds)
+
+
+def torch_device(kind: str) -> torch.device:
+    """The device of this engine's tensors: the CPU, or the first visible GPU."""
+    return torch.device("cpu") if kind == cpu.name else torch.device(kind, 0)
 
 
 def describe(options: Options, environment: env.Env) -> Described:
@@ -178,11 +184,20 @@ def decide(
 
 
 def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
-    """The device asked for, as it is now."""
-    if options.device.device == "cuda":
-        raise ConfigError("device='cuda': this version of quire runs on the CPU; use device='cpu'")
-    memory = cpu.memory()
+    """The device asked for, or the best there is, as it is now. Raises ConfigError."""
     threads = environment.num_threads or cpu.threads()
+    said = options.device.device
+    if said == "cuda" or (said == "auto" and cuda.available()):
+        found, now = cuda.facts(), cuda.memory()
+        return DeviceFacts(
+            kind=cuda.name,
+            total_bytes=now.total,
+            free_bytes=now.free,
+            name=found.name,
+            threads=threads,
+            capability=found.capability,
+        )
+    memory = cpu.memory()
     return DeviceFacts(
         kind=cpu.name, total_bytes=memory.total, free_bytes=memory.free, threads=threads
     )

@@ -8,6 +8,7 @@ and that go back to the system when an idle engine is put to sleep.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 from collections.abc import Sequence as Seq
 
@@ -26,22 +27,42 @@ def kv_tensors(
     num_blocks: int,
     block_size: int,
     dtype: torch.dtype,
+    device: torch.device | None = None,
+    pinned: bool = False,
 ) -> list[Tensor]:
     """One tensor per place. The layers of one place agree in shape (group_layers saw to it).
 
-    num_blocks may be 0 (no host tier): tensors of no blocks.
+    num_blocks may be 0 (no host tier): tensors of no blocks. pinned: host memory a GPU can copy
+    from and to while it computes.
     """
     longest = max(groups, key=lambda group: len(group.layers))
-    alike = [layers[i] for i in longest.layers]
-    return [
-        _zero_pages((num_blocks, one.planes, one.kv_heads, block_size, one.head_dim), dtype)
-        for one in alike
+    shapes = [
+        (num_blocks, one.planes, one.kv_heads, block_size, one.head_dim)
+        for one in (layers[i] for i in longest.layers)
     ]
+    if device is None or device.type == "cpu":
+        make = _pinned if pinned and num_blocks else _zero_pages
+        return [make(shape, dtype) for shape in shapes]
+    return _views(shapes, dtype, device)
+
+
+def _views(shapes: Seq[tuple[int, ...]], dtype: torch.dtype, device: torch.device) -> list[Tensor]:
+    """Tensors end to end in one allocation: the driver is asked once, whatever the layers."""
+    sizes = [math.prod(shape) * dtype.itemsize for shape in shapes]
+    whole = torch.empty(sum(sizes), dtype=torch.uint8, device=device)
+    pieces = torch.split(whole, sizes)
+    return [piece.view(dtype).view(shape) for piece, shape in zip(pieces, shapes)]
+
+
+def _pinned(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, pin_memory=True)
 
 
 def give_back(tensors: Seq[Tensor]) -> None:
-    """Return the memory of KV tensors to the system. Usable afterwards; what they held is gone."""
+    """Return host memory of KV tensors to the system. Usable afterwards; what they held is gone."""
     for tensor in tensors:
+        if not tensor.is_cpu or tensor.is_pinned():
+            continue  # taken for good: the device's memory has no other use while quire runs
         start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
         first, last = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE, end // mmap.PAGESIZE
         size = last * mmap.PAGESIZE - first
@@ -63,7 +84,7 @@ def _zero_pages(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """A zeroed CPU tensor whose (large) pages the system hands out at the first write (calloc)."""
     if 0 in shape:
         return torch.empty(shape, dtype=dtype)
-    count = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    count = math.prod(shape) * dtype.itemsize
     flat = torch.from_numpy(np.zeros(count, dtype=np.uint8))
     native = library.library()
     if native is not None:

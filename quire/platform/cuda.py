@@ -1,0 +1,204 @@
+"""The CUDA device this process would use, asked of the driver itself: no torch, nothing at import.
+
+Not here: tensors, streams, the allocator. The one idea: libcuda and NVML through ctypes answer in
+milliseconds what torch would answer after seconds of import, so an impossible option is refused at
+once; and a context opened here (ctypes lets go of the GIL) is the one torch finds later.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.metadata
+import sys
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+from quire.platform.base import Memory
+
+name = "cuda"
+
+_MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
+_SHARED_BYTES, _L2_BYTES = 97, 38
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One device: the first that CUDA_VISIBLE_DEVICES leaves visible."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    total_bytes: int
+    free_bytes: int
+    shared_bytes: int  # one block may have this much shared memory
+    l2_bytes: int
+    count: int  # visible devices
+    uuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Missing:
+    """Why there is no device."""
+
+    reason: str
+
+
+def available() -> bool:
+    """Whether this process could run on a CUDA device: driver, device, and a torch built for it."""
+    return isinstance(_probe(), Facts)
+
+
+def facts() -> Facts:
+    """The device, with the memory free now. Raises ConfigError where there is none, with why."""
+    found = _probe()
+    if isinstance(found, _Missing):
+        raise ConfigError(f"device='cuda': {found.reason}; use device='cpu'")
+    return found
+
+
+def memory() -> Memory:
+    """Total and free bytes now. Cheap: no context is made."""
+    found = facts()
+    free = _free_by_nvml(found.uuid)
+    return Memory(found.total_bytes, found.free_bytes if free is None else free)
+
+
+def open_context() -> None:
+    """Make (or find) the context torch will use. Takes a second of driver time, none of the GIL."""
+    facts()
+    driver = _driver()
+    device, context = ctypes.c_int(), ctypes.c_void_p()
+    _ask(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    _ask(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+
+
+def holders() -> list[tuple[int, int]]:
+    """(process id, bytes) of everybody who holds memory of the device, where NVML tells."""
+    found = _probe()
+    handle = None if isinstance(found, _Missing) else _nvml_device(found.uuid)
+    if handle is None:
+        return []
+    nvml, device = handle
+    count = ctypes.c_uint(64)
+    entries = (_NvmlProcess * 64)()
+    ask = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+    if ask is None or ask(device, ctypes.byref(count), entries) != 0:
+        return []
+    unknown = ctypes.c_ulonglong(-1).value
+    return [(e.pid, e.used) for e in entries[: count.value] if e.used != unknown]
+
+
+class _NvmlMemory(ctypes.Structure):
+    _fields_ = [(field, ctypes.c_ulonglong) for field in ("total", "free", "used")]
+
+
+class _NvmlProcess(ctypes.Structure):
+    _fields_ = [
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute", ctypes.c_uint),
+    ]
+
+
+@functools.cache
+def _probe() -> Facts | _Missing:
+    """Asked once: devices do not come and go under a process. free_bytes is that of now."""
+    if _torch_is_for_cpu():
+        return _Missing("this torch is a build for the CPU")
+    try:
+        driver = _driver()
+    except OSError:
+        return _Missing("there is no CUDA driver (libcuda) on this machine")
+    status = int(driver.cuInit(0))
+    if status != 0:
+        return _Missing(f"the CUDA driver refuses to start ({_error_name(driver, status)})")
+    count, device = ctypes.c_int(), ctypes.c_int()
+    if driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value < 1:
+        return _Missing("no CUDA device is visible (CUDA_VISIBLE_DEVICES may hide it)")
+    _ask(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    return _read(driver, device, count.value)
+
+
+def _read(driver: ctypes.CDLL, device: ctypes.c_int, count: int) -> Facts:
+    text, total, uuid = ctypes.create_string_buffer(128), ctypes.c_size_t(), (ctypes.c_ubyte * 16)()
+    _ask(driver, "cuDeviceGetName", text, 128, device)
+    _ask(driver, "cuDeviceTotalMem_v2", ctypes.byref(total), device)
+    _ask(driver, "cuDeviceGetUuid", uuid, device)
+    digits = bytes(uuid).hex()
+    parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
+    known = "-".join(parts)
+    free = _free_by_nvml(known)
+    return Facts(
+        name=text.value.decode(),
+        capability=(_attribute(driver, device, _MAJOR), _attribute(driver, device, _MINOR)),
+        multiprocessors=_attribute(driver, device, _MULTIPROCESSORS),
+        total_bytes=total.value,
+        free_bytes=total.value if free is None else min(free, total.value),
+        shared_bytes=_attribute(driver, device, _SHARED_BYTES),
+        l2_bytes=_attribute(driver, device, _L2_BYTES),
+        count=count,
+        uuid=known,
+    )
+
+
+def _torch_is_for_cpu() -> bool:
+    try:
+        return importlib.metadata.version("torch").endswith("+cpu")
+    except importlib.metadata.PackageNotFoundError:
+        return False
+
+
+@functools.cache
+def _driver() -> ctypes.CDLL:
+    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
+
+
+def _ask(driver: ctypes.CDLL, function: str, *args: object) -> None:
+    status = int(getattr(driver, function)(*args))
+    if status != 0:
+        raise ConfigError(
+            f"device='cuda': the CUDA driver fails in {function} ({_error_name(driver, status)})"
+        )
+
+
+def _error_name(driver: ctypes.CDLL, status: int) -> str:
+    text = ctypes.c_char_p()
+    if driver.cuGetErrorName(status, ctypes.byref(text)) != 0 or text.value is None:
+        return f"error {status}"
+    return text.value.decode()
+
+
+def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, which: int) -> int:
+    value = ctypes.c_int()
+    _ask(driver, "cuDeviceGetAttribute", ctypes.byref(value), which, device)
+    return value.value
+
+
+def _free_by_nvml(uuid: str) -> int | None:
+    """NVML needs no context, so the question itself takes no memory. None: NVML cannot tell."""
+    handle = _nvml_device(uuid)
+    if handle is None:
+        return None
+    nvml, device = handle
+    found = _NvmlMemory()
+    if nvml.nvmlDeviceGetMemoryInfo(device, ctypes.byref(found)) != 0:
+        return None
+    return int(found.free)
+
+
+@functools.cache
+def _nvml_device(uuid: str) -> tuple[ctypes.CDLL, ctypes.c_void_p] | None:
+    """NVML counts devices in another order than CUDA, so the device is found by its UUID."""
+    try:
+        nvml = ctypes.CDLL("nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1")
+    except OSError:
+        return None
+    if nvml.nvmlInit_v2() != 0:
+        return None
+    for prefix in ("GPU-", "MIG-"):
+        device = ctypes.c_void_p()
+        if nvml.nvmlDeviceGetHandleByUUID((prefix + uuid).encode(), ctypes.byref(device)) == 0:
+            return nvml, device
+    return None
