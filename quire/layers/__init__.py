@@ -1,11 +1,13 @@
 """The words that model files are written in. They call kernels only: no torch arithmetic."""
 
 from quire.kernels.add import add, softcap
+from quire.kernels.gated_add import gated_add
 from quire.layers.activation import KINDS, Activation, GatedActivation
 from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, Positions
 from quire.layers.leaf import Leaf
 from quire.layers.linear import ColumnLinear, HeadsLinear, Linear, LMHead, RowLinear
+from quire.layers.moe import Experts, Gate, Router, Routing
 from quire.layers.norm import AddLayerNorm, AddNorm, LayerNorm, RMSNorm
 from quire.layers.rope import Rope, RopeConfig
 
@@ -17,6 +19,8 @@ __all__ = [
     "Attention",
     "ColumnLinear",
     "Embedding",
+    "Experts",
+    "Gate",
     "GatedActivation",
     "HeadsLinear",
     "LMHead",
@@ -27,7 +31,10 @@ __all__ = [
     "RMSNorm",
     "Rope",
     "RopeConfig",
+    "Router",
+    "Routing",
     "RowLinear",
     "add",
+    "gated_add",
     "softcap",
 ]

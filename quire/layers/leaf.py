@@ -6,6 +6,8 @@ the meta device it has shapes only; `shard` may cut them; `put` brings the value
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +48,19 @@ class Leaf(nn.Module):
     def spread(self, param: str) -> Spread:
         """How random stand-in values of a parameter are drawn."""
         raise NotImplementedError
+
+    def wide(self, param: str) -> bool:
+        """Whether a parameter is float32 whatever the model's dtype is."""
+        return False
+
+    def bundle(self, param: str) -> tuple[int, ...]:
+        """The shape of one checkpoint tensor that is all parts of a parameter at once."""
+        parts = self.layout(param)
+        return (sum(part.shape[0] for part in parts), *parts[0].shape[1:])
+
+    def unbundle(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        """Such a tensor as views, one per part of the layout."""
+        return torch.split(tensor, [part.shape[0] for part in self.layout(param)])
 
     def put(self, param: str, value: object) -> None:
         """Replace a parameter by a tensor or by a packed form of it."""

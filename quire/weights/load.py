@@ -64,7 +64,8 @@ class Filler(Generic[H]):
                 if like not in scaled:
                     values = block * like.std + like.mean
                     scaled[like] = values.to(device=self._device, dtype=self._dtype)
-                value = torch.empty(shape, dtype=self._dtype, device=self._device)
+                dtype = torch.float32 if holder.wide(param) else self._dtype
+                value = torch.empty(shape, dtype=dtype, device=self._device)
                 start = zlib.crc32(f"{name}.{param}".encode()) % BLOCK
                 _tile(value.view(-1), scaled[like], start)
                 self._put(name, param, value)
@@ -77,12 +78,13 @@ class Filler(Generic[H]):
         key = (target.layer, target.param)
         value, left = self._open.pop(key, (None, len(layout)))
         if value is None:
-            value = torch.empty(stored_shape(layout), dtype=self._dtype, device=self._device)
+            dtype = torch.float32 if holder.wide(target.param) else self._dtype
+            value = torch.empty(stored_shape(layout), dtype=dtype, device=self._device)
         if target.part is not None:
             _place(value, layout[target.part], tensor)
             left -= 1
         else:
-            pieces = torch.split(tensor, [part.shape[0] for part in layout])
+            pieces = holder.unbundle(target.param, tensor)
             for part, piece in zip(layout, pieces, strict=True):
                 _place(value, part, piece)
             left = 0

@@ -12,9 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire.errors import WeightError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 SHOWN = 12
 """Names listed per kind of trouble; a wrong model class would list thousands."""
@@ -63,6 +66,18 @@ class Holder(Protocol):
 
     def spread(self, param: str) -> Spread: ...
 
+    def wide(self, param: str) -> bool:
+        """Whether a parameter is float32 whatever the model's dtype is."""
+        ...
+
+    def bundle(self, param: str) -> tuple[int, ...]:
+        """The shape of one checkpoint tensor that is all parts of a parameter at once."""
+        ...
+
+    def unbundle(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        """Such a tensor as views, one per part of the layout."""
+        ...
+
     def put(self, param: str, value: object) -> None:
         """Replace a parameter's value."""
         ...
@@ -74,6 +89,8 @@ class Weights:
 
     strip: tuple[str, ...] = ()  # prefixes; the first that a name has is cut off
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ours <- theirs, in order
+    experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor per expert:
+    # "gate_up_proj": ("gate_proj", "up_proj") takes bank.experts.7.up_proj.weight as part 15
     transpose: tuple[str, ...] = ()  # layers whose weight is stored [I, O]
     ignore: tuple[str, ...] = ()  # patterns of checkpoint names that carry nothing we need
     tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, when the config says so
@@ -86,6 +103,12 @@ class Weights:
                 break
         path, _, param = name.rpartition(".")
         parent, _, leaf = path.rpartition(".")
+        bank, _, number = parent.rpartition(".")
+        if number.isdecimal() and bank.endswith("experts"):
+            for stacked, parts in self.experts.items():
+                if leaf in parts:
+                    part = int(number) * len(parts) + parts.index(leaf)
+                    return Target(bank, _stacked(stacked, param), part, False)
         turn = param == "weight" and leaf in self.transpose
         for fused, parts in self.fuse.items():
             if leaf in parts:
@@ -153,9 +176,12 @@ def assign(
             trouble.unexpected.append(name)
             continue
         layout = holder.layout(target.param)
+        if target.part is not None and target.part >= len(layout):
+            trouble.unexpected.append(name)  # an expert the config does not count
+            continue
         which = range(len(layout)) if target.part is None else (target.part,)
         slots = {(target.layer, target.param, part) for part in which}
-        wanted = _wanted(layout, target)
+        wanted = _wanted(holder, target)
         if tuple(shape) != wanted:
             trouble.misshaped.append(f"{name} is {list(shape)}, the model has {list(wanted)}")
         elif name in targets or filled & slots:
@@ -168,12 +194,12 @@ def assign(
     return targets
 
 
-def _wanted(layout: Sequence[Part], target: Target) -> tuple[int, ...]:
+def _wanted(holder: Holder, target: Target) -> tuple[int, ...]:
     """The shape the checkpoint's tensor must have to go there."""
     if target.part is not None:
-        shape = layout[target.part].shape
+        shape = holder.layout(target.param)[target.part].shape
     else:
-        shape = (sum(part.shape[0] for part in layout), *layout[0].shape[1:])
+        shape = holder.bundle(target.param)
     return shape[::-1] if target.transpose else shape
 
 
@@ -188,9 +214,27 @@ def _slots(
         names = weights.fuse.get(leaf)
         for param in holder.params():
             for part in range(len(holder.layout(param))):
+                slot = (layer, param, part)
+                if stacked := _expert_name(weights, param, part):
+                    yield f"{layer}.{stacked}", slot
+                    continue
                 theirs = names[part] if names else leaf
                 path = f"{parent}.{theirs}" if parent else theirs
-                yield f"{path}.{param}", (layer, param, part)
+                yield f"{path}.{param}", slot
+
+
+def _stacked(name: str, param: str) -> str:
+    """The parameter of a bank that one expert's tensor is part of."""
+    return name if param == "weight" else f"{name}_{param}"
+
+
+def _expert_name(weights: Weights, param: str, part: int) -> str | None:
+    """What a checkpoint calls a part of a bank's parameter; None if it is not a bank's."""
+    for stacked, names in weights.experts.items():
+        if param == stacked or param.startswith(f"{stacked}_"):
+            tail = param[len(stacked) + 1 :] or "weight"
+            return f"{part // len(names)}.{names[part % len(names)]}.{tail}"
+    return None
 
 
 def _line(kind: str, names: list[str]) -> str:

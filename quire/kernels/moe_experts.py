@@ -1,0 +1,111 @@
+"""The experts' MLPs: each token goes through the few that were chosen for it.
+
+    h = gate(x @ gate_up[i].T)                  for each of a token's experts i, rounded to x.dtype
+    y = sum over k of weights[k] * (h @ down[i].T)     in fp32, in the order of k, then x.dtype
+
+One op, not a sort, two products and a sum: which of them are separate launches depends on the
+number of tokens, and the sum is deterministic whatever the batch.
+
+Axes: T tokens in the step, E hidden size, F width of one expert, X experts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.op import op
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """How the two halves of the first product become one.
+
+    clamped: gate <= limit, |up| <= limit, then gate * sigmoid(alpha * gate) * (up + 1). (GPT-OSS)
+    """
+
+    kind: Literal["silu", "gelu", "gelu_tanh", "relu", "clamped"] = "silu"
+    alpha: float = 1.702
+    limit: float = 7.0
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """[n, 2F] = (gate | up) -> [n, F] of the same dtype, fp32 inside."""
+        gate, up = gate_up.float().chunk(2, -1)
+        if self.kind == "clamped":
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+            return (gate * torch.sigmoid(gate * self.alpha) * (up + 1)).to(gate_up.dtype)
+        return (_act(gate, self.kind) * up).to(gate_up.dtype)
+
+
+def _act(x: Tensor, kind: str) -> Tensor:
+    if kind == "silu":
+        return F.silu(x)
+    if kind == "relu":
+        return F.relu(x)
+    return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for t, e, f, x, k, dtype, gate in [
+        (1, 64, 48, 4, 2, fp32, Gate()),
+        (1, 128, 96, 8, 4, bf16, Gate()),
+        (7, 96, 40, 60, 4, bf16, Gate("gelu_tanh")),
+        (40, 64, 32, 4, 2, bf16, Gate()),
+        (33, 100, 20, 8, 1, fp32, Gate("relu")),
+        (70, 64, 64, 16, 8, bf16, Gate("gelu")),
+        (5, 64, 48, 4, 2, bf16, Gate("clamped")),
+        (24, 64, 48, 8, 4, bf16, Gate("clamped")),
+    ]:
+        ids = torch.rand(t, x, device=device).argsort(-1)[:, :k].int()
+        case = {
+            "x": torch.randn(t, e, device=device).to(dtype),
+            "ids": ids.contiguous(),
+            "weights": torch.rand(t, k, device=device),
+            "gate_up": (torch.randn(x, 2 * f, e, device=device) / e**0.5).to(dtype),
+            "down": (torch.randn(x, e, f, device=device) / f**0.5).to(dtype),
+            "gate": gate,
+        }
+        yield case
+        if gate.kind == "clamped":
+            first = (3 * torch.randn(x, 2 * f, device=device)).to(dtype)
+            second = torch.randn(x, e, device=device).to(dtype)
+            yield {**case, "gate_up_bias": first, "down_bias": second}
+
+
+@op(cases=_cases, atol=4e-2)
+def moe_experts(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate: Gate,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Tensor:
+    """Send every row of x through its experts and sum what they say.
+
+    x: [T, E]. ids: [T, k] int32, no expert twice in a row. weights: [T, k] float32.
+    gate_up: [X, 2F, E], down: [X, E, F], gate_up_bias: [X, 2F], down_bias: [X, E], of x's dtype.
+    Returns a new [T, E].
+    """
+    tokens, k = ids.shape
+    order = ids.flatten().argsort(stable=True)
+    counts = torch.bincount(ids.flatten(), minlength=len(gate_up)).tolist()
+    said = x.new_empty(tokens * k, x.shape[1])
+    pairs_of = order.split(counts)
+    for i, pairs in enumerate(pairs_of):
+        if len(pairs):
+            h = gate(F.linear(x[pairs // k], gate_up[i], _row(gate_up_bias, i)))
+            said[pairs] = F.linear(h, down[i], _row(down_bias, i))
+    return (said.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
+
+
+def _row(bias: Tensor | None, i: int) -> Tensor | None:
+    return None if bias is None else bias[i]

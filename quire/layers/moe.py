@@ -1,0 +1,161 @@
+"""Mixture of experts: a router that chooses, and the bank of experts it chooses from.
+
+    experts(x, *router(x))                        [T, E] -> [T, E]
+
+A bank is two stacked parameters, gate_up_proj [X, 2F, E] (gate rows first) and down_proj
+[X, E, F]. Checkpoints hold them as one tensor per expert and projection (`Weights.experts` says
+under which names), or as one tensor for all experts. Shared experts are an ordinary MLP of the
+model file, added with `add`, or with `gated_add` if they have a gate.
+
+Ranks cut F, so each has a slice of every expert; the sum over ranks is whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from quire.distributed.collectives import Collectives
+from quire.distributed.mesh import Mesh, share
+from quire.kernels.moe_experts import Gate, moe_experts
+from quire.kernels.moe_router import Routing, moe_router
+from quire.layers.leaf import Leaf
+from quire.weights.mapping import Part, Spread, whole
+
+
+class Router(Leaf):
+    """Chooses experts. `correction` adds the parameter e_score_correction_bias (DeepSeek-V3)."""
+
+    weight: Tensor
+    bias: Tensor | None
+    e_score_correction_bias: Tensor | None
+
+    def __init__(
+        self,
+        hidden: int,
+        experts: int,
+        routing: Routing,
+        *,
+        bias: bool = False,
+        correction: bool = False,
+    ) -> None:
+        super().__init__()
+        self.hidden, self.experts, self.routing = hidden, experts, routing
+        self.bias = self.e_score_correction_bias = None
+        self.declare("weight")
+        if bias:
+            self.declare("bias")
+        if correction:
+            self.declare("e_score_correction_bias")
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, E] -> ids [T, k] int32, weights [T, k] float32."""
+        return moe_router(x, self.weight, self.routing, self.bias, self.e_score_correction_bias)
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        return whole((self.experts, self.hidden) if param == "weight" else (self.experts,))
+
+    def spread(self, param: str) -> Spread:
+        return Spread(0.0, self.hidden**-0.5 if param == "weight" else 0.02)
+
+    def wide(self, param: str) -> bool:
+        return param == "e_score_correction_bias"  # scores differ by less than bfloat16 resolves
+
+
+class Experts(Leaf):
+    """A bank of gated MLPs of one size.
+
+    turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs],
+    with gate and up rows taking turns. (GPT-OSS)
+    """
+
+    gate_up_proj: Tensor
+    down_proj: Tensor
+    gate_up_proj_bias: Tensor | None
+    down_proj_bias: Tensor | None
+
+    def __init__(
+        self,
+        hidden: int,
+        mlp: int,
+        experts: int,
+        gate: Gate,
+        *,
+        bias: bool = False,
+        turned: bool = False,
+    ) -> None:
+        super().__init__()
+        self.hidden, self.mlp, self.experts = hidden, mlp, experts
+        self.gate, self.turned = gate, turned
+        self.gate_up_proj_bias = self.down_proj_bias = None
+        self._layouts: dict[str, tuple[Part, ...]] = {}
+        self.declare("gate_up_proj", "down_proj")
+        if bias:
+            self.declare("gate_up_proj_bias", "down_proj_bias")
+
+    def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, E], ids and weights [T, k] of the router -> [T, E]."""
+        first = self.mesh.tp_rank == 0  # the sum over ranks must have the last bias once
+        y = moe_experts(
+            x,
+            ids,
+            weights,
+            self.gate_up_proj,
+            self.down_proj,
+            self.gate,
+            self.gate_up_proj_bias,
+            self.down_proj_bias if first else None,
+        )
+        return self.comm.all_reduce(y)
+
+    def shard(self, mesh: Mesh, comm: Collectives) -> None:
+        self._layouts.clear()
+        super().shard(mesh, comm)
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        """A part per expert and projection; rows of all experts lie one after another."""
+        if param not in self._layouts:  # the loader asks once per tensor: thousands of times
+            self._layouts[param] = self._parts(param)
+        return self._layouts[param]
+
+    def _parts(self, param: str) -> tuple[Part, ...]:
+        mine = share(self.mlp, self.mesh, what="expert widths")
+        every = range(self.hidden)
+        shape, cut, each = {
+            "gate_up_proj": ((self.mlp, self.hidden), (mine, every), 2),
+            "down_proj": ((self.hidden, self.mlp), (every, mine), 1),
+            "gate_up_proj_bias": ((self.mlp,), (mine,), 2),
+            "down_proj_bias": ((self.hidden,), (every,), 1),
+        }[param]
+        rows = len(cut[0])
+        return tuple(Part(shape, cut, i * rows) for i in range(each * self.experts))
+
+    def bundle(self, param: str) -> tuple[int, ...]:
+        """The shape of a checkpoint tensor that holds a parameter of all experts."""
+        rows = self.hidden if param.startswith("down") else 2 * self.mlp
+        if param.endswith("_bias"):
+            return (self.experts, rows)
+        inputs = self.mlp if param.startswith("down") else self.hidden
+        return (self.experts, inputs, rows) if self.turned else (self.experts, rows, inputs)
+
+    def unbundle(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+        """Such a tensor as views, one per part of the layout."""
+        if self.turned and tensor.dim() == 3:
+            tensor = tensor.transpose(1, 2)
+        if param.startswith("down"):
+            return tensor.unbind()
+        if self.turned:
+            return [half for one in tensor for half in (one[0::2], one[1::2])]
+        return [half for one in tensor for half in one.chunk(2)]
+
+    def put(self, param: str, value: object) -> None:
+        """Take a parameter as the loader stacks it, and give it its expert axis."""
+        if isinstance(value, Tensor) and value.dim() == (1 if param.endswith("_bias") else 2):
+            value = value.view(self.experts, -1, *value.shape[1:])
+        super().put(param, value)
+
+    def spread(self, param: str) -> Spread:
+        if param.endswith("_bias"):
+            return Spread(0.0, 0.02)
+        return Spread(0.0, (self.mlp if param == "down_proj" else self.hidden) ** -0.5)
