@@ -69,7 +69,7 @@ def flat_native(x: Tensor, kind: int, value: float) -> Tensor:
     return y
 
 
-@op(cases=_cases, native=_act_mul_native)
+@op(cases=_cases, native=_act_mul_native, gpu=True)
 def act_mul(x: Tensor, kind: Kind) -> Tensor:
     """act(gate) * up. x: [T, 2F] = (gate | up). Returns [T, F] in x.dtype."""
     assert kind in KINDS, f"activation {kind!r}, known: {KINDS}"
@@ -77,7 +77,7 @@ def act_mul(x: Tensor, kind: Kind) -> Tensor:
     return (_apply(gate, kind) * up).to(x.dtype)
 
 
-@op(cases=_cases, native=_act_native)
+@op(cases=_cases, native=_act_native, gpu=True)
 def act(x: Tensor, kind: Kind) -> Tensor:
     """The activation of every element. Returns a new tensor of x's shape and dtype."""
     assert kind in KINDS, f"activation {kind!r}, known: {KINDS}"

@@ -47,13 +47,13 @@ def _softcap_native(x: Tensor, cap: float) -> Tensor:
     return flat_native(x, CODES["softcap"], cap)
 
 
-@op(cases=_add_cases, native=_add_native)
+@op(cases=_add_cases, native=_add_native, gpu=True)
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, of one shape and dtype, as a new tensor."""
     return (x.float() + y.float()).to(x.dtype)
 
 
-@op(cases=_softcap_cases, native=_softcap_native)
+@op(cases=_softcap_cases, native=_softcap_native, gpu=True)
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), as a new tensor: logits that may not pass +-cap."""
     return (cap * torch.tanh(x.float() / cap)).to(x.dtype)

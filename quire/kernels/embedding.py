@@ -52,7 +52,7 @@ def _native(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> T
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu=True)
 def embedding(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> Tensor:
     """weight[ids] * scale. ids: [T] int32. weight: [V, E], plain or packed. Returns a new [T, E].
 

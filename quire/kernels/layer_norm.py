@@ -41,7 +41,7 @@ def _native(
     return norm_native(x, weight, bias, eps, residual, 0.0, True)
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu=True)
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

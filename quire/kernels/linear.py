@@ -62,7 +62,7 @@ def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu=True)
 def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
     """Multiply every row of x by a weight matrix.
 

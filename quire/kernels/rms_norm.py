@@ -76,7 +76,7 @@ def _native(
     return norm_native(x, weight, None, eps, residual, offset, False)
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu=True)
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:

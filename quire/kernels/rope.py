@@ -82,7 +82,7 @@ def _native(
     return new_q, new_k
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu=True)
 def rope(
     q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,59 @@
+"""An op's body against its reference, over the op's own cases."""
+
+import importlib
+import pkgutil
+
+import torch
+
+import quire.kernels
+from quire.kernels.op import OPS
+
+TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
+
+
+def ops_on_gpu():
+    """Names of the ops that have GPU kernels; every op file is imported to find them."""
+    for module in pkgutil.iter_modules(quire.kernels.__path__):
+        if not module.ispkg:
+            importlib.import_module(f"quire.kernels.{module.name}")
+    return sorted(name for name, op in OPS.items() if op.gpu is not None)
+
+
+def elements(case):
+    return sum(v.numel() for v in case.values() if isinstance(v, torch.Tensor))
+
+
+def flat(result):
+    return [t for t in (result if isinstance(result, tuple) else (result,)) if t is not None]
+
+
+def copied(case):
+    """An op without results writes its cache: each body gets its own."""
+    return {k: v.clone() if k == "cache" else v for k, v in case.items()}
+
+
+def poison(outs, case):
+    """What no kernel writes must show. A result that is an argument itself stays."""
+    given = [v for v in case.values() if isinstance(v, torch.Tensor)]
+    for t in outs:
+        if any(t is g for g in given):
+            continue
+        if t.dtype.is_floating_point:
+            t.view(torch.uint8).fill_(0xFF)  # a NaN in every float format
+        else:
+            t.fill_(1 if t.dtype == torch.bool else -7 if t.dtype.is_signed else 7)
+
+
+def agree(name, case):
+    """Compare the GPU body with the reference on one case. False: the kernels do not take it."""
+    op, mine, theirs = OPS[name], copied(case), copied(case)
+    outs = op.gpu.outputs(**mine)
+    if outs is NotImplemented:
+        return False
+    poison(flat(outs), mine)
+    op.gpu.launch(outs, **mine)
+    want = flat(op.reference(**theirs)) or [theirs["cache"]]
+    for g, w in zip(flat(outs) or [mine["cache"]], want, strict=True):
+        tol = TOLERANCE.get(g.dtype, op.atol)
+        torch.testing.assert_close(g, w, atol=tol, rtol=tol, equal_nan=True)
+    return True
