@@ -40,6 +40,8 @@ class Batch:
     slots: tuple[Tensor, ...]  # each [T] int64
     max_query: int
     max_context: int
+    rows: Tensor | None = None  # [S] int32: sequence s has tables[g][rows[s]]; None: tables[g][s]
+    decodes: int = 0  # leading sequences that have one query token each
 
 
 class AttentionLayer(Protocol):

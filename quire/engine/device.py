@@ -5,8 +5,9 @@ Not here: which device, how much memory (quire.engine.build decides, and is the 
 
 from __future__ import annotations
 
+import importlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -16,7 +17,7 @@ from quire.config.config import EngineConfig
 from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
 from quire.models.base import LanguageModel
-from quire.runner.graphs import Graphs
+from quire.runner.lane import Lane
 from quire.runner.memory import kv_tensors
 from quire.runner.runner import Runner
 from quire.runner.slots import Slots
@@ -33,49 +34,47 @@ def device_half(
 ) -> Executor:
     """KV tensors, attention backend, sampler and runner around a model."""
     cache, scheduler = config.cache, config.scheduler
-    dtype = DTYPES[cache.dtype]
+    device = torch.device(config.device.kind)
     tensors, host = (
         kv_tensors(
             cache.layers,
             cache.groups,
             num_blocks=num_blocks,
             block_size=cache.block_size,
-            dtype=dtype,
+            dtype=DTYPES[cache.dtype],
+            device=where,
+            pinned=device.type != "cpu",
         )
-        for num_blocks in (cache.num_blocks, cache.num_host_blocks)
+        for num_blocks, where in ((cache.num_blocks, device), (cache.num_host_blocks, None))
     )
-    backend = _backend(config, tensors)
-    width = -(-scheduler.max_model_len // cache.block_size)
-    runner = Runner(
-        model,
-        backend,
-        Sampler(
-            config.model.vocab,
-            scheduler.max_num_seqs,
-            torch.device("cpu"),
-            logprobs_mode=config.model.logprobs_mode,
-            processors=processors,
-        ),
-        Slots(
-            scheduler.max_num_seqs,
-            width,
-            len(cache.groups),
-        ),
-        cache=tensors,
-        host_cache=host,
-        block_size=cache.block_size,
+    sampler = Sampler(
+        config.model.vocab,
+        scheduler.max_num_seqs,
+        device,
         logprobs_mode=config.model.logprobs_mode,
-        graphs=Graphs(
-            model,
-            backend,
-            max_rows=scheduler.max_num_seqs,
-            width=width,
-            groups=len(cache.groups),
-        )
-        if not config.device.enforce_eager
-        else None,
+        processors=processors,
     )
-    return Inline(runner, overlap=scheduler.steps_in_flight > 1)
+    width = -(-scheduler.max_model_len // cache.block_size)
+    slots = Slots(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
+    lane = _lane(device)(
+        model,
+        _backend(config, tensors),
+        sampler,
+        slots,
+        memory=[*tensors, *host],
+        max_tokens=scheduler.max_num_batched_tokens,
+        logprobs_mode=config.model.logprobs_mode,
+        eager=config.device.enforce_eager,
+    )
+    runner = Runner(model, sampler, slots, lane, cache=tensors, host_cache=host)
+    return Inline(runner, threaded=device.type == "cpu" and scheduler.steps_in_flight > 1)
+
+
+def _lane(device: torch.device) -> Callable[..., Lane]:
+    """The lane of a kind of device; what it needs is imported where there is such a device."""
+    name = "host" if device.type == "cpu" else device.type
+    found: Callable[..., Lane] = importlib.import_module(f"quire.runner.{name}").Lane
+    return found
 
 
 def _backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend:

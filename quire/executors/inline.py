@@ -1,7 +1,8 @@
 """One device in this process.
 
-With `overlap` the device half runs in a thread of its own, so that the scheduler plans step n + 1
-while the kernels (which release the GIL) compute step n. Without, submit() does the step at once.
+With `threaded` the device half runs in a thread of its own, so that the scheduler plans step n + 1
+while the kernels (which release the GIL) compute step n: what a CPU needs to overlap. Without, a
+step is launched in submit(); a GPU then computes while the scheduler plans.
 A process forked from this one has no such thread: it starts its own, and steps it inherited fail.
 """
 
@@ -14,15 +15,8 @@ from typing import Any
 
 from quire.core.types import StepPlan, StepResult
 from quire.errors import EngineError
+from quire.executors.base import Pending
 from quire.runner.runner import Runner
-
-
-class _Done:
-    def __init__(self, result: StepResult) -> None:
-        self._result = result
-
-    def wait(self) -> StepResult:
-        return self._result
 
 
 class _Running:
@@ -42,17 +36,17 @@ class _Running:
 class Executor:
     """Obeys plans with one runner."""
 
-    def __init__(self, runner: Runner, *, overlap: bool) -> None:
+    def __init__(self, runner: Runner, *, threaded: bool) -> None:
         self.runner = runner
-        self._thread = _device_thread() if overlap else None
+        self._thread = _device_thread() if threaded else None
         self._pid = os.getpid()
 
-    def submit(self, plan: StepPlan) -> _Done | _Running:
+    def submit(self, plan: StepPlan) -> Pending:
         work = self.runner.prepare(plan)
         thread = self._own_thread()
         if thread is None:
-            return _Done(self.runner.execute(work))
-        return _Running(thread.submit(self.runner.execute, work))
+            return self.runner.launch(work)
+        return _Running(thread.submit(lambda: self.runner.launch(work).wait()))
 
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
         thread = self._own_thread()

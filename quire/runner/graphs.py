@@ -45,13 +45,13 @@ class Graphs:
         self._tapes: dict[int, Tape[Tensor]] = {}
         self._recordable = True
 
-    def logits(self, inputs: Inputs) -> Tensor | None:
+    def logits(self, inputs: Inputs, batch: Batch) -> Tensor | None:
         """[R, V] of a decode-only step, valid until the next call; None: run it eagerly."""
         if not self._recordable:
             return None
         rows = len(inputs.token_ids)
         size = padded(rows)
-        self._write(inputs, rows, size)
+        self._write(inputs, batch, rows, size)
         tape = self._tapes.get(size)
         if tape is not None:
             return tape.replay()[:rows]
@@ -63,19 +63,19 @@ class Graphs:
             return None
         return tape.result[:rows]
 
-    def _write(self, inputs: Inputs, rows: int, size: int) -> None:
+    def _write(self, inputs: Inputs, batch: Batch, rows: int, size: int) -> None:
         """Fill the first `rows`; a padding row writes nowhere and attends to nothing."""
         for buffer, values, blank in (
             (self._token_ids, inputs.token_ids, 0),
             (self._positions, inputs.positions, 0),
             (self._contexts, inputs.contexts, 0),
-            *zip(self._kv_slots, inputs.kv_slots, [-1] * len(self._kv_slots)),
+            *((buffer, slots.numpy(), -1) for buffer, slots in zip(self._kv_slots, batch.slots)),
         ):
             array: np.ndarray = buffer.numpy()
             array[:rows] = values
             array[rows:size] = blank
-        for buffer, table in zip(self._tables, inputs.tables):
-            buffer.numpy()[:rows, : table.shape[1]] = table
+        for buffer, table in zip(self._tables, batch.tables):
+            buffer[:rows, : table.shape[1]] = table
 
     def _forward(self, size: int) -> Tensor:
         batch = Batch(
@@ -85,6 +85,7 @@ class Graphs:
             slots=tuple(slots[:size] for slots in self._kv_slots),
             max_query=1,
             max_context=self._tables[0].shape[1],
+            decodes=size,
         )
         step = StepInputs(
             token_ids=self._token_ids[:size],

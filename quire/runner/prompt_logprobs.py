@@ -37,14 +37,16 @@ class PromptLogprobs:
     @classmethod
     def of(cls, plan: StepPlan, inputs: Inputs | None) -> PromptLogprobs | None:
         """None if no row asks, which costs one attribute a prompt row."""
+        if inputs is None or (inputs.decode_only and inputs.outputs.min() > 0):
+            return None  # nobody computes a prompt's position
         asks = []
-        for i, (seq, start, count, _) in enumerate(plan.rows):
+        for at, i in enumerate(inputs.rows):
+            seq, start, count, _ = plan.rows[i]
             top = seq.request.params.prompt_logprobs
             if top is None or start >= seq.prompt_len or seq.index != 0:
                 continue
             targets = tuple(seq.request.prompt[start + 1 : start + count + 1])
-            assert inputs is not None
-            asks.append(_Ask(i, int(inputs.q_starts[i]), targets, int(top)))
+            asks.append(_Ask(i, int(inputs.q_starts[at]), targets, int(top)))
         return cls(tuple(asks)) if asks else None
 
     def compute(

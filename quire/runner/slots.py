@@ -1,50 +1,60 @@
-"""What the device keeps of every running sequence: one row ("slot") for its whole life.
+"""Which block table entries a step adds to the device's rows ("slots").
 
-Not the batch: a step gathers its inputs from here, so nothing is reordered when sequences come and
-go. The runner is the only writer. On the CPU the rows are numpy arrays that torch tensors share.
-
-Axes: slots in the batch's order, W blocks of the longest sequence, one table per layer group.
+A running sequence keeps one slot for its whole life, so nothing is reordered when sequences come
+and go. The tables themselves lie with the device; this knows how much of each the device has.
 """
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import NamedTuple
 
-from quire.core.types import NO_BLOCK, Sequence, StepPlan
+from quire.core.types import Sequence, StepPlan
 
-Ints = npt.NDArray[np.int32]
+
+class Change(NamedTuple):
+    """tables[group][slot, at : at + len(blocks)] = blocks."""
+
+    group: int
+    slot: int
+    at: int
+    blocks: list[int]
 
 
 class Slots:
-    """Block tables by slot, and how much of each the runner has copied already."""
+    """How much of each sequence's tables was handed on. The runner is the only caller."""
 
-    def __init__(self, max_seqs: int, max_blocks: int, groups: int) -> None:
-        self.tables: list[Ints] = [
-            np.full((max_seqs, max_blocks), NO_BLOCK, dtype=np.int32) for _ in range(groups)
-        ]
-        self._known = [[0] * groups for _ in range(max_seqs)]  # leading entries already copied
+    def __init__(self, max_seqs: int, width: int, groups: int, block_size: int) -> None:
+        """width: blocks of the longest sequence."""
+        self.max_seqs, self.width, self.groups = max_seqs, width, groups
+        self.block_size = block_size
+        self._known = [[0] * groups for _ in range(max_seqs)]  # leading entries handed on
         self._joined: list[Sequence | None] = [None] * max_seqs
 
-    def update(self, plan: StepPlan) -> None:
-        """Bring the rows up to the plan: joins and moved ones whole, others by what was added."""
+    def update(self, plan: StepPlan) -> list[Change]:
+        """What the plan adds: joins and moved ones whole, others by what was appended."""
         for slot in plan.leaves:
             self._joined[slot] = None
         for seq in plan.joins:
             self._joined[seq.slot] = seq
-            self._known[seq.slot] = [0] * len(self.tables)
+            self._known[seq.slot] = [0] * self.groups
+        changes: list[Change] = []
         for seq in plan.moved:
             if seq.slot >= 0:
-                self._known[seq.slot] = [0] * len(self.tables)
-        for row in plan.rows:
-            self._append(row.seq)
+                self._known[seq.slot] = [0] * self.groups
+                self._append(seq, changes)
+        size = self.block_size
+        for seq, start, count, _ in plan.rows:
+            # a row of one token inside a block has had no new block, unless it has just joined
+            if count > 1 or not start % size or not self._known[seq.slot][0]:
+                self._append(seq, changes)
+        return changes
 
-    def _append(self, seq: Sequence) -> None:
+    def _append(self, seq: Sequence, changes: list[Change]) -> None:
         slot = seq.slot
         assert self._joined[slot] is seq, f"slot {slot} is not {seq.request.id}'s"
         known = self._known[slot]
         for g, table in enumerate(seq.tables):
             have, want = known[g], len(table)
             if want != have:
-                self.tables[g][slot, have:want] = table[have:]
+                changes.append(Change(g, slot, have, table[have:]))
                 known[g] = want

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from quire.attention.base import Batch
 from quire.attention.paged import Backend
 from quire.config.kv_layout import group_layers
 from quire.kernels.native import library
@@ -22,23 +23,37 @@ BLOCK = 4
 def step_of(rows, context, first_block=0):
     """`rows` sequences of `context` tokens, each in blocks of its own."""
     width = -(-context // BLOCK)
-    tables = np.arange(first_block, first_block + rows * width, dtype=np.int32).reshape(rows, width)
+    blocks = np.arange(first_block, first_block + rows * width, dtype=np.int32).reshape(rows, width)
+    tables = torch.from_numpy(blocks)
     last = context - 1
-    return Inputs(
+    slots = np.arange(rows, dtype=np.int32)
+    inputs = Inputs(
+        rows=range(rows),
+        slots=slots,
         token_ids=np.arange(5, 5 + rows, dtype=np.int32),
-        late=np.array([], dtype=np.int64),
-        late_slots=np.array([], dtype=np.int64),
+        token_slots=slots,
         positions=np.full(rows, last, dtype=np.int32),
         q_starts=np.arange(rows + 1, dtype=np.int32),
         contexts=np.full(rows, context, dtype=np.int32),
-        tables=(tables,),
-        kv_slots=(tables[:, last // BLOCK].astype(np.int64) * BLOCK + last % BLOCK,),
-        sampled=np.arange(rows),
-        sampled_rows=tuple(range(rows)),
+        sampled=slots,
+        sampled_rows=range(rows),
         sampled_slots=tuple(range(rows)),
-        outputs=(0,) * rows,
+        outputs=np.zeros(rows, dtype=np.int32),
+        decodes=rows,
+        max_query=1,
+        max_context=context,
         decode_only=True,
     )
+    batch = Batch(
+        q_starts=torch.from_numpy(inputs.q_starts),
+        contexts=torch.from_numpy(inputs.contexts),
+        tables=(tables,),
+        slots=(tables[:, last // BLOCK].long() * BLOCK + last % BLOCK,),
+        max_query=1,
+        max_context=context,
+        decodes=rows,
+    )
+    return inputs, batch
 
 
 def graphs_over():
@@ -51,11 +66,11 @@ def graphs_over():
     return Graphs(model, backend, max_rows=16, width=32, groups=1), model, backend, cache
 
 
-def eager(model, backend, inputs):
+def eager(model, backend, inputs, batch):
     step = StepInputs(
         torch.from_numpy(inputs.token_ids),
         torch.from_numpy(inputs.positions),
-        backend.plan(inputs.batch()),
+        backend.plan(batch),
     )
     return model.logits(model(step))
 
@@ -64,23 +79,23 @@ def eager(model, backend, inputs):
 def test_replay_equals_eager_for_any_number_of_rows():
     graphs, model, backend, _ = graphs_over()
     for rows in (1, 5, 7, 5, 6, 3, 7):
-        inputs = step_of(rows, context=1)
-        want = eager(model, backend, inputs).clone()
-        assert torch.equal(graphs.logits(inputs), want)
+        step = step_of(rows, context=1)
+        want = eager(model, backend, *step).clone()
+        assert torch.equal(graphs.logits(*step), want)
 
 
 @torch.inference_mode()
 def test_padding_rows_write_nothing():
     graphs, _, _, cache = graphs_over()
     assert padded(6) == padded(5) == 6
-    graphs.logits(step_of(6, context=2))
+    graphs.logits(*step_of(6, context=2))
     for tensor in cache:
         tensor.fill_(0.5)
-    inputs = step_of(5, context=2, first_block=20)
-    graphs.logits(inputs)
+    inputs, batch = step_of(5, context=2, first_block=20)
+    graphs.logits(inputs, batch)
     for tensor in cache:
         touched = (tensor != 0.5).flatten(1).any(1).nonzero().flatten().tolist()
-        assert touched == sorted(inputs.tables[0][:, 0].tolist())
+        assert touched == sorted(batch.tables[0][:, 0].tolist())
 
 
 @torch.inference_mode()
@@ -95,8 +110,8 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_so_once(caplog):
 
     graphs._model = Computes()
     with caplog.at_level(logging.INFO, "quire.runner.graphs"):
-        assert graphs.logits(step_of(2, context=1)) is None
-        assert graphs.logits(step_of(3, context=1)) is None
+        assert graphs.logits(*step_of(2, context=1)) is None
+        assert graphs.logits(*step_of(3, context=1)) is None
     assert [r.message.split(":")[0] for r in caplog.records] == ["decode steps run eagerly"]
 
 

@@ -1,0 +1,72 @@
+"""What a kind of device must do for the runner. host.py does it on the CPU, cuda.py on a GPU.
+
+The runner calls a lane in plan order, from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from quire.core.types import StepResult, TokenLogprobs
+from quire.runner.inputs import Inputs
+from quire.runner.prompt_logprobs import PromptLogprobs
+from quire.runner.slots import Change
+
+
+class Computed(Protocol):
+    """A step that was started, and may be done."""
+
+    def wait(self) -> StepResult:
+        """Block until it is done; may be called again after an interruption."""
+        ...
+
+
+class Lane(Protocol):
+    """The device's half of a step."""
+
+    def write_tables(self, changes: Sequence[Change]) -> None:
+        """Bring the block tables up to the step."""
+        ...
+
+    def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Computed:
+        """Start the forward pass and the sampling."""
+        ...
+
+    def forget_kv(self) -> None:
+        """Every block's content is gone; give back what memory can be given back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step whose result is there."""
+
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+def result_of(
+    inputs: Inputs,
+    ids: Sequence[int],
+    logprobs: Mapping[int, TokenLogprobs],
+    judged: dict[int, list[TokenLogprobs]],
+    errors: Mapping[int, str],
+) -> StepResult:
+    """Say in terms of the plan's rows what was sampled for rows [R] of the inputs."""
+    rows = inputs.sampled_rows
+    if inputs.decode_only:
+        tokens: list[tuple[int, ...]] = list(zip(ids))
+    else:
+        tokens = [()] * len(inputs.rows)
+        for row, token in zip(rows, ids, strict=True):
+            tokens[row] = (token,)
+    return StepResult(
+        tokens,
+        logprobs={rows[i]: [value] for i, value in logprobs.items()},
+        prompt_logprobs=judged,
+        errors={rows[i]: message for i, message in errors.items()},
+    )
