@@ -6,7 +6,9 @@ Infinities are ordinary values on a GPU; numpy, which does the sums here, would 
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 
 def pytest_collection_modifyitems(items):
@@ -17,3 +19,58 @@ def pytest_collection_modifyitems(items):
         item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
         if os.environ.get("TRITON_INTERPRET") != "1":
             item.add_marker(pytest.mark.skip(reason="triton is loaded for the GPU: run tests/cpu"))
+
+
+@pytest.fixture(autouse=True)
+def eight_bits(monkeypatch):
+    """The interpreter rounds to e4m3 without carry into the exponent; a GPU (and torch) with it."""
+    tl = pytest.importorskip("triton.language")
+    from triton.runtime import interpreter
+
+    real = interpreter._convert_float
+    kinds = {tl.float8e4nv: torch.float8_e4m3fn, tl.float32: torch.float32}
+    kinds |= {tl.float16: torch.float16, tl.bfloat16: torch.bfloat16}
+
+    def convert(given, source, wanted, mode):
+        if tl.float8e4nv not in (source, wanted):
+            return real(given, source, wanted, mode)
+        raw = torch.from_numpy(np.array(given).reshape(-1).view(np.uint8))
+        out = raw.view(kinds[source]).to(kinds[wanted]).view(torch.uint8).numpy()
+        return out.view(f"uint{wanted.primitive_bitwidth}").reshape(given.shape)
+
+    monkeypatch.setattr(interpreter, "_convert_float", convert)
+
+
+@pytest.fixture(autouse=True)
+def loop_bounds(monkeypatch):
+    """The interpreter's scalars are arrays of one element, which newer numpy takes for no index."""
+    pytest.importorskip("triton")
+    from triton.runtime import interpreter
+
+    real = interpreter._patch_lang_tensor
+
+    def patch(tensor, scope):
+        real(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch)
+
+
+@pytest.fixture(autouse=True)
+def sixteen_bits(monkeypatch):
+    """The interpreter keeps bfloat16 as integers, and multiplies them as such in a dot product."""
+    tl = pytest.importorskip("triton.language")
+    from triton.runtime import interpreter
+
+    real = interpreter.InterpreterBuilder.create_dot
+
+    def widened(handle):
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        bits = handle.data.astype(np.uint32) << 16
+        return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+    def create_dot(self, a, b, *rest):
+        return real(self, widened(a), widened(b), *rest)
+
+    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
