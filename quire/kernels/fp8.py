@@ -44,7 +44,8 @@ class Fp8Weight:
         outputs, inputs = self.shape
         fine = self.scale.shape in {(outputs,), (-(-outputs // BLOCK), -(-inputs // BLOCK))}
         assert fine, f"scales {list(self.scale.shape)} for a weight {[outputs, inputs]}"
-        assert self.data.dtype == E4M3 and self.scale.dtype == torch.float32
+        assert self.data.dtype == E4M3, self.data.dtype
+        assert self.scale.dtype == torch.float32, self.scale.dtype
         assert self.static is None or not self.block
 
     @property

@@ -1,7 +1,7 @@
 """x @ weight.T + bias over a weight in e4m3: rows of x are quantized first, then multiplied.
 
     y[t, o] = xs[t] * ws[o] * sum_i q[t, i] * w[o, i]            channels
-    y[t, o] = sum_b xs[t, b] * ws[o // 128, b] * sum_i in b ...  blocks
+    y[t, o] = sum_b xs[b, t] * ws[o // 128, b] * sum_i in b ...  blocks
 
 Sums in float32, one rounding to the dtype of x. How many rows the step has changes nothing in what
 is computed: few rows are quantized like many. The reference multiplies dequantized matrices; it is
@@ -41,7 +41,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"x": x, "weight": weight, "bias": b}
 
 
-@op(cases=_cases)
+@op(cases=_cases, gpu=True)
 def fp8_linear(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
     """Multiply every row of x by a weight in e4m3.
 
@@ -57,5 +57,5 @@ def multiply(q: Tensor, scale: Tensor, weight: Fp8Weight) -> Tensor:
     if not weight.block:
         plain = q.float() @ weight.data.float().t()
         return plain * scale[:, None] * weight.scale
-    finer = scale.repeat_interleave(BLOCK, 1)[:, : q.shape[1]]
+    finer = scale.t().repeat_interleave(BLOCK, 1)[:, : q.shape[1]]
     return (q.float() * finer) @ weight.unpack().t()

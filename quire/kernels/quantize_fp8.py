@@ -37,13 +37,13 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"x": torch.zeros(2, 64, device=device)}
 
 
-@op(cases=_cases, atol=0.0)
+@op(cases=_cases, atol=0.0, gpu=True)
 def quantize_fp8(x: Tensor, block: int = 0, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Quantize every row of x.
 
     x: [T, I], rows may be strided. block: 0, or 128 inputs to a scale. static: float32 [1].
-    Returns (q [T, I] e4m3, scale float32): scale [T], or [T, ceil(I / 128)] whose columns are
-    contiguous, as the tensor cores' block product wants it.
+    Returns (q [T, I] e4m3, scale float32): scale [T], or [ceil(I / 128), T], the order in which
+    the tensor cores' block product reads it.
     """
     assert block in (0, BLOCK), block
     wide, (rows, inputs) = x.float(), x.shape
@@ -56,4 +56,4 @@ def quantize_fp8(x: Tensor, block: int = 0, static: Tensor | None = None) -> tup
     groups = torch.nn.functional.pad(wide, (0, -inputs % BLOCK)).view(rows, -1, BLOCK)
     scale = scale_of(groups.abs().amax(2))
     q = (groups * (1.0 / scale)[:, :, None]).view(rows, -1)[:, :inputs]
-    return q.to(E4M3), scale.t().contiguous().t()
+    return q.to(E4M3), scale.t().contiguous()

@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items):
 
 @pytest.fixture(autouse=True)
 def eight_bits(monkeypatch):
-    """The interpreter rounds to e4m3 without carry into the exponent; a GPU (and torch) with it."""
+    """The interpreter cuts off where a GPU (and torch) rounds, and loses the carry of e4m3."""
     tl = pytest.importorskip("triton.language")
     from triton.runtime import interpreter
 
@@ -32,7 +32,7 @@ def eight_bits(monkeypatch):
     kinds |= {tl.float16: torch.float16, tl.bfloat16: torch.bfloat16}
 
     def convert(given, source, wanted, mode):
-        if tl.float8e4nv not in (source, wanted):
+        if source not in kinds or wanted not in kinds:
             return real(given, source, wanted, mode)
         raw = torch.from_numpy(np.array(given).reshape(-1).view(np.uint8))
         out = raw.view(kinds[source]).to(kinds[wanted]).view(torch.uint8).numpy()

@@ -1,0 +1,126 @@
+"""The product of e4m3 rows and an e4m3 weight on the GPU.
+
+The library's kernels where they take the shape (inputs and outputs in multiples of 16; for blocks,
+scales in rows of 16 bytes), else the Triton product below, which takes any. Both accumulate in the
+tensor cores in float32 and scale at the end; by blocks, each 128 inputs are scaled and added.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.fp8 import BLOCK, Fp8Weight
+from quire.kernels.gpu import quantize_fp8
+from quire.kernels.gpu.start import kernel
+
+OUT = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@kernel("T", "xs_step")
+def _product(
+    q_ptr,  # [T, I] e4m3
+    xs_ptr,  # [T] or [GROUPS, T], xs_step apart
+    w_ptr,  # [O, I] e4m3
+    ws_ptr,  # [O] or [O // 128, GROUPS]
+    bias_ptr,  # [O], read only if HAS_BIAS
+    y_ptr,  # [T, O] out
+    T,
+    xs_step,
+    I: tl.constexpr,
+    O: tl.constexpr,
+    GROUPS: tl.constexpr,  # ceil(I / 128)
+    BY_BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BT: tl.constexpr,
+    BO: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    row_tiles = tl.cdiv(T, BT)
+    t = (pid % row_tiles) * BT + tl.arange(0, BT)
+    o = (pid // row_tiles) * BO + tl.arange(0, BO)
+    t_live, o_live = t < T, o < O
+    i = tl.arange(0, 128)
+    q_at = q_ptr + t.to(tl.int64)[:, None] * I + i[None, :]  # T * I can pass 2**31
+    w_at = w_ptr + o.to(tl.int64)[:, None] * I + i[None, :]
+    acc = tl.zeros((BT, BO), tl.float32)
+    for g in range(GROUPS):
+        live = i[None, :] < I - g * 128
+        q = tl.load(q_at + g * 128, mask=t_live[:, None] & live, other=0.0)
+        w = tl.load(w_at + g * 128, mask=o_live[:, None] & live, other=0.0)
+        if BY_BLOCK:
+            xs = tl.load(xs_ptr + t + g * xs_step, mask=t_live, other=0.0)
+            ws = tl.load(ws_ptr + (o // 128) * GROUPS + g, mask=o_live, other=0.0)
+            acc += tl.dot(q, tl.trans(w)) * (xs[:, None] * ws[None, :])
+        else:
+            acc = tl.dot(q, tl.trans(w), acc)
+    if not BY_BLOCK:
+        xs = tl.load(xs_ptr + t, mask=t_live, other=0.0)
+        ws = tl.load(ws_ptr + o, mask=o_live, other=0.0)
+        acc *= xs[:, None] * ws[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + o, mask=o_live, other=0.0).to(tl.float32)[None, :]
+    y_at = y_ptr + t.to(tl.int64)[:, None] * O + o[None, :]
+    tl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=t_live[:, None] & o_live[None, :])
+
+
+def outputs(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
+    if x.dim() != 2 or x.dtype not in OUT or x.stride(1) != 1:
+        return NotImplemented
+    if x.shape[1] > quantize_fp8.WIDEST:
+        return NotImplemented
+    return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+
+
+def launch(out: Tensor, x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> None:
+    rows = quantize_fp8.empty_rows(x.shape[0], x.shape[1], weight.block, x.device)
+    quantize_fp8.launch(rows, x, weight.block, weight.static)
+    product(out, *rows, weight, bias)
+
+
+def product(
+    out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None = None
+) -> None:
+    """Fill out [T, O] from rows already quantized."""
+    if not q.shape[0]:
+        return
+    if not library_takes(q, weight):
+        own_product(out, q, scale, weight, bias)
+    elif weight.block:
+        _library(out, q, scale.t(), weight, weight.scale.t(), bias)
+    else:
+        _library(out, q, scale[:, None], weight, weight.scale[None], bias)
+
+
+def library_takes(q: Tensor, weight: Fp8Weight) -> bool:
+    """Whether torch._scaled_mm has a kernel for these operands."""
+    outputs, inputs = weight.shape
+    if not q.is_cuda or inputs % 16 or outputs % 16:
+        return False
+    return not weight.block or (inputs % 512 == 0 and outputs % 128 == 0 and q.shape[0] % 4 == 0)
+
+
+def _library(
+    out: Tensor, q: Tensor, qs: Tensor, weight: Fp8Weight, ws: Tensor, bias: Tensor | None
+) -> None:
+    torch._scaled_mm(
+        q, weight.data.t(), scale_a=qs, scale_b=ws, bias=bias, out_dtype=out.dtype,
+        use_fast_accum=not weight.block, out=out,
+    )  # fmt: skip
+
+
+def own_product(
+    out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None = None
+) -> None:
+    """The same in Triton, for any shape."""
+    rows, (outputs, inputs) = q.shape[0], weight.shape
+    bt = min(max(triton.next_power_of_2(rows), 16), 128)
+    bo = 128 if bt >= 64 else 64
+    grid = (triton.cdiv(rows, bt) * triton.cdiv(outputs, bo), 1, 1)
+    step = scale.stride(0) if weight.block else 0
+    groups = triton.cdiv(inputs, BLOCK)
+    consts = (inputs, outputs, groups, bool(weight.block), bias is not None, bt, bo)
+    tensors = (q, scale, weight.data, weight.scale, bias, out)
+    _product(grid, tensors, (rows, step), consts, 8 if bt * bo >= 16384 else 4, 4)
