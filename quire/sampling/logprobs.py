@@ -16,7 +16,9 @@ import torch
 from torch import Tensor
 
 from quire.core.types import TokenLogprobs
+from quire.kernels.stand import Standing, stand
 from quire.sampling.rows import Scratch, joined, log_sums
+from quire.sampling.transfer import fetching
 
 Mode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
@@ -26,19 +28,31 @@ ALL = -1
 
 @dataclass(slots=True)
 class Scores:
-    """Scored rows, on the device until `lists`. n rows; the listed tokens are [n, C]."""
+    """Scored rows, on the device until fetched. n rows; the listed tokens are [n, C]."""
 
-    chosen: Tensor  # [n] int64
+    chosen: Tensor  # [n] int
     value: Tensor  # [n] float64
-    rank: Tensor  # [n] int64
-    ids: Tensor  # [n, C] int64, best first
+    rank: Tensor  # [n] int
+    ids: Tensor  # [n, C] int
     values: Tensor  # [n, C] float64
+    ranks: Tensor | None = None  # [n, C] int; None: the list is sorted, so they follow
+
+    def fetch(self) -> Scores:
+        """The same on the host, once the device's stream has come this far."""
+        return Scores(
+            fetching(self.chosen),
+            fetching(self.value),
+            fetching(self.rank),
+            fetching(self.ids),
+            fetching(self.values),
+            None if self.ranks is None else fetching(self.ranks),
+        )
 
     def lists(self, counts: Sequence[int]) -> list[TokenLogprobs]:
         """For the host: row i lists its first counts[i] tokens (ALL: every one)."""
         chosen, value, rank = self.chosen.tolist(), self.value.tolist(), self.rank.tolist()
         ids, values = self.ids.cpu().numpy(), self.values.cpu().numpy()
-        ranks = _shared_ranks(values)
+        ranks = _shared_ranks(values) if self.ranks is None else self.ranks.cpu().numpy()
         made = []
         for i, count in enumerate(counts):
             end = ids.shape[1] if count == ALL else count
@@ -60,59 +74,72 @@ def _shared_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def score(
-    logits: Tensor, chosen: Tensor, k: int, scratch: Scratch, *, as_logits: bool = False
+    logits: Tensor, chosen: Tensor, k: int, scratch: Scratch | None, *, as_logits: bool = False
 ) -> Scores:
     """Score the chosen token and the k best of each row.
 
-    logits: [n, V], any float dtype, not changed. chosen: [n] int64. k: 0 or more, or ALL.
-    as_logits: give logits instead of logprobs.
+    logits: [n, V], any float dtype, not changed. chosen: [n] int. k: 0 or more, or ALL.
+    scratch: the host's; None: the logits are not on the host. as_logits: logits, not logprobs.
     """
-    log_total = 0.0 if as_logits else log_sums(logits, scratch)[:, None]
-    value = logits.gather(1, chosen[:, None])
-    ranks, ids = [], []
-    for block in scratch.blocks(len(logits)):
-        ranks.append(scratch.lane.greater(logits[block], value[block]))
-        ids.append(_best(logits[block].float(), k, scratch))
-    listed = joined(ids)
-    values = logits.gather(1, listed).double() - log_total
-    own = (value.double() - log_total)[:, 0]
-    return Scores(chosen, own, joined(ranks) + 1, listed, values)
+    standing = _stand(logits, chosen, k, scratch)
+    shift = 0.0 if as_logits else standing.log_totals[:, None]
+    own = (_picked(logits, chosen[:, None]) - shift)[:, 0]
+    values = _picked(logits, standing.ids) - shift
+    return Scores(chosen, own, standing.greater + 1, standing.ids, values)
 
 
 def score_ids(
-    logits: Tensor, chosen: Tensor, ids: Sequence[int], *, as_logits: bool, scratch: Scratch
-) -> TokenLogprobs:
-    """Score the chosen token of one row [1, V], then the given ids in their order."""
-    scores = score(logits, chosen, 0, scratch, as_logits=as_logits)
-    wanted = torch.tensor([list(ids)], device=logits.device)
-    log_total = 0.0 if as_logits else log_sums(logits, scratch)[:, None]
-    picked = logits.gather(1, wanted)
-    ordered = logits[0].float().sort().values
-    beaten = torch.searchsorted(ordered, picked[0].float(), right=True)
-    values = (picked.double() - log_total)[0].tolist()
-    ranks = (len(ordered) - beaten + 1).tolist()
-    only = scores.lists([0])[0]
-    return TokenLogprobs(only.ids + list(ids), only.values + values, only.ranks + ranks)
+    logits: Tensor, chosen: Tensor, ids: Tensor, scratch: Scratch | None, *, as_logits: bool = False
+) -> Scores:
+    """Score the chosen token of each row, then the given ids [n, C] in their order."""
+    standing = _stand(logits, chosen, 0, scratch)
+    shift = 0.0 if as_logits else standing.log_totals[:, None]
+    own = (_picked(logits, chosen[:, None]) - shift)[:, 0]
+    picked = logits.gather(1, ids.long())
+    beaten = [(logits > picked[:, c : c + 1]).sum(-1) for c in range(ids.shape[1])]
+    ranks = torch.stack(beaten, 1) + 1
+    return Scores(chosen, own, standing.greater + 1, ids, picked.double() - shift, ranks)
+
+
+def _picked(logits: Tensor, ids: Tensor) -> Tensor:
+    return logits.gather(1, ids.long()).double()
+
+
+def _stand(logits: Tensor, chosen: Tensor, k: int, scratch: Scratch | None) -> Standing:
+    """Mass of each row, how many tokens beat the chosen one, and the k best."""
+    wanted = logits.shape[1] if k == ALL else min(k, logits.shape[1])
+    if scratch is None:
+        return stand(logits, chosen, wanted)
+    value = logits.gather(1, chosen[:, None])
+    greater, ids = [], []
+    for block in scratch.blocks(len(logits)):
+        greater.append(scratch.lane.greater(logits[block], value[block]))
+        ids.append(_best(logits[block].float(), wanted, scratch))
+    return Standing(log_sums(logits, scratch), joined(greater), joined(ids))
 
 
 def _best(x: Tensor, k: int, scratch: Scratch) -> Tensor:
     if k == 0:
         return torch.empty((len(x), 0), dtype=torch.int64, device=x.device)
-    if k == ALL or k >= x.shape[1]:
+    if k == x.shape[1]:
         return x.sort(dim=-1, descending=True, stable=True).indices
     found: Tensor = scratch.lane.best(x, k)
     return found
 
 
+def prompt_scores(
+    logits: Tensor, targets: Tensor, k: int, *, mode: Mode = "raw_logprobs"
+) -> Scores:
+    """Score prompt tokens: logits [P, V] (any float dtype) predict targets [P] (int64)."""
+    rows, vocab = logits.shape
+    scratch = Scratch(vocab, logits.device, max(1, rows)) if logits.is_cpu else None
+    return score(logits, targets, k, scratch, as_logits=mode.endswith("_logits"))
+
+
 def prompt_logprobs(
     logits: Tensor, targets: Tensor, k: int, *, mode: Mode = "raw_logprobs"
 ) -> list[TokenLogprobs]:
-    """Score prompt tokens: logits [P, V] (any float dtype) predict targets [P] (int64).
-
-    Goes through blocks of rows, so float32 of all of them never exists at once.
-    """
+    """`prompt_scores` on the host, waiting for the device if need be."""
     if not len(logits):
         return []
-    scratch = Scratch(logits.shape[1], logits.device, len(logits))
-    scores = score(logits, targets, k, scratch, as_logits=mode.endswith("_logits"))
-    return scores.lists([k] * len(logits))
+    return prompt_scores(logits, targets, k, mode=mode).lists([k] * len(logits))

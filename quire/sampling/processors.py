@@ -180,6 +180,9 @@ class Processors:
     def leave(self, slot: int) -> None:
         self._tokens.pop(slot, None)
 
+    def holds(self, slot: int) -> bool:
+        return bool(self._all)
+
     def edit(self, batch: Batch) -> Edit | None:
         if not self._all:
             return None

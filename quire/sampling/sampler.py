@@ -17,84 +17,29 @@ Source: the order is that of vLLM V1's sampler, which users rely on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.params import SamplingParams
-from quire.core.types import UNKNOWN, TokenLogprobs
+from quire.core.types import UNKNOWN
 from quire.core.types import Sequence as Seq
-from quire.sampling.cuts import Cut, Cuts, make_cuts
-from quire.sampling.logprobs import Mode, Scores, score, score_ids
-from quire.sampling.philox import Uniforms
+from quire.kernels.argmax import argmax
+from quire.kernels.sample import sample
+from quire.sampling.device_lane import DeviceLane
+from quire.sampling.host_lane import HostLane
+from quire.sampling.logprobs import Mode, score, score_ids
 from quire.sampling.processors import LogitsProcessor, Processors
-from quire.sampling.rows import Scratch, argmax
-from quire.sampling.steps.base import Batch, Edit, Step
+from quire.sampling.recipe import Asking, Lane, Recipe, ask_of, group_asks
+from quire.sampling.sampled import Sampled, Scored
+from quire.sampling.steps.base import Batch, Step
 from quire.sampling.steps.bias import LogitBias
 from quire.sampling.steps.callables import Callables
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.penalties import Penalties
-from quire.sampling.steps.top_k_top_p import processed, sample
 
-
-@dataclass(slots=True)
-class Sampled:
-    """What one sampling chose. Reading `errors` or logprobs waits for the device."""
-
-    token_ids: Tensor  # [R] int64 on the device; nobody may write to it
-    tops: Tensor  # [R] each row's best logit: not finite if the row is spoilt
-    faults: dict[int, str] = field(default_factory=dict)
-    scored: list[tuple[list[int], list[int], Scores]] = field(default_factory=list)
-    listed: dict[int, TokenLogprobs] = field(default_factory=dict)
-
-    @property
-    def errors(self) -> dict[int, str]:
-        """Row -> why its sequence must end. Its token means nothing."""
-        finite = np.isfinite(self.tops.cpu().numpy())
-        if finite.all():
-            return self.faults
-        words = {row: _spoilt(float(self.tops[row])) for row in np.flatnonzero(~finite).tolist()}
-        return words | self.faults
-
-    def logprobs(self) -> dict[int, TokenLogprobs]:
-        """Row -> logprobs, of the rows that asked."""
-        found = dict(self.listed)
-        for rows, counts, scores in self.scored:
-            found.update(zip(rows, scores.lists(counts)))
-        return found
-
-
-def _spoilt(top: float) -> str:
-    if top == -np.inf:
-        return "no token is allowed: every logit is -inf"
-    return f"the model's logits are not finite ({top})"
-
-
-class Ask(NamedTuple):
-    """The logprobs a slot wants."""
-
-    k: int
-    ids: tuple[int, ...] | None
-
-
-@dataclass(slots=True)
-class Recipe:
-    """All that sampling one batch of slots needs, but its logits and positions."""
-
-    slots: tuple[int, ...]
-    edits: list[Edit]
-    greedy: list[int]  # rows
-    random: list[Cuts]
-    shares: list[np.ndarray]  # slots of each group of random rows
-    asks: dict[int, Ask]  # row -> what it wants
-    scale: Tensor | None  # [R, 1] temperatures, if processors must see scaled logits
-
-    @property
-    def simple(self) -> bool:
-        return not (self.edits or self.random or self.asks)
+Kind = Literal["greedy", "random"]
 
 
 class Sampler:
@@ -108,12 +53,17 @@ class Sampler:
         *,
         logprobs_mode: Mode = "raw_logprobs",
         processors: Sequence[LogitsProcessor] = (),
+        asynchronous: bool | None = None,
     ) -> None:
-        """`processors`: engine-wide ones (quire.sampling.processors.load_processors)."""
+        """`processors`: engine-wide ones (quire.sampling.processors.load_processors).
+        asynchronous: nothing waits for results, as a GPU needs it; None: if the device is one.
+        """
         self.vocab = vocab
         self.device = torch.device(device)
         self._mode = logprobs_mode
         self._params: dict[int, SamplingParams] = {}
+        self._general: set[int] = set()  # slots that only `sample` can serve
+        self._random: set[int] = set()
         self._processors = Processors(processors)
         self._steps: list[Step] = [
             AllowedIds(),
@@ -124,25 +74,61 @@ class Sampler:
             Callables(),
             self._processors,
         ]
-        self._scratch = Scratch(vocab, self.device, max_seqs)
-        self._uniforms = Uniforms(max_seqs)
+        if asynchronous is None:
+            asynchronous = self.device.type != "cpu"
+        self._device_lane = DeviceLane(vocab, max_seqs, self.device) if asynchronous else None
+        self._lane: Lane = self._device_lane or HostLane(vocab, max_seqs)
         self._recipe: Recipe | None = None
 
     def join(self, slot: int, seq: Seq) -> None:
         """A sequence takes a slot. Its tokens so far are all the history there is."""
-        self._recipe = None
-        self._params[slot] = seq.request.params
-        self._uniforms.join(slot, seq.request.seed + seq.index)
+        self.leave(slot)
+        params = seq.request.params
+        self._params[slot] = params
+        self._lane.join(slot, params, seq.request.seed + seq.index)
         tokens = _known(seq)
         for step in self._steps:
             step.join(slot, seq, tokens)
+        if ask_of(params) is not None or any(step.holds(slot) for step in self._steps):
+            self._general.add(slot)
+        if not params.greedy:
+            self._random.add(slot)
 
     def leave(self, slot: int) -> None:
         """The slot is empty."""
         self._recipe = None
         self._params.pop(slot, None)
+        self._general.discard(slot)
+        self._random.discard(slot)
         for step in self._steps:
             step.leave(slot)
+
+    def kind(self, slots: Sequence[int]) -> Kind | None:
+        """How `choose` can serve these slots; None: it cannot, `sample` must.
+
+        To be called before each choose or replay of one, after the step's joins: what the slots
+        ask is on its way to the device when this returns.
+        """
+        if self._device_lane is not None:
+            self._device_lane.table.flush()
+        if not self._general.isdisjoint(slots):
+            return None
+        return "greedy" if self._random.isdisjoint(slots) else "random"
+
+    def choose(
+        self, logits: Tensor, row_slots: Tensor, outputs: Tensor, kind: Kind
+    ) -> tuple[Tensor, Tensor]:
+        """A token for each row, from device tensors alone: a graph can capture it.
+
+        logits: [R, V], not changed. row_slots: [R] int32, -1 for rows that nobody reads. outputs:
+        [R] int32, tokens each sequence has put out already. Both are read only if kind is random.
+        Returns ids [R] int32 and each row's best logit [R] float32 (see Sampled.tops).
+        """
+        if kind == "greedy":
+            return argmax(logits)
+        assert self._device_lane is not None
+        drawn = sample(logits, row_slots, outputs, self._device_lane.table.lines)
+        return drawn.ids, drawn.tops
 
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
         """Choose a token for each row.
@@ -152,50 +138,28 @@ class Sampler:
         """
         recipe = self._recipe_of(tuple(slots))
         if recipe.simple:
-            return Sampled(*argmax(logits, self._scratch))
+            return Sampled(*self._lane.greedy(logits))
         return self._sample(logits, recipe, positions)
 
     def _sample(self, logits: Tensor, recipe: Recipe, positions: Sequence[int]) -> Sampled:
         faults: dict[int, str] = {}
         due = [edit for edit in recipe.edits if edit.due(positions)]
-        raw = self._raw_rows(logits, recipe, bool(due))
+        raw = self._raw(logits, recipe, changes=bool(due))
         work = logits.float().contiguous() if due else logits
         for edit in due:
             edit.apply(work, positions, faults)
         if recipe.scale is not None:
             self._processors.run(self._processors.keeping, work.div_(recipe.scale), faults)
-        ids, tops = self._choose(work, recipe, positions)
+        ids, tops, choice = self._lane.choose(work, recipe.rows, positions)
         for edit in recipe.edits:
             edit.drawn(ids)
         made = Sampled(ids, tops, faults)
-        if recipe.asks:
-            self._score(made, raw if raw is not None else self._processed(work, recipe), recipe)
+        if recipe.asking:
+            if raw is None:
+                final = self._lane.processed(work, recipe.rows, choice)
+                raw = [_rows(final, asking.at) for asking in recipe.asking]
+            made.scored = [self._score(ids, *pair) for pair in zip(recipe.asking, raw)]
         return made
-
-    def _choose(
-        self, work: Tensor, recipe: Recipe, positions: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        if not recipe.random:
-            return argmax(work, self._scratch)
-        draws = [self._draw(work, recipe, group, positions) for group in range(len(recipe.random))]
-        if len(draws) == 1 and recipe.random[0].rows is None:
-            return draws[0]
-        ids = torch.empty(len(work), dtype=torch.int64, device=self.device)
-        tops = torch.empty(len(work), device=self.device)
-        if recipe.greedy:
-            rows = torch.tensor(recipe.greedy, device=self.device)
-            ids[rows], tops[rows] = argmax(work.index_select(0, rows), self._scratch)
-        for cuts, (group_ids, group_tops) in zip(recipe.random, draws):
-            ids[cuts.rows], tops[cuts.rows] = group_ids, group_tops
-        return ids, tops
-
-    def _draw(
-        self, work: Tensor, recipe: Recipe, group: int, positions: Sequence[int]
-    ) -> tuple[Tensor, Tensor]:
-        cuts = recipe.random[group]
-        at = [positions[row] for row in cuts.numbers]
-        shares = torch.from_numpy(self._uniforms.at(recipe.shares[group], at)).to(self.device)
-        return sample(work, cuts, shares, self._scratch)
 
     # --- recipes ---
 
@@ -208,87 +172,42 @@ class Sampler:
         batch = Batch(slots, self.vocab, self.device)
         edits = [edit for step in self._steps if (edit := step.edit(batch)) is not None]
         params = [self._params[slot] for slot in slots]
+        random = not all(p.greedy for p in params)
         scale = None
-        if self._processors.keeping and not all(p.greedy for p in params):
-            values = [1.0 if p.greedy else p.temperature for p in params]
-            scale = torch.tensor(values, device=self.device)[:, None]
-        plain: list[int] = []
-        cut: list[int] = []
-        for row, p in enumerate(params):
-            if not p.greedy:
-                (plain if _uncut(p) else cut).append(row)
+        if self._processors.keeping and random:
+            scale = batch.tensor([1.0 if p.greedy else p.temperature for p in params])[:, None]
         return Recipe(
             slots=slots,
             edits=edits,
-            greedy=[row for row, p in enumerate(params) if p.greedy],
-            random=[self._cuts(rows, params, scale is not None) for rows in (plain, cut) if rows],
-            shares=[np.array([slots[r] for r in rows]) for rows in (plain, cut) if rows],
-            asks={row: ask for row, p in enumerate(params) if (ask := _ask(p)) is not None},
+            random=random,
+            rows=self._lane.rows(batch, params, scale is not None),
+            asking=group_asks(batch, params),
             scale=scale,
         )
 
-    def _cuts(self, rows: list[int], params: list[SamplingParams], scaled: bool) -> Cuts:
-        chosen = [params[row] for row in rows]
-        asked = [
-            Cut(1.0 if scaled else p.temperature, p.min_p, _top_k(p, self.vocab), p.top_p)
-            for p in chosen
-        ]
-        return make_cuts(rows, len(params), asked, self.device)
-
     # --- logprobs ---
 
-    def _raw_rows(self, logits: Tensor, recipe: Recipe, changes: bool) -> Tensor | None:
-        """The rows that asked, as the model gave them. None if they are not what is scored."""
-        if not recipe.asks or self._mode.startswith("processed"):
+    def _raw(self, logits: Tensor, recipe: Recipe, *, changes: bool) -> list[Tensor] | None:
+        """Per group of askers their rows, as the model gave them. None if others are scored."""
+        if self._mode.startswith("processed"):
             return None
-        return self._rows(logits, list(recipe.asks), changes)
+        copied = logits.dtype == torch.float32 and changes
+        rows = [_rows(logits, asking.at) for asking in recipe.asking]
+        return [x.clone() if x is logits and copied else x for x in rows]
 
-    def _rows(self, logits: Tensor, rows: list[int], copy: bool) -> Tensor:
-        if len(rows) == len(logits):
-            return logits.clone() if copy and logits.dtype == torch.float32 else logits
-        return logits.index_select(0, torch.tensor(rows, device=self.device))
-
-    def _processed(self, work: Tensor, recipe: Recipe) -> Tensor:
-        """What the tokens of the asking rows were chosen from."""
-        final = work.float().clone()
-        for cuts in recipe.random:
-            where = slice(None) if cuts.rows is None else cuts.rows
-            final[where] = processed(work, cuts, self._scratch)
-        return self._rows(final, list(recipe.asks), copy=False)
-
-    def _score(self, made: Sampled, logits: Tensor, recipe: Recipe) -> None:
-        """Rows with the same k are scored together, so that none pays for another's k."""
+    def _score(self, ids: Tensor, asking: Asking, logits: Tensor) -> Scored:
         as_logits = self._mode.endswith("_logits")
-        groups: dict[int, list[int]] = {}
-        for at, (row, ask) in enumerate(recipe.asks.items()):
-            if ask.ids is None:
-                groups.setdefault(ask.k, []).append(at)
-                continue
-            chosen = made.token_ids[row : row + 1]
-            made.listed[row] = score_ids(
-                logits[at : at + 1], chosen, ask.ids, as_logits=as_logits, scratch=self._scratch
-            )
-        asking = list(recipe.asks)
-        for k, places in groups.items():
-            rows = [asking[at] for at in places]
-            x = self._rows(logits, places, copy=False)
-            chosen = made.token_ids[torch.tensor(rows, device=self.device)]
-            scores = score(x, chosen, k, self._scratch, as_logits=as_logits)
-            made.scored.append((rows, [k] * len(rows), scores))
+        chosen, k, scratch = _rows(ids, asking.at), asking.ask.k, self._lane.scratch
+        if asking.ids is None:
+            scores = score(logits, chosen, k, scratch, as_logits=as_logits)
+            return Scored(asking.rows, k, scores)
+        listed = asking.ids.expand(len(asking.rows), -1)
+        scores = score_ids(logits, chosen, listed, scratch, as_logits=as_logits)
+        return Scored(asking.rows, listed.shape[1], scores)
 
 
-def _uncut(p: SamplingParams) -> bool:
-    return p.top_k <= 0 and p.top_p >= 1 and p.min_p <= 0
-
-
-def _top_k(p: SamplingParams, vocab: int) -> int:
-    return 0 if p.top_k <= 0 or p.top_k >= vocab else p.top_k
-
-
-def _ask(p: SamplingParams) -> Ask | None:
-    if p.logprob_token_ids:
-        return Ask(0, tuple(p.logprob_token_ids))
-    return None if p.logprobs is None else Ask(p.logprobs, None)
+def _rows(x: Tensor, at: Tensor | None) -> Tensor:
+    return x if at is None else x.index_select(0, at)
 
 
 def _known(seq: Seq) -> list[int]:

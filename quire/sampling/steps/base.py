@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.core.types import Sequence as Seq
+from quire.sampling.transfer import sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +36,9 @@ class Batch:
         """
         return [row * self.vocab + i for i in ids if i < self.vocab]
 
-    def tensor(self, values: Sequence[int] | Sequence[float]) -> Tensor:
+    def tensor(self, values: Sequence[int] | Sequence[float] | Sequence[list[int]]) -> Tensor:
         """Values on the device: int64 or float32."""
-        return torch.tensor(values, device=self.device)
+        return sent(values, self.device)
 
 
 class Edit:
@@ -64,6 +65,10 @@ class Step(Protocol):
 
     def leave(self, slot: int) -> None:
         """The slot is empty; unknown slots are ignored."""
+        ...
+
+    def holds(self, slot: int) -> bool:
+        """Whether the slot's sequence asks for this parameter."""
         ...
 
     def edit(self, batch: Batch) -> Edit | None:

@@ -26,6 +26,9 @@ class LogitBias:
     def leave(self, slot: int) -> None:
         self._bias.pop(slot, None)
 
+    def holds(self, slot: int) -> bool:
+        return slot in self._bias
+
     def edit(self, batch: Batch) -> Edit | None:
         pairs = [
             (row * batch.vocab + int(i), b)

@@ -59,6 +59,9 @@ class Callables:
     def leave(self, slot: int) -> None:
         self._callers.pop(slot, None)
 
+    def holds(self, slot: int) -> bool:
+        return slot in self._callers
+
     def edit(self, batch: Batch) -> Edit | None:
         rows = [(row, self._callers[slot]) for row, slot in batch.of(self._callers)]
         return _Call(rows) if rows else None

@@ -29,6 +29,9 @@ class AllowedIds:
     def leave(self, slot: int) -> None:
         self._ids.pop(slot, None)
 
+    def holds(self, slot: int) -> bool:
+        return slot in self._ids
+
     def edit(self, batch: Batch) -> Edit | None:
         rows = batch.of(self._ids)
         if not rows:
@@ -63,6 +66,9 @@ class MinTokens:
 
     def leave(self, slot: int) -> None:
         self._least.pop(slot, None)
+
+    def holds(self, slot: int) -> bool:
+        return slot in self._least
 
     def edit(self, batch: Batch) -> Edit | None:
         rows = batch.of(self._least)
@@ -127,6 +133,9 @@ class BadWords:
 
     def leave(self, slot: int) -> None:
         self._words.pop(slot, None)
+
+    def holds(self, slot: int) -> bool:
+        return slot in self._words
 
     def edit(self, batch: Batch) -> Edit | None:
         rows = batch.of(self._words)

@@ -87,6 +87,9 @@ class Penalties:
             self._free.append(self.places.pop(slot))
             del self.factors[slot], self._need[slot]
 
+    def holds(self, slot: int) -> bool:
+        return slot in self.places
+
     def edit(self, batch: Batch) -> Edit | None:
         rows = batch.of(self.places)
         return _Punish(self, batch, rows) if rows else None

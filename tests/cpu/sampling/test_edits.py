@@ -203,7 +203,7 @@ def test_neutral_parameters_change_nothing_and_make_no_edit(kw):
     assert torch.equal(*ids)
     assert torch.equal(rows, before)
     assert neutral._recipe.edits == []
-    assert neutral._recipe.random[0].plain
+    assert neutral._recipe.rows.random[0].plain
 
 
 def test_min_tokens_end_for_each_row_at_its_own_count():

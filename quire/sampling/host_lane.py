@@ -1,0 +1,106 @@
+"""Choosing tokens on the CPU: random rows in two groups, plain and cut, through numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.core.params import SamplingParams
+from quire.sampling.cuts import Cut, Cuts, make_cuts
+from quire.sampling.philox import Uniforms
+from quire.sampling.rows import Scratch, argmax
+from quire.sampling.steps.base import Batch
+from quire.sampling.steps.top_k_top_p import processed, sample
+
+
+@dataclass(slots=True)
+class HostRows:
+    """The rows of a batch by how they choose."""
+
+    greedy: list[int]
+    random: list[Cuts]
+    slots: list[np.ndarray]  # of each group of random rows
+
+
+class HostLane:
+    """The `Lane` of tensors on the CPU."""
+
+    def __init__(self, vocab: int, max_seqs: int) -> None:
+        self.scratch = Scratch(vocab, torch.device("cpu"), max_seqs)
+        self._vocab = vocab
+        self._uniforms = Uniforms(max_seqs)
+
+    def join(self, slot: int, params: SamplingParams, seed: int) -> None:
+        """A sequence takes the slot."""
+        self._uniforms.join(slot, seed)
+
+    def rows(self, batch: Batch, params: list[SamplingParams], scaled: bool) -> HostRows:
+        """Make ready for a batch."""
+        plain: list[int] = []
+        cut: list[int] = []
+        for row, p in enumerate(params):
+            if not p.greedy:
+                (plain if _uncut(p) else cut).append(row)
+        return HostRows(
+            greedy=[row for row, p in enumerate(params) if p.greedy],
+            random=[self._cuts(rows, params, scaled) for rows in (plain, cut) if rows],
+            slots=[np.array([batch.slots[r] for r in rows]) for rows in (plain, cut) if rows],
+        )
+
+    def _cuts(self, rows: list[int], params: list[SamplingParams], scaled: bool) -> Cuts:
+        chosen = [params[row] for row in rows]
+        asked = [
+            Cut(1.0 if scaled else p.temperature, p.min_p, _top_k(p, self._vocab), p.top_p)
+            for p in chosen
+        ]
+        return make_cuts(rows, len(params), asked, torch.device("cpu"))
+
+    def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Every row takes its greatest."""
+        return argmax(logits, self.scratch)
+
+    def choose(
+        self, logits: Tensor, rows: HostRows, positions: Sequence[int]
+    ) -> tuple[Tensor, Tensor, None]:
+        """Greedy rows and each group of random ones by themselves."""
+        if not rows.random:
+            return *argmax(logits, self.scratch), None
+        draws = [self._draw(logits, rows, group, positions) for group in range(len(rows.random))]
+        if len(draws) == 1 and rows.random[0].rows is None:
+            return *draws[0], None
+        ids = torch.empty(len(logits), dtype=torch.int64)
+        tops = torch.empty(len(logits))
+        if rows.greedy:
+            at = torch.tensor(rows.greedy)
+            ids[at], tops[at] = argmax(logits.index_select(0, at), self.scratch)
+        for cuts, (group_ids, group_tops) in zip(rows.random, draws):
+            ids[cuts.rows], tops[cuts.rows] = group_ids, group_tops
+        return ids, tops, None
+
+    def _draw(
+        self, logits: Tensor, rows: HostRows, group: int, positions: Sequence[int]
+    ) -> tuple[Tensor, Tensor]:
+        cuts = rows.random[group]
+        at = [positions[row] for row in cuts.numbers]
+        shares = torch.from_numpy(self._uniforms.at(rows.slots[group], at))
+        return sample(logits, cuts, shares, self.scratch)
+
+    def processed(self, logits: Tensor, rows: HostRows, choice: None) -> Tensor:
+        """Cut once more: the draw did not keep where."""
+        final = logits.float().clone()
+        for cuts in rows.random:
+            where = slice(None) if cuts.rows is None else cuts.rows
+            final[where] = processed(logits, cuts, self.scratch)
+        return final
+
+
+def _uncut(p: SamplingParams) -> bool:
+    return p.top_k <= 0 and p.top_p >= 1 and p.min_p <= 0
+
+
+def _top_k(p: SamplingParams, vocab: int) -> int:
+    return 0 if p.top_k <= 0 or p.top_k >= vocab else p.top_k
