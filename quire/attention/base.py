@@ -23,7 +23,11 @@ class Caps:
     dtypes: frozenset[torch.dtype]
     windows: bool = True
     softcap: bool = True
+    sinks: bool = False
+    alibi: bool = False
+    fp8_cache: bool = False
     max_head_dim: int | None = None
+    block_sizes: frozenset[int] | None = None  # None: any
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +35,13 @@ class Batch:
     """The sequences of one step, as tensors on the device.
 
     Sequence s owns the query rows [q_starts[s], q_starts[s+1]), the last of its contexts[s]
-    tokens. `tables` and `slots` have one entry per layer group.
+    tokens. `tables` and `slots` have one entry per layer group. A padding row has context 0 and
+    slot -1. The host's bounds may be far above what the tensors say when a captured step replays.
     """
 
     q_starts: Tensor  # [S+1] int32
-    contexts: Tensor  # [S] int32
-    tables: tuple[Tensor, ...]  # each [S, W] int32
+    contexts: Tensor  # [S] int32, the step's tokens included
+    tables: tuple[Tensor, ...]  # each [S, W] int32; [M, W] with `rows`
     slots: tuple[Tensor, ...]  # each [T] int64
     max_query: int
     max_context: int
@@ -50,6 +55,10 @@ class AttentionLayer(Protocol):
     scale: float
     window: int | None
     softcap: float | None
+    sinks: Tensor | None
+    alibi: Tensor | None
+    k_scale: float
+    v_scale: float
     group: int
     place: int
 

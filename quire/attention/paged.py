@@ -1,4 +1,8 @@
-"""The backend over our own paged_attention op: reference, C++ on CPU, Triton on CUDA."""
+"""The backend over our own paged_attention op: reference, C++ on CPU, Triton on CUDA.
+
+It owns the counters by which the parts of a split context find their last one: zeros between
+launches, and of this backend alone, so that two engines on one device never share them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,12 @@ from quire.kernels.paged_attention import paged_attention
 CAPS = Caps(
     devices=frozenset({"cpu", "cuda"}),
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
+    sinks=True,
+    alibi=True,
+    fp8_cache=True,
 )
+
+_COUNTERS = 1 << 16  # sequences times kv heads of one launch; beyond it, they are made anew
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +32,12 @@ class PagedStep:
 
     cache: list[Tensor]
     batch: Batch
+    counters: Tensor | None
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
         """Write k, v [T, K, D] to the layer's place, then attend q [T, H, D]."""
         batch, cache = self.batch, self.cache[layer.place]
-        kv_write(k, v, cache, batch.slots[layer.group])
+        kv_write(k, v, cache, batch.slots[layer.group], layer.k_scale, layer.v_scale)
         return paged_attention(
             q,
             cache,
@@ -37,6 +47,16 @@ class PagedStep:
             layer.scale,
             layer.window,
             layer.softcap,
+            layer.sinks,
+            layer.alibi,
+            batch.rows,
+            batch.decodes,
+            batch.max_context,
+            k,
+            v,
+            layer.k_scale,
+            layer.v_scale,
+            self.counters,
         )
 
 
@@ -45,6 +65,10 @@ class Backend:
 
     def __init__(self, cache: list[Tensor]) -> None:
         self.cache = cache
+        on_cpu = not cache or cache[0].is_cpu
+        self.counters = (
+            None if on_cpu else torch.zeros(_COUNTERS, dtype=torch.int32, device=cache[0].device)
+        )
 
     def plan(self, batch: Batch) -> AttentionStep:
-        return PagedStep(self.cache, batch)
+        return PagedStep(self.cache, batch, self.counters)

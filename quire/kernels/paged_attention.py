@@ -7,14 +7,18 @@
 One contract for decoding (one row a sequence), chunks of prompts and prefix hits. Nothing gathers
 a whole context: work goes by tiles of queries and chunks of keys, so memory is linear.
 
+    score = bend(q . k * scale) + slope * (key's position - query's position)
+    bend    softcap * tanh(x / softcap), or nothing;  slope: ALiBi, one per head, or nothing
+    sink    a logit per head that joins the softmax's denominator and has no value
+
 Axes: T query tokens, S sequences, H query heads, K kv heads, D head size, N blocks, B block size,
-W width of the block table.
+W width of the block table, M rows of the block table (S, unless `rows` picks them).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,8 +36,13 @@ def _case(
     dtype: torch.dtype,
     window: int | None = None,
     softcap: float | None = None,
+    *,
+    features: str = "",
 ) -> dict[str, Any]:
-    """rows: (queries, context) of each sequence. Blocks before a window are given back (-1)."""
+    """rows: (queries, context) of each sequence. Blocks before a window are given back (-1).
+
+    features: words out of sinks, alibi, fp8, rows, fresh, and decodes (single queries go first).
+    """
     heads, kv_heads, size, block = shape
     queries = [q for q, _ in rows]
     width = max(-(-c // block) for _, c in rows) + 1
@@ -52,7 +61,7 @@ def _case(
     for s, (_, c) in enumerate(rows):  # what no token has written yet may hold anything
         if c % block:
             cache[tables[s, c // block], :, :, c % block :] = float("nan")
-    return {
+    case = {
         "q": qkv[:, :heads],
         "cache": cache,
         "tables": tables.to(device),
@@ -62,6 +71,45 @@ def _case(
         "window": window,
         "softcap": softcap,
     }
+    return _with(case, features.split(), rows)
+
+
+def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]) -> dict[str, Any]:
+    q, cache, tables = case["q"], case["cache"], case["tables"]
+    heads, kv_heads, sequences = q.shape[1], cache.shape[2], len(rows)
+    if "sinks" in features:
+        case["sinks"] = torch.randn(heads, device=q.device)
+    if "alibi" in features:
+        case["alibi"] = 0.5 ** torch.arange(1, heads + 1, device=q.device).float()
+    if "decodes" in features:
+        case["decodes"] = next((s for s, (n, _) in enumerate(rows) if n > 1), sequences)
+    if "fp8" in features:
+        case["cache"] = cache.clamp(-8, 8).to(torch.float8_e4m3fn)
+        case |= {"k_scale": 0.5, "v_scale": 2.0}
+    if "rows" in features:
+        order = torch.randperm(sequences + 2, device=q.device)[:sequences]
+        shuffled = torch.full((sequences + 2, tables.shape[1]), -1, dtype=torch.int32)
+        shuffled = shuffled.to(q.device)
+        shuffled[order] = tables
+        case |= {"tables": shuffled, "rows": order.int()}
+    if "fresh" in features:
+        case |= _new_tokens(case, kv_heads, rows)
+    return case
+
+
+def _new_tokens(
+    case: dict[str, Any], kv_heads: int, rows: list[tuple[int, int]]
+) -> dict[str, Tensor]:
+    """k and v of the step's own tokens, as views of one tensor, as they stand in the cache."""
+    cache, tables = case["cache"], case["tables"].long()
+    parts = []
+    for s, (n, context) in enumerate(rows):
+        row = s if case.get("rows") is None else case["rows"][s]
+        at = torch.arange(context - n, context, device=cache.device)
+        size = cache.shape[3]
+        parts.append(cache[tables[row][at // size], :, :, at % size])  # [n, 2, K, D]
+    both = torch.cat(parts).flatten(1, 2).to(case["q"].dtype)
+    return {"k": both[:, :kv_heads], "v": both[:, kv_heads:]}
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -82,6 +130,20 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (4, 2, 64, 16), mixed, fp32, softcap=5.0)
     yield _case(device, (4, 2, 32, 32), mixed, bf16, window=16, softcap=5.0)
     yield _case(device, (4, 2, 32, 16), mixed, torch.float16)
+    yield from _feature_cases(device)
+
+
+def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    bf16, fp32 = torch.bfloat16, torch.float32
+    step = [(1, 33), (1, 1), (1, 0), (1, 300), (7, 7), (5, 70), (40, 150), (130, 130)]
+    shape = (4, 2, 64, 16)
+    yield _case(device, shape, step, fp32, features="decodes rows sinks")
+    yield _case(device, shape, step, fp32, features="decodes alibi fresh")
+    yield _case(device, shape, step, bf16, features="decodes rows sinks fresh")
+    yield _case(device, shape, step, bf16, features="alibi fp8 decodes")
+    yield _case(device, (8, 1, 128, 16), step, bf16, window=30, features="fresh sinks rows decodes")
+    yield _case(device, shape, step, bf16, softcap=5.0, features="fresh decodes fp8")
+    yield _case(device, (6, 2, 80, 32), step, torch.float16, features="fresh decodes")
 
 
 _run = Call(ATTENTION, "q" * 17 + "dd")
@@ -97,8 +159,15 @@ def _native(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    rows: Tensor | None = None,
+    *hints: Any,
+    **named_hints: Any,
 ) -> Tensor:
     code, strides = DTYPES.get(q.dtype), q.stride()
+    if sinks is not None or alibi is not None or rows is not None:
+        return NotImplemented
     if code is None or cache.dtype != q.dtype or not cache.is_contiguous() or strides[2] != 1:
         return NotImplemented
     for index in (tables, q_starts, contexts):
@@ -117,7 +186,7 @@ def _native(
     return y
 
 
-@op(cases=_cases, native=_native)
+@op(cases=_cases, native=_native, gpu=True)
 def paged_attention(
     q: Tensor,
     cache: Tensor,
@@ -127,24 +196,52 @@ def paged_attention(
     scale: float,
     window: int | None = None,
     softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    rows: Tensor | None = None,
+    decodes: int = 0,
+    max_context: int | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    counters: Tensor | None = None,
 ) -> Tensor:
     """Attend every query row to the cached tokens of its sequence.
 
-    q: [T, H, D], may be strided. cache: [N, 2, K, B, D], the keys and values of the step written.
-    tables: [S, W] int32; entries wholly before the window may be -1. q_starts: [S+1] int32.
-    contexts: [S] int32, the step's tokens included. Returns a new [T, H, D] in q.dtype.
+    q: [T, H, D], may be strided. cache: [N, 2, K, B, D], the keys and values of the step written;
+    of another dtype than q if it is fp8: then a key is k_scale times what is there. tables: [M, W]
+    int32; entries wholly before the window may be -1. q_starts: [S+1] int32. contexts: [S] int32,
+    the step's tokens included; 0 is a padding row, which yields zeros. sinks, alibi: [H].
+    rows: [S] int32, where in `tables` each sequence stands; None: in order.
+
+    The rest only makes it faster: the first `decodes` sequences have one query each; no context
+    exceeds max_context; k, v: [T, K, D], the step's own keys and values; counters: zeros, int32,
+    at least decodes * K of them, left as they were. Returns a new [T, H, D] in q.dtype.
     """
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     starts, lengths = q_starts.tolist(), contexts.tolist()
+    places = range(len(lengths)) if rows is None else rows.tolist()
+    bias = _Bias(softcap, sinks, alibi)
+    if cache.dtype != torch.float8_e4m3fn:
+        k_scale = v_scale = 1.0
     for s, context in enumerate(lengths):
-        for row in range(starts[s], starts[s + 1], _TILE):
+        for row in range(starts[s], starts[s + 1] if context else starts[s], _TILE):
             stop = min(row + _TILE, starts[s + 1])
             end = context - (starts[s + 1] - stop)  # tokens the last of these rows sees
             first = max(0, end - (stop - row) - window + 1) if window is not None else 0
-            k, v = _span(cache, tables[s], first, end)
+            keys, values = _span(cache, tables[places[s]], first, end)
             mask = _visible(stop - row, end - first, window, q.device)
-            out[row:stop] = _attend(q[row:stop], k, v, mask, scale, softcap)
+            weights = _weights(q[row:stop], keys, mask, scale * k_scale, bias)
+            y = torch.einsum("kgrn,knd->rkgd", weights, values * v_scale)
+            out[row:stop] = y.reshape(q[row:stop].shape).to(q.dtype)
     return out
+
+
+class _Bias(NamedTuple):
+    softcap: float | None
+    sinks: Tensor | None
+    alibi: Tensor | None
 
 
 def _span(cache: Tensor, table: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
@@ -165,13 +262,20 @@ def _visible(rows: int, span: int, window: int | None, device: torch.device) -> 
     return seen if window is None else seen & (key > at - window)
 
 
-def _attend(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, softcap: float | None
-) -> Tensor:
+def _weights(q: Tensor, k: Tensor, mask: Tensor, scale: float, bias: _Bias) -> Tensor:
+    """What each row gives to each key: [K, H / K, rows, n], fp32."""
     rows, heads, size = q.shape
+    span = k.shape[1]
     grouped = q.float().view(rows, k.shape[0], -1, size)  # [rows, K, H / K, D]
     scores = torch.einsum("rkgd,knd->kgrn", grouped, k) * scale
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
-    weights = scores.masked_fill(~mask, float("-inf")).softmax(-1)
-    return torch.einsum("kgrn,knd->rkgd", weights, v).reshape(rows, heads, size).to(q.dtype)
+    if bias.softcap is not None:
+        scores = bias.softcap * torch.tanh(scores / bias.softcap)
+    if bias.alibi is not None:
+        key, row = torch.arange(span, device=q.device), torch.arange(rows, device=q.device)
+        ahead = key[None] - (row + span - rows)[:, None]
+        scores = scores + bias.alibi.float().view(k.shape[0], -1, 1, 1) * ahead
+    scores = scores.masked_fill(~mask, float("-inf"))
+    if bias.sinks is None:
+        return scores.softmax(-1)
+    sink = bias.sinks.float().view(k.shape[0], -1, 1, 1).expand(*scores.shape[:3], 1)
+    return torch.cat([scores, sink], -1).softmax(-1)[..., :-1]

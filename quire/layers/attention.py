@@ -27,12 +27,17 @@ class Attention(nn.Module):
         scale: float | None = None,
         window: int | None = None,
         softcap: float | None = None,
+        sinks: Tensor | None = None,
+        alibi: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.heads, self.kv_heads, self.head_dim = heads, kv_heads, head_dim
         self.scale = head_dim**-0.5 if scale is None else scale
         self.window = window  # a position sees this many last ones, itself included
         self.softcap = softcap
+        self.sinks = sinks  # [H] logits that join the softmax and have no value
+        self.alibi = alibi  # [H] what a score loses per position of distance
+        self.k_scale = self.v_scale = 1.0  # of an fp8 cache: what is stored is x / scale
         self.group = 0  # whose block tables
         self.place = 0  # which of the cache's tensors
 
