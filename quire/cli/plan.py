@@ -26,7 +26,8 @@ from quire.config.facts import (
 )
 from quire.config.options import Options
 from quire.config.plan import MemoryPlan, gib, require_room
-from quire.config.resolve import Reasons, plan_of
+from quire.config.reasons import Reasons
+from quire.config.resolve import plan_of
 from quire.errors import NoRoom, WeightError
 from quire.platform import cpu, cuda
 from quire.weights.files import headers, resolve
@@ -165,6 +166,7 @@ def rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
         ("memory allowed", gib(plan.allowed_bytes)),
         ("weights", f"{gib(plan.weight_bytes)} ({source})"),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
+        *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
         ("KV room", f"{gib(max(plan.kv_room_bytes, 0))} ({plan.num_blocks} blocks)"),
         ("KV per token", f"{plan.token_bytes / 1024:.1f} KiB ({kinds})"),
         ("max_model_len", f"{shape.max_model_len} tokens need {gib(plan.need_bytes)} of KV"),
@@ -192,6 +194,7 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
         "allowed_bytes": plan.allowed_bytes,
         "weight_bytes": plan.weight_bytes,
         "activation_bytes": plan.activation_bytes,
+        "overhead_bytes": plan.overhead_bytes,
         "kv_room_bytes": plan.kv_room_bytes,
         "kv_bytes_per_token": plan.token_bytes,
         "block_size": shape.block_size,

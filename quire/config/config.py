@@ -41,6 +41,7 @@ class ModelSection:
     logprobs_mode: LogprobsMode
     logits_processors: tuple[Any, ...]
     disable_sliding_window: bool
+    quantization: str | None = None  # a method of quire.quant; None: plain weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +84,7 @@ class DeviceSection:
     attention_backend: str  # a name, or "auto": attention/select.py chooses and says why
     threads: int
     enforce_eager: bool = False
+    capability: tuple[int, int] = (0, 0)  # of a CUDA device
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ class SamplingSection:
 class ObserveSection:
     log_stats: bool
     log_level: str | None
+    profile: str | None = None  # folder for a trace of some steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from quire.config.kv_layout import LayerFacts
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
-ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2}
+ITEMSIZE = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1}
 LENGTH_KEYS = (
     "max_position_embeddings",
     "n_positions",
@@ -30,6 +31,10 @@ LENGTH_KEYS = (
 )
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 TWO_MATRIX_MLP = ("gpt2", "opt", "gpt_neox", "gptj", "bloom", "falcon", "phi", "starcoder2")
+WINDOWS = {"gemma2": 4096, "gemma2_text": 4096, "gpt_oss": 128, "qwen2_moe": 4096}
+"""Of models whose config.json need not name the length of their windows."""
+TABLES = ("embed", "wte", "wpe", "lm_head")
+"""In the names of matrices that are no linear layers of the decoder."""
 ABSURD_LENGTH = 10**9
 """Tokenizers that know no length say 10**30."""
 
@@ -40,10 +45,12 @@ class WeightFacts:
 
     matrices: int
     vectors: int
+    linear: int = 0  # of the matrices, those of linear layers, which quantization makes smaller
 
-    def bytes(self, itemsize: int, ranks: int = 1) -> int:
-        """On one rank."""
-        return (-(-self.matrices // ranks) + self.vectors) * itemsize
+    def bytes(self, itemsize: int, ranks: int = 1, *, quantized: bool = False) -> int:
+        """On one rank. quantized: linear layers hold one byte an element."""
+        small = -(-self.linear // ranks) if quantized else 0
+        return (-(-self.matrices // ranks) + self.vectors) * itemsize - small * (itemsize - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +71,8 @@ class ModelFacts:
     eos_ids: tuple[int, ...] = ()
     generation: Json
     quantization: str | None = None
+    top_k: int = 0  # experts a token goes to; 0: no mixture of experts
+    expert_mlp: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +221,14 @@ def model_facts(
         eos_ids=_ids(text.get("eos_token_id"), hf.get("eos_token_id"), *eos),
         generation=dict(generation or {}),
         quantization=str(quantized.get("quant_method", "unknown")) if quantized else None,
+        top_k=_top_k(text),
+        expert_mlp=int(text.get("moe_intermediate_size") or _mlp(text)) if _top_k(text) else 0,
     )
+
+
+def _top_k(hf: Json) -> int:
+    """Experts per token, under the names that mixture models use."""
+    return int(hf.get("num_experts_per_tok") or hf.get("experts_per_token") or 0)
 
 
 def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
@@ -231,18 +247,20 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
 def _windows(hf: Json, count: int) -> list[int | None]:
     window = hf.get("sliding_window")
     kind = str(hf.get("model_type", ""))
-    if kind.startswith("gemma2"):
-        window = 4096 if "sliding_window" not in hf else window
+    if "sliding_window" not in hf:
+        window = WINDOWS.get(kind)
     if not window or (hf.get("use_sliding_window", not kind.startswith("qwen")) is False):
         return [None] * count
     if types := hf.get("layer_types"):
         return [window if "sliding" in types[i] else None for i in range(count)]
-    if kind.startswith("gemma2"):
-        return [window if i % 2 == 0 else None for i in range(count)]
+    if kind.startswith(("gemma2", "gpt_oss", "qwen2_moe")):
+        last = int(hf.get("max_window_layers") or 28) if kind == "qwen2_moe" else count
+        return [window if i % 2 == 0 and i < last else None for i in range(count)]
     if kind.startswith("gemma3"):
         every = int(hf.get("sliding_window_pattern") or 6)
         return [window if (i + 1) % every else None for i in range(count)]
-    first = int(hf.get("max_window_layers") or 0) if kind.startswith("qwen") else 0
+    below = kind.startswith("qwen") and kind != "qwen3_moe"
+    first = int(hf.get("max_window_layers") or 0) if below else 0
     return [window if i >= first else None for i in range(count)]
 
 
@@ -279,6 +297,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     matrices = vocab * hidden * (1 if _tied(hf, kind) else 2)
     if kind in ("gpt2", "opt"):
         matrices += hidden * (_int(hf, "max_position_embeddings", "n_positions") + 2)
+    tables = matrices
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(hf[name]) for name in names if hf.get(name)), 0)
     each, shared = int(hf.get("moe_intermediate_size") or mlp), int(hf.get("n_shared_experts") or 0)
@@ -287,7 +306,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     dense = min(int(hf.get("first_k_dense_replace") or 0), len(layers)) if experts else 0
     matrices += dense * fan * mlp + (len(layers) - dense) * (fan * width + experts * hidden)
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
-    return WeightFacts(matrices, vectors=hidden * (4 * len(layers) + 1))
+    return WeightFacts(matrices, hidden * (4 * len(layers) + 1), linear=matrices - tables)
 
 
 def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
@@ -304,19 +323,18 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
 
 def weights_of(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts:
     """From tensor headers: name -> something with a `shape`."""
-    matrices = vectors = 0
+    matrices = vectors = linear = 0
     for name, header in headers.items():
         if tied and name == "lm_head.weight":
             continue
         shape: Sequence[int] = header.shape
-        elements = 1
-        for n in shape:
-            elements *= n
-        if len(shape) > 1:
-            matrices += elements
-        else:
+        elements = math.prod(shape)
+        if len(shape) < 2:
             vectors += elements
-    return WeightFacts(matrices, vectors)
+            continue
+        matrices += elements
+        linear += 0 if any(word in name for word in TABLES) else elements
+    return WeightFacts(matrices, vectors, linear)
 
 
 def tied_embeddings(hf: Json) -> bool:

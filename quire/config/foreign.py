@@ -34,8 +34,9 @@ RENAMED = {
 """Old or short name -> name."""
 
 _HARMLESS = {
+    "quire captures the decode steps that occur, as they occur": """cudagraph_capture_sizes
+        max_cudagraph_capture_size max_context_len_to_capture""",
     "quire runs no graph compiler": """compilation_config optimization_level
-        cudagraph_capture_sizes max_cudagraph_capture_size max_context_len_to_capture
         cudagraph_metrics performance_mode jit_monitor_mode jit_monitor_verbose kernel_config
         ir_op_priority enable_flashinfer_autotune monokernel attention_config""",
     "it chooses among kernels quire does not have": """moe_backend linear_backend
@@ -94,7 +95,7 @@ _HARMLESS = {
 }
 
 _LATER = {
-    "quantization": """quantization quantization_config quantization_param_path
+    "quantization": """quantization_config quantization_param_path
         model_loader_extra_config""",
     "LoRA": "enable_lora default_mm_loras lora_modules",
     "speculative decoding": "speculative_config spec_method spec_model",
@@ -126,7 +127,7 @@ LATER = {name: what for what, names in _LATER.items() for name in names.split()}
 
 ADVICE = {
     "rope_scaling": 'say hf_overrides={"rope_scaling": {...}}',
-    "quantization": "load a checkpoint in bfloat16, float16 or float32",
+    "quantization_config": 'say quantization="fp8"',
     "pipeline_parallel_size": "use one device",
     "data_parallel_size": "start one engine per device",
     "cpu_offload_gb": "choose a smaller model or dtype",
@@ -142,13 +143,16 @@ ONE_IS_OFF = (
 )
 OFF = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
 GENERATE = ("auto", "generate")
+QUANTIZATIONS = {"": None, "none": None, "fp8_per_block": "fp8_block", "fp8_per_channel": "fp8"}
+"""Other spellings of `quantization`."""
 CHOICES = {
+    "quantization": ("fp8", "fp8_block"),
     "runner": GENERATE,
     "model_impl": ("auto", "vllm", "quire"),
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
 }
-"""Of names that mean nothing here, the values that are known to mean nothing."""
+"""Values that are taken: of names that mean nothing here, those known to mean nothing."""
 _FLAGS = """
     disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
     enable_prompt_embeds enable_eplb enable_expert_parallel disable_log_requests
@@ -196,14 +200,18 @@ def _spellings(given: dict[str, object]) -> dict[str, object]:
     fixed: dict[str, object] = {}
     if given.get("max_model_len") == -1:
         fixed["max_model_len"] = "auto"
+    method = given.get("quantization")
+    if isinstance(method, str):
+        fixed["quantization"] = QUANTIZATIONS.get(method.lower(), method)
     for name, known in CHOICES.items():
-        if given.get(name) not in (None, *known):
+        if fixed.get(name, given.get(name)) not in (None, *known):
             raise ConfigError(
                 f"{name}={given[name]!r} is not supported yet; allowed: {', '.join(known)}"
             )
     cache_dtype = given.get("kv_cache_dtype")
-    if isinstance(cache_dtype, str) and cache_dtype.startswith(("fp8", "nvfp4", "int", "turbo")):
-        message = "is not supported yet; allowed: auto, bfloat16, float16, float32"
+    later = ("fp8_e5m2", "fp8_inc", "fp8_ds", "nvfp4", "int", "turbo")
+    if isinstance(cache_dtype, str) and cache_dtype.startswith(later):
+        message = "is not supported yet; allowed: auto, bfloat16, float16, float32, fp8"
         raise ConfigError(f"kv_cache_dtype={cache_dtype!r} {message}")
     return fixed
 

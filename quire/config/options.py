@@ -69,6 +69,9 @@ class ModelOptions:
     """Work with token ids only: no tokenizer is loaded, no text is made."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
+    quantization: Literal["fp8", "fp8_block"] | None = None
+    """Make the weights smaller as they are loaded. fp8: 8-bit floats with a scale per output;
+    fp8_block: with a scale per 128 x 128 block. None: as the checkpoint has them."""
     dtype: Dtype = "auto"
     """Of weights and activations. auto: the checkpoint's; float16 becomes bfloat16 on a CPU."""
     seed: int = 0
@@ -128,13 +131,13 @@ class CacheOptions:
     4 GiB of KV, or half of the available memory if that is less."""
     gpu_memory: int | None = opt(None, low=1, parse="bytes")
     """Bytes of device memory quire may fill, weights included: "24GiB". With
-    gpu_memory_utilization: that share of them."""
+    gpu_memory_utilization: that share of them. On a GPU quire takes less where others hold it."""
     kv_cache_memory_bytes: int | None = opt(None, low=1, parse="bytes")
     """Bytes for the KV cache alone; overrides the two above."""
     num_gpu_blocks_override: int | None = opt(None, low=1)
     """Number of KV blocks; overrides all of the above."""
-    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32"] = "auto"
-    """Of keys and values. auto: the model's dtype."""
+    kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3"] = "auto"
+    """Of keys and values. auto: the model's dtype; fp8 (or fp8_e4m3): 8-bit floats, on a GPU."""
     enable_prefix_caching: bool | None = None
     """Keep the KV of prompts for requests that begin alike. None: on."""
     swap_space: float = opt(4.0, low=0)
@@ -196,6 +199,8 @@ class ObserveOptions:
 
     disable_log_stats: bool = False
     """Log no statistics."""
+    profile: str | None = None
+    """Folder for a torch profiler trace of some steps, once the engine is busy."""
     log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"] | None = None
     """Of quire's own log. None: QUIRE_LOGGING_LEVEL or INFO."""
 

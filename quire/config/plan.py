@@ -3,7 +3,10 @@
 Arithmetic over facts and options; no tensor, no device call. The engine sizes its cache with the
 same functions that `quire plan` prints, so the two cannot disagree.
 
-    allowed = weights + activations + KV room          KV room = num_blocks * block_bytes
+    allowed = weights + activations + overhead + KV room       KV room = num_blocks * block_bytes
+
+On a GPU these are predictions: before it sizes the cache an engine measures its worst step, and
+`refit` puts what was measured in their place.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from quire.config.kv_layout import Group, LayerFacts, block_bytes, blocks_held, 
 from quire.errors import ConfigError, NoRoom
 
 GIB = 2**30
+CUDA_OVERHEAD = 3 * GIB // 4
+"""Context, loaded kernels, library workspaces and captured graphs of an ordinary model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +34,8 @@ class Shape:
     max_num_seqs: int
     ranks: int = 1
     hybrid: bool = True
+    device: str = "cpu"
+    quantization: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +47,7 @@ class MemoryPlan:
     allowed_bytes: int
     weight_bytes: int
     activation_bytes: int
+    overhead_bytes: int  # what the device's context and libraries take; 0 on a CPU
     kv_room_bytes: int  # for KV; may be negative
     token_bytes: int  # KV of one token, all layers of this rank
     block_bytes: int
@@ -123,9 +131,12 @@ def plan_memory(
     groups = group_layers(layers, hybrid=shape.hybrid)
     itemsize = ITEMSIZE[shape.cache_dtype]
     block = block_bytes(layers, groups, shape.block_size, itemsize)
-    weights = model.weights.bytes(ITEMSIZE[shape.dtype], shape.ranks)
+    weights = model.weights.bytes(
+        ITEMSIZE[shape.dtype], shape.ranks, quantized=shape.quantization is not None
+    )
     activations = activation_bytes(model, shape)
-    room = allowed_bytes - weights - activations if kv_bytes is None else kv_bytes
+    overhead = CUDA_OVERHEAD if shape.device == "cuda" else 0
+    room = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
     if most_bytes is not None:
         room = min(room, most_bytes)
     blocks = max(0, room // block) if num_blocks is None else num_blocks
@@ -135,6 +146,7 @@ def plan_memory(
         allowed_bytes=allowed_bytes,
         weight_bytes=weights,
         activation_bytes=activations,
+        overhead_bytes=overhead,
         kv_room_bytes=room,
         token_bytes=sum(one.width * itemsize for one in layers),
         block_bytes=block,
@@ -143,6 +155,23 @@ def plan_memory(
         longest=longest_fit(groups, shape, blocks),
         layers=layers,
         groups=groups,
+    )
+
+
+def refit(
+    plan: MemoryPlan, *, weights: int, activations: int, overhead: int, num_blocks: int | None
+) -> MemoryPlan:
+    """The plan with measured bytes in place of predicted ones. num_blocks: as given, not fitted."""
+    room = plan.allowed_bytes - weights - activations - overhead
+    blocks = max(0, room // plan.block_bytes) if num_blocks is None else num_blocks
+    return replace(
+        plan,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        overhead_bytes=overhead,
+        kv_room_bytes=room,
+        num_blocks=blocks,
+        longest=longest_fit(plan.groups, plan.shape, blocks),
     )
 
 
@@ -156,7 +185,9 @@ def require_room(plan: MemoryPlan) -> None:
         f"{gib(max(plan.kv_room_bytes, 0))} ({plan.num_blocks} blocks of {plan.shape.block_size})"
     )
     spent = f"weights {gib(plan.weight_bytes)}, activations {gib(plan.activation_bytes)}"
-    wanted = plan.weight_bytes + plan.activation_bytes + plan.need_bytes
+    if plan.overhead_bytes:
+        spent += f", context and libraries {gib(plan.overhead_bytes)}"
+    wanted = plan.weight_bytes + plan.activation_bytes + plan.overhead_bytes + plan.need_bytes
     cures = []
     if plan.longest > 0:
         cures.append(f"max_model_len={plan.longest} (or auto)")

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 from quire.config.config import (
     CacheSection,
@@ -25,19 +25,17 @@ from quire.config.config import (
 )
 from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.options import Options
-from quire.config.plan import GIB, MemoryPlan, Shape, gib, plan_memory, require_room
+from quire.config.plan import GIB, MemoryPlan, Shape, gib, require_room
+from quire.config.reasons import Reasons
+from quire.config.room import DEFAULT_MAX_LEN, fit_length, may_shrink, resolve_memory
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
-DEFAULT_MAX_LEN = 2048
-UTILISATION = 0.92
 LONG_PREFILL = 0.04
-CPU_KV_BYTES = 4 * GIB
-OLD_PREFIXES = 4
-"""On a CPU, whose memory is everybody's, a share of it is not filled beyond this many times what
-the seats can use: the rest would hold ever older prefixes."""
+QUANTIZED = ("fp8", "fp8_block")
+"""Kinds of quantized checkpoints that can be read."""
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
     "temperature": "temperature",
@@ -58,18 +56,6 @@ class Resolved(NamedTuple):
     why: tuple[Why, ...]
 
 
-@dataclass
-class Reasons:
-    """Collects the Whys of one resolve()."""
-
-    found: list[Why]
-
-    def add(self, field: str, value: Any, reason: str) -> Any:
-        """Note a choice; returns the value."""
-        self.found.append(Why(field, value, reason))
-        return value
-
-
 def resolve(
     options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool = False
 ) -> Resolved:
@@ -79,7 +65,6 @@ def resolve(
     """
     why = Reasons([])
     plan = plan_of(options, model, device, server=server, why=why)
-    dtype = plan.shape.dtype
     if options.cache.num_gpu_blocks_override is None:
         require_room(plan)
     elif plan.longest < plan.shape.max_model_len:
@@ -89,7 +74,7 @@ def resolve(
             plan.longest,
         )
     config = EngineConfig(
-        model=resolve_model(options, model, dtype),
+        model=resolve_model(options, model, plan.shape),
         cache=resolve_cache(options, plan, why),
         scheduler=resolve_scheduler(options, plan.shape, device, why),
         load=LoadSection(
@@ -103,11 +88,14 @@ def resolve(
             attention_backend=options.device.attention_backend or "auto",
             threads=device.threads,
             enforce_eager=options.device.enforce_eager,
+            capability=device.capability,
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
         sampling=resolve_sampling(options, model, why),
         observe=ObserveSection(
-            log_stats=not options.observe.disable_log_stats, log_level=options.observe.log_level
+            log_stats=not options.observe.disable_log_stats,
+            log_level=options.observe.log_level,
+            profile=options.observe.profile,
         ),
     )
     return Resolved(config, plan, tuple(why.found))
@@ -126,30 +114,46 @@ def plan_of(
     asked_len = resolve_max_len(options, model, why)
     shape = Shape(
         dtype=dtype,
-        cache_dtype=resolve_cache_dtype(options, dtype, why),
+        cache_dtype=resolve_cache_dtype(options, device, dtype, why),
         block_size=resolve_block_size(options, why),
         max_model_len=asked_len or model.max_len or DEFAULT_MAX_LEN,
         max_num_batched_tokens=1,
         max_num_seqs=resolve_seats(options, device, server, why),
         ranks=resolve_ranks(options, device),
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
+        device=device.kind,
+        quantization=resolve_quantization(options, model, why),
     )
     shape = replace(
         shape, max_num_batched_tokens=resolve_budget(options, device, shape, server, why)
     )
     plan = resolve_memory(options, model, device, shape, why)
-    if asked_len is None or _may_shrink(options, device, plan):
-        plan = _fit_length(plan, model, why)
+    if asked_len is None or may_shrink(options, device, plan):
+        plan = fit_length(plan, model, why)
     return plan
 
 
 def refuse_model(model: ModelFacts) -> None:
     """Checkpoints that quire cannot read yet."""
-    if model.quantization is not None:
+    if model.quantization not in (None, *QUANTIZED):
         raise ConfigError(
             f"{model.name} is quantized ({model.quantization}), which is not supported yet; "
-            "load a checkpoint in bfloat16, float16 or float32"
+            "load a checkpoint in bfloat16, float16, float32 or fp8"
         )
+
+
+def resolve_quantization(options: Options, model: ModelFacts, why: Reasons) -> str | None:
+    """How linear layers hold their weights: as asked for, or as the checkpoint has them."""
+    asked, found = options.model.quantization, model.quantization
+    if found is None:
+        if asked is not None:
+            why.add("model.quantization", asked, "asked for")
+        return asked
+    if asked not in (None, found, QUANTIZED[0]):
+        raise ConfigError(
+            f"quantization={asked!r}, but {model.name} is quantized already ({found}); leave it out"
+        )
+    return str(why.add("model.quantization", found, "the checkpoint's"))
 
 
 def _without_windows(options: Options, model: ModelFacts, why: Reasons) -> ModelFacts:
@@ -204,11 +208,15 @@ def resolve_max_len(options: Options, model: ModelFacts, why: Reasons) -> int | 
     return int(why.add("scheduler.max_model_len", asked, "asked for"))
 
 
-def resolve_cache_dtype(options: Options, dtype: str, why: Reasons) -> str:
+def resolve_cache_dtype(options: Options, device: DeviceFacts, dtype: str, why: Reasons) -> str:
     asked = options.cache.kv_cache_dtype
+    if asked in ("fp8", "fp8_e4m3"):
+        if device.kind == "cpu":
+            raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU say auto or {dtype}")
+        return str(why.add("cache.dtype", "float8_e4m3fn", "asked for"))
     if asked not in ("auto", dtype):
-        allowed = f"auto or the model's dtype ({dtype})"
-        raise ConfigError(f"kv_cache_dtype must be {allowed} for now, got {asked!r}")
+        allowed = f"auto, fp8 or the model's dtype ({dtype})"
+        raise ConfigError(f"kv_cache_dtype must be {allowed}, got {asked!r}")
     return str(why.add("cache.dtype", dtype, "the model's" if asked == "auto" else "asked for"))
 
 
@@ -273,78 +281,6 @@ def _default_budget(device: DeviceFacts, server: bool) -> tuple[int, str]:
     if device.total_bytes >= 70 * GIB:
         return (8192 if server else 16384), reason
     return (2048 if server else 8192), reason
-
-
-def resolve_memory(
-    options: Options, model: ModelFacts, device: DeviceFacts, shape: Shape, why: Reasons
-) -> MemoryPlan:
-    """Bytes for the cache, by the most direct thing that was said."""
-    cache = options.cache
-    allowed, reason = _allowed(options, device)
-    kv_bytes = most = None
-    if cache.num_gpu_blocks_override is not None:
-        reason = "num_gpu_blocks_override"
-    elif cache.kv_cache_memory_bytes is not None:
-        kv_bytes, reason = cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
-    elif not _share_asked(options) and device.kind == "cpu":
-        one = plan_memory(model, shape, device_bytes=0, allowed_bytes=0, kv_bytes=0)
-        kv_bytes = min(max(CPU_KV_BYTES, one.need_bytes), device.free_bytes // 2)
-        reason = f"on a CPU 4 GiB, or half of the {gib(device.free_bytes)} available"
-        if kv_bytes == one.need_bytes:
-            reason = "one sequence of max_model_len"
-        most = shape.max_num_seqs * one.need_bytes
-        if most < kv_bytes:
-            reason = "max_num_seqs * max_model_len needs no more"
-    elif device.kind == "cpu":
-        one = plan_memory(model, shape, device_bytes=0, allowed_bytes=0, kv_bytes=0)
-        most = OLD_PREFIXES * shape.max_num_seqs * one.need_bytes
-    plan = plan_memory(
-        model,
-        shape,
-        device_bytes=device.total_bytes,
-        allowed_bytes=allowed,
-        num_blocks=cache.num_gpu_blocks_override,
-        kv_bytes=kv_bytes,
-        most_bytes=most,
-    )
-    why.add("cache.num_blocks", plan.num_blocks, reason)
-    return plan
-
-
-def _share_asked(options: Options) -> bool:
-    return options.cache.gpu_memory_utilization is not None or options.cache.gpu_memory is not None
-
-
-def _allowed(options: Options, device: DeviceFacts) -> tuple[int, str]:
-    """Bytes quire may fill, weights included."""
-    if options.cache.gpu_memory is not None:
-        share = options.cache.gpu_memory_utilization or 1.0
-        return int(options.cache.gpu_memory * share), "what gpu_memory leaves"
-    share = options.cache.gpu_memory_utilization or UTILISATION
-    reason = f"what {share:.0%} of {gib(device.total_bytes)} leaves"
-    return int(device.total_bytes * share), reason
-
-
-def _may_shrink(options: Options, device: DeviceFacts, plan: MemoryPlan) -> bool:
-    """A CPU where nothing was said of length or memory: serve what fits rather than refuse."""
-    said = options.model.max_model_len is not None or _share_asked(options)
-    cache = options.cache
-    said = said or cache.kv_cache_memory_bytes is not None
-    said = said or cache.num_gpu_blocks_override is not None
-    return device.kind == "cpu" and not said and plan.longest < plan.shape.max_model_len
-
-
-def _fit_length(plan: MemoryPlan, model: ModelFacts, why: Reasons) -> MemoryPlan:
-    """max_model_len="auto": the model's length, or the longest that fits."""
-    wanted = model.max_len or DEFAULT_MAX_LEN
-    length = min(wanted, plan.longest)
-    if length < 1:
-        return plan  # require_room says what is missing
-    if length < wanted:
-        log.warning("max_model_len is %d: the model's %d does not fit in memory", length, wanted)
-    reason = "auto: the model's" if length == wanted else "auto: the longest that fits"
-    why.add("scheduler.max_model_len", length, reason)
-    return replace(plan, shape=replace(plan.shape, max_model_len=length))
 
 
 def resolve_cache(options: Options, plan: MemoryPlan, why: Reasons) -> CacheSection:
@@ -416,7 +352,7 @@ def _depth(options: Options, device: DeviceFacts, why: Reasons) -> int:
     return int(why.add(name, 2, "the next step is planned while the GPU works"))
 
 
-def resolve_model(options: Options, model: ModelFacts, dtype: str) -> ModelSection:
+def resolve_model(options: Options, model: ModelFacts, shape: Shape) -> ModelSection:
     said = options.model
     return ModelSection(
         name=said.model,
@@ -425,7 +361,8 @@ def resolve_model(options: Options, model: ModelFacts, dtype: str) -> ModelSecti
         tokenizer_mode=said.tokenizer_mode,
         skip_tokenizer_init=said.skip_tokenizer_init,
         trust_remote_code=said.trust_remote_code,
-        dtype=dtype,
+        dtype=shape.dtype,
+        quantization=shape.quantization,
         seed=said.seed,
         vocab=model.vocab,
         revision=said.revision,

@@ -47,6 +47,7 @@ from quire.models.base import ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
 from quire.platform import cpu, cuda
+from quire.quant.base import detect
 from quire.sampling.processors import load_processors
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
@@ -111,6 +112,7 @@ def build(options: Options, *, server: bool = False) -> Built:
         load_format=config.load.format,
         dtype=DTYPES[config.model.dtype],
         device=device,
+        quant=config.model.quantization,
         groups=config.cache.groups,
         progress=config.load.progress,
         seed=config.model.seed,
@@ -173,7 +175,8 @@ def describe(options: Options, environment: env.Env) -> Described:
         weights=weights,
     )
     layers = model_config.attention_layers()
-    return Described(folder, model_type, model_config, replace(facts, layers=layers))
+    facts = replace(facts, layers=layers, quantization=detect(hf))
+    return Described(folder, model_type, model_config, facts)
 
 
 def decide(

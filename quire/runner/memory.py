@@ -2,7 +2,8 @@
 [N, 1, 1, B, D] where values are part of the keys.
 
 On the CPU they are zero pages that cost nothing until written, so a large pool is free until used,
-and that go back to the system when an idle engine is put to sleep.
+and that go back to the system when an idle engine is put to sleep. On a GPU they are views of one
+allocation whose content is whatever was there: kernels read only what was written.
 """
 
 from __future__ import annotations

@@ -159,4 +159,4 @@ def test_headers_of_the_hub_are_asked_for_when_there_are_no_files(
     options = Options.of({"model": "org/name"})
     found, said = weight_facts(options, qwen, tied=False)
     assert said == source
-    assert found == (WeightFacts(50000, 7) if answer is None else None)
+    assert found == (WeightFacts(50000, 7, 50000) if answer is None else None)
