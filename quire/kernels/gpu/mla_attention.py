@@ -37,7 +37,7 @@ class Tile(NamedTuple):
     stages: int
 
 
-@kernel("scale")
+@kernel("scale", "splits")
 def _decode(
     q_ptr,  # [T, H, L]
     rope_ptr,  # [T, H, R]
@@ -49,6 +49,7 @@ def _decode(
     part_ptr,  # [T, X, H, L] float32 where there are splits
     weight_ptr,  # [T, X, H] float32
     scale,
+    splits,
     H: tl.constexpr,
     L: tl.constexpr,
     R: tl.constexpr,
@@ -62,18 +63,17 @@ def _decode(
     HAS_ROWS: tl.constexpr,
     M: tl.constexpr,
     BN: tl.constexpr,
-    X: tl.constexpr,
+    WHOLE: tl.constexpr,  # one split
     LEAST: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     s = tl.program_id(1).to(tl.int64)
     x = tl.program_id(2)
     context = tl.load(contexts_ptr + s)
-    share = tl.maximum(tl.cdiv(context, X), LEAST)
-    share = tl.cdiv(share, BN) * BN
+    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
     start = x * share
     end = tl.minimum(start + share, context)
-    if start < end or X == 1:
+    if WHOLE or start < end:
         h = tl.program_id(0) * M + tl.arange(0, M)
         c = tl.arange(0, L)
         r = tl.arange(0, R)
@@ -90,40 +90,40 @@ def _decode(
             STRIDE_N, B, M, BN, L, R, PRECISION,
         )  # fmt: skip
         acc = acc / tl.where(total > 0, total, 1.0)[:, None]
-        if X == 1:
+        if WHOLE:
             tl.store(
                 out_ptr + (s * H + h[:, None]) * L + c[None, :],
                 acc.to(out_ptr.dtype.element_ty),
                 mask=real,
             )
         else:
-            at = (s * X + x) * H + h
+            at = (s * splits + x) * H + h
             tl.store(part_ptr + at[:, None] * L + c[None, :], acc, mask=real)
             tl.store(weight_ptr + at, best + tl.log2(total), mask=h < H)
 
 
-@kernel()
+@kernel("splits")
 def _merge(
     part_ptr,
     weight_ptr,
     contexts_ptr,
     out_ptr,
+    splits,
     H: tl.constexpr,
     L: tl.constexpr,
     BN: tl.constexpr,
-    X: tl.constexpr,
-    X_WIDTH: tl.constexpr,  # power of two >= X
+    MOST: tl.constexpr,
     LEAST: tl.constexpr,
 ):
     """Sum the parts of one head, each by its share of the whole softmax."""
     s = tl.program_id(1).to(tl.int64)
     h = tl.program_id(0)
     context = tl.load(contexts_ptr + s)
-    share = tl.cdiv(tl.maximum(tl.cdiv(context, X), LEAST), BN) * BN
+    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
     parts = tl.cdiv(context, share)
-    x = tl.arange(0, X_WIDTH)
+    x = tl.arange(0, MOST)
     c = tl.arange(0, L)
-    at = s * X * H + h
+    at = s * splits * H + h
     weights = tl.load(weight_ptr + at + x * H, mask=x < parts, other=float("-inf"))
     highest = tl.maximum(tl.max(weights, 0), -1e30)
     total = tl.sum(tl.exp2(weights - highest), 0)
@@ -279,12 +279,12 @@ def decode(
     _decode(
         (triton.cdiv(heads, tile.heads), count, splits),
         (q, q_rope, cache, tables, contexts, rows, out, part, weight),
-        (log_scale,),
+        (log_scale, splits),
         (
             *_sizes(q, q_rope, cache, tables, rows),
             tile.heads,
             tile.latents,
-            splits,
+            splits == 1,
             SHORTEST,
             precision(q.dtype),
         ),
@@ -292,9 +292,8 @@ def decode(
         stages=tile.stages,
     )
     if splits > 1:
-        width = triton.next_power_of_2(splits)
-        consts = (heads, latent, tile.latents, splits, width, SHORTEST)
-        _merge((heads, count, 1), (part, weight, contexts, out), (), consts, warps=4)
+        consts = (heads, latent, tile.latents, MOST_SPLITS, SHORTEST)
+        _merge((heads, count, 1), (part, weight, contexts, out), (splits,), consts)
 
 
 def others(
