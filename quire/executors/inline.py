@@ -51,6 +51,7 @@ class Executor:
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
         thread = self._own_thread()
         if thread is None:
+            self.runner.lane.settle()
             return [function(self.runner.model)]
         return [thread.submit(function, self.runner.model).result()]
 

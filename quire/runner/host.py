@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import numpy as np
 import torch
@@ -57,6 +57,12 @@ class Lane:
                 model, backend, max_rows=slots.max_seqs, width=slots.width, groups=slots.groups
             )
 
+    def scope(self) -> AbstractContextManager[object]:
+        return _one_torch_thread()
+
+    def settle(self) -> None:
+        """A step is done when compute() returns."""
+
     def write_tables(self, changes: Sequence[Change]) -> None:
         for group, slot, at, blocks in changes:
             self.tables[group][slot, at : at + len(blocks)] = blocks
@@ -65,8 +71,7 @@ class Lane:
         give_back(self._memory)
 
     def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Done:
-        with _one_torch_thread():
-            return Done(self._compute(inputs, prompts))
+        return Done(self._compute(inputs, prompts))
 
     def _compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> StepResult:
         late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
@@ -82,7 +87,9 @@ class Lane:
             attention=self._backend.plan(batch),
         )
         hidden = self._model(step)
-        judged = prompts.compute(self._model, hidden, self._logprobs_mode) if prompts else {}
+        judged = {}
+        if prompts is not None:
+            judged = prompts.start(self._model, hidden, self._logprobs_mode).lists()
         if not inputs.sampled_rows:
             return result_of(inputs, (), {}, judged, {})
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled)]

@@ -6,6 +6,7 @@ The runner calls a lane in plan order, from one thread at a time.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -25,6 +26,14 @@ class Computed(Protocol):
 
 class Lane(Protocol):
     """The device's half of a step."""
+
+    def scope(self) -> AbstractContextManager[object]:
+        """All that a step does is done within."""
+        ...
+
+    def settle(self) -> None:
+        """Wait for what was started."""
+        ...
 
     def write_tables(self, changes: Sequence[Change]) -> None:
         """Bring the block tables up to the step."""

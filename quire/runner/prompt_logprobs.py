@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from quire.core.types import StepPlan, TokenLogprobs
+from quire.kernels import fuse
 from quire.models.base import LanguageModel
 from quire.runner.inputs import Inputs
-from quire.sampling.logprobs import Mode, prompt_logprobs
+from quire.sampling.logprobs import Mode, Scores, prompt_scores
+from quire.sampling.transfer import sent
 
 CHUNK = 256
 """Positions whose logits are held at once."""
@@ -49,18 +50,31 @@ class PromptLogprobs:
             asks.append(_Ask(i, int(inputs.q_starts[at]), targets, int(top)))
         return cls(tuple(asks)) if asks else None
 
-    def compute(
-        self, model: LanguageModel, hidden: Tensor, mode: Mode
-    ) -> dict[int, list[TokenLogprobs]]:
-        """Row -> one entry per judged token."""
-        return {ask.row: _judge(model, hidden, ask, mode) for ask in self.asks}
+    def start(self, model: LanguageModel, hidden: Tensor, mode: Mode) -> Judged:
+        """Launch the work, and the copies of its results to the host."""
+        return Judged({ask.row: (ask.top, _judge(model, hidden, ask, mode)) for ask in self.asks})
 
 
-def _judge(model: LanguageModel, hidden: Tensor, ask: _Ask, mode: Mode) -> list[TokenLogprobs]:
-    found: list[TokenLogprobs] = []
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What was found, on its way to the host."""
+
+    found: dict[int, tuple[int, list[Scores]]]  # row -> tokens to list, pieces of the row
+
+    def lists(self) -> dict[int, list[TokenLogprobs]]:
+        """Row -> one entry per judged token. On a GPU the copies must have come to their end."""
+        return {
+            row: [one for piece in pieces for one in piece.lists([top] * len(piece.chosen))]
+            for row, (top, pieces) in self.found.items()
+        }
+
+
+def _judge(model: LanguageModel, hidden: Tensor, ask: _Ask, mode: Mode) -> list[Scores]:
+    found: list[Scores] = []
     for at in range(0, len(ask.targets), CHUNK):
-        targets = torch.tensor(ask.targets[at : at + CHUNK], dtype=torch.int64)
+        targets = sent(ask.targets[at : at + CHUNK], hidden.device)
         first = ask.first + at
         logits = model.logits(hidden[first : first + len(targets)])
-        found += prompt_logprobs(logits, targets, ask.top, mode=mode)
+        fuse.flush()
+        found.append(prompt_scores(logits, targets, ask.top, mode=mode).fetch())
     return found

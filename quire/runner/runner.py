@@ -78,16 +78,17 @@ class Runner:
     @torch.inference_mode()
     def launch(self, work: Work) -> Computed:
         """Begin the work. One thread, in plan order."""
-        for slot in work.leaves:
-            self._sampler.leave(slot)
-        for slot, seq in work.joins:
-            self._sampler.join(slot, seq)
-        if work.changes:
-            self.lane.write_tables(work.changes)
-        self._move_blocks(work)
-        if work.inputs is None:
-            return Done(StepResult(()))
-        return self.lane.compute(work.inputs, work.prompts)
+        with self.lane.scope():
+            for slot in work.leaves:
+                self._sampler.leave(slot)
+            for slot, seq in work.joins:
+                self._sampler.join(slot, seq)
+            if work.changes:
+                self.lane.write_tables(work.changes)
+            self._move_blocks(work)
+            if work.inputs is None:
+                return Done(StepResult(()))
+            return self.lane.compute(work.inputs, work.prompts)
 
     def forget_kv(self) -> None:
         """Give the KV memory back to the system; every block's content is gone."""

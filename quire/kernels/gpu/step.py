@@ -109,14 +109,19 @@ def gather(
 
 
 def finish(
-    chosen: Tensor, tops: Tensor, row_slots: Tensor, last_token: Tensor, results: Tensor
+    chosen: Tensor,
+    tops: Tensor,
+    row_slots: Tensor,
+    last_token: Tensor,
+    results: Tensor,
+    stride: int,
 ) -> None:
     """Keep each row's token as its slot's last, and pack ids and tops for the host.
 
     chosen: [R] int. tops: [R] float32. row_slots: [R] int32, negative for padding.
-    last_token: [M] int32. results: [2, most rows] int32.
+    last_token: [M] int32. results: int32, of which [2, stride] are written.
     """
     rows = chosen.shape[0]
     _finish_kernel[(triton.cdiv(rows, BLOCK),)](
-        chosen, tops, row_slots, last_token, results, rows, results.shape[1], BLOCK=BLOCK
+        chosen, tops, row_slots, last_token, results, rows, stride, BLOCK=BLOCK
     )

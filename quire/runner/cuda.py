@@ -1,0 +1,330 @@
+"""Steps on a CUDA GPU: everything is launched on one stream, nothing waits but `Launched.wait`.
+
+The rows live on the device: block tables and the last token of every slot. A step uploads a few
+integers a row and gathers its inputs there; a token goes from one step to the next without a visit
+to the host, so step n + 1 can be in line before step n is done. A decode-only step is one graph
+with model, logits, sampling and write-back in it; any other is launched kernel by kernel.
+
+Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G layer groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attention.base import Backend, Batch
+from quire.core.types import StepResult
+from quire.kernels import fuse
+from quire.kernels.gpu import step as kernels
+from quire.models.base import LanguageModel, StepInputs
+from quire.runner.cuda_graphs import Graphs
+from quire.runner.inputs import Inputs
+from quire.runner.lane import result_of
+from quire.runner.profile import span
+from quire.runner.prompt_logprobs import Judged, PromptLogprobs
+from quire.runner.slots import Change, Slots
+from quire.runner.upload import Upload, aligned, pinned
+from quire.sampling.logprobs import Mode
+from quire.sampling.sampled import Fetched, faults_of
+from quire.sampling.sampler import Kind, Sampler
+
+IN_FLIGHT = 4
+"""Host buffers per upload and per result: more than any engine has steps in flight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """A step's integers on the device."""
+
+    token_ids: Tensor  # [T]; negative: the slot's last token
+    token_slots: Tensor  # [T]; negative: padding
+    positions: Tensor  # [T]
+    q_starts: Tensor  # [S + 1]
+    contexts: Tensor  # [S]
+    rows: Tensor  # [S]
+    sampled: Tensor  # [R]
+    row_slots: Tensor  # [R]; negative: padding
+    outputs: Tensor  # [R]
+
+
+@dataclass(slots=True)
+class Launched:
+    """A step in line. Its numbers are in pinned memory once `done` has come to pass."""
+
+    inputs: Inputs
+    done: torch.cuda.Event
+    results: np.ndarray  # ids, then the bits of the tops
+    stride: int
+    fetched: Fetched | None
+    judged: Judged | None
+
+    def wait(self) -> StepResult:
+        self.done.synchronize()
+        judged = self.judged.lists() if self.judged is not None else {}
+        rows = len(self.inputs.sampled_rows)
+        if not rows:
+            return result_of(self.inputs, (), {}, judged, {})
+        if self.fetched is not None:
+            ids, logprobs = self.fetched.token_ids(), self.fetched.logprobs()
+            return result_of(self.inputs, ids, logprobs, judged, self.fetched.errors)
+        ids = self.results[:rows].tolist()
+        tops = self.results[self.stride : self.stride + rows].view(np.float32)
+        return result_of(self.inputs, ids, {}, judged, faults_of(tops))
+
+
+class Lane:
+    """Owns the stream, the rows on the device and the graphs."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        backend: Backend,
+        sampler: Sampler,
+        slots: Slots,
+        *,
+        memory: list[Tensor],
+        max_tokens: int,
+        logprobs_mode: Mode,
+        eager: bool,
+    ) -> None:
+        """memory: the KV tensors. max_tokens: of the largest step. eager: no graphs."""
+        device = sampler.device
+        rows = slots.max_seqs
+        self._model = model
+        self._backend = backend
+        self._sampler = sampler
+        self._block_size = slots.block_size
+        self._logprobs_mode: Mode = logprobs_mode
+        self._stream = torch.cuda.Stream(device)
+        self._width = aligned(slots.width)
+        self._tables = torch.zeros(
+            (slots.groups, rows, self._width), dtype=torch.int32, device=device
+        )
+        self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._decode_upload = Upload(6 * aligned(rows), IN_FLIGHT, device)
+        most = max(max_tokens, rows)
+        self._mixed_upload = Upload(3 * aligned(most) + 6 * aligned(rows + 1), IN_FLIGHT, device)
+        self._table_upload = Upload(4 * aligned(rows + most), IN_FLIGHT, device)
+        self._results = torch.empty(2 * aligned(rows), dtype=torch.int32, device=device)
+        self._fetched = [pinned(2 * aligned(rows)) for _ in range(IN_FLIGHT)]
+        self._arrays = [tensor.numpy() for tensor in self._fetched]
+        self._turn = 0
+        self._hidden: Tensor | None = None  # [M, E] of a decode step that is sampled outside
+        self._views: dict[int, Views] = {}  # of decode steps, by size
+        self._graphs = Graphs(self._decode_body, rows, eager=eager)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+
+    # -- the runner's calls ---------------------------------------------------------------------
+
+    def scope(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._stream)
+
+    def settle(self) -> None:
+        self._stream.synchronize()
+
+    def forget_kv(self) -> None:
+        """The memory stays: graphs know where it is."""
+
+    def write_tables(self, changes: Sequence[Change]) -> None:
+        at: list[int] = []
+        blocks: list[int] = []
+        slots, width = self._tables.shape[1], self._width
+        for group, slot, start, added in changes:
+            first = (group * slots + slot) * width + start
+            at.extend(range(first, first + len(added)))
+            blocks.extend(added)
+        count = len(at)
+        stride = aligned(count)
+        words = self._table_upload.take(2 * stride)
+        words[:count] = at
+        words[stride : stride + count] = blocks
+        self._table_upload.send(stride + count)
+        sent = self._table_upload.on_device
+        kernels.write_tables(sent[:count], sent[stride : stride + count], self._tables)
+
+    def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Launched:
+        if inputs.decode_only and prompts is None:
+            return self._decode(inputs)
+        return self._mixed(inputs, prompts)
+
+    # -- decode steps ---------------------------------------------------------------------------
+
+    def _decode(self, inputs: Inputs) -> Launched:
+        kind = self._sampler.kind(inputs.sampled_slots)
+        rows = len(inputs.slots)
+        size = self._graphs.size_for(rows, kind)
+        with span("upload"):
+            self._send_decode(inputs, rows, size)
+        with span("launch"):
+            self._graphs.run(size, kind)
+        if kind is not None:
+            return self._launched(inputs, aligned(size), None, None)
+        assert self._hidden is not None
+        views = self._decode_views(size)
+        return self._sample(
+            self._hidden[:rows], views.row_slots[:rows], views.outputs[:rows], inputs, kind, None
+        )
+
+    def _send_decode(self, inputs: Inputs, rows: int, size: int) -> None:
+        stride = aligned(size)
+        words = self._decode_upload.take(6 * stride)[: 6 * stride].reshape(6, stride)
+        words[0, :rows] = inputs.token_ids
+        words[1, :rows] = inputs.positions
+        words[2, :rows] = inputs.contexts
+        words[3, :rows] = inputs.slots
+        words[4, :rows] = inputs.slots
+        words[5, :rows] = inputs.outputs
+        if rows < size:
+            words[:, rows:size] = 0
+            words[4, rows:size] = -1
+        self._decode_upload.send(6 * stride)
+
+    def _decode_views(self, size: int) -> Views:
+        """The views of a size are made once: a graph reads the same addresses for ever."""
+        views = self._views.get(size)
+        if views is None:
+            stride = aligned(size)
+            part = self._decode_upload.on_device[: 6 * stride].view(6, stride)[:, :size].unbind()
+            token_ids, positions, contexts, rows, row_slots, outputs = part
+            views = self._views[size] = Views(
+                token_ids=token_ids,
+                token_slots=row_slots,
+                positions=positions,
+                q_starts=self._starts[: size + 1],
+                contexts=contexts,
+                rows=rows,
+                sampled=self._starts[:size],
+                row_slots=row_slots,
+                outputs=outputs,
+            )
+        return views
+
+    def _decode_body(self, size: int, kind: Kind | None) -> None:
+        """All kernels of a decode step. Reads the uploaded integers, writes results or hidden."""
+        views = self._decode_views(size)
+        hidden = self._forward(views, size, 1, self._width * self._block_size)
+        if kind is None:
+            if self._hidden is None:
+                shape = (self._tables.shape[1], hidden.shape[1])
+                self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+            self._hidden[:size].copy_(hidden)
+            return
+        logits = self._logits(hidden)
+        ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, kind)
+        self._finish(ids, tops, views.row_slots, aligned(size))
+
+    # -- other steps ----------------------------------------------------------------------------
+
+    def _mixed(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Launched:
+        with span("upload"):
+            views = self._send_mixed(inputs)
+        with span("forward"):
+            hidden = self._forward(views, inputs.decodes, inputs.max_query, inputs.max_context)
+        judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
+        if not inputs.sampled_rows:
+            return self._launched(inputs, 0, None, judged)
+        kind = self._sampler.kind(inputs.sampled_slots)
+        chosen = hidden.index_select(0, views.sampled)
+        return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, judged)
+
+    def _send_mixed(self, inputs: Inputs) -> Views:
+        parts = (
+            inputs.token_ids,
+            inputs.token_slots,
+            inputs.positions,
+            inputs.q_starts,
+            inputs.contexts,
+            inputs.slots,
+            inputs.sampled,
+            inputs.sampled_slots,
+            inputs.outputs,
+        )
+        total = sum(aligned(len(part)) for part in parts)
+        words = self._mixed_upload.take(total)
+        places, at = [], 0
+        for part in parts:
+            words[at : at + len(part)] = part
+            places.append((at, at + len(part)))
+            at += aligned(len(part))
+        self._mixed_upload.send(total)
+        sent = self._mixed_upload.on_device
+        return Views(*(sent[start:stop] for start, stop in places))
+
+    # -- both -----------------------------------------------------------------------------------
+
+    def _forward(self, views: Views, decodes: int, max_query: int, max_context: int) -> Tensor:
+        """Hidden states of the step's tokens: [T, E]."""
+        tokens, groups = views.token_ids.shape[0], self._tables.shape[0]
+        ids = torch.empty_like(views.token_ids)
+        kv_slots = torch.empty((groups, tokens), dtype=torch.int64, device=ids.device)
+        kernels.gather(
+            views.token_ids,
+            views.token_slots,
+            views.positions,
+            self._last_token,
+            self._tables,
+            ids,
+            kv_slots,
+            self._block_size,
+        )
+        batch = Batch(
+            q_starts=views.q_starts,
+            contexts=views.contexts,
+            tables=self._tables.unbind(),
+            slots=kv_slots.unbind(),
+            max_query=max_query,
+            max_context=max_context,
+            rows=views.rows,
+            decodes=decodes,
+        )
+        hidden = self._model(StepInputs(ids, views.positions, self._backend.plan(batch)))
+        fuse.flush()
+        return hidden
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits = self._model.logits(hidden)
+        fuse.flush()
+        return logits
+
+    def _sample(
+        self,
+        hidden: Tensor,
+        row_slots: Tensor,
+        outputs: Tensor,
+        inputs: Inputs,
+        kind: Kind | None,
+        judged: Judged | None,
+    ) -> Launched:
+        """Sample the rows whose last hidden states these are: [R, E]."""
+        stride = aligned(len(inputs.sampled_slots))
+        logits = self._logits(hidden)
+        if kind is not None:
+            ids, tops = self._sampler.choose(logits, row_slots, outputs, kind)
+            self._finish(ids, tops, row_slots, stride)
+            return self._launched(inputs, stride, None, judged)
+        with span("sample"):
+            sampled = self._sampler.sample(logits, inputs.sampled_slots, inputs.outputs.tolist())
+        self._finish(sampled.token_ids, sampled.tops, row_slots, stride)
+        return self._launched(inputs, 0, sampled.fetch(), judged)
+
+    def _finish(self, ids: Tensor, tops: Tensor, row_slots: Tensor, stride: int) -> None:
+        kernels.finish(ids, tops, row_slots, self._last_token, self._results, stride)
+
+    def _launched(
+        self, inputs: Inputs, stride: int, fetched: Fetched | None, judged: Judged | None
+    ) -> Launched:
+        """Start the copies to the host, and mark their end."""
+        self._turn = (self._turn + 1) % IN_FLIGHT
+        if stride:
+            words = 2 * stride
+            self._fetched[self._turn][:words].copy_(self._results[:words], non_blocking=True)
+        done = torch.cuda.Event()
+        done.record()
+        return Launched(inputs, done, self._arrays[self._turn], stride, fetched, judged)
