@@ -23,10 +23,10 @@ class Caps:
     dtypes: frozenset[torch.dtype]
     windows: bool = True
     softcap: bool = True
+    max_head_dim: int | None = None
     sinks: bool = False
     alibi: bool = False
     fp8_cache: bool = False
-    max_head_dim: int | None = None
     block_sizes: frozenset[int] | None = None  # None: any
 
 
