@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
 LONG_PREFILL = 0.04
-QUANTIZED = ("fp8", "fp8_block")
+QUANTIZED = ("fp8", "compressed-tensors")
 """Kinds of quantized checkpoints that can be read."""
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {

@@ -47,7 +47,6 @@ from quire.models.base import ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
 from quire.platform import cpu, cuda
-from quire.quant.base import detect
 from quire.sampling.processors import load_processors
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
@@ -175,7 +174,8 @@ def describe(options: Options, environment: env.Env) -> Described:
         weights=weights,
     )
     layers = model_config.attention_layers()
-    facts = replace(facts, layers=layers, quantization=detect(hf))
+    stored = model_config.quantized
+    facts = replace(facts, layers=layers, quantization=stored.dialect if stored else None)
     return Described(folder, model_type, model_config, facts)
 
 

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.fp8 import Fp8Weight
+from quire.kernels.fp8_linear import fp8_linear
 from quire.kernels.native.library import DTYPES, LINEAR, PACK, Call, active, empty, empty_large
 from quire.kernels.op import op
 from quire.kernels.packed import PackedWeight, pack_panels, panel_shape
@@ -63,12 +65,16 @@ def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None
 
 
 @op(cases=_cases, native=_native, gpu=True)
-def linear(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
+def linear(
+    x: Tensor, weight: Tensor | PackedWeight | Fp8Weight, bias: Tensor | None = None
+) -> Tensor:
     """Multiply every row of x by a weight matrix.
 
     x: [T, I], rows may be strided. weight: [O, I], plain or from `pack`, x's dtype. bias: [O].
     Returns a new [T, O] in x.dtype.
     """
+    if isinstance(weight, Fp8Weight):
+        return fp8_linear(x, weight, bias)
     plain = weight.unpack() if isinstance(weight, PackedWeight) else weight
     return F.linear(x, plain, bias)
 

@@ -49,9 +49,9 @@ class Leaf(nn.Module):
         """How random stand-in values of a parameter are drawn."""
         raise NotImplementedError
 
-    def wide(self, param: str) -> bool:
-        """Whether a parameter is float32 whatever the model's dtype is."""
-        return False
+    def dtype(self, param: str) -> torch.dtype | None:
+        """What a parameter is stored in, whatever the model's dtype is. None: the model's."""
+        return None
 
     def bundle(self, param: str) -> tuple[int, ...]:
         """The shape of one checkpoint tensor that is all parts of a parameter at once."""

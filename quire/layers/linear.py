@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh, share, strip
+from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.packed import PackedWeight
 from quire.layers.leaf import Leaf
 from quire.quant.base import Method
@@ -48,8 +49,9 @@ class Outputs:
 class Linear(Leaf):
     """Whole on every rank. Base of the others, which only cut differently."""
 
-    weight: Tensor | PackedWeight
+    weight: Tensor | PackedWeight | Fp8Weight
     bias: Tensor | None
+    quantized = True  # whether a quantization method may have it; no: too small a share, too dear
 
     def __init__(self, inputs: int, outputs: int | tuple[Outputs, ...], bias: bool = False) -> None:
         super().__init__()
@@ -61,6 +63,11 @@ class Linear(Leaf):
             self.declare("bias")
         else:
             self.bias = None
+
+    def equip(self, method: Method) -> None:
+        """Take another quantization method, and the parameters it needs. Before values come."""
+        self.method = method
+        self.declare(*(name for name in method.extra if name not in self.params()))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, I] -> [T, O]."""
@@ -74,7 +81,13 @@ class Linear(Leaf):
         """The inputs this rank has."""
         return range(self.inputs)
 
+    def dtype(self, param: str) -> torch.dtype | None:
+        """As the method stores it; a bias in the model's."""
+        return self.method.dtype(param)
+
     def layout(self, param: str) -> tuple[Part, ...]:
+        if param in self.method.extra:
+            return self.method.layout(self, param)
         rows = self.rows()
         starts = accumulate((len(r) for r in rows), initial=0)
         parts = zip(self.outputs, rows, starts)
@@ -84,7 +97,8 @@ class Linear(Leaf):
         return tuple(Part((out.rows, self.inputs), (r, cols), at) for out, r, at in parts)
 
     def spread(self, param: str) -> Spread:
-        return Spread(0.0, 0.02 if param == "bias" else self.inputs**-0.5)
+        given = self.method.spread(self, param)
+        return given or Spread(0.0, 0.02 if param == "bias" else self.inputs**-0.5)
 
 
 class ColumnLinear(Linear):
@@ -137,6 +151,8 @@ class HeadsLinear(ColumnLinear):
 
 class LMHead(Linear):
     """Hidden states to logits. May share its weight with the embedding."""
+
+    quantized = False
 
     def __init__(self, vocab: int, hidden: int, bias: bool = False) -> None:
         super().__init__(hidden, vocab, bias)

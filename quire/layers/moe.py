@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from quire.distributed.collectives import Collectives
@@ -59,8 +60,9 @@ class Router(Leaf):
     def spread(self, param: str) -> Spread:
         return Spread(0.0, self.hidden**-0.5 if param == "weight" else 0.02)
 
-    def wide(self, param: str) -> bool:
-        return param == "e_score_correction_bias"  # scores differ by less than bfloat16 resolves
+    def dtype(self, param: str) -> torch.dtype | None:
+        """Float32 for the correction: scores differ by less than bfloat16 resolves."""
+        return torch.float32 if param == "e_score_correction_bias" else None
 
 
 class Experts(Leaf):

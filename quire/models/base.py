@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 from torch import Tensor
 
 from quire.config.kv_layout import LayerFacts
+from quire.config.quantization import QuantFacts
 from quire.errors import ConfigError
 from quire.layers import KINDS
 from quire.weights.mapping import Weights
@@ -95,6 +96,7 @@ class ModelConfig:
     act: str  # a key of layers.KINDS
     tied: bool  # the output head is the token embedding
     dtype: str | None  # what the checkpoint says it is stored in
+    quantized: QuantFacts | None = None  # how it holds its weights; None: plainly
     windows: tuple[int | None, ...] = ()  # per layer; (): every layer sees everything
 
     def window(self, layer: int) -> int | None:

@@ -9,6 +9,7 @@ Model files know none of this; it is done to their modules from outside, by type
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.kv_layout import Group, group_layers
+from quire.config.quantization import QuantFacts, agreed, read_quantization
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
-from quire.kernels.packed import PackedWeight
 from quire.layers import Attention, Leaf, Linear, Rope
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
-from quire.quant.base import Method, Weighted, detect
+from quire.quant.base import Method, Weighted
 from quire.quant.none import Method as Plain
 from quire.registry import Registry
 from quire.weights import files
@@ -35,8 +36,8 @@ MODELS = Registry("quire.models")
 def config_of(hf: Hf) -> tuple[str, ModelConfig]:
     """(model type, Config) of a parsed config.json. Raises ConfigError for what we cannot run."""
     model_type = field_of(hf, "model_type", str)
-    detect(hf)
-    return model_type, MODELS.load(model_type).Config.from_hf(hf)
+    quantized = read_quantization(hf)
+    return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
 
 
 def build(
@@ -58,6 +59,7 @@ def build(
 
     folder: where the checkpoint is; None only with load_format "dummy", which draws from `seed`.
     comm: how the ranks of the mesh talk, if not in the usual way.
+    quant: how to quantize a plain checkpoint, e.g. "fp8"; the checkpoint's own way needs no word.
     groups: the KV layout, if the engine has decided on one.
     Raises WeightError if checkpoint and model differ in any tensor.
     """
@@ -66,7 +68,7 @@ def build(
         model = MODELS.load(model_type).Model(config)
     if mesh.tp > 1:
         _cut(model, mesh, comm or connect(mesh))
-    _equip(model, _method(quant))
+    _equip(model, agreed(config.quantized, quant))
     place(model, groups or group_layers(config.attention_layers()))
     tables: dict[Any, Tensor] = {}
     for module in model.modules():
@@ -94,7 +96,7 @@ def fill(
     own = {name: leaf for name, leaf in leaves.items() if name not in tie}
     packed = {id(leaf) for leaf in own.values() if isinstance(leaf, Linear)}
     packed |= {id(leaves[source]) for source in tie.values()}
-    method = _method(None)
+    method = Plain()
 
     def finish(leaf: Leaf) -> None:
         if id(leaf) in packed:
@@ -128,7 +130,7 @@ def state_of(model: nn.Module, name: str) -> Tensor:
     if not isinstance(module, Leaf) or param not in module.params():
         raise KeyError(f"no parameter {name!r}")
     value = getattr(module, param)
-    return value.unpack() if isinstance(value, PackedWeight) else value.detach()
+    return value.detach() if isinstance(value, Tensor) else value.unpack()
 
 
 def _shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
@@ -147,11 +149,16 @@ def _cut(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
             module.shard(mesh)
 
 
-def _equip(model: nn.Module, method: Method) -> None:
-    for module in model.modules():
-        if isinstance(module, Linear):
-            module.method = method
-
-
-def _method(name: str | None) -> Method:
-    return Plain() if name is None else cast(Method, Registry("quire.quant").load(name).Method())
+def _equip(model: nn.Module, facts: QuantFacts | None) -> None:
+    """Give every linear layer its method; a layer fused of several is quantized whole or not."""
+    if facts is None:
+        return
+    method = cast(Method, Registry("quire.quant").load(facts.method).Method(facts))
+    for name, module in model.named_modules():
+        if not isinstance(module, Linear) or not module.quantized:
+            continue
+        skipped = {facts.skips(names) for names in cast(Weights, model.weights).sources(name)}
+        if len(skipped) > 1:
+            raise ConfigError(f"config.json: some parts of {name} are quantized and some are not")
+        if skipped == {False}:
+            module.equip(method)

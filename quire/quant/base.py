@@ -1,25 +1,30 @@
 """The seam of quantization: a Method decides how one linear layer stores and applies its weights.
 
-It sees a layer as a `Weighted`: something with a weight, maybe a bias, and `put`. The checkpoint
-says which method it needs (`quantization_config`); `detect` finds it or refuses by name.
+It sees a layer as a `Weighted`: something with a weight, maybe a bias, and `put`. Which method a
+layer has is said by the checkpoint's config.json or the user (quire.config.quantization).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from quire.errors import ConfigError
+from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.packed import PackedWeight
+from quire.weights.mapping import Part, Spread
 
 
 class Weighted(Protocol):
     """A layer whose `weight` [O, I] a method looks after."""
 
     @property
-    def weight(self) -> Tensor | PackedWeight: ...
+    def weight(self) -> Tensor | PackedWeight | Fp8Weight: ...
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        """How checkpoint tensors fill a parameter."""
+        ...
 
     def put(self, param: str, value: object) -> None: ...
 
@@ -29,6 +34,23 @@ class Method(Protocol):
 
     name: str
 
+    @property
+    def extra(self) -> tuple[str, ...]:
+        """Parameters a checkpoint must have beside `weight`: scales."""
+        ...
+
+    def layout(self, layer: Weighted, param: str) -> tuple[Part, ...]:
+        """How checkpoint tensors fill one of `extra`."""
+        ...
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        """What a parameter is stored in; None: the model's dtype."""
+        ...
+
+    def spread(self, layer: Weighted, param: str) -> Spread | None:
+        """How stand-in values are drawn; None: as the layer says."""
+        ...
+
     def finish(self, layer: Weighted) -> None:
         """Bring a freshly filled layer into the form that `apply` wants; frees the old form."""
         ...
@@ -36,19 +58,3 @@ class Method(Protocol):
     def apply(self, layer: Weighted, x: Tensor, bias: Tensor | None) -> Tensor:
         """x [T, I] -> [T, O]."""
         ...
-
-
-def detect(hf: Mapping[str, object]) -> str | None:
-    """The method this config.json asks for. None: plain weights.
-
-    Raises ConfigError for a quantized checkpoint: no method but plain weights is built in yet.
-    """
-    for key in ("quantization_config", "compression_config"):
-        found = hf.get(key)
-        if found:
-            method = found.get("quant_method", "unnamed") if isinstance(found, dict) else found
-            raise ConfigError(
-                f"config.json: {key} asks for the quantization method {method!r}; only "
-                "unquantized checkpoints (float32, float16, bfloat16) are supported"
-            )
-    return None

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from quire.config.quantization import QuantFacts
 from quire.kernels.linear import linear, pack
 from quire.quant.base import Weighted
+from quire.weights.mapping import Part, Spread
 
 
 class Method:
     """No quantization."""
 
     name = "none"
+    extra: tuple[str, ...] = ()
+
+    def __init__(self, facts: QuantFacts | None = None) -> None:
+        assert facts is None, facts
+
+    def layout(self, layer: Weighted, param: str) -> tuple[Part, ...]:
+        raise AssertionError(f"no parameter {param!r}")
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        return None
+
+    def spread(self, layer: Weighted, param: str) -> Spread | None:
+        return None
 
     def finish(self, layer: Weighted) -> None:
         """Pack the weight; `pack` gives it back as it is where no packed kernel exists."""

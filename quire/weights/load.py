@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from quire.errors import WeightError
-from quire.weights.mapping import Holder, Part, Spread, Target, stored_shape
+from quire.weights.mapping import Holder, Part, Spread, Target, stored_shape, wanted_shape
 
 BLOCK = 1_048_573
 """Random numbers drawn for a whole dummy model. Prime, so that rows of a matrix differ."""
@@ -64,7 +64,7 @@ class Filler(Generic[H]):
                 if like not in scaled:
                     values = block * like.std + like.mean
                     scaled[like] = values.to(device=self._device, dtype=self._dtype)
-                dtype = torch.float32 if holder.wide(param) else self._dtype
+                dtype = holder.dtype(param) or self._dtype
                 value = torch.empty(shape, dtype=dtype, device=self._device)
                 start = zlib.crc32(f"{name}.{param}".encode()) % BLOCK
                 _tile(value.view(-1), scaled[like], start)
@@ -75,10 +75,12 @@ class Filler(Generic[H]):
         layout = holder.layout(target.param)
         if target.transpose:
             tensor = tensor.t()
+        if layout[0].loose:
+            tensor = tensor.reshape(-1).expand(wanted_shape(holder, target))
         key = (target.layer, target.param)
         value, left = self._open.pop(key, (None, len(layout)))
         if value is None:
-            dtype = torch.float32 if holder.wide(target.param) else self._dtype
+            dtype = holder.dtype(target.param) or self._dtype
             value = torch.empty(stored_shape(layout), dtype=dtype, device=self._device)
         if target.part is not None:
             _place(value, layout[target.part], tensor)

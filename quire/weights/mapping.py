@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from quire.errors import WeightError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 SHOWN = 12
@@ -37,6 +38,7 @@ class Part:
     shape: tuple[int, ...]  # of the whole tensor in the checkpoint
     cut: tuple[range, ...]  # what this process keeps of it, per axis
     start: int = 0
+    loose: bool = False  # also in a shape with trailing ones; or one number stands for all
 
     @property
     def kept(self) -> tuple[int, ...]:
@@ -66,8 +68,8 @@ class Holder(Protocol):
 
     def spread(self, param: str) -> Spread: ...
 
-    def wide(self, param: str) -> bool:
-        """Whether a parameter is float32 whatever the model's dtype is."""
+    def dtype(self, param: str) -> torch.dtype | None:
+        """What a parameter is stored in, whatever the model's dtype is. None: the model's."""
         ...
 
     def bundle(self, param: str) -> tuple[int, ...]:
@@ -115,6 +117,15 @@ class Weights:
                 path = f"{parent}.{fused}" if parent else fused
                 return Target(path, param, parts.index(leaf), turn)
         return Target(path, param, None, turn)
+
+    def sources(self, layer: str) -> tuple[tuple[str, ...], ...]:
+        """Per part of a layer, the names a checkpoint may give it."""
+        parent, _, leaf = layer.rpartition(".")
+        at = f"{parent}." if parent else ""
+        return tuple(
+            tuple(f"{prefix}{at}{part}" for prefix in ("", *self.strip))
+            for part in self.fuse.get(leaf, (leaf,))
+        )
 
     def ignores(self, name: str) -> bool:
         """Whether a checkpoint tensor is known to carry nothing we need."""
@@ -181,8 +192,8 @@ def assign(
             continue
         which = range(len(layout)) if target.part is None else (target.part,)
         slots = {(target.layer, target.param, part) for part in which}
-        wanted = _wanted(holder, target)
-        if tuple(shape) != wanted:
+        wanted = wanted_shape(holder, target)
+        if not _fits(tuple(shape), wanted, layout[0].loose):
             trouble.misshaped.append(f"{name} is {list(shape)}, the model has {list(wanted)}")
         elif name in targets or filled & slots:
             trouble.doubled.append(name)
@@ -194,13 +205,25 @@ def assign(
     return targets
 
 
-def _wanted(holder: Holder, target: Target) -> tuple[int, ...]:
+def wanted_shape(holder: Holder, target: Target) -> tuple[int, ...]:
     """The shape the checkpoint's tensor must have to go there."""
     if target.part is not None:
         shape = holder.layout(target.param)[target.part].shape
     else:
         shape = holder.bundle(target.param)
     return shape[::-1] if target.transpose else shape
+
+
+def _fits(shape: tuple[int, ...], wanted: tuple[int, ...], loose: bool) -> bool:
+    """Whether a tensor of this shape fills the wanted one."""
+    return shape == wanted or (loose and _bare(shape) in ((), _bare(wanted)))
+
+
+def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Without trailing ones."""
+    while shape and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
 
 
 def _slots(

@@ -7,15 +7,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from quire.kernels.fp8 import Fp8Weight
+from quire.kernels.gpu import fp8_linear
+
 
 def outputs(x: Tensor, weight: Any, bias: Tensor | None = None) -> Any:
+    if isinstance(weight, Fp8Weight):
+        return fp8_linear.outputs(x, weight, bias)
     if not isinstance(weight, Tensor) or x.dtype != weight.dtype or x.dim() != 2:
         return NotImplemented
     return torch.empty((x.shape[0], weight.shape[0]), dtype=x.dtype, device=x.device)
 
 
-def launch(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    if bias is None:
+def launch(out: Tensor, x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None = None) -> None:
+    if isinstance(weight, Fp8Weight):
+        fp8_linear.launch(out, x, weight, bias)
+    elif bias is None:
         torch.mm(x, weight.t(), out=out)
     else:
         torch.addmm(bias, x, weight.t(), out=out)

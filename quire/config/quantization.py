@@ -1,0 +1,162 @@
+"""What config.json says of a quantized checkpoint, or a user of weights to be made smaller.
+
+Reads words only: tensors are the business of quire.quant. Two dialects name the same thing, e4m3
+weights with float32 scales: quant_method "fp8" (DeepSeek, Qwen, transformers) and
+"compressed-tensors" (llm-compressor). Everything else is refused by name.
+
+Source: https://huggingface.co/docs/transformers/quantization/finegrained_fp8 and
+https://github.com/vllm-project/compressed-tensors
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import ConfigError
+
+Json = Mapping[str, Any]
+BLOCK = 128
+ONLINE = {
+    "fp8": 0,
+    "fp8_per_channel": 0,
+    "fp8_block": BLOCK,
+    "fp8_per_block": BLOCK,
+}
+"""What `quantization` may say of a plain checkpoint -> inputs that share a scale; 0: a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuantFacts:
+    """How linear layers hold their weights."""
+
+    method: str  # a file of quire.quant
+    dialect: str  # quant_method of the checkpoint, or what was asked for
+    block: int = 0  # side of the squares that share a scale; 0: one scale per output
+    stored: bool = False  # the checkpoint has eight bits and scales; else they are made on load
+    scale: str = "weight_scale"  # the scales' name beside `weight`
+    static: bool = False  # the checkpoint fixed the scale of activations, as `input_scale`
+    skip: tuple[str, ...] = ()  # layers left plain: runs of name components, or "re:" patterns
+
+    def skips(self, names: Iterable[str]) -> bool:
+        """Whether a layer that has any of these names is left plain."""
+        return any(_matches(pattern, name) for pattern in self.skip for name in names)
+
+
+def read_quantization(hf: Json, asked: str | None = None) -> QuantFacts | None:
+    """The checkpoint's quantization, or the one asked for; None: plain weights.
+
+    Raises ConfigError for what quire cannot do, and if the two disagree.
+    """
+    for key in ("quantization_config", "compression_config"):
+        if hf.get(key):
+            return agreed(_stored(hf[key], key), asked)
+    return agreed(None, asked)
+
+
+def agreed(found: QuantFacts | None, asked: str | None) -> QuantFacts | None:
+    """What the checkpoint has and what was asked for, in one."""
+    if found is not None:
+        if asked in (None, found.method, found.dialect):
+            return found
+        raise ConfigError(
+            f"quantization={asked!r}, but the checkpoint is quantized already "
+            f"({found.dialect}); leave it out"
+        )
+    if asked is None:
+        return None
+    if asked not in ONLINE:
+        known = ", ".join(ONLINE)
+        raise ConfigError(f"quantization must be one of {known}, got {asked!r}")
+    return QuantFacts(method="fp8", dialect=asked, block=ONLINE[asked])
+
+
+def _stored(found: object, key: str) -> QuantFacts:
+    if not isinstance(found, Mapping):
+        raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
+    dialect = found.get("quant_method", "unnamed")
+    reader = {"fp8": _fp8, "compressed-tensors": _compressed}.get(dialect)
+    if reader is None:
+        raise ConfigError(
+            f"config.json: {key} asks for the quantization method {dialect!r}; supported: "
+            "unquantized checkpoints, fp8, and compressed-tensors with 8-bit floats"
+        )
+    return reader(found)
+
+
+def _fp8(found: Json) -> QuantFacts:
+    """quant_method "fp8"."""
+    sides, scheme = found.get("weight_block_size"), found.get("activation_scheme", "dynamic")
+    _need("quantization_config.fmt", found.get("fmt", "e4m3"), "e4m3")
+    _need("quantization_config.weight_block_size", sides, None, [BLOCK, BLOCK])
+    _need("quantization_config.activation_scheme", scheme, "dynamic", "static")
+    if sides and scheme == "static":
+        raise ConfigError(
+            'config.json: quantization_config.activation_scheme is "static"; with '
+            'weight_block_size it must be "dynamic"'
+        )
+    return QuantFacts(
+        method="fp8",
+        dialect="fp8",
+        block=BLOCK if sides else 0,
+        stored=True,
+        scale="weight_scale_inv" if sides else "weight_scale",
+        static=scheme == "static",
+        skip=_names(found, "modules_to_not_convert") + _names(found, "ignored_layers"),
+    )
+
+
+def _compressed(found: Json) -> QuantFacts:
+    """quant_method "compressed-tensors", one group of w8a8 floats."""
+    at = "quantization_config"
+    groups = found.get("config_groups") or {}
+    if len(groups) != 1 or found.get("sparsity_config") or found.get("transform_config"):
+        raise ConfigError(
+            f"config.json: {at} must have one entry in config_groups and no sparsity or "
+            f"transforms; it has {len(groups)}: {', '.join(groups)}"
+        )
+    ((name, group),) = groups.items()
+    weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
+    _need(f"{at}.config_groups.{name}.targets", group.get("targets"), ["Linear"])
+    for what, args in (("weights", weights), ("input_activations", inputs)):
+        where = f"{at}.config_groups.{name}.{what}"
+        _need(f"{where}.num_bits", args.get("num_bits"), 8)
+        _need(f"{where}.type", args.get("type"), "float")
+        _need(f"{where}.symmetric", args.get("symmetric", True), True)
+    where = f"{at}.config_groups.{name}"
+    strategy = weights.get("strategy")
+    _need(f"{where}.weights.strategy", strategy, "channel", "tensor", "block")
+    by_block, static = strategy == "block", not inputs.get("dynamic", False)
+    if by_block:
+        _need(f"{where}.weights.block_structure", weights.get("block_structure"), [BLOCK, BLOCK])
+        _need(f"{where}.input_activations.group_size", inputs.get("group_size"), BLOCK)
+    given = inputs.get("strategy")
+    allowed = "group" if by_block else "tensor" if static else "token"
+    _need(f"{where}.input_activations.strategy", given, allowed)
+    return QuantFacts(
+        method="fp8",
+        dialect="compressed-tensors",
+        block=BLOCK if by_block else 0,
+        stored=True,
+        static=static,
+        skip=_names(found, "ignore"),
+    )
+
+
+def _need(key: str, value: object, *allowed: object) -> None:
+    if value not in allowed:
+        words = " or ".join(repr(one) for one in allowed)
+        raise ConfigError(f"config.json: {key} is {value!r}; supported: {words}")
+
+
+def _names(found: Json, key: str) -> tuple[str, ...]:
+    return tuple(str(one) for one in found.get(key) or ())
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """A pattern is a run of whole components of a name, or "re:" and a regular expression."""
+    if pattern.startswith("re:"):
+        return re.match(pattern[3:], name) is not None
+    return f".{pattern}." in f".{name}."
