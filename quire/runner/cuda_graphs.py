@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 STRETCH = 1.25
 """A graph of at most this many times the rows serves for the time being."""
 
+Key = tuple[int, Kind | None]
+"""The size of a step, and how its rows are sampled; None: not in the graph."""
+
 PATIENCE = 4
 """So many steps, after which a size of its own is captured."""
 
@@ -36,8 +39,8 @@ class Graphs:
         self._body = body
         self._eager = eager
         self._sizes = sizes(max_rows)
-        self._made: dict[tuple[int, Kind | None], torch.cuda.CUDAGraph] = {}
-        self._seen: Counter[tuple[int, Kind | None]] = Counter()
+        self._made: dict[Key, torch.cuda.CUDAGraph] = {}
+        self._seen: Counter[Key] = Counter()
         self._pool: Any = None  # torch's handle of their memory
 
     def size_for(self, rows: int, kind: Kind | None) -> int:
@@ -62,10 +65,31 @@ class Graphs:
             self._seen[key] += 1
             if self._seen[key] > 1:
                 graph = self._capture(key)
+            elif self._runs_through(key):
+                return
         if graph is None:
             self._body(size, kind)
         else:
             graph.replay()
+
+    def _runs_through(self, key: Key) -> bool:
+        """Run the body as a graph could. False: it waits for the device, and runs eagerly for ever.
+
+        Torch raises where an operation would wait, which no graph can repeat.
+        """
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            self._body(*key)
+        except RuntimeError as error:
+            if "synchroniz" not in str(error):
+                raise
+            log.info("decode steps run without CUDA graphs: %s", error)
+            self._eager = True
+            return False
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        return True
 
     def capture(self, size: int, kind: Kind | None) -> None:
         """Make a graph ahead of need. The body must have run at this size."""
@@ -78,7 +102,7 @@ class Graphs:
         self._seen.clear()
         self._pool = None
 
-    def _capture(self, key: tuple[int, Kind | None]) -> torch.cuda.CUDAGraph | None:
+    def _capture(self, key: Key) -> torch.cuda.CUDAGraph:
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
@@ -86,20 +110,10 @@ class Graphs:
         graph.capture_begin(self._pool, capture_error_mode="relaxed")
         try:
             self._body(*key)
-        except Exception:
-            self._abandon(graph)
-            raise
-        graph.capture_end()
+        finally:
+            graph.capture_end()
         self._made[key] = graph
         return graph
-
-    def _abandon(self, graph: torch.cuda.CUDAGraph) -> None:
-        """A body that cannot be captured runs eagerly from now on."""
-        self._eager = True
-        try:
-            graph.capture_end()
-        except RuntimeError as error:
-            log.warning("decode steps run without CUDA graphs from now on: %s", error)
 
 
 def sizes(max_rows: int) -> list[int]:

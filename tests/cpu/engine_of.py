@@ -49,13 +49,21 @@ WINDOWED = {
 _models = {}
 
 
-def model_of(hf, dtype):
+def model_of(hf, dtype, device="cpu"):
     """Built once per shape and dtype: random weights, spread so that greedy choices are not ties."""
-    key = (hf["model_type"], dtype)
+    key = (hf["model_type"], hf["head_dim"], dtype, device)
     if key not in _models:
         model_type, config = config_of(hf)
         _models[key] = (
-            build(model_type, config, load_format="dummy", dtype=dtype, progress=False, seed=7),
+            build(
+                model_type,
+                config,
+                load_format="dummy",
+                dtype=dtype,
+                device=device,
+                progress=False,
+                seed=7,
+            ),
             config,
         )
     return _models[key]
@@ -79,8 +87,9 @@ def engine_of(
     threshold=0,
     processors=(),
     eager=False,
+    device="cpu",
 ):
-    model, model_config = model_of(hf, dtype)
+    model, model_config = model_of(hf, dtype, device)
     layers = model_config.attention_layers()
     groups = group_layers(layers)
     config = EngineConfig(
@@ -126,7 +135,7 @@ def engine_of(
             steps_in_flight=depth,
         ),
         load=LoadSection(format="dummy", download_dir=None, hf_token=None, progress=False),
-        device=DeviceSection(kind="cpu", attention_backend="auto", threads=1, enforce_eager=eager),
+        device=DeviceSection(kind=device, attention_backend="auto", threads=1, enforce_eager=eager),
         parallel=ParallelSection(tensor=1),
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),

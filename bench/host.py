@@ -1,0 +1,181 @@
+"""Where a step's time goes: host work per step by part, GPU busy share, kernels by time.
+
+usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12]
+
+For each number of rows: decode steps of that many sequences, first timed as they are, then some of
+them under torch's profiler (device activity only). "busy" is the share of the profiled time in which a
+kernel or copy ran; "host" is all the host did but wait for results. Weights are random.
+"""
+
+import argparse
+import json
+import random
+import re
+import time
+
+import torch
+
+from quire import LLM, SamplingParams
+from quire.runner import cuda
+
+PARTS = ("plan", "prepare", "launch", "wait", "apply")
+
+
+class Clock:
+    """Seconds of each part of the engine's step."""
+
+    def __init__(self, engine):
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+        runner, scheduler = engine._executor.runner, engine._scheduler
+        for owner, name in (
+            (scheduler, "plan"),
+            (runner, "prepare"),
+            (runner, "launch"),
+            (scheduler, "apply"),
+        ):
+            setattr(owner, name, self._timed(name, getattr(owner, name)))
+        self._wait = cuda.Launched.wait
+        cuda.Launched.wait = self._timed("wait", self._wait)
+
+    def _timed(self, name, function):
+        seconds = self.seconds
+
+        def timed(*args):
+            start = time.perf_counter()
+            try:
+                return function(*args)
+            finally:
+                seconds[name] += time.perf_counter() - start
+
+        return timed
+
+    def take(self):
+        found = dict(self.seconds)
+        for name in self.seconds:
+            self.seconds[name] = 0.0
+        return found
+
+
+def add(llm, rng, rows, prompt, tokens, name):
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
+    for i in range(rows):
+        ids = [rng.randrange(10, 30000) for _ in range(prompt)]
+        llm.llm_engine.add_request(f"{name}-{i}", {"prompt_token_ids": ids}, params)
+
+
+def steps(llm, count):
+    for _ in range(count):
+        llm.llm_engine.step()
+
+
+def finish(llm):
+    engine = llm.llm_engine
+    for name in list(engine._running):
+        engine.abort_request(name)
+    torch.cuda.synchronize()
+
+
+def kernels(events, wall):
+    """(busy share, [(name, calls, us)]) of device events."""
+    spans, found = [], {}
+    for e in events:
+        if e.device_type != torch.autograd.DeviceType.CUDA:
+            continue
+        start, end = e.time_range.start, e.time_range.end
+        spans.append((start, end))
+        name = re.sub(r"<.*", "", e.name)[:70]
+        calls, total = found.get(name, (0, 0.0))
+        found[name] = (calls + 1, total + end - start)
+    spans.sort()
+    busy, upto = 0.0, float("-inf")
+    for start, end in spans:
+        busy += max(0.0, end - max(start, upto))
+        upto = max(upto, end)
+    whole = spans[-1][1] - spans[0][0] if spans else wall
+    ranked = sorted(((n, c, t) for n, (c, t) in found.items()), key=lambda x: -x[2])
+    return busy / whole, busy, ranked
+
+
+def profiled(llm, count):
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        start = time.perf_counter()
+        steps(llm, count)
+        torch.cuda.synchronize()
+        wall = (time.perf_counter() - start) * 1e6
+    return kernels(profiler.events(), wall)
+
+
+def show(name, count, busy, total_us, ranked, limit):
+    print(f"  {name}: busy {busy:.1%}, {total_us / count / 1e3:.3f} ms of kernels a step")
+    for kernel, calls, us in ranked[:limit]:
+        print(f"    {us / count:9.1f} us  {calls / count:6.1f} x {us / calls:8.2f}  {kernel}")
+
+
+def decode(llm, clock, rng, rows, args):
+    tokens = args.warm + 3 * args.steps + 40
+    add(llm, rng, rows, args.prompt, tokens, f"d{rows}")
+    deadline = time.perf_counter() + 20
+    engine = llm.llm_engine.engine
+    while engine.stats().running < min(rows, llm.llm_engine.config.scheduler.max_num_seqs):
+        llm.llm_engine.step()
+        assert time.perf_counter() < deadline, "rows do not all fit"
+    steps(llm, args.warm)
+    clock.take()
+    start = time.perf_counter()
+    steps(llm, args.steps)
+    wall = time.perf_counter() - start
+    parts = clock.take()
+    per = {name: round(s / args.steps * 1e6, 1) for name, s in parts.items()}
+    rest = wall - sum(parts.values())
+    line = dict(
+        rows=rows,
+        step_us=round(wall / args.steps * 1e6, 1),
+        host_us=round((wall - parts["wait"]) / args.steps * 1e6, 1),
+        **per,
+        other=round(rest / args.steps * 1e6, 1),
+        tok_s=round(rows * args.steps / wall, 1),
+    )
+    if args.kernels:
+        busy, total, ranked = profiled(llm, args.profile)
+        line["busy"] = round(busy, 4)
+    print(json.dumps(line), flush=True)
+    if args.kernels:
+        show(f"decode of {rows}", args.profile, busy, total, ranked, args.kernels)
+    finish(llm)
+
+
+def prefill(llm, rng, length, args):
+    budget = llm.llm_engine.config.scheduler.max_num_batched_tokens
+    add(llm, rng, 6 * max(1, budget // length), length, 1, "warm")
+    steps(llm, 4)
+    busy, total, ranked = profiled(llm, 2)
+    print(json.dumps(dict(prefill=length, budget=budget, busy=round(busy, 4))), flush=True)
+    show(f"prefill of {budget} tokens", 2, busy, total, ranked, args.kernels or 10)
+    finish(llm)
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--model", required=True)
+    ap.add_argument("--rows", default="1,32,256,1024")
+    ap.add_argument("--prompt", type=int, default=64)
+    ap.add_argument("--warm", type=int, default=12)
+    ap.add_argument("--steps", type=int, default=60)
+    ap.add_argument("--profile", type=int, default=6)
+    ap.add_argument("--prefill", type=int, default=0, help="also prompts of this length")
+    ap.add_argument("--kernels", type=int, default=0, help="how many kernels to list")
+    ap.add_argument("--kw", default="{}")
+    args = ap.parse_args()
+    start = time.perf_counter()
+    llm = LLM(args.model, load_format="dummy", use_tqdm_on_load=False, **json.loads(args.kw))
+    print(f"ready in {time.perf_counter() - start:.1f} s", flush=True)
+    rng = random.Random(0)
+    clock = Clock(llm.llm_engine.engine)
+    for rows in map(int, args.rows.split(",")):
+        decode(llm, clock, rng, rows, args)
+    if args.prefill:
+        prefill(llm, rng, args.prefill, args)
+
+
+if __name__ == "__main__":
+    main()

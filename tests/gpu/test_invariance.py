@@ -1,0 +1,131 @@
+"""The same requests give the same tokens whatever the engine does to run them, on the GPU too.
+
+Float32 without TF32. The first run is the plainest: one request at a time, kernel by kernel, no
+cache, no chunks, one step in flight.
+"""
+
+import pytest
+import torch
+
+from tests.cpu import engine_of as tiny
+from tests.cpu.engine_of import request, run
+from tests.cpu.test_invariance import SETTINGS, workload
+
+WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
+WINDOWED = {**tiny.WINDOWED, "hidden_size": 64, "head_dim": 16}
+CASES = {"full": WIDE, "windows": WINDOWED}
+MORE = {
+    "overlap, eager": dict(depth=2, eager=True),
+    "overlap, staggered": dict(depth=2, stagger=3),
+    "three steps in flight": dict(depth=3, stagger=2),
+    "overlap, priority, swap": dict(
+        depth=2,
+        num_blocks=36,
+        host_blocks=24,
+        preemption="swap",
+        policy="priority",
+        expect_preemption=True,
+    ),
+}
+PATHS = SETTINGS | MORE
+
+
+def engine_of(hf, **settings):
+    return tiny.engine_of(hf, device="cuda", **settings)
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request):
+    hf, want = CASES[request.param], {}
+    for one in workload(hf):
+        engine = engine_of(hf, prefix=False, budget=4000, eager=True)
+        want.update(run(engine, [one])[0])
+    return hf, want
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_tokens_do_not_depend_on(case, name):
+    hf, want = case
+    settings = dict(PATHS[name])
+    stagger = settings.pop("stagger", 0)
+    expected = settings.pop("expect_preemption", False)
+    if expected and hf is WINDOWED:
+        settings["num_blocks"] = 50
+    engine = engine_of(hf, **settings)
+    got, _ = run(engine, workload(hf), stagger=stagger)
+    assert got == want
+    if expected:
+        assert engine.stats().preemptions > 0
+
+
+def test_the_prefix_cache_is_hit_and_changes_nothing(case):
+    hf, want = case
+    engine = engine_of(hf, depth=2)
+    for one in workload(hf):
+        engine.add(one)
+    while not engine.idle:
+        engine.step()
+    engine.settle()
+    again, updates = run(engine, workload(hf))
+    assert again == want
+    assert max(u.cached_tokens for u in updates) > 16
+
+
+def test_a_second_round_replays_graphs_with_the_same_tokens(case):
+    hf, want = case
+    engine = engine_of(hf, depth=2, prefix=False)
+    for _ in range(3):
+        for one in workload(hf):
+            engine.add(one)
+        out = {}
+        while not engine.idle:
+            for u in engine.step():
+                out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
+        assert out == want
+    made = engine._executor.runner.lane._graphs._made
+    assert {kind for _, kind in made} == {"random", None}
+    assert len(made) > 4
+
+
+def test_logprobs_do_not_depend_on_the_batch():
+    def ask():
+        return [
+            request(str(i), range(1 + 7 * i, 20 + 9 * i), 12, logprobs=3, prompt_logprobs=2)
+            for i in range(4)
+        ]
+
+    def told(updates):
+        found = {}
+        for u in updates:
+            kept = found.setdefault(u.request_id, ([], []))
+            kept[0].extend(u.logprobs or [])
+            kept[1].extend(u.prompt_logprobs or [])
+        return found
+
+    want = {}
+    for one in ask():
+        want |= told(run(engine_of(WIDE, budget=4000), [one])[1])
+    for settings in (dict(budget=13), dict(budget=13, depth=2)):
+        got = told(run(engine_of(WIDE, **settings), ask())[1])
+        assert got.keys() == want.keys()
+        for name in want:
+            for some, others in zip(got[name], want[name], strict=True):
+                assert [p.ids for p in some] == [p.ids for p in others]
+                for p, o in zip(some, others, strict=True):
+                    assert torch.allclose(torch.tensor(p.values), torch.tensor(o.values), atol=1e-4)
+
+
+def test_a_greedy_token_is_the_cpu_s():
+    """The same weights on both devices: the GPU agrees with the reference, not only with itself."""
+    engine = engine_of(WIDE, depth=2)
+    model = engine._executor.runner.model
+    host, _ = tiny.model_of(WIDE, torch.float32)
+    kept = {name: value.clone() for name, value in host.state_dict().items()}
+    host.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
+    try:
+        work = [one for one in workload(WIDE) if one.params.temperature == 0 and one.n == 1]
+        want, _ = run(tiny.engine_of(WIDE, eager=True), work)
+        got, _ = run(engine, work)
+        assert got == want
+    finally:
+        host.load_state_dict(kept)
