@@ -30,7 +30,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
 
 
-@op(cases=_cases)
+@op(cases=_cases, gpu=True)
 def gated_add(x: Tensor, shared: Tensor, gate: Tensor) -> Tensor:
     """x, shared: [T, E], gate: [T, 1], one dtype. Returns a new [T, E]."""
     return (x.float() + gate.float().sigmoid() * shared.float()).to(x.dtype)

@@ -59,7 +59,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (40, 64, 32, 4, 2, bf16, Gate()),
         (33, 100, 20, 8, 1, fp32, Gate("relu")),
         (70, 64, 64, 16, 8, bf16, Gate("gelu")),
-        (5, 64, 48, 4, 2, bf16, Gate("clamped")),
+        (5, 64, 48, 4, 2, bf16, Gate("clamped", limit=1.5)),
         (24, 64, 48, 8, 4, bf16, Gate("clamped")),
     ]:
         ids = torch.rand(t, x, device=device).argsort(-1)[:, :k].int()
@@ -73,12 +73,12 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
         yield case
         if gate.kind == "clamped":
-            first = (3 * torch.randn(x, 2 * f, device=device)).to(dtype)
+            first = torch.randn(x, 2 * f, device=device).to(dtype)
             second = torch.randn(x, e, device=device).to(dtype)
             yield {**case, "gate_up_bias": first, "down_bias": second}
 
 
-@op(cases=_cases, atol=4e-2)
+@op(cases=_cases, atol=4e-2, gpu=True)
 def moe_experts(
     x: Tensor,
     ids: Tensor,

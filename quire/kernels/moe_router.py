@@ -58,7 +58,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {**case, "bias": torch.randn(x, device=device).to(dtype)}
 
 
-@op(cases=_cases)
+@op(cases=_cases, gpu=True)
 def moe_router(
     x: Tensor,
     weight: Tensor,
@@ -78,7 +78,7 @@ def moe_router(
     ranked = scores if correction is None else scores + correction
     if routing.groups > 1:
         ranked = _within_best_groups(ranked, routing)
-    ids = ranked.argsort(-1, descending=True, stable=True)[:, : routing.top_k]
+    ids = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     weights = scores.gather(1, ids)
     if routing.renormalise:
         weights = weights / weights.sum(-1, keepdim=True)
@@ -92,6 +92,6 @@ def _within_best_groups(ranked: Tensor, routing: Routing) -> Tensor:
         best = grouped.amax(-1)
     else:
         best = grouped.topk(2, dim=-1).values.sum(-1)
-    chosen = best.argsort(-1, descending=True, stable=True)[:, : routing.top_groups]
+    chosen = best.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_groups]
     kept = torch.zeros_like(best, dtype=torch.bool).scatter(1, chosen, True)
     return grouped.masked_fill(~kept[:, :, None], float("-inf")).view_as(ranked)

@@ -50,6 +50,10 @@ def chunks(ids, sizes):
         at, turn = at + size, turn + 1
 
 
+def drift_of(got, want):
+    return torch.quantile((got - want).abs().flatten()[:200_000], 0.99).item()
+
+
 def in_pieces(model, config, ids, sizes):
     stepper = Stepper(model, config)
     return torch.cat([stepper.logits(piece) for piece in chunks(ids, sizes)]).log_softmax(-1)
@@ -84,10 +88,14 @@ class TestVariant:
         ids = prompts(variant, config, "lengths", LENGTHS)[-1]
         want = logprobs(theirs, ids)
         got = Stepper(model, config, dtype=torch.bfloat16).logits(ids).log_softmax(-1)
-        drift = torch.quantile((got - want).abs().flatten()[:200_000], 0.99).item()
+        drift = drift_of(got, want)
         record_property("bf16_drift", drift)
         print(f"bf16 drift {variant}: {drift:.3f}")
-        assert drift < BF16_DRIFT
+        most = BF16_DRIFT
+        if hasattr(theirs.config, "num_experts_per_tok"):  # rounding decides near ties of experts
+            loaded = type(theirs).from_pretrained(folder, dtype=torch.bfloat16)
+            most = max(most, 1.25 * drift_of(logprobs(loaded.eval(), ids), want))
+        assert drift < most
 
     def test_config_reads_alike_in_old_and_new_style(self, variant, pairs):
         _, _, _, folder = pairs(variant)

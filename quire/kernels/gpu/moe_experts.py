@@ -1,0 +1,112 @@
+"""Experts on the GPU: which launches make up the op, by the number of rows.
+
+    few rows    up, down                          quire.kernels.gpu.moe_few
+    more        sort, gate_up, down, sum          quire.kernels.gpu.{moe_sort,grouped_gemm}
+
+Every weight access of the op is in those two files.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.grouped_gemm import Tile, down, gate_up
+from quire.kernels.gpu.moe_few import few
+from quire.kernels.gpu.moe_sort import sort
+from quire.kernels.gpu.start import kernel
+from quire.kernels.moe_experts import Gate
+
+FEW = 8  # rows up to which pairs share too few experts for sorting to pay
+
+
+@kernel()
+def _sum(
+    y_ptr,  # [T, TOP, E]
+    weight_ptr,  # [T, TOP]
+    out_ptr,  # [T, E] out
+    E: tl.constexpr,
+    TOP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)  # T * TOP * E can pass 2**31
+    es = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    sums = tl.zeros((BLOCK,), tl.float32)
+    for k in tl.static_range(TOP):
+        y = tl.load(y_ptr + (t * TOP + k) * E + es, es < E, 0.0).to(tl.float32)
+        sums += tl.load(weight_ptr + t * TOP + k) * y
+    tl.store(out_ptr + t * E + es, sums.to(out_ptr.dtype.element_ty), es < E)
+
+
+def tiles_of(pairs: int, experts: int, item: int) -> tuple[Tile, Tile]:
+    """Tiles of both products. Rows as many as an expert has on average; 128 keep wgmma busy."""
+    rows = pairs / experts
+    if item > 2:  # float32 is for checking only
+        return Tile(16, 32, 32, 8, 4, 2), Tile(16, 32, 32, 8, 4, 2)
+    if rows <= 16:
+        return Tile(16, 64, 128, 8, 4, 3), Tile(16, 128, 128, 8, 4, 3)
+    if rows <= 96:
+        return Tile(64, 64, 64, 8, 4, 4), Tile(64, 128, 64, 8, 4, 4)
+    return Tile(128, 128, 64, 8, 8, 3), Tile(128, 128, 64, 8, 8, 4)
+
+
+def outputs(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate: Gate,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> Any:
+    plain = all(t.is_contiguous() and t.dtype == x.dtype for t in (gate_up, down))
+    if not plain or x.stride(1) != 1 or not ids.is_contiguous() or not weights.is_contiguous():
+        return NotImplemented
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
+def launch(
+    out: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    gate: Gate,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> None:
+    if 0 < len(x) <= FEW:
+        few(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
+    elif len(x):
+        sorted_rows(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
+
+
+def sorted_rows(
+    out: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    first: Tensor,
+    second: Tensor,
+    gate: Gate,
+    first_bias: Tensor | None,
+    second_bias: Tensor | None,
+    cut: tuple[Tile, Tile] | None = None,
+) -> None:
+    """moe_experts over many rows. cut: other tiles than the usual, for tuning."""
+    (tokens, top), (experts, size, width) = ids.shape, second.shape
+    one, two = cut or tiles_of(tokens * top, experts, x.element_size())
+    order, starts = sort(ids, experts)
+    h = x.new_empty((tokens * top, width))
+    gate_up(h, x, order, starts, first, first_bias, gate, top, one)
+    y = x.new_empty((tokens * top, size))
+    down(y, h, order, starts, second, second_bias, two)
+    wide = min(triton.next_power_of_2(size), 1024)
+    grid = (tokens, triton.cdiv(size, wide), 1)
+    _sum(grid, (y, weights, out), (), (size, top, wide))

@@ -1,0 +1,240 @@
+"""The router on the GPU: product, scores and choice in one launch.
+
+Few rows: many blocks share a row's product, since one alone would wait on memory for longer than
+the rest takes; the last of them to finish (a ticket counter says which) chooses. Many rows: a
+block has some rows and all experts, so it chooses from its registers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.start import kernel
+from quire.kernels.moe_router import Routing
+
+FEW = 16  # rows up to which a row is shared by many blocks
+
+
+@triton.jit
+def _within_best_groups(ranked, xs, X: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+                        TOP_TWO: tl.constexpr):  # fmt: skip
+    """ranked [T, X], minus infinity outside of each row's best groups."""
+    group = xs // (X // GROUPS)
+    of_group = tl.full(ranked.shape, float("-inf"), tl.float32)  # each expert's group's score
+    for g in tl.static_range(GROUPS):
+        inside = tl.where((group == g) & (xs < X), ranked, float("-inf"))
+        score, at = tl.max(inside, 1, return_indices=True)
+        if TOP_TWO:
+            score += tl.max(tl.where(xs == at[:, None], float("-inf"), inside), 1)
+        of_group = tl.where((group == g) & (xs < X), score[:, None], of_group)
+    kept = tl.zeros(ranked.shape, tl.int1)
+    for _ in tl.static_range(TOP_GROUPS):
+        _, at = tl.max(of_group, 1, return_indices=True)
+        mine = group == (at // (X // GROUPS))[:, None]
+        kept = kept | mine
+        of_group = tl.where(mine, float("-inf"), of_group)
+    return tl.where(kept, ranked, float("-inf"))
+
+
+@triton.jit
+def _choose(logits, ts, tokens, correction_ptr, id_ptr, weight_ptr,
+            X: tl.constexpr, X_PAD: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+            SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, SCALE: tl.constexpr,
+            GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr):  # fmt: skip
+    """logits [T, X] of rows ts [T] -> their ids and weights. Best first, lower expert on a tie."""
+    xs = tl.arange(0, X_PAD)[None]
+    logits = tl.where(xs < X, logits, float("-inf"))
+    if SIGMOID:
+        scores = 1.0 / (1.0 + tl.exp(-logits))
+    else:
+        grown = tl.exp(logits - tl.max(logits, 1)[:, None])
+        scores = grown / tl.sum(grown, 1)[:, None]
+    ranked = scores
+    if correction_ptr is not None:
+        ranked += tl.load(correction_ptr + xs, xs < X, 0.0)
+    ranked = tl.where(xs < X, ranked, float("-inf"))
+    if GROUPS > 1:
+        ranked = _within_best_groups(ranked, xs, X, GROUPS, TOP_GROUPS, TOP_TWO)
+    ks = tl.arange(0, TOP_PAD)[None]
+    ids = tl.zeros((logits.shape[0], TOP_PAD), tl.int32)
+    weights = tl.zeros((logits.shape[0], TOP_PAD), tl.float32)
+    for k in tl.static_range(TOP):
+        best, at = tl.max(ranked, 1, return_indices=True)
+        chosen = xs == at[:, None]
+        if correction_ptr is not None:
+            best = tl.sum(tl.where(chosen, scores, 0.0), 1)
+        ids = tl.where(ks == k, at[:, None], ids)
+        weights = tl.where(ks == k, best[:, None], weights)
+        ranked = tl.where(chosen, float("-inf"), ranked)
+    if RENORMALISE:
+        weights = weights / tl.sum(weights, 1)[:, None]
+    live = (ts < tokens)[:, None] & (ks < TOP)
+    at = ts[:, None] * TOP + ks
+    tl.store(id_ptr + at, ids, live)
+    tl.store(weight_ptr + at, weights * SCALE, live)
+
+
+@kernel()
+def _few(
+    x_ptr,  # [T, E]
+    w_ptr,  # [X, E]
+    bias_ptr,  # [X] or None
+    correction_ptr,  # [X] or None
+    logit_ptr,  # [T, X] scratch
+    ticket_ptr,  # [FEW], zero before and after
+    id_ptr,  # [T, TOP] out
+    weight_ptr,  # [T, TOP] out
+    X_T: tl.constexpr,
+    E: tl.constexpr,
+    X: tl.constexpr,
+    X_PAD: tl.constexpr,
+    TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    SCALE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP_TWO: tl.constexpr,
+    BLOCK_X: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    t = tl.program_id(1)
+    xs = tl.program_id(0) * BLOCK_X + tl.arange(0, BLOCK_X)
+    es = tl.arange(0, BLOCK_E)
+    at = w_ptr + tl.minimum(xs, X - 1)[:, None] * E
+    first = tl.load(at + es[None], es[None] < E, 0.0)  # weights need not wait for the forerunner
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+    x = tl.load(x_ptr + t * X_T + es, es < E, 0.0).to(tl.float32)
+    sums = first.to(tl.float32) * x[None]
+    for start in tl.static_range(BLOCK_E, E, BLOCK_E):
+        inside = start + es < E
+        x = tl.load(x_ptr + t * X_T + start + es, inside, 0.0).to(tl.float32)
+        sums += tl.load(at + start + es[None], inside[None], 0.0).to(tl.float32) * x[None]
+    logits = tl.sum(sums, 1)
+    if bias_ptr is not None:
+        logits += tl.load(bias_ptr + xs, xs < X, 0.0).to(tl.float32)
+    tl.store(logit_ptr + t * X + xs, logits, xs < X)
+    tl.debug_barrier()  # every thread's logits are written before the ticket is drawn
+    ticket = tl.atomic_add(ticket_ptr + t, 1, sem="acq_rel")
+    if ticket == tl.num_programs(0) - 1:
+        every = tl.arange(0, X_PAD)[None]
+        row = tl.load(logit_ptr + t * X + every, every < X, float("-inf"), cache_modifier=".cg")
+        ts = t + tl.zeros((1,), tl.int32)
+        _choose(row, ts, t + 1, correction_ptr, id_ptr, weight_ptr, X, X_PAD, TOP, TOP_PAD,
+                SIGMOID, RENORMALISE, SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
+        tl.store(ticket_ptr + t, 0)
+    if PDL:
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@kernel("tokens")
+def _many(
+    x_ptr,  # [T, E]
+    w_ptr,  # [X, E]
+    bias_ptr,  # [X] or None
+    correction_ptr,  # [X] or None
+    id_ptr,  # [T, TOP] out
+    weight_ptr,  # [T, TOP] out
+    tokens,
+    X_T: tl.constexpr,
+    E: tl.constexpr,
+    X: tl.constexpr,
+    X_PAD: tl.constexpr,
+    TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    SCALE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP_TWO: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    ts = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    xs = tl.arange(0, X_PAD)
+    es = tl.arange(0, BLOCK_E)
+    x_at = x_ptr + tl.minimum(ts, tokens - 1).to(tl.int64)[:, None] * X_T + es[None]
+    w_at = w_ptr + tl.minimum(xs, X - 1)[None] * E + es[:, None]
+    sums = tl.zeros((BLOCK_T, X_PAD), tl.float32)
+    for start in range(0, E, BLOCK_E):
+        inside = start + es < E
+        x = tl.load(x_at + start, inside[None], 0.0)
+        w = tl.load(w_at + start, inside[:, None], 0.0)
+        sums = tl.dot(x, w, sums, input_precision="ieee")
+    if bias_ptr is not None:
+        sums += tl.load(bias_ptr + xs, xs < X, 0.0).to(tl.float32)[None]
+    _choose(sums, ts, tokens, correction_ptr, id_ptr, weight_ptr, X, X_PAD, TOP, TOP_PAD,
+            SIGMOID, RENORMALISE, SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
+
+
+class Tickets:
+    """Counters on each device that every kernel leaves as it found them: zero."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._of: dict[torch.device, Tensor] = {}
+
+    def on(self, device: torch.device) -> Tensor:
+        found = self._of.get(device)
+        if found is None:
+            found = torch.zeros(self._count, dtype=torch.int32, device=device)
+            self._of[device] = found
+        return found
+
+
+_TICKETS = Tickets(FEW)
+
+
+def outputs(
+    x: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+) -> Any:
+    if x.dim() != 2 or x.stride(1) != 1 or not weight.is_contiguous() or x.dtype != weight.dtype:
+        return NotImplemented
+    shape = (x.shape[0], routing.top_k)
+    ids = torch.empty(shape, dtype=torch.int32, device=x.device)
+    return ids, torch.empty(shape, dtype=torch.float32, device=x.device)
+
+
+def launch(
+    outs: tuple[Tensor, Tensor],
+    x: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+) -> None:
+    (tokens, size), experts = x.shape, weight.shape[0]
+    if tokens == 0:
+        return
+    consts = (
+        x.stride(0), size, experts, triton.next_power_of_2(experts),
+        routing.top_k, triton.next_power_of_2(routing.top_k), routing.score == "sigmoid",
+        routing.renormalise, routing.scale,
+        routing.groups, routing.top_groups, routing.group_score == "top2",
+    )  # fmt: skip
+    given = (x, weight, bias, correction)
+    if tokens <= FEW:
+        logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
+        scratch = (logits, _TICKETS.on(x.device))
+        wide = min(triton.next_power_of_2(size), 2048)
+        pdl = not _few.interpreted
+        grid = (triton.cdiv(experts, 4), tokens, 1)
+        _few(grid, (*given, *scratch, *outs), (), (*consts, 4, wide, pdl), 4, pdl=pdl)
+        return
+    rows = 16 if tokens <= 4096 else 64
+    inner = 64 if x.element_size() > 2 else 128
+    grid = (triton.cdiv(tokens, rows), 1, 1)
+    _many(grid, (*given, *outs), (tokens,), (*consts, rows, inner), 8 if experts > 64 else 4)

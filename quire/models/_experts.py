@@ -1,0 +1,56 @@
+"""Reads from config.json how many experts there are, how large, and in which layers. (Qwen)"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.errors import ConfigError
+from quire.models.base import Hf, field_of
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertSizes:
+    """The sparse half of a model's facts."""
+
+    experts: int
+    top_k: int
+    mlp: int  # width of one expert
+    renormalise: bool
+    every: int = 1  # layers every - 1, 2 * every - 1, ... are sparse
+    dense: tuple[int, ...] = ()  # but not these
+
+    def sparse(self, layer: int) -> bool:
+        """Whether a layer has experts."""
+        return layer not in self.dense and (layer + 1) % self.every == 0
+
+
+def expert_sizes(hf: Hf) -> ExpertSizes:
+    """Qwen's names for them."""
+    dense = field_of(hf, "mlp_only_layers", list, default=[])
+    if not all(type(i) is int for i in dense):
+        raise ConfigError(f"config.json: mlp_only_layers is {dense!r}; it must be layer numbers")
+    experts, top_k = expert_counts(hf)
+    every = field_of(hf, "decoder_sparse_step", int, default=1)
+    if every < 1:
+        raise ConfigError(f"config.json: decoder_sparse_step is {every}; it must be 1 or more")
+    return ExpertSizes(
+        experts=experts,
+        top_k=top_k,
+        mlp=field_of(hf, "moe_intermediate_size", int),
+        renormalise=field_of(hf, "norm_topk_prob", bool, default=False),
+        every=every,
+        dense=tuple(dense),
+    )
+
+
+def expert_counts(hf: Hf) -> tuple[int, int]:
+    """(experts, experts per token), whichever of its two names the first goes by."""
+    name = "num_local_experts" if hf.get("num_experts") is None else "num_experts"
+    experts = field_of(hf, name, int)
+    top_k = field_of(hf, "num_experts_per_tok", int)
+    if not 1 <= top_k <= experts:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok is {top_k}; it must be in [1, {experts}], "
+            f"{experts} being {name}"
+        )
+    return experts, top_k

@@ -1,0 +1,158 @@
+"""GPT-OSS: experts with a clamped gate, a learned sink in every head, windows in every other layer.
+
+A head's sink is one more score in its softmax, of no key. Biases are everywhere but in the norms
+and the head.
+
+Source: model_type "gpt_oss", https://huggingface.co/openai/gpt-oss-20b; transformers
+        modeling_gpt_oss.py
+Axes:   T tokens in the step, E hidden, F width of an expert, X experts, H query heads, K kv heads,
+        D head size, V vocab
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from quire.distributed.mesh import share
+from quire.layers import (
+    AddNorm,
+    Attention,
+    Embedding,
+    Experts,
+    Gate,
+    HeadsLinear,
+    Leaf,
+    LMHead,
+    Rope,
+    RopeConfig,
+    Router,
+    Routing,
+    RowLinear,
+)
+from quire.models._experts import expert_counts
+from quire.models._rope import rope_of, stretched
+from quire.models._windows import pattern_windows
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+from quire.weights.mapping import Part, Spread
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+DEFAULTS = {"head_dim": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(ModelConfig):
+    rope: RopeConfig
+    bias: bool
+    experts: int
+    top_k: int
+    gate: Gate
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        field_of(hf, "hidden_act", str, default="silu", one_of={"silu"})
+        hf = {**DEFAULTS, **{key: value for key, value in hf.items() if value is not None}}
+        if "rope_scaling" not in hf and "rope_parameters" not in hf:
+            hf["rope_scaling"] = YARN
+        sizes = sizes_of(hf)
+        experts, top_k = expert_counts(hf)
+        alpha = field_of(hf, "swiglu_alpha", float, default=1.702)
+        return cls(
+            **{**sizes, "max_len": stretched(hf)},
+            windows=pattern_windows(hf, sizes["layers"], window=128, period=2),
+            rope=rope_of(hf, sizes["head_dim"], theta=150_000.0),
+            bias=field_of(hf, "attention_bias", bool, default=True),
+            experts=experts,
+            top_k=top_k,
+            gate=Gate("clamped", alpha, field_of(hf, "swiglu_limit", float, default=7.0)),
+        )
+
+
+class SelfAttention(Leaf):
+    """Owns the sinks, under the name that checkpoints give them; its Attention reads them."""
+
+    sinks: Tensor
+
+    def __init__(self, c: Config, window: int | None) -> None:
+        super().__init__()
+        self.heads = c.heads
+        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
+        self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
+        self.rope = Rope(c.rope, c.max_len)
+        self.attn = Attention(c.heads, c.kv_heads, c.head_dim, window=window)
+        self.declare("sinks")
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        q, k, v = self.qkv_proj(x)  # [T, H, D] [T, K, D] [T, K, D]
+        q, k = self.rope(q, k, step.positions)
+        return self.o_proj(self.attn(q, k, v, step.attention))
+
+    def layout(self, param: str) -> tuple[Part, ...]:
+        return (Part((self.heads,), (share(self.heads, self.mesh, what="attention heads"),)),)
+
+    def spread(self, param: str) -> Spread:
+        return Spread(0.0, 1.0)
+
+    def put(self, param: str, value: object) -> None:
+        super().put(param, value)
+        self.attn.sinks = self.sinks.detach()
+
+
+class SparseMLP(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        routing = Routing(c.top_k, renormalise=True)
+        self.router = Router(c.hidden, c.experts, routing, bias=True)
+        self.experts = Experts(c.hidden, c.mlp, c.experts, c.gate, bias=True, turned=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.router(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, window: int | None) -> None:
+        super().__init__()
+        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.self_attn = SelfAttention(c, window)
+        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.mlp = SparseMLP(c)
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
+        x, res = self.input_layernorm(x, res)
+        x = self.self_attn(x, step)
+        x, res = self.post_attention_layernorm(x, res)
+        return self.mlp(x), res
+
+
+class Model(nn.Module):
+    weights = Weights(
+        strip=("model.",),
+        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
+        tie={"lm_head": "embed_tokens"},
+    )
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(c.vocab, c.hidden)
+        self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
+        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        x, res = self.embed_tokens(step.token_ids), None
+        for layer in self.layers:
+            x, res = layer(x, res, step)
+        return self.norm(x, res)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        return self.lm_head(hidden)

@@ -1,0 +1,90 @@
+"""Mixtral: Mistral whose MLPs are a choice of two among a few wide experts.
+
+Source: model_type "mixtral", https://huggingface.co/mistralai/Mixtral-8x7B-v0.1; transformers
+        modeling_mixtral.py
+Axes:   T tokens in the step, E hidden, F width of an expert, X experts, V vocab
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from quire.layers import KINDS, AddNorm, Embedding, Experts, Gate, LMHead, Router, Routing
+from quire.models import llama
+from quire.models._experts import expert_counts
+from quire.models._rope import rope_of, stretched
+from quire.models._windows import every_window
+from quire.models.base import Hf, StepInputs, Weights, sizes_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(llama.Config):
+    experts: int
+    top_k: int
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        sizes = sizes_of({"rms_norm_eps": 1e-5, **hf})
+        experts, top_k = expert_counts(hf)
+        return cls(
+            **{**sizes, "max_len": stretched(hf)},
+            rope=rope_of(hf, sizes["head_dim"], theta=1e6),
+            windows=every_window(hf, sizes["layers"]),
+            experts=experts,
+            top_k=top_k,
+        )
+
+
+class SparseMLP(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.gate = Router(c.hidden, c.experts, Routing(c.top_k, renormalise=True))
+        self.experts = Experts(c.hidden, c.mlp, c.experts, Gate(KINDS[c.act]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.gate(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, window: int | None) -> None:
+        super().__init__()
+        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.self_attn = llama.SelfAttention(c, window)
+        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.block_sparse_moe = SparseMLP(c)
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
+        x, res = self.input_layernorm(x, res)
+        x = self.self_attn(x, step)
+        x, res = self.post_attention_layernorm(x, res)
+        return self.block_sparse_moe(x), res
+
+
+class Model(nn.Module):
+    weights = Weights(
+        strip=("model.",),
+        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
+        experts={"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
+        ignore=("*.rotary_emb.inv_freq",),
+        tie={"lm_head": "embed_tokens"},
+    )
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(c.vocab, c.hidden)
+        self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
+        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        x, res = self.embed_tokens(step.token_ids), None
+        for layer in self.layers:
+            x, res = layer(x, res, step)
+        return self.norm(x, res)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        return self.lm_head(hidden)

@@ -1,0 +1,90 @@
+"""Qwen3-MoE: Qwen3 whose MLPs are, in all or some layers, a choice of experts.
+
+Source: model_type "qwen3_moe", https://huggingface.co/Qwen/Qwen3-30B-A3B; transformers
+        modeling_qwen3_moe.py
+Axes:   T tokens in the step, E hidden, F width of an expert, X experts, V vocab
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from quire.layers import KINDS, AddNorm, Embedding, Experts, Gate, LMHead, Router, Routing
+from quire.models import qwen3
+from quire.models._experts import ExpertSizes, expert_sizes
+from quire.models._rope import rope_of, stretched
+from quire.models._windows import every_window
+from quire.models.base import Hf, StepInputs, Weights, field_of, sizes_of
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(qwen3.Config):
+    moe: ExpertSizes
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        sizes = sizes_of(hf)
+        windowed = field_of(hf, "use_sliding_window", bool, default=False)
+        return cls(
+            **{**sizes, "max_len": stretched(hf)},
+            rope=rope_of(hf, sizes["head_dim"]),
+            bias=field_of(hf, "attention_bias", bool, default=False),
+            windows=every_window(hf, sizes["layers"]) if windowed else (),
+            moe=expert_sizes(hf),
+        )
+
+
+class SparseMLP(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        routing = Routing(c.moe.top_k, renormalise=c.moe.renormalise)
+        self.gate = Router(c.hidden, c.moe.experts, routing)
+        self.experts = Experts(c.hidden, c.moe.mlp, c.moe.experts, Gate(KINDS[c.act]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.experts(x, *self.gate(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, i: int) -> None:
+        super().__init__()
+        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.self_attn = qwen3.SelfAttention(c, c.window(i))
+        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.mlp = SparseMLP(c) if c.moe.sparse(i) else qwen3.MLP(c)
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
+        x, res = self.input_layernorm(x, res)
+        x = self.self_attn(x, step)
+        x, res = self.post_attention_layernorm(x, res)
+        return self.mlp(x), res
+
+
+class Model(nn.Module):
+    weights = Weights(
+        strip=("model.",),
+        fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
+        experts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+        ignore=("*.rotary_emb.inv_freq",),
+        tie={"lm_head": "embed_tokens"},
+    )
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.embed_tokens = Embedding(c.vocab, c.hidden)
+        self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
+        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        x, res = self.embed_tokens(step.token_ids), None
+        for layer in self.layers:
+            x, res = layer(x, res, step)
+        return self.norm(x, res)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        return self.lm_head(hidden)

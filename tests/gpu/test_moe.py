@@ -1,0 +1,106 @@
+"""Routing and experts at the sizes of real models, against fp32 arithmetic on the same values."""
+
+import pytest
+import torch
+
+from quire.kernels.moe_experts import Gate, moe_experts
+from quire.kernels.moe_router import Routing, moe_router
+from quire.kernels.op import OPS
+
+SIZES = {  # experts, top k, hidden, width
+    "qwen3-30b-a3b": (128, 8, 2048, 768),
+    "qwen1.5-moe": (60, 4, 2048, 1408),
+    "mixtral": (8, 2, 4096, 14336),
+    "gpt-oss-20b": (32, 4, 2880, 2880),
+    "deepseek-v2-lite": (64, 6, 2048, 1408),
+}
+ROWS = (1, 3, 8, 9, 33, 130, 1024, 5000)
+
+
+def experts_of(name):
+    experts, top, size, width = SIZES[name]
+    bf16 = {"device": "cuda", "dtype": torch.bfloat16}
+    case = {
+        "gate_up": torch.randn(experts, 2 * width, size, **bf16).mul_(size**-0.5),
+        "down": torch.randn(experts, size, width, **bf16).mul_(width**-0.5),
+        "gate": Gate(),
+    }
+    if name.startswith("gpt-oss"):
+        case["gate"] = Gate("clamped", limit=1.5)
+        case["gate_up_bias"] = torch.randn(experts, 2 * width, **bf16)
+        case["down_bias"] = torch.randn(experts, size, **bf16)
+    return case, top
+
+
+def chosen(rows, experts, top, skew):
+    """Routing with some experts far more popular than others, some not chosen at all."""
+    scores = torch.randn(rows, experts, device="cuda") + skew * torch.randn(experts, device="cuda")
+    weights, ids = scores.softmax(-1).topk(top, -1)
+    return ids.int(), weights
+
+
+def wide(case):
+    return {k: v.float() if isinstance(v, torch.Tensor) and v.is_floating_point() else v
+            for k, v in case.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_experts_agree_with_fp32_at_real_sizes(name):
+    torch.manual_seed(0)
+    case, top = experts_of(name)
+    exact = wide(case)
+    for rows in ROWS:
+        for skew in (0.0, 3.0):
+            x = torch.randn(rows, case["down"].shape[1], device="cuda", dtype=torch.bfloat16)
+            ids, weights = chosen(rows, len(case["down"]), top, skew)
+            got = moe_experts(x, ids, weights, **case).float()
+            want = OPS["moe_experts"].reference(x.float(), ids, weights, **exact)
+            error = ((got - want).norm() / want.norm()).item()
+            assert error < 6e-3, f"{rows} rows, skew {skew}: {error}"
+            again = moe_experts(x, ids, weights, **case).float()
+            assert torch.equal(got, again), "not deterministic"
+
+
+ROUTES = {
+    "qwen3-30b-a3b": (128, 2048, Routing(8, renormalise=True)),
+    "qwen1.5-moe": (60, 2048, Routing(4)),
+    "mixtral": (8, 4096, Routing(2, renormalise=True)),
+    "gpt-oss-120b": (128, 2880, Routing(4, renormalise=True)),
+    "deepseek-v2": (160, 5120, Routing(6, scale=16.0, groups=8, top_groups=3)),
+    "deepseek-v3": (256, 7168, Routing(8, "sigmoid", True, 2.5, 8, 4, "top2")),
+}
+
+
+@pytest.mark.parametrize("name", ROUTES)
+def test_routers_choose_as_in_float64(name):
+    torch.manual_seed(0)
+    experts, size, routing = ROUTES[name]
+    weight = (torch.randn(experts, size, device="cuda") * size**-0.5).bfloat16()
+    bias = torch.randn(experts, device="cuda").bfloat16() if "gpt" in name else None
+    correction = torch.randn(experts, device="cuda") if name == "deepseek-v3" else None
+    for rows in (1, 2, 7, 16, 17, 100, 5000):
+        x = torch.randn(rows, size, device="cuda").bfloat16()
+        ids, weights = moe_router(x, weight, routing, bias, correction)
+        want_ids, want = OPS["moe_router"].reference(x, weight, routing, bias, correction)
+        same = (ids == want_ids).all(-1)
+        assert same.float().mean() > 0.995, f"{rows} rows"  # near ties may fall otherwise
+        torch.testing.assert_close(weights[same], want[same], atol=1e-4, rtol=1e-3)
+
+
+def test_a_captured_graph_follows_its_inputs():
+    torch.manual_seed(0)
+    case, top = experts_of("qwen3-30b-a3b")
+    router = (torch.randn(128, 2048, device="cuda") * 2048**-0.5).bfloat16()
+    routing = Routing(top, renormalise=True)
+    for rows in (1, 8, 64, 256):
+        x = torch.randn(rows, 2048, device="cuda").bfloat16()
+        moe_experts(x, *moe_router(x, router, routing), **case)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = moe_experts(x, *moe_router(x, router, routing), **case)
+        for _ in range(3):
+            x.copy_(torch.randn(rows, 2048, device="cuda"))
+            graph.replay()
+            want = moe_experts(x, *moe_router(x, router, routing), **case)
+            assert torch.equal(y, want)
