@@ -10,21 +10,23 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.start import kernel
+
 _E4M3_MAX = tl.constexpr(448.0)
 
 
-@triton.jit
-def _kv_write_kernel(
+@kernel("k_scale", "v_scale")
+def _kv_write(
     k_ptr,  # [T, K, D]
     v_ptr,  # [T, K, D]
     cache_ptr,  # [N, 2, K, B, D]
     slots_ptr,  # [T] int64
-    k_token,
-    k_head,
-    v_token,
-    v_head,
     k_scale,
     v_scale,
+    K_T: tl.constexpr,
+    K_H: tl.constexpr,
+    V_T: tl.constexpr,
+    V_H: tl.constexpr,
     K: tl.constexpr,
     B: tl.constexpr,
     D: tl.constexpr,
@@ -37,8 +39,8 @@ def _kv_write_kernel(
         i = tl.arange(0, BLOCK)
         head, d = i // D, i % D
         live = i < K * D
-        k = tl.load(k_ptr + t * k_token + head * k_head + d, mask=live, other=0.0)
-        v = tl.load(v_ptr + t * v_token + head * v_head + d, mask=live, other=0.0)
+        k = tl.load(k_ptr + t * K_T + head * K_H + d, mask=live, other=0.0)
+        v = tl.load(v_ptr + t * V_T + head * V_H + d, mask=live, other=0.0)
         if FP8:
             k = tl.clamp(k.to(tl.float32) / k_scale, -_E4M3_MAX, _E4M3_MAX)
             v = tl.clamp(v.to(tl.float32) / v_scale, -_E4M3_MAX, _E4M3_MAX)
@@ -77,8 +79,13 @@ def launch(
     if not tokens:
         return
     block = triton.next_power_of_2(heads * size)
-    _kv_write_kernel[(tokens,)](
-        k, v, cache, slots, k.stride(0), k.stride(1), v.stride(0), v.stride(1), k_scale, v_scale,
-        K=heads, B=cache.shape[3], D=size, BLOCK=block, FP8=cache.dtype == torch.float8_e4m3fn,
-        num_warps=min(max(block // 256, 1), 8),
+    _kv_write(
+        (tokens, 1, 1),
+        (k, v, cache, slots),
+        (k_scale, v_scale),
+        (
+            *k.stride()[:2], *v.stride()[:2], heads, cache.shape[3], size, block,
+            cache.dtype == torch.float8_e4m3fn,
+        ),
+        warps=min(max(block // 256, 1), 8),
     )  # fmt: skip

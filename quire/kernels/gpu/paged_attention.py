@@ -130,12 +130,18 @@ def launch(
             stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
             if counters is None or counters.numel() < decodes * kv_heads:
                 counters = torch.zeros(decodes * kv_heads, dtype=torch.int32, device=q.device)
-        decode_kernel[(decodes * kv_heads * splits,)](
-            q, cache, tables, rows, contexts, outs, part, stats, counters, sinks, alibi,
-            q.stride(0), q.stride(1), tables.stride(0), scale * k_scale, softcap or 0.0, v_scale,
-            window or 0, splits,
-            GP=max(16, triton.next_power_of_2(group)), TILE=shape.tile, CHUNK=shape.chunk,
-            SPLIT=splits > 1, STAGES=shape.stages, num_warps=shape.warps, **flags,
+        decode_kernel(
+            (decodes * kv_heads * splits, 1, 1),
+            (q, cache, tables, rows, contexts, outs, part, stats, counters, sinks, alibi),
+            (scale * k_scale, softcap or 0.0, v_scale, window or 0, splits),
+            (
+                kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0),
+                max(16, triton.next_power_of_2(group)), flags["DP"], shape.tile, shape.chunk,
+                splits > 1, shape.stages, rows is not None, window is not None,
+                softcap is not None, sinks is not None, alibi is not None, v_scale != 1.0,
+                q.dtype == torch.float32,
+            ),
+            warps=shape.warps,
         )  # fmt: skip
     if sequences > decodes:
         tiles = tiles or prefill_tiles(q, group)

@@ -25,9 +25,10 @@ from quire.kernels.gpu.paged_attention_scores import (
     product,
     settled,
 )
+from quire.kernels.gpu.start import kernel
 
 
-@triton.jit(do_not_specialize=["window", "splits"])
+@kernel("scale", "softcap", "v_scale", "window", "splits")
 def decode_kernel(
     q_ptr,  # [S, K * G, D]
     cache_ptr,  # [N, 2, K, B, D]
@@ -40,9 +41,6 @@ def decode_kernel(
     done_ptr,  # [S * K] int32, zeros before and after
     sinks_ptr,  # [K * G]
     alibi_ptr,  # [K * G]
-    q_token,
-    q_head,
-    table_row,
     scale,  # of the scores, the keys' own scale in it
     softcap,
     v_scale,
@@ -52,6 +50,9 @@ def decode_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     B: tl.constexpr,
+    Q_T: tl.constexpr,
+    Q_H: tl.constexpr,
+    W: tl.constexpr,  # of a row of the table
     GP: tl.constexpr,  # power of two >= max(G, 16)
     DP: tl.constexpr,  # power of two >= max(D, 16)
     TILE: tl.constexpr,  # keys a turn
@@ -93,7 +94,7 @@ def decode_kernel(
     head = kh * G + g
     real = (g < G)[:, None] & (d < D)[None, :]
     q = tl.load(
-        q_ptr + s.to(tl.int64) * q_token + head[:, None] * q_head + d[None, :], mask=real, other=0.0
+        q_ptr + s.to(tl.int64) * Q_T + head[:, None] * Q_H + d[None, :], mask=real, other=0.0
     )
     slope = tl.zeros([GP], tl.float32)
     if ALIBI:
@@ -101,7 +102,7 @@ def decode_kernel(
     acc = tl.zeros([GP, DP], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST, tl.float32)
-    table = tables_ptr + row.to(tl.int64) * table_row
+    table = tables_ptr + row.to(tl.int64) * W
     n = tl.arange(0, TILE)
     at = start + n
     block = tl.load(table + at // B, mask=(at >= first) & (at < stop), other=0)
