@@ -27,6 +27,7 @@ class Caps:
     sinks: bool = False
     alibi: bool = False
     fp8_cache: bool = False
+    latent: bool = False  # one latent per token instead of keys and values, and nothing else
     block_sizes: frozenset[int] | None = None  # None: any
 
 

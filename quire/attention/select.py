@@ -11,7 +11,7 @@ from quire.attention.base import Caps
 from quire.errors import ConfigError
 from quire.registry import Registry
 
-ORDER = ("paged",)
+ORDER = ("paged", "mla")
 """Best first. A backend that is not listed is used only when it is asked for by name."""
 
 
@@ -24,6 +24,7 @@ class Needs:
     head_dim: int
     window: bool = False
     softcap: bool = False
+    latent: bool = False
 
 
 class Choice(NamedTuple):
@@ -58,6 +59,8 @@ def missing(caps: Caps, needs: Needs) -> str:
         return f"has no {needs.dtype}"
     if caps.max_head_dim is not None and needs.head_dim > caps.max_head_dim:
         return f"head size {needs.head_dim} is over its {caps.max_head_dim}"
+    if needs.latent != caps.latent:
+        return "keeps latents only" if caps.latent else "keeps keys and values, not latents"
     if needs.window and not caps.windows:
         return "has no sliding window"
     if needs.softcap and not caps.softcap:

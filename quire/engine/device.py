@@ -66,12 +66,13 @@ def device_half(
         _backend(config, tensors),
         sampler,
         slots,
-        memory=[*tensors, *host],
+        cache=tensors,
+        host_cache=host,
         max_tokens=scheduler.max_num_batched_tokens,
         logprobs_mode=config.model.logprobs_mode,
         eager=config.device.enforce_eager,
     )
-    runner = Runner(model, sampler, slots, lane, cache=tensors, host_cache=host)
+    runner = Runner(model, sampler, slots, lane)
     return Inline(runner, threaded=device.type == "cpu" and scheduler.steps_in_flight > 1)
 
 
@@ -90,6 +91,7 @@ def _backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend:
         dtype=DTYPES[config.model.dtype],
         head_dim=max(layer.head_dim for layer in layers),
         window=any(layer.window for layer in layers),
+        latent=any(layer.latent for layer in layers),
     )
     choice = select(None if wanted == "auto" else wanted, needs)
     log.debug("attention backend: %s", "; ".join(choice.reasons))

@@ -46,6 +46,11 @@ class Rope(nn.Module):
                 tables[key] = self.config.table(self.max_len).to(device)
         self._table = tables[key]
 
+    @property
+    def table(self) -> Tensor:
+        """As RopeConfig.table says."""
+        return self._table
+
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """q [T, H, D], k [T, K, D], positions [T] int32 -> both rotated."""
         return rope(q, k, positions, self._table)

@@ -6,8 +6,8 @@ poisoned, so a model that reads them shows NaN.
 
 import torch
 
+from quire.attention import mla, paged
 from quire.attention.base import Batch
-from quire.attention.paged import Backend
 from quire.config.kv_layout import group_layers
 from quire.layers import Attention
 from quire.models.base import StepInputs
@@ -26,12 +26,12 @@ class Stepper:
         width = -(-max_tokens // BLOCK)
         pool = width * len(self.groups)
         own = next(module for module in model.modules() if isinstance(module, Attention))
-        shape = (pool, 2, own.kv_heads, BLOCK, own.head_dim)
+        shape = (pool, layers[0].planes, own.kv_heads, BLOCK, own.head_dim)
         places = max(len(group.layers) for group in self.groups)
         self.cache = [torch.full(shape, float("nan"), dtype=dtype) for _ in range(places)]
         order = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
         self.tables = order.view(len(self.groups), width).int()
-        self.backend = Backend(self.cache)
+        self.backend = (mla if layers[0].latent else paged).Backend(self.cache)
 
     @torch.inference_mode()
     def hidden(self, ids):

@@ -1,0 +1,239 @@
+"""DeepSeek-V2 and V2-Lite: latent attention, and from some layer on a choice of experts.
+
+Source: model_type "deepseek_v2", https://huggingface.co/deepseek-ai/DeepSeek-V2; arXiv 2405.04434;
+        transformers modeling_deepseek_v2.py
+Axes:   T tokens in the step, E hidden, F width of an expert, H query heads, V vocab
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, nn
+
+from quire.config.kv_layout import LayerFacts
+from quire.errors import ConfigError
+from quire.layers import (
+    KINDS,
+    AddNorm,
+    ColumnLinear,
+    Embedding,
+    Experts,
+    Gate,
+    GatedActivation,
+    LMHead,
+    RMSNorm,
+    Rope,
+    RopeConfig,
+    Router,
+    Routing,
+    RowLinear,
+    add,
+)
+from quire.layers.mla import LatentAttention, LatentInputs, LatentSizes, LatentUp
+from quire.models._rope import rope_of, section_of, stretched
+from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
+
+LATENT_EPS = 1e-6
+"""Of the norms of compressed queries and latents, whatever rms_norm_eps is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(ModelConfig):
+    rope: RopeConfig
+    attention: LatentSizes
+    scale: float
+    interleaved: bool = True
+    experts: int
+    expert_mlp: int
+    shared_experts: int
+    dense: int  # so many first layers have an ordinary MLP
+    routing: Routing
+    correction: bool = False  # the choice of experts is corrected by a learned bias
+    spare_layers: int = 0  # of the checkpoint, after the last: they predict further tokens
+
+    @classmethod
+    def from_hf(cls, hf: Hf) -> Config:
+        return cls(**shared_fields(hf), routing=routing_of(hf))
+
+    def attention_layers(self) -> tuple[LayerFacts, ...]:
+        kept = LayerFacts(1, self.attention.kept, latent=self.attention.latent)
+        return (kept,) * self.layers
+
+
+def shared_fields(hf: Hf) -> dict[str, Any]:
+    """What V2 and V3 name alike."""
+    field_of(hf, "attention_bias", bool, default=False, one_of=(False,))
+    field_of(hf, "moe_layer_freq", int, default=1, one_of=(1,))
+    sizes = sizes_of({**hf, "num_key_value_heads": 1, "head_dim": 1})
+    attention = latent_sizes(hf, sizes["heads"])
+    return {
+        **sizes,
+        "head_dim": attention.query,
+        "max_len": stretched(hf),
+        "rope": rope_of(hf, attention.rotated),
+        "attention": attention,
+        "scale": scale_of(hf, attention),
+        "experts": field_of(hf, "n_routed_experts", int),
+        "expert_mlp": field_of(hf, "moe_intermediate_size", int),
+        "shared_experts": field_of(hf, "n_shared_experts", int, default=0),
+        "dense": field_of(hf, "first_k_dense_replace", int, default=0),
+    }
+
+
+def latent_sizes(hf: Hf, heads: int) -> LatentSizes:
+    """The shape of the attention layers."""
+    return LatentSizes(
+        heads=heads,
+        plain=field_of(hf, "qk_nope_head_dim", int),
+        rotated=field_of(hf, "qk_rope_head_dim", int),
+        value=field_of(hf, "v_head_dim", int),
+        latent=field_of(hf, "kv_lora_rank", int),
+        q_rank=field_of(hf, "q_lora_rank", int, default=None),
+    )
+
+
+def scale_of(hf: Hf, attention: LatentSizes) -> float:
+    """Of the scores: a stretched model's attention is hotter by mscale_all_dim, twice."""
+    part, heat = section_of(hf), 1.0
+    hotter = part.number("mscale_all_dim", 0.0)
+    if part.kind != "default" and hotter and part.factor > 1:
+        heat = 0.1 * hotter * math.log(part.factor) + 1.0
+    return float(attention.query**-0.5 * heat * heat)
+
+
+def routing_of(hf: Hf) -> Routing:
+    """Softmax over all experts; the best ones, or the best ones of the best groups."""
+    field_of(hf, "scoring_func", str, default="softmax", one_of=("softmax",))
+    field_of(hf, "norm_topk_prob", bool, default=False, one_of=(False,))
+    methods = ("greedy", "group_limited_greedy")
+    method = field_of(hf, "topk_method", str, default="greedy", one_of=methods)
+    top_k = field_of(hf, "num_experts_per_tok", int)
+    scale = field_of(hf, "routed_scaling_factor", float, default=1.0)
+    if method == "greedy":
+        return checked(hf, Routing(top_k, scale=scale))
+    groups, top_groups = field_of(hf, "n_group", int), field_of(hf, "topk_group", int)
+    return checked(hf, Routing(top_k, scale=scale, groups=groups, top_groups=top_groups))
+
+
+def checked(hf: Hf, routing: Routing) -> Routing:
+    """The routing, if there are experts enough for it. Raises ConfigError."""
+    experts = field_of(hf, "n_routed_experts", int)
+    if experts % routing.groups or not 1 <= routing.top_groups <= routing.groups:
+        raise ConfigError(
+            f"config.json: n_group is {routing.groups} and topk_group {routing.top_groups}; "
+            f"n_group must divide n_routed_experts, which is {experts}, and be no less than "
+            "topk_group"
+        )
+    within = experts // routing.groups * routing.top_groups
+    if not 1 <= routing.top_k <= within:
+        raise ConfigError(
+            f"config.json: num_experts_per_tok is {routing.top_k}; it must be in [1, {within}]"
+        )
+    return routing
+
+
+class SelfAttention(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        sizes = c.attention
+        self.inputs = LatentInputs(c.hidden, sizes)
+        if sizes.q_rank is not None:
+            self.q_a_layernorm = RMSNorm(sizes.q_rank, LATENT_EPS)
+            self.q_b_proj = ColumnLinear(sizes.q_rank, sizes.heads * sizes.query)
+        self.kv_a_layernorm = RMSNorm(sizes.latent, LATENT_EPS)
+        self.kv_b_proj = LatentUp(sizes)
+        self.o_proj = RowLinear(sizes.heads * sizes.value, c.hidden)
+        self.rope = Rope(c.rope, c.max_len)
+        self.attn = LatentAttention(sizes, c.scale, c.interleaved)
+
+    def forward(self, x: Tensor, step: StepInputs) -> Tensor:
+        q, kv = self.inputs(x)
+        if self.attn.sizes.q_rank is not None:
+            q = self.q_b_proj(self.q_a_layernorm(q))
+        parts = (self.kv_a_layernorm, self.kv_b_proj, self.rope)
+        return self.o_proj(self.attn(q, kv, *parts, step.positions, step.attention))
+
+
+class MLP(nn.Module):
+    def __init__(self, c: Config, size: int) -> None:
+        super().__init__()
+        self.gate_up_proj = ColumnLinear(c.hidden, (size, size))
+        self.act = GatedActivation(c.act)
+        self.down_proj = RowLinear(size, c.hidden)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
+
+
+class SparseMLP(nn.Module):
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.gate = Router(c.hidden, c.experts, c.routing, correction=c.correction)
+        self.experts = Experts(c.hidden, c.expert_mlp, c.experts, Gate(KINDS[c.act]))
+        self.shared_experts = MLP(c, c.shared_experts * c.expert_mlp) if c.shared_experts else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        chosen = self.experts(x, *self.gate(x))
+        return chosen if self.shared_experts is None else add(chosen, self.shared_experts(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, c: Config, i: int) -> None:
+        super().__init__()
+        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.self_attn = SelfAttention(c)
+        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.mlp = SparseMLP(c) if i >= c.dense else MLP(c, c.mlp)
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
+        x, res = self.input_layernorm(x, res)
+        x = self.self_attn(x, step)
+        x, res = self.post_attention_layernorm(x, res)
+        return self.mlp(x), res
+
+
+class Model(nn.Module):
+    weights = Weights(
+        strip=("model.",),
+        fuse={
+            "inputs": ("q_a_proj", "kv_a_proj_with_mqa"),
+            "gate_up_proj": ("gate_proj", "up_proj"),
+        },
+        experts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)},
+        ignore=("*.rotary_emb.inv_freq",),
+        tie={"lm_head": "embed_tokens"},
+    )
+
+    def __init__(self, c: Config) -> None:
+        super().__init__()
+        self.weights = weights_of(c)
+        self.embed_tokens = Embedding(c.vocab, c.hidden)
+        self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
+        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]."""
+        x, res = self.embed_tokens(step.token_ids), None
+        for layer in self.layers:
+            x, res = layer(x, res, step)
+        return self.norm(x, res)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        return self.lm_head(hidden)
+
+
+def weights_of(c: Config) -> Weights:
+    """Queries that are not compressed have another name; layers beyond the last are left out."""
+    first = "q_proj" if c.attention.q_rank is None else "q_a_proj"
+    spare = range(c.layers, c.layers + c.spare_layers)
+    known = Model.weights
+    return replace(
+        known,
+        fuse={**known.fuse, "inputs": (first, "kv_a_proj_with_mqa")},
+        ignore=(*known.ignore, *(f"model.layers.{i}.*" for i in spare)),
+    )
