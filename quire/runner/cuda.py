@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import Backend, Batch
-from quire.core.types import StepResult
+from quire.core.types import Copy, StepResult
 from quire.kernels import fuse
 from quire.kernels.gpu import step as kernels
+from quire.kernels.gpu.place_copy import Places, copy_blocks
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.cuda_graphs import Graphs
 from quire.runner.inputs import Inputs
@@ -34,7 +35,7 @@ from quire.sampling.logprobs import Mode
 from quire.sampling.sampled import Fetched, faults_of
 from quire.sampling.sampler import Kind, Sampler
 
-IN_FLIGHT = 4
+IN_FLIGHT = 5
 """Host buffers per upload and per result: more than any engine has steps in flight."""
 
 
@@ -88,12 +89,13 @@ class Lane:
         sampler: Sampler,
         slots: Slots,
         *,
-        memory: list[Tensor],
+        cache: list[Tensor],
+        host_cache: list[Tensor],
         max_tokens: int,
         logprobs_mode: Mode,
         eager: bool,
     ) -> None:
-        """memory: the KV tensors. max_tokens: of the largest step. eager: no graphs."""
+        """max_tokens: of the largest step. eager: no graphs."""
         device = sampler.device
         rows = slots.max_seqs
         self._model = model
@@ -108,6 +110,8 @@ class Lane:
         )
         self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
+        self._cache = Places.of(cache, device)
+        self._host_cache = Places.of(host_cache, device)
         self._decode_upload = Upload(6 * aligned(rows), IN_FLIGHT, device)
         most = max(max_tokens, rows)
         self._mixed_upload = Upload(3 * aligned(most) + 6 * aligned(rows + 1), IN_FLIGHT, device)
@@ -148,6 +152,21 @@ class Lane:
         self._table_upload.send(stride + count)
         sent = self._table_upload.on_device
         kernels.write_tables(sent[:count], sent[stride : stride + count], self._tables)
+
+    def swap_out(self, pairs: Sequence[Copy]) -> None:
+        self._copy(self._cache, self._host_cache, pairs)
+
+    def swap_in(self, pairs: Sequence[Copy]) -> None:
+        self._copy(self._host_cache, self._cache, pairs)
+
+    def copy(self, pairs: Sequence[Copy]) -> None:
+        self._copy(self._cache, self._cache, pairs)
+
+    def _copy(self, source: Places, target: Places, pairs: Sequence[Copy]) -> None:
+        count = 2 * len(pairs)
+        self._table_upload.take(count)[:count] = [block for pair in pairs for block in pair]
+        self._table_upload.send(count)
+        copy_blocks(source, target, self._table_upload.on_device[:count], len(pairs))
 
     def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Launched:
         if inputs.decode_only and prompts is None:

@@ -9,6 +9,7 @@ All graphs share one memory pool, which they may because one stream runs them on
 from __future__ import annotations
 
 import logging
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -78,7 +79,9 @@ class Graphs:
         Torch raises where an operation would wait, which no graph can repeat.
         """
         before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that the mode may miss something
+            torch.cuda.set_sync_debug_mode("error")
         try:
             self._body(*key)
         except RuntimeError as error:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.attention.base import Backend, Batch
-from quire.core.types import NO_BLOCK, UNKNOWN, StepResult, TokenLogprobs
+from quire.core.types import NO_BLOCK, UNKNOWN, Copy, StepResult, TokenLogprobs
+from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.graphs import Graphs
@@ -36,16 +37,18 @@ class Lane:
         sampler: Sampler,
         slots: Slots,
         *,
-        memory: list[Tensor],
+        cache: list[Tensor],
+        host_cache: list[Tensor],
         max_tokens: int,
         logprobs_mode: Mode,
         eager: bool,
     ) -> None:
-        """memory: the KV tensors. eager: no tapes."""
+        """eager: no tapes."""
         self._model = model
         self._backend = backend
         self._sampler = sampler
-        self._memory = memory
+        self._cache = cache
+        self._host_cache = host_cache
         self._block_size = slots.block_size
         self._logprobs_mode: Mode = logprobs_mode
         shape = (slots.max_seqs, slots.width)
@@ -68,7 +71,16 @@ class Lane:
             self.tables[group][slot, at : at + len(blocks)] = blocks
 
     def forget_kv(self) -> None:
-        give_back(self._memory)
+        give_back([*self._cache, *self._host_cache])
+
+    def swap_out(self, pairs: Sequence[Copy]) -> None:
+        copy_blocks(self._cache, self._host_cache, pairs)
+
+    def swap_in(self, pairs: Sequence[Copy]) -> None:
+        copy_blocks(self._host_cache, self._cache, pairs)
+
+    def copy(self, pairs: Sequence[Copy]) -> None:
+        copy_blocks(self._cache, self._cache, pairs)
 
     def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Done:
         return Done(self._compute(inputs, prompts))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from quire.core.types import StepResult, TokenLogprobs
+from quire.core.types import Copy, StepResult, TokenLogprobs
 from quire.runner.inputs import Inputs
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Change
@@ -37,6 +37,18 @@ class Lane(Protocol):
 
     def write_tables(self, changes: Sequence[Change]) -> None:
         """Bring the block tables up to the step."""
+        ...
+
+    def swap_out(self, pairs: Sequence[Copy]) -> None:
+        """Copy blocks of the device to blocks of the host."""
+        ...
+
+    def swap_in(self, pairs: Sequence[Copy]) -> None:
+        """Copy blocks of the host to blocks of the device."""
+        ...
+
+    def copy(self, pairs: Sequence[Copy]) -> None:
+        """Copy blocks of the device; none is both read and written."""
         ...
 
     def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Computed:

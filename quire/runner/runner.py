@@ -14,10 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from quire.core.types import Copy, Sequence, StepPlan, StepResult
-from quire.kernels.copy_blocks import copy_blocks
 from quire.models.base import LanguageModel
 from quire.runner.inputs import Inputs, gather
 from quire.runner.lane import Computed, Done, Lane
@@ -41,7 +39,7 @@ class Work:
 
 
 class Runner:
-    """Owns what lies with the device: KV tensors (through the backend), slots, sampler rows."""
+    """Owns what is known of the device's rows: slots, sampler rows; the lane owns the rest."""
 
     def __init__(
         self,
@@ -49,16 +47,11 @@ class Runner:
         sampler: Sampler,
         slots: Slots,
         lane: Lane,
-        *,
-        cache: list[Tensor],
-        host_cache: list[Tensor],
     ) -> None:
         self.model = model
         self.lane = lane
         self._sampler = sampler
         self._slots = slots
-        self._cache = cache
-        self._host_cache = host_cache
 
     def prepare(self, plan: StepPlan) -> Work:
         """Copy what the step needs from the plan's live objects. Engine thread, in plan order."""
@@ -97,8 +90,8 @@ class Runner:
     def _move_blocks(self, work: Work) -> None:
         """In this order, because one plan may free a block, refill it, and copy from it."""
         if work.swap_out:
-            copy_blocks(self._cache, self._host_cache, work.swap_out)
+            self.lane.swap_out(work.swap_out)
         if work.swap_in:
-            copy_blocks(self._host_cache, self._cache, work.swap_in)
+            self.lane.swap_in(work.swap_in)
         if work.copies:
-            copy_blocks(self._cache, self._cache, work.copies)
+            self.lane.copy(work.copies)

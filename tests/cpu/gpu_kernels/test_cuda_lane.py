@@ -94,12 +94,13 @@ def engine_of(hf=tiny.TINY, **settings):
             _backend(config, tensors),
             sampler,
             slots,
-            memory=[*tensors, *host],
+            cache=tensors,
+            host_cache=host,
             max_tokens=said.max_num_batched_tokens,
             logprobs_mode="raw_logprobs",
             eager=config.device.enforce_eager,
         )
-        runner = Runner(model, sampler, slots, lane, cache=tensors, host_cache=host)
+        runner = Runner(model, sampler, slots, lane)
         return Executor(runner, threaded=False)
 
     with pytest.MonkeyPatch.context() as patch:

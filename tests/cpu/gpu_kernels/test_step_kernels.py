@@ -1,0 +1,70 @@
+"""The kernels around a forward pass, against a few lines of numpy."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from quire.kernels.gpu import step
+from quire.kernels.gpu.place_copy import Places, copy_blocks
+
+
+def ints(values):
+    return torch.tensor(values, dtype=torch.int32)
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 300])
+@pytest.mark.parametrize("block", [16, 32])
+def test_gather_finds_late_tokens_and_where_keys_go(tokens, block):
+    rng = np.random.default_rng(tokens)
+    slots, width, groups = 9, 12, 2
+    tables = rng.integers(0, 500, (groups, slots, width))
+    last = rng.integers(0, 97, slots)
+    slot = rng.integers(-1, slots, tokens)
+    token = rng.integers(-1, 97, tokens)
+    position = rng.integers(0, width * block, tokens)
+    ids = torch.full((tokens,), -7, dtype=torch.int32)
+    kv = torch.full((groups, tokens), -7, dtype=torch.int64)
+    step.gather(ints(token), ints(slot), ints(position), ints(last), ints(tables), ids, kv, block)
+    real = slot >= 0
+    assert ids.numpy()[real].tolist() == np.where(token < 0, last[slot], token)[real].tolist()
+    want = tables[:, slot, position // block] * block + position % block
+    assert kv.tolist() == np.where(real, want, -1).tolist()
+    assert (ids.numpy()[~real] >= 0).all(), "an embedding is read for padding too"
+
+
+@pytest.mark.parametrize("count", [1, 5, 400])
+def test_table_entries_are_written_and_no_others(count):
+    tables = torch.zeros((2, 40, 16), dtype=torch.int32)
+    at = torch.randperm(tables.numel())[:count].int()
+    blocks = torch.arange(1, count + 1, dtype=torch.int32)
+    step.write_tables(at, blocks, tables)
+    want = torch.zeros(tables.numel(), dtype=torch.int32)
+    want[at.long()] = blocks
+    assert torch.equal(tables.view(-1), want)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_finish_keeps_last_tokens_and_packs_results(dtype):
+    last = torch.full((6,), 90, dtype=torch.int32)
+    results = torch.full((64,), -5, dtype=torch.int32)
+    tops = torch.tensor([1.5, float("nan"), -float("inf")])
+    step.finish(torch.tensor([7, 8, 9], dtype=dtype), tops, ints([4, -1, 0]), last, results, 32)
+    assert last.tolist() == [9, 90, 90, 90, 7, 90]
+    assert results[:3].tolist() == [7, 8, 9]
+    assert results[32:35].view(torch.float32).numpy() == pytest.approx(tops.numpy(), nan_ok=True)
+    assert (results[3:32] == -5).all()
+    assert (results[35:] == -5).all()
+
+
+def test_blocks_are_copied_in_every_place_whatever_its_size():
+    shapes = [(5, 2, 1, 16, 4), (5, 2, 3, 16, 80)]
+    source = [torch.randn(shape) for shape in shapes]
+    target = [torch.randn(7, *shape[1:]) for shape in shapes]
+    want = [one.clone() for one in target]
+    cpu = torch.device("cpu")
+    copy_blocks(Places.of(source, cpu), Places.of(target, cpu), ints([4, 0, 1, 6]), 2)
+    for one, other, found in zip(want, source, target):
+        one[0], one[6] = other[4], other[1]
+        assert torch.equal(one, found)
