@@ -23,6 +23,8 @@ class Env:
     """QUIRE_USE_MODELSCOPE (or VLLM_USE_MODELSCOPE): fetch models from ModelScope."""
     cache_dir: Path
     """QUIRE_CACHE: where compiled kernels are kept. Default ~/.cache/quire."""
+    triton_cache: Path | None
+    """TRITON_CACHE_DIR: Triton's own; if set, compiled GPU kernels are kept there instead."""
     native: bool
     """QUIRE_NATIVE=0: never use the compiled CPU kernels."""
     num_threads: int | None
@@ -41,11 +43,13 @@ def read() -> Env:
     level = os.environ.get("QUIRE_LOGGING_LEVEL") or os.environ.get("VLLM_LOGGING_LEVEL") or "INFO"
     cache = os.environ.get("QUIRE_CACHE") or str(Path.home() / ".cache" / "quire")
     threads = os.environ.get("OMP_NUM_THREADS", "")
+    triton = os.environ.get("TRITON_CACHE_DIR")
     return Env(
         check=_flag("QUIRE_CHECK"),
         log_level=level.upper(),
         use_modelscope=_flag("QUIRE_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE"),
         cache_dir=Path(cache),
+        triton_cache=Path(triton) if triton else None,
         native=_flag("QUIRE_NATIVE", default=True),
         num_threads=int(threads) if threads.isdigit() else None,
     )

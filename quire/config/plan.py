@@ -17,6 +17,7 @@ from quire.config.facts import ITEMSIZE, ModelFacts
 from quire.config.kv_layout import Group, LayerFacts, block_bytes, blocks_held, group_layers
 from quire.errors import ConfigError, NoRoom
 
+MIB = 2**20
 GIB = 2**30
 CUDA_OVERHEAD = 3 * GIB // 4
 """Context, loaded kernels, library workspaces and captured graphs of an ordinary model."""

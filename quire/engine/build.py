@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import random
-import time
-from collections.abc import Mapping
+from collections.abc import Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -40,14 +40,18 @@ from quire.core.order.priority import Priority
 from quire.core.params import SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
+from quire.engine import gpu
 from quire.engine.device import DTYPES, device_half
 from quire.engine.loop import Engine
+from quire.engine.receipt import Receipt, table
+from quire.engine.warm import Half
 from quire.executors.base import Executor
-from quire.models.base import ModelConfig
+from quire.kernels import cache as kernel_cache
+from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
 from quire.platform import cpu, cuda
-from quire.sampling.processors import load_processors
+from quire.sampling.processors import LogitsProcessor, load_processors
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from quire.weights.files import headers
@@ -66,7 +70,7 @@ class Built:
     why: tuple[Why, ...]
     tokenizer: Tokenizer | None
     inputs: InputProcessor
-    seconds: Mapping[str, float]  # what start-up was spent on, in order
+    seconds: dict[str, float]  # what start-up was spent on, in order: quire.engine.receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,34 +83,68 @@ class Described:
     facts: ModelFacts
 
 
-class _Clock:
-    """Seconds per named part of start-up."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._since = time.perf_counter()
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = now - self._since
-        self._since = now
-
-
 def build(options: Options, *, server: bool = False) -> Built:
     """Make everything that `options` asks for. Raises ConfigError, NoRoom or WeightError."""
-    clock = _Clock()
     environment = env.read()
-    found = describe(options, environment)
-    resolved = decide(found, options, environment, server=server)
-    config = resolved.config
-    clock.lap("config")
-    tokenizer = _tokenizer(found.folder, config, options, environment)
-    clock.lap("tokenizer")
-    model_config = replace(found.config, max_len=config.scheduler.max_model_len)
+    with Receipt() as receipt:
+        if options.device.device != cpu.name:
+            receipt.beside("CUDA driver", cuda.available)
+        found = describe(options, environment)
+        receipt.lap("model files")
+        resolved = decide(found, options, environment, server=server)
+        receipt.lap("config")
+        built = _assemble(found, resolved, options, environment, receipt)
+    for one in resolved.why:
+        log.debug("%s = %s: %s", one.field, one.value, one.reason)
+    _say_ready(built, receipt)
+    return built
+
+
+def _assemble(
+    found: Described,
+    resolved: Resolved,
+    options: Options,
+    environment: env.Env,
+    receipt: Receipt,
+) -> Built:
+    """The parts, in the order that lets slow ones run beside each other."""
+    config, plan = resolved.config, resolved.plan
     device = torch_device(config.device.kind)
-    model = build_model(
+    opening: list[Future[None]] = []
+    if device.type == cuda.name:
+        opening.append(receipt.beside("CUDA context", lambda: _open_device(device)))
+        opening.append(receipt.beside("Triton", lambda: _open_triton(config, environment)))
+    loading = receipt.beside(
+        "tokenizer", lambda: _tokenizer(found.folder, config, options, environment)
+    )
+    held = torch.cuda.memory_allocated(device) if opening else 0
+    model = _model(found, config, device)
+    receipt.lap("weights")
+    for one in opening:
+        one.result()
+    if opening:
+        receipt.lap("context")
+    processors = load_processors(config.model.logits_processors, config, device)
+
+    def half(config: EngineConfig) -> Half:
+        return scheduler_of(config), device_half(model, config, processors)
+
+    if device.type == cuda.name:
+        started = gpu.start(half, config, plan, _room(options, held), device, receipt)
+        config, plan = started.config, started.plan
+        engine = _engine(config, *started.half, check=environment.check)
+    else:
+        engine = _engine(config, *half(config), check=environment.check)
+    tokenizer = loading.result()
+    receipt.lap("engine")
+    inputs = _inputs(config, tokenizer, processors)
+    return Built(engine, config, plan, resolved.why, tokenizer, inputs, receipt.seconds())
+
+
+def _model(found: Described, config: EngineConfig, device: torch.device) -> LanguageModel:
+    return build_model(
         found.model_type,
-        model_config,
+        replace(found.config, max_len=config.scheduler.max_model_len),
         folder=found.folder,
         load_format=config.load.format,
         dtype=DTYPES[config.model.dtype],
@@ -116,12 +154,12 @@ def build(options: Options, *, server: bool = False) -> Built:
         progress=config.load.progress,
         seed=config.model.seed,
     )
-    clock.lap("weights")
-    processors = load_processors(config.model.logits_processors, config, device)
-    executor = device_half(model, config, processors)
-    engine = mind(config, executor, check=environment.check)
-    clock.lap("engine")
-    inputs = InputProcessor(
+
+
+def _inputs(
+    config: EngineConfig, tokenizer: Tokenizer | None, processors: Sequence[LogitsProcessor]
+) -> InputProcessor:
+    return InputProcessor(
         tokenizer,
         max_model_len=config.scheduler.max_model_len,
         vocab_size=config.model.vocab,
@@ -131,18 +169,52 @@ def build(options: Options, *, server: bool = False) -> Built:
         seeds=random.Random(config.model.seed),
         checks=[one.validate_params for one in processors if hasattr(one, "validate_params")],
     )
-    for one in resolved.why:
-        log.debug("%s = %s: %s", one.field, one.value, one.reason)
+
+
+def _room(options: Options, held: int) -> gpu.Room:
+    """What was said of memory, and who holds some already. held: torch, for other engines here."""
+    said = options.cache
+    fixed = said.num_gpu_blocks_override is not None or said.kv_cache_memory_bytes is not None
+    before = cuda.facts()
+    return gpu.Room(
+        held_by_others=before.total_bytes - before.free_bytes,
+        held_by_torch=held,
+        fixed_blocks=fixed,
+        any_length=options.model.max_model_len in ("auto", -1),
+    )
+
+
+def _open_device(device: torch.device) -> None:
+    """The driver's second or two, beside what the interpreter does meanwhile."""
+    cuda.open_context()
+    torch.zeros(1, device=device)
+
+
+def _open_triton(config: EngineConfig, environment: env.Env) -> None:
+    import triton
+
+    if environment.triton_cache is None:
+        kind = config.device.capability
+        kernel_cache.keep_in(
+            kernel_cache.folder_of(environment.cache_dir, triton.__version__, kind)
+        )
+    kernel_cache.know_compiler()
+
+
+def _say_ready(built: Built, receipt: Receipt) -> None:
+    config = built.config
     log.info(
         "%s ready in %.2f s: %d blocks of %d tokens; sequences of %d tokens, %.1f of those at once",
         config.model.name,
-        sum(clock.seconds.values()),
+        receipt.total,
         config.cache.num_blocks,
         config.cache.block_size,
         config.scheduler.max_model_len,
-        resolved.plan.concurrency,
+        built.plan.concurrency,
     )
-    return Built(engine, config, resolved.plan, resolved.why, tokenizer, inputs, clock.seconds)
+    if config.device.kind == cuda.name:
+        for line in table(built.seconds, receipt.before):
+            log.info("  %s", line)
 
 
 def torch_device(kind: str) -> torch.device:
@@ -208,6 +280,18 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
 
 def mind(config: EngineConfig, executor: Executor, *, check: bool = False) -> Engine:
     """Scheduler and engine over an executor. No device: tests give it a fake one."""
+    return _engine(config, scheduler_of(config), executor, check=check)
+
+
+def _engine(
+    config: EngineConfig, scheduler: Scheduler, executor: Executor, *, check: bool
+) -> Engine:
+    depth = config.scheduler.steps_in_flight
+    return Engine(scheduler, executor, steps_in_flight=depth, check=check)
+
+
+def scheduler_of(config: EngineConfig) -> Scheduler:
+    """The deciding part of an engine, and the block pool it decides about."""
     cache, said = config.cache, config.scheduler
     kv = KVCache(
         BlockPool(cache.num_blocks),
@@ -216,7 +300,7 @@ def mind(config: EngineConfig, executor: Executor, *, check: bool = False) -> En
         prefix_caching=cache.prefix_caching,
         host=HostPool(cache.num_host_blocks),
     )
-    scheduler = Scheduler(
+    return Scheduler(
         kv,
         limits_of(said),
         Priority() if said.policy == "priority" else Fifo(),
@@ -225,7 +309,6 @@ def mind(config: EngineConfig, executor: Executor, *, check: bool = False) -> En
         preemption=said.preemption_mode,
         steps_in_flight=said.steps_in_flight,
     )
-    return Engine(scheduler, executor, steps_in_flight=said.steps_in_flight, check=check)
 
 
 def specs_of(cache: CacheSection) -> tuple[CacheSpec, ...]:

@@ -16,8 +16,7 @@ import json
 import os
 import tarfile
 import tempfile
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +36,7 @@ class Wanted:
     function: Any  # triton.runtime.JITFunction
     specialization: str
 
-    def compile(self) -> None:
+    def make(self) -> None:
         """Compile it (or read it from the folder) for the current device."""
         self.function.preload(self.specialization)
 
@@ -56,32 +55,38 @@ def keep_in(folder: Path) -> None:
     knobs.cache.dir = str(folder)
 
 
+def know_compiler() -> None:
+    """Let Triton make the part of its keys that names the compiler: it reads 400 MB for that."""
+    from triton.runtime import cache
+
+    key = getattr(cache, "triton_key", None)
+    if key is not None:
+        key()
+
+
 @contextmanager
-def rehearsal() -> Iterator[dict[tuple[str, str], Wanted]]:
-    """Within, kernels that are not compiled yet are noted and their launches skipped."""
+def rehearsal(note: Callable[[Wanted], None]) -> Iterator[None]:
+    """Within, kernels not compiled yet are noted, once each, and their launches are skipped."""
     from triton import knobs
 
-    found: dict[tuple[str, str], Wanted] = {}
+    seen: set[tuple[str, str]] = set()
 
-    def note(*, fn: Any, compile: dict[str, Any], is_manual_warmup: bool, **_: Any) -> bool:
+    def skip(*, fn: Any, compile: dict[str, Any], is_manual_warmup: bool, **_: Any) -> bool:
         if is_manual_warmup:
             return False  # the compilation itself, in another thread
         name = f"{fn.module}.{fn.name}"
         data = str(compile["specialization_data"])
-        found[name, data] = Wanted(name, fn.jit_function, data)
+        if (name, data) not in seen:
+            seen.add((name, data))
+            note(Wanted(name, fn.jit_function, data))
         return True
 
     before = knobs.runtime.jit_cache_hook
-    knobs.runtime.jit_cache_hook = note
+    knobs.runtime.jit_cache_hook = skip
     try:
-        yield found
+        yield
     finally:
         knobs.runtime.jit_cache_hook = before
-
-
-def compile_all(wanted: Sequence[Wanted], pool: Executor) -> list[Future[None]]:
-    """Start compiling; whoever needs the kernels waits for the futures."""
-    return [pool.submit(one.compile) for one in wanted]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,160 @@
+"""Start-up of an engine on a GPU, from a filled model to one that is ready. One call per engine.
+
+Not here: how each thing is done (warm.py), which device (build.py). Kernels compile in other
+threads while the steps that need them are rehearsed; then the cache gets what the worst step, as
+measured, leaves of the memory.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire.config.config import EngineConfig
+from quire.config.plan import MIB, MemoryPlan, gib, refit, require_room
+from quire.engine import warm
+from quire.engine.receipt import Receipt
+from quire.engine.warm import Half, Peak
+from quire.errors import NoRoom
+from quire.kernels import cache
+
+log = logging.getLogger(__name__)
+
+COMPILERS = 16
+"""Threads that compile, at most: the compiler lets go of the GIL, but not all the time."""
+GRAPHS = 256 * MIB
+"""What the driver takes for captured graphs beside torch's pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """An engine's two halves, and the config and plan with what was measured in them."""
+
+    half: Half
+    config: EngineConfig
+    plan: MemoryPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """What was said and is true of the memory before the engine takes any."""
+
+    held_by_others: int  # processes
+    held_by_torch: int  # other engines of this process
+    fixed_blocks: bool  # the number of blocks was given, or follows from given bytes
+    any_length: bool  # max_model_len may shrink to what fits
+
+
+def start(
+    make: Callable[[EngineConfig], Half],
+    config: EngineConfig,
+    plan: MemoryPlan,
+    room: Room,
+    device: torch.device,
+    receipt: Receipt,
+) -> Started:
+    """Bring an engine up. make: build both halves for a config. Raises NoRoom."""
+    weights = torch.cuda.memory_allocated(device) - room.held_by_torch
+    small = warm.small_config(config, plan.shape)
+    half = make(small)
+    compile_for(half, small, receipt)
+    peak = warm.measure(half, small, device)
+    kv_bytes = small.cache.num_blocks * small.cache.block_bytes
+    own = torch.cuda.memory_allocated(device) - room.held_by_torch
+    kept = own - weights - kv_bytes  # buffers of a half
+    del half
+    _drop(device)
+    receipt.lap("worst step")
+    config, plan = sized(config, plan, room, replace(peak, step=peak.step + kept), weights, device)
+    half = make(config)
+    torch.cuda.synchronize(device)
+    receipt.lap("KV cache")
+    warm.settle_in(half, config, peak, device)
+    torch.cuda.synchronize(device)
+    receipt.lap("capture")
+    _say(plan, device)
+    return Started(half, config, plan)
+
+
+def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> None:
+    """Find the kernels the steps need, and have them all compiled when this returns."""
+    pending: list[Future[None]] = []
+    threads = min(COMPILERS, os.cpu_count() or 1)
+    with ThreadPoolExecutor(threads, thread_name_prefix="quire-compile") as pool:
+        try:
+            with cache.rehearsal(lambda wanted: pending.append(pool.submit(wanted.make))):
+                warm.rehearse(half, config)
+        except (RuntimeError, AssertionError, TypeError, ValueError, NoRoom) as error:
+            log.debug("the rehearsal ended early, kernels compile as they come: %r", error)
+        receipt.lap("rehearsal")
+        failed = _wait(pending)
+    receipt.lap("compile")
+    if failed:
+        log.debug("%d of %d kernels did not compile ahead of time", len(failed), len(pending))
+    log.debug("%d kernels made ready", len(pending) - len(failed))
+
+
+def _wait(pending: Sequence[Future[None]]) -> list[BaseException]:
+    """A kernel that fails here fails again where it is used, and is reported there."""
+    return [error for error in (one.exception() for one in pending) if error is not None]
+
+
+def sized(
+    config: EngineConfig,
+    plan: MemoryPlan,
+    room: Room,
+    peak: Peak,
+    weights: int,
+    device: torch.device,
+) -> tuple[EngineConfig, MemoryPlan]:
+    """Config and plan with a cache of the size that the measured peak leaves."""
+    free, total = torch.cuda.mem_get_info(device)
+    reserved = torch.cuda.memory_reserved(device)
+    overhead = max(total - free - reserved - room.held_by_others, 0)
+    steps = peak.step + warm.SLACK + warm.SMALL
+    if not config.device.enforce_eager:
+        steps += peak.decode + GRAPHS
+    spare = reserved - torch.cuda.memory_allocated(device)
+    now = min(plan.allowed_bytes, free + spare + weights + overhead)  # others may have come since
+    plan = refit(
+        replace(plan, allowed_bytes=now),
+        weights=weights,
+        activations=steps,
+        overhead=overhead,
+        num_blocks=plan.num_blocks if room.fixed_blocks else None,
+    )
+    if room.any_length and 0 < plan.longest < plan.shape.max_model_len:
+        log.warning("max_model_len is %d: no longer sequence fits in memory", plan.longest)
+        plan = replace(plan, shape=replace(plan.shape, max_model_len=plan.longest))
+    if not room.fixed_blocks:
+        require_room(plan)
+    warm.check_fit(plan, free - steps)
+    scheduler = replace(config.scheduler, max_model_len=plan.shape.max_model_len)
+    kv = replace(config.cache, num_blocks=plan.num_blocks)
+    return replace(config, cache=kv, scheduler=scheduler), plan
+
+
+def _drop(device: torch.device) -> None:
+    """Give what a dropped half held back to the driver, so that the cache can be one piece."""
+    gc.collect()
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+
+
+def _say(plan: MemoryPlan, device: torch.device) -> None:
+    free, total = torch.cuda.mem_get_info(device)
+    log.info(
+        "GPU memory: weights %s, steps %s, context and libraries %s, KV %s; %s of %s stay free",
+        gib(plan.weight_bytes),
+        gib(plan.activation_bytes),
+        gib(plan.overhead_bytes),
+        gib(plan.num_blocks * plan.block_bytes),
+        gib(free),
+        gib(total),
+    )

@@ -1,0 +1,189 @@
+"""What an engine on a GPU does before its first request: compile, measure, size the cache, capture.
+
+Not here: the order of start-up (build.py), what is kept of kernels (quire.kernels.cache). The one
+idea: made-up requests are run through the very scheduler, runner and sampler that will serve, once
+with a small throw-away cache, to see what the largest step takes; the cache gets the rest.
+
+    rehearse    launches skipped, every kernel that is missing noted and compiled in other threads
+    measure     the worst step for real: its peak, and what the device's libraries took
+    settle_in   with the real cache: memory set aside, the largest and the smallest graph captured
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from quire.config.config import EngineConfig
+from quire.config.plan import MIB, MemoryPlan, Shape, blocks_of, gib
+from quire.core.params import SamplingParams
+from quire.core.scheduler import Scheduler
+from quire.core.types import Request, Stop
+from quire.errors import NoRoom
+from quire.executors.base import Executor
+
+log = logging.getLogger(__name__)
+
+SLACK = 64 * MIB
+"""Set aside beyond the measured peak: pieces of an arena do not fit together without gaps."""
+VOCAB = 2
+"""Tokens that made-up prompts are made of: every model has the first two."""
+SMALL = 16 * MIB
+"""Of it, in pieces of the size torch keeps apart from larger ones."""
+
+Half = tuple[Scheduler, Executor]
+"""What runs plans: the deciding and the obeying part of an engine."""
+
+FULL = SamplingParams(
+    temperature=0.7,
+    top_k=50,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    logprobs=1,
+    prompt_logprobs=1,
+)
+"""All that makes a step large, at once."""
+GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams(temperature=0.7)
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """Bytes of the worst steps beyond weights and cache: of any step, and of a decode step."""
+
+    step: int
+    decode: int
+
+
+def worst_counts(config: EngineConfig) -> list[int]:
+    """Query tokens per row of the largest step: all tokens of the budget over all seats."""
+    said = config.scheduler
+    rows = min(said.max_num_seqs, said.max_num_batched_tokens)
+    each, more = divmod(said.max_num_batched_tokens, rows)
+    longest = max(said.max_model_len - 2, 1)
+    return [min(each + (1 if i < more else 0), longest) for i in range(rows)]
+
+
+def small_config(config: EngineConfig, shape: Shape) -> EngineConfig:
+    """The same engine with a cache for the worst step alone, and nothing recorded or kept."""
+    longest = max(worst_counts(config)) + 2
+    each = blocks_of(config.cache.groups, shape, longest)
+    blocks = len(worst_counts(config)) * each + 1
+    return replace(
+        config,
+        cache=replace(config.cache, num_blocks=blocks, num_host_blocks=0, prefix_caching=False),
+        device=replace(config.device, enforce_eager=True),
+    )
+
+
+def run(half: Half, counts: Sequence[int], params: SamplingParams, tokens: int = 1) -> None:
+    """Run made-up requests to their end: `tokens` outputs each. Nothing else may be running."""
+    scheduler, executor = half
+    for i, count in enumerate(counts):
+        prompt = tuple((i + k) % VOCAB for k in range(count))
+        stop = Stop(max_tokens=tokens)
+        scheduler.add(Request(f"start-{i}", prompt, stop, params, read_prefix_cache=False))
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        scheduler.apply(plan, executor.submit(plan).wait())
+
+
+def rehearse(half: Half, config: EngineConfig) -> None:
+    """Run one step of each kind with nothing launched that is not compiled yet.
+
+    Inside quire.kernels.cache.rehearsal. Results mean nothing; new tensors are zeros, so that what
+    does run reads valid indexes.
+    """
+    rows = config.scheduler.max_num_seqs
+    with _zeros():
+        run(half, worst_counts(config), FULL)
+        for size in dict.fromkeys(min(size, rows) for size in (1, 2, 4, 8, 32, 128, rows)):
+            run(half, [1] * size, RANDOM)
+        run(half, [1, min(100, worst_counts(config)[0] * rows)][: min(2, rows)], GREEDY)
+
+
+def measure(half: Half, config: EngineConfig, device: torch.device) -> Peak:
+    """Peaks of the worst step and of the largest decode step, in bytes. Raises NoRoom."""
+    rows = config.scheduler.max_num_seqs
+    with _out_of_memory_is_no_room(config):
+        step = _peak(lambda: run(half, worst_counts(config), FULL), device)
+        decode = _peak(lambda: run(half, [1] * rows, RANDOM), device)
+    return Peak(step=max(step, decode), decode=decode)
+
+
+def _peak(function: Callable[[], None], device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    torch.cuda.synchronize(device)
+    return int(torch.cuda.max_memory_allocated(device)) - before
+
+
+def settle_in(half: Half, config: EngineConfig, peak: Peak, device: torch.device) -> None:
+    """Capture the graphs that reserve memory for all others, and set aside what steps will need.
+
+    Afterwards no step asks the driver for memory: torch carves what it needs out of this.
+    """
+    rows = config.scheduler.max_num_seqs
+    executor: Any = half[1]
+    with executor.runner.lane.scope():  # torch keeps the memory of each stream apart
+        torch.empty(peak.step + SLACK, dtype=torch.uint8, device=device)
+        half_mib = (torch.empty(MIB // 2, dtype=torch.uint8, device=device) for _ in range(SMALL))
+        list(itertools.islice(half_mib, SMALL // (MIB // 2)))
+    with _out_of_memory_is_no_room(config):
+        if not config.device.enforce_eager:
+            for params in (RANDOM, GREEDY):
+                run(half, [1] * rows, params, tokens=2)
+            run(half, [1], GREEDY, tokens=2)
+    half[0].reset_prefix_cache()
+
+
+def check_fit(plan: MemoryPlan, free_bytes: int) -> None:
+    """Say what the driver will say anyway, with the numbers, before asking it."""
+    need = plan.num_blocks * plan.block_bytes
+    if need > free_bytes:
+        raise NoRoom(
+            f"the KV cache needs {gib(need)}, but only {gib(max(free_bytes, 0))} of the GPU are "
+            "free: another process has taken the rest since; lower gpu_memory_utilization, or "
+            "say gpu_memory or kv_cache_memory_bytes"
+        )
+
+
+@contextmanager
+def _out_of_memory_is_no_room(config: EngineConfig) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = config.scheduler
+        raise NoRoom(
+            f"the largest step (max_num_batched_tokens={said.max_num_batched_tokens}, "
+            f"max_num_seqs={said.max_num_seqs}) does not fit in the GPU's memory: lower one of "
+            f"these, or free memory. The driver said: {error}"
+        ) from error
+
+
+class _zeros(TorchFunctionMode):
+    """Within, tensors that would hold anything hold zeros."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        return made.zero_() if func in EMPTY else made
+
+
+EMPTY = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty})
+"""What makes tensors without saying what they hold."""
