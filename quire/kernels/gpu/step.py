@@ -1,8 +1,7 @@
 """What surrounds a forward pass on the GPU: table entries in, inputs gathered, results out.
 
 Not ops: there is no model in them. The runner's device state (tables, last tokens) is read and
-written here and nowhere else, by slot, so the host sends only what is new. Counts are not
-specialized: one compiled kernel serves every step.
+written here and nowhere else, by slot, so the host sends only what is new.
 """
 
 from __future__ import annotations
@@ -11,10 +10,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.start import kernel
+
 BLOCK = 256
 
 
-@triton.jit(do_not_specialize=["count"])
+@kernel("count")
 def _write_tables_kernel(
     at_ptr,  # [n] flat indexes into the tables
     block_ptr,  # [n]
@@ -28,7 +29,7 @@ def _write_tables_kernel(
     tl.store(tables_ptr + at.to(tl.int64), tl.load(block_ptr + i, mask=live, other=0), mask=live)
 
 
-@triton.jit(do_not_specialize=["tokens", "group_stride", "width"])
+@kernel("tokens", "group_stride", "width")
 def _gather_kernel(
     token_ptr,  # [T] ids; negative: the slot's last token
     slot_ptr,  # [T]; negative: padding
@@ -59,7 +60,7 @@ def _gather_kernel(
         tl.store(kv_ptr + g * tokens.to(tl.int64) + t, tl.where(real, at, -1), mask=live)
 
 
-@triton.jit(do_not_specialize=["rows", "stride"])
+@kernel("rows", "stride")
 def _finish_kernel(
     chosen_ptr,  # [R]
     top_ptr,  # [R] float32
@@ -83,7 +84,9 @@ def _finish_kernel(
 def write_tables(at: Tensor, blocks: Tensor, tables: Tensor) -> None:
     """tables.view(-1)[at] = blocks. at, blocks: [n] int32. tables: [G, M, W] int32."""
     count = at.shape[0]
-    _write_tables_kernel[(triton.cdiv(count, BLOCK),)](at, blocks, tables, count, BLOCK=BLOCK)
+    _write_tables_kernel(
+        (triton.cdiv(count, BLOCK), 1, 1), (at, blocks, tables), (count,), (BLOCK,)
+    )
 
 
 def gather(
@@ -102,10 +105,12 @@ def gather(
     slot is padding (id as given, kv slot -1). last_token: [M]. tables: [G, M, W].
     """
     tokens, (groups, slots, width) = token_ids.shape[0], tables.shape
-    _gather_kernel[(triton.cdiv(tokens, BLOCK),)](
-        token_ids, token_slots, positions, last_token, tables, ids, kv_slots,
-        tokens, slots * width, width, GROUPS=groups, KV_BLOCK=block_size, BLOCK=BLOCK,
-    )  # fmt: skip
+    _gather_kernel(
+        (triton.cdiv(tokens, BLOCK), 1, 1),
+        (token_ids, token_slots, positions, last_token, tables, ids, kv_slots),
+        (tokens, slots * width, width),
+        (groups, block_size, BLOCK),
+    )
 
 
 def finish(
@@ -122,6 +127,9 @@ def finish(
     last_token: [M] int32. results: int32, of which [2, stride] are written.
     """
     rows = chosen.shape[0]
-    _finish_kernel[(triton.cdiv(rows, BLOCK),)](
-        chosen, tops, row_slots, last_token, results, rows, stride, BLOCK=BLOCK
+    _finish_kernel(
+        (triton.cdiv(rows, BLOCK), 1, 1),
+        (chosen, tops, row_slots, last_token, results),
+        (rows, stride),
+        (BLOCK,),
     )
