@@ -1,7 +1,299 @@
-"""Ops that are launched later than they are called, so that neighbours can become one kernel."""
+"""Ops on the GPU that are launched later than they are called, so that neighbours become one.
+
+    rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv.py)
+    rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
+    act_mul -> linear over e4m3                     many rows: activated and quantized in one pass
+
+An op that may begin or go on such a chain is held until the next op is called: it either joins or
+has everything held launched first, in order. So at most four ops wait, and what an op returns is
+allocated when it is called. Models do not know; whoever reads results with anything but ops calls
+`flush` first. A result inside a chain is left out only when nothing but the chain refers to it,
+which Python's reference counts and the storage's say; else the ops are launched one by one.
+
+Not here: kernels. State: one queue a thread, held by it alone.
+"""
 
 from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.kernels.fp8 import Fp8Weight
+
+
+class Held(NamedTuple):
+    """An op that has been called and not launched, its arguments in full."""
+
+    op: str
+    launch: Callable[..., None]
+    outs: Any
+    args: tuple[Any, ...]
+
+
+class Queue:
+    """The ops held by one thread: a chain in which each one reads what one before it returns."""
+
+    def __init__(self) -> None:
+        self.chain: list[Held] = []
+        self.fusing = True
+
+    def put(self, op: str, launch: Callable[..., None], outs: Any, args: Any, kwargs: Any) -> None:
+        """Take over an op whose results are allocated: launch it, hold it, or fuse it."""
+        rule = _RULES.get(op) if self.fusing else None
+        if rule is not None:
+            rule(self, launch, outs, *args, **kwargs)
+            return
+        if self.chain:
+            self.flush()
+        launch(outs, *args, **kwargs)
+
+    def hold(self, op: str, launch: Callable[..., None], outs: Any, *args: Any) -> None:
+        self.chain.append(Held(op, launch, outs, args))
+
+    def alone(self, launch: Callable[..., None], outs: Any, *args: Any) -> None:
+        """Launch an op that joins nothing and that nothing can join."""
+        if self.chain:
+            self.flush()
+        launch(outs, *args)
+
+    def take(self) -> list[Held]:
+        chain, self.chain = self.chain, []
+        return chain
+
+    def flush(self) -> None:
+        """Launch what is held, as far as it is fused."""
+        chain = self.take()
+        if not chain:
+            return
+        last = chain[-1]
+        if last.op == "linear":
+            _launch_linear(chain)
+        else:
+            _one_by_one(chain)
+
+
+class _Mine(threading.local):
+    def __init__(self) -> None:
+        self.queue = Queue()
+
+
+_mine = _Mine()
+
+
+def put(op: str, launch: Callable[..., None], outs: Any, args: Any, kwargs: Any) -> None:
+    """Launch an op on the GPU, now or with its neighbours."""
+    _mine.queue.put(op, launch, outs, args, kwargs)
 
 
 def flush() -> None:
     """Launch what is pending. Before anything but an op reads what an op returned."""
+    if _mine.queue.chain:
+        _mine.queue.flush()
+
+
+@contextmanager
+def off() -> Iterator[None]:
+    """Within, this thread launches each op by itself: for tests and for finding a fault."""
+    flush()
+    queue = _mine.queue
+    before, queue.fusing = queue.fusing, False
+    try:
+        yield
+    finally:
+        queue.fusing = before
+
+
+def _one_by_one(chain: list[Held]) -> None:
+    for held in chain:
+        held.launch(held.outs, *held.args)
+
+
+# -- one row: norm, product, activation -------------------------------------------------------
+
+
+def _rms_norm(
+    queue: Queue,
+    launch: Callable[..., None],
+    outs: tuple[Tensor, Tensor],
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    offset: float = 0.0,
+) -> None:
+    args = (x, weight, eps, residual, offset)
+    if x.dim() == 3 and residual is None:  # of heads: the second may stand beside the first
+        chain = queue.chain
+        if chain and not (len(chain) == 1 and _is_head_norm(chain[0])):
+            queue.flush()
+        queue.hold("rms_norm", launch, outs, *args)
+    elif x.shape[0] == 1 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
+        if queue.chain:
+            queue.flush()
+        queue.hold("rms_norm", launch, outs, *args)
+    else:
+        queue.alone(launch, outs, *args)
+
+
+def _is_head_norm(held: Held) -> bool:
+    return held.op == "rms_norm" and held.args[0].dim() == 3
+
+
+def _linear(
+    queue: Queue,
+    launch: Callable[..., None],
+    out: Tensor,
+    x: Tensor,
+    weight: Any,
+    bias: Tensor | None = None,
+) -> None:
+    chain = queue.chain
+    if x.shape[0] != 1:
+        if not isinstance(weight, Fp8Weight):
+            queue.alone(launch, out, x, weight, bias)
+            return
+        follows = len(chain) == 1 and chain[0].op == "act_mul" and chain[0].outs is x
+    elif _gpu("gemv").takes(x, weight, bias):
+        follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
+    else:
+        queue.alone(launch, out, x, weight, bias)
+        return
+    if chain and not follows:
+        queue.flush()
+    queue.hold("linear", launch, out, x, weight, bias)
+
+
+def _act_mul(queue: Queue, launch: Callable[..., None], out: Tensor, x: Tensor, kind: str) -> None:
+    chain = queue.chain
+    follows = x.shape[0] == 1 and chain and chain[-1].op == "linear" and chain[-1].outs is x
+    if follows:
+        _launch_linear(queue.take(), _gpu("gemv").Act(kind, out))
+        return
+    if chain:
+        queue.flush()
+    if x.shape[0] > 1:
+        queue.hold("act_mul", launch, out, x, kind)
+    else:
+        launch(out, x, kind)
+
+
+def _launch_linear(chain: list[Held], act: Any = None) -> None:
+    """A chain that ends in a product: of one row, or of rows that an activation made."""
+    if chain[-1].args[0].shape[0] > 1:
+        # the activation is known to its own entry, to the product's, and to nobody else
+        if len(chain) == 2 and _unread(chain[0].outs, 2):
+            _quantized_act(chain[-1].outs, *chain[-1].args[1:], *chain[0].args)
+        else:
+            _one_by_one(chain)
+        return
+    norm = None
+    if len(chain) == 2:
+        (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outs, chain[0].args
+        norm = _gpu("gemv").Norm(inner, norm_weight, eps, residual, offset, y, r)
+    _gpu("gemv").launch(chain[-1].outs, *chain[-1].args, norm, act)
+
+
+def _quantized_act(z: Tensor, weight: Fp8Weight, bias: Any, x: Tensor, kind: str) -> None:
+    rows = _gpu("quantize_fp8").empty_rows(x.shape[0], x.shape[1] // 2, weight.block, x.device)
+    _gpu("quantize_fused").act_mul(rows, x, kind)
+    _gpu("fp8_linear").product(z, *rows, weight, bias)
+
+
+# -- heads: norms, rotation, cache ------------------------------------------------------------
+
+
+def _rope(
+    queue: Queue,
+    launch: Callable[..., None],
+    outs: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool = False,
+) -> None:
+    chain = queue.chain
+    if chain and not _norms_of(chain, q, k):
+        queue.flush()
+    queue.hold("rope", launch, outs, q, k, positions, cos_sin, interleaved)
+
+
+def _norms_of(chain: list[Held], q: Tensor, k: Tensor) -> bool:
+    """Whether what is held is the norm of these queries and the norm of these keys."""
+    if len(chain) != 2 or not all(_is_head_norm(held) for held in chain):
+        return False
+    return chain[0].outs[0] is q and chain[1].outs[0] is k
+
+
+def _kv_write(
+    queue: Queue,
+    launch: Callable[..., None],
+    outs: None,
+    k: Tensor,
+    v: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    chain = queue.chain
+    if chain and chain[-1].op == "rope" and chain[-1].outs[1] is k:
+        q_raw, k_raw, positions, cos_sin, interleaved = chain[-1].args
+        norms = chain[:-1]
+        if norms:
+            q_raw, k_raw = norms[0].args[0], norms[1].args[0]
+        body = _gpu("norm_rope_write")
+        # a norm's result is known to its entry, to the rope's, and to nobody else
+        fits = body.takes(q_raw, k_raw, v, cos_sin, cache, slots) and all(
+            _unread(held.outs[0], 2) for held in norms
+        )
+        if fits:
+            made = tuple(body.HeadNorm(h.args[1], h.args[2], h.args[4]) for h in norms) or None
+            outs_of_rope = queue.take()[-1].outs
+            body.launch(outs_of_rope, q_raw, k_raw, v, positions, cos_sin, interleaved, made,
+                        cache, slots, (k_scale, v_scale))  # fmt: skip
+            return
+    queue.alone(launch, outs, k, v, cache, slots, k_scale, v_scale)
+
+
+def _unread(result: Tensor, held: int) -> bool:
+    """Whether only the `held` references of the chain lead to a result, and no view of it does."""
+    if sys.getrefcount(result) - _OWN > held:
+        return False
+    handle = result.untyped_storage()  # a tensor and this handle: two uses
+    return torch._C._storage_Use_Count(handle._cdata) <= 2
+
+
+def _references(thing: object) -> int:
+    return sys.getrefcount(thing)
+
+
+def _own_references() -> int:
+    """What asking adds to a count: it differs between versions of Python."""
+    box = (object(),)
+    return _references(box[0]) - 1
+
+
+_OWN = _own_references()
+
+
+def _gpu(name: str) -> Any:
+    """A module of kernels, imported when first needed."""
+    module = sys.modules.get(f"quire.kernels.gpu.{name}")
+    return module if module is not None else import_module(f"quire.kernels.gpu.{name}")
+
+
+_RULES: dict[str, Callable[..., None]] = {
+    "rms_norm": _rms_norm,
+    "linear": _linear,
+    "act_mul": _act_mul,
+    "rope": _rope,
+    "kv_write": _kv_write,
+}

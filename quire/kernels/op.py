@@ -10,7 +10,7 @@ is no second list to keep in step. A gpu module has two functions of the op's ow
     outputs(*args)         allocates what the op returns; NotImplemented: the reference must do it
     launch(outs, *args)    starts the kernels that fill it; never waits for the device
 
-So what an op returns exists before its kernel runs, and whoever sees both can fuse two ops.
+So what an op returns exists before its kernel runs, and quire.kernels.fuse may launch two as one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
+from quire.kernels import fuse
 from quire.kernels.native import library
 
 P = ParamSpec("P")
@@ -98,8 +99,10 @@ def op(
             elif where == "cuda" and body is not None:
                 out = body.outputs(*args, **kwargs)
                 if out is not NotImplemented:
-                    body.launch(out, *args, **kwargs)
+                    fuse.put(name, body.launch, out, args, kwargs)
                     return out
+            if where == "cuda":
+                fuse.flush()  # the reference reads what ops before it returned
             return reference(*args, **kwargs)
 
         return call

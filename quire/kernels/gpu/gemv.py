@@ -1,0 +1,251 @@
+"""One row times a weight matrix, at the speed of memory, with what stands before and after it.
+
+    r = x + residual;  y = norm(r)      each program does the whole row: no launch of its own
+    z = W y + bias                      each program has a few rows of W, whole, in registers
+    a = act(gate) * up                  a program has rows of both halves
+
+A decode step reads every weight once, so time is bytes; what is lost is lost between kernels. A
+program therefore loads its first rows of W, and asks for the others to come to L2, before it
+waits for the kernel before it (programmatic dependent launch).
+
+Rounded where the separate ops round. Not here: more than one row (gpu/skinny.py).
+Axes: I inputs, O outputs (of one half, if there are halves).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.element import activate
+from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import let_go, prefetch, wait_for_forerunner
+
+
+class Norm(NamedTuple):
+    """The rms_norm before the product, and what it returns."""
+
+    x: Tensor
+    weight: Tensor
+    eps: float
+    residual: Tensor | None
+    offset: float
+    y: Tensor
+    r: Tensor
+
+
+class Act(NamedTuple):
+    """The act_mul after the product, and what it returns."""
+
+    kind: str
+    out: Tensor
+
+
+class Cut(NamedTuple):
+    """How a product is cut: rows of W at once, columns at once, times a program does so, warps."""
+
+    rows: int
+    columns: int
+    times: int
+    warps: int
+
+
+@triton.jit
+def _rows(w_ptr, n, k, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """Whole rows of W as C tiles [BN, BK]. Rows past the end repeat the last: no mask to pay."""
+    tiles = ()
+    base = w_ptr + tl.minimum(n, O - 1).to(tl.int64)[:, None] * I + k[None, :]
+    for c in tl.static_range(C):
+        if (c + 1) * BK <= I:
+            tile = tl.load(base + c * BK, eviction_policy="evict_first")
+        else:
+            tile = tl.load(base + c * BK, (c * BK + k < I)[None, :], 0.0)
+        tiles = tiles + (tile,)  # type: ignore[assignment]
+    return tiles
+
+
+@triton.jit
+def _vector(x_ptr, k, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    parts = ()
+    for c in tl.static_range(C):
+        if (c + 1) * BK <= I:
+            part = tl.load(x_ptr + c * BK + k)
+        else:
+            part = tl.load(x_ptr + c * BK + k, c * BK + k < I, 0.0)
+        parts = parts + (part,)  # type: ignore[assignment]
+    return parts
+
+
+@triton.jit
+def _normed(x_ptr, res_ptr, ws, y_ptr, r_ptr, k, eps, offset, I: tl.constexpr, BK: tl.constexpr,
+            C: tl.constexpr, ADD: tl.constexpr):  # fmt: skip
+    """The row the product reads. The first program writes it down for whoever else wants it."""
+    xs = _vector(x_ptr, k, I, BK, C)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    if ADD:
+        rs = _vector(res_ptr, k, I, BK, C)
+        sums = ()
+        for c in tl.static_range(C):
+            sums = sums + ((xs[c].to(tl.float32) + rs[c].to(tl.float32)).to(dtype),)  # type: ignore[assignment]
+        xs = sums
+    squares = tl.zeros([BK], tl.float32)
+    for c in tl.static_range(C):
+        x = xs[c].to(tl.float32)
+        squares += x * x
+    scale = tl.rsqrt(tl.sum(squares, 0) / I + eps)
+    ys = ()
+    for c in tl.static_range(C):
+        y = (xs[c].to(tl.float32) * scale * (offset + ws[c].to(tl.float32))).to(dtype)
+        ys = ys + (y,)  # type: ignore[assignment]
+    if tl.program_id(0) == 0:
+        for c in tl.static_range(C):
+            live = c * BK + k < I
+            tl.store(y_ptr + c * BK + k, ys[c], live)
+            if ADD:
+                tl.store(r_ptr + c * BK + k, xs[c], live)
+    return ys
+
+
+@triton.jit
+def _product(tiles, xs, BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    acc = tl.zeros([BN, BK], tl.float32)
+    for c in tl.static_range(C):
+        acc += tiles[c].to(tl.float32) * xs[c].to(tl.float32)[None, :]
+    return tl.sum(acc, 1)
+
+
+@kernel("eps", "offset")
+def _gemv(
+    x_ptr,  # [I]
+    res_ptr,  # [I], read only if ADD
+    norm_ptr,  # [I], read only if NORM
+    w_ptr,  # [O, I], or [2 * O, I] if ACT
+    bias_ptr,  # [O] or [2 * O], read only if BIAS
+    z_ptr,  # [O] or [2 * O] out
+    y_ptr,  # [I] out if NORM
+    r_ptr,  # [I] out if ADD
+    a_ptr,  # [O] out if ACT
+    eps,
+    offset,
+    O: tl.constexpr,
+    I: tl.constexpr,
+    NORM: tl.constexpr,
+    ADD: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACT: tl.constexpr,  # None, or a kind
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    TIMES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    first = tl.program_id(0) * (BN * TIMES)
+    C: tl.constexpr = (I + BK - 1) // BK
+    UP: tl.constexpr = O * I
+    SIZE: tl.constexpr = BN * TIMES * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    k = tl.arange(0, BK)
+    n = first + tl.arange(0, BN)
+    tiles = _rows(w_ptr, n, k, O, I, BK, C)
+    if ACT is not None:
+        ups = _rows(w_ptr + UP, n, k, O, I, BK, C)
+    if NORM:
+        norm = _vector(norm_ptr, k, I, BK, C)
+    if PDL:
+        if TIMES > 1 and SIZE % 16 == 0 and first + BN * TIMES <= O:
+            prefetch(w_ptr + first.to(tl.int64) * I, SIZE)
+            if ACT is not None:
+                prefetch(w_ptr + UP + first.to(tl.int64) * I, SIZE)
+        let_go()
+        wait_for_forerunner()
+    if NORM:
+        xs = _normed(x_ptr, res_ptr, norm, y_ptr, r_ptr, k, eps, offset, I, BK, C, ADD)
+    else:
+        xs = _vector(x_ptr, k, I, BK, C)
+    dtype: tl.constexpr = z_ptr.dtype.element_ty
+    for g in tl.static_range(TIMES):
+        n = first + g * BN + tl.arange(0, BN)
+        if g + 1 < TIMES:  # in flight while this one is summed
+            next_tiles = _rows(w_ptr, n + BN, k, O, I, BK, C)
+            if ACT is not None:
+                next_ups = _rows(w_ptr + UP, n + BN, k, O, I, BK, C)
+        z = _product(tiles, xs, BN, BK, C)
+        if BIAS:
+            z += tl.load(bias_ptr + n, n < O, 0.0).to(tl.float32)
+        z = z.to(dtype)
+        tl.store(z_ptr + n, z, n < O)
+        if ACT is not None:
+            up = _product(ups, xs, BN, BK, C)
+            if BIAS:
+                up += tl.load(bias_ptr + O + n, n < O, 0.0).to(tl.float32)
+            up = up.to(dtype)
+            tl.store(z_ptr + O + n, up, n < O)
+            a = activate(z.to(tl.float32), ACT) * up.to(tl.float32)
+            tl.store(a_ptr + n, a.to(dtype), n < O)
+        if g + 1 < TIMES:
+            tiles = next_tiles
+            if ACT is not None:
+                ups = next_ups
+
+
+MAX_INPUTS = 32768
+
+
+def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
+    """Whether one row of x can go this way: half precision, packed, not too long."""
+    if (
+        not isinstance(weight, Tensor)
+        or x.shape[0] != 1
+        or x.dtype not in (torch.bfloat16, torch.float16)
+    ):
+        return False
+    if x.stride(1) != 1 or not weight.is_contiguous() or weight.shape[1] > MAX_INPUTS:
+        return False
+    return bias is None or bias.is_contiguous()
+
+
+def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
+    """Rows of W at once fill about a hundred registers; programs fill the card about once."""
+    columns = min(triton.next_power_of_2(inputs), 1024 if inputs <= 8192 else 2048)
+    width = triton.cdiv(inputs, columns) * columns
+    warps = 4
+    rows = max(1, 1 << max(0, (16384 // width).bit_length() - 1) - pair)
+    times = max(1, min(8, outputs // (rows * 512)))
+    return Cut(rows, columns, times, warps)
+
+
+def launch(
+    z: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    norm: Norm | None = None,
+    act: Act | None = None,
+    cut: Cut | None = None,
+) -> None:
+    """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too."""
+    total, inputs = weight.shape
+    outputs = total if act is None else total // 2
+    rows, columns, times, warps = cut or cut_of(outputs, inputs, act is not None)
+    add = norm is not None and norm.residual is not None
+    pdl = not _gemv.interpreted
+    out = None if act is None else act.out
+    tensors: tuple[Tensor | None, ...] = (x, None, None, weight, bias, z, None, None, out)
+    numbers = (0.0, 0.0)
+    if norm is not None:
+        r = norm.r if add else None
+        tensors = (norm.x, norm.residual, norm.weight, weight, bias, z, norm.y, r, out)
+        numbers = (norm.eps, norm.offset)
+    _gemv(
+        (triton.cdiv(outputs, rows * times), 1, 1),
+        tensors,
+        numbers,
+        (
+            outputs, inputs, norm is not None, add, bias is not None, None if act is None else act.kind,
+            rows, columns, times, pdl,
+        ),
+        warps=warps,
+        pdl=pdl,
+    )  # fmt: skip

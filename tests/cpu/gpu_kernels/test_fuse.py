@@ -1,0 +1,107 @@
+"""Fused neighbours give what the ops alone give, and only those are fused that may be."""
+
+import pytest
+import torch
+
+from quire.kernels import fuse
+from tests.fused import Sizes, both, call, inputs, layer
+
+pytest.importorskip("triton", reason="triton is not installed")
+ONE = Sizes(T=1, E=96, F=40, H=4, K=2, D=32)
+FEW = Sizes(T=3, E=64, F=48, H=6, K=2, D=16)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Names of the fused kernels that were started."""
+    from quire.kernels.gpu import gemv, norm_rope_write
+
+    names = []
+    for module in (gemv, norm_rope_write):
+        real, name = module.launch, module.__name__.rpartition(".")[2]
+
+        def launch(*args, real=real, name=name, **kwargs):
+            names.append(name)
+            real(*args, **kwargs)
+
+        monkeypatch.setattr(module, "launch", launch)
+    return names
+
+
+@pytest.mark.parametrize("sizes", [ONE, FEW], ids=["one row", "three rows"])
+@pytest.mark.parametrize("how", [{}, {"head_norms": False, "bias": True, "act": "gelu_tanh"}])
+def test_a_fused_layer_is_the_layer(sizes, how):
+    torch.manual_seed(3)
+    fused, plain = both(sizes, inputs(sizes, "cpu"), **how)
+    for name, want in plain.items():
+        torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
+
+
+def test_an_fp8_cache_is_written_as_the_op_writes_it():
+    t = inputs(FEW, "cpu", cached=torch.float8_e4m3fn)
+    fused, plain = both(FEW, t)
+    torch.testing.assert_close(fused["cache"].float(), plain["cache"].float(), atol=0.1, rtol=0.13)
+
+
+def test_one_row_is_four_products_and_one_pass_over_heads(started):
+    layer(ONE, inputs(ONE, "cpu"))
+    assert started == ["gemv", "norm_rope_write", "gemv", "gemv", "gemv"]
+
+
+def test_a_norm_that_somebody_holds_is_not_left_out(started):
+    s, t = FEW, inputs(FEW, "cpu")
+    qkv = call("linear", t["x"], t["qkv"])
+    q, k, v = torch.split(qkv.view(s.T, -1, s.D), [s.H, s.K, s.K], dim=1)
+    q_normed = call("rms_norm", q, t["q_norm"], 1e-6)[0]
+    k_normed = call("rms_norm", k, t["k_norm"], 1e-6)[0]
+    q2, k2 = call("rope", q_normed, k_normed, t["positions"], t["table"])
+    call("kv_write", k2, v, t["cache"], t["slots"])
+    fuse.flush()
+    assert started == []
+    assert not q_normed.isnan().any()
+    assert not q2.isnan().any()
+
+
+def test_a_view_of_a_norm_keeps_it(started):
+    s, t = FEW, inputs(FEW, "cpu")
+    qkv = call("linear", t["x"], t["qkv"])
+    q, k, v = torch.split(qkv.view(s.T, -1, s.D), [s.H, s.K, s.K], dim=1)
+    views = []
+
+    def normed(heads, weight):
+        y = call("rms_norm", heads, weight, 1e-6)[0]
+        views.append(y.view(-1))
+        return y
+
+    _, k2 = call("rope", normed(q, t["q_norm"]), normed(k, t["k_norm"]), t["positions"], t["table"])
+    call("kv_write", k2, v, t["cache"], t["slots"])
+    fuse.flush()
+    assert started == []
+    assert not any(view.isnan().any() for view in views)
+
+
+def test_what_a_chain_made_can_be_read_by_any_op_after_it():
+    t = inputs(ONE, "cpu")
+    x, res = call("rms_norm", t["x"], t["norm"], 1e-6, t["res"])
+    call("linear", x, t["qkv"])
+    again = call("linear", x, t["gate_up"])
+    total = call("add", x, res)
+    fuse.flush()
+    want = (t["x"] + t["res"]).float()
+    assert torch.equal(res.float(), want)
+    torch.testing.assert_close(total.float(), (x + res).float(), atol=2e-2, rtol=2e-2)
+    torch.testing.assert_close(again, x @ t["gate_up"].t(), atol=3e-2, rtol=3e-2)
+
+
+def test_nothing_is_pending_after_a_flush_and_all_is_before(started):
+    t = inputs(ONE, "cpu")
+    y, _ = call("rms_norm", t["x"], t["norm"], 1e-6)
+    assert y.isnan().all()
+    fuse.flush()
+    assert not y.isnan().any()
+    z = call("linear", t["x"], t["gate_up"])
+    assert z.isnan().all()
+    assert started == []
+    fuse.flush()
+    assert started == ["gemv"]
+    assert not z.isnan().any()

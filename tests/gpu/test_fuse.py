@@ -1,0 +1,37 @@
+"""Fused neighbours on the device: the unfused layer's values, and the same bits from a graph."""
+
+import pytest
+import torch
+
+from tests.fused import Sizes, both, inputs, layer
+
+LLAMA = Sizes(T=1, E=4096, F=14336, H=32, K=8, D=128)
+QWEN = Sizes(T=1, E=1024, F=3072, H=16, K=8, D=128)
+ODD = Sizes(T=1, E=896, F=4864, H=14, K=2, D=64)
+SIZES = [LLAMA, QWEN, ODD, LLAMA._replace(T=3), QWEN._replace(T=8), QWEN._replace(T=300)]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("how", [{}, {"head_norms": False, "bias": True, "act": "gelu_tanh"}])
+def test_a_fused_layer_is_the_layer(sizes, how):
+    torch.manual_seed(3)
+    fused, plain = both(sizes, inputs(sizes, "cuda"), **how)
+    for name, want in plain.items():
+        got, want = fused[name].float(), want.float()
+        off = (got - want).norm() / want.norm()
+        assert off < 6e-3, (name, off)
+
+
+@pytest.mark.parametrize("sizes", SIZES[:4], ids=str)
+def test_a_replayed_graph_gives_the_same_bits(sizes):
+    torch.manual_seed(3)
+    t = inputs(sizes, "cuda")
+    eager = {k: v.clone() for k, v in layer(sizes, t).items()}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = layer(sizes, t)
+    for _ in range(3):
+        t["cache"].zero_()
+        graph.replay()
+        for name, want in eager.items():
+            assert torch.equal(captured[name], want), name
