@@ -1,0 +1,104 @@
+"""Attention's kernels in the interpreter: what the op's cases do not reach."""
+
+import pytest
+import torch
+
+from quire.kernels.kv_write import kv_write
+from quire.kernels.op import OPS
+from quire.kernels.paged_attention import _case
+
+body = pytest.importorskip("quire.kernels.gpu.paged_attention", reason="triton is not installed")
+CPU = torch.device("cpu")
+REFERENCE = OPS["paged_attention"].reference
+
+
+def run(case, **how):
+    out = torch.full(case["q"].shape, float("nan"), dtype=case["q"].dtype)
+    body.launch(out, **case, **how)
+    return out
+
+
+def decoding(contexts, features="decodes", dtype=torch.float32, **more):
+    torch.manual_seed(0)
+    rows = [(1, c) for c in contexts]
+    return _case(CPU, (4, 2, 16, 16), rows, dtype, features=features, **more)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7, 32])
+def test_a_context_may_be_split_any_way(splits):
+    case = decoding([1, 64, 65, 0, 500, 1000], "decodes rows sinks")
+    torch.testing.assert_close(run(case, splits=splits), REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+def test_a_window_moves_the_first_stretch():
+    case = decoding([1, 99, 100, 101, 700], window=100)
+    torch.testing.assert_close(run(case, splits=4), REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+def test_counters_are_left_as_they_were_found():
+    case = decoding([500, 1000, 30])
+    counters = torch.zeros(64, dtype=torch.int32)
+    first = run(case, counters=counters)
+    assert not counters.any()
+    assert torch.equal(run(case, counters=counters), first)
+
+
+def test_in_float32_a_row_does_not_depend_on_the_others():
+    case = decoding([2300, 5, 64, 900])
+    whole = run(case)
+    for s in range(4):
+        alone = case | {
+            "q": case["q"][s : s + 1],
+            "tables": case["tables"][s : s + 1],
+            "contexts": case["contexts"][s : s + 1],
+            "q_starts": case["q_starts"][:2],
+            "decodes": 1,
+        }
+        assert torch.equal(run(alone), whole[s : s + 1])
+
+
+@pytest.mark.parametrize("tiles", [(32, 16, 4, 1, True), (64, 32, 4, 1, False)])
+@pytest.mark.parametrize("window", [None, 20])
+def test_prompts_and_chunks_in_tiles_of_any_size(tiles, window):
+    torch.manual_seed(1)
+    rows = [(40, 40), (1, 9), (17, 150), (2, 2), (70, 71), (16, 32)]
+    case = _case(CPU, (6, 2, 16, 16), rows, torch.float32, window, features="fresh")
+    got = run(case, tiles=body.Tiles(*tiles))
+    torch.testing.assert_close(got, REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+def test_a_sequence_gone_bad_does_not_touch_its_neighbours():
+    torch.manual_seed(2)
+    rows = [(20, 20), (9, 30), (20, 20)]
+    case = _case(CPU, (4, 2, 16, 16), rows, torch.float32, features="fresh")
+    want = run(case)
+    case["k"], case["v"] = case["k"].clone(), case["v"].clone()
+    case["k"][20:29], case["v"][20:29] = float("nan"), float("inf")
+    got = run(case)
+    assert torch.equal(got[:20], want[:20])
+    assert torch.equal(got[29:], want[29:])
+    assert got[20:29].isnan().all()
+
+
+def test_more_sequences_than_one_scan_finds():
+    torch.manual_seed(3)
+    rows = [(1, 1)] * 255 + [(3, 20), (1, 1), (2, 2), (5, 40)]
+    case = _case(CPU, (2, 1, 16, 16), rows, torch.float32, features="fresh")
+    torch.testing.assert_close(run(case), REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+def test_an_fp8_cache_reads_back_what_was_written():
+    torch.manual_seed(4)
+    case = _case(CPU, (4, 2, 16, 16), [(1, 40), (20, 20)], torch.float32, features="decodes")
+    tokens = case["q"].shape[0]
+    k, v = torch.randn(2, tokens, 2, 16)
+    cache = torch.zeros(case["cache"].shape, dtype=torch.float8_e4m3fn)
+    slots = case["tables"][0, 2].long() * 16 + 7
+    slots = torch.cat([slots[None], case["tables"][1, torch.arange(20) // 16].long() * 16])
+    slots[1:] += torch.arange(20) % 16
+    OPS["kv_write"].gpu.launch(None, k, v, cache, slots, 0.02, 0.03)
+    mine = torch.zeros_like(cache)
+    kv_write(k, v, mine, slots, 0.02, 0.03)
+    assert torch.equal(cache.float(), mine.float())
+    case |= {"cache": cache, "k": k, "v": v, "k_scale": 0.02, "v_scale": 0.03}
+    torch.testing.assert_close(run(case), REFERENCE(**case), atol=1e-4, rtol=1e-4)
