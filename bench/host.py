@@ -58,8 +58,9 @@ class Clock:
 
 def add(llm, rng, rows, prompt, tokens, name):
     params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
+    vocab = llm.llm_engine.config.model.vocab
     for i in range(rows):
-        ids = [rng.randrange(10, 30000) for _ in range(prompt)]
+        ids = [rng.randrange(10, vocab) for _ in range(prompt)]
         llm.llm_engine.add_request(f"{name}-{i}", {"prompt_token_ids": ids}, params)
 
 
