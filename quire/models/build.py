@@ -24,6 +24,7 @@ from quire.errors import ConfigError
 from quire.layers import Attention, Leaf, Linear, Rope
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
 from quire.quant.base import Method, Weighted
+from quire.quant.kv_scales import KvScales
 from quire.quant.none import Method as Plain
 from quire.registry import Registry
 from quire.weights import files
@@ -102,6 +103,7 @@ def fill(
         if id(leaf) in packed:
             owner = leaf.method if isinstance(leaf, Linear) else method
             owner.finish(cast(Weighted, leaf))
+        leaf.settle(dtype)
 
     filler = Filler(own, finish, dtype=dtype, device=device)
     if load_format == "dummy":
@@ -109,8 +111,12 @@ def fill(
     else:
         if folder is None:
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
-        targets = assign(leaves, weights, _shapes(folder, load_format), tied=config.tied)
-        filler.fill(targets, files.iterate(folder, progress, load_format=load_format))
+        layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
+        scales = KvScales(layers, weights.strip)
+        shapes = scales.others(_shapes(folder, load_format))
+        targets = assign(leaves, weights, shapes, tied=config.tied)
+        tensors = files.iterate(folder, progress, load_format=load_format)
+        filler.fill(targets, scales.taken(tensors))
     for name, source in tie.items():
         leaves[name].put("weight", leaves[source].weight)
 

@@ -1,0 +1,77 @@
+"""The scales of cached keys and values that a checkpoint brings, put onto its attention layers.
+
+They are numbers of the layer, not parameters: a cache in the model's dtype does without. Each maker
+of checkpoints has names of its own for them. A checkpoint may have them for some layers only;
+without, a scale is 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from quire.errors import WeightError
+
+NAME = re.compile(
+    r"(?P<at>.+?)\.(?:(?:attn\.)?(?P<which>k|v|kv|q|prob)_scale"
+    r"|(?P<proj>q|k|v)_proj\.(?:(?P=proj)_scale|output_scale))"
+)
+"""What checkpoints call them, after the name of the attention block."""
+
+
+class Scaled(Protocol):
+    """An attention layer."""
+
+    k_scale: float
+    v_scale: float
+
+
+class KvScales:
+    """Knows the attention layers of a model by the name of the block that each stands in."""
+
+    def __init__(self, layers: Mapping[str, Scaled], strip: Sequence[str]) -> None:
+        self._layers = {name.rpartition(".")[0]: layer for name, layer in layers.items()}
+        self._strip = ("", *strip)
+
+    def others(
+        self, shapes: Iterable[tuple[str, Sequence[int]]]
+    ) -> list[tuple[str, Sequence[int]]]:
+        """The (name, shape) pairs that are no such scale."""
+        return [(name, shape) for name, shape in shapes if self._find(name) is None]
+
+    def taken(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Take the scales out of a stream of tensors, and pass the others on."""
+        for name, tensor in tensors:
+            found = self._find(name)
+            if found is None:
+                yield name, tensor
+            else:
+                _put(*found, name, tensor)
+
+    def _find(self, name: str) -> tuple[Scaled, str] | None:
+        match = NAME.fullmatch(name)
+        if match is None:
+            return None
+        for prefix in self._strip:
+            layer = self._layers.get(match["at"].removeprefix(prefix))
+            if layer is not None:
+                return layer, match["which"] or match["proj"]
+        return None
+
+
+def _put(layer: Scaled, which: str, name: str, tensor: Tensor) -> None:
+    """q and prob are of an attention that multiplies in eight bits; ours does not."""
+    if which in ("q", "prob"):
+        return
+    if tensor.numel() != 1:
+        raise WeightError(f"{name} is {list(tensor.shape)}; one scale per layer is supported")
+    value = float(tensor)
+    if not 0 < value < float("inf"):
+        raise WeightError(f"{name} is {value}; a scale is a positive number")
+    if "k" in which:
+        layer.k_scale = value
+    if "v" in which:
+        layer.v_scale = value

@@ -1,0 +1,119 @@
+"""What config.json and users say of quantization."""
+
+import copy
+
+import pytest
+
+from quire.config.quantization import QuantFacts, read_quantization
+from quire.errors import ConfigError
+
+FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+COMPRESSED = {
+    "quant_method": "compressed-tensors",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {**FLOAT, "strategy": "channel", "dynamic": False},
+            "input_activations": {**FLOAT, "strategy": "token", "dynamic": True},
+        }
+    },
+    "ignore": ["lm_head", "re:.*mlp.gate$"],
+}
+
+
+def read(said, asked=None):
+    return read_quantization({"quantization_config": said}, asked)
+
+
+def changed(path, value):
+    made = copy.deepcopy(COMPRESSED)
+    at = made["config_groups"]["group_0"]
+    *parents, last = path.split(".")
+    for name in parents:
+        at = at[name]
+    at[last] = value
+    return made
+
+
+def test_plain_weights_stay_plain_unless_asked():
+    assert read_quantization({}) is None
+    assert read_quantization({"quantization_config": None}) is None
+    assert read_quantization({}, "fp8") == QuantFacts(method="fp8", dialect="fp8")
+    assert read_quantization({}, "fp8_block").block == 128
+
+
+def test_deepseek_blocks():
+    found = read({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]})
+    assert (found.block, found.scale, found.stored, found.static) == (
+        128,
+        "weight_scale_inv",
+        True,
+        False,
+    )
+
+
+def test_one_scale_per_tensor_with_fixed_activations():
+    found = read({"quant_method": "fp8", "activation_scheme": "static"})
+    assert (found.block, found.scale, found.static) == (0, "weight_scale", True)
+
+
+def test_compressed_tensors():
+    found = read(COMPRESSED)
+    assert (found.method, found.dialect, found.block) == ("fp8", "compressed-tensors", 0)
+    assert (found.scale, found.static) == ("weight_scale", False)
+    under_its_older_name = read_quantization({"compression_config": COMPRESSED})
+    assert under_its_older_name == found
+
+
+def test_layers_are_left_plain_by_whole_components_or_by_pattern():
+    found = read(COMPRESSED)
+    assert found.skips(["lm_head"])
+    assert found.skips(["layers.3.mlp.gate", "model.layers.3.mlp.gate"])
+    assert not found.skips(["layers.3.mlp.gate_proj"])
+    named = read({"quant_method": "fp8", "modules_to_not_convert": ["self_attn", "layers.1.mlp"]})
+    assert named.skips(["model.layers.0.self_attn.o_proj"])
+    assert named.skips(["layers.1.mlp.up_proj"])
+    assert not named.skips(["layers.11.mlp.up_proj"])
+    assert not named.skips(["layers.1.mlp2.up_proj"])
+
+
+@pytest.mark.parametrize("asked", [None, "fp8", "compressed-tensors"])
+def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
+    assert read(COMPRESSED, asked).stored
+
+
+@pytest.mark.parametrize(
+    ("said", "asked", "says"),
+    [
+        ({"quant_method": "awq"}, None, "asks for the quantization method 'awq'; supported"),
+        ({}, "awq", "quantization must be one of fp8, .* got 'awq'"),
+        (COMPRESSED, "fp8_block", "quantized already .compressed-tensors."),
+        ("fp8", None, "quantization_config is 'fp8'; it must be an object"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, None, "fmt is 'e5m2'"),
+        (
+            {"quant_method": "fp8", "weight_block_size": [64, 64]},
+            None,
+            r"weight_block_size is \[64, 64\]; supported: None or \[128, 128\]",
+        ),
+        (
+            {
+                "quant_method": "fp8",
+                "weight_block_size": [128, 128],
+                "activation_scheme": "static",
+            },
+            None,
+            'with weight_block_size it must be "dynamic"',
+        ),
+        (changed("weights.num_bits", 4), None, r"group_0\.weights\.num_bits is 4; supported: 8"),
+        (changed("weights.type", "int"), None, r"weights\.type is 'int'"),
+        (changed("weights.strategy", "group"), None, r"weights\.strategy is 'group'"),
+        (changed("input_activations", None), None, r"input_activations\.num_bits is None"),
+        (changed("input_activations.strategy", "tensor"), None, "strategy is 'tensor'"),
+        (changed("targets", ["Conv2d"]), None, "targets is .'Conv2d'"),
+        ({**COMPRESSED, "config_groups": {}}, None, "must have one entry in config_groups"),
+        ({**COMPRESSED, "sparsity_config": {"format": "dense"}}, None, "no sparsity"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(said, asked, says):
+    with pytest.raises(ConfigError, match=says):
+        read(said, asked)
