@@ -9,6 +9,8 @@ flight at once; `down` knows the experts before `up` has ended and fetches their
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -72,36 +74,59 @@ def _down(
     F: tl.constexpr,
     TOP: tl.constexpr,
     BLOCK_E: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_F: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     t = tl.program_id(1)
     es = tl.program_id(0) * BLOCK_E + tl.arange(0, BLOCK_E)
-    row = tl.minimum(es, E - 1)[:, None]
-    at = tl.arange(0, BLOCK)  # of all the token's experts' inputs, one after another
-    expert = tl.load(id_ptr + t * TOP + at // F, at < TOP * F, 0).to(tl.int64)[None]
-    first = tl.load(w_ptr + (expert * E + row) * F + (at % F)[None], (at < TOP * F)[None], 0.0)
+    row = tl.minimum(es, E - 1)
+    fs = tl.arange(0, BLOCK_F)
+    CHUNKS: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
+    ahead = ()
+    for c in tl.static_range(AHEAD):
+        expert = tl.load(id_ptr + t * TOP + c // CHUNKS).to(tl.int64)  # X * E * F can pass 2**31
+        f = (c % CHUNKS) * BLOCK_F + fs
+        w_at = w_ptr + (expert * E + row)[:, None] * F + f[None]
+        ahead = ahead + (tl.load(w_at, (f < F)[None], 0.0),)  # type: ignore[assignment]
     if PDL:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
-    h = tl.load(h_ptr + t * TOP * F + at, at < TOP * F, 0.0).to(tl.float32)
-    h *= tl.load(weight_ptr + t * TOP + at // F, at < TOP * F, 0.0)
-    sums = first.to(tl.float32) * h[None]
-    for start in tl.static_range(BLOCK, TOP * F, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        inside = at < TOP * F
-        expert = tl.load(id_ptr + t * TOP + at // F, inside, 0).to(tl.int64)[None]
-        w = tl.load(w_ptr + (expert * E + row) * F + (at % F)[None], inside[None], 0.0)
-        h = tl.load(h_ptr + t * TOP * F + at, inside, 0.0).to(tl.float32)
-        h *= tl.load(weight_ptr + t * TOP + at // F, inside, 0.0)
+    sums = tl.zeros((BLOCK_E, BLOCK_F), tl.float32)
+    y = tl.zeros((BLOCK_E,), tl.float32)
+    for c in tl.static_range(TOP * CHUNKS):
+        pair = t * TOP + c // CHUNKS
+        f = (c % CHUNKS) * BLOCK_F + fs
+        weight = tl.load(weight_ptr + pair)
+        h = tl.load(h_ptr + pair * F + f, f < F, 0.0).to(tl.float32) * weight
+        if c < AHEAD:
+            w = ahead[c]  # type: ignore[var-annotated]
+        else:
+            expert = tl.load(id_ptr + pair).to(tl.int64)
+            w = tl.load(w_ptr + (expert * E + row)[:, None] * F + f[None], (f < F)[None], 0.0)
         sums += w.to(tl.float32) * h[None]
-    y = tl.sum(sums, 1)
-    if bias_ptr is not None:
-        for k in tl.static_range(TOP):
-            one = tl.load(id_ptr + t * TOP + k).to(tl.int64) * E
-            bias = tl.load(bias_ptr + one + tl.minimum(es, E - 1)).to(tl.float32)
-            y += tl.load(weight_ptr + t * TOP + k) * bias
+        if bias_ptr is not None and c % CHUNKS == 0:
+            expert = tl.load(id_ptr + pair).to(tl.int64)
+            y += weight * tl.load(bias_ptr + expert * E + row).to(tl.float32)
+    y += tl.sum(sums, 1)
     tl.store(y_ptr + t * E + es, y.to(y_ptr.dtype.element_ty), es < E)
+
+
+def chunk_of(width: int) -> int:
+    """A power of two that divides the width if one of a useful size does."""
+    whole = width & -width
+    return min(max(whole, 256), 1024, triton.next_power_of_2(width))
+
+
+class Cut(NamedTuple):
+    """How the two products are cut: rows of the weight in a block, columns at once, warps."""
+
+    up: tuple[int, int, int] = (4, 1024, 4)
+    down: tuple[int, int, int] = (4, 1024, 4)
+    ahead: int = 3072  # columns of the second weight fetched before the first product has ended
+
+
+CUT = Cut()
 
 
 def few(
@@ -114,16 +139,20 @@ def few(
     gate: Gate,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
+    cut: Cut = CUT,
 ) -> None:
-    """moe_experts over few rows."""
+    """moe_experts over few rows. cut: another than the usual, for tuning."""
     (tokens, top), (size, width) = ids.shape, down.shape[1:]
     h = x.new_empty((tokens * top, width))
     pdl = not _up.interpreted
-    rows, wide = 4, min(triton.next_power_of_2(size), 1024)
+    rows, most, warps = cut.up
     shape = (x.stride(0), size, width, top, gate.kind, gate.alpha, gate.limit)
+    consts = (*shape, rows, min(triton.next_power_of_2(size), most), pdl)
     grid = (triton.cdiv(width, rows), tokens * top, 1)
-    _up(grid, (x, ids, gate_up, gate_up_bias, h), (), (*shape, rows, wide, pdl), 4, pdl=pdl)
-    rows, wide = 4, min(triton.next_power_of_2(top * width), 2048)
+    _up(grid, (x, ids, gate_up, gate_up_bias, h), (), consts, warps, pdl=pdl)
+    rows, most, warps = cut.down
+    wide = min(chunk_of(width), most)
+    ahead = min(top * triton.cdiv(width, wide), cut.ahead // wide)
     grid = (triton.cdiv(size, rows), tokens, 1)
     tensors = (h, ids, weights, down, down_bias, out)
-    _down(grid, tensors, (), (size, width, top, rows, wide, pdl), 4, pdl=pdl)
+    _down(grid, tensors, (), (size, width, top, rows, wide, ahead, pdl), warps, pdl=pdl)
