@@ -243,8 +243,8 @@ def launch(
         tensors,
         numbers,
         (
-            outputs, inputs, norm is not None, add, bias is not None, None if act is None else act.kind,
-            rows, columns, times, pdl,
+            outputs, inputs, norm is not None, add, bias is not None,
+            None if act is None else act.kind, rows, columns, times, pdl,
         ),
         warps=warps,
         pdl=pdl,
