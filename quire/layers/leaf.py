@@ -62,6 +62,9 @@ class Leaf(nn.Module):
         """Such a tensor as views, one per part of the layout."""
         return torch.split(tensor, [part.shape[0] for part in self.layout(param)])
 
+    def settle(self, dtype: torch.dtype) -> None:
+        """Called when all values have come and are in the form they will be multiplied in."""
+
     def put(self, param: str, value: object) -> None:
         """Replace a parameter by a tensor or by a packed form of it."""
         self._parameters.pop(param, None)

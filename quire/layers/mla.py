@@ -17,17 +17,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
+import torch
 from torch import Tensor
 
-from quire.distributed.collectives import Collectives
-from quire.distributed.mesh import Mesh, share
+from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.mla_write import mla_write
+from quire.kernels.packed import PackedWeight
 from quire.layers.attention import Attention
-from quire.layers.leaf import Leaf
 from quire.layers.linear import Linear, Outputs
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import Rope
-from quire.weights.mapping import Part, Spread
+from quire.quant.base import Method
 
 if TYPE_CHECKING:
     from quire.attention.base import AttentionStep
@@ -79,35 +79,37 @@ class LatentInputs(Linear):
         return [range(mine.start * width, mine.stop * width), range(latents.rows)]
 
 
-class LatentUp(Leaf):
+class LatentUp(Linear):
     """[H * (P + V), L]: per head, the rows that make its keys, then those that make its values."""
 
     weight: Tensor
 
     def __init__(self, sizes: LatentSizes) -> None:
-        super().__init__()
         self.sizes = sizes
-        self.heads = sizes.heads
-        self.declare("weight")
+        super().__init__(
+            sizes.latent, (Outputs(sizes.heads, sizes.plain + sizes.value, "attention heads"),)
+        )
 
-    def forward(self) -> tuple[Tensor, Tensor]:
-        """(keys [H, P, L], values [H, V, L]), views."""
-        whole = self.weight.view(self.heads, -1, self.sizes.latent)
+    def forward(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        """(keys [H, P, L], values [H, V, L]) of this rank's heads, views."""
+        whole = self.weight.view(-1, self.outputs[0].width, self.sizes.latent)
         return whole[:, : self.sizes.plain], whole[:, self.sizes.plain :]
 
-    def shard(self, mesh: Mesh, comm: Collectives) -> None:
-        self.heads = len(share(self.sizes.heads, mesh, what="attention heads"))
-        super().shard(mesh, comm)
+    def rows(self) -> list[range]:
+        out = self.outputs[0]
+        mine = out.of(self.mesh)
+        return [range(mine.start * out.width, mine.stop * out.width)]
 
-    def layout(self, param: str) -> tuple[Part, ...]:
-        each = self.sizes.plain + self.sizes.value
-        mine = share(self.sizes.heads, self.mesh, what="attention heads")
-        rows = range(mine.start * each, mine.stop * each)
-        shape = (self.sizes.heads * each, self.sizes.latent)
-        return (Part(shape, (rows, range(self.sizes.latent))),)
+    def equip(self, method: Method) -> None:
+        """A checkpoint may have it in fewer bits; there is no use in making them here."""
+        if method.extra:
+            super().equip(method)
 
-    def spread(self, param: str) -> Spread:
-        return Spread(0.0, self.sizes.latent**-0.5)
+    def settle(self, dtype: torch.dtype) -> None:
+        """Back to a plain matrix of the model's dtype, however it came."""
+        weight: Tensor | PackedWeight | Fp8Weight = self.weight
+        if not isinstance(weight, Tensor):
+            self.put("weight", weight.unpack().to(dtype))
 
 
 class LatentAttention(Attention):
