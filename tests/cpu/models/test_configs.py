@@ -45,6 +45,13 @@ REFUSED = [
     ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True"),
     ("gemma3_text", {"attn_logit_softcapping": 30.0}, "attn_logit_softcapping is 30.0"),
     ("gemma3", {"text_config": None}, "text_config is missing"),
+    ("qwen3_moe", {"num_experts": None}, "num_local_experts is missing"),
+    ("qwen3_moe", {"num_experts_per_tok": 13}, r"num_experts_per_tok is 13; it must be in \[1, 12"),
+    ("qwen3_moe", {"decoder_sparse_step": 0}, "decoder_sparse_step is 0; it must be 1 or more"),
+    ("qwen2_moe", {"mlp_only_layers": ["0"]}, "mlp_only_layers is .*must be layer numbers"),
+    ("qwen2_moe", {"shared_expert_intermediate_size": None}, "shared_expert_.* is missing"),
+    ("mixtral", {"num_experts_per_tok": 0}, "num_experts_per_tok is 0"),
+    ("gpt_oss", {"hidden_act": "gelu"}, "hidden_act is 'gelu'; supported: silu"),
 ]
 
 
