@@ -181,7 +181,7 @@ class Lane:
         size = self._graphs.size_for(rows, kind)
         with span("upload"):
             self._send_decode(inputs, rows, size)
-        with span("launch"):
+        with span("graph"):
             self._graphs.run(size, kind)
         if kind is not None:
             return self._launched(inputs, aligned(size), None, None)

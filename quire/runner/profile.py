@@ -1,10 +1,21 @@
-"""Where a step's time goes: named ranges for NVTX and torch's profiler, off unless asked for."""
+"""Where a step's time goes: named ranges, off unless asked for, and traces of some steps.
+
+The ranges show in torch's profiler, and in Nsight Systems through NVTX. Off, a range costs a
+function call. Not here: counting device idle time (bench/host.py).
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
 
 import torch
+
+log = logging.getLogger(__name__)
 
 _NOTHING: AbstractContextManager[object] = nullcontext()
 _on = False
@@ -17,5 +28,55 @@ def trace(on: bool) -> None:
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """A range of the host's time; costs a function call unless trace(True) was said."""
-    return torch.autograd.profiler.record_function(name) if _on else _NOTHING
+    """A range of the host's time."""
+    return _both(name) if _on else _NOTHING
+
+
+@contextmanager
+def _both(name: str) -> Iterator[None]:
+    marks = torch.cuda.is_available()
+    with torch.autograd.profiler.record_function(name):
+        if marks:
+            torch.cuda.nvtx.range_push(name)
+        try:
+            yield
+        finally:
+            if marks:
+                torch.cuda.nvtx.range_pop()
+
+
+class Trace:
+    """A trace of `steps` steps after the first `skip`, for chrome://tracing or Perfetto."""
+
+    def __init__(self, folder: Path, *, skip: int, steps: int) -> None:
+        self._folder = folder
+        self._skip, self._until = skip, skip + steps
+        self._step = 0
+        self._profiler: torch.profiler.profile | None = None
+
+    def step(self) -> None:
+        """To be called before each step."""
+        if self._step == self._skip:
+            self._start()
+        elif self._step == self._until:
+            self.stop()
+        self._step += 1
+
+    def stop(self) -> None:
+        """End the recording and write it; nothing if there is none."""
+        if self._profiler is None:
+            return
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        trace(False)
+        self._profiler.stop()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"steps-{os.getpid()}-{time.time_ns()}.json"
+        self._profiler.export_chrome_trace(str(path))
+        self._profiler = None
+        log.info("wrote a trace of %d steps to %s", self._until - self._skip, path)
+
+    def _start(self) -> None:
+        self._profiler = torch.profiler.profile()
+        self._profiler.start()
+        trace(True)

@@ -19,6 +19,7 @@ from quire.core.types import Copy, Sequence, StepPlan, StepResult
 from quire.models.base import LanguageModel
 from quire.runner.inputs import Inputs, gather
 from quire.runner.lane import Computed, Done, Lane
+from quire.runner.profile import span
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Change, Slots
 from quire.sampling.sampler import Sampler
@@ -55,6 +56,10 @@ class Runner:
 
     def prepare(self, plan: StepPlan) -> Work:
         """Copy what the step needs from the plan's live objects. Engine thread, in plan order."""
+        with span("prepare"):
+            return self._prepare(plan)
+
+    def _prepare(self, plan: StepPlan) -> Work:
         changes = self._slots.update(plan)
         inputs = gather(plan) if plan.rows else None
         return Work(
@@ -71,7 +76,7 @@ class Runner:
     @torch.inference_mode()
     def launch(self, work: Work) -> Computed:
         """Begin the work. One thread, in plan order."""
-        with self.lane.scope():
+        with span("launch"), self.lane.scope():
             for slot in work.leaves:
                 self._sampler.leave(slot)
             for slot, seq in work.joins:
