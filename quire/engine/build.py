@@ -50,7 +50,7 @@ from quire.kernels import cache as kernel_cache
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
-from quire.platform import cpu, cuda
+from quire.platform import cpu, cuda, kernel_store
 from quire.sampling.processors import LogitsProcessor, load_processors
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
@@ -196,7 +196,7 @@ def _open_triton(config: EngineConfig, environment: env.Env) -> None:
     if environment.triton_cache is None:
         kind = config.device.capability
         kernel_cache.keep_in(
-            kernel_cache.folder_of(environment.cache_dir, triton.__version__, kind)
+            kernel_store.folder_of(environment.cache_dir, triton.__version__, kind)
         )
     kernel_cache.know_compiler()
 

@@ -1,0 +1,127 @@
+"""The folder of compiled GPU kernels: how it is laid out, and how it travels. No Triton.
+
+    <folder>/kernels/triton-<version>-sm<capability>/<kernel's own key>/...    as Triton lays it out
+
+The one idea: Triton's key of a kernel holds its source, its constants and the compiler, so what one
+machine compiled can be added to the folder of another at will; what does not fit is never found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.errors import ConfigError
+
+GROUP = "__grp__"
+"""Triton's list of the files of one kernel, with full paths: the one thing that cannot travel."""
+
+
+def folder_of(cache_dir: Path, version: str, capability: tuple[int, int]) -> Path:
+    """Where the kernels of one compiler and one kind of GPU are kept."""
+    major, minor = capability
+    return cache_dir / "kernels" / f"triton-{version}-sm{major}{minor}"
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """What a cache folder holds, per compiler and GPU."""
+
+    name: str
+    kernels: int
+    bytes: int
+
+
+def info(cache_dir: Path) -> list[Info]:
+    """One line per compiler and kind of GPU."""
+    return [
+        Info(place.name, len(_kernels(place)), sum(f.stat().st_size for f in _files(place)))
+        for place in sorted((cache_dir / "kernels").glob("triton-*"))
+    ]
+
+
+def pack(cache_dir: Path, target: Path) -> int:
+    """Put every kept kernel into one archive. Returns how many."""
+    root = cache_dir / "kernels"
+    places = sorted(root.glob("triton-*"))
+    count = sum(len(_kernels(place)) for place in places)
+    if not count:
+        raise ConfigError(f"{root} holds no compiled kernels; run the engine once on a GPU first")
+    with tarfile.open(target, "w:gz", compresslevel=6) as archive:
+        for place in places:
+            for file in _files(place):
+                archive.add(file, arcname=str(file.relative_to(root)))
+    return count
+
+
+def unpack(source: Path, cache_dir: Path) -> int:
+    """Add the kernels of an archive to the cache. Returns how many the archive holds."""
+    try:
+        with tarfile.open(source, "r:gz") as archive:
+            return len({_take(archive, member, source, cache_dir) for member in archive})
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        raise ConfigError(f"{source} is not an archive of `quire cache pack`: {error}") from error
+
+
+def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, source: Path, cache_dir: Path) -> Path:
+    """Write one file of an archive; the folder of its kernel."""
+    path = cache_dir / "kernels" / _checked(member, source)
+    data = archive.extractfile(member)
+    assert data is not None, member.name
+    _write(path, _rebased(data.read(), path))
+    return path.parent
+
+
+def clear(cache_dir: Path) -> int:
+    """Remove every kept kernel. Returns how many there were."""
+    found = [
+        kernel for place in (cache_dir / "kernels").glob("triton-*") for kernel in _kernels(place)
+    ]
+    for kernel in found:
+        shutil.rmtree(kernel)
+    return len(found)
+
+
+def _checked(member: tarfile.TarInfo, source: Path) -> Path:
+    """The path of a plain file three levels deep; an archive is untrusted input."""
+    path = Path(member.name)
+    fits = len(path.parts) == 3 and ".." not in path.parts and not path.is_absolute()
+    if not member.isfile() or not fits or not path.parts[0].startswith("triton-"):
+        raise ConfigError(f"{source} holds {member.name!r}, which `quire cache pack` never makes")
+    return path
+
+
+def _rebased(data: bytes, path: Path) -> bytes:
+    """A file list with the paths of this folder; other files as they are."""
+    if not path.name.startswith(GROUP):
+        return data
+    try:
+        names = json.loads(data)["child_paths"]
+        moved = {name: str(path.parent / Path(old).name) for name, old in names.items()}
+    except (ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(f"the archive's {path.name} is not one of Triton's lists") from error
+    return json.dumps({"child_paths": moved}).encode()
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Whole or not at all: another process may be reading."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent)
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
+    os.replace(temporary, path)
+
+
+def _kernels(place: Path) -> list[Path]:
+    return sorted({file.parent for file in place.glob(f"*/{GROUP}*")})
+
+
+def _files(place: Path) -> list[Path]:
+    """Files of whole kernels: no locks, no half-written ones."""
+    return [f for k in _kernels(place) for f in sorted(k.iterdir()) if f.is_file()]

@@ -1,0 +1,94 @@
+"""A step run in a rehearsal launches nothing new, and names every kernel it would have launched.
+
+Triton compiles for a GPU without having one; only its driver is made up here. In a process of its
+own, because the other tests run Triton in its interpreter.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+KERNELS = '''
+import triton
+import triton.language as tl
+
+@triton.jit(do_not_specialize=["n"])
+def double(x_ptr, n, BLOCK: tl.constexpr, HALF: tl.constexpr = tl.float32):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(HALF)
+    tl.store(x_ptr + i, (x * 2).to(x_ptr.dtype.element_ty), mask=i < n)
+'''
+
+PROGRAM = '''
+import json, pathlib, sys
+import torch, triton
+from concurrent.futures import ThreadPoolExecutor
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+import triton.language as tl
+
+class Driver:
+    def get_current_target(self): return GPUTarget("cuda", 90, 32)
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+
+driver.set_active(Driver())
+sys.path.insert(0, sys.argv[1])
+import made_up
+from quire.kernels import cache
+from quire.platform import kernel_store
+
+home = pathlib.Path(sys.argv[1]) / "cache"
+cache.keep_in(kernel_store.folder_of(home, triton.__version__, (9, 0)))
+x = torch.ones(64)
+
+def step():
+    return [
+        made_up.double[(1,)](x, n, BLOCK=block, HALF=half)
+        for n in (1, 16, 33) for block in (32, 64) for half in (tl.float32, tl.float16)
+    ]
+
+first, again = [], []
+with cache.rehearsal(first.append):
+    results = step()
+with ThreadPoolExecutor(2) as pool:
+    list(pool.map(lambda one: one.make(), first))
+before = triton.knobs.runtime.jit_cache_hook
+with cache.rehearsal(again.append):
+    try:
+        step()
+    except Exception:  # a compiled kernel is launched, and there is no device
+        pass
+print(json.dumps({
+    "results": results, "first": [one.name for one in first], "again": len(again),
+    "kept": kernel_store.info(home)[0].kernels, "untouched": bool((x == 1).all()),
+    "hook_left": before is not None,
+}))
+'''
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_a_rehearsal_names_each_missing_kernel_once_and_they_compile_side_by_side(tmp_path):
+    (tmp_path / "made_up.py").write_text(KERNELS)
+    (tmp_path / "program.py").write_text(PROGRAM)
+    env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
+    env["PYTHONPATH"] = os.getcwd()
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "program.py"), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = json.loads(done.stdout.splitlines()[-1])
+    assert said["first"] == ["made_up.double"] * 4  # two block sizes, two dtypes; counts are alike
+    assert said["results"] == [None] * 12
+    assert said["untouched"]
+    assert said["again"] == 0
+    assert said["kept"] == 4
+    assert not said["hook_left"]
