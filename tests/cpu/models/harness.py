@@ -1,4 +1,4 @@
-"""One sequence over a paged cache, without an engine: enough to step a built model.
+"""One sequence over a paged cache, without an engine: enough to step a built model anywhere.
 
 Blocks are handed out in a shuffled order; those that a window has passed are given back and
 poisoned, so a model that reads them shows NaN.
@@ -9,6 +9,7 @@ import torch
 from quire.attention import mla, paged
 from quire.attention.base import Batch
 from quire.config.kv_layout import group_layers
+from quire.kernels import fuse
 from quire.layers import Attention
 from quire.models.base import StepInputs
 
@@ -19,8 +20,8 @@ NO_BLOCK = -1
 class Stepper:
     """Feeds tokens to a model, any number at a time, and keeps the cache."""
 
-    def __init__(self, model, config, *, dtype=torch.float32, max_tokens=700, seed=0):
-        self.model, self.length = model, 0
+    def __init__(self, model, config, *, dtype=torch.float32, max_tokens=700, seed=0, device="cpu"):
+        self.model, self.length, self.device = model, 0, device
         layers = config.attention_layers()
         self.groups = group_layers(layers)
         width = -(-max_tokens // BLOCK)
@@ -28,7 +29,9 @@ class Stepper:
         own = next(module for module in model.modules() if isinstance(module, Attention))
         shape = (pool, layers[0].planes, own.kv_heads, BLOCK, own.head_dim)
         places = max(len(group.layers) for group in self.groups)
-        self.cache = [torch.full(shape, float("nan"), dtype=dtype) for _ in range(places)]
+        self.cache = [
+            torch.full(shape, float("nan"), dtype=dtype, device=device) for _ in range(places)
+        ]
         order = torch.randperm(pool, generator=torch.Generator().manual_seed(seed))
         self.tables = order.view(len(self.groups), width).int()
         self.backend = (mla if layers[0].latent else paged).Backend(self.cache)
@@ -40,25 +43,29 @@ class Stepper:
         self._give_back(start)
         positions = torch.arange(start, end)
         batch = Batch(
-            q_starts=torch.tensor([0, len(ids)], dtype=torch.int32),
-            contexts=torch.tensor([end], dtype=torch.int32),
-            tables=tuple(table[None].clone() for table in self.tables),
+            q_starts=self._there([0, len(ids)]),
+            contexts=self._there([end]),
+            tables=tuple(table[None].clone().to(self.device) for table in self.tables),
             slots=tuple(
-                table[positions // BLOCK].long() * BLOCK + positions % BLOCK
+                (table[positions // BLOCK].long() * BLOCK + positions % BLOCK).to(self.device)
                 for table in self.tables
             ),
             max_query=len(ids),
             max_context=end,
+            decodes=int(len(ids) == 1),
         )
         self.length = end
-        tokens = torch.tensor(ids, dtype=torch.int32)
-        step = StepInputs(tokens, positions.int(), self.backend.plan(batch))
-        return self.model(step)
+        positions = positions.int().to(self.device)
+        hidden = self.model(StepInputs(self._there(ids), positions, self.backend.plan(batch)))
+        fuse.flush()
+        return hidden
 
     @torch.inference_mode()
     def logits(self, ids):
         """Logits [n, V] of the next n tokens."""
-        return self.model.logits(self.hidden(ids)).float()
+        logits = self.model.logits(self.hidden(ids))
+        fuse.flush()
+        return logits.float().cpu()
 
     def greedy(self, prompt, count):
         """The `count` best next tokens, one at a time."""
@@ -67,6 +74,9 @@ class Stepper:
             out.append(int(logits[-1].argmax()))
             logits = self.logits(out[-1:])
         return out
+
+    def _there(self, ints):
+        return torch.tensor(ints, dtype=torch.int32, device=self.device)
 
     def _give_back(self, start):
         """Blocks wholly before the window of the token at `start` are gone."""

@@ -84,13 +84,13 @@ def prompt_of(length, vocab, seed=0):
 @torch.inference_mode()
 def logprobs(model, ids):
     """transformers' log-probabilities [n, V] of every position."""
-    logits = model(input_ids=torch.tensor([ids])).logits[0]
-    return logits.float().log_softmax(-1)
+    logits = model(input_ids=torch.tensor([ids], device=model.device)).logits[0]
+    return logits.float().log_softmax(-1).cpu()
 
 
 def continued(model, ids, count):
     """transformers' greedy continuation."""
-    prompt = torch.tensor([ids])
+    prompt = torch.tensor([ids], device=model.device)
     out = model.generate(
         prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False
     )
