@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.config.kv_layout import LayerFacts
+from quire.config.quantization import QuantFacts, read_quantization
 from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
@@ -70,7 +71,7 @@ class ModelFacts:
     weights: WeightFacts
     eos_ids: tuple[int, ...] = ()
     generation: Json
-    quantization: str | None = None
+    quantization: QuantFacts | None = None  # of the checkpoint
     top_k: int = 0  # experts a token goes to; 0: no mixture of experts
     expert_mlp: int = 0
 
@@ -205,7 +206,6 @@ def model_facts(
     """Facts from config.json as a dict."""
     text = _text_part(hf)
     layers = layer_facts(text)
-    quantized = hf.get("quantization_config")
     return ModelFacts(
         name=name,
         model_type=str(hf.get("model_type", "")),
@@ -220,7 +220,7 @@ def model_facts(
         weights=weights or estimate_weights(text, layers),
         eos_ids=_ids(text.get("eos_token_id"), hf.get("eos_token_id"), *eos),
         generation=dict(generation or {}),
-        quantization=str(quantized.get("quant_method", "unknown")) if quantized else None,
+        quantization=read_quantization(hf),
         top_k=_top_k(text),
         expert_mlp=int(text.get("moe_intermediate_size") or _mlp(text)) if _top_k(text) else 0,
     )

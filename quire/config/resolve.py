@@ -26,6 +26,7 @@ from quire.config.config import (
 from quire.config.facts import DeviceFacts, ModelFacts
 from quire.config.options import Options
 from quire.config.plan import GIB, MemoryPlan, Shape, gib, require_room
+from quire.config.quantization import agreed
 from quire.config.reasons import Reasons
 from quire.config.room import DEFAULT_MAX_LEN, fit_length, may_shrink, resolve_memory
 from quire.errors import ConfigError
@@ -34,8 +35,6 @@ log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
 LONG_PREFILL = 0.04
-QUANTIZED = ("fp8", "compressed-tensors")
-"""Kinds of quantized checkpoints that can be read."""
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
     "temperature": "temperature",
@@ -108,7 +107,6 @@ def plan_of(
 
     Not NoRoom: whoever goes on calls require_room().
     """
-    refuse_model(model)
     model = _without_windows(options, model, why)
     dtype = resolve_dtype(options, model, device, why)
     asked_len = resolve_max_len(options, model, why)
@@ -133,27 +131,13 @@ def plan_of(
     return plan
 
 
-def refuse_model(model: ModelFacts) -> None:
-    """Checkpoints that quire cannot read yet."""
-    if model.quantization not in (None, *QUANTIZED):
-        raise ConfigError(
-            f"{model.name} is quantized ({model.quantization}), which is not supported yet; "
-            "load a checkpoint in bfloat16, float16, float32 or fp8"
-        )
-
-
 def resolve_quantization(options: Options, model: ModelFacts, why: Reasons) -> str | None:
     """How linear layers hold their weights: as asked for, or as the checkpoint has them."""
-    asked, found = options.model.quantization, model.quantization
+    found = agreed(model.quantization, options.model.quantization)
     if found is None:
-        if asked is not None:
-            why.add("model.quantization", asked, "asked for")
-        return asked
-    if asked not in (None, found, QUANTIZED[0]):
-        raise ConfigError(
-            f"quantization={asked!r}, but {model.name} is quantized already ({found}); leave it out"
-        )
-    return str(why.add("model.quantization", found, "the checkpoint's"))
+        return None
+    reason = "the checkpoint's" if found.stored else "asked for"
+    return str(why.add("model.quantization", found.dialect, reason))
 
 
 def _without_windows(options: Options, model: ModelFacts, why: Reasons) -> ModelFacts:

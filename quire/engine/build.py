@@ -246,9 +246,7 @@ def describe(options: Options, environment: env.Env) -> Described:
         weights=weights,
     )
     layers = model_config.attention_layers()
-    stored = model_config.quantized
-    facts = replace(facts, layers=layers, quantization=stored.dialect if stored else None)
-    return Described(folder, model_type, model_config, facts)
+    return Described(folder, model_type, model_config, replace(facts, layers=layers))
 
 
 def decide(
