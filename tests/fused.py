@@ -79,6 +79,11 @@ def mlp(x, t, act):
     return call("linear", call("act_mul", call("linear", x, t["gate_up"]), act), t["down"])
 
 
+def in_fp8(t, quantize):
+    """The layer's weights in e4m3."""
+    return {**t, **{name: quantize(t[name]) for name in ("qkv", "o", "gate_up", "down")}}
+
+
 def both(s, t, **how):
     """(fused, unfused) results."""
     mine = layer(s, {**t, "cache": t["cache"].clone()}, **how)

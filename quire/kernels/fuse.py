@@ -1,6 +1,6 @@
 """Ops on the GPU that are launched later than they are called, so that neighbours become one.
 
-    rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv.py)
+    rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
     rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
     act_mul -> linear over e4m3                     many rows: activated and quantized in one pass
 
@@ -160,7 +160,7 @@ def _linear(
             queue.alone(launch, out, x, weight, bias)
             return
         follows = len(chain) == 1 and chain[0].op == "act_mul" and chain[0].outs is x
-    elif _gpu("gemv").takes(x, weight, bias):
+    elif _row_body(weight).takes(x, weight, bias):
         follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
     else:
         queue.alone(launch, out, x, weight, bias)
@@ -197,7 +197,12 @@ def _launch_linear(chain: list[Held], act: Any = None) -> None:
     if len(chain) == 2:
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outs, chain[0].args
         norm = _gpu("gemv").Norm(inner, norm_weight, eps, residual, offset, y, r)
-    _gpu("gemv").launch(chain[-1].outs, *chain[-1].args, norm, act)
+    _row_body(chain[-1].args[1]).launch(chain[-1].outs, *chain[-1].args, norm, act)
+
+
+def _row_body(weight: object) -> Any:
+    """The kernels that multiply one row by such a weight."""
+    return _gpu("gemv_fp8" if isinstance(weight, Fp8Weight) else "gemv")
 
 
 def _quantized_act(z: Tensor, weight: Fp8Weight, bias: Any, x: Tensor, kind: str) -> None:

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from tests.fused import Sizes, both, inputs, layer
+from quire.kernels.fp8 import quantize_blocks, quantize_channels
+from tests.fused import Sizes, both, in_fp8, inputs, layer
 
 LLAMA = Sizes(T=1, E=4096, F=14336, H=32, K=8, D=128)
 QWEN = Sizes(T=1, E=1024, F=3072, H=16, K=8, D=128)
@@ -20,6 +21,17 @@ def test_a_fused_layer_is_the_layer(sizes, how):
         got, want = fused[name].float(), want.float()
         off = (got - want).norm() / want.norm()
         assert off < 6e-3, (name, off)
+
+
+@pytest.mark.parametrize("sizes", [LLAMA, QWEN, LLAMA._replace(T=5), QWEN._replace(T=300)], ids=str)
+@pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
+def test_a_fused_layer_over_e4m3_weights_is_the_layer(sizes, quantize):
+    torch.manual_seed(3)
+    fused, plain = both(sizes, in_fp8(inputs(sizes, "cuda"), quantize))
+    for name, want in plain.items():
+        got, want = fused[name].float(), want.float()
+        off = (got - want).norm() / want.norm()
+        assert off < 1e-2, (name, off)  # an element at a tie may round to the next e4m3 number
 
 
 @pytest.mark.parametrize("sizes", SIZES[:4], ids=str)

@@ -55,7 +55,7 @@ class Cut(NamedTuple):
 
 
 @triton.jit
-def _rows(w_ptr, n, k, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+def rows_of(w_ptr, n, k, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
     """Whole rows of W as C tiles [BN, BK]. Rows past the end repeat the last: no mask to pay."""
     tiles = ()
     base = w_ptr + tl.minimum(n, O - 1).to(tl.int64)[:, None] * I + k[None, :]
@@ -69,7 +69,7 @@ def _rows(w_ptr, n, k, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr, C: tl
 
 
 @triton.jit
-def _vector(x_ptr, k, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+def vector(x_ptr, k, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
     parts = ()
     for c in tl.static_range(C):
         if (c + 1) * BK <= I:
@@ -81,13 +81,13 @@ def _vector(x_ptr, k, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _normed(x_ptr, res_ptr, ws, y_ptr, r_ptr, k, eps, offset, I: tl.constexpr, BK: tl.constexpr,
+def normed(x_ptr, res_ptr, ws, y_ptr, r_ptr, k, eps, offset, I: tl.constexpr, BK: tl.constexpr,
             C: tl.constexpr, ADD: tl.constexpr):  # fmt: skip
     """The row the product reads. The first program writes it down for whoever else wants it."""
-    xs = _vector(x_ptr, k, I, BK, C)
+    xs = vector(x_ptr, k, I, BK, C)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     if ADD:
-        rs = _vector(res_ptr, k, I, BK, C)
+        rs = vector(res_ptr, k, I, BK, C)
         sums = ()
         for c in tl.static_range(C):
             sums = sums + ((xs[c].to(tl.float32) + rs[c].to(tl.float32)).to(dtype),)  # type: ignore[assignment]
@@ -111,10 +111,14 @@ def _normed(x_ptr, res_ptr, ws, y_ptr, r_ptr, k, eps, offset, I: tl.constexpr, B
 
 
 @triton.jit
-def _product(tiles, xs, BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
-    acc = tl.zeros([BN, BK], tl.float32)
+def product(tiles, xs, BN: tl.constexpr, BK: tl.constexpr, C: tl.constexpr, V: tl.constexpr):
+    """C tiles times the vector: [BN]. V neighbours that one thread loads are summed at once."""
+    acc = tl.zeros([BN, BK // V], tl.float32)
     for c in tl.static_range(C):
-        acc += tiles[c].to(tl.float32) * xs[c].to(tl.float32)[None, :]
+        parts = tiles[c].to(tl.float32) * xs[c].to(tl.float32)[None, :]
+        if V > 1:
+            parts = tl.sum(tl.reshape(parts, (BN, BK // V, V)), 2)
+        acc += parts
     return tl.sum(acc, 1)
 
 
@@ -148,11 +152,11 @@ def _gemv(
     SIZE: tl.constexpr = BN * TIMES * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
     k = tl.arange(0, BK)
     n = first + tl.arange(0, BN)
-    tiles = _rows(w_ptr, n, k, O, I, BK, C)
+    tiles = rows_of(w_ptr, n, k, O, I, BK, C)
     if ACT is not None:
-        ups = _rows(w_ptr + UP, n, k, O, I, BK, C)
+        ups = rows_of(w_ptr + UP, n, k, O, I, BK, C)
     if NORM:
-        norm = _vector(norm_ptr, k, I, BK, C)
+        norm = vector(norm_ptr, k, I, BK, C)
     if PDL:
         if TIMES > 1 and SIZE % 16 == 0 and first + BN * TIMES <= O:
             prefetch(w_ptr + first.to(tl.int64) * I, SIZE)
@@ -161,23 +165,23 @@ def _gemv(
         let_go()
         wait_for_forerunner()
     if NORM:
-        xs = _normed(x_ptr, res_ptr, norm, y_ptr, r_ptr, k, eps, offset, I, BK, C, ADD)
+        xs = normed(x_ptr, res_ptr, norm, y_ptr, r_ptr, k, eps, offset, I, BK, C, ADD)
     else:
-        xs = _vector(x_ptr, k, I, BK, C)
+        xs = vector(x_ptr, k, I, BK, C)
     dtype: tl.constexpr = z_ptr.dtype.element_ty
     for g in tl.static_range(TIMES):
         n = first + g * BN + tl.arange(0, BN)
         if g + 1 < TIMES:  # in flight while this one is summed
-            next_tiles = _rows(w_ptr, n + BN, k, O, I, BK, C)
+            next_tiles = rows_of(w_ptr, n + BN, k, O, I, BK, C)
             if ACT is not None:
-                next_ups = _rows(w_ptr + UP, n + BN, k, O, I, BK, C)
-        z = _product(tiles, xs, BN, BK, C)
+                next_ups = rows_of(w_ptr + UP, n + BN, k, O, I, BK, C)
+        z = product(tiles, xs, BN, BK, C, 1)
         if BIAS:
             z += tl.load(bias_ptr + n, n < O, 0.0).to(tl.float32)
         z = z.to(dtype)
         tl.store(z_ptr + n, z, n < O)
         if ACT is not None:
-            up = _product(ups, xs, BN, BK, C)
+            up = product(ups, xs, BN, BK, C, 1)
             if BIAS:
                 up += tl.load(bias_ptr + O + n, n < O, 0.0).to(tl.float32)
             up = up.to(dtype)

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from quire.kernels import fuse
-from tests.fused import Sizes, both, call, inputs, layer
+from quire.kernels.fp8 import quantize_blocks, quantize_channels
+from tests.fused import Sizes, both, call, in_fp8, inputs, layer
 
 pytest.importorskip("triton", reason="triton is not installed")
 ONE = Sizes(T=1, E=96, F=40, H=4, K=2, D=32)
@@ -35,6 +36,26 @@ def test_a_fused_layer_is_the_layer(sizes, how):
     fused, plain = both(sizes, inputs(sizes, "cpu"), **how)
     for name, want in plain.items():
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
+
+
+@pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
+def test_a_fused_row_over_e4m3_weights_is_the_row(quantize):
+    s = Sizes(T=1, E=256, F=256, H=4, K=2, D=32)
+    torch.manual_seed(3)
+    fused, plain = both(s, in_fp8(inputs(s, "cpu"), quantize), bias=True)
+    for name, want in plain.items():
+        torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
+
+
+def test_rows_over_e4m3_weights_are_activated_and_quantized_in_one_pass(monkeypatch):
+    from quire.kernels.gpu import quantize_fused
+
+    s, calls, real = FEW, [], quantize_fused.act_mul
+    monkeypatch.setattr(quantize_fused, "act_mul", lambda *a: calls.append(1) or real(*a))
+    torch.manual_seed(3)
+    fused, plain = both(s, in_fp8(inputs(s, "cpu"), quantize_channels))
+    assert calls == [1]
+    torch.testing.assert_close(fused["x"], plain["x"], atol=3e-2, rtol=3e-2)
 
 
 def test_an_fp8_cache_is_written_as_the_op_writes_it():
