@@ -27,7 +27,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"logits": x}
 
 
-@op(cases=_cases)
+@op(cases=_cases, gpu=True)
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The column of each row's greatest value (of equal ones the lowest), and that value.
 

@@ -32,7 +32,7 @@ _LOW = 0xFFFFFFFF
 
 class Drawn(NamedTuple):
     """What `sample` found for R rows. A row kept the tokens whose logit is above `least`, and those
-    equal to it with an id up to `last`.
+    equal to it with an id up to `last` (V: all; only top_p cuts among equal ones).
     """
 
     ids: Tensor  # [R] int32
@@ -81,7 +81,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
 
 
-@op(cases=_cases)
+@op(cases=_cases, gpu=True)
 def sample(
     logits: Tensor, slots: Tensor, outputs: Tensor, table: Tensor, scaled: bool = False
 ) -> Drawn:
@@ -118,7 +118,7 @@ def sample(
         ids.int(),
         top,
         torch.where(cut, least, -torch.inf),
-        torch.where(cut, last, vocab).int(),
+        torch.where(random & (top_p < 1), last, vocab).int(),
     )
 
 

@@ -18,7 +18,12 @@ def sent(
 ) -> Tensor:
     """Values on the device: int64 or float32 from a sequence, an array's own type."""
     made = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.tensor(values)
-    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
+    return moved(made, device)
+
+
+def moved(values: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on the device."""
+    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
 
 
 def fetching(values: Tensor) -> Tensor:

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from quire.core.types import Sequence as Seq
 from quire.sampling.steps.base import Batch, Edit
+from quire.sampling.transfer import sent
 
 
 @dataclass(slots=True)
@@ -93,7 +95,7 @@ class _NoEnd(Edit):
         if live != self._live:
             self._live = live
             self._cached = self._batch.tensor([at for i in live for at in self._places[i]]).long()
-        logits.view(-1)[self._cached] = -torch.inf
+        logits.view(-1).index_fill_(0, self._cached, -torch.inf)
 
 
 ANY = -1
@@ -123,7 +125,7 @@ class BadWords:
         self._widen(max(len(word) for word in words) - 1)
         width = self._tails.shape[1]
         tail = [NOTHING] * width + tokens[seq.prompt_len :]
-        self._tails[slot] = self._tails.new_tensor(tail[len(tail) - width :])
+        self._tails[slot] = sent(np.array(tail[len(tail) - width :], np.int64), self._tails.device)
 
     def _widen(self, width: int) -> None:
         rows, had = self._tails.shape
@@ -165,8 +167,8 @@ class _NoWord(Edit):
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
         same = (self.tails[self.word_slots] == self.starts) | (self.starts == ANY)
-        flat = logits.view(-1)
-        flat[self.places[same.all(-1)]] = -torch.inf
+        out = torch.where(same.all(-1), -torch.inf, torch.inf)
+        logits.view(-1).scatter_reduce_(0, self.places, out, "amin")  # words may share a place
 
     def drawn(self, token_ids: Tensor) -> None:
         if self.tails.shape[1]:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from quire.core.types import Sequence as Seq
 from quire.sampling.steps.base import Batch, Edit
+from quire.sampling.transfer import moved
 
 Array = Any
 """A numpy array or a tensor: see Penalties."""
@@ -60,7 +61,7 @@ class Penalties:
 
     def array(self, values: Tensor) -> Array:
         """A tensor as the library has it, on the device."""
-        return values.numpy() if self.library is np else values.to(self._device)
+        return values.numpy() if self.library is np else moved(values, self._device)
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
         self.leave(slot)

@@ -1,0 +1,78 @@
+"""The greatest of each row in two launches: the greatest of each part, then where it stands.
+
+Parts keep the value only; the second launch reads the one part that holds the greatest once more.
+So the pass over the vocabulary does no index arithmetic, and a single row uses many processors.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.groups import greatest, takes
+
+
+@triton.jit
+def _parts_kernel(
+    x_ptr,  # [R, V]
+    tops_ptr,  # [R, P] out
+    x_step,
+    V,
+    P,
+    BLOCK: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    r, p = (pid // P).to(tl.int64), pid % P  # R * V can pass 2**31
+    at = p * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + r * x_step + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    tl.store(tops_ptr + pid, greatest(x, 0))
+
+
+@triton.jit
+def _place_kernel(
+    x_ptr,  # [R, V]
+    parts_ptr,  # [R, P]
+    ids_ptr,  # [R] out
+    tops_ptr,  # [R] out
+    x_step,
+    V,
+    P,
+    BLOCK: tl.constexpr,
+    BP: tl.constexpr,  # power of two >= P
+):
+    r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
+    p = tl.arange(0, BP)
+    tops = tl.load(parts_ptr + r * P + p, mask=p < P, other=float("-inf"))
+    top = greatest(tops, 0)
+    first = tl.min(tl.where(((tops == top) | (tops != tops)) & (p < P), p, P - 1), 0)
+    at = first * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + r * x_step + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    found = tl.min(tl.where(((x == top) | (x != x)) & (at < V), at, V - 1), 0)
+    tl.store(ids_ptr + r, found)
+    tl.store(tops_ptr + r, top)
+
+
+def outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
+    if not takes(logits):
+        return NotImplemented
+    rows, device = logits.shape[0], logits.device
+    ids = torch.empty(rows, dtype=torch.int32, device=device)
+    return ids, torch.empty(rows, dtype=torch.float32, device=device)
+
+
+def launch(outs: tuple[Tensor, Tensor], logits: Tensor) -> None:
+    rows, vocab = logits.shape
+    if not rows:
+        return
+    block = 2048 if rows < 16 else 8192  # few rows: more programs than processors
+    parts = triton.cdiv(vocab, block)
+    tops = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
+    _parts_kernel[(rows * parts,)](
+        logits, tops, logits.stride(0), vocab, parts, BLOCK=block, num_warps=8
+    )
+    _place_kernel[(rows,)](
+        logits, tops, *outs, logits.stride(0), vocab, parts,
+        BLOCK=block, BP=triton.next_power_of_2(parts), num_warps=8,
+    )  # fmt: skip

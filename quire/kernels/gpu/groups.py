@@ -1,0 +1,197 @@
+"""Rows of logits by groups of 64: what the sampling kernels share.
+
+One pass over the vocabulary leaves two numbers a group, its greatest logit and its mass. They say
+which groups can hold a token that matters, so all that follows reads a few groups, not the row.
+
+The work is split in tiles of 16 groups by 8 warps: a thread then holds four logits of any dtype, so
+sums are made in the same order whatever the dtype, the batch and the grid.
+
+Axes: R rows, V vocab, G groups of a row, n candidates.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+GROUP = tl.constexpr(64)
+TILE = tl.constexpr(16)
+WARPS = 8
+
+MOST = tl.constexpr(4096)
+"""Candidates a row may have before it takes the long way."""
+
+LOG2E = tl.constexpr(1.4426950408889634)
+SLACK = tl.constexpr(1e-3)
+"""How far, in logits, a bound stays below what rounding could move."""
+
+LOWEST = tl.constexpr(-32641)  # upper half of the key of -inf: with zeros below it is a NaN
+
+WORDS = tl.constexpr(4)  # int64 words of a slot's line: quire.kernels.sample
+
+
+def groups_of(vocab: int) -> int:
+    """G."""
+    return triton.cdiv(vocab, GROUP.value)
+
+
+def takes(logits: Tensor) -> bool:
+    """Whether these kernels read such logits."""
+    kinds = (torch.float32, torch.bfloat16, torch.float16)
+    return logits.dim() == 2 and logits.stride(1) == 1 and logits.dtype in kinds
+
+
+@triton.jit
+def ordered(x):
+    """int32 in the order of float32."""
+    bits = x.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def unordered(key):
+    """The float32 of which this is the key."""
+    return (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def weight(x, top, scale):
+    """e**((x - top) / temperature); 0 where x is -inf. scale: log2(e) / temperature."""
+    return tl.where(x == float("-inf"), 0.0, tl.exp2((x - top) * scale))
+
+
+@triton.jit
+def _nan_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def greatest(x, axis: tl.constexpr):
+    """Maximum; NaN if there is one."""
+    return tl.reduce(x, axis, _nan_max)
+
+
+@triton.jit
+def random_share(seed, count):
+    """A float64 in [0, 1) of 53 random bits: quire.kernels.sample.uniforms."""
+    zero = count * 0
+    a, b, _, _ = tl.philox(seed, count, zero, zero, zero)
+    return ((a >> 5).to(tl.int64) * (1 << 26) + (b >> 6).to(tl.int64)).to(tl.float64) * 2.0**-53
+
+
+@triton.jit
+def scale_of(slots_ptr, table_ptr, r, SCALED: tl.constexpr):
+    """log2(e) / temperature of row r; log2(e) if it is greedy."""
+    scale = LOG2E
+    if not SCALED:
+        slot = tl.maximum(tl.load(slots_ptr + r), 0).to(tl.int64)
+        t = tl.load(table_ptr + slot * WORDS).to(tl.int32).to(tl.float32, bitcast=True)
+        scale = LOG2E / tl.where(t > 0, t, 1.0)
+    return scale
+
+
+@triton.jit
+def _load(row, g, V):
+    at = g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    return tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+
+
+@triton.jit
+def _leave(x, g, top_ptr, mass_ptr, scale, G):
+    top = greatest(x, 1)
+    mass = tl.sum(weight(x, top[:, None], scale), 1)  # NaN if there is a NaN or inf
+    tl.store(top_ptr + g, top, mask=g < G)
+    tl.store(mass_ptr + g, mass, mask=g < G)
+
+
+@triton.jit
+def _scan_kernel(
+    x_ptr,  # [R, V]
+    slots_ptr,  # [R], read unless SCALED
+    table_ptr,  # [slots, 4] int64, read unless SCALED
+    tops_ptr,  # [R, G] out
+    masses_ptr,  # [R, G] out, relative to the group's top
+    x_step,
+    V,
+    G,
+    parts,
+    SCALED: tl.constexpr,
+    TILES: tl.constexpr,  # tiles of a program: 1, or 4 loaded at once
+):
+    pid = tl.program_id(0)
+    r = (pid // parts).to(tl.int64)  # R * V can pass 2**31
+    row = x_ptr + r * x_step
+    top_ptr, mass_ptr = tops_ptr + r * G, masses_ptr + r * G
+    scale = scale_of(slots_ptr, table_ptr, r, SCALED)
+    g = (pid % parts) * (TILE * TILES) + tl.arange(0, TILE)
+    a = _load(row, g, V)
+    if TILES == 4:  # all loads before the first use: a tile alone is too little in flight
+        b = _load(row, g + TILE, V)
+        c = _load(row, g + 2 * TILE, V)
+        d = _load(row, g + 3 * TILE, V)
+        _leave(b, g + TILE, top_ptr, mass_ptr, scale, G)
+        _leave(c, g + 2 * TILE, top_ptr, mass_ptr, scale, G)
+        _leave(d, g + 3 * TILE, top_ptr, mass_ptr, scale, G)
+    _leave(a, g, top_ptr, mass_ptr, scale, G)
+
+
+def scan(logits: Tensor, slots: Tensor | None, table: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Top and mass of each group: [R, G] float32 each. No table: as at temperature 1."""
+    rows, vocab = logits.shape
+    groups = groups_of(vocab)
+    tops, masses = torch.empty((2, rows, groups), dtype=torch.float32, device=logits.device)
+    tiles = 4 if rows >= 4 else 1  # few rows: as many programs as there are
+    parts = triton.cdiv(groups, TILE.value * tiles)
+    _scan_kernel[(rows * parts,)](
+        logits, slots, table, tops, masses, logits.stride(0), vocab, groups, parts,
+        SCALED=table is None, TILES=tiles, num_warps=WARPS,
+    )  # fmt: skip
+    return tops, masses
+
+
+@triton.jit
+def kth_bound(tops, k):
+    """A value that at least k groups reach, and so k tokens; the k-th greatest but for 16 bits."""
+    lo = tl.full((), -(2**15), tl.int32)
+    hi = tl.full((), 2**15 - 1, tl.int32)
+    keys = ordered(tops) >> 16
+    while lo < hi:
+        mid = (lo + hi + 1) >> 1
+        enough = tl.sum((keys >= mid).to(tl.int32)) >= k
+        lo = tl.where(enough, mid, lo)
+        hi = tl.where(enough, hi, mid - 1)
+    return tl.where(lo <= LOWEST, float("-inf"), unordered(lo << 16))
+
+
+@triton.jit
+def gather(
+    row, tops, groups, bound, list_ptr, x_out, id_out, V, G, BATCH: tl.constexpr
+):  # fmt: skip
+    """File the tokens that reach the bound, in id order. Returns how many there are.
+
+    tops, groups: [BG]. list_ptr: scratch [G]. x_out, id_out: [MOST]; more than MOST are counted
+    only as far as the batch that passes it.
+    """
+    chosen = (tops >= bound) & (groups < G)
+    places = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.store(list_ptr + places, groups, mask=chosen)
+    n_groups = tl.sum(chosen.to(tl.int32))
+    tl.debug_barrier()  # the list is read by other threads than wrote it
+    found = n_groups * 0
+    lane = tl.arange(0, BATCH * GROUP)
+    start = n_groups * 0
+    while (start < n_groups) & (found <= MOST):
+        i = start + lane // GROUP
+        g = tl.load(list_ptr + i, mask=i < n_groups, other=G)
+        at = g * GROUP + lane % GROUP
+        live = (i < n_groups) & (at < V)
+        x = tl.load(row + at, mask=live, other=float("-inf")).to(tl.float32)
+        live = live & (x >= bound)
+        to = found + tl.cumsum(live.to(tl.int32), 0) - 1
+        tl.store(x_out + to, x, mask=live & (to < MOST))
+        tl.store(id_out + to, at, mask=live & (to < MOST))
+        found += tl.sum(live.to(tl.int32))
+        start += BATCH
+    return found

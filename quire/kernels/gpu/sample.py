@@ -1,0 +1,482 @@
+"""Choosing tokens on the GPU without a sort of the vocabulary.
+
+    scan    all rows, all processors: top and mass of each group of 64 logits
+    settle  a program a row: greedy and plain rows are done; others find a bound that every kept
+            token reaches, and file the tokens that reach it
+    cut     a program a row: exact min_p, top_k and top_p on the filed ones, and the draw
+    cut_all as cut, for rows with too many to file: searches over the whole row
+
+Each is exact: bounds only leave out what cannot stay. A program whose row is done returns at once.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.groups import (
+    GROUP,
+    MOST,
+    SLACK,
+    WARPS,
+    WORDS,
+    gather,
+    groups_of,
+    kth_bound,
+    ordered,
+    random_share,
+    scale_of,
+    scan,
+    takes,
+    unordered,
+    weight,
+)
+from quire.kernels.sample import Drawn
+
+DONE = tl.constexpr(-1)
+"""As a count of candidates: the row has its token."""
+
+
+@triton.jit
+def _asked(slots_ptr, table_ptr, r):
+    """temperature, top_k, top_p, min_p and seed of row r."""
+    slot = tl.maximum(tl.load(slots_ptr + r), 0).to(tl.int64)
+    line = table_ptr + slot * WORDS
+    first = tl.load(line)
+    temperature = first.to(tl.int32).to(tl.float32, bitcast=True)
+    top_k = (first >> 32).to(tl.int32)
+    top_p = tl.load(line + 1).to(tl.float64, bitcast=True)
+    min_p = tl.load(line + 2).to(tl.int32).to(tl.float32, bitcast=True)
+    return temperature, top_k, top_p, min_p, tl.load(line + 3)
+
+
+@triton.jit
+def _crossing(masses, share, N: tl.constexpr):
+    """The first place at which the running sum passes share x the whole, and the share within it.
+
+    masses: [N] float64 >= 0. A place without mass is never found, whatever the rounding; without
+    any mass it is N - 1.
+    """
+    place = tl.arange(0, N)
+    running = tl.cumsum(masses, 0)
+    target = share * tl.sum(masses)
+    some = masses > 0
+    found = tl.min(tl.where(some & (running > target), place, N), 0)
+    last = tl.max(tl.where(some, place, 0), 0)
+    found = tl.where(found == N, last, found)
+    here = place == found
+    size = tl.sum(tl.where(here, masses, 0.0))
+    before = tl.sum(tl.where(here, running, 0.0)) - size
+    rest = tl.minimum(tl.maximum((target - before) / size, 0.0), 1.0)
+    return found, rest
+
+
+@triton.jit
+def _mass_bound(weights, most):
+    """A weight below which the whole row holds less than `most`, given the groups' best weights.
+
+    The 64 tokens of a group weigh at most its best one each. 16 bits of it, rounded down.
+    """
+    lo = tl.full((), 0, tl.int32)
+    hi = tl.full((), 0x3F80, tl.int32)  # weight 1
+    while lo < hi:
+        mid = (lo + hi + 1) >> 1
+        cap = (mid << 16).to(tl.float32, bitcast=True)
+        fits = tl.sum(tl.minimum(weights, cap)) * GROUP <= most
+        lo = tl.where(fits, mid, lo)
+        hi = tl.where(fits, hi, mid - 1)
+    return (lo << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _bound(tops, weights, top, scale, total, top_k, top_p, min_p, G):
+    """A logit that every kept token reaches."""
+    bound = tl.full((), float("-inf"), tl.float32)
+    if min_p > 0:
+        bound = tl.maximum(bound, top + (tl.log2(min_p) - SLACK) / scale)
+    if (top_k > 0) & (top_k <= G):
+        bound = tl.maximum(bound, kth_bound(tops, top_k))
+    if (top_k <= 0) & (min_p <= 0):  # else the mass that top_p divides is not known yet
+        least = _mass_bound(weights, (1 - top_p) * total * (1 - 1e-5))
+        if least > 0:
+            bound = tl.maximum(bound, top + (tl.log2(least) - SLACK) / scale)
+    return bound
+
+
+@triton.jit
+def _settle_kernel(
+    x_ptr,  # [R, V]
+    tops_ptr,  # [R, G]
+    masses_ptr,  # [R, G]
+    slots_ptr,  # [R]
+    outputs_ptr,  # [R]
+    table_ptr,  # [slots, 4]
+    ids_ptr,  # [R] out
+    best_ptr,  # [R] out
+    least_ptr,  # [R] out
+    last_ptr,  # [R] out
+    totals_ptr,  # [R] float64 out
+    counts_ptr,  # [R] out
+    list_ptr,  # [R, G] scratch
+    cand_x_ptr,  # [R, MOST] out
+    cand_id_ptr,  # [R, MOST] out
+    x_step,
+    V,
+    G,
+    SCALED: tl.constexpr,
+    BG: tl.constexpr,  # power of two >= G
+):
+    r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
+    row = x_ptr + r * x_step
+    temperature, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
+    scale = scale_of(slots_ptr, table_ptr, r, SCALED)
+    g = tl.arange(0, BG)
+    tops = tl.load(tops_ptr + r * G + g, mask=g < G, other=float("-inf"))
+    masses = tl.load(masses_ptr + r * G + g, mask=g < G, other=0.0)
+    top = tl.max(tops, 0)
+    spoilt = tl.max((masses != masses).to(tl.int32), 0) > 0
+    best = tl.where(spoilt & (top != float("inf")), float("nan"), top)
+    weights = weight(tops, top, scale)
+    shares = tl.where(spoilt, 0.0, masses * weights).to(tl.float64)
+    total = tl.sum(shares)
+    tl.store(best_ptr + r, best)
+    tl.store(least_ptr + r, float("-inf"))
+    tl.store(last_ptr + r, V)
+    tl.store(totals_ptr + r, total)
+    cut = (min_p > 0) | (top_k > 0) | (top_p < 1)
+    lane = tl.arange(0, GROUP)
+    if (temperature <= 0) | spoilt:
+        first = tl.min(tl.where((tops == top) & (g < G), g, G - 1), 0)
+        at = first * GROUP + lane
+        x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+        tl.store(ids_ptr + r, tl.min(tl.where((x == top) & (at < V), at, V - 1), 0))
+        tl.store(counts_ptr + r, DONE)
+    elif not cut:
+        share = random_share(seed, tl.load(outputs_ptr + r))
+        found, rest = _crossing(shares, share, BG)
+        at = found * GROUP + lane
+        x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+        place, _ = _crossing(weight(x, top, scale).to(tl.float64), rest, GROUP)
+        tl.store(ids_ptr + r, tl.minimum(found * GROUP + place, V - 1))
+        tl.store(counts_ptr + r, DONE)
+    else:
+        bound = _bound(tops, weights, top, scale, total, top_k, top_p, min_p, G)
+        n = gather(
+            row, tops, g, bound, list_ptr + r * G, cand_x_ptr + r * MOST,
+            cand_id_ptr + r * MOST, V, G, 32,
+        )  # fmt: skip
+        tl.store(counts_ptr + r, n)
+        tl.store(least_ptr + r, bound)  # for cut_all
+
+
+@triton.jit
+def _kth(keys, k, N: tl.constexpr):
+    """The k-th greatest of int32 keys [N]; k of them exist."""
+    lo = tl.min(keys, 0).to(tl.int64)
+    hi = tl.max(keys, 0).to(tl.int64)
+    while lo < hi:
+        mid = (lo + hi + 1) >> 1
+        enough = tl.sum((keys >= mid.to(tl.int32)).to(tl.int32)) >= k
+        lo = tl.where(enough, mid, lo)
+        hi = tl.where(enough, hi, mid - 1)
+    return lo.to(tl.int32)
+
+
+@triton.jit
+def _mass_key(keys, masses, limit, N: tl.constexpr):
+    """The greatest key whose tokens, with all above, weigh `limit`; the least if none do."""
+    lo = tl.min(keys, 0).to(tl.int64)
+    hi = tl.max(keys, 0).to(tl.int64)
+    while lo < hi:
+        mid = (lo + hi + 1) >> 1
+        enough = tl.sum(tl.where(keys >= mid.to(tl.int32), masses, 0.0)) >= limit
+        lo = tl.where(enough, mid, lo)
+        hi = tl.where(enough, hi, mid - 1)
+    return lo.to(tl.int32)
+
+
+@triton.jit
+def _cut(x_ptr, id_ptr, n, top, scale, total, top_k, top_p, min_p, share, V, N: tl.constexpr):
+    """Cut and draw among the n candidates of a row. Returns id, least, last."""
+    i = tl.arange(0, N)
+    x = tl.load(x_ptr + i, mask=i < n, other=float("-inf"))
+    ids = tl.load(id_ptr + i, mask=i < n, other=V - 1)
+    keys = ordered(x)
+    w = weight(x, top, scale)
+    w = tl.where(w >= min_p, w, 0.0)
+    if (top_k > 0) & (top_k < n):
+        w = tl.where(keys >= _kth(keys, top_k, N), w, 0.0)
+    masses = w.to(tl.float64)
+    if top_p < 1:
+        by_mass = (top_k <= 0) & (min_p <= 0)
+        limit = top_p * tl.where(by_mass, total, tl.sum(masses))
+        live = tl.where(w > 0, keys, ordered(tl.full((N,), float("-inf"), tl.float32)))
+        key = _mass_key(live, masses, limit, N)
+        above = tl.sum(tl.where(live > key, masses, 0.0))
+        tied = live == key
+        place = tl.cumsum(tied.to(tl.int32), 0) - 1
+        within = above + place.to(tl.float64) * masses < limit
+        stays = (live > key) | (tied & ((place == 0) | within))
+        masses = tl.where(stays, masses, 0.0)
+    least = tl.min(tl.where(masses > 0, x, float("inf")), 0)
+    last = V
+    if top_p < 1:
+        last = tl.max(tl.where((masses > 0) & (x == least), ids, 0), 0)
+    place, _ = _crossing(masses, share, N)
+    return tl.sum(tl.where(i == place, ids, 0)), least, last
+
+
+@triton.jit
+def _cut_kernel(
+    slots_ptr,
+    outputs_ptr,
+    table_ptr,
+    ids_ptr,
+    best_ptr,
+    least_ptr,
+    last_ptr,
+    totals_ptr,
+    counts_ptr,
+    cand_x_ptr,
+    cand_id_ptr,
+    V,
+    SCALED: tl.constexpr,
+):
+    r = tl.program_id(0).to(tl.int64)
+    n = tl.load(counts_ptr + r)
+    if (n >= 0) & (n <= MOST):
+        _, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
+        scale = scale_of(slots_ptr, table_ptr, r, SCALED)
+        top, total = tl.load(best_ptr + r), tl.load(totals_ptr + r)
+        share = random_share(seed, tl.load(outputs_ptr + r))
+        x, at = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST
+        if n <= 256:
+            found, least, last = _cut(
+                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, 256
+            )
+        elif n <= 1024:
+            found, least, last = _cut(
+                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, 1024
+            )
+        else:
+            found, least, last = _cut(
+                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, MOST
+            )
+        tl.store(ids_ptr + r, tl.minimum(found, V - 1))
+        tl.store(least_ptr + r, least)
+        tl.store(last_ptr + r, last)
+
+
+# --- rows with too many candidates: searches over the row itself ---
+
+
+@triton.jit
+def _piece(row, start, V: tl.constexpr, B: tl.constexpr):
+    """[B, 8] logits from `start` on, in order."""
+    at = start + tl.arange(0, B)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    return x, at
+
+
+@triton.jit
+def _worth(x, top, scale, floor, min_p, BY_COUNT: tl.constexpr):
+    """What a token counts for in a search: 1, or its weight. Nothing below the floor."""
+    w = weight(x, top, scale)
+    if BY_COUNT:
+        w = (x > float("-inf")).to(tl.float32)
+    else:
+        w = tl.where((x >= floor) & (w >= min_p), w, 0.0)
+    return w
+
+
+@triton.jit
+def _search(
+    row, top, scale, floor, min_p, from_key, limit, V: tl.constexpr,
+    BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The greatest logit whose tokens, with all above, are worth `limit`; the least if none do.
+
+    Seven thresholds a pass: a pass costs what reading the row costs. SHIFT: bits of a key that
+    the logits' dtype leaves zero.
+    """
+    lo = (from_key >> SHIFT).to(tl.int64)
+    hi = (ordered(top) >> SHIFT).to(tl.int64) + 1
+    while hi - lo > 1:
+        d = hi - lo
+        t1, t2 = (lo + (d >> 3)).to(tl.int32), (lo + (d >> 2)).to(tl.int32)
+        t3, t4 = (lo + (d * 3 >> 3)).to(tl.int32), (lo + (d >> 1)).to(tl.int32)
+        t5, t6 = (lo + (d * 5 >> 3)).to(tl.int32), (lo + (d * 3 >> 2)).to(tl.int32)
+        t7 = (lo + (d * 7 >> 3)).to(tl.int32)
+        a1 = tl.zeros((B,), tl.float32)
+        a2, a3, a4, a5, a6, a7 = a1, a1, a1, a1, a1, a1
+        for start in range(0, V, B * 8):
+            x, _ = _piece(row, start, V, B)
+            key = ordered(x) >> SHIFT
+            w = _worth(x, top, scale, floor, min_p, BY_COUNT)
+            a1 += tl.sum(tl.where(key >= t1, w, 0.0), 1)
+            a2 += tl.sum(tl.where(key >= t2, w, 0.0), 1)
+            a3 += tl.sum(tl.where(key >= t3, w, 0.0), 1)
+            a4 += tl.sum(tl.where(key >= t4, w, 0.0), 1)
+            a5 += tl.sum(tl.where(key >= t5, w, 0.0), 1)
+            a6 += tl.sum(tl.where(key >= t6, w, 0.0), 1)
+            a7 += tl.sum(tl.where(key >= t7, w, 0.0), 1)
+        steps = (tl.sum(a1.to(tl.float64)) >= limit).to(tl.int32)
+        steps += (tl.sum(a2.to(tl.float64)) >= limit).to(tl.int32)
+        steps += (tl.sum(a3.to(tl.float64)) >= limit).to(tl.int32)
+        steps += (tl.sum(a4.to(tl.float64)) >= limit).to(tl.int32)
+        steps += (tl.sum(a5.to(tl.float64)) >= limit).to(tl.int32)
+        steps += (tl.sum(a6.to(tl.float64)) >= limit).to(tl.int32)
+        steps += (tl.sum(a7.to(tl.float64)) >= limit).to(tl.int32)
+        steps = tl.maximum(steps, (7 // d).to(tl.int32))  # as many are lo itself
+        base = lo
+        lo = base + (d * steps >> 3)
+        hi = tl.where(steps == 7, hi, base + (d * (steps + 1) >> 3))
+        hi = tl.maximum(hi, lo + 1)
+    key = lo.to(tl.int32) << SHIFT
+    return unordered(tl.where(key < 0, key | ((1 << SHIFT) - 1), key))  # keys invert negatives
+
+
+@triton.jit
+def _mass_above(row, top, scale, floor, min_p, V: tl.constexpr, B: tl.constexpr):
+    """Mass of what is above the floor; mass, and least logit, of what reaches it and min_p."""
+    above, reaching = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
+    least = tl.full((B,), float("inf"), tl.float32)
+    for start in range(0, V, B * 8):
+        x, _ = _piece(row, start, V, B)
+        w = _worth(x, top, scale, floor, min_p, False)
+        above += tl.sum(tl.where(x > floor, w, 0.0), 1)
+        reaching += tl.sum(w, 1)
+        least = tl.minimum(least, tl.min(tl.where(w > 0, x, float("inf")), 1))
+    return tl.sum(above.to(tl.float64)), tl.sum(reaching.to(tl.float64)), tl.min(least, 0)
+
+
+@triton.jit
+def _nth_equal(row, value, n, V: tl.constexpr, B: tl.constexpr):
+    """The id of the n-th token (from 1) that has this logit; the last one's if there are fewer."""
+    seen, found = n * 0, n * 0
+    for start in range(0, V, B * 8):
+        x, at = _piece(row, start, V, B)
+        same = (x == value) & (at < V)
+        count = tl.sum(tl.sum(same.to(tl.int32), 1))
+        if (count > 0) & (seen < n):
+            flat, places = tl.reshape(same.to(tl.int32), (B * 8,)), tl.reshape(at, (B * 8,))
+            inside = (flat > 0) & (tl.cumsum(flat, 0) <= n - seen)
+            found = tl.max(tl.where(inside, places, 0), 0)
+        seen += count
+    return found
+
+
+@triton.jit
+def _draw(row, top, scale, least, last, share, total, V: tl.constexpr, B: tl.constexpr):
+    """Walk through the kept tokens in id order to the share of their mass."""
+    target, before = share * total, total * 0
+    found, done = last * 0, last * 0
+    for start in range(0, V, B * 8):
+        if done == 0:
+            x, at = _piece(row, start, V, B)
+            kept = (x > least) | ((x == least) & (at <= last))
+            w = tl.where(kept, weight(x, top, scale), 0.0)
+            size = tl.sum(tl.sum(w, 1).to(tl.float64))
+            if size > 0:
+                flat = tl.reshape(w, (B * 8,)).to(tl.float64)
+                rest = (target - before) / size
+                place, _ = _crossing(flat, tl.minimum(tl.maximum(rest, 0.0), 1.0), B * 8)
+                found = start + place
+                done = (before + size > target).to(tl.int32)
+            before += size
+    return found
+
+
+@triton.jit
+def _cut_all_kernel(
+    x_ptr,  # [R, V]
+    slots_ptr,
+    outputs_ptr,
+    table_ptr,
+    ids_ptr,
+    best_ptr,
+    least_ptr,  # [R] in: a bound that all kept tokens reach; out
+    last_ptr,
+    totals_ptr,
+    counts_ptr,
+    x_step,
+    V: tl.constexpr,  # so that the loops over it are counted ones
+    SCALED: tl.constexpr,
+    SHIFT: tl.constexpr,
+    B: tl.constexpr,
+):
+    r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
+    n = tl.load(counts_ptr + r)
+    if n > MOST:
+        row = x_ptr + r * x_step
+        _, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
+        scale = scale_of(slots_ptr, table_ptr, r, SCALED)
+        top, total, floor = tl.load(best_ptr + r), tl.load(totals_ptr + r), tl.load(least_ptr + r)
+        if top_k > 0:
+            kth = _search(row, top, scale, floor, min_p, ordered(floor), top_k, V, True, SHIFT, B)
+            floor = tl.maximum(floor, kth)
+        if (top_k > 0) | (min_p > 0):
+            _above, total, floor = _mass_above(row, top, scale, floor, min_p, V, B)
+        least, last = floor, V
+        if top_p < 1:
+            limit = top_p * total
+            least = _search(row, top, scale, floor, 0.0, ordered(floor), limit, V, False, SHIFT, B)
+            above, _total, _least = _mass_above(row, top, scale, least, 0.0, V, B)
+            each = weight(least, top, scale).to(tl.float64)
+            ties = tl.maximum(tl.ceil((limit - above) / each), 1.0)
+            last = _nth_equal(row, least, ties.to(tl.int32), V, B)
+            total = above + ties * each
+        share = random_share(seed, tl.load(outputs_ptr + r))
+        found = _draw(row, top, scale, least, last, share, total, V, B)
+        tl.store(ids_ptr + r, tl.minimum(found, V - 1))
+        tl.store(least_ptr + r, least)
+        tl.store(last_ptr + r, last)
+
+
+_SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
+"""Low bits that are zero in float32 of each dtype."""
+
+
+def outputs(
+    logits: Tensor, slots: Tensor, outputs: Tensor, table: Tensor, scaled: bool = False
+) -> Drawn:
+    if not takes(logits):
+        return NotImplemented
+    ids, last = torch.empty((2, len(logits)), dtype=torch.int32, device=logits.device)
+    tops, least = torch.empty((2, len(logits)), dtype=torch.float32, device=logits.device)
+    return Drawn(ids, tops, least, last)
+
+
+def launch(
+    outs: Drawn,
+    logits: Tensor,
+    slots: Tensor,
+    outputs: Tensor,
+    table: Tensor,
+    scaled: bool = False,
+) -> None:
+    rows, vocab = logits.shape
+    if not rows:
+        return
+    device, groups, grid = logits.device, groups_of(vocab), (rows,)
+    tops, masses = scan(logits, None if scaled else slots, None if scaled else table)
+    totals = torch.empty(rows, dtype=torch.float64, device=device)
+    counts = torch.empty(rows, dtype=torch.int32, device=device)
+    lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
+    cand_x = torch.empty((rows, MOST.value), dtype=torch.float32, device=device)
+    cand_id = torch.empty((rows, MOST.value), dtype=torch.int32, device=device)
+    _settle_kernel[grid](
+        logits, tops, masses, slots, outputs, table, *outs, totals, counts, lists, cand_x, cand_id,
+        logits.stride(0), vocab, groups, SCALED=scaled, BG=triton.next_power_of_2(groups),
+        num_warps=WARPS,
+    )  # fmt: skip
+    _cut_kernel[grid](
+        slots, outputs, table, *outs, totals, counts, cand_x, cand_id, vocab,
+        SCALED=scaled, num_warps=WARPS,
+    )  # fmt: skip
+    _cut_all_kernel[grid](
+        logits, slots, outputs, table, *outs, totals, counts, logits.stride(0), vocab,
+        SCALED=scaled, SHIFT=_SHIFTS[logits.dtype], B=1024, num_warps=16,
+    )  # fmt: skip

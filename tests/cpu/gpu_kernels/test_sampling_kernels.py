@@ -1,0 +1,54 @@
+"""Sampling kernels where their ops' cases do not reach: rows that take the long way, spoilt rows."""
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+import triton.language as tl
+
+from quire.kernels.gpu import groups
+from quire.kernels.gpu import sample as kernels
+from quire.kernels.op import OPS
+from quire.kernels.sample import line
+
+LONG = [
+    (1.0, 0, 0.9, 0.0),
+    (1.5, 100, 0.7, 0.0),
+    (1.0, 100, 1.0, 0.0),
+    (1.0, 0, 0.8, 0.01),
+    (0.9, 1500, 0.95, 0.001),
+]
+
+
+def drawn(logits, kinds):
+    """What the kernels find and what the reference finds."""
+    op, rows = OPS["sample"], torch.arange(len(kinds), dtype=torch.int32)
+    table = torch.from_numpy(np.stack([line(*k, seed=3 + i) for i, k in enumerate(kinds)]))
+    given = {"logits": logits, "slots": rows, "outputs": rows + 2, "table": table}
+    outs = op.gpu.outputs(**given)
+    op.gpu.launch(outs, **given)
+    return outs, op.reference(**given)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ties", [False, True])
+def test_rows_with_too_many_candidates_are_searched_whole(monkeypatch, dtype, ties):
+    for module in (groups, kernels):
+        monkeypatch.setattr(module, "MOST", tl.constexpr(64))
+    x = torch.randn(len(LONG), 2003, generator=torch.Generator().manual_seed(1)) * 1.5
+    x = (x * 4).round() / 4 if ties else x
+    x[:, ::5] = -torch.inf
+    for got, want in zip(*drawn(x.to(dtype), LONG)):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("spoil", [float("nan"), float("inf"), -float("inf")])
+def test_a_spoilt_row_shows_in_its_top_and_gets_an_id_in_range(spoil):
+    kinds = [(0.0, 0, 1.0, 0.0), (1.0, 0, 1.0, 0.0), (1.0, 5, 0.9, 0.0), (1.0, 0, 0.5, 0.1)]
+    x = torch.randn(4, 300)
+    x[:, slice(None) if spoil < 0 else 70] = spoil
+    found, _ = drawn(x, kinds)
+    assert not found.tops.isfinite().any()
+    assert ((found.ids >= 0) & (found.ids < 300)).all()
