@@ -32,6 +32,7 @@ LENGTH_KEYS = (
 )
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 TWO_MATRIX_MLP = ("gpt2", "opt", "gpt_neox", "gptj", "bloom", "falcon", "phi", "starcoder2")
+LEARNED_POSITIONS = ("gpt2", "opt")
 WINDOWS = {"gemma2": 4096, "gemma2_text": 4096, "gpt_oss": 128, "qwen2_moe": 4096}
 """Of models whose config.json need not name the length of their windows."""
 TABLES = ("embed", "wte", "wpe", "lm_head")
@@ -72,6 +73,7 @@ class ModelFacts:
     eos_ids: tuple[int, ...] = ()
     generation: Json
     quantization: QuantFacts | None = None  # of the checkpoint
+    rotary: int = 0  # angles kept per position, in float32; 0: no rotary positions
     top_k: int = 0  # experts a token goes to; 0: no mixture of experts
     expert_mlp: int = 0
 
@@ -221,9 +223,20 @@ def model_facts(
         eos_ids=_ids(text.get("eos_token_id"), hf.get("eos_token_id"), *eos),
         generation=dict(generation or {}),
         quantization=read_quantization(hf),
+        rotary=_rotary(text, layers),
         top_k=_top_k(text),
         expert_mlp=int(text.get("moe_intermediate_size") or _mlp(text)) if _top_k(text) else 0,
     )
+
+
+def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
+    """Numbers of one row of the rotary tables: a cosine and a sine for every other dimension."""
+    if str(hf.get("model_type", "")) in LEARNED_POSITIONS:
+        return 0
+    rope = hf.get("rope_parameters") or {}
+    share = hf.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1
+    dims = hf.get("qk_rope_head_dim") or int(layers[0].head_dim * share)
+    return int(dims) * (2 if hf.get("rope_local_base_freq") else 1)
 
 
 def _top_k(hf: Json) -> int:
@@ -295,7 +308,7 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
     )
     kind = str(hf.get("model_type", ""))
     matrices = vocab * hidden * (1 if _tied(hf, kind) else 2)
-    if kind in ("gpt2", "opt"):
+    if kind in LEARNED_POSITIONS:
         matrices += hidden * (_int(hf, "max_position_embeddings", "n_positions") + 2)
     tables = matrices
     names = ("num_experts", "num_local_experts", "n_routed_experts")

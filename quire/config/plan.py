@@ -135,6 +135,7 @@ def plan_memory(
     weights = model.weights.bytes(
         ITEMSIZE[shape.dtype], shape.ranks, quantized=shape.quantization is not None
     )
+    weights += model.rotary * shape.max_model_len * 4
     activations = activation_bytes(model, shape)
     overhead = CUDA_OVERHEAD if shape.device == "cuda" else 0
     room = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes

@@ -1,5 +1,7 @@
 """The memory planner against values known from elsewhere."""
 
+from dataclasses import replace
+
 import pytest
 
 from quire.config.facts import WeightFacts, model_facts
@@ -57,4 +59,6 @@ def test_concurrency_and_tokens_follow_the_blocks():
 
 def test_weights_from_headers_replace_the_estimate():
     model = model_facts(HF, weights=WeightFacts(10**9, 0))
-    assert plan(1024, model=model).weight_bytes == 2 * 10**9
+    tables = plan(1024, model=replace(model, weights=WeightFacts(0, 0))).weight_bytes
+    assert plan(1024, model=model).weight_bytes == 2 * 10**9 + tables
+    assert tables == model.rotary * 1024 * 4 > 0

@@ -105,7 +105,7 @@ def test_no_room_gives_the_numbers_and_what_would_fit():
     fits = int(text.split("max_model_len=")[2].split()[0])
     assert run(HF, gpu(), max_model_len=fits).config.scheduler.max_model_len == fits
     with pytest.raises(NoRoom):
-        run(HF, gpu(), max_model_len=fits + 16)
+        run(HF, gpu(), max_model_len=fits + fits // 50)  # shorter ones have shorter rotary tables
     share = float(text.split("gpu_memory_utilization=")[1].split(";")[0])
     run(HF, gpu(), gpu_memory_utilization=share)
     blocks = int(text.rpartition("=")[2])
