@@ -22,9 +22,9 @@ from quire.attention.base import Backend, Batch
 from quire.core.types import Copy, StepResult
 from quire.kernels import fuse
 from quire.kernels.gpu import step as kernels
-from quire.kernels.gpu.place_copy import Places, copy_blocks
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.cuda_graphs import Graphs
+from quire.runner.cuda_memory import KVMemory
 from quire.runner.inputs import Inputs
 from quire.runner.lane import result_of
 from quire.runner.profile import span
@@ -110,8 +110,7 @@ class Lane:
         )
         self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
-        self._cache = Places.of(cache, device)
-        self._host_cache = Places.of(host_cache, device)
+        self._memory = KVMemory(cache, host_cache, device)
         self._decode_upload = Upload(6 * aligned(rows), IN_FLIGHT, device)
         most = max(max_tokens, rows)
         self._mixed_upload = Upload(3 * aligned(most) + 6 * aligned(rows + 1), IN_FLIGHT, device)
@@ -134,7 +133,9 @@ class Lane:
         self._stream.synchronize()
 
     def forget_kv(self) -> None:
-        """The memory stays: graphs know where it is."""
+        self.settle()
+        self._graphs.forget()
+        self._memory.give_back()
 
     def write_tables(self, changes: Sequence[Change]) -> None:
         at: list[int] = []
@@ -154,21 +155,17 @@ class Lane:
         kernels.write_tables(sent[:count], sent[stride : stride + count], self._tables)
 
     def swap_out(self, pairs: Sequence[Copy]) -> None:
-        self._copy(self._cache, self._host_cache, pairs)
+        self._memory.swap_out(pairs, self._table_upload)
 
     def swap_in(self, pairs: Sequence[Copy]) -> None:
-        self._copy(self._host_cache, self._cache, pairs)
+        self._memory.swap_in(pairs, self._table_upload)
 
     def copy(self, pairs: Sequence[Copy]) -> None:
-        self._copy(self._cache, self._cache, pairs)
-
-    def _copy(self, source: Places, target: Places, pairs: Sequence[Copy]) -> None:
-        count = 2 * len(pairs)
-        self._table_upload.take(count)[:count] = [block for pair in pairs for block in pair]
-        self._table_upload.send(count)
-        copy_blocks(source, target, self._table_upload.on_device[:count], len(pairs))
+        self._memory.copy(pairs, self._table_upload)
 
     def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Launched:
+        if self._memory.given_back:
+            self._memory.restore()
         if inputs.decode_only and prompts is None:
             return self._decode(inputs)
         return self._mixed(inputs, prompts)

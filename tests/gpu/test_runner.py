@@ -142,3 +142,18 @@ def test_a_plan_can_be_prepared_and_launched_by_hand():
     result = engine._executor.submit(plan).wait()
     assert len(result.token_ids[0]) == 1
     assert result.errors == {}
+
+
+def test_a_sleeping_engine_gives_its_memory_back_and_wakes_by_itself():
+    engine = engine_of(WIDE, depth=2, num_blocks=4000)
+    for _ in range(2):
+        add(engine, 5, 12)
+        want = drain(engine)
+    before = torch.cuda.memory_allocated()
+    assert engine.forget_kv()
+    freed = before - torch.cuda.memory_allocated()
+    assert freed >= 4000 * 16 * 2 * 2 * 16 * 4 * 2
+    for _ in range(3):
+        add(engine, 5, 12)
+        assert drain(engine) == want
+    assert torch.cuda.memory_allocated() >= before
