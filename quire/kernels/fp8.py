@@ -75,6 +75,35 @@ class Fp8Weight:
         return (self.data.float() * scale).to(dtype)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Fp8Bank:
+    """The same of X experts: data [X, O, I], scale [X, O] or [X, ceil(O/128), ceil(I/128)]."""
+
+    data: Tensor
+    scale: Tensor
+    static: Tensor | None = None
+
+    def __len__(self) -> int:
+        return self.data.shape[0]
+
+    def __getitem__(self, expert: int) -> Fp8Weight:
+        return Fp8Weight(self.data[expert], self.scale[expert], self.static)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        experts, outputs, inputs = self.data.shape
+        return experts, outputs, inputs
+
+    @property
+    def block(self) -> int:
+        """Inputs that share a scale: 128, or 0 when a whole row does."""
+        return BLOCK if self.scale.dim() == 3 else 0
+
+    def unpack(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The plain matrices [X, O, I], as a new tensor."""
+        return torch.stack([self[i].unpack(dtype) for i in range(len(self))])
+
+
 def quantize_channels(weight: Tensor) -> Fp8Weight:
     """One scale per row of [O, I]."""
     wide = weight.float()

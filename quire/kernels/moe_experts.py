@@ -19,6 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from quire.kernels.fp8 import Fp8Bank, Fp8Weight, quantize_blocks, quantize_channels
+from quire.kernels.fp8_linear import fp8_linear
 from quire.kernels.op import op
 
 
@@ -61,6 +63,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (70, 64, 64, 16, 8, bf16, Gate("gelu")),
         (5, 64, 48, 4, 2, bf16, Gate("clamped", limit=1.5)),
         (24, 64, 48, 8, 4, bf16, Gate("clamped")),
+        (9, 72, 128, 4, 2, bf16, Gate()),
     ]:
         ids = torch.rand(t, x, device=device).argsort(-1)[:, :k].int()
         case = {
@@ -72,10 +75,24 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             "gate": gate,
         }
         yield case
+        if f == 128 or t == 40:
+            yield _eight_bits(case, f == 128)
         if gate.kind == "clamped":
             first = torch.randn(x, 2 * f, device=device).to(dtype)
             second = torch.randn(x, e, device=device).to(dtype)
             yield {**case, "gate_up_bias": first, "down_bias": second}
+
+
+def _eight_bits(case: dict[str, Any], block: bool) -> dict[str, Any]:
+    """The same case over banks in e4m3."""
+    made = {}
+    for name in ("gate_up", "down"):
+        by = quantize_blocks if block else quantize_channels
+        ones = [by(one) for one in case[name]]
+        made[name] = Fp8Bank(
+            torch.stack([one.data for one in ones]), torch.stack([one.scale for one in ones])
+        )
+    return {**case, **made}
 
 
 @op(cases=_cases, atol=4e-2, gpu=True)
@@ -83,8 +100,8 @@ def moe_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Tensor | Fp8Bank,
+    down: Tensor | Fp8Bank,
     gate: Gate,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
@@ -92,7 +109,8 @@ def moe_experts(
     """Send every row of x through its experts and sum what they say.
 
     x: [T, E]. ids: [T, k] int32, no expert twice in a row. weights: [T, k] float32.
-    gate_up: [X, 2F, E], down: [X, E, F], gate_up_bias: [X, 2F], down_bias: [X, E], of x's dtype.
+    gate_up: [X, 2F, E], down: [X, E, F], gate_up_bias: [X, 2F], down_bias: [X, E], of x's dtype;
+    the two products of matrices in e4m3 are those of `fp8_linear`.
     Returns a new [T, E].
     """
     tokens, k = ids.shape
@@ -102,9 +120,15 @@ def moe_experts(
     pairs_of = order.split(counts)
     for i, pairs in enumerate(pairs_of):
         if len(pairs):
-            h = gate(F.linear(x[pairs // k], gate_up[i], _row(gate_up_bias, i)))
-            said[pairs] = F.linear(h, down[i], _row(down_bias, i))
+            h = gate(_product(x[pairs // k], gate_up[i], _row(gate_up_bias, i)))
+            said[pairs] = _product(h, down[i], _row(down_bias, i))
     return (said.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
+
+
+def _product(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, Fp8Weight):
+        return fp8_linear(x, weight, bias)
+    return F.linear(x, weight, bias)
 
 
 def _row(bias: Tensor | None, i: int) -> Tensor | None:

@@ -51,7 +51,6 @@ class Linear(Leaf):
 
     weight: Tensor | PackedWeight | Fp8Weight
     bias: Tensor | None
-    quantized = True  # whether a quantization method may have it; no: too small a share, too dear
 
     def __init__(self, inputs: int, outputs: int | tuple[Outputs, ...], bias: bool = False) -> None:
         super().__init__()
@@ -63,6 +62,11 @@ class Linear(Leaf):
             self.declare("bias")
         else:
             self.bias = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether a quantization method may have it. A gate of few outputs is not worth it."""
+        return sum(out.rows for out in self.outputs) >= 16
 
     def equip(self, method: Method) -> None:
         """Take another quantization method, and the parameters it needs. Before values come."""
@@ -87,7 +91,7 @@ class Linear(Leaf):
 
     def layout(self, param: str) -> tuple[Part, ...]:
         if param in self.method.extra:
-            return self.method.layout(self, param)
+            return self.method.layout(self.layout("weight"), param)
         rows = self.rows()
         starts = accumulate((len(r) for r in rows), initial=0)
         parts = zip(self.outputs, rows, starts)
@@ -97,7 +101,7 @@ class Linear(Leaf):
         return tuple(Part((out.rows, self.inputs), (r, cols), at) for out, r, at in parts)
 
     def spread(self, param: str) -> Spread:
-        given = self.method.spread(self, param)
+        given = self.method.spread(self.inputs, param)
         return given or Spread(0.0, 0.02 if param == "bias" else self.inputs**-0.5)
 
 
@@ -152,10 +156,13 @@ class HeadsLinear(ColumnLinear):
 class LMHead(Linear):
     """Hidden states to logits. May share its weight with the embedding."""
 
-    quantized = False
-
     def __init__(self, vocab: int, hidden: int, bias: bool = False) -> None:
         super().__init__(hidden, vocab, bias)
+
+    @property
+    def quantized(self) -> bool:
+        """No: tokens close to each other are told apart here."""
+        return False
 
     def rows(self) -> list[range]:
         return [strip(self.outputs[0].rows, self.mesh)]

@@ -19,9 +19,12 @@ from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh, share
+from quire.kernels.fp8 import Fp8Bank
 from quire.kernels.moe_experts import Gate, moe_experts
 from quire.kernels.moe_router import Routing, moe_router
 from quire.layers.leaf import Leaf
+from quire.quant.base import Method
+from quire.quant.none import Method as Plain
 from quire.weights.mapping import Part, Spread, whole
 
 
@@ -72,8 +75,10 @@ class Experts(Leaf):
     with gate and up rows taking turns. (GPT-OSS)
     """
 
-    gate_up_proj: Tensor
-    down_proj: Tensor
+    matrices: tuple[str, ...] = ("gate_up_proj", "down_proj")
+    quantized = True
+    gate_up_proj: Tensor | Fp8Bank
+    down_proj: Tensor | Fp8Bank
     gate_up_proj_bias: Tensor | None
     down_proj_bias: Tensor | None
 
@@ -92,9 +97,23 @@ class Experts(Leaf):
         self.gate, self.turned = gate, turned
         self.gate_up_proj_bias = self.down_proj_bias = None
         self._layouts: dict[str, tuple[Part, ...]] = {}
-        self.declare("gate_up_proj", "down_proj")
+        self._scales: dict[str, tuple[str, str]] = {}  # parameter -> matrix, name in the method
+        self.method: Method = Plain()
+        self.declare(*self.matrices)
         if bias:
             self.declare("gate_up_proj_bias", "down_proj_bias")
+
+    def equip(self, method: Method) -> None:
+        """Take another quantization method, and the parameters it needs. Before values come."""
+        self.method = method
+        self._scales = {f"{m}_{one}": (m, one) for m in self.matrices for one in method.extra}
+        self.declare(*(name for name in self._scales if name not in self.params()))
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        """As the method stores it; a bias in the model's."""
+        if param in self.matrices:
+            return self.method.dtype("weight")
+        return self.method.dtype(self._scales[param][1]) if param in self._scales else None
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, E], ids and weights [T, k] of the router -> [T, E]."""
@@ -122,6 +141,9 @@ class Experts(Leaf):
         return self._layouts[param]
 
     def _parts(self, param: str) -> tuple[Part, ...]:
+        if param in self._scales:
+            matrix, name = self._scales[param]
+            return self.method.layout(self.layout(matrix), name)
         mine = share(self.mlp, self.mesh, what="expert widths")
         every = range(self.hidden)
         shape, cut, each = {
@@ -160,4 +182,6 @@ class Experts(Leaf):
     def spread(self, param: str) -> Spread:
         if param.endswith("_bias"):
             return Spread(0.0, 0.02)
-        return Spread(0.0, (self.mlp if param == "down_proj" else self.hidden) ** -0.5)
+        inputs = self.mlp if param.startswith("down_proj") else self.hidden
+        _, name = self._scales.get(param, (param, "weight"))
+        return self.method.spread(inputs, name) or Spread(0.0, inputs**-0.5)

@@ -8,6 +8,7 @@ Model files know none of this; it is done to their modules from outside, by type
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from quire.config.facts import WeightFacts
 from quire.config.kv_layout import Group, group_layers
 from quire.config.quantization import QuantFacts, agreed, read_quantization
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
-from quire.layers import Attention, Leaf, Linear, Rope
+from quire.layers import Attention, Experts, Leaf, Linear, Rope
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
 from quire.quant.base import Method, Weighted
 from quire.quant.kv_scales import KvScales
@@ -29,7 +31,7 @@ from quire.quant.none import Method as Plain
 from quire.registry import Registry
 from quire.weights import files
 from quire.weights.load import Filler
-from quire.weights.mapping import Weights, assign
+from quire.weights.mapping import Weights, assign, stored_shape
 
 MODELS = Registry("quire.models")
 
@@ -39,6 +41,25 @@ def config_of(hf: Hf) -> tuple[str, ModelConfig]:
     model_type = field_of(hf, "model_type", str)
     quantized = read_quantization(hf)
     return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
+
+
+def weight_facts(model_type: str, config: ModelConfig) -> WeightFacts:
+    """Elements of the model's parameters, counted on a model without memory."""
+    with torch.device("meta"):
+        model = MODELS.load(model_type).Model(config)
+    tied = cast(Weights, model.weights).tie if config.tied else {}
+    matrices = vectors = linear = 0
+    for name, leaf in model.named_modules():
+        if not isinstance(leaf, Leaf) or name in tied:
+            continue
+        for param in leaf.params():
+            shape = stored_shape(leaf.layout(param))
+            size = math.prod(shape)
+            vectors += size if len(shape) < 2 else 0
+            matrices += size if len(shape) > 1 else 0
+            smaller = isinstance(leaf, (Linear, Experts)) and leaf.quantized
+            linear += size if len(shape) > 1 and smaller else 0
+    return WeightFacts(matrices, vectors, linear)
 
 
 def build(
@@ -103,6 +124,8 @@ def fill(
         if id(leaf) in packed:
             owner = leaf.method if isinstance(leaf, Linear) else method
             owner.finish(cast(Weighted, leaf))
+        elif isinstance(leaf, Experts):
+            leaf.method.finish_bank(leaf)
         leaf.settle(dtype)
 
     filler = Filler(own, finish, dtype=dtype, device=device)
@@ -156,12 +179,12 @@ def _cut(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
 
 
 def _equip(model: nn.Module, facts: QuantFacts | None) -> None:
-    """Give every linear layer its method; a layer fused of several is quantized whole or not."""
+    """Give linear layers and banks their method; what is fused is quantized whole or not."""
     if facts is None:
         return
     method = cast(Method, Registry("quire.quant").load(facts.method).Method(facts))
     for name, module in model.named_modules():
-        if not isinstance(module, Linear) or not module.quantized:
+        if not isinstance(module, (Linear, Experts)) or not module.quantized:
             continue
         skipped = {facts.skips(names) for names in cast(Weights, model.weights).sources(name)}
         if len(skipped) > 1:

@@ -22,9 +22,16 @@ class Weighted(Protocol):
     @property
     def weight(self) -> Tensor | PackedWeight | Fp8Weight: ...
 
-    def layout(self, param: str) -> tuple[Part, ...]:
-        """How checkpoint tensors fill a parameter."""
-        ...
+    def put(self, param: str, value: object) -> None: ...
+
+
+class Bank(Protocol):
+    """A layer that holds the weights of X experts in matrices stacked [X, O, I].
+
+    The extra parameters of a matrix are named after it: `down_proj_weight_scale`.
+    """
+
+    matrices: tuple[str, ...]
 
     def put(self, param: str, value: object) -> None: ...
 
@@ -39,20 +46,27 @@ class Method(Protocol):
         """Parameters a checkpoint must have beside `weight`: scales."""
         ...
 
-    def layout(self, layer: Weighted, param: str) -> tuple[Part, ...]:
-        """How checkpoint tensors fill one of `extra`."""
+    def layout(self, weight: tuple[Part, ...], param: str) -> tuple[Part, ...]:
+        """How checkpoint tensors fill one of `extra`, beside a weight of this layout."""
         ...
 
     def dtype(self, param: str) -> torch.dtype | None:
         """What a parameter is stored in; None: the model's dtype."""
         ...
 
-    def spread(self, layer: Weighted, param: str) -> Spread | None:
-        """How stand-in values are drawn; None: as the layer says."""
+    def spread(self, inputs: int, param: str) -> Spread | None:
+        """How stand-in values of a weight [.., inputs] or its scales are drawn.
+
+        None: as the layer says.
+        """
         ...
 
     def finish(self, layer: Weighted) -> None:
         """Bring a freshly filled layer into the form that `apply` wants; frees the old form."""
+        ...
+
+    def finish_bank(self, bank: Bank) -> None:
+        """The same for each matrix of a bank of experts."""
         ...
 
     def apply(self, layer: Weighted, x: Tensor, bias: Tensor | None) -> Tensor:

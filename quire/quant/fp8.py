@@ -14,10 +14,10 @@ from torch import Tensor
 
 from quire.config.quantization import QuantFacts
 from quire.errors import ConfigError
-from quire.kernels.fp8 import BLOCK, E4M3, Fp8Weight, quantize_blocks
+from quire.kernels.fp8 import BLOCK, E4M3, Fp8Bank, Fp8Weight, quantize_blocks
 from quire.kernels.linear import linear
 from quire.kernels.quantize_fp8 import quantize_fp8
-from quire.quant.base import Weighted
+from quire.quant.base import Bank, Weighted
 from quire.weights.mapping import Part, Spread
 
 STATIC = "input_scale"
@@ -48,9 +48,9 @@ class Method:
     def dtype(self, param: str) -> torch.dtype | None:
         return self._dtypes.get(param)
 
-    def layout(self, layer: Weighted, param: str) -> tuple[Part, ...]:
+    def layout(self, weight: tuple[Part, ...], param: str) -> tuple[Part, ...]:
         """Per part of the weight, its scale: [1], [O] or [O / 128, I / 128]."""
-        parts = layer.layout("weight")
+        parts = weight
         if param == STATIC:
             return tuple(Part((1,), (range(1),), i, loose=True) for i in range(len(parts)))
         if not self._facts.block:
@@ -66,12 +66,11 @@ class Method:
         shapes = [tuple(-(-n // BLOCK) for n in p.shape) for p in parts]
         return tuple(Part(shape, cut, at) for shape, cut, at in zip(shapes, cuts, starts))
 
-    def spread(self, layer: Weighted, param: str) -> Spread | None:
-        if not self._facts.stored or param == "bias":
+    def spread(self, inputs: int, param: str) -> Spread | None:
+        if param not in self._dtypes:
             return None
         if param == STATIC:
             return Spread(0.01, 0.0)
-        inputs = layer.layout("weight")[0].shape[1]
         return Spread(0.0, DRAWN) if param == "weight" else Spread(inputs**-0.5 / DRAWN, 0.0)
 
     def finish(self, layer: Weighted) -> None:
@@ -85,6 +84,20 @@ class Method:
         layer.put("weight", Fp8Weight(weight.detach(), scale, static))
         for name in self.extra:
             layer.put(name, None)
+
+    def finish_bank(self, bank: Bank) -> None:
+        for name in bank.matrices:
+            data = getattr(bank, name).detach()
+            if not self._facts.stored:
+                bank.put(name, quantize_bank(data, self._facts.block))
+                continue
+            scale, *rest = (getattr(bank, f"{name}_{one}").detach() for one in self.extra)
+            static = rest[0].amax().view(1) if rest else None
+            if not self._facts.block:
+                scale = scale.view(len(data), -1)
+            bank.put(name, Fp8Bank(data, scale, static))
+            for one in self.extra:
+                bank.put(f"{name}_{one}", None)
 
     def apply(self, layer: Weighted, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, layer.weight, bias)
@@ -105,6 +118,14 @@ def quantize(weight: Tensor, block: int) -> Fp8Weight:
             data[at : at + step], scale = quantize_fp8(stripe)  # an output is a row as any other
         scales.append(scale)
     return Fp8Weight(data, torch.cat(scales))
+
+
+def quantize_bank(bank: Tensor, block: int) -> Fp8Bank:
+    """Plain weights of experts [X, O, I] in eight bits."""
+    ones = [quantize(one, block) for one in bank]
+    return Fp8Bank(
+        torch.stack([one.data for one in ones]), torch.stack([one.scale for one in ones])
+    )
 
 
 def _blocks(cut: range, size: int) -> range:

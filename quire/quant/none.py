@@ -7,7 +7,7 @@ from torch import Tensor
 
 from quire.config.quantization import QuantFacts
 from quire.kernels.linear import linear, pack
-from quire.quant.base import Weighted
+from quire.quant.base import Bank, Weighted
 from quire.weights.mapping import Part, Spread
 
 
@@ -20,13 +20,13 @@ class Method:
     def __init__(self, facts: QuantFacts | None = None) -> None:
         assert facts is None, facts
 
-    def layout(self, layer: Weighted, param: str) -> tuple[Part, ...]:
+    def layout(self, weight: tuple[Part, ...], param: str) -> tuple[Part, ...]:
         raise AssertionError(f"no parameter {param!r}")
 
     def dtype(self, param: str) -> torch.dtype | None:
         return None
 
-    def spread(self, layer: Weighted, param: str) -> Spread | None:
+    def spread(self, inputs: int, param: str) -> Spread | None:
         return None
 
     def finish(self, layer: Weighted) -> None:
@@ -36,6 +36,9 @@ class Method:
         packed = pack(weight.detach())
         if packed is not weight:
             layer.put("weight", packed)
+
+    def finish_bank(self, bank: Bank) -> None:
+        """Nothing: banks are multiplied as they are."""
 
     def apply(self, layer: Weighted, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, layer.weight, bias)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.fp8 import Fp8Bank
+from quire.kernels.gpu import moe_fp8
 from quire.kernels.gpu.grouped_gemm import Tile, down, gate_up
 from quire.kernels.gpu.moe_few import few
 from quire.kernels.gpu.moe_sort import sort
@@ -58,12 +60,15 @@ def outputs(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Any,
+    down: Any,
     gate: Gate,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Any:
+    if isinstance(gate_up, Fp8Bank):
+        fits = moe_fp8.takes(x, gate_up, down) and ids.is_contiguous() and weights.is_contiguous()
+        return torch.empty(x.shape, dtype=x.dtype, device=x.device) if fits else NotImplemented
     plain = all(t.is_contiguous() and t.dtype == x.dtype for t in (gate_up, down))
     if not plain or x.stride(1) != 1 or not ids.is_contiguous() or not weights.is_contiguous():
         return NotImplemented
@@ -75,13 +80,17 @@ def launch(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor,
-    down: Tensor,
+    gate_up: Any,
+    down: Any,
     gate: Gate,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> None:
-    if 0 < len(x) <= FEW:
+    if isinstance(gate_up, Fp8Bank):
+        if len(x):
+            pairs = moe_fp8.pairs_of(x, ids, gate_up, down, gate, gate_up_bias, down_bias)
+            weighted(out, pairs, weights)
+    elif 0 < len(x) <= FEW:
         few(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
     elif len(x):
         sorted_rows(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
@@ -107,6 +116,12 @@ def sorted_rows(
     gate_up(h, x, order, starts, first, first_bias, gate, top, one)
     y = x.new_empty((tokens * top, size))
     down(y, h, order, starts, second, second_bias, two)
+    weighted(out, y, weights)
+
+
+def weighted(out: Tensor, y: Tensor, weights: Tensor) -> None:
+    """out [T, E] = what the experts of each token say, y [T * k, E], by its weights [T, k]."""
+    (tokens, size), top = out.shape, weights.shape[1]
     wide = min(triton.next_power_of_2(size), 1024)
     grid = (tokens, triton.cdiv(size, wide), 1)
     _sum(grid, (y, weights, out), (), (size, top, wide))
