@@ -124,6 +124,8 @@ def fill(
         if id(leaf) in packed:
             owner = leaf.method if isinstance(leaf, Linear) else method
             owner.finish(cast(Weighted, leaf))
+        elif isinstance(leaf, Experts):
+            leaf.method.finish_bank(leaf)
         leaf.settle(dtype)
 
     filler = Filler(own, finish, dtype=dtype, device=device)
@@ -177,12 +179,12 @@ def _cut(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
 
 
 def _equip(model: nn.Module, facts: QuantFacts | None) -> None:
-    """Give every linear layer its method; a layer fused of several is quantized whole or not."""
+    """Give linear layers and banks their method; what is fused is quantized whole or not."""
     if facts is None:
         return
     method = cast(Method, Registry("quire.quant").load(facts.method).Method(facts))
     for name, module in model.named_modules():
-        if not isinstance(module, Linear) or not module.quantized:
+        if not isinstance(module, (Linear, Experts)) or not module.quantized:
             continue
         skipped = {facts.skips(names) for names in cast(Weights, model.weights).sources(name)}
         if len(skipped) > 1:
