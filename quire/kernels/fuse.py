@@ -1,6 +1,7 @@
 """Ops on the GPU that are launched later than they are called, so that neighbours become one.
 
     rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
+    rms_norm -> moe_router                          one row: the router's blocks normalise it
     rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
     act_mul -> linear over e4m3                     many rows: activated and quantized in one pass
 
@@ -211,6 +212,27 @@ def _quantized_act(z: Tensor, weight: Fp8Weight, bias: Any, x: Tensor, kind: str
     _gpu("fp8_linear").product(z, *rows, weight, bias)
 
 
+def _moe_router(
+    queue: Queue,
+    launch: Callable[..., None],
+    outs: tuple[Tensor, Tensor],
+    x: Tensor,
+    weight: Tensor,
+    routing: Any,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+) -> None:
+    chain = queue.chain
+    follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
+    if follows and _gpu("moe_router").takes_norm(x):
+        ((y, r), args) = queue.take()[0][2:]
+        inner, norm_weight, eps, residual, offset = args
+        norm = _gpu("moe_router").Norm(inner, norm_weight, eps, residual, offset, y, r)
+        _gpu("moe_router").launch_normed(outs, weight, routing, bias, correction, norm)
+    else:
+        queue.alone(launch, outs, x, weight, routing, bias, correction)
+
+
 # -- heads: norms, rotation, cache ------------------------------------------------------------
 
 
@@ -299,6 +321,7 @@ _RULES: dict[str, Callable[..., None]] = {
     "rms_norm": _rms_norm,
     "linear": _linear,
     "act_mul": _act_mul,
+    "moe_router": _moe_router,
     "rope": _rope,
     "kv_write": _kv_write,
 }

@@ -7,7 +7,7 @@ block has some rows and all experts, so it chooses from its registers.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -18,6 +18,7 @@ from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_router import Routing
 
 FEW = 16  # rows up to which a row is shared by many blocks
+WIDEST = 8192  # of such a row: it is held in registers whole
 
 
 @triton.jit
@@ -82,11 +83,15 @@ def _choose(logits, ts, tokens, correction_ptr, id_ptr, weight_ptr,
 @kernel()
 def _few(
     x_ptr,  # [T, E]
+    residual_ptr,  # [T, E] or None
+    norm_ptr,  # [E] or None: x is normalised already
     w_ptr,  # [X, E]
     bias_ptr,  # [X] or None
     correction_ptr,  # [X] or None
     logit_ptr,  # [T, X] scratch
     ticket_ptr,  # [FEW], zero before and after
+    y_ptr,  # [T, E] out, or None
+    r_ptr,  # [T, E] out, or None
     id_ptr,  # [T, TOP] out
     weight_ptr,  # [T, TOP] out
     X_T: tl.constexpr,
@@ -101,6 +106,8 @@ def _few(
     GROUPS: tl.constexpr,
     TOP_GROUPS: tl.constexpr,
     TOP_TWO: tl.constexpr,
+    EPS: tl.constexpr,
+    OFFSET: tl.constexpr,
     BLOCK_X: tl.constexpr,
     BLOCK_E: tl.constexpr,
     PDL: tl.constexpr,
@@ -108,17 +115,26 @@ def _few(
     t = tl.program_id(1)
     xs = tl.program_id(0) * BLOCK_X + tl.arange(0, BLOCK_X)
     es = tl.arange(0, BLOCK_E)
-    at = w_ptr + tl.minimum(xs, X - 1)[:, None] * E
-    first = tl.load(at + es[None], es[None] < E, 0.0)  # weights need not wait for the forerunner
+    live = es < E
+    w = tl.load(w_ptr + tl.minimum(xs, X - 1)[:, None] * E + es[None], live[None], 0.0)
+    if norm_ptr is not None:
+        norm = tl.load(norm_ptr + es, live, 0.0).to(tl.float32) + OFFSET
     if PDL:
-        tl.extra.cuda.gdc_wait()
-    x = tl.load(x_ptr + t * X_T + es, es < E, 0.0).to(tl.float32)
-    sums = first.to(tl.float32) * x[None]
-    for start in tl.static_range(BLOCK_E, E, BLOCK_E):
-        inside = start + es < E
-        x = tl.load(x_ptr + t * X_T + start + es, inside, 0.0).to(tl.float32)
-        sums += tl.load(at + start + es[None], inside[None], 0.0).to(tl.float32) * x[None]
-    logits = tl.sum(sums, 1)
+        tl.extra.cuda.gdc_wait()  # weights need not wait for the forerunner, x must
+    x = tl.load(x_ptr + t * X_T + es, live, 0.0).to(tl.float32)
+    if norm_ptr is not None:
+        if residual_ptr is not None:
+            r = (x + tl.load(residual_ptr + t * E + es, live, 0.0).to(tl.float32)).to(
+                x_ptr.dtype.element_ty
+            )
+            if tl.program_id(0) == 0:
+                tl.store(r_ptr + t * E + es, r, live)
+            x = r.to(tl.float32)
+        y = (x * tl.rsqrt(tl.sum(x * x, 0) / E + EPS) * norm).to(x_ptr.dtype.element_ty)
+        if tl.program_id(0) == 0:
+            tl.store(y_ptr + t * E + es, y, live)
+        x = y.to(tl.float32)
+    logits = tl.sum(w.to(tl.float32) * x[None], 1)
     if bias_ptr is not None:
         logits += tl.load(bias_ptr + xs, xs < X, 0.0).to(tl.float32)
     tl.store(logit_ptr + t * X + xs, logits, xs < X)
@@ -208,6 +224,18 @@ def outputs(
     return ids, torch.empty(shape, dtype=torch.float32, device=x.device)
 
 
+class Norm(NamedTuple):
+    """An RMSNorm of what comes in, whose result the router reads: the arguments of the op."""
+
+    x: Tensor
+    weight: Tensor
+    eps: float
+    residual: Tensor | None
+    offset: float
+    y: Tensor
+    r: Tensor
+
+
 def launch(
     outs: tuple[Tensor, Tensor],
     x: Tensor,
@@ -216,25 +244,65 @@ def launch(
     bias: Tensor | None = None,
     correction: Tensor | None = None,
 ) -> None:
+    tokens, size = x.shape
+    if 0 < tokens <= FEW and size <= WIDEST:
+        _launch_few(outs, x, weight, routing, bias, correction, None)
+    elif tokens:
+        rows = 16 if tokens <= 4096 else 64
+        inner = 64 if x.element_size() > 2 else 128
+        grid = (triton.cdiv(tokens, rows), 1, 1)
+        consts = (*_consts(x, weight, routing), rows, inner)
+        warps = 8 if len(weight) > 64 else 4
+        _many(grid, (x, weight, bias, correction, *outs), (tokens,), consts, warps)
+
+
+def launch_normed(
+    outs: tuple[Tensor, Tensor],
+    weight: Tensor,
+    routing: Routing,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    norm: Norm,
+) -> None:
+    """The norm and the router of few rows in one launch: norm.y and norm.r are filled too."""
+    _launch_few(outs, norm.x, weight, routing, bias, correction, norm)
+
+
+def takes_norm(x: Tensor) -> bool:
+    """Whether `launch_normed` does for such rows."""
+    return x.shape[0] <= FEW and x.shape[1] <= WIDEST
+
+
+def _launch_few(
+    outs: tuple[Tensor, Tensor],
+    x: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    norm: Norm | None,
+) -> None:
     (tokens, size), experts = x.shape, weight.shape[0]
-    if tokens == 0:
-        return
-    consts = (
+    logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
+    scratch = (logits, _TICKETS.on(x.device))
+    before: tuple[Tensor | None, ...] = (x, None, None)
+    made: tuple[Tensor | None, ...] = (None, None)
+    form = (0.0, 0.0)
+    if norm is not None:
+        before, made = (x, norm.residual, norm.weight), (norm.y, norm.r)
+        form = (norm.eps, norm.offset)
+    consts = (*_consts(x, weight, routing), *form, 4, triton.next_power_of_2(size))
+    grid = (triton.cdiv(experts, 4), tokens, 1)
+    tensors = (*before, weight, bias, correction, *scratch, *made, *outs)
+    pdl = not _few.interpreted
+    _few(grid, tensors, (), (*consts, pdl), 4 if size <= 4096 else 8, pdl=pdl)
+
+
+def _consts(x: Tensor, weight: Tensor, routing: Routing) -> tuple[Any, ...]:
+    experts, size = weight.shape
+    return (
         x.stride(0), size, experts, triton.next_power_of_2(experts),
         routing.top_k, triton.next_power_of_2(routing.top_k), routing.score == "sigmoid",
         routing.renormalise, routing.scale,
         routing.groups, routing.top_groups, routing.group_score == "top2",
     )  # fmt: skip
-    given = (x, weight, bias, correction)
-    if tokens <= FEW:
-        logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
-        scratch = (logits, _TICKETS.on(x.device))
-        wide = min(triton.next_power_of_2(size), 2048)
-        pdl = not _few.interpreted
-        grid = (triton.cdiv(experts, 4), tokens, 1)
-        _few(grid, (*given, *scratch, *outs), (), (*consts, 4, wide, pdl), 4, pdl=pdl)
-        return
-    rows = 16 if tokens <= 4096 else 64
-    inner = 64 if x.element_size() > 2 else 128
-    grid = (triton.cdiv(tokens, rows), 1, 1)
-    _many(grid, (*given, *outs), (tokens,), (*consts, rows, inner), 8 if experts > 64 else 4)

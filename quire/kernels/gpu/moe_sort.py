@@ -16,6 +16,8 @@ from torch import Tensor
 
 from quire.kernels.gpu.start import kernel
 
+CHUNK = 4096  # pairs a block looks at together: 16 a thread
+
 
 @kernel("pairs")
 def _sort(
@@ -47,6 +49,6 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     pairs = ids.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=ids.device)
-    block = min(max(triton.next_power_of_2(pairs), 128), 4096)
+    block = min(max(triton.next_power_of_2(pairs), 128), CHUNK)
     _sort((experts, 1, 1), (ids, order, starts), (pairs,), (experts, block), 8)
     return order, starts
