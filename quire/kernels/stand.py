@@ -32,7 +32,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"logits": x, "chosen": torch.arange(r, device=device, dtype=torch.int32), "k": k}
 
 
-@op(cases=_cases)
+@op(cases=_cases, gpu=True)
 def stand(logits: Tensor, chosen: Tensor, k: int) -> Standing:
     """Where the chosen token of each row stands, and which are the k best.
 

@@ -166,32 +166,53 @@ def kth_bound(tops, k):
 
 
 @triton.jit
-def gather(
-    row, tops, groups, bound, list_ptr, x_out, id_out, V, G, BATCH: tl.constexpr
-):  # fmt: skip
+def _file_groups(chosen, groups, list_ptr):
+    """The chosen groups, in order, for all threads to read. Returns how many there are."""
+    places = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.debug_barrier()  # whoever read what was filed before is done
+    tl.store(list_ptr + places, groups, mask=chosen)
+    tl.debug_barrier()  # other threads read it than wrote it
+    return tl.sum(chosen.to(tl.int32))
+
+
+@triton.jit
+def _read(row, list_ptr, start, n_groups, V, G, BATCH: tl.constexpr):
+    """The logits of BATCH filed groups, their ids, and which are real. [BATCH * GROUP] each."""
+    lane = tl.arange(0, BATCH * GROUP)
+    i = start + lane // GROUP
+    g = tl.load(list_ptr + i, mask=i < n_groups, other=G)
+    at = g * GROUP + lane % GROUP
+    live = (i < n_groups) & (at < V)
+    return tl.load(row + at, mask=live, other=float("-inf")).to(tl.float32), at, live
+
+
+@triton.jit
+def gather(row, tops, groups, bound, list_ptr, x_out, id_out, V, G, BATCH: tl.constexpr):
     """File the tokens that reach the bound, in id order. Returns how many there are.
 
     tops, groups: [BG]. list_ptr: scratch [G]. x_out, id_out: [MOST]; more than MOST are counted
     only as far as the batch that passes it.
     """
-    chosen = (tops >= bound) & (groups < G)
-    places = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.store(list_ptr + places, groups, mask=chosen)
-    n_groups = tl.sum(chosen.to(tl.int32))
-    tl.debug_barrier()  # the list is read by other threads than wrote it
-    found = n_groups * 0
-    lane = tl.arange(0, BATCH * GROUP)
-    start = n_groups * 0
+    n_groups = _file_groups((tops >= bound) & (groups < G), groups, list_ptr)
+    found, start = n_groups * 0, n_groups * 0
     while (start < n_groups) & (found <= MOST):
-        i = start + lane // GROUP
-        g = tl.load(list_ptr + i, mask=i < n_groups, other=G)
-        at = g * GROUP + lane % GROUP
-        live = (i < n_groups) & (at < V)
-        x = tl.load(row + at, mask=live, other=float("-inf")).to(tl.float32)
+        x, at, live = _read(row, list_ptr, start, n_groups, V, G, BATCH)
         live = live & (x >= bound)
         to = found + tl.cumsum(live.to(tl.int32), 0) - 1
         tl.store(x_out + to, x, mask=live & (to < MOST))
         tl.store(id_out + to, at, mask=live & (to < MOST))
         found += tl.sum(live.to(tl.int32))
+        start += BATCH
+    return found
+
+
+@triton.jit
+def count_above(row, tops, groups, value, list_ptr, V, G, BATCH: tl.constexpr):
+    """How many tokens are strictly greater than the value."""
+    n_groups = _file_groups((tops > value) & (groups < G), groups, list_ptr)
+    found, start = n_groups * 0, n_groups * 0
+    while start < n_groups:
+        x, _, live = _read(row, list_ptr, start, n_groups, V, G, BATCH)
+        found += tl.sum((live & (x > value)).to(tl.int32))
         start += BATCH
     return found

@@ -8,7 +8,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import triton.language as tl
 
-from quire.kernels.gpu import groups
+from quire.kernels.gpu import groups, stand
 from quire.kernels.gpu import sample as kernels
 from quire.kernels.op import OPS
 from quire.kernels.sample import line
@@ -52,3 +52,19 @@ def test_a_spoilt_row_shows_in_its_top_and_gets_an_id_in_range(spoil):
     found, _ = drawn(x, kinds)
     assert not found.tops.isfinite().any()
     assert ((found.ids >= 0) & (found.ids < 300)).all()
+
+
+@pytest.mark.parametrize("k", [1, 5, 30])
+def test_lists_of_more_candidates_than_fit_go_on_by_id(monkeypatch, k):
+    for module in (groups, stand):
+        monkeypatch.setattr(module, "MOST", tl.constexpr(64))
+    x = (torch.randn(3, 4200, generator=torch.Generator().manual_seed(2)) * 2).round()
+    x[1, 4:] = -torch.inf
+    x[2] = 0.0
+    op, given = OPS["stand"], {"logits": x, "chosen": torch.tensor([7, 1, 3]), "k": k}
+    outs = op.gpu.outputs(**given)
+    op.gpu.launch(outs, **given)
+    want = op.reference(**given)
+    assert torch.equal(outs.ids, want.ids)
+    assert torch.equal(outs.greater, want.greater)
+    torch.testing.assert_close(outs.log_totals, want.log_totals)

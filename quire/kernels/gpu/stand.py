@@ -1,0 +1,167 @@
+"""Log probabilities on the GPU: one pass over the vocabulary, then a few groups of each row.
+
+scan    top and mass of each group of 64 logits
+rank    a program a row: its mass, how many beat the chosen token, the candidates for the best
+list    a program a row: each candidate's place is the number of those before it; no sort
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.groups import (
+    LOG2E,
+    MOST,
+    WARPS,
+    count_above,
+    gather,
+    groups_of,
+    kth_bound,
+    ordered,
+    scan,
+    takes,
+    weight,
+)
+from quire.kernels.stand import Standing
+
+MOST_LISTED = 1024
+"""Above, a sort of the whole vocabulary is no slower."""
+
+
+@triton.jit
+def _rank_kernel(
+    x_ptr,  # [R, V]
+    tops_ptr,  # [R, G]
+    masses_ptr,  # [R, G]
+    chosen_ptr,  # [R]
+    totals_ptr,  # [R] float64 out: log of the mass
+    greater_ptr,  # [R] out
+    counts_ptr,  # [R] out
+    list_ptr,  # [R, G] scratch
+    cand_x_ptr,  # [R, MOST] out
+    cand_id_ptr,  # [R, MOST] out
+    x_step,
+    V,
+    G,
+    k,
+    BG: tl.constexpr,  # power of two >= G
+):
+    r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
+    row, lists = x_ptr + r * x_step, list_ptr + r * G
+    g = tl.arange(0, BG)
+    tops = tl.load(tops_ptr + r * G + g, mask=g < G, other=float("-inf"))
+    masses = tl.load(masses_ptr + r * G + g, mask=g < G, other=0.0)
+    top = tl.max(tops, 0)
+    total = tl.sum((masses * weight(tops, top, LOG2E)).to(tl.float64))
+    tl.store(totals_ptr + r, tl.log(total) + top)
+    value = tl.load(row + tl.load(chosen_ptr + r)).to(tl.float32)
+    tl.store(greater_ptr + r, count_above(row, tops, g, value, lists, V, G, 32))
+    if k > 0:
+        bound = tl.full((), float("-inf"), tl.float32)
+        if k <= G:
+            bound = kth_bound(tops, k)
+        n = gather(
+            row, tops, g, bound, lists, cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, V, G, 32
+        )
+        tl.store(counts_ptr + r, n)
+
+
+@triton.jit
+def _next(row, value, last, V: tl.constexpr, B: tl.constexpr):
+    """The best token after (value, last) in the order of the list: greatest first, then by id."""
+    at_all = tl.arange(0, B)
+    best = tl.full((B,), float("-inf"), tl.float32)
+    for start in range(0, V, B):
+        at = start + at_all
+        x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+        after = (x < value) | ((x == value) & (at > last))
+        best = tl.where(after, tl.maximum(best, x), best)
+    top = tl.max(best, 0)
+    place = tl.full((B,), V, tl.int32)
+    for start in range(0, V, B):
+        at = start + at_all
+        x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+        after = (x < value) | ((x == value) & (at > last))
+        place = tl.where(after & (x == top) & (at < V), tl.minimum(place, at), place)
+    return top, tl.min(place, 0)
+
+
+@triton.jit
+def _list_kernel(
+    x_ptr,  # [R, V]
+    counts_ptr,  # [R]
+    cand_x_ptr,  # [R, MOST]
+    cand_id_ptr,  # [R, MOST]
+    ids_ptr,  # [R, k] out
+    x_step,
+    k,
+    V: tl.constexpr,  # so that the loops over it are counted ones
+    BK: tl.constexpr,  # power of two >= k
+    N: tl.constexpr,  # candidates compared at once
+):
+    r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
+    n = tl.load(counts_ptr + r)
+    values, names, out = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, ids_ptr + r * k
+    t = tl.arange(0, BK)
+    if n <= MOST:
+        tl.store(out + t, t * 0, mask=(t >= n) & (t < k))  # a row with NaN has too few: any id
+        a = n * 0
+        while a < n:
+            i = a + tl.arange(0, N)
+            mine = ordered(tl.load(values + i, mask=i < n, other=float("-inf")))
+            place = tl.zeros((N,), tl.int32)
+            b = n * 0
+            while b < n:
+                j = b + tl.arange(0, N)
+                other = ordered(tl.load(values + j, mask=j < n, other=float("-inf")))
+                ahead = (other[None, :] > mine[:, None]) | (
+                    (other[None, :] == mine[:, None]) & (j[None, :] < i[:, None])
+                )
+                place += tl.sum((ahead & (j[None, :] < n)).to(tl.int32), 1)
+                b += N
+            name = tl.load(names + i, mask=i < n, other=0)
+            tl.store(out + place, name, mask=(i < n) & (place < k))
+            a += N
+    else:  # masked or equal tokens without end: one after another
+        value, last = tl.full((), float("inf"), tl.float32), n * 0 - 1
+        filled = n * 0
+        while filled < k:
+            value, last = _next(x_ptr + r * x_step, value, last, V, 4096)
+            tl.store(out + filled, tl.minimum(last, V - 1))
+            filled += 1
+
+
+def outputs(logits: Tensor, chosen: Tensor, k: int) -> Standing:
+    rows, vocab = logits.shape
+    if not takes(logits) or k > MOST_LISTED or (k > groups_of(vocab) and vocab > MOST.value):
+        return NotImplemented
+    device = logits.device
+    return Standing(
+        torch.empty(rows, dtype=torch.float64, device=device),
+        torch.empty(rows, dtype=torch.int32, device=device),
+        torch.empty((rows, k), dtype=torch.int32, device=device),
+    )
+
+
+def launch(outs: Standing, logits: Tensor, chosen: Tensor, k: int) -> None:
+    rows, vocab = logits.shape
+    if not rows:
+        return
+    device, groups = logits.device, groups_of(vocab)
+    tops, masses = scan(logits, None, None)
+    counts = torch.empty(rows, dtype=torch.int32, device=device)
+    lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
+    cand_x = torch.empty((rows, MOST.value if k else 0), dtype=torch.float32, device=device)
+    cand_id = torch.empty((rows, MOST.value if k else 0), dtype=torch.int32, device=device)
+    _rank_kernel[(rows,)](
+        logits, tops, masses, chosen, outs.log_totals, outs.greater, counts, lists, cand_x, cand_id,
+        logits.stride(0), vocab, groups, k, BG=triton.next_power_of_2(groups), num_warps=WARPS,
+    )  # fmt: skip
+    if k:
+        _list_kernel[(rows,)](
+            logits, counts, cand_x, cand_id, outs.ids, logits.stride(0), k,
+            V=vocab, BK=triton.next_power_of_2(k), N=64, num_warps=4,
+        )  # fmt: skip
