@@ -3,7 +3,7 @@
     rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
     rms_norm -> moe_router                          one row: the router's blocks normalise it
     rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
-    act_mul -> linear over e4m3                     many rows: activated and quantized in one pass
+    rms_norm -> or act_mul -> linear over e4m3      many rows: made and quantized in one pass
 
 An op that may begin or go on such a chain is held until the next op is called: it either joins or
 has everything held launched first, in order. So at most four ops wait, and what an op returns is
@@ -135,7 +135,7 @@ def _rms_norm(
         if chain and not (len(chain) == 1 and _is_head_norm(chain[0])):
             queue.flush()
         queue.hold("rms_norm", launch, outs, *args)
-    elif x.shape[0] == 1 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
+    elif x.dim() == 2 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
         if queue.chain:
             queue.flush()
         queue.hold("rms_norm", launch, outs, *args)
@@ -156,19 +156,21 @@ def _linear(
     bias: Tensor | None = None,
 ) -> None:
     chain = queue.chain
-    if x.shape[0] != 1:
-        if not isinstance(weight, Fp8Weight):
-            queue.alone(launch, out, x, weight, bias)
-            return
-        follows = len(chain) == 1 and chain[0].op == "act_mul" and chain[0].outs is x
-    elif _row_body(weight).takes(x, weight, bias):
-        follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
+    body = _row_body(weight) if x.shape[0] == 1 else None
+    quantized = isinstance(weight, Fp8Weight) and weight.static is None
+    if body.takes(x, weight, bias) if body else quantized:
+        if chain and not (len(chain) == 1 and _leads_to(chain[0], x)):
+            queue.flush()
+        queue.hold("linear", launch, out, x, weight, bias)
     else:
         queue.alone(launch, out, x, weight, bias)
-        return
-    if chain and not follows:
-        queue.flush()
-    queue.hold("linear", launch, out, x, weight, bias)
+
+
+def _leads_to(held: Held, x: Tensor) -> bool:
+    """Whether a product of x can take this op in."""
+    if held.op == "rms_norm":
+        return held.outs[0] is x and x.dim() == 2
+    return held.op == "act_mul" and held.outs is x and x.shape[0] > 1
 
 
 def _act_mul(queue: Queue, launch: Callable[..., None], out: Tensor, x: Tensor, kind: str) -> None:
@@ -186,13 +188,9 @@ def _act_mul(queue: Queue, launch: Callable[..., None], out: Tensor, x: Tensor, 
 
 
 def _launch_linear(chain: list[Held], act: Any = None) -> None:
-    """A chain that ends in a product: of one row, or of rows that an activation made."""
+    """A chain that ends in a product: of one row, or of quantized rows."""
     if chain[-1].args[0].shape[0] > 1:
-        # the activation is known to its own entry, to the product's, and to nobody else
-        if len(chain) == 2 and _unread(chain[0].outs, 2):
-            _quantized_act(chain[-1].outs, *chain[-1].args[1:], *chain[0].args)
-        else:
-            _one_by_one(chain)
+        _launch_quantized(chain)
         return
     norm = None
     if len(chain) == 2:
@@ -201,15 +199,27 @@ def _launch_linear(chain: list[Held], act: Any = None) -> None:
     _row_body(chain[-1].args[1]).launch(chain[-1].outs, *chain[-1].args, norm, act)
 
 
+def _launch_quantized(chain: list[Held]) -> None:
+    """Rows that a norm or an activation makes are quantized as they are made."""
+    made = chain[0].op if len(chain) == 2 else None
+    # an activation is known to its own entry, to the product's, and to nobody else
+    if made is None or (made == "act_mul" and not _unread(chain[0].outs, 2)):
+        _one_by_one(chain)
+        return
+    x, weight, bias = chain[1].args
+    rows = _gpu("quantize_fp8").empty_rows(*x.shape, weight.block, x.device)
+    if made == "act_mul":
+        _gpu("quantize_fused").act_mul(rows, *chain[0].args)
+    else:  # whoever else reads the normed rows finds them
+        (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outs, chain[0].args
+        made_r = None if residual is None else r
+        _gpu("quantize_fused").norm(rows, inner, norm_weight, eps, residual, offset, y, made_r)
+    _gpu("fp8_linear").product(chain[1].outs, *rows, weight, bias)
+
+
 def _row_body(weight: object) -> Any:
     """The kernels that multiply one row by such a weight."""
     return _gpu("gemv_fp8" if isinstance(weight, Fp8Weight) else "gemv")
-
-
-def _quantized_act(z: Tensor, weight: Fp8Weight, bias: Any, x: Tensor, kind: str) -> None:
-    rows = _gpu("quantize_fp8").empty_rows(x.shape[0], x.shape[1] // 2, weight.block, x.device)
-    _gpu("quantize_fused").act_mul(rows, x, kind)
-    _gpu("fp8_linear").product(z, *rows, weight, bias)
 
 
 def _moe_router(

@@ -47,15 +47,20 @@ def test_a_fused_row_over_e4m3_weights_is_the_row(quantize):
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
 
 
-def test_rows_over_e4m3_weights_are_activated_and_quantized_in_one_pass(monkeypatch):
+def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
     from quire.kernels.gpu import quantize_fused
 
-    s, calls, real = FEW, [], quantize_fused.act_mul
-    monkeypatch.setattr(quantize_fused, "act_mul", lambda *a: calls.append(1) or real(*a))
+    s, calls = FEW, []
+    for name in ("norm", "act_mul"):
+        real = getattr(quantize_fused, name)
+        monkeypatch.setattr(
+            quantize_fused, name, lambda *a, real=real, name=name: calls.append(name) or real(*a)
+        )
     torch.manual_seed(3)
     fused, plain = both(s, in_fp8(inputs(s, "cpu"), quantize_channels))
-    assert calls == [1]
-    torch.testing.assert_close(fused["x"], plain["x"], atol=3e-2, rtol=3e-2)
+    assert calls == ["norm", "norm", "act_mul"]
+    for name, want in plain.items():
+        torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
 
 
 def test_an_fp8_cache_is_written_as_the_op_writes_it():

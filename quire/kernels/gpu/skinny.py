@@ -1,0 +1,122 @@
+"""A few rows times a weight matrix on the tensor cores, with the activation after it.
+
+    z = x W^T + bias        a = act(gate) * up
+
+The weights are what moves: a program streams a band of rows of W through shared memory several
+stages deep and multiplies it by all rows of x at once. W stands left of the product, so that the
+few rows of x are its narrow side (8 wide at least). Sums run along the inputs in one order,
+whatever the number of rows. Rounded where the separate ops round.
+
+Not here: one row (gpu/gemv.py); as many rows as fill a tile of the library's products.
+Axes: T rows, I inputs, O outputs (of one half, if there are halves).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.element import activate
+from quire.kernels.gpu.gemv import Act, Cut
+from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import let_go, prefetch, wait_for_forerunner
+
+
+@triton.jit
+def _band(w_ptr, n, k, at, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr):
+    """Tile [BN, BK] of W from column `at`. Rows past the end repeat the last."""
+    ptr = w_ptr + tl.minimum(n, O - 1).to(tl.int64)[:, None] * I + at + k[None, :]
+    if I % BK == 0:
+        return tl.load(ptr, eviction_policy="evict_first")
+    else:
+        return tl.load(ptr, (at + k < I)[None, :], 0.0, eviction_policy="evict_first")
+
+
+@kernel("T")
+def _skinny(
+    x_ptr,  # [T, I]
+    w_ptr,  # [O, I], or [2 * O, I] if ACT
+    bias_ptr,  # [O] or [2 * O], read only if BIAS
+    z_ptr,  # [T, O] or [T, 2 * O] out
+    a_ptr,  # [T, O] out if ACT
+    T,
+    O: tl.constexpr,
+    I: tl.constexpr,
+    X_T: tl.constexpr,
+    BIAS: tl.constexpr,
+    ACT: tl.constexpr,  # None, or a kind
+    TP: tl.constexpr,  # power of two >= T, 8 at least
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    first = tl.program_id(0) * BN
+    UP: tl.constexpr = O * I
+    WIDTH: tl.constexpr = O if ACT is None else 2 * O
+    SIZE: tl.constexpr = BN * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    k = tl.arange(0, BK)
+    t = tl.arange(0, TP)
+    n = first + tl.arange(0, BN)
+    if PDL:
+        if SIZE % 16 == 0 and first + BN <= O:
+            prefetch(w_ptr + first.to(tl.int64) * I, SIZE)
+            if ACT is not None:
+                prefetch(w_ptr + UP + first.to(tl.int64) * I, SIZE)
+        let_go()
+        wait_for_forerunner()
+    acc = tl.zeros([BN, TP], tl.float32)
+    ups = tl.zeros([BN, TP], tl.float32)
+    rows = x_ptr + tl.minimum(t, T - 1)[None, :] * X_T
+    for at in tl.range(0, I, BK, num_stages=STAGES):
+        live = (at + k < I)[:, None] & (t < T)[None, :]
+        x = tl.load(rows + (at + k)[:, None], live, 0.0)
+        acc = tl.dot(_band(w_ptr, n, k, at, O, I, BK), x, acc)
+        if ACT is not None:
+            ups = tl.dot(_band(w_ptr + UP, n, k, at, O, I, BK), x, ups)
+    live = (n < O)[:, None] & (t < T)[None, :]
+    if BIAS:
+        acc += tl.load(bias_ptr + n, n < O, 0.0).to(tl.float32)[:, None]
+    dtype: tl.constexpr = z_ptr.dtype.element_ty
+    z = acc.to(dtype)
+    tl.store(z_ptr + t[None, :] * WIDTH + n[:, None], z, live)
+    if ACT is not None:
+        if BIAS:
+            ups += tl.load(bias_ptr + O + n, n < O, 0.0).to(tl.float32)[:, None]
+        up = ups.to(dtype)
+        tl.store(z_ptr + t[None, :] * WIDTH + O + n[:, None], up, live)
+        a = activate(z.to(tl.float32), ACT) * up.to(tl.float32)
+        tl.store(a_ptr + t[None, :] * O + n[:, None], a.to(dtype), live)
+
+
+def cut_of(outputs: int, pair: bool) -> Cut:
+    """Bands that give each multiprocessor one or two programs, each with a deep pipeline."""
+    rows = 16 if outputs <= 4096 or pair else 32
+    return Cut(rows, 256, 4, 1 if rows == 16 else 2)
+
+
+def launch(
+    z: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    act: Act | None = None,
+    cut: Cut | None = None,
+) -> None:
+    """z [T, O] = x @ weight.T + bias; fills act's result too. cut.times: stages of the pipeline."""
+    total, inputs = weight.shape
+    outputs = total if act is None else total // 2
+    rows, columns, stages, warps = cut or cut_of(outputs, act is not None)
+    pdl = not _skinny.interpreted
+    _skinny(
+        (triton.cdiv(outputs, rows), 1, 1),
+        (x, weight, bias, z, None if act is None else act.out),
+        (x.shape[0],),
+        (
+            outputs, inputs, x.stride(0), bias is not None, None if act is None else act.kind,
+            max(8, triton.next_power_of_2(x.shape[0])), rows, columns, stages, pdl,
+        ),
+        warps=warps,
+        pdl=pdl,
+    )  # fmt: skip
