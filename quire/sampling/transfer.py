@@ -22,8 +22,10 @@ def sent(
 
 
 def moved(values: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the host on the device."""
-    return values if device.type == "cpu" else values.pin_memory().to(device, non_blocking=True)
+    """A tensor on the device, wherever it was."""
+    if values.device.type == device.type:
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
 
 
 def fetching(values: Tensor) -> Tensor:

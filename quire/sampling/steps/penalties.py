@@ -58,6 +58,7 @@ class Penalties:
         self._known = self.array(torch.zeros(0, dtype=torch.int64))
         self._ids = self.array(torch.zeros(0, 0, dtype=torch.int64))
         self._times = self.array(torch.zeros(0, 0))
+        self._all_columns = self.array(torch.zeros(0, dtype=torch.int64))
 
     def array(self, values: Tensor) -> Array:
         """A tensor as the library has it, on the device."""
@@ -78,7 +79,7 @@ class Penalties:
         place = self._free.pop()
         self.places[slot], self.factors[slot], self._need[slot] = place, factors, len(times)
         self._widen(len(times))
-        self._known[place] = len(times)
+        self._known[place : place + 1] = self.array(torch.tensor([len(times)]))
         self._ids[place, : len(times)] = self.array(torch.tensor(list(times)))
         counts = torch.tensor(list(times.values()), dtype=torch.float32)
         self._times[place, : len(times)] = self.array(counts)
@@ -128,7 +129,9 @@ class Penalties:
         return where(live, ids, ids[:, :1]), where(live, times, times[:, :1])
 
     def _columns(self, width: int) -> Array:
-        return self.array(torch.arange(width))
+        if width > len(self._all_columns):
+            self._all_columns = self.array(torch.arange(-(-width // STEP) * STEP))
+        return self._all_columns[:width]
 
     def count(self, places: Array, slots: list[int], tokens: Array) -> None:
         """One more output of each slot: tokens [n]."""
