@@ -234,7 +234,7 @@ def _moe_router(
 ) -> None:
     chain = queue.chain
     follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
-    if follows and _gpu("moe_router").takes_norm(x):
+    if follows and _gpu("moe_router").takes_norm(*chain[0].args):
         ((y, r), args) = queue.take()[0][2:]
         inner, norm_weight, eps, residual, offset = args
         norm = _gpu("moe_router").Norm(inner, norm_weight, eps, residual, offset, y, r)

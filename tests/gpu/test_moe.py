@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from quire.kernels import fuse
 from quire.kernels.moe_experts import Gate, moe_experts
 from quire.kernels.moe_router import Routing, moe_router
 from quire.kernels.op import OPS
+from quire.kernels.rms_norm import rms_norm
 
 SIZES = {  # experts, top k, hidden, width
     "qwen3-30b-a3b": (128, 8, 2048, 768),
@@ -104,3 +106,23 @@ def test_a_captured_graph_follows_its_inputs():
             graph.replay()
             want = moe_experts(x, *moe_router(x, router, routing), **case)
             assert torch.equal(y, want)
+
+
+@pytest.mark.parametrize("name", ["qwen3-30b-a3b", "deepseek-v3"])
+def test_a_router_that_normalises_its_row_is_norm_and_router(name):
+    torch.manual_seed(0)
+    experts, size, routing = ROUTES[name]
+    weight = (torch.randn(experts, size, device="cuda") * size**-0.5).bfloat16()
+    scale = 1 + torch.randn(size, device="cuda").bfloat16() / 8
+    for _ in range(50):  # a race would show now and then
+        x, residual = torch.randn(2, 1, size, device="cuda").bfloat16()
+        with fuse.off():
+            want_y, want_r = rms_norm(x, scale, 1e-6, residual)
+            want_ids, want = moe_router(want_y, weight, routing)
+        y, r = rms_norm(x, scale, 1e-6, residual)
+        ids, weights = moe_router(y, weight, routing)
+        fuse.flush()
+        assert torch.equal(r, want_r)
+        torch.testing.assert_close(y, want_y, atol=1e-2, rtol=1e-2)
+        assert (ids == want_ids).float().mean() > 0.7  # a rounding of y may turn near ties
+        torch.testing.assert_close(weights, want, atol=1e-2, rtol=5e-2)

@@ -249,7 +249,8 @@ def launch(
         _launch_few(outs, x, weight, routing, bias, correction, None)
     elif tokens:
         rows = 16 if tokens <= 4096 else 64
-        inner = 64 if x.element_size() > 2 else 128
+        inner = 128 if len(weight) <= 128 else 64  # what three stages of weights may take
+        inner //= x.element_size() // 2
         grid = (triton.cdiv(tokens, rows), 1, 1)
         consts = (*_consts(x, weight, routing), rows, inner)
         warps = 8 if len(weight) > 64 else 4
@@ -268,9 +269,12 @@ def launch_normed(
     _launch_few(outs, norm.x, weight, routing, bias, correction, norm)
 
 
-def takes_norm(x: Tensor) -> bool:
-    """Whether `launch_normed` does for such rows."""
-    return x.shape[0] <= FEW and x.shape[1] <= WIDEST
+def takes_norm(
+    x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, offset: float
+) -> bool:
+    """Whether `launch_normed` does for this norm."""
+    whole = residual is None or residual.is_contiguous()
+    return whole and 0 < x.shape[0] <= FEW and x.shape[1] <= WIDEST
 
 
 def _launch_few(
