@@ -66,7 +66,9 @@ def add(llm, rng, rows, prompt, tokens, name):
 
 def steps(llm, count):
     for _ in range(count):
-        llm.llm_engine.step()
+        for output in llm.llm_engine.step():
+            reasons = [one.finish_reason for one in output.outputs]
+            assert reasons in (["length"], [None]), f"{output.request_id}: {reasons}"
 
 
 def finish(llm):
@@ -118,7 +120,7 @@ def decode(llm, clock, rng, rows, args):
     deadline = time.perf_counter() + 20
     engine = llm.llm_engine.engine
     while engine.stats().running < min(rows, llm.llm_engine.config.scheduler.max_num_seqs):
-        llm.llm_engine.step()
+        steps(llm, 1)
         assert time.perf_counter() < deadline, "rows do not all fit"
     steps(llm, args.warm)
     clock.take()
@@ -148,7 +150,8 @@ def decode(llm, clock, rng, rows, args):
 def prefill(llm, rng, length, args):
     budget = llm.llm_engine.config.scheduler.max_num_batched_tokens
     add(llm, rng, 6 * max(1, budget // length), length, 1, "warm")
-    steps(llm, 4)
+    for _ in range(4):
+        llm.llm_engine.step()
     busy, total, ranked = profiled(llm, 2)
     print(json.dumps(dict(prefill=length, budget=budget, busy=round(busy, 4))), flush=True)
     show(f"prefill of {budget} tokens", 2, busy, total, ranked, args.kernels or 10)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,7 @@ class Graphs:
         """At how many rows a step of `rows` is to be run now."""
         if self._eager:
             return rows
-        size = next(size for size in self._sizes if size >= rows)
+        size = self._sizes[bisect_left(self._sizes, rows)]
         if (size, kind) in self._made or self._seen[size, kind] >= PATIENCE:
             return size
         limit = max(rows * STRETCH, rows + 1)

@@ -40,6 +40,7 @@ def case(request):
     for one in workload(hf):
         engine = engine_of(hf, prefix=False, budget=4000, eager=True)
         want.update(run(engine, [one])[0])
+        assert {len(want[one.id, i]) for i in range(one.n)} == {one.stop.max_tokens}
     return hf, want
 
 

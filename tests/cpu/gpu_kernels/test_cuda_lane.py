@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from quire.engine.device import _backend
 from quire.executors.inline import Executor
+from quire.kernels import op
 from quire.runner import cuda, cuda_graphs, upload
 from quire.runner.memory import kv_tensors
 from quire.runner.runner import Runner
@@ -142,3 +143,15 @@ def test_the_lane_gives_the_tokens_of_the_cpu(acted, hf, name):
     got, _ = tiny.run(engine_of(hf, **settings), workload(), stagger=2)
     assert {key: got[key] for key in want} == want
     assert len(got["c", 0]) == 5
+
+
+WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
+
+
+def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
+    """Every op by its GPU body: models, backend and ops agree on what is passed to whom."""
+    work = [tiny.request("a", range(20), 3), tiny.request("b", [5, 9], 4)]
+    want, _ = tiny.run(tiny.engine_of(WIDE, eager=True), work)
+    monkeypatch.setattr(op, "_device", lambda first: "cuda")
+    got, _ = tiny.run(engine_of(WIDE, depth=2), work)
+    assert got == want
