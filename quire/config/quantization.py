@@ -73,15 +73,17 @@ def agreed(found: QuantFacts | None, asked: str | None) -> QuantFacts | None:
     return QuantFacts(method="fp8", dialect=asked, block=ONLINE[asked])
 
 
-def _stored(found: object, key: str) -> QuantFacts:
+def _stored(found: object, key: str) -> QuantFacts | None:
     if not isinstance(found, Mapping):
         raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
     dialect = found.get("quant_method", "unnamed")
+    if dialect == "mxfp4":
+        return None  # made plain as it is read (quire.quant.mxfp4)
     reader = {"fp8": _fp8, "compressed-tensors": _compressed}.get(dialect)
     if reader is None:
         raise ConfigError(
             f"config.json: {key} asks for the quantization method {dialect!r}; supported: "
-            "unquantized checkpoints, fp8, and compressed-tensors with 8-bit floats"
+            "unquantized checkpoints, fp8, compressed-tensors with 8-bit floats, and mxfp4"
         )
     return reader(found)
 
