@@ -21,13 +21,14 @@ from quire.config.plan import MIB, MemoryPlan, gib, refit, require_room
 from quire.engine import warm
 from quire.engine.receipt import Receipt
 from quire.engine.warm import Half, Peak
-from quire.errors import NoRoom
 from quire.kernels import cache
 
 log = logging.getLogger(__name__)
 
 COMPILERS = 16
 """Threads that compile, at most: the compiler lets go of the GIL, but not all the time."""
+MOST_OVERHEAD = 2048 * MIB
+"""More than any driver and library take: then somebody else did."""
 GRAPHS = 256 * MIB
 """What the driver takes for captured graphs beside torch's pool."""
 
@@ -62,12 +63,16 @@ def start(
     """Bring an engine up. make: build both halves for a config. Raises NoRoom."""
     weights = torch.cuda.memory_allocated(device) - room.held_by_torch
     small = warm.small_config(config, plan.shape)
-    half = make(small)
-    compile_for(half, small, receipt)
+    compile_for(make(small), small, receipt)
+    half = make(small)  # a rehearsal may leave anything behind
     peak = warm.measure(half, small, device)
     kv_bytes = small.cache.num_blocks * small.cache.block_bytes
     own = torch.cuda.memory_allocated(device) - room.held_by_torch
     kept = own - weights - kv_bytes  # buffers of a half
+    log.debug(
+        "measured: weights %d, the worst step %d, a decode step %d, buffers %d bytes",
+        weights, peak.step, peak.decode, kept,
+    )  # fmt: skip
     del half
     _drop(device)
     receipt.lap("worst step")
@@ -90,8 +95,8 @@ def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> None:
         try:
             with cache.rehearsal(lambda wanted: pending.append(pool.submit(wanted.make))):
                 warm.rehearse(half, config)
-        except (RuntimeError, AssertionError, TypeError, ValueError, NoRoom) as error:
-            log.debug("the rehearsal ended early, kernels compile as they come: %r", error)
+        except Exception:  # whatever is wrong shows again, and is told, when it is run for real
+            log.debug("the rehearsal ended early: kernels compile as they come", exc_info=True)
         receipt.lap("rehearsal")
         failed = _wait(pending)
     receipt.lap("compile")
@@ -116,7 +121,9 @@ def sized(
     """Config and plan with a cache of the size that the measured peak leaves."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    overhead = max(total - free - reserved - room.held_by_others, 0)
+    overhead = total - free - reserved - room.held_by_others
+    if not 0 < overhead < MOST_OVERHEAD:  # others have come or gone meanwhile
+        overhead = plan.overhead_bytes
     steps = peak.step + warm.SLACK + warm.SMALL
     if not config.device.enforce_eager:
         steps += peak.decode + GRAPHS
@@ -144,6 +151,7 @@ def _drop(device: torch.device) -> None:
     """Give what a dropped half held back to the driver, so that the cache can be one piece."""
     gc.collect()
     torch.cuda.synchronize(device)
+    torch._C._cuda_clearCublasWorkspaces()  # one per stream, and the half had its own
     torch.cuda.empty_cache()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
 from quire.layers import Attention, Experts, Leaf, Linear, Rope
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
+from quire.quant import mxfp4
 from quire.quant.base import Method, Weighted
 from quire.quant.kv_scales import KvScales
 from quire.quant.none import Method as Plain
@@ -32,6 +34,7 @@ from quire.registry import Registry
 from quire.weights import files
 from quire.weights.load import Filler
 from quire.weights.mapping import Weights, assign, stored_shape
+from quire.weights.stage import Stage
 
 MODELS = Registry("quire.models")
 
@@ -128,18 +131,19 @@ def fill(
             leaf.method.finish_bank(leaf)
         leaf.settle(dtype)
 
-    filler = Filler(own, finish, dtype=dtype, device=device)
     if load_format == "dummy":
-        filler.draw(seed)
+        Filler(own, finish, dtype=dtype, device=device).draw(seed)
     else:
         if folder is None:
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
         scales = KvScales(layers, weights.strip)
-        shapes = scales.others(_shapes(folder, load_format))
+        shapes = mxfp4.made_plain(scales.others(_shapes(folder, load_format)))
         targets = assign(leaves, weights, shapes, tied=config.tied)
         tensors = files.iterate(folder, progress, load_format=load_format)
-        filler.fill(targets, scales.taken(tensors))
+        with Stage(device) if device.type == "cuda" else nullcontext() as stage:
+            filler = Filler(own, finish, dtype=dtype, device=device, stage=stage)
+            filler.fill(targets, mxfp4.unpacked(scales.taken(tensors), targets))
     for name, source in tie.items():
         leaves[name].put("weight", leaves[source].weight)
 

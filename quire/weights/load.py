@@ -3,12 +3,17 @@
 A layer is finished (packed, say) as soon as its last tensor has come, and its unpacked form freed,
 so the peak is the model plus one layer. Each parameter owns its memory: nothing refers to the
 checkpoint's file afterwards. Which tensor goes where was decided by `mapping.assign`.
+
+On a GPU the copies are under way in threads (stage.py) while the next tensors are looked up, so a
+layer is finished a little after its last tensor has come.
 """
 
 from __future__ import annotations
 
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 import torch
@@ -16,7 +21,10 @@ from torch import Tensor
 
 from quire.errors import WeightError
 from quire.weights.mapping import Holder, Part, Spread, Target, stored_shape, wanted_shape
+from quire.weights.stage import Event, Stage
 
+LATE = 8
+"""Holders whose copies may be under way: enough to keep the bus busy, few enough to hold twice."""
 BLOCK = 1_048_573
 """Random numbers drawn for a whole dummy model. Prime, so that rows of a matrix differ."""
 
@@ -33,13 +41,18 @@ class Filler(Generic[H]):
         *,
         dtype: torch.dtype,
         device: torch.device,
+        stage: Stage | None = None,
     ) -> None:
+        """stage: how tensors get to a GPU; None: they are copied one after another."""
         self._holders = holders
         self._finish = finish
         self._dtype = dtype
         self._device = device
         self._open: dict[tuple[str, str], tuple[Tensor, int]] = {}  # value, parts still to come
         self._left = {name: len(holder.params()) for name, holder in holders.items()}
+        self._stage = stage
+        self._copies: dict[str, list[Future[Event]]] = {}  # under way, by holder
+        self._late: deque[str] = deque()  # holders that have all but these
 
     def fill(self, targets: Mapping[str, Target], tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Copy every tensor to its target; those without one are skipped."""
@@ -50,6 +63,8 @@ class Filler(Generic[H]):
             seen.add(name)
             if name in targets:
                 self._copy(targets[name], tensor)
+        while self._late:
+            self._finish_late()
         if lost := sorted(targets.keys() - seen):
             raise WeightError(f"the checkpoint's files lack tensors its index names: {lost}")
 
@@ -83,12 +98,12 @@ class Filler(Generic[H]):
             dtype = holder.dtype(target.param) or self._dtype
             value = torch.empty(stored_shape(layout), dtype=dtype, device=self._device)
         if target.part is not None:
-            _place(value, layout[target.part], tensor)
+            self._place(target.layer, value, layout[target.part], tensor)
             left -= 1
         else:
             pieces = holder.unbundle(target.param, tensor)
             for part, piece in zip(layout, pieces, strict=True):
-                _place(value, part, piece)
+                self._place(target.layer, value, part, piece)
             left = 0
         if left:
             self._open[key] = (value, left)
@@ -99,15 +114,30 @@ class Filler(Generic[H]):
         holder = self._holders[layer]
         holder.put(param, value)
         self._left[layer] -= 1
-        if not self._left[layer]:
+        if self._left[layer]:
+            return
+        if self._stage is None:
             self._finish(holder)
+            return
+        self._late.append(layer)
+        while len(self._late) > LATE:
+            self._finish_late()
 
+    def _finish_late(self) -> None:
+        layer = self._late.popleft()
+        assert self._stage is not None, "only staged copies are late"
+        self._stage.wait(self._copies.pop(layer, []))
+        self._finish(self._holders[layer])
 
-def _place(value: Tensor, part: Part, tensor: Tensor) -> None:
-    """Copy the cut of one checkpoint tensor to its rows, converting dtype and device."""
-    for axis, kept in enumerate(part.cut):
-        tensor = tensor.narrow(axis, kept.start, len(kept))
-    value[part.start : part.start + len(part.cut[0])].copy_(tensor)
+    def _place(self, layer: str, value: Tensor, part: Part, tensor: Tensor) -> None:
+        """Copy the cut of one checkpoint tensor to its rows, converting dtype and device."""
+        for axis, kept in enumerate(part.cut):
+            tensor = tensor.narrow(axis, kept.start, len(kept))
+        rows = value[part.start : part.start + len(part.cut[0])]
+        if self._stage is None:
+            rows.copy_(tensor)
+        else:
+            self._copies.setdefault(layer, []).extend(self._stage.copy(rows, tensor))
 
 
 def _tile(flat: Tensor, values: Tensor, offset: int) -> None:
