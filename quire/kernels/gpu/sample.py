@@ -3,8 +3,9 @@
     scan    all rows, all processors: top and mass of each group of 64 logits
     settle  a program a row: greedy and plain rows are done; others find a bound that every kept
             token reaches, and file the tokens that reach it
-    cut     a program a row: exact min_p, top_k and top_p on the filed ones, and the draw
-    cut_all as cut, for rows with too many to file: searches over the whole row
+    cut     a small program a row: exact min_p, top_k and top_p on the filed ones, and the draw
+    cut_all a large program a row: the same for rows with more filed ones, and for those with too
+            many to file, which are searched whole
 
 Each is exact: bounds only leave out what cannot stay. A program whose row is done returns at once.
 """
@@ -34,6 +35,9 @@ from quire.kernels.gpu.groups import (
     weight,
 )
 from quire.kernels.sample import Drawn
+
+FEW = tl.constexpr(512)
+"""Candidates that a small program cuts. Most rows have no more, and many small ones run at once."""
 
 DONE = tl.constexpr(-1)
 """As a count of candidates: the row has its token."""
@@ -126,7 +130,7 @@ def _settle_kernel(
     V,
     G,
     SCALED: tl.constexpr,
-    BG: tl.constexpr,  # power of two >= G
+    BG: tl.constexpr,  # power of two >= G, at least GROUP
 ):
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     row = x_ptr + r * x_step
@@ -139,8 +143,9 @@ def _settle_kernel(
     spoilt = tl.max((masses != masses).to(tl.int32), 0) > 0
     best = tl.where(spoilt & (top != float("inf")), float("nan"), top)
     weights = weight(tops, top, scale)
-    shares = tl.where(spoilt, 0.0, masses * weights).to(tl.float64)
-    total = tl.sum(shares)
+    # Sums of 64 groups: running sums over all of them would take all registers.
+    wide = tl.sum(tl.reshape(masses * weights, (BG // GROUP, GROUP)), 1).to(tl.float64)
+    total = tl.sum(wide)
     tl.store(best_ptr + r, best)
     tl.store(least_ptr + r, float("-inf"))
     tl.store(last_ptr + r, V)
@@ -155,7 +160,13 @@ def _settle_kernel(
         tl.store(counts_ptr + r, DONE)
     elif not cut:
         share = random_share(seed, tl.load(outputs_ptr + r))
-        found, rest = _crossing(shares, share, BG)
+        block, rest = _crossing(wide, share, BG // GROUP)
+        near = block * GROUP + lane
+        near_tops = tl.load(tops_ptr + r * G + near, mask=near < G, other=float("-inf"))
+        near_masses = tl.load(masses_ptr + r * G + near, mask=near < G, other=0.0)
+        near_masses *= weight(near_tops, top, scale)
+        inside, rest = _crossing(near_masses.to(tl.float64), rest, GROUP)
+        found = block * GROUP + inside
         at = found * GROUP + lane
         x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
         place, _ = _crossing(weight(x, top, scale).to(tl.float64), rest, GROUP)
@@ -246,23 +257,19 @@ def _cut_kernel(
 ):
     r = tl.program_id(0).to(tl.int64)
     n = tl.load(counts_ptr + r)
-    if (n >= 0) & (n <= MOST):
+    if (n >= 0) & (n <= FEW):
         _, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
         scale = scale_of(slots_ptr, table_ptr, r, SCALED)
         top, total = tl.load(best_ptr + r), tl.load(totals_ptr + r)
         share = random_share(seed, tl.load(outputs_ptr + r))
         x, at = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST
-        if n <= 256:
+        if n <= FEW // 4:
             found, least, last = _cut(
-                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, 256
-            )
-        elif n <= 1024:
-            found, least, last = _cut(
-                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, 1024
+                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, FEW // 4
             )
         else:
             found, least, last = _cut(
-                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, MOST
+                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, FEW
             )
         tl.store(ids_ptr + r, tl.minimum(found, V - 1))
         tl.store(least_ptr + r, least)
@@ -401,6 +408,8 @@ def _cut_all_kernel(
     last_ptr,
     totals_ptr,
     counts_ptr,
+    cand_x_ptr,
+    cand_id_ptr,
     x_step,
     V: tl.constexpr,  # so that the loops over it are counted ones
     SCALED: tl.constexpr,
@@ -409,27 +418,37 @@ def _cut_all_kernel(
 ):
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     n = tl.load(counts_ptr + r)
-    if n > MOST:
+    if n > FEW:
         row = x_ptr + r * x_step
         _, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
         scale = scale_of(slots_ptr, table_ptr, r, SCALED)
         top, total, floor = tl.load(best_ptr + r), tl.load(totals_ptr + r), tl.load(least_ptr + r)
-        if top_k > 0:
-            kth = _search(row, top, scale, floor, min_p, ordered(floor), top_k, V, True, SHIFT, B)
-            floor = tl.maximum(floor, kth)
-        if (top_k > 0) | (min_p > 0):
-            _above, total, floor = _mass_above(row, top, scale, floor, min_p, V, B)
-        least, last = floor, V
-        if top_p < 1:
-            limit = top_p * total
-            least = _search(row, top, scale, floor, 0.0, ordered(floor), limit, V, False, SHIFT, B)
-            above, _total, _least = _mass_above(row, top, scale, least, 0.0, V, B)
-            each = weight(least, top, scale).to(tl.float64)
-            ties = tl.maximum(tl.ceil((limit - above) / each), 1.0)
-            last = _nth_equal(row, least, ties.to(tl.int32), V, B)
-            total = above + ties * each
         share = random_share(seed, tl.load(outputs_ptr + r))
-        found = _draw(row, top, scale, least, last, share, total, V, B)
+        if n <= MOST:
+            found, least, last = _cut(
+                cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, n, top, scale, total, top_k, top_p,
+                min_p, share, V, MOST,
+            )  # fmt: skip
+        else:
+            if top_k > 0:
+                kth = _search(
+                    row, top, scale, floor, min_p, ordered(floor), top_k, V, True, SHIFT, B
+                )
+                floor = tl.maximum(floor, kth)
+            if (top_k > 0) | (min_p > 0):
+                _above, total, floor = _mass_above(row, top, scale, floor, min_p, V, B)
+            least, last = floor, V
+            if top_p < 1:
+                limit = top_p * total
+                least = _search(
+                    row, top, scale, floor, 0.0, ordered(floor), limit, V, False, SHIFT, B
+                )
+                above, _total, _least = _mass_above(row, top, scale, least, 0.0, V, B)
+                each = weight(least, top, scale).to(tl.float64)
+                ties = tl.maximum(tl.ceil((limit - above) / each), 1.0)
+                last = _nth_equal(row, least, ties.to(tl.int32), V, B)
+                total = above + ties * each
+            found = _draw(row, top, scale, least, last, share, total, V, B)
         tl.store(ids_ptr + r, tl.minimum(found, V - 1))
         tl.store(least_ptr + r, least)
         tl.store(last_ptr + r, last)
@@ -469,14 +488,14 @@ def launch(
     cand_id = torch.empty((rows, MOST.value), dtype=torch.int32, device=device)
     _settle_kernel[grid](
         logits, tops, masses, slots, outputs, table, *outs, totals, counts, lists, cand_x, cand_id,
-        logits.stride(0), vocab, groups, SCALED=scaled, BG=triton.next_power_of_2(groups),
-        num_warps=WARPS,
+        logits.stride(0), vocab, groups, SCALED=scaled,
+        BG=max(GROUP.value, triton.next_power_of_2(groups)), num_warps=WARPS,
     )  # fmt: skip
     _cut_kernel[grid](
         slots, outputs, table, *outs, totals, counts, cand_x, cand_id, vocab,
-        SCALED=scaled, num_warps=WARPS,
+        SCALED=scaled, num_warps=4,
     )  # fmt: skip
     _cut_all_kernel[grid](
-        logits, slots, outputs, table, *outs, totals, counts, logits.stride(0), vocab,
-        SCALED=scaled, SHIFT=_SHIFTS[logits.dtype], B=1024, num_warps=16,
+        logits, slots, outputs, table, *outs, totals, counts, cand_x, cand_id,
+        logits.stride(0), vocab, SCALED=scaled, SHIFT=_SHIFTS[logits.dtype], B=1024, num_warps=16,
     )  # fmt: skip

@@ -33,10 +33,13 @@ def drawn(logits, kinds):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("ties", [False, True])
-def test_rows_with_too_many_candidates_are_searched_whole(monkeypatch, dtype, ties):
+@pytest.mark.parametrize(("ties", "most"), [(False, 64), (True, 64), (False, 4096)])
+def test_rows_with_many_candidates_are_cut_at_once_or_searched_whole(
+    monkeypatch, dtype, ties, most
+):
+    monkeypatch.setattr(kernels, "FEW", tl.constexpr(16))
     for module in (groups, kernels):
-        monkeypatch.setattr(module, "MOST", tl.constexpr(64))
+        monkeypatch.setattr(module, "MOST", tl.constexpr(most))
     x = torch.randn(len(LONG), 2003, generator=torch.Generator().manual_seed(1)) * 1.5
     x = (x * 4).round() / 4 if ties else x
     x[:, ::5] = -torch.inf
