@@ -1,8 +1,7 @@
 """The backend of latent attention: one latent per token in the cache, shared by all query heads.
 
-It attends in the latent space: queries are brought there and outputs back by each head's own
-matrices, so a step reads L + R numbers per cached token, not two per head and channel. `run`, the
-ordinary interface, has no meaning here: a latent layer calls `room` and `attend`.
+Which tokens are attended in the latent space and which by keys and values is the op's choice.
+`run`, the ordinary interface, has no meaning here: a latent layer calls `room` and `attend`.
 
 Axes: T tokens in the step, H query heads, P size of a query without its rotated part, R rotated
 size, L latent size, V size of a value, N blocks, B block size.
@@ -17,8 +16,6 @@ from torch import Tensor
 
 from quire.attention.base import AttentionLayer, Batch, Caps
 from quire.kernels.mla_attention import mla_attention
-from quire.kernels.mla_queries import mla_queries
-from quire.kernels.mla_values import mla_values
 
 CAPS = Caps(
     devices=frozenset({"cpu", "cuda"}),
@@ -41,16 +38,18 @@ class LatentStep:
         return self.cache[layer.place], self.batch.slots[layer.group]
 
     def attend(
-        self, q: Tensor, q_rope: Tensor, keys: Tensor, values: Tensor, layer: AttentionLayer
+        self, q: Tensor, q_rope: Tensor, latents: Tensor, up: Tensor, layer: AttentionLayer
     ) -> Tensor:
-        """q [T, H, P], q_rope [T, H, R], keys [H, P, L], values [H, V, L] -> [T, H * V].
+        """q [T, H, P], q_rope [T, H, R], latents [T, L + R], up [H, P + V, L] -> [T, H * V].
 
-        The step's latents are in the cache. keys, values: what would make them of a latent.
+        The latents are in the cache already. up: what makes keys and values of a latent.
         """
         batch = self.batch
-        mixed = mla_attention(
-            mla_queries(q, keys),
+        return mla_attention(
+            q,
             q_rope,
+            latents,
+            up,
             self.cache[layer.place],
             batch.tables[layer.group],
             batch.q_starts,
@@ -58,8 +57,8 @@ class LatentStep:
             layer.scale,
             batch.rows,
             batch.decodes,
+            batch.fresh,
         )
-        return mla_values(mixed, values)
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
         raise AssertionError("a layer with keys and values was given a latent cache")

@@ -1,15 +1,16 @@
-"""Causal attention over a paged cache of latents: all query heads share one key per token.
+"""Causal attention over a paged cache of latents, from which keys and values of all heads are made.
 
-    a token's latent has L + R numbers: a compressed part that is key and value at once, and a
-    rotated part that is key only
-    score = (q . compressed + q_rope . rotated) * scale       output = sum of weights * compressed
+    a token's latent has L + R numbers: a compressed part and a rotated part, shared by all heads
+    key of head h = (up[h, :P] @ compressed | rotated)      value of head h = up[h, P:] @ compressed
     sequence s owns query rows [q_starts[s], q_starts[s+1]): the LAST of its contexts[s] tokens
 
-Queries come in the latent space (mla_queries), outputs leave it later (mla_values): what a head
-would have made of the latents is folded into both, so a step reads L + R numbers per token.
+Both can be done without keys and values: q . (up @ c) = (q @ up) . c, and the sum of weighted
+values is up @ the sum of weighted latents. That reads L + R numbers a token whatever H is, for more
+arithmetic per pair: right for a row that decodes. Where a step brings many queries at once, keys
+and values of its own tokens are made after all, and each pair costs P + R + V instead of 2 L + R.
 
-Axes: T query tokens, S sequences, H query heads, L compressed size, R rotated size, N blocks,
-B block size, W width of the block table.
+Axes: T query tokens, S sequences, H query heads, P size of a query without its rotated part,
+R rotated size, L compressed size, V size of a value, N blocks, B block size, W table width.
 """
 
 from __future__ import annotations
@@ -27,59 +28,72 @@ _TILE = 64  # query rows of one sequence the reference scores at a time
 
 def _case(
     device: torch.device,
-    shape: tuple[int, int, int, int],
+    shape: tuple[int, int, int, int, int, int],
     rows: list[tuple[int, int]],
     dtype: torch.dtype,
     *,
     shuffled: bool = False,
 ) -> dict[str, Any]:
     """rows: (queries, context) of each sequence, those of one query first; 0 tokens: padding."""
-    heads, latent, rotated, block = shape
+    heads, plain, rotated, latent, value, block = shape
     queries = [q for q, _ in rows]
+    decodes = next((i for i, q in enumerate(queries) if q != 1), len(queries))
     width = max(-(-c // block) for _, c in rows) + 1
     pool = sum(-(-c // block) for _, c in rows) + 3
     free = torch.randperm(pool).int()
     tables = torch.full((len(rows), width), -1, dtype=torch.int32)
-    at = 0
-    for s, (_, c) in enumerate(rows):
+    cache = torch.full((pool, 1, 1, block, latent + rotated), float("nan"))
+    own, at = [], 0  # what no token has written yet may hold anything
+    for s, (q, c) in enumerate(rows):
         used = -(-c // block)
         tables[s, :used] = free[at : at + used]
+        held = torch.randn(c, latent + rotated)
+        spots = torch.arange(c)
+        cache[tables[s][spots // block].long(), 0, 0, spots % block] = held
+        own.append(held[c - q :] if c else torch.zeros(q, latent + rotated))
         at += used
-    cache = torch.randn(pool, 1, 1, block, latent + rotated, device=device).to(dtype)
-    for s, (_, c) in enumerate(rows):  # what no token has written yet may hold anything
-        if c % block:
-            cache[tables[s, c // block], :, :, c % block :] = float("nan")
     places = torch.randperm(len(rows)).int() if shuffled else None
     if places is not None:
         tables[places.long()] = tables.clone()
+    up = torch.randn(heads, plain + value, latent) / latent**0.5
+    both = torch.randn(sum(queries), heads, plain + rotated).to(device, dtype)
     return {
-        "q": torch.randn(sum(queries), heads, latent, device=device).to(dtype),
-        "q_rope": torch.randn(sum(queries), heads, rotated, device=device).to(dtype),
-        "cache": cache,
+        "q": both[..., :plain],
+        "q_rope": both[..., plain:].contiguous(),
+        "latents": torch.cat(own).to(device, dtype),
+        "up": up.to(device, dtype),
+        "cache": cache.to(device, dtype),
         "tables": tables.to(device),
         "q_starts": torch.tensor([0, *queries]).cumsum(0).int().to(device),
         "contexts": torch.tensor([c for _, c in rows], dtype=torch.int32, device=device),
-        "scale": (latent + rotated) ** -0.5,
+        "scale": (plain + rotated) ** -0.5,
         "rows": None if places is None else places.to(device),
-        "decodes": next((i for i, q in enumerate(queries) if q != 1), len(queries)),
+        "decodes": decodes,
+        "fresh": all(q == c for q, c in rows[decodes:]),
     }
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     bf16, fp32 = torch.bfloat16, torch.float32
     mixed = [(1, 33), (1, 1), (1, 0), (7, 7), (5, 70), (2, 19)]
-    yield _case(device, (4, 32, 16, 16), mixed, fp32)
-    yield _case(device, (16, 64, 16, 16), mixed, bf16, shuffled=True)
-    yield _case(device, (3, 20, 6, 4), mixed, fp32)
-    yield _case(device, (5, 32, 32, 32), [(1, 100), (1, 1)], bf16)
-    yield _case(device, (2, 32, 16, 16), [(1, 0), (1, 0)], bf16)
-    yield _case(device, (6, 32, 16, 16), [(40, 40), (3, 90)], torch.float16, shuffled=True)
+    fresh = [(1, 40), (1, 0), (33, 33), (3, 3), (18, 18)]
+    yield _case(device, (4, 24, 16, 32, 20, 16), mixed, fp32)
+    yield _case(device, (4, 24, 16, 32, 20, 16), fresh, fp32, shuffled=True)
+    yield _case(device, (16, 32, 16, 64, 32, 16), mixed, bf16, shuffled=True)
+    yield _case(device, (2, 32, 16, 64, 16, 16), fresh, bf16)
+    yield _case(device, (3, 20, 6, 20, 12, 4), mixed, fp32)
+    yield _case(device, (5, 16, 32, 32, 16, 32), [(1, 100), (1, 1)], bf16)
+    yield _case(device, (2, 16, 16, 32, 16, 16), [(1, 0), (1, 0)], bf16)
+    yield _case(device, (6, 16, 16, 32, 16, 16), [(40, 40), (3, 90)], torch.float16, shuffled=True)
+    yield _case(device, (2, 16, 16, 32, 16, 16), [(1, 9), (270, 300), (10, 10), (2, 60)], fp32)
 
 
 @op(cases=_cases, gpu=True)
 def mla_attention(
     q: Tensor,
     q_rope: Tensor,
+    latents: Tensor,
+    up: Tensor,
     cache: Tensor,
     tables: Tensor,
     q_starts: Tensor,
@@ -87,35 +101,60 @@ def mla_attention(
     scale: float,
     rows: Tensor | None = None,
     decodes: int = 0,
+    fresh: bool = False,
 ) -> Tensor:
-    """Attend every query row to the cached latents of its sequence.
+    """Attend every query row to the tokens of its sequence.
 
-    q: [T, H, L], q_rope: [T, H, R], both may be strided. cache: [N, 1, 1, B, L + R], the step's
-    latents written. rows: [S] int32, sequence s has the table tables[rows[s]]; None: tables[s].
-    decodes: so many first sequences have one query each. Returns a new [T, H, L] in q.dtype;
+    q: [T, H, P], q_rope: [T, H, R], may be strided. latents: [T, L + R], the step's own, which are
+    in the cache too. up: [H, P + V, L]. cache: [N, 1, 1, B, L + R]. rows: [S] int32, sequence s
+    has the table tables[rows[s]]; None: tables[s]. decodes: so many first sequences have one query
+    each. fresh: the others have no tokens before this step's. Returns a new [T, H * V] in q.dtype;
     rows of a sequence of no tokens (padding) are zeros.
     """
-    out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
+    heads, value = q.shape[1], up.shape[1] - q.shape[2]
+    out = torch.zeros(len(q), heads * value, dtype=q.dtype, device=q.device)
     starts, lengths = q_starts.tolist(), contexts.tolist()
     places = range(len(lengths)) if rows is None else rows.tolist()
-    block = cache.shape[3]
     for s, context in enumerate(lengths):
         if context == 0:
             continue
-        used = tables[places[s], : -(-context // block)].long()
-        latents = cache[used].flatten(0, 3)[:context].float()  # [n, L + R]
+        used = tables[places[s], : -(-context // cache.shape[3])].long()
+        held = cache[used].flatten(0, 3)[:context].float()  # [n, L + R]
+        attend = _with_latents if starts[s + 1] - starts[s] == 1 else _with_keys_and_values
         for row in range(starts[s], starts[s + 1], _TILE):
             stop = min(row + _TILE, starts[s + 1])
             end = context - (starts[s + 1] - stop)  # tokens the last of these rows sees
-            both = torch.cat((q[row:stop], q_rope[row:stop]), -1).float()
-            out[row:stop] = _attend(both, latents[:end], q.shape[2], scale).to(q.dtype)
+            queries = q[row:stop].float(), q_rope[row:stop].float()
+            mixed = attend(*queries, up.float(), held[:end], scale)
+            out[row:stop] = mixed.flatten(1).to(q.dtype)
     return out
 
 
-def _attend(q: Tensor, latents: Tensor, size: int, scale: float) -> Tensor:
-    """q [r, H, L + R], the last r of the n positions of latents [n, L + R] -> [r, H, L]."""
-    at = torch.arange(len(latents), device=q.device)
-    hidden = at[None] > at[-len(q) :, None]  # [r, n]
-    scores = torch.einsum("rhd,nd->hrn", q, latents) * scale
-    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
-    return torch.einsum("hrn,nl->rhl", weights, latents[:, :size])
+def _with_latents(q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: float) -> Tensor:
+    """q [r, H, P], q_rope [r, H, R], the last r positions of held [n, L + R] -> [r, H, V]."""
+    plain, latent = q.shape[2], up.shape[2]
+    both = torch.cat((torch.einsum("rhp,hpl->rhl", q, up[:, :plain]), q_rope), -1)
+    weights = _weights(torch.einsum("rhd,nd->hrn", both, held) * scale)
+    mixed = torch.einsum("hrn,nl->rhl", weights, held[:, :latent])
+    return torch.einsum("rhl,hvl->rhv", mixed, up[:, plain:])
+
+
+def _with_keys_and_values(
+    q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: float
+) -> Tensor:
+    """The same, by what it means."""
+    plain, latent = q.shape[2], up.shape[2]
+    keys, values = torch.einsum("nl,hcl->hnc", held[:, :latent], up).split(
+        [plain, up.shape[1] - plain], -1
+    )
+    scores = torch.einsum("rhp,hnp->hrn", q, keys)
+    scores += torch.einsum("rhd,nd->hrn", q_rope, held[:, latent:])
+    return torch.einsum("hrn,hnv->rhv", _weights(scores * scale), values)
+
+
+def _weights(scores: Tensor) -> Tensor:
+    """Softmax of [H, r, n], the rows being the last r of n positions."""
+    rows, span = scores.shape[1:]
+    at = torch.arange(span, device=scores.device)
+    hidden = at[None] > at[span - rows :, None]
+    return scores.masked_fill(hidden, float("-inf")).softmax(-1)

@@ -1,12 +1,12 @@
 """Multi-head latent attention: keys and values of all heads are made of one latent per token.
 
     LatentInputs     hidden -> (queries or their compressed form, latents), one product
-    LatentUp         the matrices that would make keys and values of a latent; they never do, but
-                     are multiplied into queries and outputs instead
+    LatentUp         the matrices that make keys and values of a latent; or are multiplied into
+                     queries and outputs instead, see quire.kernels.mla_attention
     LatentAttention  norms, turns and files the latents, then attends
 
-A checkpoint in fewer bits gives LatentUp its weight in the model's dtype: it is read once a step
-as two batches of small matrices, which is no linear layer's product.
+A checkpoint in fewer bits gives LatentUp its weight in the model's dtype: a step reads it as two
+batches of small matrices, which is no linear layer's product.
 
 Axes: T tokens in the step, E hidden, H query heads, P size of a query without its rotated part,
 R rotated size, L latent size, V size of a value.
@@ -90,10 +90,9 @@ class LatentUp(Linear):
             sizes.latent, (Outputs(sizes.heads, sizes.plain + sizes.value, "attention heads"),)
         )
 
-    def forward(self) -> tuple[Tensor, Tensor]:  # type: ignore[override]
-        """(keys [H, P, L], values [H, V, L]) of this rank's heads, views."""
-        whole = self.weight.view(-1, self.outputs[0].width, self.sizes.latent)
-        return whole[:, : self.sizes.plain], whole[:, self.sizes.plain :]
+    def forward(self) -> Tensor:  # type: ignore[override]
+        """[H, P + V, L] of this rank's heads, a view."""
+        return self.weight.view(-1, self.outputs[0].width, self.sizes.latent)
 
     def rows(self) -> list[range]:
         out = self.outputs[0]
@@ -137,7 +136,7 @@ class LatentAttention(Attention):
         q = q.view(q.shape[0], self.heads, self.sizes.query)
         plain, rotated = q[..., : self.sizes.plain], q[..., self.sizes.plain :]
         cache, slots = latent.room(self)
-        turned, _ = mla_write(
+        turned, latents = mla_write(
             rotated,
             kv,
             norm.weight,
@@ -148,5 +147,4 @@ class LatentAttention(Attention):
             slots,
             self.interleaved,
         )
-        keys, values = up()
-        return latent.attend(plain, turned, keys, values, self)
+        return latent.attend(plain, turned, latents, up(), self)

@@ -242,7 +242,8 @@ class Lane:
         with span("upload"):
             views = self._send_mixed(inputs)
         with span("forward"):
-            hidden = self._forward(views, inputs.decodes, inputs.max_query, inputs.max_context)
+            bounds = (inputs.decodes, inputs.max_query, inputs.max_context, inputs.fresh)
+            hidden = self._forward(views, *bounds)
         judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
         if not inputs.sampled_rows:
             return self._launched(inputs, 0, None, judged)
@@ -275,7 +276,9 @@ class Lane:
 
     # -- both -----------------------------------------------------------------------------------
 
-    def _forward(self, views: Views, decodes: int, max_query: int, max_context: int) -> Tensor:
+    def _forward(
+        self, views: Views, decodes: int, max_query: int, max_context: int, fresh: bool = False
+    ) -> Tensor:
         """Hidden states of the step's tokens: [T, E]."""
         tokens, groups = views.token_ids.shape[0], self._tables.shape[0]
         ids = torch.empty_like(views.token_ids)
@@ -299,6 +302,7 @@ class Lane:
             max_context=max_context,
             rows=views.rows,
             decodes=decodes,
+            fresh=fresh,
         )
         hidden = self._model(StepInputs(ids, views.positions, self._backend.plan(batch)))
         fuse.flush()

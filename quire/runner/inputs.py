@@ -40,6 +40,12 @@ class Inputs:
     max_context: int
     decode_only: bool  # every row is one token and is sampled
 
+    @property
+    def fresh(self) -> bool:
+        """Whether the rows of several tokens are beginnings of their sequences."""
+        counts = np.diff(self.q_starts)
+        return bool((counts[self.decodes :] == self.contexts[self.decodes :]).all())
+
 
 def gather(plan: StepPlan) -> Inputs:
     """Copy everything step `plan` needs, but for block tables. The plan has rows."""

@@ -9,8 +9,63 @@ Axes: M query rows of the tile, BN latents at a time, L compressed size, R rotat
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+import torch
 import triton
 import triton.language as tl
+from torch import Tensor
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut."""
+
+    rows: int
+    latents: int  # at a time
+    warps: int
+    stages: int
+
+
+def precision(dtype: torch.dtype) -> str:
+    """float32 stays float32; others have no choice."""
+    return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def sizes_of(
+    q: Tensor, q_rope: Tensor, cache: Tensor, tables: Tensor, rows: Tensor | None
+) -> tuple[int | bool, ...]:
+    """The constants that kernels over latents begin with."""
+    return (
+        q.shape[1],
+        q.shape[2],
+        q_rope.shape[2],
+        q.stride(0),
+        q.stride(1),
+        q_rope.stride(0),
+        q_rope.stride(1),
+        cache.stride(0),
+        tables.stride(0),
+        cache.shape[3],
+        rows is not None,
+    )
+
+
+@triton.jit
+def sequence_of(tile, starts_ptr, first, sequences, BQ: tl.constexpr):
+    """The sequence, from `first` on, that a tile of BQ queries belongs to, and its first tile.
+
+    Tiles are counted as if each sequence began a new one where it starts: no table is needed.
+    """
+    origin = tl.load(starts_ptr + first)
+    low = first
+    high = sequences - 1
+    while low < high:  # the last sequence whose tiles begin at or before this one
+        middle = (low + high + 1) // 2
+        begins = (tl.load(starts_ptr + middle) - origin) // BQ + (middle - first)
+        low = tl.where(begins <= tile, middle, low)
+        high = tl.where(begins <= tile, high, middle - 1)
+    start = tl.load(starts_ptr + low) - origin
+    return low, start, tl.load(starts_ptr + low + 1) - origin - start, start // BQ + (low - first)
 
 
 @triton.jit

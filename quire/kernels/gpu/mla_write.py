@@ -59,13 +59,13 @@ def _finish(
     if part > 0:
         h = (part - 1) * BH + tl.arange(0, BH)
         real = (h[:, None] < H) & pair[None, :]
-        at = q_ptr + t * Q_ROW + h[:, None] * Q_HEAD + i[None, :] * STEP
-        a = tl.load(at, mask=real, other=0.0).to(tl.float32)
-        b = tl.load(at + NEAR, mask=real, other=0.0).to(tl.float32)
-        a, b = _turn(a, b, cos[None, :], sin[None, :])
-        to = q_out_ptr + (t * H + h[:, None]) * R + i[None, :] * STEP
-        tl.store(to, a.to(dtype), mask=real)
-        tl.store(to + NEAR, b.to(dtype), mask=real)
+        q_at = q_ptr + t * Q_ROW + h[:, None] * Q_HEAD + i[None, :] * STEP
+        q_a = tl.load(q_at, mask=real, other=0.0).to(tl.float32)
+        q_b = tl.load(q_at + NEAR, mask=real, other=0.0).to(tl.float32)
+        q_a, q_b = _turn(q_a, q_b, cos[None, :], sin[None, :])
+        q_to = q_out_ptr + (t * H + h[:, None]) * R + i[None, :] * STEP
+        tl.store(q_to, q_a.to(dtype), mask=real)
+        tl.store(q_to + NEAR, q_b.to(dtype), mask=real)
     else:
         c = tl.arange(0, L_WIDTH)
         live = c < L
@@ -82,10 +82,10 @@ def _finish(
         tl.store(to + L + i * STEP + NEAR, b.to(dtype), mask=pair)
         slot = tl.load(slots_ptr + t)
         filed = slot >= 0
-        to = cache_ptr + slot * (L + R)  # blocks are contiguous, so slots are
-        tl.store(to + c, x, mask=live & filed)
-        tl.store(to + L + i * STEP, a.to(dtype), mask=pair & filed)
-        tl.store(to + L + i * STEP + NEAR, b.to(dtype), mask=pair & filed)
+        room = cache_ptr + slot * (L + R)  # blocks are contiguous, so slots are
+        tl.store(room + c, x, mask=live & filed)
+        tl.store(room + L + i * STEP, a.to(dtype), mask=pair & filed)
+        tl.store(room + L + i * STEP + NEAR, b.to(dtype), mask=pair & filed)
 
 
 def outputs(

@@ -53,6 +53,7 @@ class Stepper:
             max_query=len(ids),
             max_context=end,
             decodes=int(len(ids) == 1),
+            fresh=start == 0,
         )
         self.length = end
         positions = positions.int().to(self.device)

@@ -1,0 +1,194 @@
+"""Rows that decode, against cached latents: split along the context, the parts merged after.
+
+    grid (head tiles, sequences, splits)
+
+How many splits there are depends on the number of rows only, since a captured graph is replayed
+for contexts of any length; each program finds its share in `contexts`, and may have none.
+
+Axes: as in quire.kernels.mla_attention; M query rows of a tile, X splits.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.mla_tile import Tile, precision, sizes_of, sweep
+from quire.kernels.gpu.start import kernel
+
+SHORTEST = 128
+"""Latents that are worth a program of their own."""
+MOST_SPLITS = 64
+
+
+@kernel("scale", "splits")
+def _decode(
+    q_ptr,  # [T, H, L]
+    rope_ptr,  # [T, H, R]
+    cache_ptr,
+    tables_ptr,
+    contexts_ptr,
+    rows_ptr,
+    out_ptr,  # [T, H, L]
+    part_ptr,  # [T, X, H, L] float32 where there are splits
+    weight_ptr,  # [T, X, H] float32
+    scale,
+    splits,
+    H: tl.constexpr,
+    L: tl.constexpr,
+    R: tl.constexpr,
+    Q_ROW: tl.constexpr,
+    Q_HEAD: tl.constexpr,
+    ROPE_ROW: tl.constexpr,
+    ROPE_HEAD: tl.constexpr,
+    STRIDE_N: tl.constexpr,
+    TABLE_ROW: tl.constexpr,
+    B: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    M: tl.constexpr,
+    BN: tl.constexpr,
+    WHOLE: tl.constexpr,  # one split
+    LEAST: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    s = tl.program_id(1).to(tl.int64)
+    x = tl.program_id(2)
+    context = tl.load(contexts_ptr + s)
+    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
+    start = x * share
+    end = tl.minimum(start + share, context)
+    if WHOLE or start < end:
+        h = tl.program_id(0) * M + tl.arange(0, M)
+        c = tl.arange(0, L)
+        r = tl.arange(0, R)
+        real = h[:, None] < H
+        q = tl.load(q_ptr + s * Q_ROW + h[:, None] * Q_HEAD + c[None, :], mask=real, other=0.0)
+        rope_at = rope_ptr + s * ROPE_ROW + h[:, None] * ROPE_HEAD + r[None, :]
+        q_rope = tl.load(rope_at, mask=real, other=0.0)
+        table = s
+        if HAS_ROWS:
+            table = tl.load(rows_ptr + s).to(tl.int64)
+        seen = tl.full([M], 0, tl.int32) + context
+        acc, best, total = sweep(
+            q, q_rope, cache_ptr, tables_ptr + table * TABLE_ROW, start, end, seen, scale,
+            STRIDE_N, B, M, BN, L, R, PRECISION,
+        )  # fmt: skip
+        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+        if WHOLE:
+            tl.store(
+                out_ptr + (s * H + h[:, None]) * L + c[None, :],
+                acc.to(out_ptr.dtype.element_ty),
+                mask=real,
+            )
+        else:
+            at = (s * splits + x) * H + h
+            tl.store(part_ptr + at[:, None] * L + c[None, :], acc, mask=real)
+            tl.store(weight_ptr + at, best + tl.log2(total), mask=h < H)
+
+
+@kernel("splits")
+def _merge(
+    part_ptr,
+    weight_ptr,
+    contexts_ptr,
+    out_ptr,
+    splits,
+    H: tl.constexpr,
+    L: tl.constexpr,
+    BN: tl.constexpr,
+    MOST: tl.constexpr,
+    LEAST: tl.constexpr,
+):
+    """Sum the parts of one head, each by its share of the whole softmax."""
+    s = tl.program_id(1).to(tl.int64)
+    h = tl.program_id(0)
+    context = tl.load(contexts_ptr + s)
+    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
+    parts = tl.cdiv(context, share)
+    x = tl.arange(0, MOST)
+    c = tl.arange(0, L)
+    at = s * splits * H + h
+    weights = tl.load(weight_ptr + at + x * H, mask=x < parts, other=float("-inf"))
+    highest = tl.maximum(tl.max(weights, 0), -1e30)
+    total = tl.sum(tl.exp2(weights - highest), 0)
+    acc = tl.zeros([L], tl.float32)
+    for i in range(parts):
+        weight = tl.exp2(tl.load(weight_ptr + at + i * H) - highest)
+        acc += weight * tl.load(part_ptr + (at + i * H) * L + c)
+    acc = acc / tl.where(total > 0, total, 1.0)
+    tl.store(out_ptr + (s * H + h) * L + c, acc.to(out_ptr.dtype.element_ty))
+
+
+def decode(
+    out: Tensor,
+    q: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    contexts: Tensor,
+    log_scale: float,
+    rows: Tensor | None,
+    count: int,
+    tile: Tile | None = None,
+    splits: int | None = None,
+) -> None:
+    """The first `count` sequences, of one query each. tile, splits: for measurements."""
+    heads, latent = q.shape[1:]
+    tile = tile or tile_of(heads, q.dtype.itemsize)
+    programs = triton.cdiv(heads, tile.rows) * count
+    splits = splits or splits_of(programs, _multiprocessors(q.device.index))
+    part = weight = None
+    if splits > 1:
+        both = torch.empty(
+            count * splits * heads * (latent + 1), dtype=torch.float32, device=q.device
+        )
+        part, weight = both[: count * splits * heads * latent], both[-count * splits * heads :]
+    _decode(
+        (triton.cdiv(heads, tile.rows), count, splits),
+        (q, q_rope, cache, tables, contexts, rows, out, part, weight),
+        (log_scale, splits),
+        (
+            *sizes_of(q, q_rope, cache, tables, rows),
+            tile.rows,
+            tile.latents,
+            splits == 1,
+            SHORTEST,
+            precision(q.dtype),
+        ),
+        warps=tile.warps,
+        stages=tile.stages,
+    )
+    if splits > 1:
+        consts = (heads, latent, tile.latents, MOST_SPLITS, SHORTEST)
+        _merge((heads, count, 1), (part, weight, contexts, out), (splits,), consts)
+
+
+@functools.cache
+def tile_of(heads: int, itemsize: int) -> Tile:
+    """A warpgroup multiplies 64 rows at once; few heads leave the stream as the bound."""
+    if itemsize == 4:
+        return Tile(16, 16, 4, 2)
+    if heads > 32:
+        return Tile(64, 64, 8, 3)
+    return Tile(16 if heads <= 16 else 32, 64, 4, 3)
+
+
+@functools.cache
+def splits_of(programs: int, multiprocessors: int) -> int:
+    """The number that leaves the fewest multiprocessors idle, merging held against it."""
+
+    def time(splits: int) -> float:
+        return -(-programs * splits // multiprocessors) / splits + 0.004 * splits
+
+    return min(range(1, MOST_SPLITS + 1), key=time)
+
+
+@functools.cache
+def _multiprocessors(index: int | None) -> int:
+    if index is None:  # the interpreter, on CPU tensors
+        return 8
+    return torch.cuda.get_device_properties(index).multi_processor_count
