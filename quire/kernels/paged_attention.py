@@ -264,8 +264,7 @@ def _visible(rows: int, span: int, window: int | None, device: torch.device) -> 
 
 def _weights(q: Tensor, k: Tensor, mask: Tensor, scale: float, bias: _Bias) -> Tensor:
     """What each row gives to each key: [K, H / K, rows, n], fp32."""
-    rows, heads, size = q.shape
-    span = k.shape[1]
+    rows, span, size = q.shape[0], k.shape[1], q.shape[2]
     grouped = q.float().view(rows, k.shape[0], -1, size)  # [rows, K, H / K, D]
     scores = torch.einsum("rkgd,knd->kgrn", grouped, k) * scale
     if bias.softcap is not None:

@@ -2,65 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.gpu.paged_attention_cut import (
+    Cut,
+    Extras,
+    Tiles,
+    decode_cut,
+    prefill_tiles,
+    workspace,
+)
 from quire.kernels.gpu.paged_attention_decode import decode_kernel
 from quire.kernels.gpu.paged_attention_prefill import prefill_kernel
 
-CROWD = 8192
-"""Programs a decode launch aims at: enough waves over the card that the last one is cheap."""
-
-MOST_SPLITS = 32
-
-
-class Shape(NamedTuple):
-    """How a decode launch is cut: keys a turn, keys in the least stretch, and how it is run."""
-
-    tile: int
-    chunk: int
-    warps: int
-    stages: int
-
-
-class Tiles(NamedTuple):
-    """How a prefill launch is cut: rows (queries times heads), keys a turn, and how it is run."""
-
-    rows: int
-    tile: int
-    warps: int
-    stages: int
-    tma: bool
-
-
-def decode_shape(q: Tensor) -> Shape:
-    """Sizes for one query a sequence."""
-    size = triton.next_power_of_2(q.shape[2])
-    if q.dtype == torch.float32:
-        return Shape(32, 64, 4, 2)
-    if size > 128:
-        return Shape(32, 64, 4, 3)
-    return Shape(64, 64, 4, 3)
-
-
-def prefill_tiles(q: Tensor, group: int) -> Tiles:
-    """Sizes for several queries a sequence."""
-    size = triton.next_power_of_2(q.shape[2])
-    if q.dtype == torch.float32:
-        return Tiles(max(32, triton.next_power_of_2(group)), 32, 4, 1, False)
-    if size > 128:
-        return Tiles(128, 64, 8, 2, True)
-    return Tiles(128, 128, 8, 2, True)
-
-
-def splits_for(rows: int, kv_heads: int, max_context: int, shape: Shape, exact: bool) -> int:
-    """Stretches a context is cut into at most. `exact`: the same for every number of rows."""
-    most = MOST_SPLITS if exact else min(max(CROWD // (rows * kv_heads), 1), MOST_SPLITS)
-    return max(1, min(most, -(-max_context // shape.chunk)))
+_MAX_SIZE, _MAX_GROUP = 512, 128
 
 
 def outputs(
@@ -70,13 +30,12 @@ def outputs(
     q_starts: Tensor,
     contexts: Tensor,
     scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    **features: Any,
+    *_: Any,
+    **__: Any,
 ) -> Tensor:
     """A new [T, H, D]. NotImplemented for layouts the kernels do not read."""
-    contiguous = cache.is_contiguous() and tables.stride(-1) == 1 and q.stride(2) == 1
-    if not contiguous or q.shape[2] > 512 or q.shape[1] // cache.shape[2] > 128:
+    strided = cache.is_contiguous() and tables.stride(-1) == 1 and q.stride(2) == 1
+    if not strided or q.shape[2] > _MAX_SIZE or q.shape[1] > _MAX_GROUP * cache.shape[2]:
         return NotImplemented
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
 
@@ -101,69 +60,104 @@ def launch(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     counters: Tensor | None = None,
-    shape: Shape | None = None,
-    tiles: Tiles | None = None,
-    splits: int | None = None,
 ) -> None:
     """Start the kernels of one step."""
-    sequences = contexts.shape[0]
-    if cache.dtype != torch.float8_e4m3fn:
-        k_scale = v_scale = 1.0
+    extras = Extras(
+        scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters
+    ).on(cache)
+    if decodes:
+        cut = decode_cut(q, cache, tables, decodes, extras)
+        decode(outs, q, cache, tables, contexts, decodes, extras, cut)
+    if contexts.shape[0] > decodes:
+        tiles = prefill_tiles(q, cache.shape[2])
+        prefill(outs, q, k, v, cache, tables, q_starts, contexts, decodes, extras, tiles)
+
+
+def decode(
+    out: Tensor,
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    contexts: Tensor,
+    rows: int,
+    extras: Extras,
+    cut: Cut,
+) -> None:
+    """The first `rows` sequences, which have one query each."""
     kv_heads, block, size = cache.shape[2:]
     group = q.shape[1] // kv_heads
-    flags = {
-        "K": kv_heads, "G": group, "D": size, "B": block,
-        "DP": max(16, triton.next_power_of_2(size)),
-        "HAS_ROWS": rows is not None, "WINDOW": window is not None,
-        "SOFTCAP": softcap is not None, "SINKS": sinks is not None, "ALIBI": alibi is not None,
-        "V_SCALE": v_scale != 1.0, "IEEE": q.dtype == torch.float32,
-    }  # fmt: skip
-    if decodes:
-        shape = shape or decode_shape(q)
-        bound = max_context or tables.shape[1] * block
-        if splits is None:
-            splits = splits_for(decodes, kv_heads, bound, shape, q.dtype == torch.float32)
-        part = stats = None
-        if splits > 1:
-            cells = decodes * kv_heads * splits * group
-            part = torch.empty(cells * size, dtype=torch.float32, device=q.device)
-            stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
-            if counters is None or counters.numel() < decodes * kv_heads:
-                counters = torch.zeros(decodes * kv_heads, dtype=torch.int32, device=q.device)
-        decode_kernel(
-            (decodes * kv_heads * splits, 1, 1),
-            (q, cache, tables, rows, contexts, outs, part, stats, counters, sinks, alibi),
-            (scale * k_scale, softcap or 0.0, v_scale, window or 0, splits),
-            (
-                kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0),
-                max(16, triton.next_power_of_2(group)), flags["DP"], shape.tile, shape.chunk,
-                splits > 1, shape.stages, rows is not None, window is not None,
-                softcap is not None, sinks is not None, alibi is not None, v_scale != 1.0,
-                q.dtype == torch.float32,
-            ),
-            warps=shape.warps,
-        )  # fmt: skip
-    if sequences > decodes:
-        tiles = tiles or prefill_tiles(q, group)
-        fresh = k is not None and v is not None and cache.dtype == k.dtype == q.dtype
-        fresh = fresh and k.stride(2) == 1 and v.stride(2) == 1
-        fresh = fresh and k.stride(1) == size and v.stride(1) == size
-        tma = fresh and tiles.tma and size == flags["DP"] and window is None
-        queries = tiles.rows // group
-        count = (q.shape[0] - decodes) // queries + sequences - decodes
-        prefill_kernel[(count * kv_heads,)](
-            q, k if fresh else None, v if fresh else None,
-            _tiles_of(k, tiles.tile) if tma else None, _tiles_of(v, tiles.tile) if tma else None,
-            cache, tables, rows, q_starts, contexts, outs, sinks, alibi,
-            q.stride(0), q.stride(1), k.stride(0) if fresh else 0, v.stride(0) if fresh else 0,
-            tables.stride(0), scale * k_scale, softcap or 0.0, v_scale, window or 0,
-            decodes, sequences - decodes,
-            M=tiles.rows, QUERIES=queries, TILE=tiles.tile, STAGES=tiles.stages, FRESH=fresh,
-            TMA=tma, num_warps=tiles.warps, **flags,
-        )  # fmt: skip
+    pdl = not decode_kernel.interpreted
+    decode_kernel(
+        (rows * kv_heads * cut.splits, 1, 1),
+        (
+            q, cache, tables, extras.rows, contexts, out,
+            *workspace(q, kv_heads, rows, cut.splits, extras.counters), extras.sinks, extras.alibi,
+        ),
+        (
+            extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
+            extras.window or 0, cut.splits,
+        ),
+        (
+            kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0),
+            max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(size)),
+            cut.tile, cut.chunk, cut.splits > 1, cut.stages, extras.rows is not None,
+            extras.window is not None, extras.softcap is not None, extras.sinks is not None,
+            extras.alibi is not None, extras.v_scale != 1.0, q.dtype == torch.float32, pdl,
+        ),
+        warps=cut.warps,
+        pdl=pdl,
+    )  # fmt: skip
 
 
-def _tiles_of(x: Tensor, rows: int) -> TensorDescriptor:
+def prefill(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    decodes: int,
+    extras: Extras,
+    tiles: Tiles,
+) -> None:
+    """The sequences after the first `decodes`, of any number of queries."""
+    kv_heads, block, size = cache.shape[2:]
+    group, padded = q.shape[1] // kv_heads, max(16, triton.next_power_of_2(size))
+    if not _fresh(q, k, v, cache):
+        k = v = None
+    fresh = k is not None and v is not None
+    tma = fresh and tiles.tma and size == padded and extras.window is None
+    queries = tiles.rows // group
+    sequences = contexts.shape[0] - decodes
+    count = (q.shape[0] - decodes) // queries + sequences
+    prefill_kernel[(count * kv_heads,)](
+        q, k, v, _tiles_of(k, tiles.tile if tma else 0), _tiles_of(v, tiles.tile if tma else 0),
+        cache, tables, extras.rows, q_starts, contexts, out, extras.sinks, extras.alibi,
+        extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale, extras.window or 0,
+        decodes, sequences,
+        K=kv_heads, G=group, D=size, B=block, Q_T=q.stride(0), Q_H=q.stride(1),
+        K_T=0 if k is None else k.stride(0), V_T=0 if v is None else v.stride(0),
+        W=tables.stride(0), M=tiles.rows, QUERIES=queries, DP=padded, TILE=tiles.tile, STAGES=tiles.stages,
+        FRESH=fresh, TMA=tma, HAS_ROWS=extras.rows is not None, WINDOW=extras.window is not None,
+        SOFTCAP=extras.softcap is not None, SINKS=extras.sinks is not None,
+        ALIBI=extras.alibi is not None, V_SCALE=extras.v_scale != 1.0,
+        IEEE=q.dtype == torch.float32, num_warps=tiles.warps,
+    )  # fmt: skip
+
+
+def _fresh(q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor) -> bool:
+    """Whether k and v can be read where the product left them, and are what the cache holds."""
+    if k is None or v is None or not cache.dtype == k.dtype == q.dtype:
+        return False
+    packed = (k.shape[2], 1)
+    return k.stride()[1:] == packed and v.stride()[1:] == packed
+
+
+def _tiles_of(x: Tensor | None, rows: int) -> TensorDescriptor | None:
     """[T, K, D] as a 2-D tensor the bulk copy engine reads `rows` tokens of one head from."""
+    if x is None or not rows:
+        return None
     tokens, heads, size = x.shape
     return TensorDescriptor(x, [tokens, heads * size], [x.stride(0), 1], [rows, size])

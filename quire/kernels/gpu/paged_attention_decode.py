@@ -4,8 +4,8 @@ A program holds all query heads of one KV head of one sequence, so each key and 
 It takes a stretch of the sequence's own context; how long is decided here, from the context, so a
 captured graph serves every length. The last program of a sequence's KV head to finish merges.
 
-The length of a stretch depends on the context and on SPLITS, nothing else of the batch. The merge
-goes in the order of the stretches: the result does not depend on which program came last.
+The length of a stretch depends on the context and on `splits`, nothing else of the batch. The
+merge goes in the order of the stretches: which program came last does not show in the result.
 
 Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """
@@ -26,6 +26,81 @@ from quire.kernels.gpu.paged_attention_scores import (
     settled,
 )
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import let_go, wait_for_forerunner
+
+
+@triton.jit
+def stretch(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.constexpr,
+            SPLIT: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
+    """(first key seen, start, stop, stretches in use) of one program. Starts are whole tiles."""
+    first = 0
+    origin = 0
+    if WINDOW:
+        first = tl.maximum(context - window, 0)
+        origin = first // TILE * TILE
+    size = context - origin
+    if SPLIT:
+        size = tl.maximum(CHUNK, tl.cdiv(tl.cdiv(size, splits), TILE) * TILE)
+    used = tl.maximum(tl.cdiv(context - origin, tl.maximum(size, 1)), 1)
+    start = origin + split * size
+    return first, start, tl.minimum(start + size, context), used
+
+
+@triton.jit
+def sweep(acc, total, top, q, cache_ptr, table, kh, first, start, stop, newest, slope, scale,
+          softcap,
+          K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, DP: tl.constexpr,
+          TILE: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr,
+          ALIBI: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+    """Absorb the keys [start, stop) that are not below `first`; the query is at `newest`."""
+    n = tl.arange(0, TILE)
+    d = tl.arange(0, DP)
+    for low in tl.range(start, stop, TILE, num_stages=STAGES):
+        at = low + n
+        live = (at >= first) & (at < stop)
+        block = tl.load(table + at // B, mask=live, other=0)
+        base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
+        where = cache_ptr + base[:, None] + d[None, :]
+        mask = live[:, None] & (d < D)[None, :]
+        k = tl.load(where, mask=mask, other=0.0)
+        v = tl.load(where + K * B * D, mask=mask, other=0.0)
+        scores = bent(product(q, k.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
+        if ALIBI:
+            scores += slope[:, None] * (at - newest).to(tl.float32)[None, :]
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        acc, total, top = absorb(scores, v.to(q.dtype), acc, total, top, IEEE)
+    return acc, total, top
+
+
+@triton.jit
+def deliver(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split,
+            used, splits,
+            K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr,
+            DP: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+    """Store the result, or a part of it; whoever stores the last part merges them all."""
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    real = (g < G)[:, None] & (d < D)[None, :]
+    place = s.to(tl.int64) * K + kh
+    GM: tl.constexpr = triton.next_power_of_2(G)
+    if SPLIT and used > 1:
+        mine = place * splits + split
+        tl.store(part_ptr + mine * (G * D) + g[:, None] * D + d[None, :], acc, mask=real)
+        tl.store(stats_ptr + mine * (2 * G) + g, top, mask=g < G)
+        tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=g < G)
+        tl.debug_barrier()  # every thread's part is stored before one of them counts it
+        if tl.atomic_add(done_ptr + place, 1, sem="acq_rel") == used - 1:
+            merge(
+                part_ptr, stats_ptr, out_ptr, sinks_ptr, place, kh, used, splits,
+                G, D, GM, DP, SINKS,
+            )  # fmt: skip
+            tl.store(done_ptr + place, 0)
+    else:
+        if SINKS:
+            sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
+            acc, total = join_sink(acc, total, top, sink)
+        where = out_ptr + (place * G + g)[:, None] * D + d[None, :]
+        tl.store(where, settled(acc, total).to(out_ptr.dtype.element_ty), mask=real)
 
 
 @kernel("scale", "softcap", "v_scale", "window", "splits")
@@ -66,82 +141,42 @@ def decode_kernel(
     ALIBI: tl.constexpr,
     V_SCALE: tl.constexpr,
     IEEE: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
     kh = pid % K
     split = pid // K % splits
     s = pid // (K * splits)
+    if PDL:
+        let_go()
+        wait_for_forerunner()
     context = tl.load(contexts_ptr + s)
     row = s
     if HAS_ROWS:
         row = tl.load(rows_ptr + s)
-    first = 0
-    origin = 0
-    if WINDOW:
-        first = tl.maximum(context - window, 0)
-        origin = first // TILE * TILE
-    size = context - origin
-    if SPLIT:
-        size = tl.maximum(CHUNK, tl.cdiv(tl.cdiv(context - origin, splits), TILE) * TILE)
-    used = tl.maximum(tl.cdiv(context - origin, tl.maximum(size, 1)), 1)
+    first, start, stop, used = stretch(context, window, split, splits, TILE, CHUNK, SPLIT, WINDOW)
     if split >= used:
         return
-    start = origin + split * size
-    stop = tl.minimum(start + size, context)
-
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     head = kh * G + g
-    real = (g < G)[:, None] & (d < D)[None, :]
     q = tl.load(
-        q_ptr + s.to(tl.int64) * Q_T + head[:, None] * Q_H + d[None, :], mask=real, other=0.0
-    )
+        q_ptr + s.to(tl.int64) * Q_T + head[:, None] * Q_H + d[None, :],
+        mask=(g < G)[:, None] & (d < D)[None, :], other=0.0,
+    )  # fmt: skip
     slope = tl.zeros([GP], tl.float32)
     if ALIBI:
         slope = tl.load(alibi_ptr + head, mask=g < G, other=0.0).to(tl.float32) * LOG2E
     acc = tl.zeros([GP, DP], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST, tl.float32)
-    table = tables_ptr + row.to(tl.int64) * W
-    n = tl.arange(0, TILE)
-    at = start + n
-    block = tl.load(table + at // B, mask=(at >= first) & (at < stop), other=0)
-    for low in tl.range(start, stop, TILE, num_stages=STAGES):
-        at = low + n
-        live = (at >= first) & (at < stop)
-        # block ids are loaded one turn ahead: the loads of keys and values wait for nothing
-        base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
-        block = tl.load(table + (at + TILE) // B, mask=at + TILE < stop, other=0)
-        where = cache_ptr + base[:, None] + d[None, :]
-        mask = live[:, None] & (d < D)[None, :]
-        k = tl.load(where, mask=mask, other=0.0)
-        v = tl.load(where + K * B * D, mask=mask, other=0.0)
-        scores = bent(product(q, k.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
-        if ALIBI:
-            scores += slope[:, None] * (at - (context - 1)).to(tl.float32)[None, :]
-        scores = tl.where(live[None, :], scores, float("-inf"))
-        acc, total, top = absorb(scores, v.to(q.dtype), acc, total, top, IEEE)
+    acc, total, top = sweep(
+        acc, total, top, q, cache_ptr, tables_ptr + row.to(tl.int64) * W, kh, first, start, stop,
+        context - 1, slope, scale, softcap, K, D, B, DP, TILE, STAGES, SOFTCAP, ALIBI, IEEE,
+    )  # fmt: skip
     if V_SCALE:
         acc = acc * v_scale
-
-    if SPLIT:
-        if used > 1:
-            place = s.to(tl.int64) * K + kh
-            mine = place * splits + split
-            tl.store(part_ptr + mine * (G * D) + g[:, None] * D + d[None, :], acc, mask=real)
-            tl.store(stats_ptr + mine * (2 * G) + g, top, mask=g < G)
-            tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=g < G)
-            tl.debug_barrier()  # every thread's part is stored before one of them counts it
-            if tl.atomic_add(done_ptr + place, 1, sem="acq_rel") == used - 1:
-                merge(
-                    part_ptr, stats_ptr, out_ptr, sinks_ptr, place, kh, used, splits,
-                    G, D, GP, DP, SINKS,
-                )  # fmt: skip
-                tl.store(done_ptr + place, 0)
-            return
-    if SINKS:
-        sink = tl.load(sinks_ptr + head, mask=g < G, other=0.0).to(tl.float32) * LOG2E
-        acc, total = join_sink(acc, total, top, sink)
-    y = settled(acc, total)
-    where = out_ptr + (s.to(tl.int64) * (K * G) + head[:, None]) * D + d[None, :]
-    tl.store(where, y.to(out_ptr.dtype.element_ty), mask=real)
+    deliver(
+        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split, used,
+        splits, K, G, D, GP, DP, SPLIT, SINKS,
+    )  # fmt: skip

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from quire.kernels.gpu.paged_attention_scores import LOG2E, LOWEST
+from quire.kernels.gpu.paged_attention_scores import LOG2E, LOWEST, join_sink, settled
 
 MERGE = tl.constexpr(8)
 
@@ -26,42 +26,38 @@ def merge(
     splits,
     G: tl.constexpr,
     D: tl.constexpr,
-    GP: tl.constexpr,
+    GP: tl.constexpr,  # power of two >= G
     DP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
-    part = tl.arange(0, MERGE)
     acc = tl.zeros([GP, DP], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST, tl.float32)
+    mask = (g < G)[:, None] & (d < D)[None, :]
+    where = g[:, None] * D + d[None, :]
     for low in range(0, used, MERGE):
-        i = low + part
-        there = (i < used)[:, None] & (g < G)[None, :]
-        stats = stats_ptr + (place * splits + i)[:, None] * (2 * G) + g[None, :]
-        # past L1 (.cg): other programs wrote these, and a line of it may be stale here
-        tops = tl.load(stats, mask=there, other=LOWEST, cache_modifier=".cg")  # [MERGE, GP]
-        sums = tl.load(stats + G, mask=there, other=0.0, cache_modifier=".cg")
-        where = (place * splits + i)[:, None, None] * (G * D) + g[None, :, None] * D
-        mask = there[:, :, None] & (d < D)[None, None, :]
-        some = tl.load(
-            part_ptr + where + d[None, None, :], mask=mask, other=0.0, cache_modifier=".cg"
-        )
-        higher = tl.maximum(top, tl.max(tops, 0))
-        shrink = tl.exp2(top - higher)
-        weight = tl.exp2(tops - higher[None, :])
-        total = total * shrink + tl.sum(sums * weight, 0)
-        acc = acc * shrink[:, None] + tl.sum(some * weight[:, :, None], 0)
-        top = higher
-    head = kh * G + g
+        # unrolled: the loads of all turns are under way before the first is needed
+        for i in tl.static_range(MERGE):
+            there = low + i < used
+            mine = place * splits + low + i
+            # past L1 (.cg): other programs wrote these, and a line of it may be stale here
+            some = tl.load(
+                part_ptr + mine * (G * D) + where, mask=mask & there, other=0.0,
+                cache_modifier=".cg",
+            )  # fmt: skip
+            stats = stats_ptr + mine * (2 * G) + g
+            its_top = tl.load(stats, mask=(g < G) & there, other=LOWEST, cache_modifier=".cg")
+            its_sum = tl.load(stats + G, mask=(g < G) & there, other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(top, its_top)
+            shrink = tl.exp2(top - higher)
+            weight = tl.exp2(its_top - higher)
+            total = total * shrink + its_sum * weight
+            acc = acc * shrink[:, None] + some * weight[:, None]
+            top = higher
     if SINKS:
-        sink = tl.load(sinks_ptr + head, mask=g < G, other=0.0).to(tl.float32) * LOG2E
-        higher = tl.maximum(top, sink)
-        shrink = tl.exp2(top - higher)
-        acc = acc * shrink[:, None]
-        total = total * shrink + tl.exp2(sink - higher)
-    total = tl.where(g < G, total, 1.0)
-    y = acc / total[:, None]
-    where = out_ptr + (place * G + g)[:, None] * D + d[None, :]
-    tl.store(where, y.to(out_ptr.dtype.element_ty), mask=(g < G)[:, None] & (d < D)[None, :])
+        sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
+        acc, total = join_sink(acc, total, top, sink)
+    y = settled(acc, total)
+    tl.store(out_ptr + place * (G * D) + where, y.to(out_ptr.dtype.element_ty), mask=mask)

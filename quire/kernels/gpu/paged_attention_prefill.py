@@ -85,11 +85,12 @@ def _cached(acc, total, top, q, pos, low, high, first, end, cache_ptr, table, kh
 
 
 @triton.jit
-def _fresh(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_ptr, k_token, v_token, kh,
+def _fresh(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_ptr, kh,
            slope, scale, softcap, window,
-           D: tl.constexpr, DP: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr,
-           TMA: tl.constexpr, MASK: tl.constexpr, WINDOW: tl.constexpr,
-           SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+           D: tl.constexpr, K_T: tl.constexpr, V_T: tl.constexpr,
+           DP: tl.constexpr, TILE: tl.constexpr, STAGES: tl.constexpr, TMA: tl.constexpr,
+           MASK: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr,
+           ALIBI: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
     """Absorb the step's own keys [low, high), counted from the sequence's first new token."""
     n = tl.arange(0, TILE)
     d = tl.arange(0, DP)
@@ -103,15 +104,17 @@ def _fresh(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_ptr, k_token
             mask = (d < D)[None, :]
             if MASK:  # the next sequence's values must not be touched: 0 * NaN is NaN
                 mask = mask & (at < end)[:, None]
-            k = tl.load(k_ptr + token * k_token + kh * D + d[None, :], mask=mask, other=0.0)
-            v = tl.load(v_ptr + token * v_token + kh * D + d[None, :], mask=mask, other=0.0)
+            k = tl.load(k_ptr + token * K_T + kh * D + d[None, :], mask=mask, other=0.0)
+            v = tl.load(v_ptr + token * V_T + kh * D + d[None, :], mask=mask, other=0.0)
         s = _scores(q, k, at, pos, end, slope, scale, softcap, window,
                     MASK, WINDOW, SOFTCAP, ALIBI, IEEE)  # fmt: skip
         acc, total, top = absorb(s, v, acc, total, top, IEEE)
     return acc, total, top
 
 
-@triton.jit(do_not_specialize=["first_sequence", "sequences", "window"])
+@triton.jit(
+    do_not_specialize=["scale", "softcap", "v_scale", "window", "first_sequence", "sequences"]
+)
 def prefill_kernel(
     q_ptr,  # [T, K * G, D]
     k_ptr,  # [T, K, D], if FRESH
@@ -126,11 +129,6 @@ def prefill_kernel(
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
     alibi_ptr,
-    q_token,
-    q_head,
-    k_token,
-    v_token,
-    table_row,
     scale,
     softcap,
     v_scale,
@@ -141,6 +139,11 @@ def prefill_kernel(
     G: tl.constexpr,
     D: tl.constexpr,
     B: tl.constexpr,
+    Q_T: tl.constexpr,
+    Q_H: tl.constexpr,
+    K_T: tl.constexpr,
+    V_T: tl.constexpr,
+    W: tl.constexpr,
     M: tl.constexpr,  # rows of a tile: query tokens times G
     QUERIES: tl.constexpr,  # M // G
     DP: tl.constexpr,
@@ -178,16 +181,14 @@ def prefill_kernel(
     head = kh * G + m % G
     real = ((m < QUERIES * G) & (query < queries))[:, None] & (d < D)[None, :]
     token = (begin + query).to(tl.int64)[:, None]
-    q = tl.load(
-        q_ptr + token * q_token + head[:, None] * q_head + d[None, :], mask=real, other=0.0
-    )
+    q = tl.load(q_ptr + token * Q_T + head[:, None] * Q_H + d[None, :], mask=real, other=0.0)
     slope = tl.zeros([M], tl.float32)
     if ALIBI:
         slope = tl.load(alibi_ptr + head, mask=m < QUERIES * G, other=0.0).to(tl.float32) * LOG2E
     acc = tl.zeros([M, DP], tl.float32)
     total = tl.zeros([M], tl.float32)
     top = tl.full([M], LOWEST, tl.float32)
-    table = tables_ptr + row.to(tl.int64) * table_row
+    table = tables_ptr + row.to(tl.int64) * W
 
     # Through the table: [low, full) is seen whole by every query, [full, end) needs the mask.
     end = prefix
@@ -222,20 +223,20 @@ def prefill_kernel(
         else:
             if TMA:
                 acc, total, top = _fresh(
-                    acc, total, top, q, query, low, full, highest, begin, k_tiles, v_tiles, 0, 0,
+                    acc, total, top, q, query, low, full, highest, begin, k_tiles, v_tiles,
                     kh, slope, scale, softcap, window,
-                    D, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, IEEE,
+                    D, K_T, V_T, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, IEEE,
                 )  # fmt: skip
             else:
                 acc, total, top = _fresh(
-                    acc, total, top, q, query, low, full, highest, begin, k_ptr, v_ptr, k_token,
-                    v_token, kh, slope, scale, softcap, window,
-                    D, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, IEEE,
+                    acc, total, top, q, query, low, full, highest, begin, k_ptr, v_ptr,
+                    kh, slope, scale, softcap, window,
+                    D, K_T, V_T, DP, TILE, STAGES, TMA, False, WINDOW, SOFTCAP, ALIBI, IEEE,
                 )  # fmt: skip
         acc, total, top = _fresh(
-            acc, total, top, q, query, full, highest, highest, begin, k_ptr, v_ptr, k_token,
-            v_token, kh, slope, scale, softcap, window,
-            D, DP, TILE, STAGES, TMA, True, WINDOW, SOFTCAP, ALIBI, IEEE,
+            acc, total, top, q, query, full, highest, highest, begin, k_ptr, v_ptr,
+            kh, slope, scale, softcap, window,
+            D, K_T, V_T, DP, TILE, STAGES, TMA, True, WINDOW, SOFTCAP, ALIBI, IEEE,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sinks_ptr + head, mask=m < QUERIES * G, other=0.0).to(tl.float32) * LOG2E

@@ -12,9 +12,16 @@ CPU = torch.device("cpu")
 REFERENCE = OPS["paged_attention"].reference
 
 
-def run(case, **how):
+def run(case, splits=None, tiles=None, **how):
+    """The op's GPU body; splits, tiles: cut otherwise than it would."""
     out = torch.full(case["q"].shape, float("nan"), dtype=case["q"].dtype)
-    body.launch(out, **case, **how)
+    with pytest.MonkeyPatch.context() as patch:
+        if splits is not None:
+            cut = body.decode_cut
+            patch.setattr(body, "decode_cut", lambda *a: cut(*a)._replace(splits=splits))
+        if tiles is not None:
+            patch.setattr(body, "prefill_tiles", lambda *_: body.Tiles(*tiles))
+        body.launch(out, **case, **how)
     return out
 
 

@@ -1,0 +1,75 @@
+"""Decoding from the raw qkv product in one kernel, against the ops it stands for."""
+
+import pytest
+import torch
+
+from quire.kernels.kv_write import kv_write
+from quire.kernels.paged_attention import _case, paged_attention
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.rope import rope
+
+body = pytest.importorskip("quire.kernels.gpu.paged_attention_fused", reason="no triton")
+from quire.kernels.gpu.norm_rope_write import HeadNorm  # noqa: E402
+from quire.kernels.gpu.paged_attention_cut import Extras  # noqa: E402
+
+
+def one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, fp8):
+    if norms:
+        q, k = (
+            rms_norm(x, n.weight, n.eps, offset=n.offset)[0]
+            for x, n in zip((q, k), norms, strict=True)
+        )
+    q, k = rope(q, k, positions, table, interleaved)
+    scales = (0.02, 0.03) if fp8 else (1.0, 1.0)
+    kv_write(k, v, case["cache"], slots, *scales)
+    given = {n: x for n, x in case.items() if n != "q"}
+    return paged_attention(q, **given, k_scale=scales[0], v_scale=scales[1])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("normed", "interleaved", "window", "features", "fp8"),
+    [
+        (True, False, None, "rows", False),
+        (False, True, None, "sinks", False),
+        (True, True, 40, "rows sinks", False),
+        (True, False, None, "rows", True),
+    ],
+)
+def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, features, fp8):
+    torch.manual_seed(0)
+    contexts = [1, 0, 17, 64, 65, 200]
+    case = _case(
+        torch.device("cpu"), (4, 2, 32, 16), [(1, c) for c in contexts], dtype, window,
+        features=features,
+    )  # fmt: skip
+    if fp8:
+        case["cache"] = case["cache"].to(torch.float8_e4m3fn)
+    rows = len(contexts)
+    q, k, v = torch.randn(rows, 8, 32).to(dtype).split([4, 2, 2], 1)
+    norms = tuple(HeadNorm(torch.randn(32).to(dtype), 1e-5, o) for o in (0.0, 1.0))
+    norms = norms if normed else None
+    positions = torch.tensor([max(c - 1, 0) for c in contexts], dtype=torch.int32)
+    angles = torch.outer(torch.arange(200.0), 0.7 ** torch.arange(16))
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    place = torch.arange(rows) if case.get("rows") is None else case["rows"].long()
+    block = case["tables"][place, positions.long() // 16].long()
+    slots = torch.where(torch.tensor(contexts) > 0, block * 16 + positions % 16, -1)
+    mine = case["cache"].clone()
+    want = one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, fp8)
+    got = torch.full((rows, 4, 32), float("nan"), dtype=dtype)
+    extras = Extras(
+        case["scale"], window, None, case.get("sinks"), None, case.get("rows"),
+        k_scale=0.02, v_scale=0.03,
+    )  # fmt: skip
+    body.launch(
+        got, q, k, v, positions, table, interleaved, norms, slots, mine, case["tables"],
+        case["contexts"], extras,
+    )  # fmt: skip
+    near = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(got, want, atol=near, rtol=near)
+    written = slots[slots >= 0]
+    for side in (0, 1):
+        a = mine[written // 16, side, :, written % 16].float()
+        b = case["cache"][written // 16, side, :, written % 16].float()
+        torch.testing.assert_close(a, b, atol=near, rtol=max(near, 0.13 if fp8 else 0))
