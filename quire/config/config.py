@@ -105,6 +105,8 @@ class ObserveSection:
     log_stats: bool
     log_level: str | None
     profile: str | None = None  # folder for a trace of some steps
+    profile_skip: int = 0
+    profile_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

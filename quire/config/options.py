@@ -200,7 +200,11 @@ class ObserveOptions:
     disable_log_stats: bool = False
     """Log no statistics."""
     profile: str | None = None
-    """Folder for a torch profiler trace of some steps, once the engine is busy."""
+    """Folder for a trace of some steps, by torch's profiler. None: no trace."""
+    profile_skip: int = opt(20, low=0)
+    """Steps before the trace begins."""
+    profile_steps: int = opt(20, low=1)
+    """Steps in the trace."""
     log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"] | None = None
     """Of quire's own log. None: QUIRE_LOGGING_LEVEL or INFO."""
 

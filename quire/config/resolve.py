@@ -95,6 +95,8 @@ def resolve(
             log_stats=not options.observe.disable_log_stats,
             log_level=options.observe.log_level,
             profile=options.observe.profile,
+            profile_skip=options.observe.profile_skip,
+            profile_steps=options.observe.profile_steps,
         ),
     )
     return Resolved(config, plan, tuple(why.found))

@@ -46,11 +46,13 @@ from quire.engine.loop import Engine
 from quire.engine.receipt import Receipt, table
 from quire.engine.warm import Half
 from quire.executors.base import Executor
+from quire.executors.profiled import Executor as Profiled
 from quire.kernels import cache as kernel_cache
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
 from quire.platform import cpu, cuda, kernel_store
+from quire.runner.profile import Trace
 from quire.sampling.processors import LogitsProcessor, load_processors
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
@@ -284,6 +286,10 @@ def mind(config: EngineConfig, executor: Executor, *, check: bool = False) -> En
 def _engine(
     config: EngineConfig, scheduler: Scheduler, executor: Executor, *, check: bool
 ) -> Engine:
+    said = config.observe
+    if said.profile is not None:
+        trace = Trace(Path(said.profile), skip=said.profile_skip, steps=said.profile_steps)
+        executor = Profiled(executor, trace)
     depth = config.scheduler.steps_in_flight
     return Engine(scheduler, executor, steps_in_flight=depth, check=check)
 
