@@ -46,12 +46,16 @@ class Act(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """How a product is cut: rows of W at once, columns at once, times a program does so, warps."""
+    """How a product is cut: rows of W at once, columns at once, times a program does so, warps.
+
+    ahead: a program asks for all its rows to come to L2 before it waits for its forerunner.
+    """
 
     rows: int
     columns: int
     times: int
     warps: int
+    ahead: bool = False
 
 
 @triton.jit
@@ -144,6 +148,7 @@ def _gemv(
     BN: tl.constexpr,
     BK: tl.constexpr,
     TIMES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * (BN * TIMES)
@@ -158,7 +163,7 @@ def _gemv(
     if NORM:
         norm = vector(norm_ptr, k, I, BK, C)
     if PDL:
-        if TIMES > 1 and SIZE % 16 == 0 and first + BN * TIMES <= O:
+        if AHEAD and SIZE % 16 == 0 and first + BN * TIMES <= O:
             prefetch(w_ptr + first.to(tl.int64) * I, SIZE)
             if ACT is not None:
                 prefetch(w_ptr + UP + first.to(tl.int64) * I, SIZE)
@@ -211,13 +216,19 @@ def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 
 
 def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
-    """Rows of W at once fill about a hundred registers; programs fill the card about once."""
-    columns = min(triton.next_power_of_2(inputs), 1024 if inputs <= 8192 else 2048)
+    """A thread holds about a hundred numbers of W at once, in loads of 16 bytes, and there are
+    a few programs on each multiprocessor: fewer leave some idle, more repeat the norm more often.
+    """
+    warps = 4 if inputs <= 8192 else 8
+    columns = min(triton.next_power_of_2(inputs), 256 * warps)
     width = triton.cdiv(inputs, columns) * columns
-    warps = 4
-    rows = max(1, 1 << max(0, (16384 // width).bit_length() - 1) - pair)
-    times = max(1, min(8, outputs // (rows * 512)))
-    return Cut(rows, columns, times, warps)
+    most = max(1, 4096 * warps // width) // (2 if pair else 1)
+    rows = max(1, 1 << most.bit_length() - 1)
+    while rows > 1 and outputs < 384 * rows:
+        rows //= 2
+    times = 4 if outputs >= 1536 * rows and not pair else 2
+    times = times if outputs >= 512 * rows * times // 2 else 1
+    return Cut(rows, columns, times, warps, inputs <= 1024)
 
 
 def launch(
@@ -232,7 +243,7 @@ def launch(
     """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too."""
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, columns, times, warps = cut or cut_of(outputs, inputs, act is not None)
+    rows, columns, times, warps, ahead = cut or cut_of(outputs, inputs, act is not None)
     add = norm is not None and norm.residual is not None
     pdl = not _gemv.interpreted
     out = None if act is None else act.out
@@ -248,7 +259,7 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None,
-            None if act is None else act.kind, rows, columns, times, pdl,
+            None if act is None else act.kind, rows, columns, times, ahead, pdl,
         ),
         warps=warps,
         pdl=pdl,

@@ -97,6 +97,7 @@ def _gemv_fp8(
     BN: tl.constexpr,
     BK: tl.constexpr,
     TIMES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * (BN * TIMES)
@@ -110,7 +111,7 @@ def _gemv_fp8(
     if NORM:
         norm = vector(norm_ptr, k, I, BK, C)
     if PDL:
-        if TIMES > 1 and (BN * TIMES * I) % 16 == 0 and first + BN * TIMES <= O:
+        if AHEAD and (BN * TIMES * I) % 16 == 0 and first + BN * TIMES <= O:
             prefetch(w_ptr + first.to(tl.int64) * I, BN * TIMES * I)
             if ACT is not None:
                 prefetch(w_ptr + UP + first.to(tl.int64) * I, BN * TIMES * I)
@@ -184,7 +185,7 @@ def launch(
     """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too."""
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, columns, times, warps = cut or cut_of(outputs, inputs, act is not None)
+    rows, columns, times, warps, ahead = cut or cut_of(outputs, inputs, act is not None)
     add = norm is not None and norm.residual is not None
     pdl = not _gemv_fp8.interpreted
     data, scale = weight.data, weight.scale
@@ -201,7 +202,7 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None, bool(weight.block),
-            None if act is None else act.kind, rows, columns, times, pdl,
+            None if act is None else act.kind, rows, columns, times, ahead, pdl,
         ),
         warps=warps,
         pdl=pdl,

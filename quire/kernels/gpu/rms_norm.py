@@ -78,6 +78,13 @@ def takes(x: Tensor, others: tuple[Tensor | None, ...], residual: Tensor | None)
     return same and row_strides(residual) is not None
 
 
+def empty_rows(x: Tensor) -> Tensor:
+    """Packed room for [T, E] like x. empty_like costs the host a third of what empty does."""
+    if x.is_contiguous():
+        return torch.empty_like(x)
+    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+
+
 def launch_shape(rows: int, size: int) -> tuple[int, int, int, int]:
     """(programs, ROWS, BLOCK, warps): rows of a step must not end in few programs only."""
     block = triton.next_power_of_2(size)
@@ -91,7 +98,7 @@ def outputs(
 ) -> Any:
     if not takes(x, (weight,), residual):
         return NotImplemented
-    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device) if x.dim() == 3 else empty_rows(x)
     return y, (x if residual is None else torch.empty_like(y))
 
 

@@ -50,6 +50,7 @@ def _skinny(
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
     first = tl.program_id(0) * BN
@@ -60,7 +61,7 @@ def _skinny(
     t = tl.arange(0, TP)
     n = first + tl.arange(0, BN)
     if PDL:
-        if SIZE % 16 == 0 and first + BN <= O:
+        if AHEAD and SIZE % 16 == 0 and first + BN <= O:
             prefetch(w_ptr + first.to(tl.int64) * I, SIZE)
             if ACT is not None:
                 prefetch(w_ptr + UP + first.to(tl.int64) * I, SIZE)
@@ -107,7 +108,7 @@ def launch(
     """z [T, O] = x @ weight.T + bias; fills act's result too. cut.times: stages of the pipeline."""
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, columns, stages, warps = cut or cut_of(outputs, act is not None)
+    rows, columns, stages, warps, ahead = cut or cut_of(outputs, act is not None)
     pdl = not _skinny.interpreted
     _skinny(
         (triton.cdiv(outputs, rows), 1, 1),
@@ -115,7 +116,7 @@ def launch(
         (x.shape[0],),
         (
             outputs, inputs, x.stride(0), bias is not None, None if act is None else act.kind,
-            max(8, triton.next_power_of_2(x.shape[0])), rows, columns, stages, pdl,
+            max(8, triton.next_power_of_2(x.shape[0])), rows, columns, stages, ahead, pdl,
         ),
         warps=warps,
         pdl=pdl,

@@ -50,10 +50,9 @@ class Kernel:
         if held is None:
             self._first(key, grid, (*tensors, *numbers, *consts), warps, stages, pdl)
             return
-        run, function, packed = held
-        stream = torch._C._cuda_getCurrentRawStream(tensors[0].device.index)  # type: ignore[union-attr]
-        x, y, z = grid
-        run(x, y, z, stream, function, packed, None, None, None, *pointers, *numbers, *consts)
+        run, function, middle = held
+        stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())  # type: ignore[union-attr]
+        run(*grid, stream, function, *middle, *pointers, *numbers, *consts)
 
     def _first(
         self,
@@ -69,7 +68,25 @@ class Kernel:
             return
         done = self._jit[grid](*args, num_warps=warps, num_stages=stages, launch_pdl=pdl)
         if done is not None:  # None: a rehearsal, which notes the kernel and skips its launch
-            self._compiled[key] = (done.run, done.function, done.packed_metadata)
+            self._compiled[key] = _handle(done)
+
+
+def _handle(compiled: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    """(launcher, function, what stands between it and the arguments).
+
+    The launcher is a Python call around a C one, which allocates scratch memory. A kernel that
+    needs none is started by the C one, where this is the Triton whose signature we know.
+    """
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    no_hooks = (None, None, None)
+    if (
+        not triton.__version__.startswith("3.6.")
+        or run.global_scratch_size
+        or run.profile_scratch_size
+    ):
+        return run, function, (packed, *no_hooks)
+    middle = (run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *no_hooks)
+    return run.launch, function, middle
 
 
 def kernel(*numbers: str) -> Callable[[Callable[..., None]], Kernel]:
