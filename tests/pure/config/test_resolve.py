@@ -4,7 +4,9 @@ import pytest
 
 from quire.config.facts import DeviceFacts, model_facts
 from quire.config.options import Options
+from quire.config.plan import refit
 from quire.config.resolve import explain, resolve
+from quire.config.room import SPARE
 from quire.errors import ConfigError, NoRoom
 
 GIB = 2**30
@@ -29,8 +31,9 @@ def cpu(total=24, free=20):
     return DeviceFacts(kind="cpu", total_bytes=total * GIB, free_bytes=free * GIB)
 
 
-def gpu(total=24):
-    return DeviceFacts(kind="cuda", total_bytes=total * GIB, free_bytes=total * GIB)
+def gpu(total=24, free=None):
+    free = total if free is None else free
+    return DeviceFacts(kind="cuda", total_bytes=total * GIB, free_bytes=free * GIB)
 
 
 def run(hf=TINY, device=None, server=False, generation=None, **options):
@@ -204,3 +207,48 @@ def test_every_choice_can_be_explained():
     lines = explain(run().why)
     assert any(line.startswith("cache.num_blocks = ") for line in lines)
     assert any(line.startswith("model.dtype = bfloat16: the checkpoint's") for line in lines)
+
+
+def test_beside_others_a_gpu_engine_takes_what_is_free(caplog):
+    busy = gpu(total=80, free=30)
+    plan = run(HF, busy, max_model_len=4096).plan
+    assert plan.allowed_bytes == 30 * GIB - SPARE
+    assert "others hold 50.00 GiB" in caplog.text
+    with pytest.raises(NoRoom, match="there is room for"):
+        run(HF, gpu(total=80, free=12), max_model_len=4096)
+
+
+def test_an_absolute_budget_holds_whatever_the_device_has():
+    plan = run(HF, gpu(total=140), gpu_memory="60GiB").plan
+    assert plan.allowed_bytes == 60 * GIB
+    assert plan.kv_room_bytes == (
+        60 * GIB - plan.weight_bytes - plan.activation_bytes - plan.overhead_bytes
+    )
+    assert plan.overhead_bytes > 0
+
+
+def test_keys_and_values_in_eight_bits_take_half_the_room():
+    half = run(HF, gpu(total=80), kv_cache_dtype="fp8").config.cache
+    whole = run(HF, gpu(total=80)).config.cache
+    assert half.dtype == "float8_e4m3fn"
+    assert half.block_bytes * 2 == whole.block_bytes
+    with pytest.raises(ConfigError, match="needs a GPU"):
+        run(HF, kv_cache_dtype="fp8")
+
+
+def test_weights_in_eight_bits_leave_more_room():
+    small = run(HF, gpu(total=80), quantization="fp8")
+    whole = run(HF, gpu(total=80))
+    assert small.config.model.quantization == "fp8"
+    assert whole.config.model.quantization is None
+    assert small.plan.weight_bytes < 0.62 * whole.plan.weight_bytes
+    assert small.plan.num_blocks > whole.plan.num_blocks
+
+
+def test_what_was_measured_replaces_what_was_planned():
+    plan = run(HF, gpu(total=80)).plan
+    changes = {"weights": 10 * GIB, "activations": 3 * GIB, "overhead": GIB}
+    fitted = refit(plan, **changes, num_blocks=None)
+    assert fitted.kv_room_bytes == plan.allowed_bytes - 14 * GIB
+    assert fitted.num_blocks == fitted.kv_room_bytes // plan.block_bytes
+    assert refit(plan, **changes, num_blocks=77).num_blocks == 77

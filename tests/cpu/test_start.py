@@ -1,0 +1,57 @@
+"""Starting an engine: every second has a name, and --profile leaves a trace."""
+
+import json
+import time
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.engine.receipt import BESIDE, Receipt, table
+
+
+def test_laps_add_up_and_what_was_beside_does_not():
+    with Receipt() as receipt:
+        slow = receipt.beside("slow", lambda: time.sleep(0.05))
+        receipt.lap("one")
+        slow.result()
+        receipt.lap("two")
+        receipt.lap("one")
+    seconds = receipt.seconds()
+    assert list(seconds) == ["one", "two", BESIDE + "slow"]
+    assert receipt.total == pytest.approx(seconds["one"] + seconds["two"])
+    assert seconds[BESIDE + "slow"] >= 0.05
+    assert receipt.before > 0
+
+
+def test_the_table_lists_laps_then_the_sum_then_what_was_beside():
+    lines = table({"weights": 1.25, "cache": 0.5, BESIDE + "tokenizer": 0.75}, before=2.0)
+    assert [line.split()[0] for line in lines] == [
+        "weights",
+        "cache",
+        "ready",
+        "meanwhile",
+        "before",
+    ]
+    assert "1.75 s" in lines[2]
+
+
+def test_an_error_beside_is_raised_where_the_result_is_taken():
+    with pytest.raises(ValueError, match="broken"), Receipt() as receipt:
+        receipt.beside("bad", lambda: (_ for _ in ()).throw(ValueError("broken"))).result()
+
+
+def test_an_engine_names_every_second_of_its_start():
+    began = time.perf_counter()
+    built = LLM("embedded").llm_engine.built
+    took = time.perf_counter() - began
+    laps = {name: s for name, s in built.seconds.items() if not name.startswith(BESIDE)}
+    assert {"model files", "config", "weights", "engine"} <= set(laps)
+    assert BESIDE + "tokenizer" in built.seconds
+    assert sum(laps.values()) == pytest.approx(took, abs=0.2)
+
+
+def test_profile_writes_a_trace_of_some_steps(tmp_path):
+    llm = LLM("embedded", profile=str(tmp_path), profile_skip=1, profile_steps=2)
+    llm.generate("Hello", SamplingParams(max_tokens=8), use_tqdm=False)
+    (trace,) = tmp_path.glob("*.json")
+    assert json.loads(trace.read_text())["traceEvents"]
