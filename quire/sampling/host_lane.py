@@ -30,7 +30,7 @@ class HostLane:
     """The `Lane` of tensors on the CPU."""
 
     def __init__(self, vocab: int, max_seqs: int) -> None:
-        self.scratch = Scratch(vocab, torch.device("cpu"), max_seqs)
+        self.scratch = Scratch(vocab, max_seqs)
         self._vocab = vocab
         self._uniforms = Uniforms(max_seqs)
 

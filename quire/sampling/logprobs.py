@@ -17,6 +17,7 @@ from torch import Tensor
 
 from quire.core.types import TokenLogprobs
 from quire.kernels.stand import Standing, stand
+from quire.sampling import on_host
 from quire.sampling.rows import Scratch, joined, log_sums
 from quire.sampling.transfer import fetching
 
@@ -113,7 +114,7 @@ def _stand(logits: Tensor, chosen: Tensor, k: int, scratch: Scratch | None) -> S
     value = logits.gather(1, chosen[:, None])
     greater, ids = [], []
     for block in scratch.blocks(len(logits)):
-        greater.append(scratch.lane.greater(logits[block], value[block]))
+        greater.append(on_host.greater(logits[block], value[block]))
         ids.append(_best(logits[block].float(), wanted, scratch))
     return Standing(log_sums(logits, scratch), joined(greater), joined(ids))
 
@@ -123,7 +124,7 @@ def _best(x: Tensor, k: int, scratch: Scratch) -> Tensor:
         return torch.empty((len(x), 0), dtype=torch.int64, device=x.device)
     if k == x.shape[1]:
         return x.sort(dim=-1, descending=True, stable=True).indices
-    found: Tensor = scratch.lane.best(x, k)
+    found: Tensor = on_host.best(x, k)
     return found
 
 
@@ -132,7 +133,7 @@ def prompt_scores(
 ) -> Scores:
     """Score prompt tokens: logits [P, V] (any float dtype) predict targets [P] (int64)."""
     rows, vocab = logits.shape
-    scratch = Scratch(vocab, logits.device, max(1, rows)) if logits.is_cpu else None
+    scratch = Scratch(vocab, max(1, rows)) if logits.is_cpu else None
     return score(logits, targets, k, scratch, as_logits=mode.endswith("_logits"))
 
 

@@ -1,9 +1,13 @@
-"""quire.sampling.on_device once more, row by row through numpy, for tensors on the CPU.
+"""Row arithmetic on the CPU, row by row through numpy.
 
-Why twice: a torch operation costs 2 to 10 us however small, and torch's argmax, comparisons, sorts
+Why not torch: an operation costs 2 to 10 us however small, and torch's argmax, comparisons, sorts
 and exp are 2 to 12 times slower on one core than numpy's (bench/sampler.py). With that few
 microseconds per call, a loop over rows costs no more than batched work on padded candidates.
-Functions, arguments and results are those of on_device; see there.
+
+A row's result depends on that row alone, to the bit: element-wise work is exact under any split,
+and sums are made of chunks of a fixed size, added one after another in float64.
+
+Axes: B rows of a block, V vocab, C columns that may be kept. Shares are float64 in [0, 1).
 """
 
 from __future__ import annotations
@@ -16,7 +20,16 @@ import torch
 from torch import Tensor
 
 from quire.sampling.cuts import Cut
-from quire.sampling.on_device import CHUNK, GROUP, LOWEST, SLACK
+
+CHUNK = 512
+
+SLACK = 1e-3
+"""How far, in logits, a bound stays below what rounding could move."""
+
+LOWEST = torch.finfo(torch.float32).min
+"""Masked logits are -inf; a bound of LOWEST leaves them out and keeps all others."""
+
+GROUP = 64
 
 SHORT = 1024
 """Rows with more weights than this are cut by a histogram before anything is sorted."""
@@ -26,21 +39,24 @@ BIN_SHIFT = 17
 
 
 def exp_(x: Tensor) -> Tensor:
-    """e**x in place."""
+    """e**x in place. float32."""
     view = x.numpy()
     np.exp(view, out=view)
     return x
 
 
 def chunk_sums(weights: Tensor) -> Tensor:
-    """Running sums over each row's chunks."""
+    """Running sums over each row's chunks. [B, width] float32 -> [B, width / CHUNK] float64."""
     rows, width = weights.shape
     sums = weights.view(rows, width // CHUNK, CHUNK).sum(-1)  # torch's sum is the faster one
     return torch.from_numpy(sums.numpy().cumsum(-1, dtype=np.float64))
 
 
 def draw(weights: Tensor, share: Tensor) -> Tensor:
-    """The first column of each row at which the running sum is above share x total."""
+    """The first column of each row at which the running sum is above share x total.
+
+    weights: [B, width] float32 >= 0. A column of weight 0 is never found, whatever the rounding.
+    """
     rows, width = weights.shape
     chunked = weights.view(rows, width // CHUNK, CHUNK)
     running = chunked.sum(-1).numpy().cumsum(-1, dtype=np.float64)
@@ -71,7 +87,10 @@ def _find(running: np.ndarray, share: float) -> int:
 
 
 def choose(z: Tensor, buffer: Tensor, asked: Sequence[Cut], share: Tensor) -> Tensor:
-    """Draw among what the cuts leave of each row, in column order."""
+    """Draw among what the cuts leave of each row, in column order. [B] int64.
+
+    z: [B, V] float32, best 0. buffer: [B, width], 0 from V on.
+    """
     found = []
     for (columns, weights), u in zip(_keep(z, buffer, asked), share.tolist()):
         at = _find(weights.cumsum(dtype=np.float64), u) if len(columns) else -1
@@ -80,7 +99,10 @@ def choose(z: Tensor, buffer: Tensor, asked: Sequence[Cut], share: Tensor) -> Te
 
 
 def keep(z: Tensor, buffer: Tensor, asked: Sequence[Cut]) -> tuple[Tensor, Tensor]:
-    """What min_p, top_k and top_p leave of each row of z."""
+    """What min_p, top_k and top_p leave of each row of z (see choose).
+
+    Returns columns [B, C] in order and weights [B, C] float32, 0 where cut off or padding.
+    """
     kept = list(_keep(z, buffer, asked))
     shape = (len(kept), max(1, *(len(columns) for columns, _ in kept)))
     columns, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
@@ -181,7 +203,7 @@ def _cut_long(weights: np.ndarray, limit: float) -> None:
 
 
 def best(x: Tensor, k: int) -> Tensor:
-    """Columns of the k greatest of each row, best first, equal ones by column."""
+    """Columns of the k greatest of each row, best first, equal ones by column. [B, k] int64."""
     view, groups = x.numpy(), x.shape[1] // GROUP
     if k > groups:
         return torch.from_numpy(np.argsort(-view, axis=-1, kind="stable")[:, :k])
@@ -200,7 +222,7 @@ def _best(view: np.ndarray, bound: float, k: int) -> np.ndarray:
 
 
 def greater(x: Tensor, value: Tensor) -> Tensor:
-    """How many of each row are strictly greater."""
+    """How many of each row are strictly greater. x: [B, V], value: [B, 1] -> [B] int64."""
     if x.dtype != torch.float32:
         return (x > value).sum(-1)
     pairs = zip(x.numpy(), value.numpy())
@@ -208,7 +230,10 @@ def greater(x: Tensor, value: Tensor) -> Tensor:
 
 
 def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Column of each row's greatest value and that value. Here x is float32."""
+    """Column of each row's greatest value (the lowest of equals), and that value: NaN if any is.
+
+    x: [B, V] float32. Returns [B] int64, [B] float32.
+    """
     view = x.numpy()
     ids = view.argmax(-1)
     return torch.from_numpy(ids), torch.from_numpy(view[np.arange(len(view)), ids])

@@ -1,8 +1,7 @@
-"""Whole-row arithmetic over logits, of which each row's result depends on that row alone.
+"""Whole-row arithmetic over logits on the CPU. Each row's result depends on that row alone.
 
-Not here: what the numbers mean; the arithmetic itself, which is quire.sampling.on_device's or
-on_host's. The one idea: big batches go block by block through one scratch that stays in the CPU's
-cache.
+Not here: what the numbers mean; the arithmetic itself, which is quire.sampling.on_host's. The one
+idea: big batches go block by block through one scratch that stays in the CPU's cache.
 
 Axes: B rows of a block, V vocab.
 """
@@ -10,32 +9,25 @@ Axes: B rows of a block, V vocab.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from quire.sampling import on_device, on_host
-from quire.sampling.on_device import CHUNK
+from quire.sampling import on_host
+from quire.sampling.on_host import CHUNK
 
 CACHED = 1 << 17
 """Elements of a block on the CPU: half a MiB of float32, which fits the second-level cache."""
 
 
 class Scratch:
-    """Two reusable float32 buffers of a block's size, valid until the next take.
+    """Two reusable float32 buffers of a block's size, valid until the next take."""
 
-    `lane` is the module whose arithmetic fits the device.
-    """
-
-    def __init__(self, vocab: int, device: torch.device, most_rows: int) -> None:
+    def __init__(self, vocab: int, most_rows: int) -> None:
         self.vocab = vocab
         self.width = -(-vocab // CHUNK) * CHUNK
-        on_cpu = device.type == "cpu"
-        self.lane: ModuleType = on_host if on_cpu else on_device
-        self.block = max(1, min(most_rows, CACHED // vocab)) if on_cpu else max(1, most_rows)
-        shape = (2, self.block, self.width)
-        self._buffers = torch.zeros(shape, dtype=torch.float32, device=device)
+        self.block = max(1, min(most_rows, CACHED // vocab))
+        self._buffers = torch.zeros((2, self.block, self.width), dtype=torch.float32)
 
     def take(self, which: int, rows: int) -> Tensor:
         """A buffer [rows, width] whose columns from vocab on are 0, and must stay 0."""
@@ -64,8 +56,8 @@ def log_sums(logits: Tensor, scratch: Scratch) -> Tensor:
         x = logits[block]
         buffer = scratch.take(0, len(x))
         top = x.amax(-1, keepdim=True).float()
-        scratch.lane.exp_(torch.sub(x, top, out=buffer[:, : scratch.vocab]))
-        parts.append(scratch.lane.chunk_sums(buffer)[:, -1].log() + top[:, 0])
+        on_host.exp_(torch.sub(x, top, out=buffer[:, : scratch.vocab]))
+        parts.append(on_host.chunk_sums(buffer)[:, -1].log() + top[:, 0])
     return joined(parts)
 
 
@@ -74,11 +66,10 @@ def argmax(logits: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
 
     A row with a NaN gives a NaN. logits: [n, V], any float dtype.
     """
-    if scratch.lane is on_device or logits.dtype == torch.float32:
-        ids, tops = scratch.lane.argmax(logits)
-        return ids, tops
+    if logits.dtype == torch.float32:
+        return on_host.argmax(logits)
     found = []
     for block in scratch.blocks(len(logits)):
         part = scratch.take(0, block.stop - block.start)[:, : scratch.vocab]
-        found.append(scratch.lane.argmax(part.copy_(logits[block])))
+        found.append(on_host.argmax(part.copy_(logits[block])))
     return joined([ids for ids, _ in found]), joined([tops for _, tops in found])

@@ -8,7 +8,7 @@ In this order, each on what the one before left:
 
 The vocabulary is not sorted. A bound that no kept token is below leaves a short list of candidates,
 and all that is exact is done on that. The draw goes through the candidates in id order. The
-arithmetic is quire.sampling.on_device's, or on_host's.
+arithmetic is quire.sampling.on_host's; a GPU does all of it in quire.kernels.sample.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quire.sampling import on_host
 from quire.sampling.cuts import Cuts
 from quire.sampling.rows import Scratch, joined, select
 
@@ -29,11 +30,11 @@ def sample(logits: Tensor, cuts: Cuts, shares: Tensor, scratch: Scratch) -> tupl
     for block in scratch.blocks(len(cuts.numbers)):
         z, top = _scaled(select(logits, cuts.rows, block), cuts, block, scratch)
         if cuts.plain:
-            scratch.lane.exp_(z)
-            ids.append(scratch.lane.draw(scratch.take(0, len(z)), shares[block]))
+            on_host.exp_(z)
+            ids.append(on_host.draw(scratch.take(0, len(z)), shares[block]))
         else:
             buffer = scratch.take(1, len(z))
-            ids.append(scratch.lane.choose(z, buffer, cuts.asked[block], shares[block]))
+            ids.append(on_host.choose(z, buffer, cuts.asked[block], shares[block]))
         tops.append(top)
     return joined(ids), joined(tops)
 
@@ -45,7 +46,7 @@ def processed(logits: Tensor, cuts: Cuts, scratch: Scratch) -> Tensor:
         x = select(logits, cuts.rows, block).float() / cuts.temperature[block, None]
         if not cuts.plain:
             z, _ = _scaled(select(logits, cuts.rows, block), cuts, block, scratch)
-            columns, weights = scratch.lane.keep(z, scratch.take(1, len(z)), cuts.asked[block])
+            columns, weights = on_host.keep(z, scratch.take(1, len(z)), cuts.asked[block])
             here, at = (weights > 0).nonzero(as_tuple=True)
             at = columns[here, at]
             whole, x = x, torch.full_like(x, -torch.inf)

@@ -92,7 +92,7 @@ def test_flat_rows_too_long_to_sort_keep_exactly_the_same_tokens(kw):
     params = SamplingParams(**kw)
     values = [Cut(params.temperature, params.min_p, params.top_k, params.top_p)] * 2
     cuts = make_cuts([0, 1], 2, values, logits.device)
-    kept = processed(logits, cuts, Scratch(vocab, logits.device, 2)) > -torch.inf
+    kept = processed(logits, cuts, Scratch(vocab, 2)) > -torch.inf
     for row in range(2):
         assert torch.equal(kept[row], exact(logits[row], params) > 0)
 

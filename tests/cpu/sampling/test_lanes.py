@@ -1,4 +1,4 @@
-"""The numpy arithmetic of the CPU and the torch arithmetic of every device are the same."""
+"""The numpy arithmetic of the CPU is that of plain torch operations."""
 
 import random
 
@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from quire.core.params import SamplingParams
-from quire.sampling import on_device, on_host
+from quire.sampling import on_host
 from quire.sampling.cuts import Cut
 from quire.sampling.steps.base import Batch
 from quire.sampling.steps.penalties import Penalties
+from tests.cpu.sampling import in_torch
 from tests.cpu.sampling.cases import normal, sequence
 
 ROWS = 13
@@ -18,13 +19,13 @@ ROWS = 13
 
 def exact_exp(monkeypatch):
     """Let both take exp from the same library: its last digit is the one allowed difference."""
-    monkeypatch.setattr(on_device, "exp_", on_host.exp_)
+    monkeypatch.setattr(in_torch, "exp_", on_host.exp_)
     monkeypatch.setattr(torch.Tensor, "exp_", on_host.exp_)
 
 
 def padded(weights):
     rows, vocab = weights.shape
-    out = torch.zeros(rows, -(-vocab // on_device.CHUNK) * on_device.CHUNK)
+    out = torch.zeros(rows, -(-vocab // in_torch.CHUNK) * in_torch.CHUNK)
     out[:, :vocab] = weights
     return out
 
@@ -51,7 +52,7 @@ def test_cuts_and_draws_agree_with_and_without_ties(monkeypatch, vocab, steps):
         z -= z.amax(-1, keepdim=True)
         asked = [random_cut(rng) for _ in range(ROWS)]
         found = []
-        for lane in (on_host, on_device):
+        for lane in (on_host, in_torch):
             columns, weights = lane.keep(z, padded(torch.zeros_like(z)), asked)
             dense = torch.zeros_like(z)
             for row in range(ROWS):
@@ -63,12 +64,12 @@ def test_cuts_and_draws_agree_with_and_without_ties(monkeypatch, vocab, steps):
             shares = torch.full((ROWS,), share, dtype=torch.float64)
             ids = [
                 lane.choose(z, padded(torch.zeros_like(z)), asked, shares)
-                for lane in (on_host, on_device)
+                for lane in (on_host, in_torch)
             ]
             assert torch.equal(*ids)
             assert (found[0].gather(1, ids[0][:, None]) > 0).all()
             plain = padded(found[0])
-            assert torch.equal(on_host.draw(plain, shares), on_device.draw(plain, shares))
+            assert torch.equal(on_host.draw(plain, shares), in_torch.draw(plain, shares))
 
 
 @pytest.mark.parametrize("k", [1, 3, 60, 299])
@@ -76,25 +77,25 @@ def test_the_k_best_counts_and_argmax_agree(k):
     x = (normal(ROWS, 300, seed=k) * 4).round() / 4
     x[3] = 0.0
     x[4, 2:] = -torch.inf
-    assert torch.equal(on_host.best(x, k), on_device.best(x, k))
+    assert torch.equal(on_host.best(x, k), in_torch.best(x, k))
     value = x[:, :1].clone()
-    assert torch.equal(on_host.greater(x, value), on_device.greater(x, value))
-    for ours, theirs in zip(on_host.argmax(x), on_device.argmax(x)):
+    assert torch.equal(on_host.greater(x, value), in_torch.greater(x, value))
+    for ours, theirs in zip(on_host.argmax(x), in_torch.argmax(x)):
         assert torch.equal(ours, theirs)
 
 
 def test_argmax_of_a_row_with_nan_says_so():
     x = normal(3, 50)
     x[1, 30] = torch.nan
-    for lane in (on_host, on_device):
+    for lane in (on_host, in_torch):
         ids, tops = lane.argmax(x)
         assert tops.isnan().tolist() == [False, True, False]
         assert ((ids >= 0) & (ids < 50)).all()
 
 
-@pytest.mark.parametrize("lane", [on_host, on_device])
+@pytest.mark.parametrize("lane", [on_host, in_torch])
 def test_a_draw_never_lands_on_weight_zero(lane):
-    weights = torch.zeros(4, 2 * on_device.CHUNK)
+    weights = torch.zeros(4, 2 * in_torch.CHUNK)
     weights[0, 700] = 1e-30
     weights[1, [3, 1000]] = 1.0
     weights[2, [511, 512]] = torch.tensor([1.0, 1e-12])

@@ -1,8 +1,5 @@
-"""Row arithmetic in torch operations, for tensors anywhere. quire.sampling.on_host does the same
-faster on the CPU; a test holds the two together, bit for bit but for the last digit of exp.
-
-A row's result depends on that row alone, to the bit: element-wise work is exact under any split,
-and sums are made of chunks of a fixed size, added one after another in float64.
+"""Row arithmetic in torch operations: what quire.sampling.on_host must agree with, bit for bit but
+for the last digit of exp. Batched and plain, where on_host is fast.
 
 Axes: B rows of a block, V vocab, C columns that may be kept. Shares are float64 in [0, 1).
 """
@@ -16,16 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.sampling.cuts import Cut
-
-CHUNK = 512
-
-SLACK = 1e-3
-"""How far, in logits, a bound stays below what rounding could move."""
-
-LOWEST = torch.finfo(torch.float32).min
-"""Masked logits are -inf; a bound of LOWEST leaves them out and keeps all others."""
-
-GROUP = 64
+from quire.sampling.on_host import CHUNK, GROUP, LOWEST, SLACK
 
 
 def exp_(x: Tensor) -> Tensor:
