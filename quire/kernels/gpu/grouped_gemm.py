@@ -70,7 +70,11 @@ def _gate_up(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     expert, row, end, n = _tile_of(start_ptr, tl.cdiv(F, BLOCK_N), X, X_PAD, BLOCK_M, GROUP)
     if expert < 0:
         return
@@ -120,7 +124,11 @@ def _down(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     GROUP: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     expert, row, end, n = _tile_of(start_ptr, tl.cdiv(E, BLOCK_N), X, X_PAD, BLOCK_M, GROUP)
     if expert < 0:
         return
@@ -164,7 +172,9 @@ def gate_up(
         x.stride(0), size, width, experts, triton.next_power_of_2(experts), top,
         gate.kind, gate.alpha, gate.limit, *tile[:4],
     )  # fmt: skip
-    _gate_up(grid, (x, order, starts, weight, bias, h), (), consts, tile.warps, tile.stages)
+    pdl = not _gate_up.interpreted
+    tensors = (x, order, starts, weight, bias, h)
+    _gate_up(grid, tensors, (), (*consts, pdl), tile.warps, tile.stages, pdl)
 
 
 def down(
@@ -175,4 +185,6 @@ def down(
     experts, size, width = weight.shape
     grid = (tiles(len(h), experts, tile) * triton.cdiv(size, tile.n), 1, 1)
     consts = (size, width, experts, triton.next_power_of_2(experts), *tile[:4])
-    _down(grid, (h, order, starts, weight, bias, y), (), consts, tile.warps, tile.stages)
+    pdl = not _down.interpreted
+    tensors = (h, order, starts, weight, bias, y)
+    _down(grid, tensors, (), (*consts, pdl), tile.warps, tile.stages, pdl)

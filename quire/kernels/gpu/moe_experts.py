@@ -34,7 +34,11 @@ def _sum(
     E: tl.constexpr,
     TOP: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     t = tl.program_id(0).to(tl.int64)  # T * TOP * E can pass 2**31
     es = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     sums = tl.zeros((BLOCK,), tl.float32)
@@ -124,4 +128,5 @@ def weighted(out: Tensor, y: Tensor, weights: Tensor) -> None:
     (tokens, size), top = out.shape, weights.shape[1]
     wide = min(triton.next_power_of_2(size), 1024)
     grid = (tokens, triton.cdiv(size, wide), 1)
-    _sum(grid, (y, weights, out), (), (size, top, wide))
+    pdl = not _sum.interpreted
+    _sum(grid, (y, weights, out), (), (size, top, wide, pdl), pdl=pdl)

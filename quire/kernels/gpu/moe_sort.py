@@ -27,7 +27,11 @@ def _sort(
     pairs,
     X: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
     expert = tl.program_id(0)
     before = 0
     for start in range(0, pairs, BLOCK):
@@ -50,5 +54,6 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=ids.device)
     block = min(max(triton.next_power_of_2(pairs), 128), CHUNK)
-    _sort((experts, 1, 1), (ids, order, starts), (pairs,), (experts, block), 8)
+    pdl = not _sort.interpreted
+    _sort((experts, 1, 1), (ids, order, starts), (pairs,), (experts, block, pdl), 8, pdl=pdl)
     return order, starts
