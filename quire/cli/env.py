@@ -11,7 +11,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from quire import env
 from quire.config.plan import gib
-from quire.platform import cpu
+from quire.errors import ConfigError
+from quire.platform import cpu, cuda
 
 PACKAGES = (
     "quire",
@@ -48,9 +49,21 @@ def report() -> dict[str, dict[str, str]]:
         "processor": _processor(),
         "threads": str(cpu.threads()),
         "memory": f"{gib(memory.total)}, {gib(memory.free)} available",
+        "gpu": _gpu(),
     }
     packages = {name: _version(name) for name in PACKAGES}
     return {"machine": machine, "packages": packages, "variables": dict(env.describe())}
+
+
+def _gpu() -> str:
+    """The device that device="cuda" would use, or why there is none."""
+    try:
+        found = cuda.facts()
+    except ConfigError as error:
+        return str(error)
+    major, minor = found.capability
+    memory = f"{gib(found.total_bytes)}, {gib(cuda.memory().free)} free"
+    return f"{found.name} (sm{major}{minor}), {memory}; {found.count} visible"
 
 
 def _version(name: str) -> str:
