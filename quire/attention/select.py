@@ -25,6 +25,7 @@ class Needs:
     window: bool = False
     softcap: bool = False
     latent: bool = False
+    fp8_cache: bool = False
 
 
 class Choice(NamedTuple):
@@ -65,6 +66,8 @@ def missing(caps: Caps, needs: Needs) -> str:
         return "has no sliding window"
     if needs.softcap and not caps.softcap:
         return "has no soft cap"
+    if needs.fp8_cache and not caps.fp8_cache:
+        return "has no cache in fp8"
     return ""
 
 

@@ -92,6 +92,7 @@ def _backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend:
         head_dim=max(layer.head_dim for layer in layers),
         window=any(layer.window for layer in layers),
         latent=any(layer.latent for layer in layers),
+        fp8_cache=config.cache.dtype == "float8_e4m3fn",
     )
     choice = select(None if wanted == "auto" else wanted, needs)
     log.debug("attention backend: %s", "; ".join(choice.reasons))

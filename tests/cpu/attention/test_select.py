@@ -17,6 +17,16 @@ def test_a_device_no_backend_serves_is_refused_with_the_reason():
         select(None, Needs("mps", torch.bfloat16, 128))
 
 
+def test_latents_have_a_backend_of_their_own():
+    choice = select(None, Needs("cuda", torch.bfloat16, 576, latent=True))
+    assert choice.name == "mla"
+    assert choice.reasons[0] == "paged: keeps keys and values, not latents"
+    with pytest.raises(ConfigError, match="mla: has no cache in fp8"):
+        select(None, Needs("cuda", torch.bfloat16, 576, latent=True, fp8_cache=True))
+    with pytest.raises(ConfigError, match="mla: keeps latents only"):
+        select("mla", Needs("cuda", torch.bfloat16, 128))
+
+
 def test_an_unknown_backend_gets_a_suggestion():
     with pytest.raises(ConfigError, match="did you mean paged"):
         select("pagd", Needs("cpu", torch.float32, 64))
@@ -29,6 +39,8 @@ def test_an_unknown_backend_gets_a_suggestion():
         (Needs("cpu", torch.float32, 512), "512"),
         (Needs("cpu", torch.float32, 64, window=True), "window"),
         (Needs("cpu", torch.float32, 64, softcap=True), "soft cap"),
+        (Needs("cpu", torch.float32, 64, latent=True), "latents"),
+        (Needs("cpu", torch.float32, 64, fp8_cache=True), "fp8"),
     ],
 )
 def test_each_lack_is_named(needs, word):
