@@ -60,7 +60,7 @@ def _gpu() -> str:
     try:
         found = cuda.facts()
     except ConfigError as error:
-        return str(error)
+        return str(error).removeprefix("device='cuda': ").partition(";")[0]
     major, minor = found.capability
     memory = f"{gib(found.total_bytes)}, {gib(cuda.memory().free)} free"
     return f"{found.name} (sm{major}{minor}), {memory}; {found.count} visible"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from quire.engine import warm
 from quire.engine.receipt import Receipt
 from quire.engine.warm import Half, Peak
 from quire.kernels import cache
+from quire.platform import cpu
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ def start(
 def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> None:
     """Find the kernels the steps need, and have them all compiled when this returns."""
     pending: list[Future[None]] = []
-    threads = min(COMPILERS, os.cpu_count() or 1)
+    threads = min(COMPILERS, cpu.threads())
     with ThreadPoolExecutor(threads, thread_name_prefix="quire-compile") as pool:
         try:
             with cache.rehearsal(lambda wanted: pending.append(pool.submit(wanted.make))):

@@ -8,11 +8,15 @@ they are then compiled side by side.
 
 from __future__ import annotations
 
+import logging
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,13 @@ def keep_in(folder: Path) -> None:
     """Make Triton keep what it compiles in the folder. Before the first kernel."""
     from triton import knobs
 
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        log.warning(
+            "compiled kernels cannot be kept in %s (%s): every start compiles", folder, error
+        )
+        folder = Path(tempfile.mkdtemp(prefix="quire-kernels-"))
     knobs.cache.dir = str(folder)
 
 

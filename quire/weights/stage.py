@@ -7,7 +7,6 @@ device by its own engine, pinned memory can; so several threads fill pinned buff
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 from torch import Tensor
+
+from quire.platform import cpu
 
 CHUNK = 16 * 2**20
 """Bytes per buffer: large enough for full bus speed, small enough that 32 are soon allocated."""
@@ -41,7 +42,7 @@ class Stage:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        threads = min(THREADS, os.cpu_count() or 1)
+        threads = min(THREADS, cpu.threads())
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quire-weights")
         self._lane = _Lane()
 

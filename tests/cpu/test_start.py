@@ -5,7 +5,10 @@ import time
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, env
+from quire.config.options import Options
+from quire.engine import warm
+from quire.engine.build import decide, describe, scheduler_of
 from quire.engine.receipt import BESIDE, Receipt, table
 
 
@@ -55,3 +58,45 @@ def test_profile_writes_a_trace_of_some_steps(tmp_path):
     llm.generate("Hello", SamplingParams(max_tokens=8), use_tqdm=False)
     (trace,) = tmp_path.glob("*.json")
     assert json.loads(trace.read_text())["traceEvents"]
+
+
+class Counts:
+    """An executor in front of another, that notes tokens and rows of each step."""
+
+    def __init__(self, inner):
+        self.inner, self.steps = inner, []
+
+    def submit(self, plan):
+        self.steps.append((sum(row.count for row in plan.rows), len(plan.rows)))
+        return self.inner.submit(plan)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seats", "length", "first"),
+    [
+        (64, 8, 128, (64, 8)),  # all tokens of the budget over all seats
+        (70, 8, 128, (70, 8)),
+        (8, 16, 128, (8, 8)),  # fewer tokens than seats
+        (128, 1, 64, (62, 1)),  # one seat, shorter than the budget
+    ],
+)
+def test_made_up_requests_make_the_largest_step_there_can_be(tokens, seats, length, first):
+    said = {
+        "max_num_batched_tokens": tokens,
+        "max_num_seqs": seats,
+        "max_model_len": length,
+        "enable_prefix_caching": True,
+    }
+    options = Options.of(said)
+    found = describe(options, env.read())
+    config, plan, _ = decide(found, options, env.read())
+    small = warm.small_config(config, plan.shape)
+    llm = LLM("embedded", **said, num_gpu_blocks_override=small.cache.num_blocks)
+    executor = Counts(llm.llm_engine.engine._executor)
+    half = (scheduler_of(small), executor)
+    warm.run(half, warm.worst_counts(small), warm.FULL)
+    assert executor.steps[0] == first
+    executor.steps.clear()
+    warm.run(half, [1] * seats, warm.RANDOM, tokens=2)
+    assert executor.steps == [(min(seats, tokens), min(seats, tokens))] * len(executor.steps)
+    assert half[0].idle
