@@ -69,7 +69,10 @@ class AttentionStep(Protocol):
     """One step's attention, for every layer in turn."""
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
-        """Write k, v [T, K, D] to the cache, then attend q [T, H, D]. Returns [T, H, D]."""
+        """Write k, v [T, K, D] to the cache, then attend q [T, H, D]. Returns [T, H, D].
+
+        q, k and v are used up: fused with what made them, they may never have been written.
+        """
         ...
 
 

@@ -3,10 +3,11 @@
     rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
     rms_norm -> moe_router                          one row: the router's blocks normalise it
     rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
+    ... -> paged_attention                          one query a sequence: attention in it as well
     rms_norm -> or act_mul -> linear over e4m3      many rows: made and quantized in one pass
 
 An op that may begin or go on such a chain is held until the next op is called: it either joins or
-has everything held launched first, in order. So at most four ops wait, and what an op returns is
+has everything held launched first, in order. So at most five ops wait, and what an op returns is
 allocated when it is called. Models do not know; whoever reads results with anything but ops calls
 `flush` first. A result inside a chain is left out only when nothing but the chain refers to it,
 which Python's reference counts and the storage's say; else the ops are launched one by one.
@@ -58,11 +59,11 @@ class Queue:
     def hold(self, op: str, launch: Callable[..., None], outs: Any, *args: Any) -> None:
         self.chain.append(Held(op, launch, outs, args))
 
-    def alone(self, launch: Callable[..., None], outs: Any, *args: Any) -> None:
+    def alone(self, launch: Callable[..., None], outs: Any, *args: Any, **named: Any) -> None:
         """Launch an op that joins nothing and that nothing can join."""
         if self.chain:
             self.flush()
-        launch(outs, *args)
+        launch(outs, *args, **named)
 
     def take(self) -> list[Held]:
         chain, self.chain = self.chain, []
@@ -76,6 +77,8 @@ class Queue:
         last = chain[-1]
         if last.op == "linear":
             _launch_linear(chain)
+        elif last.op == "kv_write":
+            _launch_heads(chain)
         else:
             _one_by_one(chain)
 
@@ -282,22 +285,71 @@ def _kv_write(
 ) -> None:
     chain = queue.chain
     if chain and chain[-1].op == "rope" and chain[-1].outs[1] is k:
-        q_raw, k_raw, positions, cos_sin, interleaved = chain[-1].args
+        q_raw, k_raw, _, cos_sin, _ = chain[-1].args
         norms = chain[:-1]
         if norms:
             q_raw, k_raw = norms[0].args[0], norms[1].args[0]
-        body = _gpu("norm_rope_write")
         # a norm's result is known to its entry, to the rope's, and to nobody else
-        fits = body.takes(q_raw, k_raw, v, cos_sin, cache, slots) and all(
+        if _gpu("norm_rope_write").takes(q_raw, k_raw, v, cos_sin, cache, slots) and all(
             _unread(held.outs[0], 2) for held in norms
-        )
-        if fits:
-            made = tuple(body.HeadNorm(h.args[1], h.args[2], h.args[4]) for h in norms) or None
-            outs_of_rope = queue.take()[-1].outs
-            body.launch(outs_of_rope, q_raw, k_raw, v, positions, cos_sin, interleaved, made,
-                        cache, slots, (k_scale, v_scale))  # fmt: skip
+        ):
+            queue.hold("kv_write", launch, outs, k, v, cache, slots, k_scale, v_scale)
             return
     queue.alone(launch, outs, k, v, cache, slots, k_scale, v_scale)
+
+
+class _Heads(NamedTuple):
+    """What a chain of [norms,] rope and kv_write begins with."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    cos_sin: Tensor
+    interleaved: bool
+    norms: Any
+
+
+def _heads_of(chain: list[Held]) -> _Heads:
+    q, k, positions, cos_sin, interleaved = chain[-2].args
+    norms = chain[:-2]
+    if norms:
+        q, k = norms[0].args[0], norms[1].args[0]
+    norm = _gpu("norm_rope_write").HeadNorm
+    made = tuple(norm(h.args[1], h.args[2], h.args[4]) for h in norms) or None
+    return _Heads(q, k, chain[-1].args[1], positions, cos_sin, interleaved, made)
+
+
+def _launch_heads(chain: list[Held]) -> None:
+    _, _, cache, slots, k_scale, v_scale = chain[-1].args
+    _gpu("norm_rope_write").launch(
+        chain[-2].outs, *_heads_of(chain), cache, slots, (k_scale, v_scale)
+    )
+
+
+def _paged_attention(
+    queue: Queue,
+    launch: Callable[..., None],
+    out: Tensor,
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    *features: Any,
+    **named: Any,
+) -> None:
+    """Attention reads the chain's q and cache, and nobody reads q or k after it (AttentionStep)."""
+    chain = queue.chain
+    if chain and chain[-1].op == "kv_write" and chain[-2].outs[0] is q:
+        body = _gpu("paged_attention_fused")
+        heads, slots = _heads_of(chain), chain[-1].args[3]
+        extras = body.extras_of(q, contexts, *features, **named)
+        if extras is not None and chain[-1].args[2] is cache and body.takes(*heads, slots, cache):
+            queue.take()
+            body.launch(out, *heads, slots, cache, tables, contexts, extras)
+            return
+    queue.alone(launch, out, q, cache, tables, q_starts, contexts, *features, **named)
 
 
 def _unread(result: Tensor, held: int) -> bool:
@@ -334,4 +386,5 @@ _RULES: dict[str, Callable[..., None]] = {
     "moe_router": _moe_router,
     "rope": _rope,
     "kv_write": _kv_write,
+    "paged_attention": _paged_attention,
 }

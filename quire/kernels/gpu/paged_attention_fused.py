@@ -186,7 +186,42 @@ def fused_kernel(
     )  # fmt: skip
 
 
-def takes(q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, cache: Tensor, slots: Tensor) -> bool:
+def extras_of(
+    q: Tensor,
+    contexts: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    rows: Tensor | None = None,
+    decodes: int = 0,
+    max_context: int | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    counters: Tensor | None = None,
+) -> Extras | None:
+    """What paged_attention was asked for; None: it is not one query a sequence, or has ALiBi."""
+    if not decodes == q.shape[0] == contexts.shape[0] or alibi is not None:
+        return None
+    return Extras(
+        scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters
+    )
+
+
+def takes(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool,
+    norms: tuple[HeadNorm, HeadNorm] | None,
+    slots: Tensor,
+    cache: Tensor,
+) -> bool:
     """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
     size = q.shape[2]
     if cos_sin.shape[1] != size or size & (size - 1) or size < 16 or v.shape != k.shape:

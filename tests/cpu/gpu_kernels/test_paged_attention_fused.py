@@ -3,10 +3,12 @@
 import pytest
 import torch
 
+from quire.kernels import fuse
 from quire.kernels.kv_write import kv_write
 from quire.kernels.paged_attention import _case, paged_attention
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
+from tests.fused import call
 
 body = pytest.importorskip("quire.kernels.gpu.paged_attention_fused", reason="no triton")
 from quire.kernels.gpu.norm_rope_write import HeadNorm  # noqa: E402
@@ -73,3 +75,44 @@ def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, fe
         a = mine[written // 16, side, :, written % 16].float()
         b = case["cache"][written // 16, side, :, written % 16].float()
         torch.testing.assert_close(a, b, atol=near, rtol=max(near, 0.13 if fp8 else 0))
+
+
+@pytest.mark.parametrize("spoiled", ["", "alibi", "a prompt among them", "another cache"])
+def test_a_layers_ops_become_one_launch_if_all_rows_decode(monkeypatch, spoiled):
+    torch.manual_seed(1)
+    contexts, queries = [3, 20, 70], [1, 1, 2 if "prompt" in spoiled else 1]
+    case = _case(
+        torch.device("cpu"), (4, 2, 16, 16), list(zip(queries, contexts, strict=True)),
+        torch.float32, features="decodes alibi" if spoiled == "alibi" else "decodes",
+    )  # fmt: skip
+    if "prompt" not in spoiled:
+        case["decodes"] = 3
+    tokens = sum(queries)
+    q, k, v = torch.randn(tokens, 8, 16).split([4, 2, 2], 1)
+    positions = torch.tensor([2, 19, 68, 69] if tokens == 4 else [2, 19, 69], dtype=torch.int32)
+    angles = torch.outer(torch.arange(99.0), 0.7 ** torch.arange(8))
+    table = torch.cat([angles.cos(), angles.sin()], -1)
+    row = torch.tensor([0, 1, 2, 2])[:tokens]
+    slots = case["tables"][row, positions.long() // 16].long() * 16 + positions % 16
+    started = []
+    real = body.launch
+    monkeypatch.setattr(body, "launch", lambda *a: started.append("fused") or real(*a))
+
+    def run(cache):
+        q1, k1 = call("rope", q, k, positions, table)
+        call("kv_write", k1, v, cache, slots)
+        given = {n: x for n, x in case.items() if n not in ("q", "cache")}
+        other = cache.clone() if spoiled == "another cache" else cache
+        y = call("paged_attention", q1, other, **given)
+        fuse.flush()
+        return y
+
+    first, second = case["cache"].clone(), case["cache"].clone()
+    with fuse.off():
+        want = run(first)
+    assert not started
+    got = run(second)
+    assert started == ([] if spoiled else ["fused"])
+    if spoiled != "another cache":
+        torch.testing.assert_close(got, want, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(second, first, atol=1e-5, rtol=1e-5, equal_nan=True)
