@@ -11,6 +11,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
 _BLOCK = 1024  # two 16-byte loads for each of 128 threads
 
@@ -23,7 +24,11 @@ def _act_mul(
     X_T: tl.constexpr,
     KIND: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        let_go()
+        wait_for_forerunner()
     t = tl.program_id(0).to(tl.int64)  # T * 2F can pass 2**31
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(x_ptr + t * X_T + f, f < F, 0.0).to(tl.float32)
@@ -39,4 +44,5 @@ def outputs(x: Tensor, kind: str) -> Any:
 
 def launch(out: Tensor, x: Tensor, kind: str) -> None:
     rows, size = out.shape
-    _act_mul((rows, triton.cdiv(size, _BLOCK), 1), (x, out), (), (size, x.stride(0), kind, _BLOCK))
+    grid = (rows, triton.cdiv(size, _BLOCK), 1)
+    _act_mul(grid, (x, out), (), (size, x.stride(0), kind, _BLOCK, PDL), pdl=PDL)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.start import kernel
-from quire.kernels.gpu.wait import let_go, prefetch, wait_for_forerunner
+from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
 
 class Norm(NamedTuple):
@@ -245,7 +245,6 @@ def launch(
     outputs = total if act is None else total // 2
     rows, columns, times, warps, ahead = cut or cut_of(outputs, inputs, act is not None)
     add = norm is not None and norm.residual is not None
-    pdl = not _gemv.interpreted
     out = None if act is None else act.out
     tensors: tuple[Tensor | None, ...] = (x, None, None, weight, bias, z, None, None, out)
     numbers = (0.0, 0.0)
@@ -259,8 +258,8 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None,
-            None if act is None else act.kind, rows, columns, times, ahead, pdl,
+            None if act is None else act.kind, rows, columns, times, ahead, PDL,
         ),
         warps=warps,
-        pdl=pdl,
+        pdl=PDL,
     )  # fmt: skip

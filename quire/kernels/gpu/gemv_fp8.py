@@ -20,7 +20,7 @@ from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.gemv import MAX_INPUTS, Act, Cut, Norm, normed, product, rows_of, vector
 from quire.kernels.gpu.quantize_fp8 import scale_of
 from quire.kernels.gpu.start import kernel
-from quire.kernels.gpu.wait import let_go, prefetch, wait_for_forerunner
+from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
 _V = tl.constexpr(16)  # e4m3 numbers in one load of a thread
 
@@ -187,7 +187,6 @@ def launch(
     outputs = total if act is None else total // 2
     rows, columns, times, warps, ahead = cut or cut_of(outputs, inputs, act is not None)
     add = norm is not None and norm.residual is not None
-    pdl = not _gemv_fp8.interpreted
     data, scale = weight.data, weight.scale
     out = None if act is None else act.out
     tensors: tuple[Tensor | None, ...] = (x, None, None, data, scale, bias, z, None, None, out)
@@ -202,8 +201,8 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None, bool(weight.block),
-            None if act is None else act.kind, rows, columns, times, ahead, pdl,
+            None if act is None else act.kind, rows, columns, times, ahead, PDL,
         ),
         warps=warps,
-        pdl=pdl,
+        pdl=PDL,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.start import kernel
-from quire.kernels.gpu.wait import let_go, wait_for_forerunner
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
 _E4M3_MAX = tl.constexpr(448.0)
 
@@ -160,15 +160,14 @@ def launch(
     kv_heads, block = k.shape[1], cache.shape[3]
     each = min(triton.next_power_of_2(heads), 32 if rows >= 256 else 4)
     q_norm, k_norm = norms or (HeadNorm(q, 0.0, 0.0), HeadNorm(k, 0.0, 0.0))
-    pdl = not _norm_rope_write.interpreted
     _norm_rope_write(
         (rows, triton.cdiv(heads, each) + triton.cdiv(kv_heads, each), 1),
         (q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, *outs),
         (q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset, *scales),
         (
             heads, kv_heads, size, block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            norms is not None, interleaved, cache.dtype == torch.float8_e4m3fn, each, pdl,
+            norms is not None, interleaved, cache.dtype == torch.float8_e4m3fn, each, PDL,
         ),
         warps=max(1, min(4, each * size // 512)),
-        pdl=pdl,
+        pdl=PDL,
     )  # fmt: skip

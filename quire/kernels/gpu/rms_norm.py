@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
 MAX_SIZE = 32768
 """Longest row one program can hold in registers."""
@@ -39,7 +40,11 @@ def _rms_norm(
     ADD: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,  # power of two >= E
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        let_go()
+        wait_for_forerunner()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)  # T * H * E can pass 2**31
     t, h = row // H, row % H
     e = tl.arange(0, BLOCK)[None, :]
@@ -120,6 +125,7 @@ def launch(
         (programs, 1, 1),
         (x, residual, weight, y, r if add else None),
         (rows, eps, offset),
-        (size, heads, x_t, x_h, res_t, res_h, add, each, block),
+        (size, heads, x_t, x_h, res_t, res_h, add, each, block, PDL),
         warps=warps,
+        pdl=PDL,
     )

@@ -20,7 +20,7 @@ from torch import Tensor
 from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.gemv import Act, Cut
 from quire.kernels.gpu.start import kernel
-from quire.kernels.gpu.wait import let_go, prefetch, wait_for_forerunner
+from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
 
 @triton.jit
@@ -109,15 +109,14 @@ def launch(
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     rows, columns, stages, warps, ahead = cut or cut_of(outputs, act is not None)
-    pdl = not _skinny.interpreted
     _skinny(
         (triton.cdiv(outputs, rows), 1, 1),
         (x, weight, bias, z, None if act is None else act.out),
         (x.shape[0],),
         (
             outputs, inputs, x.stride(0), bias is not None, None if act is None else act.kind,
-            max(8, triton.next_power_of_2(x.shape[0])), rows, columns, stages, ahead, pdl,
+            max(8, triton.next_power_of_2(x.shape[0])), rows, columns, stages, ahead, PDL,
         ),
         warps=warps,
-        pdl=pdl,
+        pdl=PDL,
     )  # fmt: skip

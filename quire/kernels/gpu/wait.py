@@ -11,6 +11,9 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+PDL = not triton.knobs.runtime.interpret
+"""Whether kernels are launched so: all but those that the interpreter runs."""
+
 
 @triton.jit
 def wait_for_forerunner():
