@@ -1,0 +1,64 @@
+"""Latent attention's kernels in the interpreter, where the op's own cases do not reach."""
+
+import math
+
+import pytest
+import torch
+
+from quire.kernels.mla_attention import _case
+from quire.kernels.op import OPS
+
+pytest.importorskip("triton", reason="triton is not installed")
+SHAPE = (3, 16, 16, 32, 16, 16)  # heads, P, R, L, V, B
+
+
+def want_of(case):
+    return OPS["mla_attention"].reference(**case)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 5, 64])
+def test_any_number_of_splits_gives_the_same(splits):
+    from quire.kernels.gpu.mla_attention import from_latent, to_latent
+    from quire.kernels.gpu.mla_decode import decode
+
+    torch.manual_seed(1)
+    rows = [(1, 700), (1, 130), (1, 0), (1, 128)]
+    case = _case(torch.device("cpu"), SHAPE, rows, torch.float32, shuffled=True)
+    keys, values = case["up"][:, :16], case["up"][:, 16:]
+    mixed = to_latent(case["q"], keys)
+    tensors = (case[name] for name in ("q_rope", "cache", "tables", "contexts"))
+    scale = case["scale"] * math.log2(math.e)
+    decode(mixed, mixed, *tensors, scale, case["rows"], len(rows), splits=splits)
+    out = torch.full((len(rows), 3 * 16), float("nan"))
+    from_latent(out, mixed, values)
+    torch.testing.assert_close(out, want_of(case), atol=1e-5, rtol=1e-5)
+
+
+def test_a_step_not_known_to_be_fresh_gives_the_same():
+    from quire.kernels.gpu import mla_attention as gpu
+
+    torch.manual_seed(2)
+    rows = [(1, 9), (140, 140), (3, 3)]
+    case = _case(torch.device("cpu"), SHAPE, rows, torch.float32)
+    want = want_of(case)
+    for fresh in (True, False):
+        given = {**case, "fresh": fresh}
+        out = gpu.outputs(**given).fill_(float("nan"))
+        gpu.launch(out, **given)
+        torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)
+
+
+def test_splits_fill_the_multiprocessors_and_no_more():
+    from quire.kernels.gpu.mla_decode import MOST_SPLITS, splits_of
+
+    assert splits_of(128, 132) == 1
+    assert splits_of(66, 132) == 2
+    assert 16 <= splits_of(2, 132) <= MOST_SPLITS
+    assert all(1 <= splits_of(n, 132) <= MOST_SPLITS for n in range(1, 2000, 37))
+
+
+def test_sizes_the_kernels_do_not_take_are_left_to_the_reference():
+    from quire.kernels.gpu import mla_attention as gpu
+
+    case = _case(torch.device("cpu"), (3, 16, 16, 24, 16, 16), [(1, 9)], torch.float32)
+    assert gpu.outputs(**case) is NotImplemented
