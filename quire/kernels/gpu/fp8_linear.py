@@ -7,14 +7,19 @@ tensor cores in float32 and scale at the end; by blocks, each 128 inputs are sca
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import BLOCK, Fp8Weight
-from quire.kernels.gpu import quantize_fp8
+from quire.kernels.gpu import fp8_skinny, quantize_fp8
 from quire.kernels.gpu.start import kernel
+
+FEW = 64
+"""Rows up to which the weights' bytes are what counts."""
 
 OUT = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -84,9 +89,12 @@ def product(
     out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None = None
 ) -> None:
     """Fill out [T, O] from rows already quantized."""
-    if not q.shape[0]:
+    rows = q.shape[0]
+    if not rows:
         return
-    if not library_takes(q, weight):
+    if rows <= FEW:
+        fp8_skinny.product(out, q, scale, weight, bias)
+    elif not library_takes(q, weight):
         own_product(out, q, scale, weight, bias)
     elif weight.block:
         _library(out, q, scale.t(), weight, weight.scale.t(), bias)
@@ -107,20 +115,40 @@ def _library(
 ) -> None:
     torch._scaled_mm(
         q, weight.data.t(), scale_a=qs, scale_b=ws, bias=bias, out_dtype=out.dtype,
-        use_fast_accum=not weight.block, out=out,
+        use_fast_accum=not weight.block and bias is None, out=out,
     )  # fmt: skip
 
 
+class Tile(NamedTuple):
+    """How a product is cut: rows and outputs of a program, its warps and stages."""
+
+    rows: int
+    outputs: int
+    warps: int
+    stages: int
+
+
+def tile_of(rows: int) -> Tile:
+    """Tiles as tall as the rows, up to what the registers hold."""
+    tall = min(max(triton.next_power_of_2(rows), 16), 128)
+    wide = 128 if tall >= 64 else 64
+    return Tile(tall, wide, 8 if tall * wide >= 16384 else 4, 4)
+
+
 def own_product(
-    out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None = None
+    out: Tensor,
+    q: Tensor,
+    scale: Tensor,
+    weight: Fp8Weight,
+    bias: Tensor | None = None,
+    tile: Tile | None = None,
 ) -> None:
     """The same in Triton, for any shape."""
     rows, (outputs, inputs) = q.shape[0], weight.shape
-    bt = min(max(triton.next_power_of_2(rows), 16), 128)
-    bo = 128 if bt >= 64 else 64
+    bt, bo, warps, stages = tile or tile_of(rows)
     grid = (triton.cdiv(rows, bt) * triton.cdiv(outputs, bo), 1, 1)
     step = scale.stride(0) if weight.block else 0
     groups = triton.cdiv(inputs, BLOCK)
     consts = (inputs, outputs, groups, bool(weight.block), bias is not None, bt, bo)
     tensors = (q, scale, weight.data, weight.scale, bias, out)
-    _product(grid, tensors, (rows, step), consts, 8 if bt * bo >= 16384 else 4, 4)
+    _product(grid, tensors, (rows, step), consts, warps, stages)

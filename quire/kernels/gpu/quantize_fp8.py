@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quire.kernels.fp8 import BLOCK, E4M3
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import let_go, wait_for_forerunner
 
 WIDEST = 32768
 """Inputs of the widest row that a program holds."""
@@ -56,7 +57,11 @@ def _rows(
     X_ROW: tl.constexpr,
     GROUPS: tl.constexpr,  # 0: one scale a row
     WIDTH: tl.constexpr,  # power of two >= I
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        let_go()
+        wait_for_forerunner()
     t = tl.program_id(0).to(tl.int64)  # T * I can pass 2**31
     e = tl.arange(0, WIDTH)
     live = e < I
@@ -76,7 +81,11 @@ def _rows_static(
     I: tl.constexpr,
     X_ROW: tl.constexpr,
     WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        let_go()
+        wait_for_forerunner()
     t = tl.program_id(0).to(tl.int64)  # T * I can pass 2**31
     e = tl.arange(0, WIDTH)
     live = e < I
@@ -110,14 +119,20 @@ def launch(
     if not rows:
         return
     width = max(BLOCK, triton.next_power_of_2(inputs))
-    grid, x_row, warps = (rows, 1, 1), x.stride(0), warps_of(width)
+    grid, x_row, warps, pdl = (rows, 1, 1), x.stride(0), warps_of(width), overlaps(rows)
     if static is not None:
-        _rows_static(grid, (x, static, q, scale), (), (inputs, x_row, width), warps)
+        _rows_static(grid, (x, static, q, scale), (), (inputs, x_row, width, pdl), warps, pdl=pdl)
     else:
         step, groups = (scale.stride(0), scale.shape[0]) if block else (0, 0)
-        _rows(grid, (x, q, scale), (step,), (inputs, x_row, groups, width), warps)
+        consts = (inputs, x_row, groups, width, pdl)
+        _rows(grid, (x, q, scale), (step,), consts, warps, pdl=pdl)
 
 
 def warps_of(width: int) -> int:
     """32 numbers a thread: four 16-byte loads in flight, and registers to hold them."""
     return min(max(width // 1024, 1), 16)
+
+
+def overlaps(rows: int) -> bool:
+    """Whether a pass starts while the kernel before it ends: worth it where a launch shows."""
+    return rows <= 512 and not _rows.interpreted

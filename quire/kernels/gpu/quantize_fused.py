@@ -12,8 +12,9 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.element import activate
-from quire.kernels.gpu.quantize_fp8 import store_groups, store_row, warps_of
+from quire.kernels.gpu.quantize_fp8 import overlaps, store_groups, store_row, warps_of
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import let_go, wait_for_forerunner
 
 
 @kernel("s_step", "eps", "offset")
@@ -35,10 +36,15 @@ def _norm(
     KEEP: tl.constexpr,
     GROUPS: tl.constexpr,  # 0: one scale a row
     WIDTH: tl.constexpr,  # power of two >= E
+    PDL: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64)  # T * E can pass 2**31
     e = tl.arange(0, WIDTH)
     live = e < E
+    w = offset + tl.load(w_ptr + e, mask=live, other=0.0).to(tl.float32)
+    if PDL:
+        let_go()
+        wait_for_forerunner()
     dtype = x_ptr.dtype.element_ty
     x = tl.load(x_ptr + t * X_ROW + e, mask=live, other=0.0).to(tl.float32)
     if ADD:
@@ -47,7 +53,6 @@ def _norm(
         tl.store(r_ptr + t * E + e, rounded, mask=live)
         x = rounded.to(tl.float32)
     scale = tl.rsqrt(tl.sum(x * x, 0) / E + eps)
-    w = offset + tl.load(w_ptr + e, mask=live, other=0.0).to(tl.float32)
     y = (x * scale * w).to(dtype)
     if KEEP:
         tl.store(y_ptr + t * E + e, y, mask=live)
@@ -69,7 +74,11 @@ def _act_mul(
     KIND: tl.constexpr,
     GROUPS: tl.constexpr,  # 0: one scale a row
     WIDTH: tl.constexpr,  # power of two >= F
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        let_go()
+        wait_for_forerunner()
     t = tl.program_id(0).to(tl.int64)  # T * 2F can pass 2**31
     f = tl.arange(0, WIDTH)
     live = f < F
@@ -101,9 +110,10 @@ def norm(
     width = max(128, triton.next_power_of_2(size))
     res_row = 0 if residual is None else residual.stride(0)
     add, keep = residual is not None, y is not None
-    consts = (size, x.stride(0), res_row, add, keep, groups, width)
+    pdl = overlaps(tokens)
+    consts = (size, x.stride(0), res_row, add, keep, groups, width, pdl)
     tensors = (x, residual, weight, y, r, q, scale)
-    _norm((tokens, 1, 1), tensors, (step, eps, offset), consts, warps_of(width))
+    _norm((tokens, 1, 1), tensors, (step, eps, offset), consts, warps_of(width), pdl=pdl)
 
 
 def act_mul(rows: tuple[Tensor, Tensor], x: Tensor, kind: str) -> None:
@@ -114,5 +124,6 @@ def act_mul(rows: tuple[Tensor, Tensor], x: Tensor, kind: str) -> None:
         return
     step, groups = (scale.stride(0), scale.shape[0]) if scale.dim() == 2 else (0, 0)
     width = max(128, triton.next_power_of_2(size))
-    consts = (size, x.stride(0), kind, groups, width)
-    _act_mul((tokens, 1, 1), (x, q, scale), (step,), consts, warps_of(width))
+    pdl = overlaps(tokens)
+    consts = (size, x.stride(0), kind, groups, width, pdl)
+    _act_mul((tokens, 1, 1), (x, q, scale), (step,), consts, warps_of(width), pdl=pdl)

@@ -1,0 +1,98 @@
+"""The fp8 kernels in the interpreter: the bits of the CPU, and products as exact as float32 is."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+from quire.kernels.act import act_mul
+from quire.kernels.fp8 import Fp8Weight, quantize_blocks, quantize_channels
+from quire.kernels.gpu import fp8_linear as product
+from quire.kernels.gpu import quantize_fp8 as kernel
+from quire.kernels.gpu import quantize_fused as fused
+from quire.kernels.quantize_fp8 import quantize_fp8
+from quire.kernels.rms_norm import rms_norm
+
+CPU = torch.device("cpu")
+BLOCKS = pytest.mark.parametrize("block", [0, 128])
+
+
+def poisoned(rows, inputs, block):
+    q, scale = kernel.empty_rows(rows, inputs, block, CPU)
+    q.view(torch.uint8).fill_(0xFF)
+    return q, scale.fill_(float("nan"))
+
+
+def same(got, want):
+    assert torch.equal(got[0].view(torch.uint8), want[0].view(torch.uint8))
+    assert torch.equal(got[1], want[1])
+
+
+@BLOCKS
+def test_rows_have_the_bits_that_the_cpu_gives_them(block):
+    x = torch.randn(5, 520).bfloat16()[:, 8:]
+    x[1] = 0
+    rows = poisoned(5, 512, block)
+    kernel.launch(rows, x, block)
+    same(rows, quantize_fp8.__wrapped__(x, block))
+
+
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+@BLOCKS
+def test_a_row_that_is_not_finite_becomes_nan(bad, block):
+    x = torch.ones(2, 256)
+    x[1, 200] = bad
+    q, scale = poisoned(2, 256, block)
+    kernel.launch((q, scale), x, block)
+    value = q.float() * (scale.t().repeat_interleave(128, 1) if block else scale[:, None])
+    assert value[0].isfinite().all()
+    assert value[1].isnan().any()
+
+
+@BLOCKS
+@pytest.mark.parametrize("keep", [True, False])
+@pytest.mark.parametrize("added", [True, False])
+def test_a_norm_quantizes_what_it_makes(block, keep, added):
+    x, residual = torch.randn(2, 3, 384).bfloat16()
+    weight, given = torch.randn(384).bfloat16(), residual if added else None
+    y, r = torch.empty_like(x), torch.empty_like(x)
+    rows = poisoned(3, 384, block)
+    fused.norm(rows, x, weight, 1e-5, given, 1.0, y if keep else None, r if added else None)
+    want, summed = rms_norm.__wrapped__(x, weight, 1e-5, given, 1.0)
+    same(rows, quantize_fp8.__wrapped__(want, block))
+    assert not keep or torch.equal(y, want)
+    assert not added or torch.equal(r, summed)
+
+
+@BLOCKS
+def test_a_gated_activation_quantizes_what_it_makes(block):
+    x = torch.randn(3, 600).bfloat16()
+    rows = poisoned(3, 300, block)
+    fused.act_mul(rows, x, "silu")
+    q, scale = quantize_fp8.__wrapped__(act_mul.__wrapped__(x, "silu"), block)
+    torch.testing.assert_close(rows[1], scale, rtol=1e-2, atol=0)  # exp differs in its last bit
+    assert (rows[0].float() - q.float()).abs().max() <= 32
+
+
+@pytest.mark.parametrize("make", [quantize_channels, quantize_blocks])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 130, 70), (20, 256, 136), (65, 96, 64)])
+def test_the_product_for_any_shape_is_exact(make, rows, inputs, outputs):
+    weight = make(torch.randn(outputs, inputs))
+    x, bias = torch.randn(rows, inputs), torch.randn(outputs)
+    q, scale = quantize_fp8.__wrapped__(x, weight.block)
+    y = torch.full((rows, outputs), float("nan"))
+    product.own_product(y, q, scale, weight, bias)
+    wide = scale.t().repeat_interleave(128, 1)[:, :inputs] if weight.block else scale[:, None]
+    want = (q.double() * wide.double()) @ weight.unpack(torch.float64).t() + bias.double()
+    torch.testing.assert_close(y.double(), want, atol=1e-4, rtol=1e-5)
+
+
+def test_a_fixed_scale_is_every_row_s_scale():
+    made = quantize_channels(torch.randn(32, 64))
+    weight = Fp8Weight(made.data, made.scale, torch.tensor([0.02]))
+    x = torch.randn(3, 64)
+    y = product.outputs(x, weight)
+    product.launch(y, x, weight)
+    q, scale = quantize_fp8.__wrapped__(x, 0, weight.static)
+    assert scale.tolist() == pytest.approx([0.02] * 3)
+    torch.testing.assert_close(y, (q.float() * 0.02) @ weight.unpack().t())

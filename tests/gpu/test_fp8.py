@@ -1,0 +1,155 @@
+"""e4m3 weights on the device: products against float64, and bits where the CPU promises them."""
+
+import pytest
+import torch
+
+from quire.kernels import fuse
+from quire.kernels.act import act_mul
+from quire.kernels.fp8 import Fp8Weight, quantize_blocks, quantize_channels
+from quire.kernels.fp8_linear import fp8_linear
+from quire.kernels.linear import linear
+from quire.kernels.quantize_fp8 import quantize_fp8
+from quire.kernels.rms_norm import rms_norm
+from quire.models.build import config_of
+from tests.cpu.models.harness import Stepper
+from tests.cpu.quant import test_fp8_experts as experts
+from tests.cpu.quant.checkpoints import LLAMA, load, plain
+
+CUDA = torch.device("cuda", 0)
+MAKE = {"channels": quantize_channels, "blocks": quantize_blocks}
+SCALES = pytest.mark.parametrize("scales", MAKE)
+
+
+def exact(q, scale, weight):
+    wide = scale.t().repeat_interleave(128, 1)[:, : q.shape[1]] if weight.block else scale[:, None]
+    return (q.double() * wide.double()) @ weight.unpack(torch.float64).t()
+
+
+def error(got, want):
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@SCALES
+@pytest.mark.parametrize("rows", [1, 2, 7, 16, 33, 64, 65, 100, 256, 1000, 2048])
+@pytest.mark.parametrize(("outputs", "inputs"), [(1024, 4096), (576, 2048), (200, 320)])
+def test_products_of_all_sizes_are_near_float64(scales, rows, outputs, inputs):
+    weight = MAKE[scales](torch.randn(outputs, inputs, device=CUDA) / inputs**0.5)
+    x = torch.randn(rows, inputs, device=CUDA).bfloat16()
+    bias = torch.randn(outputs, device=CUDA).bfloat16()
+    want = exact(*quantize_fp8(x, weight.block), weight)
+    for b in (None, bias):
+        got = fp8_linear(x, weight, b)
+        assert error(got, want if b is None else want + b.double()) < 3e-3
+        assert torch.equal(got, linear(x, weight, b))
+
+
+def test_sums_of_one_sign_lose_a_known_share():
+    """The library adds in fewer bits than float32 where that is faster: a bias, not noise."""
+    x, w = torch.rand(128, 4096, device=CUDA).bfloat16(), torch.rand(256, 4096, device=CUDA)
+    weight = quantize_channels(w)
+    assert error(fp8_linear(x, weight), exact(*quantize_fp8(x), weight)) < 0.1
+    few = x[:16]
+    assert error(fp8_linear(few, weight), exact(*quantize_fp8(few), weight)) < 3e-3
+
+
+@pytest.mark.parametrize("block", [0, 128])
+def test_rows_have_the_cpu_s_bits(block):
+    x = torch.randn(300, 4096, device=CUDA).bfloat16()
+    x[3] = 0
+    got, want = quantize_fp8(x, block), quantize_fp8(x.cpu(), block)
+    assert torch.equal(got[0].cpu().view(torch.uint8), want[0].view(torch.uint8))
+    assert torch.equal(got[1].cpu(), want[1])
+
+
+@SCALES
+@pytest.mark.parametrize("rows", [1, 5, 64, 300])
+def test_fused_with_their_neighbours_they_are_the_same(scales, rows):
+    e, f = 512, 768
+    up = MAKE[scales](torch.randn(2 * f, e, device=CUDA) / e**0.5)
+    down = MAKE[scales](torch.randn(e, f, device=CUDA) / f**0.5)
+    norm = torch.rand(e, device=CUDA).bfloat16()
+    x, residual = torch.randn(2, rows, e, device=CUDA).bfloat16()
+
+    def block():
+        y, r = rms_norm(x, norm, 1e-5, residual)
+        z = linear(act_mul(linear(y, up), "silu"), down)
+        fuse.flush()
+        return z, r
+
+    z, r = block()
+    with fuse.off():
+        want, same = block()
+    assert torch.equal(r, same)
+    assert error(z, want) < 1e-2
+
+
+@SCALES
+@pytest.mark.parametrize("rows", [1, 32, 200])
+def test_a_captured_product_replays(scales, rows):
+    weight = MAKE[scales](torch.randn(512, 1024, device=CUDA))
+    x = torch.randn(rows, 1024, device=CUDA).bfloat16()
+    want = fp8_linear(x, weight)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        fp8_linear(x, weight)
+        stream.synchronize()
+        with torch.cuda.graph(graph, stream=stream):
+            got = fp8_linear(x, weight)
+        fresh = torch.randn_like(x)
+        x.copy_(fresh)
+        graph.replay()
+        stream.synchronize()
+    assert not torch.equal(got, want)
+    assert torch.equal(got, fp8_linear(fresh, weight))
+
+
+def test_a_fixed_scale_is_used():
+    made = quantize_channels(torch.randn(256, 512, device=CUDA))
+    weight = Fp8Weight(made.data, made.scale, torch.tensor([0.01], device=CUDA))
+    for rows in (1, 40, 90):
+        x = torch.randn(rows, 512, device=CUDA).bfloat16()
+        want = exact(*quantize_fp8(x, 0, weight.static), weight)
+        assert error(fp8_linear(x, weight), want) < 3e-3
+
+
+def logprobs(model, config, ids, device):
+    stepper = Stepper(model, config, dtype=torch.bfloat16, max_tokens=96, device=device)
+    whole = stepper.logits(ids[:40])
+    ones = [stepper.logits(ids[i : i + 1]) for i in range(40, len(ids))]
+    return torch.cat([whole, *ones]).log_softmax(-1)
+
+
+@pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
+def test_a_model_says_what_it_says_on_the_cpu(tmp_path, asked, record_property):
+    ids = torch.randint(3, 96, (48,), generator=torch.Generator().manual_seed(1)).tolist()
+    _, config = config_of(LLAMA)
+    found = {}
+    for name, device, quant in [
+        ("plain", "cuda", None),
+        ("gpu", "cuda", asked),
+        ("cpu", "cpu", asked),
+    ]:
+        (tmp_path / name).mkdir()
+        model = load(tmp_path / name, plain(), device=device, quant=quant)
+        found[name] = logprobs(model, config, ids, device)
+    drift = (found["gpu"] - found["plain"]).abs().mean().item()
+    record_property("mean drift of log-probabilities from bfloat16", drift)
+    assert drift < 0.2
+    assert (found["gpu"] - found["cpu"]).abs().mean() < 0.03
+
+
+@pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
+def test_experts_say_what_they_say_on_the_cpu(tmp_path, asked):
+    ids = torch.randint(3, 96, (48,), generator=torch.Generator().manual_seed(1)).tolist()
+    found = {}
+    for device in ("cuda", "cpu"):
+        model, config = experts.load(tmp_path / device, experts.plain(), quant=asked, device=device)
+        found[device] = logprobs(model, config, ids, device)
+    # a router's choice may turn on rounding, so most positions agree and not all
+    apart = (found["cuda"] - found["cpu"]).abs().mean(-1)
+    assert apart.median() < 0.05
