@@ -7,6 +7,7 @@ import torch
 
 from quire.core.types import Row
 from tests.cpu.engine_of import request, run
+from tests.cpu.test_paths import spoils
 from tests.gpu.test_invariance import WIDE, engine_of
 
 
@@ -68,7 +69,7 @@ def test_nothing_waits_in_submit(no_waiting, params, eager):
 def test_a_row_whose_logits_are_not_finite_ends_and_no_other_does():
     engine = engine_of(WIDE, depth=2)
     want, _ = run(engine_of(WIDE, depth=2), [request("good", range(5, 25), 10)])
-    engine.add(request("bad", range(40, 60), 10, logit_bias={3: math.inf}))
+    engine.add(request("bad", range(40, 60), 10, logits_processors=[spoils]))
     engine.add(request("good", range(5, 25), 10))
     ends, out = {}, {}
     while not engine.idle:
