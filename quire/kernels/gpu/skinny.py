@@ -1,24 +1,26 @@
-"""A few rows times a weight matrix on the tensor cores, with the activation after it.
+"""Few rows times a weight matrix on the tensor cores, with the activation after it.
 
     z = x W^T + bias        a = act(gate) * up
 
 The weights are what moves: a program streams a band of rows of W through shared memory several
-stages deep and multiplies it by all rows of x at once. W stands left of the product, so that the
-few rows of x are its narrow side (8 wide at least). Sums run along the inputs in one order,
+stages deep and multiplies it by rows of x, all at once if they are few. W stands left of the
+product, so that the few rows of x are its narrow side (8 wide at least). Sums run along the inputs in one order,
 whatever the number of rows. Rounded where the separate ops round.
 
-Not here: one row (gpu/gemv.py); as many rows as fill a tile of the library's products.
+Not here: one row (gpu/gemv.py); as many rows as fill the library's tiles.
 Axes: T rows, I inputs, O outputs (of one half, if there are halves).
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.element import activate
-from quire.kernels.gpu.gemv import Act, Cut
+from quire.kernels.gpu.gemv import Act
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
@@ -46,7 +48,7 @@ def _skinny(
     X_T: tl.constexpr,
     BIAS: tl.constexpr,
     ACT: tl.constexpr,  # None, or a kind
-    TP: tl.constexpr,  # power of two >= T, 8 at least
+    TP: tl.constexpr,  # rows of x a program takes, 8 at least
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
@@ -58,7 +60,7 @@ def _skinny(
     WIDTH: tl.constexpr = O if ACT is None else 2 * O
     SIZE: tl.constexpr = BN * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
     k = tl.arange(0, BK)
-    t = tl.arange(0, TP)
+    t = tl.program_id(1) * TP + tl.arange(0, TP)
     n = first + tl.arange(0, BN)
     if PDL:
         if AHEAD and SIZE % 16 == 0 and first + BN <= O:
@@ -69,7 +71,7 @@ def _skinny(
         wait_for_forerunner()
     acc = tl.zeros([BN, TP], tl.float32)
     ups = tl.zeros([BN, TP], tl.float32)
-    rows = x_ptr + tl.minimum(t, T - 1)[None, :] * X_T
+    rows = x_ptr + tl.minimum(t, T - 1).to(tl.int64)[None, :] * X_T
     for at in tl.range(0, I, BK, num_stages=STAGES):
         live = (at + k < I)[:, None] & (t < T)[None, :]
         x = tl.load(rows + (at + k)[:, None], live, 0.0)
@@ -81,20 +83,36 @@ def _skinny(
         acc += tl.load(bias_ptr + n, n < O, 0.0).to(tl.float32)[:, None]
     dtype: tl.constexpr = z_ptr.dtype.element_ty
     z = acc.to(dtype)
-    tl.store(z_ptr + t[None, :] * WIDTH + n[:, None], z, live)
+    tl.store(z_ptr + t.to(tl.int64)[None, :] * WIDTH + n[:, None], z, live)
     if ACT is not None:
         if BIAS:
             ups += tl.load(bias_ptr + O + n, n < O, 0.0).to(tl.float32)[:, None]
         up = ups.to(dtype)
-        tl.store(z_ptr + t[None, :] * WIDTH + O + n[:, None], up, live)
+        tl.store(z_ptr + t.to(tl.int64)[None, :] * WIDTH + O + n[:, None], up, live)
         a = activate(z.to(tl.float32), ACT) * up.to(tl.float32)
-        tl.store(a_ptr + t[None, :] * O + n[:, None], a.to(dtype), live)
+        tl.store(a_ptr + t.to(tl.int64)[None, :] * O + n[:, None], a.to(dtype), live)
 
 
-def cut_of(outputs: int, pair: bool) -> Cut:
+class Band(NamedTuple):
+    """How a product is cut: rows of W and rows of x a program takes, columns a stage, stages.
+
+    ahead: a program asks for its whole band to come to L2 before it waits for its forerunner.
+    """
+
+    rows: int
+    width: int
+    columns: int
+    stages: int
+    warps: int
+    ahead: bool = False
+
+
+def band_of(rows: int, outputs: int, pair: bool) -> Band:
     """Bands that give each multiprocessor one or two programs, each with a deep pipeline."""
-    rows = 16 if outputs <= 4096 or pair else 32
-    return Cut(rows, 256, 4, 1 if rows == 16 else 2)
+    width = max(8, min(64, triton.next_power_of_2(rows)))
+    if outputs <= 4096 or pair:
+        return Band(16, width, 256, 4, 1)
+    return Band(32, width, 256, 4, 2)
 
 
 def launch(
@@ -103,19 +121,21 @@ def launch(
     weight: Tensor,
     bias: Tensor | None = None,
     act: Act | None = None,
-    cut: Cut | None = None,
+    band: Band | None = None,
 ) -> None:
-    """z [T, O] = x @ weight.T + bias; fills act's result too. cut.times: stages of the pipeline."""
+    """z [T, O] = x @ weight.T + bias; fills act's result too."""
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
-    rows, columns, stages, warps, ahead = cut or cut_of(outputs, act is not None)
+    rows, width, columns, stages, warps, ahead = band or band_of(
+        x.shape[0], outputs, act is not None
+    )
     _skinny(
-        (triton.cdiv(outputs, rows), 1, 1),
+        (triton.cdiv(outputs, rows), triton.cdiv(x.shape[0], width), 1),
         (x, weight, bias, z, None if act is None else act.out),
         (x.shape[0],),
         (
             outputs, inputs, x.stride(0), bias is not None, None if act is None else act.kind,
-            max(8, triton.next_power_of_2(x.shape[0])), rows, columns, stages, ahead, PDL,
+            width, rows, columns, stages, ahead, PDL,
         ),
         warps=warps,
         pdl=PDL,

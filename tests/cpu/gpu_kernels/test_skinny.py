@@ -13,7 +13,7 @@ pytest.importorskip("triton", reason="triton is not installed")
 @pytest.mark.parametrize("kind", [None, "silu"])
 def test_a_few_rows_are_multiplied(rows, inputs, kind):
     from quire.kernels.gpu import skinny
-    from quire.kernels.gpu.gemv import Act, Cut
+    from quire.kernels.gpu.gemv import Act
 
     torch.manual_seed(1)
     outputs = 40
@@ -22,7 +22,7 @@ def test_a_few_rows_are_multiplied(rows, inputs, kind):
     bias = torch.randn(w.shape[0]).bfloat16()
     z = torch.full((rows, w.shape[0]), float("nan")).bfloat16()
     a = torch.full((rows, outputs), float("nan")).bfloat16()
-    skinny.launch(z, x, w, bias, Act(kind, a) if kind else None, Cut(16, 32, 2, 1))
+    skinny.launch(z, x, w, bias, Act(kind, a) if kind else None, skinny.Band(16, 8, 32, 2, 1))
     want = torch.nn.functional.linear(x.float(), w.float(), bias.float()).bfloat16()
     torch.testing.assert_close(z, want, atol=2e-2, rtol=2e-2)
     if kind:
