@@ -4,8 +4,8 @@
 
 The weights are what moves: a program streams a band of rows of W through shared memory several
 stages deep and multiplies it by rows of x, all at once if they are few. W stands left of the
-product, so that the few rows of x are its narrow side (8 wide at least). Sums run along the inputs in one order,
-whatever the number of rows. Rounded where the separate ops round.
+product, so that the few rows of x are its narrow side (8 wide at least). Sums run along the
+inputs in one order, whatever the number of rows. Rounded where the separate ops round.
 
 Not here: one row (gpu/gemv.py); as many rows as fill the library's tiles.
 Axes: T rows, I inputs, O outputs (of one half, if there are halves).
