@@ -9,6 +9,7 @@ pass does something a tape cannot repeat runs eagerly for ever: that is logged o
 from __future__ import annotations
 
 import logging
+import threading
 
 import numpy as np
 import torch
@@ -21,6 +22,9 @@ from quire.models.base import LanguageModel, StepInputs
 from quire.runner.inputs import Inputs
 
 log = logging.getLogger(__name__)
+
+_ONE_AT_A_TIME = threading.Lock()
+"""The kernels have one recorder; a second engine of this process waits its turn."""
 
 
 class Graphs:
@@ -56,7 +60,8 @@ class Graphs:
         if tape is not None:
             return tape.replay()[:rows]
         try:
-            self._tapes[size] = tape = self._recorder.record(lambda: self._forward(size))
+            with _ONE_AT_A_TIME:
+                self._tapes[size] = tape = self._recorder.record(lambda: self._forward(size))
         except NotRecordable as error:
             self._recordable = False
             log.info("decode steps run eagerly: %s", error)

@@ -14,7 +14,7 @@ from quire.models.base import StepInputs
 from quire.runner.graphs import Graphs, padded
 from quire.runner.inputs import Inputs
 from quire.runner.memory import kv_tensors
-from tests.cpu.engine_of import TINY, model_of
+from tests.cpu.engine_of import TINY, engine_of, model_of, request, run
 
 pytestmark = pytest.mark.skipif(not library.active(), reason="tapes need the native kernels")
 BLOCK = 4
@@ -113,6 +113,23 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_so_once(caplog):
         assert graphs.logits(*step_of(2, context=1)) is None
         assert graphs.logits(*step_of(3, context=1)) is None
     assert [r.message.split(":")[0] for r in caplog.records] == ["decode steps run eagerly"]
+
+
+def test_two_engines_may_record_at_the_same_time():
+    def work():
+        return [request(str(i), range(3 + i, 20 + i), 10) for i in range(4)]
+
+    want, _ = run(engine_of(), work())
+    engines = [engine_of(depth=2) for _ in range(2)]
+    out = [{}, {}]
+    for engine in engines:
+        for one in work():
+            engine.add(one)
+    while not all(engine.idle for engine in engines):
+        for engine, into in zip(engines, out):
+            for update in engine.step():
+                into.setdefault((update.request_id, update.index), []).extend(update.token_ids)
+    assert out == [want, want]
 
 
 def test_padding_adds_at_most_a_fifth_and_few_sizes():
