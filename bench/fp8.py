@@ -8,6 +8,7 @@ the library's. Medians of graph replays over weights that do not fit the cache t
 
 import argparse
 import json
+from functools import partial
 
 import torch
 from gpu_ops import SHAPES, ceilings, graph_ms, products, rand
@@ -26,9 +27,9 @@ def product_rows(rows, blocks, copy):
             plain = [rand(o, i) / i**0.5 for _ in range(copies)]
             small = [quantize(w) for w in plain]
             x, y = rand(t, i), torch.empty(t, o, dtype=torch.bfloat16, device="cuda")
-            calls = [lambda w=w: fp8_linear.launch(y, x, w) for w in small]
+            calls = [partial(fp8_linear.launch, y, x, w) for w in small]
             ms = graph_ms(calls)
-            wide = graph_ms([lambda w=w: torch.mm(x, w.t(), out=y) for w in plain])
+            wide = graph_ms([partial(torch.mm, x, w.t(), out=y) for w in plain])
             yield {"kind": "product", "op": name, "rows": t, "scales": "blocks" if blocks else
                    "channels", "us": ms * 1e3, "bf16 us": wide * 1e3, "TB/s": o * i / ms / 1e9,
                    "TFLOP/s": 2 * t * o * i / ms / 1e9, "of TB/s": copy / 1e12}  # fmt: skip
@@ -43,14 +44,14 @@ def pass_rows(rows, blocks, copy):
         small = quantize_fp8.empty_rows(t, e, block, x.device)
         large = quantize_fp8.empty_rows(t, f, block, x.device)
         for name, call, size in (
-            ("quantize E", lambda: quantize_fp8.launch(small, x, block), 3 * t * e),
-            ("quantize F", lambda: quantize_fp8.launch(large, inner, block), 3 * t * f),
+            ("quantize E", partial(quantize_fp8.launch, small, x, block), 3 * t * e),
+            ("quantize F", partial(quantize_fp8.launch, large, inner, block), 3 * t * f),
             (
                 "add, norm, quantize E",
-                lambda: quantize_fused.norm(small, x, norm, 1e-5, residual, 0.0, y, r),
+                partial(quantize_fused.norm, small, x, norm, 1e-5, residual, 0.0, y, r),
                 9 * t * e,
             ),
-            ("gate, quantize F", lambda: quantize_fused.act_mul(large, both, "silu"), 5 * t * f),
+            ("gate, quantize F", partial(quantize_fused.act_mul, large, both, "silu"), 5 * t * f),
         ):
             ms = graph_ms([call] * (20 if t < 1000 else 2))
             yield {"kind": "pass", "op": name, "rows": t, "us": ms * 1e3,
