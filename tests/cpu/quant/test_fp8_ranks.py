@@ -1,0 +1,34 @@
+"""A rank's share of e4m3 weights has its share of the scales."""
+
+import pytest
+import torch
+
+from quire.distributed.collectives import Alone
+from quire.distributed.mesh import Mesh
+from quire.errors import ConfigError
+from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, load, quantized
+
+
+def of_rank(folder, rank, said, style):
+    (folder / str(rank)).mkdir()
+    mesh = Mesh() if rank is None else Mesh(tp=2, rank=rank)
+    comm = None if rank is None else Alone()
+    return load(folder / str(rank), quantized(style), said, mesh=mesh, comm=comm).layers[0]
+
+
+def test_columns_cut_the_scales_and_rows_keep_them(tmp_path):
+    whole, *ranks = (of_rank(tmp_path, rank, CHANNELS, {"channel": 2}) for rank in (None, 0, 1))
+    for rank, layer in enumerate(ranks):
+        mine = slice(64 * rank, 64 * (rank + 1))
+        up, want = layer.self_attn.qkv_proj.weight, whole.self_attn.qkv_proj.weight
+        rows = torch.cat([torch.arange(128)[mine] + 128 * part for part in range(3)])
+        assert torch.equal(up.scale, want.scale[rows])
+        assert torch.equal(up.data.float(), want.data.float()[rows])
+        down, want = layer.self_attn.o_proj.weight, whole.self_attn.o_proj.weight
+        assert torch.equal(down.scale, want.scale)
+        assert torch.equal(down.data.float(), want.data.float()[:, mine])
+
+
+def test_a_cut_through_blocks_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match=r"cuts 128 into .0, 64., through blocks of 128"):
+        of_rank(tmp_path, 0, BLOCKS, {"block": 1, "name": "weight_scale_inv"})
