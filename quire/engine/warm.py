@@ -48,9 +48,10 @@ FULL = SamplingParams(
     repetition_penalty=1.1,
     presence_penalty=0.1,
     logprobs=1,
-    prompt_logprobs=1,
 )
 """All that makes a step large, at once."""
+JUDGED = replace(FULL, prompt_logprobs=1)
+"""And that of one row with a long prompt: rows of the logits are judged some hundred at a time."""
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=0.7)
 
@@ -64,19 +65,24 @@ class Peak:
 
 
 def worst_counts(config: EngineConfig) -> list[int]:
-    """Query tokens per row of the largest step: all tokens of the budget over all seats."""
+    """Query tokens per row of the largest step: every seat taken, every token of the budget used.
+
+    One row is as long as can be: what is done for a whole prompt is largest there.
+    """
     said = config.scheduler
     rows = min(said.max_num_seqs, said.max_num_batched_tokens)
-    each, more = divmod(said.max_num_batched_tokens, rows)
     longest = max(said.max_model_len - 2, 1)
-    return [min(each + (1 if i < more else 0), longest) for i in range(rows)]
+    left = said.max_num_batched_tokens
+    counts = []
+    for others in reversed(range(rows)):
+        counts.append(min(left - others, longest))
+        left -= counts[-1]
+    return counts
 
 
 def small_config(config: EngineConfig, shape: Shape) -> EngineConfig:
     """The same engine with a cache for the worst step alone, and nothing recorded or kept."""
-    longest = max(worst_counts(config)) + 2
-    each = blocks_of(config.cache.groups, shape, longest)
-    blocks = len(worst_counts(config)) * each + 1
+    blocks = 1 + sum(blocks_of(config.cache.groups, shape, n + 2) for n in worst_counts(config))
     return replace(
         config,
         cache=replace(config.cache, num_blocks=blocks, num_host_blocks=0, prefix_caching=False),
@@ -84,13 +90,23 @@ def small_config(config: EngineConfig, shape: Shape) -> EngineConfig:
     )
 
 
-def run(half: Half, counts: Sequence[int], params: SamplingParams, tokens: int = 1) -> None:
-    """Run made-up requests to their end: `tokens` outputs each. Nothing else may be running."""
+def run(
+    half: Half,
+    counts: Sequence[int],
+    params: SamplingParams,
+    tokens: int = 1,
+    first: SamplingParams | None = None,
+) -> None:
+    """Run made-up requests to their end: `tokens` outputs each. Nothing else may be running.
+
+    first: what the first of them asks, if it is not what all ask.
+    """
     scheduler, executor = half
     for i, count in enumerate(counts):
         prompt = tuple((i + k) % VOCAB for k in range(count))
         stop = Stop(max_tokens=tokens)
-        scheduler.add(Request(f"start-{i}", prompt, stop, params, read_prefix_cache=False))
+        asked = first if i == 0 and first is not None else params
+        scheduler.add(Request(f"start-{i}", prompt, stop, asked, read_prefix_cache=False))
     while not scheduler.idle:
         plan = scheduler.plan()
         scheduler.apply(plan, executor.submit(plan).wait())
@@ -103,18 +119,18 @@ def rehearse(half: Half, config: EngineConfig) -> None:
     does run reads valid indexes.
     """
     rows = config.scheduler.max_num_seqs
-    with _zeros():
-        run(half, worst_counts(config), FULL)
+    with _Rehearsal():
+        run(half, worst_counts(config), FULL, first=JUDGED)
         for size in dict.fromkeys(min(size, rows) for size in (1, 2, 4, 8, 32, 128, rows)):
             run(half, [1] * size, RANDOM)
-        run(half, [1, min(100, worst_counts(config)[0] * rows)][: min(2, rows)], GREEDY)
+        run(half, [1, min(100, worst_counts(config)[0])][: min(2, rows)], GREEDY)
 
 
 def measure(half: Half, config: EngineConfig, device: torch.device) -> Peak:
     """Peaks of the worst step and of the largest decode step, in bytes. Raises NoRoom."""
     rows = config.scheduler.max_num_seqs
     with _out_of_memory_is_no_room(config):
-        step = _peak(lambda: run(half, worst_counts(config), FULL), device)
+        step = _peak(lambda: run(half, worst_counts(config), FULL, first=JUDGED), device)
         decode = _peak(lambda: run(half, [1] * rows, RANDOM), device)
     return Peak(step=max(step, decode), decode=decode)
 
@@ -171,8 +187,8 @@ def _out_of_memory_is_no_room(config: EngineConfig) -> Iterator[None]:
         ) from error
 
 
-class _zeros(TorchFunctionMode):
-    """Within, tensors that would hold anything hold zeros."""
+class _Rehearsal(TorchFunctionMode):
+    """Within, tensors that would hold anything hold zeros, and the large products are left out."""
 
     def __torch_function__(
         self,
@@ -181,9 +197,14 @@ class _zeros(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        made = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in PRODUCTS and kwargs.get("out") is not None:
+            return kwargs["out"]
+        made = func(*args, **kwargs)
         return made.zero_() if func in EMPTY else made
 
 
+PRODUCTS = frozenset({torch.mm, torch.addmm, torch.bmm, torch._scaled_mm})
+"""The library's products: no kernels of ours, and half a second of a large model's step."""
 EMPTY = frozenset({torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty})
 """What makes tensors without saying what they hold."""

@@ -94,7 +94,7 @@ def test_made_up_requests_make_the_largest_step_there_can_be(tokens, seats, leng
     llm = LLM("embedded", **said, num_gpu_blocks_override=small.cache.num_blocks)
     executor = Counts(llm.llm_engine.engine._executor)
     half = (scheduler_of(small), executor)
-    warm.run(half, warm.worst_counts(small), warm.FULL)
+    warm.run(half, warm.worst_counts(small), warm.FULL, first=warm.JUDGED)
     assert executor.steps[0] == first
     executor.steps.clear()
     warm.run(half, [1] * seats, warm.RANDOM, tokens=2)
