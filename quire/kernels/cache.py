@@ -55,6 +55,14 @@ def know_compiler() -> None:
         key()
 
 
+_rehearsals = 0
+
+
+def rehearsing() -> bool:
+    """Whether launches are skipped now: an op may then go through kernels of other steps too."""
+    return _rehearsals > 0
+
+
 @contextmanager
 def rehearsal(note: Callable[[Wanted], None]) -> Iterator[None]:
     """Within, kernels not compiled yet are noted, once each, and their launches are skipped."""
@@ -72,9 +80,12 @@ def rehearsal(note: Callable[[Wanted], None]) -> Iterator[None]:
             note(Wanted(name, fn.jit_function, data))
         return True
 
+    global _rehearsals
     before = knobs.runtime.jit_cache_hook
     knobs.runtime.jit_cache_hook = skip
+    _rehearsals += 1
     try:
         yield
     finally:
+        _rehearsals -= 1
         knobs.runtime.jit_cache_hook = before

@@ -19,6 +19,7 @@ import math
 import torch
 from torch import Tensor
 
+from quire.kernels.cache import rehearsing
 from quire.kernels.gpu.mla_cached import cached
 from quire.kernels.gpu.mla_decode import decode
 from quire.kernels.gpu.mla_prompt import join, prompt
@@ -27,7 +28,8 @@ FEW = 128
 """Tokens for which making keys and values does not pay."""
 
 SLICES = 8
-SLICE_TOKENS = 256
+WHOLE = 256
+"""Tokens for which slices save nothing that counts."""
 
 
 def outputs(
@@ -81,17 +83,21 @@ def launch(
     if decodes == contexts.shape[0]:
         return
     out, q, q_rope, latents = (t[decodes:] for t in (out, q, q_rope, latents))
-    if not fresh and len(q) <= FEW:
+    where = (cache, tables, q_starts, contexts, log_scale, rows, decodes)
+    every = rehearsing()  # a start shows fresh steps only, and a chunk must not wait for a compiler
+    if every or (not fresh and len(q) <= FEW):
         mixed = to_latent(q, keys)
-        where = (cache, tables, q_starts, contexts, log_scale, rows, decodes)
         cached(mixed, None, mixed, q_rope, *where)
         from_latent(out, mixed, values)
-        return
-    own = None if fresh else torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-    _own(out, own, q, q_rope, latents, up, q_starts, log_scale, decodes)
-    if own is not None:
-        where = (cache, tables, q_starts, contexts, log_scale, rows, decodes)
-        _past(out, own, q, q_rope, keys, values, where)
+        if not every:
+            return
+    if every or fresh:
+        _own(out, None, q, q_rope, latents, up, q_starts, log_scale, decodes)
+    if every or not fresh:
+        own = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+        _own(out, own, q, q_rope, latents, up, q_starts, log_scale, decodes)
+        for slices in (1, SLICES) if every else (1 if len(q) <= WHOLE else SLICES,):
+            _past(out, own, q, q_rope, keys, values, where, slices)
 
 
 def _own(
@@ -119,10 +125,11 @@ def _past(
     keys: Tensor,
     values: Tensor,
     where: tuple[Tensor, Tensor, Tensor, Tensor, float, Tensor | None, int],
+    slices: int,
 ) -> None:
     """What was in the cache before the step, added to `out` slice by slice of the heads."""
-    tokens, heads, _ = q.shape
-    each = -(-heads // min(SLICES, heads, -(-tokens // SLICE_TOKENS)))
+    heads = q.shape[1]
+    each = -(-heads // min(slices, heads))
     for h in range(0, heads, each):
         some = slice(h, min(h + each, heads))
         mixed = to_latent(q[:, some], keys[some])
