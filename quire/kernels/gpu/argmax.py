@@ -12,43 +12,53 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.groups import greatest, takes
+from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
 
-@triton.jit
+@kernel()
 def _parts_kernel(
     x_ptr,  # [R, V]
     tops_ptr,  # [R, P] out
-    x_step,
-    V,
-    P,
+    STEP: tl.constexpr,  # of x, from row to row
+    V: tl.constexpr,
+    P: tl.constexpr,
     BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     pid = tl.program_id(0)
     r, p = (pid // P).to(tl.int64), pid % P  # R * V can pass 2**31
     at = p * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + r * x_step + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    x = tl.load(x_ptr + r * STEP + at, mask=at < V, other=float("-inf")).to(tl.float32)
     tl.store(tops_ptr + pid, greatest(x, 0))
 
 
-@triton.jit
+@kernel()
 def _place_kernel(
     x_ptr,  # [R, V]
     parts_ptr,  # [R, P]
     ids_ptr,  # [R] out
     tops_ptr,  # [R] out
-    x_step,
-    V,
-    P,
+    STEP: tl.constexpr,
+    V: tl.constexpr,
+    P: tl.constexpr,
     BLOCK: tl.constexpr,
     BP: tl.constexpr,  # power of two >= P
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     p = tl.arange(0, BP)
     tops = tl.load(parts_ptr + r * P + p, mask=p < P, other=float("-inf"))
     top = greatest(tops, 0)
     first = tl.min(tl.where(((tops == top) | (tops != tops)) & (p < P), p, P - 1), 0)
     at = first * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + r * x_step + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    x = tl.load(x_ptr + r * STEP + at, mask=at < V, other=float("-inf")).to(tl.float32)
     found = tl.min(tl.where(((x == top) | (x != x)) & (at < V), at, V - 1), 0)
     tl.store(ids_ptr + r, found)
     tl.store(tops_ptr + r, top)
@@ -69,10 +79,7 @@ def launch(outs: tuple[Tensor, Tensor], logits: Tensor) -> None:
     block = 2048 if rows < 16 else 8192  # few rows: more programs than processors
     parts = triton.cdiv(vocab, block)
     tops = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
-    _parts_kernel[(rows * parts,)](
-        logits, tops, logits.stride(0), vocab, parts, BLOCK=block, num_warps=8
-    )
-    _place_kernel[(rows,)](
-        logits, tops, *outs, logits.stride(0), vocab, parts,
-        BLOCK=block, BP=triton.next_power_of_2(parts), num_warps=8,
-    )  # fmt: skip
+    sizes = (logits.stride(0), vocab, parts, block)
+    _parts_kernel((rows * parts, 1, 1), (logits, tops), (), (*sizes, PDL), warps=8, pdl=PDL)
+    power = triton.next_power_of_2(parts)
+    _place_kernel((rows, 1, 1), (logits, tops, *outs), (), (*sizes, power, PDL), warps=8, pdl=PDL)

@@ -16,6 +16,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
+
 GROUP = tl.constexpr(64)
 TILE = tl.constexpr(16)
 WARPS = 8
@@ -106,23 +109,27 @@ def _leave(x, g, top_ptr, mass_ptr, scale, G):
     tl.store(mass_ptr + g, mass, mask=g < G)
 
 
-@triton.jit
+@kernel()
 def _scan_kernel(
     x_ptr,  # [R, V]
     slots_ptr,  # [R], read unless SCALED
     table_ptr,  # [slots, 4] int64, read unless SCALED
     tops_ptr,  # [R, G] out
     masses_ptr,  # [R, G] out, relative to the group's top
-    x_step,
-    V,
-    G,
-    parts,
+    STEP: tl.constexpr,  # of x, from row to row
+    V: tl.constexpr,
+    G: tl.constexpr,
     SCALED: tl.constexpr,
     TILES: tl.constexpr,  # tiles of a program: 1, or 4 loaded at once
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     pid = tl.program_id(0)
+    parts = tl.cdiv(G, TILE * TILES)
     r = (pid // parts).to(tl.int64)  # R * V can pass 2**31
-    row = x_ptr + r * x_step
+    row = x_ptr + r * STEP
     top_ptr, mass_ptr = tops_ptr + r * G, masses_ptr + r * G
     scale = scale_of(slots_ptr, table_ptr, r, SCALED)
     g = (pid % parts) * (TILE * TILES) + tl.arange(0, TILE)
@@ -144,10 +151,15 @@ def scan(logits: Tensor, slots: Tensor | None, table: Tensor | None) -> tuple[Te
     tops, masses = torch.empty((2, rows, groups), dtype=torch.float32, device=logits.device)
     tiles = 4 if rows >= 4 else 1  # few rows: as many programs as there are
     parts = triton.cdiv(groups, TILE.value * tiles)
-    _scan_kernel[(rows * parts,)](
-        logits, slots, table, tops, masses, logits.stride(0), vocab, groups, parts,
-        SCALED=table is None, TILES=tiles, num_warps=WARPS,
-    )  # fmt: skip
+    scaled = table is None
+    _scan_kernel(
+        (rows * parts, 1, 1),
+        (logits, None if scaled else slots, None if scaled else table, tops, masses),
+        (),
+        (logits.stride(0), vocab, groups, scaled, tiles, PDL),
+        warps=WARPS,
+        pdl=PDL,
+    )
     return tops, masses
 
 

@@ -34,6 +34,8 @@ from quire.kernels.gpu.groups import (
     unordered,
     weight,
 )
+from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.sample import Drawn
 
 FEW = tl.constexpr(512)
@@ -109,7 +111,7 @@ def _bound(tops, weights, top, scale, total, top_k, top_p, min_p, G):
     return bound
 
 
-@triton.jit
+@kernel()
 def _settle_kernel(
     x_ptr,  # [R, V]
     tops_ptr,  # [R, G]
@@ -126,14 +128,18 @@ def _settle_kernel(
     list_ptr,  # [R, G] scratch
     cand_x_ptr,  # [R, MOST] out
     cand_id_ptr,  # [R, MOST] out
-    x_step,
-    V,
-    G,
+    STEP: tl.constexpr,  # of x, from row to row
+    V: tl.constexpr,
+    G: tl.constexpr,
     SCALED: tl.constexpr,
     BG: tl.constexpr,  # power of two >= G, at least GROUP
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
-    row = x_ptr + r * x_step
+    row = x_ptr + r * STEP
     temperature, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
     scale = scale_of(slots_ptr, table_ptr, r, SCALED)
     g = tl.arange(0, BG)
@@ -239,7 +245,7 @@ def _cut(x_ptr, id_ptr, n, top, scale, total, top_k, top_p, min_p, share, V, N: 
     return tl.sum(tl.where(i == place, ids, 0)), least, last
 
 
-@triton.jit
+@kernel()
 def _cut_kernel(
     slots_ptr,
     outputs_ptr,
@@ -252,9 +258,13 @@ def _cut_kernel(
     counts_ptr,
     cand_x_ptr,
     cand_id_ptr,
-    V,
+    V: tl.constexpr,
     SCALED: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     r = tl.program_id(0).to(tl.int64)
     n = tl.load(counts_ptr + r)
     if (n >= 0) & (n <= FEW):
@@ -396,7 +406,7 @@ def _draw(row, top, scale, least, last, share, total, V: tl.constexpr, B: tl.con
     return found
 
 
-@triton.jit
+@kernel()
 def _cut_all_kernel(
     x_ptr,  # [R, V]
     slots_ptr,
@@ -410,16 +420,20 @@ def _cut_all_kernel(
     counts_ptr,
     cand_x_ptr,
     cand_id_ptr,
-    x_step,
-    V: tl.constexpr,  # so that the loops over it are counted ones
+    STEP: tl.constexpr,
+    V: tl.constexpr,
     SCALED: tl.constexpr,
     SHIFT: tl.constexpr,
     B: tl.constexpr,
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     n = tl.load(counts_ptr + r)
     if n > FEW:
-        row = x_ptr + r * x_step
+        row = x_ptr + r * STEP
         _, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
         scale = scale_of(slots_ptr, table_ptr, r, SCALED)
         top, total, floor = tl.load(best_ptr + r), tl.load(totals_ptr + r), tl.load(least_ptr + r)
@@ -479,23 +493,29 @@ def launch(
     rows, vocab = logits.shape
     if not rows:
         return
-    device, groups, grid = logits.device, groups_of(vocab), (rows,)
+    device, groups, grid = logits.device, groups_of(vocab), (rows, 1, 1)
     tops, masses = scan(logits, None if scaled else slots, None if scaled else table)
     totals = torch.empty(rows, dtype=torch.float64, device=device)
     counts = torch.empty(rows, dtype=torch.int32, device=device)
     lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
     cand_x = torch.empty((rows, MOST.value), dtype=torch.float32, device=device)
     cand_id = torch.empty((rows, MOST.value), dtype=torch.int32, device=device)
-    _settle_kernel[grid](
-        logits, tops, masses, slots, outputs, table, *outs, totals, counts, lists, cand_x, cand_id,
-        logits.stride(0), vocab, groups, SCALED=scaled,
-        BG=max(GROUP.value, triton.next_power_of_2(groups)), num_warps=WARPS,
-    )  # fmt: skip
-    _cut_kernel[grid](
-        slots, outputs, table, *outs, totals, counts, cand_x, cand_id, vocab,
-        SCALED=scaled, num_warps=4,
-    )  # fmt: skip
-    _cut_all_kernel[grid](
-        logits, slots, outputs, table, *outs, totals, counts, cand_x, cand_id,
-        logits.stride(0), vocab, SCALED=scaled, SHIFT=_SHIFTS[logits.dtype], B=1024, num_warps=16,
-    )  # fmt: skip
+    power = max(GROUP.value, triton.next_power_of_2(groups))
+    asked, found, step = (slots, outputs, table), (*outs, totals, counts), logits.stride(0)
+    _settle_kernel(
+        grid,
+        (logits, tops, masses, *asked, *found, lists, cand_x, cand_id),
+        (),
+        (step, vocab, groups, scaled, power, PDL),
+        warps=WARPS,
+        pdl=PDL,
+    )
+    _cut_kernel(grid, (*asked, *found, cand_x, cand_id), (), (vocab, scaled, PDL), warps=4, pdl=PDL)
+    _cut_all_kernel(
+        grid,
+        (logits, *asked, *found, cand_x, cand_id),
+        (),
+        (step, vocab, scaled, _SHIFTS[logits.dtype], 1024, PDL),
+        warps=16,
+        pdl=PDL,
+    )

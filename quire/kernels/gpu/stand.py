@@ -25,13 +25,15 @@ from quire.kernels.gpu.groups import (
     takes,
     weight,
 )
+from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.stand import Standing
 
-MOST_LISTED = 1024
+MOST_LISTED = tl.constexpr(1024)
 """Above, a sort of the whole vocabulary is no slower."""
 
 
-@triton.jit
+@kernel("k")
 def _rank_kernel(
     x_ptr,  # [R, V]
     tops_ptr,  # [R, G]
@@ -43,14 +45,18 @@ def _rank_kernel(
     list_ptr,  # [R, G] scratch
     cand_x_ptr,  # [R, MOST] out
     cand_id_ptr,  # [R, MOST] out
-    x_step,
-    V,
-    G,
     k,
+    STEP: tl.constexpr,  # of x, from row to row
+    V: tl.constexpr,
+    G: tl.constexpr,
     BG: tl.constexpr,  # power of two >= G
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
-    row, lists = x_ptr + r * x_step, list_ptr + r * G
+    row, lists = x_ptr + r * STEP, list_ptr + r * G
     g = tl.arange(0, BG)
     tops = tl.load(tops_ptr + r * G + g, mask=g < G, other=float("-inf"))
     masses = tl.load(masses_ptr + r * G + g, mask=g < G, other=0.0)
@@ -89,24 +95,27 @@ def _next(row, value, last, V: tl.constexpr, B: tl.constexpr):
     return top, tl.min(place, 0)
 
 
-@triton.jit
+@kernel("k")
 def _list_kernel(
     x_ptr,  # [R, V]
     counts_ptr,  # [R]
     cand_x_ptr,  # [R, MOST]
     cand_id_ptr,  # [R, MOST]
     ids_ptr,  # [R, k] out
-    x_step,
     k,
-    V: tl.constexpr,  # so that the loops over it are counted ones
-    BK: tl.constexpr,  # power of two >= k
+    STEP: tl.constexpr,
+    V: tl.constexpr,
     N: tl.constexpr,  # candidates compared at once
+    PDL: tl.constexpr,
 ):
+    if PDL:
+        wait_for_forerunner()
+        let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     n = tl.load(counts_ptr + r)
     values, names, out = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, ids_ptr + r * k
-    t = tl.arange(0, BK)
     if n <= MOST:
+        t = tl.arange(0, MOST_LISTED)
         tl.store(out + t, t * 0, mask=(t >= n) & (t < k))  # a row with NaN has too few: any id
         a = n * 0
         while a < n:
@@ -129,14 +138,14 @@ def _list_kernel(
         value, last = tl.full((), float("inf"), tl.float32), n * 0 - 1
         filled = n * 0
         while filled < k:
-            value, last = _next(x_ptr + r * x_step, value, last, V, 4096)
+            value, last = _next(x_ptr + r * STEP, value, last, V, 4096)
             tl.store(out + filled, tl.minimum(last, V - 1))
             filled += 1
 
 
 def outputs(logits: Tensor, chosen: Tensor, k: int) -> Standing:
     rows, vocab = logits.shape
-    if not takes(logits) or k > MOST_LISTED or (k > groups_of(vocab) and vocab > MOST.value):
+    if not takes(logits) or k > MOST_LISTED.value or (k > groups_of(vocab) and vocab > MOST.value):
         return NotImplemented
     device = logits.device
     return Standing(
@@ -156,12 +165,32 @@ def launch(outs: Standing, logits: Tensor, chosen: Tensor, k: int) -> None:
     lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
     cand_x = torch.empty((rows, MOST.value if k else 0), dtype=torch.float32, device=device)
     cand_id = torch.empty((rows, MOST.value if k else 0), dtype=torch.int32, device=device)
-    _rank_kernel[(rows,)](
-        logits, tops, masses, chosen, outs.log_totals, outs.greater, counts, lists, cand_x, cand_id,
-        logits.stride(0), vocab, groups, k, BG=triton.next_power_of_2(groups), num_warps=WARPS,
-    )  # fmt: skip
+    step, power = logits.stride(0), triton.next_power_of_2(groups)
+    _rank_kernel(
+        (rows, 1, 1),
+        (
+            logits,
+            tops,
+            masses,
+            chosen,
+            outs.log_totals,
+            outs.greater,
+            counts,
+            lists,
+            cand_x,
+            cand_id,
+        ),
+        (k,),
+        (step, vocab, groups, power, PDL),
+        warps=WARPS,
+        pdl=PDL,
+    )
     if k:
-        _list_kernel[(rows,)](
-            logits, counts, cand_x, cand_id, outs.ids, logits.stride(0), k,
-            V=vocab, BK=triton.next_power_of_2(k), N=64, num_warps=4,
-        )  # fmt: skip
+        _list_kernel(
+            (rows, 1, 1),
+            (logits, counts, cand_x, cand_id, outs.ids),
+            (k,),
+            (step, vocab, 64, PDL),
+            warps=4,
+            pdl=PDL,
+        )
