@@ -13,7 +13,8 @@ from quire.kernels.rms_norm import rms_norm
 from quire.models.build import config_of
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quant import test_fp8_experts as experts
-from tests.cpu.quant.checkpoints import LLAMA, load, plain
+from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, LLAMA, load, plain, quantized
+from tests.cpu.quant.test_fp8 import same, small
 
 CUDA = torch.device("cuda", 0)
 MAKE = {"channels": quantize_channels, "blocks": quantize_blocks}
@@ -155,3 +156,33 @@ def test_experts_say_what_they_say_on_the_cpu(tmp_path, asked):
     # a router's choice may turn on rounding, so most positions agree and not all
     apart = (found["cuda"] - found["cpu"]).abs().mean(-1)
     assert apart.median() < 0.05
+
+
+@pytest.mark.parametrize(
+    ("said", "style"),
+    [
+        (CHANNELS, {"channel": 2}),
+        (BLOCKS, {"block": 1, "name": "weight_scale_inv"}),
+        ({"quant_method": "fp8", "activation_scheme": "static"}, {"tensor": (), "static": 1}),
+    ],
+)
+def test_a_checkpoint_lands_on_the_device_bit_for_bit(tmp_path, said, style):
+    found = {}
+    for device in ("cuda", "cpu"):
+        (tmp_path / device).mkdir()
+        found[device] = small(load(tmp_path / device, quantized(style), said, device=device))
+    there = {
+        name: Fp8Weight(w.data.cpu(), w.scale.cpu(), None if w.static is None else w.static.cpu())
+        for name, w in found["cuda"].items()
+    }
+    same(there, found["cpu"])
+
+
+@pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
+def test_quantizing_on_load_gives_the_cpu_s_bits(tmp_path, asked):
+    found = {}
+    for device in ("cuda", "cpu"):
+        (tmp_path / device).mkdir()
+        found[device] = small(load(tmp_path / device, plain(), device=device, quant=asked))
+    there = {n: Fp8Weight(w.data.cpu(), w.scale.cpu()) for n, w in found["cuda"].items()}
+    same(there, found["cpu"])
