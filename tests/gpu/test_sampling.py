@@ -9,6 +9,7 @@ import torch
 
 from quire.core.params import SamplingParams
 from quire.kernels.op import OPS
+from quire.sampling.logprobs import prompt_logprobs, prompt_scores
 from quire.sampling.sampler import Sampler
 from tests.cpu.sampling.cases import exact, normal, sequence
 from tests.cpu.sampling.test_independence import company
@@ -225,3 +226,25 @@ def test_spoilt_rows_are_reported_and_leave_the_others_alone(spoil):
         assert 0 <= int(found.token_ids[2]) < 8000
         others = [0, 1, 3, 4]
         assert found.token_ids[others].tolist() == clean.token_ids[others].tolist()
+
+
+def test_listed_ids_whole_vocabularies_and_prompts_are_scored_without_waiting(never_waits):
+    vocab = 5003
+    params = [{"logprob_token_ids": [9, 120, 3]}, {"logprobs": -1}, {"logprobs": 40}]
+    seqs = [sequence(SamplingParams(temperature=0.0, **p)) for p in params]
+    sampler = filled(vocab, seqs)
+    x = normal(3, vocab).bfloat16()
+    sent = x.pin_memory().to(CUDA, non_blocking=True)
+    found = sampler.sample(sent, range(3), [0] * 3).fetch()
+    targets = torch.arange(3, device=CUDA)
+    prompt = [prompt_scores(sent, targets, k).fetch() for k in (0, 3, -1)]
+    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    want = filled(vocab, seqs, "cpu").sample(x, range(3), [0] * 3)
+    pairs = [(found.logprobs()[row], want.logprobs()[row]) for row in range(3)]
+    for scores, k in zip(prompt, (0, 3, -1)):
+        pairs += zip(scores.lists([k] * 3), prompt_logprobs(x, torch.arange(3), k))
+    for mine, one in pairs:
+        assert mine.ids == one.ids
+        assert mine.ranks == one.ranks
+        assert mine.values == pytest.approx(one.values, abs=2e-5)
