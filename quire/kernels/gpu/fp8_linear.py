@@ -17,6 +17,7 @@ from torch import Tensor
 from quire.kernels.fp8 import BLOCK, Fp8Weight
 from quire.kernels.gpu import fp8_skinny, quantize_fp8
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
 FEW = 64
 """Rows up to which the weights' bytes are what counts."""
@@ -71,6 +72,31 @@ def _product(
     tl.store(y_at, acc.to(y_ptr.dtype.element_ty), mask=t_live[:, None] & o_live[None, :])
 
 
+@kernel()
+def _scale(
+    sum_ptr,  # [T, O] float32
+    xs_ptr,  # [T]
+    ws_ptr,  # [O]
+    bias_ptr,  # [O], read only if HAS_BIAS
+    y_ptr,  # [T, O] out
+    O: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)  # T * O can pass 2**31
+    o = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    live = o < O
+    ws = tl.load(ws_ptr + o, live, 0.0)
+    if PDL:
+        let_go()
+        wait_for_forerunner()
+    y = tl.load(sum_ptr + t * O + o, live, 0.0) * (ws * tl.load(xs_ptr + t))
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + o, live, 0.0).to(tl.float32)
+    tl.store(y_ptr + t * O + o, y.to(y_ptr.dtype.element_ty), live)
+
+
 def outputs(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
     if x.dim() != 2 or x.dtype not in OUT or x.stride(1) != 1:
         return NotImplemented
@@ -117,6 +143,22 @@ def _library(
         q, weight.data.t(), scale_a=qs, scale_b=ws, bias=bias, out_dtype=out.dtype,
         use_fast_accum=not weight.block and bias is None, out=out,
     )  # fmt: skip
+
+
+def two_passes(
+    out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None, one: Tensor
+) -> None:
+    """The library's plain sums in float32, scaled in a pass of their own. one: float32 1."""
+    sums = torch.empty(out.shape, dtype=torch.float32, device=out.device)
+    torch._scaled_mm(
+        q, weight.data.t(), scale_a=one, scale_b=one, out_dtype=torch.float32,
+        use_fast_accum=True, out=sums,
+    )  # fmt: skip
+    rows, outputs = out.shape
+    width = min(triton.next_power_of_2(outputs), 2048)
+    grid = (rows, triton.cdiv(outputs, width), 1)
+    tensors = (sums, scale, weight.scale, bias, out)
+    _scale(grid, tensors, (), (outputs, bias is not None, width, PDL), 4, pdl=PDL)
 
 
 class Tile(NamedTuple):
