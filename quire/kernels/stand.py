@@ -12,11 +12,13 @@ from quire.kernels.op import op
 
 
 class Standing(NamedTuple):
-    """How the tokens of n rows stand."""
+    """How the tokens of n rows stand. Values are log probabilities, or logits if asked for."""
 
-    log_totals: Tensor  # [n] float64, log(sum(exp(row)))
-    greater: Tensor  # [n] int32, tokens whose logit is strictly above the chosen one's
+    shifts: Tensor  # [n] float64: what was taken off the logits, log(sum(exp(row))) or 0
+    values: Tensor  # [n] float64, of the chosen token
+    ranks: Tensor  # [n] int32, 1 + tokens whose logit is strictly above the chosen one's
     ids: Tensor  # [n, k] int32, the k best, best first, equal ones by id
+    listed: Tensor  # [n, k] float64, their values
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -29,18 +31,24 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     ]:
         x = (3 * torch.randn(r, v, device=device)).to(dtype)
         x[0, v // 2 :] = -torch.inf
-        yield {"logits": x, "chosen": torch.arange(r, device=device, dtype=torch.int32), "k": k}
+        chosen = torch.arange(r, device=device, dtype=torch.int32)
+        yield {"logits": x, "chosen": chosen, "k": k, "as_logits": k == 20}
 
 
 @op(cases=_cases, gpu=True)
-def stand(logits: Tensor, chosen: Tensor, k: int) -> Standing:
+def stand(logits: Tensor, chosen: Tensor, k: int, as_logits: bool = False) -> Standing:
     """Where the chosen token of each row stands, and which are the k best.
 
     logits: [n, V], any float dtype, not changed. chosen: [n] int32 or int64. k: 0 to V.
     """
-    x = logits.float()
+    x, at = logits.float(), chosen.long()[:, None]
     top = x.amax(-1, keepdim=True)
-    log_totals = (x - top).exp().sum(-1, dtype=torch.float64).log() + top[:, 0]
-    greater = (x > x.gather(1, chosen.long()[:, None])).sum(-1)
-    ids = x.sort(dim=-1, descending=True, stable=True).indices[:, :k] if k else x[:, :0]
-    return Standing(log_totals, greater.int(), ids.int())
+    shifts = (x - top).exp().sum(-1, dtype=torch.float64).log() + top[:, 0]
+    if as_logits:
+        shifts = torch.zeros_like(shifts)
+    ranks = 1 + (x > x.gather(1, at)).sum(-1)
+    ids = torch.zeros((len(x), 0), dtype=torch.int64, device=x.device)
+    if k:
+        ids = x.sort(dim=-1, descending=True, stable=True).indices[:, :k]
+    values = x.gather(1, torch.cat([at, ids], 1)).double() - shifts[:, None]
+    return Standing(shifts, values[:, 0], ranks.int(), ids.int(), values[:, 1:])

@@ -82,44 +82,41 @@ def score(
     logits: [n, V], any float dtype, not changed. chosen: [n] int. k: 0 or more, or ALL.
     scratch: the host's; None: the logits are not on the host. as_logits: logits, not logprobs.
     """
-    standing = _stand(logits, chosen, k, scratch)
-    shift = 0.0 if as_logits else standing.log_totals[:, None]
-    own = (_picked(logits, chosen[:, None]) - shift)[:, 0]
-    values = _picked(logits, standing.ids) - shift
-    return Scores(chosen, own, standing.greater + 1, standing.ids, values)
+    standing = _stand(logits, chosen, k, scratch, as_logits)
+    return Scores(chosen, standing.values, standing.ranks, standing.ids, standing.listed)
 
 
 def score_ids(
     logits: Tensor, chosen: Tensor, ids: Tensor, scratch: Scratch | None, *, as_logits: bool = False
 ) -> Scores:
     """Score the chosen token of each row, then the given ids [n, C] in their order."""
-    standing = _stand(logits, chosen, 0, scratch)
-    shift = 0.0 if as_logits else standing.log_totals[:, None]
-    own = (_picked(logits, chosen[:, None]) - shift)[:, 0]
+    standing = _stand(logits, chosen, 0, scratch, as_logits)
     picked = logits.gather(1, ids.long())
     beaten = [(logits > picked[:, c : c + 1]).sum(-1) for c in range(ids.shape[1])]
-    ranks = torch.stack(beaten, 1) + 1
-    return Scores(chosen, own, standing.greater + 1, ids, picked.double() - shift, ranks)
+    ranks, values = torch.stack(beaten, 1) + 1, picked.double() - standing.shifts[:, None]
+    return Scores(chosen, standing.values, standing.ranks, ids, values, ranks)
 
 
-def _picked(logits: Tensor, ids: Tensor) -> Tensor:
-    return logits.gather(1, ids.long()).double()
-
-
-def _stand(logits: Tensor, chosen: Tensor, k: int, scratch: Scratch | None) -> Standing:
-    """Mass of each row, how many tokens beat the chosen one, and the k best."""
+def _stand(
+    logits: Tensor, chosen: Tensor, k: int, scratch: Scratch | None, as_logits: bool
+) -> Standing:
     wanted = logits.shape[1] if k == ALL else min(k, logits.shape[1])
     if scratch is None:
-        return stand(logits, chosen, wanted)
+        return stand(logits, chosen, wanted, as_logits)
     value = logits.gather(1, chosen[:, None])
     greater, ids = [], []
     for block in scratch.blocks(len(logits)):
         greater.append(on_host.greater(logits[block], value[block]))
-        ids.append(_best(logits[block].float(), wanted, scratch))
-    return Standing(log_sums(logits, scratch), joined(greater), joined(ids))
+        ids.append(_best(logits[block].float(), wanted))
+    listed = joined(ids)
+    shifts = torch.zeros((), dtype=torch.float64) if as_logits else log_sums(logits, scratch)
+    shifts = shifts.expand(len(logits))
+    values = logits.gather(1, listed).double() - shifts[:, None]
+    own = value[:, 0].double() - shifts
+    return Standing(shifts, own, joined(greater) + 1, listed, values)
 
 
-def _best(x: Tensor, k: int, scratch: Scratch) -> Tensor:
+def _best(x: Tensor, k: int) -> Tensor:
     if k == 0:
         return torch.empty((len(x), 0), dtype=torch.int64, device=x.device)
     if k == x.shape[1]:

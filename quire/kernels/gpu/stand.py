@@ -39,8 +39,9 @@ def _rank_kernel(
     tops_ptr,  # [R, G]
     masses_ptr,  # [R, G]
     chosen_ptr,  # [R]
-    totals_ptr,  # [R] float64 out: log of the mass
-    greater_ptr,  # [R] out
+    shifts_ptr,  # [R] float64 out
+    values_ptr,  # [R] float64 out
+    ranks_ptr,  # [R] out
     counts_ptr,  # [R] out
     list_ptr,  # [R, G] scratch
     cand_x_ptr,  # [R, MOST] out
@@ -49,6 +50,7 @@ def _rank_kernel(
     STEP: tl.constexpr,  # of x, from row to row
     V: tl.constexpr,
     G: tl.constexpr,
+    AS_LOGITS: tl.constexpr,
     BG: tl.constexpr,  # power of two >= G
     PDL: tl.constexpr,
 ):
@@ -60,11 +62,14 @@ def _rank_kernel(
     g = tl.arange(0, BG)
     tops = tl.load(tops_ptr + r * G + g, mask=g < G, other=float("-inf"))
     masses = tl.load(masses_ptr + r * G + g, mask=g < G, other=0.0)
-    top = tl.max(tops, 0)
-    total = tl.sum((masses * weight(tops, top, LOG2E)).to(tl.float64))
-    tl.store(totals_ptr + r, tl.log(total) + top)
+    shift = tl.full((), 0.0, tl.float64)
+    if not AS_LOGITS:
+        top = tl.max(tops, 0)
+        shift = tl.log(tl.sum((masses * weight(tops, top, LOG2E)).to(tl.float64))) + top
+    tl.store(shifts_ptr + r, shift)
     value = tl.load(row + tl.load(chosen_ptr + r)).to(tl.float32)
-    tl.store(greater_ptr + r, count_above(row, tops, g, value, lists, V, G, 32))
+    tl.store(values_ptr + r, value.to(tl.float64) - shift)
+    tl.store(ranks_ptr + r, 1 + count_above(row, tops, g, value, lists, V, G, 32))
     if k > 0:
         bound = tl.full((), float("-inf"), tl.float32)
         if k <= G:
@@ -101,7 +106,9 @@ def _list_kernel(
     counts_ptr,  # [R]
     cand_x_ptr,  # [R, MOST]
     cand_id_ptr,  # [R, MOST]
+    shifts_ptr,  # [R]
     ids_ptr,  # [R, k] out
+    listed_ptr,  # [R, k] float64 out
     k,
     STEP: tl.constexpr,
     V: tl.constexpr,
@@ -113,14 +120,19 @@ def _list_kernel(
         let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     n = tl.load(counts_ptr + r)
-    values, names, out = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, ids_ptr + r * k
+    shift = tl.load(shifts_ptr + r)
+    values, names = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST
+    out, listed = ids_ptr + r * k, listed_ptr + r * k
     if n <= MOST:
         t = tl.arange(0, MOST_LISTED)
-        tl.store(out + t, t * 0, mask=(t >= n) & (t < k))  # a row with NaN has too few: any id
+        lacking = (t >= n) & (t < k)  # a row with NaN has too few: any id will do
+        tl.store(out + t, t * 0, mask=lacking)
+        tl.store(listed + t, shift + t * float("nan"), mask=lacking)
         a = n * 0
         while a < n:
             i = a + tl.arange(0, N)
-            mine = ordered(tl.load(values + i, mask=i < n, other=float("-inf")))
+            x = tl.load(values + i, mask=i < n, other=float("-inf"))
+            mine = ordered(x)
             place = tl.zeros((N,), tl.int32)
             b = n * 0
             while b < n:
@@ -133,6 +145,7 @@ def _list_kernel(
                 b += N
             name = tl.load(names + i, mask=i < n, other=0)
             tl.store(out + place, name, mask=(i < n) & (place < k))
+            tl.store(listed + place, x.to(tl.float64) - shift, mask=(i < n) & (place < k))
             a += N
     else:  # masked or equal tokens without end: one after another
         value, last = tl.full((), float("inf"), tl.float32), n * 0 - 1
@@ -140,55 +153,46 @@ def _list_kernel(
         while filled < k:
             value, last = _next(x_ptr + r * STEP, value, last, V, 4096)
             tl.store(out + filled, tl.minimum(last, V - 1))
+            tl.store(listed + filled, value.to(tl.float64) - shift)
             filled += 1
 
 
-def outputs(logits: Tensor, chosen: Tensor, k: int) -> Standing:
+def outputs(logits: Tensor, chosen: Tensor, k: int, as_logits: bool = False) -> Standing:
     rows, vocab = logits.shape
     if not takes(logits) or k > MOST_LISTED.value or (k > groups_of(vocab) and vocab > MOST.value):
         return NotImplemented
     device = logits.device
-    return Standing(
-        torch.empty(rows, dtype=torch.float64, device=device),
-        torch.empty(rows, dtype=torch.int32, device=device),
-        torch.empty((rows, k), dtype=torch.int32, device=device),
-    )
+    shifts, values = torch.empty((2, rows), dtype=torch.float64, device=device)
+    ranks = torch.empty(rows, dtype=torch.int32, device=device)
+    ids = torch.empty((rows, k), dtype=torch.int32, device=device)
+    listed = torch.empty((rows, k), dtype=torch.float64, device=device)
+    return Standing(shifts, values, ranks, ids, listed)
 
 
-def launch(outs: Standing, logits: Tensor, chosen: Tensor, k: int) -> None:
+def launch(outs: Standing, logits: Tensor, chosen: Tensor, k: int, as_logits: bool = False) -> None:
     rows, vocab = logits.shape
     if not rows:
         return
-    device, groups = logits.device, groups_of(vocab)
+    device, groups, most = logits.device, groups_of(vocab), MOST.value if k else 0
     tops, masses = scan(logits, None, None)
     counts = torch.empty(rows, dtype=torch.int32, device=device)
     lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
-    cand_x = torch.empty((rows, MOST.value if k else 0), dtype=torch.float32, device=device)
-    cand_id = torch.empty((rows, MOST.value if k else 0), dtype=torch.int32, device=device)
+    cand_x = torch.empty((rows, most), dtype=torch.float32, device=device)
+    cand_id = torch.empty((rows, most), dtype=torch.int32, device=device)
     step, power = logits.stride(0), triton.next_power_of_2(groups)
+    found = (outs.shifts, outs.values, outs.ranks, counts)
     _rank_kernel(
         (rows, 1, 1),
-        (
-            logits,
-            tops,
-            masses,
-            chosen,
-            outs.log_totals,
-            outs.greater,
-            counts,
-            lists,
-            cand_x,
-            cand_id,
-        ),
+        (logits, tops, masses, chosen, *found, lists, cand_x, cand_id),
         (k,),
-        (step, vocab, groups, power, PDL),
+        (step, vocab, groups, as_logits, power, PDL),
         warps=WARPS,
         pdl=PDL,
     )
     if k:
         _list_kernel(
             (rows, 1, 1),
-            (logits, counts, cand_x, cand_id, outs.ids),
+            (logits, counts, cand_x, cand_id, outs.shifts, outs.ids, outs.listed),
             (k,),
             (step, vocab, 64, PDL),
             warps=4,
