@@ -1,0 +1,311 @@
+"""Causal attention of prompts on Hopper: a loader warp and two warpgroups that multiply.
+
+The loader's one thread asks the bulk copy engine for whole blocks of the cache, which land in
+shared memory as the matrix units read them; nobody computes an address. Each warpgroup has 64 rows
+(queries times heads) of its own and runs the product of the next keys while it takes the
+exponentials of the last: the matrix units wait for neither.
+
+Only what most prompts need is here: causal, 16-bit values, heads of 64 or 128, whole blocks of
+the cache in a tile. The rest is quire.kernels.gpu.paged_attention_prefill's.
+
+Axes: T tokens, S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
+from quire.kernels.gpu.paged_attention_cut import Extras
+
+LOG2E = gl.constexpr(1.4426950408889634)
+LOWEST = gl.constexpr(-1.0e30)
+SCAN = gl.constexpr(256)
+ROWS = gl.constexpr(64)  # of one warpgroup
+HALF = gl.constexpr(64)  # channels in a line of shared memory (128 bytes)
+
+
+@gluon.jit
+def _fill(cache_tiles, smem, stage, full, table, first, last, row, step,
+          NB: gl.constexpr, B: gl.constexpr, D: gl.constexpr):  # fmt: skip
+    """Ask for NB blocks, from number `first` of the table on, of one head's keys or values."""
+    mbarrier.expect(full, NB * B * D * 2)
+    tile = smem.index(stage)._reinterpret(
+        smem.dtype, [NB * (D // HALF), B, HALF], cache_tiles.layout
+    )
+    for i in gl.static_range(NB):
+        block = gl.load(table + gl.minimum(first + i, last))
+        for h in gl.static_range(D // HALF):
+            tma.async_copy_global_to_shared(
+                cache_tiles, [block * step + row, h * HALF], full, tile.index(h * NB + i)
+            )
+
+
+@gluon.jit
+def _load(cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh, count, last,
+          K: gl.constexpr, B: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
+          STAGES: gl.constexpr):  # fmt: skip
+    """The loader: tiles of N keys and values in order, as stages come free."""
+    NB: gl.constexpr = N // B
+    for j in range(count):
+        stage = j % STAGES
+        free = (j // STAGES & 1) ^ 1
+        mbarrier.wait(k_empty.index(stage), free)
+        _fill(cache_tiles, k_smem, stage, k_full.index(stage), table, j * NB, last, kh * B,
+              2 * K * B, NB, B, D)  # fmt: skip
+        mbarrier.wait(v_empty.index(stage), free)
+        _fill(cache_tiles, v_smem, stage, v_full.index(stage), table, j * NB, last,
+              (K + kh) * B, 2 * K * B, NB, B, D)  # fmt: skip
+
+
+@gluon.jit
+def _soft(s, total, top, at, pos, scale, MASK: gl.constexpr):
+    """(weights, their sums, maxima, what older sums shrink by) after scores s of keys `at`."""
+    if MASK:
+        s = gl.where(at[None, :] <= pos[:, None], s, float("-inf"))
+    higher = gl.maximum(top, gl.max(s, 1) * scale)
+    shrink = gl.exp2(top - higher)
+    p = gl.exp2(s * scale - higher[:, None])
+    return p, total * shrink + gl.sum(p, 1), higher, shrink
+
+
+@gluon.jit
+def _turns(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, pos, scale,
+           low, high, N: gl.constexpr, STAGES: gl.constexpr, MASK: gl.constexpr,
+           S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
+    """Key tiles [low, high): scores of tile j while the values of tile j - 1 are absorbed."""
+    n = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))
+    for j in range(low, high):
+        stage = j % STAGES
+        before = (j - 1) % STAGES
+        mbarrier.wait(k_full.index(stage), j // STAGES & 1)
+        zero = gl.zeros([ROWS, N], gl.float32, S_LAYOUT)
+        scores = warpgroup_mma(
+            q, k_smem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True
+        )
+        mbarrier.wait(v_full.index(before), (j - 1) // STAGES & 1)
+        sums = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+        s = warpgroup_mma_wait(1, deps=[scores])
+        mbarrier.arrive(k_empty.index(stage), count=1)
+        weights, total, top, shrink = _soft(s, total, top, j * N + n, pos, scale, MASK)
+        # p is among what is waited for: its registers are read until the product is done
+        acc, p = warpgroup_mma_wait(0, deps=[sums, p])
+        mbarrier.arrive(v_empty.index(before), count=1)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        p = gl.convert_layout(weights.to(v_smem.dtype), P_LAYOUT)
+    return acc, p, total, top
+
+
+@gluon.jit
+def _clear(tile, from_row, N: gl.constexpr, D: gl.constexpr):
+    """Zero a tile of values from a row on: nobody has written there, and 0 * NaN is NaN."""
+    lines: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
+    blocks = tile._reinterpret(tile.dtype, [N // 16 * (D // HALF), 16, HALF], tile.layout)
+    r = gl.arange(0, 16, gl.SliceLayout(1, lines))
+    for i in range(N // 16):
+        if (i + 1) * 16 > from_row:
+            for h in gl.static_range(D // HALF):
+                part = blocks.index(h * (N // 16) + i)
+                x = part.load(lines)
+                part.store(gl.where((i * 16 + r < from_row)[:, None], x, gl.zeros_like(x)))
+    fence_async_shared()
+    gl.thread_barrier()
+
+
+@gluon.jit
+def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+            kh, begin, queries, lowest, prefix, count, full, context, scale,
+            WHICH: gl.constexpr, K: gl.constexpr, G: gl.constexpr, D: gl.constexpr,
+            Q_T: gl.constexpr, Q_H: gl.constexpr, QUERIES: gl.constexpr, N: gl.constexpr,
+            STAGES: gl.constexpr, SINKS: gl.constexpr):  # fmt: skip
+    """One warpgroup: its 64 rows against all key tiles."""
+    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
+    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    m = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, LINES))
+    d = gl.arange(0, D, gl.SliceLayout(0, LINES))
+    query = lowest + m // G
+    head = kh * G + m % G
+    real = ((m < QUERIES * G) & (query < queries))[:, None]
+    token = (begin + query).to(gl.int64)[:, None]
+    q_mine = q_smem.index(WHICH)
+    q_mine.store(
+        gl.load(q_ptr + token * Q_T + head[:, None] * Q_H + d[None, :], mask=real, other=0.0)
+    )
+    fence_async_shared()
+    gl.thread_barrier()
+
+    r = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, S_LAYOUT))
+    pos = prefix + lowest + r // G
+    n = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))
+    total = gl.zeros([ROWS], gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    top = gl.full([ROWS], LOWEST, gl.float32, gl.SliceLayout(1, S_LAYOUT))
+    acc = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
+    mbarrier.wait(k_full.index(0), 0)
+    zero = gl.zeros([ROWS, N], gl.float32, S_LAYOUT)
+    s = warpgroup_mma(q_mine, k_smem.index(0).permute((1, 0)), zero, use_acc=False)
+    mbarrier.arrive(k_empty.index(0), count=1)
+    weights, total, top, _ = _soft(s, total, top, n, pos, scale, True)
+    p = gl.convert_layout(weights.to(v_smem.dtype), P_LAYOUT)
+    acc, p, total, top = _turns(
+        acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, pos, scale,
+        1, full, N, STAGES, False, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+    )  # fmt: skip
+    acc, p, total, top = _turns(
+        acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, pos, scale,
+        gl.maximum(full, 1), count, N, STAGES, True, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+    )  # fmt: skip
+    last = (count - 1) % STAGES
+    mbarrier.wait(v_full.index(last), (count - 1) // STAGES & 1)
+    if count * N > context:
+        _clear(v_smem.index(last), context - (count - 1) * N, N, D)
+    acc = warpgroup_mma(p, v_smem.index(last), acc)
+
+    if SINKS:
+        r_head = kh * G + r % G
+        sink = gl.load(sinks_ptr + r_head, mask=r < QUERIES * G, other=0.0).to(gl.float32) * LOG2E
+        higher = gl.maximum(top, sink)
+        shrink = gl.exp2(top - higher)
+        total = total * shrink + gl.exp2(sink - higher)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    y = acc / gl.convert_layout(total, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    y = gl.convert_layout(y.to(out_ptr.dtype.element_ty), LINES)
+    gl.store(out_ptr + (token * (K * G) + head[:, None]) * D + d[None, :], y, mask=real)
+
+
+@gluon.jit
+def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: gl.constexpr):
+    """(sequence, its first tile); as in paged_attention_prefill."""
+    ids: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
+    count = 0
+    for low in range(0, sequences, SCAN):
+        i = low + gl.arange(0, SCAN, ids)
+        begin = gl.load(q_starts_ptr + first + i, mask=i < sequences, other=0) - first
+        count += gl.sum(((begin // QUERIES + i <= tile) & (i < sequences)).to(gl.int32), 0)
+    begin = gl.load(q_starts_ptr + first + count - 1) - first
+    return first + count - 1, begin // QUERIES + count - 1
+
+
+@gluon.jit(do_not_specialize=["scale", "first_sequence", "sequences"])
+def hopper_kernel(
+    q_ptr,  # [T, K * G, D]
+    cache_tiles,  # descriptor of the cache as [N * 2 * K * B, D], tiles [B, 64]
+    tables_ptr,  # [M, W]
+    rows_ptr,  # [S], if HAS_ROWS
+    q_starts_ptr,  # [S + 1]
+    contexts_ptr,  # [S]
+    out_ptr,  # [T, K * G, D]
+    sinks_ptr,
+    scale,
+    first_sequence,
+    sequences,
+    K: gl.constexpr,
+    G: gl.constexpr,
+    D: gl.constexpr,
+    B: gl.constexpr,
+    Q_T: gl.constexpr,
+    Q_H: gl.constexpr,
+    W: gl.constexpr,
+    QUERIES: gl.constexpr,
+    N: gl.constexpr,
+    STAGES: gl.constexpr,
+    HAS_ROWS: gl.constexpr,
+    SINKS: gl.constexpr,
+):
+    # late tiles are the long ones: they start first, so that none is left over at the end
+    pid = gl.num_programs(0) - 1 - gl.program_id(0)
+    kh = pid % K
+    tile = pid // K
+    s, first_tile = _sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
+    begin = gl.load(q_starts_ptr + s)
+    queries = gl.load(q_starts_ptr + s + 1) - begin
+    lowest = (tile - first_tile) * QUERIES
+    context = gl.load(contexts_ptr + s)
+    if (lowest < queries) & (context > 0):
+        row = s
+        if HAS_ROWS:
+            row = gl.load(rows_ptr + s)
+        prefix = context - queries
+        seen = prefix + gl.minimum(lowest + QUERIES, queries)  # keys the tile's last query sees
+        count = gl.cdiv(seen, N)
+        full = (prefix + lowest + 1) // N  # tiles that all queries see whole
+        dtype: gl.constexpr = q_ptr.dtype.element_ty
+        rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
+        q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
+        k_smem = gl.allocate_shared_memory(dtype, [STAGES, N, D], rows_layout)
+        v_smem = gl.allocate_shared_memory(dtype, [STAGES, N, D], rows_layout)
+        k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        for i in gl.static_range(STAGES):
+            mbarrier.init(k_full.index(i), count=1)
+            mbarrier.init(v_full.index(i), count=1)
+            mbarrier.init(k_empty.index(i), count=2)  # one by each warpgroup
+            mbarrier.init(v_empty.index(i), count=2)
+        fence_async_shared()
+        table = tables_ptr + row.to(gl.int64) * W
+        last = (context - 1) // B
+        gl.warp_specialize(
+            [
+                (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
+                           v_full, v_empty, kh, begin, queries, lowest, prefix, count, full,
+                           context, scale, 0, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS)),
+                (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
+                           v_full, v_empty, kh, begin, queries, lowest, prefix, count, full,
+                           context, scale, 1, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS)),
+                (_load, (cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh,
+                         count, last, K, B, D, N, STAGES)),
+            ],
+            [4, 1],
+            [240, 24],
+        )  # fmt: skip
+
+
+def takes(q: Tensor, cache: Tensor, extras: Extras) -> bool:
+    """Whether this kernel serves such prompts; the device must be a Hopper."""
+    block, size = cache.shape[3:]
+    group = q.shape[1] // cache.shape[2]
+    plain = extras.window is None and extras.softcap is None and extras.alibi is None
+    kind = q.dtype == cache.dtype and q.dtype in (torch.bfloat16, torch.float16)
+    return plain and kind and size in (64, 128) and block in (16, 32, 64, 128) and group <= 64
+
+
+def launch(
+    out: Tensor,
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    decodes: int,
+    extras: Extras,
+) -> None:
+    """The sequences after the first `decodes`, of any number of queries."""
+    blocks, _, kv_heads, block, size = cache.shape
+    group = q.shape[1] // kv_heads
+    queries = 2 * 64 // group
+    sequences = contexts.shape[0] - decodes
+    count = (q.shape[0] - decodes) // queries + sequences
+    lines = gl.NVMMASharedLayout(128, 16)
+    tiles = TensorDescriptor(
+        cache, [blocks * 2 * kv_heads * block, size], [size, 1], [block, 64], lines
+    )
+    hopper_kernel[(count * kv_heads,)](
+        q, tiles, tables, extras.rows, q_starts, contexts, out, extras.sinks, extras.scale,
+        decodes, sequences,
+        K=kv_heads, G=group, D=size, B=block, Q_T=q.stride(0), Q_H=q.stride(1),
+        W=tables.stride(0), QUERIES=queries, N=128, STAGES=2, HAS_ROWS=extras.rows is not None,
+        SINKS=extras.sinks is not None, num_warps=4,
+    )  # fmt: skip
