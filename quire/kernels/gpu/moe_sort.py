@@ -3,8 +3,9 @@
     starts [X + 1]    expert i has the sorted positions [starts[i], starts[i + 1])
     order  [P]        sorted position -> pair; pair p is token p // k
 
-One block per expert reads all pairs twice, which for the few thousand of a step costs less than
-a second launch. The order within an expert is that of the pairs, so it is always the same.
+Some thousand pairs: one block per expert reads all of them twice, which costs less than a second
+launch. More: pairs draw numbers from their expert's counter, then go to where it says. Those of one
+expert then stand in any order; what becomes of a row does not depend on where it stands.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 from quire.kernels.gpu.start import kernel
 
 CHUNK = 4096  # pairs a block looks at together: 16 a thread
+ONE_LAUNCH = 32_768  # pairs up to which reading them again for every expert is quicker
 
 
 @kernel("pairs")
@@ -48,12 +50,60 @@ def _sort(
         before += tl.sum(mine.to(tl.int32), 0)
 
 
+@kernel("pairs")
+def _count(
+    id_ptr,  # [P]
+    count_ptr,  # [X] zero before
+    rank_ptr,  # [P] out
+    pairs,
+    BLOCK: tl.constexpr,
+):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = at < pairs
+    expert = tl.load(id_ptr + at, live, 0)
+    rank = tl.atomic_add(count_ptr + expert, 1, live, sem="relaxed")
+    tl.store(rank_ptr + at, rank, live)
+
+
+@kernel("pairs")
+def _place(
+    id_ptr,  # [P]
+    count_ptr,  # [X]
+    rank_ptr,  # [P]
+    order_ptr,  # [P] out
+    start_ptr,  # [X + 1] out
+    pairs,
+    X: tl.constexpr,
+    X_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    xs = tl.arange(0, X_PAD)
+    counts = tl.load(count_ptr + xs, xs < X, 0)
+    starts = tl.cumsum(counts, 0) - counts
+    if tl.program_id(0) == 0:
+        tl.store(start_ptr + xs, starts, xs <= X)
+        tl.store(start_ptr + X, pairs)
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    live = at < pairs
+    expert = tl.load(id_ptr + at, live, 0)
+    start = tl.sum(tl.where(expert[:, None] == xs[None], starts[None], 0), 1)
+    tl.store(order_ptr + start + tl.load(rank_ptr + at, live, 0), at, live)
+
+
 def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """(order [P] int32, starts [X + 1] int32) of ids [T, k] int32."""
     pairs = ids.numel()
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=ids.device)
-    block = min(max(triton.next_power_of_2(pairs), 128), CHUNK)
-    pdl = not _sort.interpreted
-    _sort((experts, 1, 1), (ids, order, starts), (pairs,), (experts, block, pdl), 8, pdl=pdl)
+    if pairs <= ONE_LAUNCH:
+        block = min(max(triton.next_power_of_2(pairs), 128), CHUNK)
+        pdl = not _sort.interpreted
+        _sort((experts, 1, 1), (ids, order, starts), (pairs,), (experts, block, pdl), 8, pdl=pdl)
+        return order, starts
+    counts = torch.zeros(experts, dtype=torch.int32, device=ids.device)
+    ranks = torch.empty_like(order)
+    _count((triton.cdiv(pairs, 512), 1, 1), (ids, counts, ranks), (pairs,), (512,))
+    consts = (experts, triton.next_power_of_2(experts), 128)
+    grid = (triton.cdiv(pairs, 128), 1, 1)
+    _place(grid, (ids, counts, ranks, order, starts), (pairs,), consts)
     return order, starts

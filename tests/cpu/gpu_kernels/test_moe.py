@@ -34,6 +34,18 @@ def test_many_chunks_of_pairs_are_sorted_as_one(monkeypatch):
     assert order.tolist() == ids.flatten().sort(stable=True).indices.tolist()
 
 
+def test_very_many_pairs_are_sorted_in_any_order_within_an_expert(monkeypatch):
+    from quire.kernels.gpu import moe_sort
+
+    monkeypatch.setattr(moe_sort, "ONE_LAUNCH", 0)
+    ids = torch.randint(0, 5, (300, 2), dtype=torch.int32)
+    ids[ids == 2] = 3  # nobody chose it
+    order, starts = moe_sort.sort(ids, 5)
+    assert sorted(order.tolist()) == list(range(600))
+    assert torch.equal(ids.flatten()[order.long()], ids.flatten().sort().values)
+    assert starts.tolist() == [int((ids < i).sum()) for i in range(6)]
+
+
 @pytest.mark.parametrize("sizes", [(1, 1, 16), (9, 4, 16), (100, 3, 16), (64, 1, 16), (5, 90, 32)])
 def test_there_are_never_more_tiles_than_the_grid_has(sizes):
     from quire.kernels.gpu.grouped_gemm import Tile, tiles
