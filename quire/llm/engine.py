@@ -6,6 +6,7 @@ them. Owns the table of running requests; a request leaves it with its last outp
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
@@ -47,6 +48,7 @@ class LLMEngine:
     """Requests and their outputs over a built engine."""
 
     def __init__(self, built: Built) -> None:
+        gc.freeze()  # what start-up made stays: looking through it again and again takes a sixth
         self.built = built
         self.engine = built.engine
         self.inputs = built.inputs
