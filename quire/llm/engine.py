@@ -48,6 +48,7 @@ class LLMEngine:
     """Requests and their outputs over a built engine."""
 
     def __init__(self, built: Built) -> None:
+        gc.collect()  # first: what is garbage now, an engine before this one, would stay for ever
         gc.freeze()  # what start-up made stays: looking through it again and again takes a sixth
         self.built = built
         self.engine = built.engine
