@@ -16,6 +16,7 @@ import time
 import torch
 
 from quire import LLM, SamplingParams
+from quire.core.params import RequestOutputKind
 from quire.runner import cuda
 
 PARTS = ("plan", "prepare", "launch", "wait", "apply")
@@ -57,7 +58,12 @@ class Clock:
 
 
 def add(llm, rng, rows, prompt, tokens, name):
-    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=tokens)
+    params = SamplingParams(
+        temperature=0.0,
+        ignore_eos=True,
+        max_tokens=tokens,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
     vocab = llm.llm_engine.config.model.vocab
     for i in range(rows):
         ids = [rng.randrange(10, vocab) for _ in range(prompt)]
@@ -114,6 +120,26 @@ def show(name, count, busy, total_us, ranked, limit):
         print(f"    {us / count:9.1f} us  {calls / count:6.1f} x {us / calls:8.2f}  {kernel}")
 
 
+def graph_alone(llm, rows, count=30):
+    """Microseconds of the graph that the last steps replayed, without a host between replays."""
+    lane = llm.llm_engine.engine._executor.runner.lane
+    size = lane._graphs.size_for(rows, "greedy")
+    graph = lane._graphs._made.get((size, "greedy"))
+    if graph is None:
+        return None
+    torch.cuda.synchronize()
+    with lane.scope():
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        graph.replay()
+        start.record()
+        for _ in range(count):
+            graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        lane._mail.mend()
+    return start.elapsed_time(end) * 1e3 / count
+
+
 def decode(llm, clock, rng, rows, args):
     tokens = args.warm + 3 * args.steps + 40
     add(llm, rng, rows, args.prompt, tokens, f"d{rows}")
@@ -138,6 +164,9 @@ def decode(llm, clock, rng, rows, args):
         other=round(rest / args.steps * 1e6, 1),
         tok_s=round(rows * args.steps / wall, 1),
     )
+    device_us = graph_alone(llm, rows)
+    if device_us is not None:
+        line |= dict(device_us=round(device_us, 1), idle=round(1 - device_us / line["step_us"], 4))
     if args.kernels:
         busy, total, ranked = profiled(llm, args.profile)
         line["busy"] = round(busy, 4)

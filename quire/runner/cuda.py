@@ -12,71 +12,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from quire.attention.base import Backend, Batch
-from quire.core.types import Copy, StepResult
+from quire.core.types import Copy
 from quire.kernels import fuse
 from quire.kernels.gpu import step as kernels
 from quire.models.base import LanguageModel, StepInputs
 from quire.runner.cuda_graphs import Graphs
 from quire.runner.cuda_memory import KVMemory
 from quire.runner.inputs import Inputs
-from quire.runner.lane import result_of
+from quire.runner.launched import Launched, Views
+from quire.runner.mailbox import Mailbox
 from quire.runner.profile import span
 from quire.runner.prompt_logprobs import Judged, PromptLogprobs
 from quire.runner.slots import Change, Slots
 from quire.runner.upload import Upload, aligned, pinned
 from quire.sampling.logprobs import Mode
-from quire.sampling.sampled import Fetched, faults_of
+from quire.sampling.sampled import Fetched
 from quire.sampling.sampler import Kind, Sampler
 
 IN_FLIGHT = 5
 """Host buffers per upload and per result: more than any engine has steps in flight."""
-
-
-@dataclass(frozen=True, slots=True)
-class Views:
-    """A step's integers on the device."""
-
-    token_ids: Tensor  # [T]; negative: the slot's last token
-    token_slots: Tensor  # [T]; negative: padding
-    positions: Tensor  # [T]
-    q_starts: Tensor  # [S + 1]
-    contexts: Tensor  # [S]
-    rows: Tensor  # [S]
-    sampled: Tensor  # [R]
-    row_slots: Tensor  # [R]; negative: padding
-    outputs: Tensor  # [R]
-
-
-@dataclass(slots=True)
-class Launched:
-    """A step in line. Its numbers are in pinned memory once `done` has come to pass."""
-
-    inputs: Inputs
-    done: torch.cuda.Event
-    results: np.ndarray  # ids, then the bits of the tops
-    stride: int
-    fetched: Fetched | None
-    judged: Judged | None
-
-    def wait(self) -> StepResult:
-        self.done.synchronize()
-        judged = self.judged.lists() if self.judged is not None else {}
-        rows = len(self.inputs.sampled_rows)
-        if not rows:
-            return result_of(self.inputs, (), {}, judged, {})
-        if self.fetched is not None:
-            ids, logprobs = self.fetched.token_ids(), self.fetched.logprobs()
-            return result_of(self.inputs, ids, logprobs, judged, self.fetched.errors)
-        ids = self.results[:rows].tolist()
-        tops = self.results[self.stride : self.stride + rows].view(np.float32)
-        return result_of(self.inputs, ids, {}, judged, faults_of(tops))
 
 
 class Lane:
@@ -111,13 +70,12 @@ class Lane:
         self._last_token = torch.zeros(rows, dtype=torch.int32, device=device)
         self._starts = torch.arange(rows + 1, dtype=torch.int32, device=device)
         self._memory = KVMemory(cache, host_cache, device)
-        self._decode_upload = Upload(6 * aligned(rows), IN_FLIGHT, device)
+        self._mail = Mailbox(rows, IN_FLIGHT, device)
         most = max(max_tokens, rows)
         self._mixed_upload = Upload(3 * aligned(most) + 6 * aligned(rows + 1), IN_FLIGHT, device)
         self._table_upload = Upload(4 * aligned(rows + most), IN_FLIGHT, device)
-        self._results = torch.empty(2 * aligned(rows), dtype=torch.int32, device=device)
-        self._fetched = [pinned(2 * aligned(rows)) for _ in range(IN_FLIGHT)]
-        self._arrays = [tensor.numpy() for tensor in self._fetched]
+        self._results = torch.empty((2, aligned(rows)), dtype=torch.int32, device=device)
+        self._fetched = [pinned(2 * aligned(rows)).view(2, -1) for _ in range(IN_FLIGHT)]
         self._turn = 0
         self._hidden: Tensor | None = None  # [M, E] of a decode step that is sampled outside
         self._views: dict[int, Views] = {}  # of decode steps, by size
@@ -131,6 +89,18 @@ class Lane:
 
     def settle(self) -> None:
         self._stream.synchronize()
+
+    def set_aside(self, size: int, pieces: int, piece: int) -> None:
+        """Take from the driver what steps will need, and leave it with torch, for this stream.
+
+        size: of the largest step, in one. pieces of `piece` bytes: torch keeps small ones apart.
+        """
+        device = self._last_token.device
+        with self.scope():
+            torch.empty(size, dtype=torch.uint8, device=device)
+            held = [torch.empty(piece, dtype=torch.uint8, device=device) for _ in range(pieces)]
+            del held
+            self._graphs.set_aside(pieces, piece)
 
     def forget_kv(self) -> None:
         self.settle()
@@ -173,42 +143,39 @@ class Lane:
     # -- decode steps ---------------------------------------------------------------------------
 
     def _decode(self, inputs: Inputs) -> Launched:
+        try:
+            return self._decode_in_line(inputs)
+        except BaseException:
+            self._mail.torn = True
+            raise
+
+    def _decode_in_line(self, inputs: Inputs) -> Launched:
         kind = self._sampler.kind(inputs.sampled_slots)
         rows = len(inputs.slots)
         size = self._graphs.size_for(rows, kind)
-        with span("upload"):
-            self._send_decode(inputs, rows, size)
+        with span("post"):
+            self._mail.post(inputs, size)
         with span("graph"):
             self._graphs.run(size, kind)
         if kind is not None:
-            return self._launched(inputs, aligned(size), None, None)
+            done = torch.cuda.Event()
+            done.record()
+            return Launched(inputs, done, self._mail.posted(done), None, None)
         assert self._hidden is not None
         views = self._decode_views(size)
-        return self._sample(
+        made = self._sample(
             self._hidden[:rows], views.row_slots[:rows], views.outputs[:rows], inputs, kind, None
         )
-
-    def _send_decode(self, inputs: Inputs, rows: int, size: int) -> None:
-        stride = aligned(size)
-        words = self._decode_upload.take(6 * stride)[: 6 * stride].reshape(6, stride)
-        words[0, :rows] = inputs.token_ids
-        words[1, :rows] = inputs.positions
-        words[2, :rows] = inputs.contexts
-        words[3, :rows] = inputs.slots
-        words[4, :rows] = inputs.slots
-        words[5, :rows] = inputs.outputs
-        if rows < size:
-            words[:, rows:size] = 0
-            words[4, rows:size] = -1
-        self._decode_upload.send(6 * stride)
+        self._mail.posted(made.done)
+        return made
 
     def _decode_views(self, size: int) -> Views:
-        """The views of a size are made once: a graph reads the same addresses for ever."""
+        """The views of a size are made once."""
         views = self._views.get(size)
         if views is None:
-            stride = aligned(size)
-            part = self._decode_upload.on_device[: 6 * stride].view(6, stride)[:, :size].unbind()
-            token_ids, positions, contexts, rows, row_slots, outputs = part
+            token_ids, positions, contexts, rows, row_slots, outputs = self._mail.words[
+                :, :size
+            ].unbind()
             views = self._views[size] = Views(
                 token_ids=token_ids,
                 token_slots=row_slots,
@@ -223,9 +190,23 @@ class Lane:
         return views
 
     def _decode_body(self, size: int, kind: Kind | None) -> None:
-        """All kernels of a decode step. Reads the uploaded integers, writes results or hidden."""
-        views = self._decode_views(size)
-        hidden = self._forward(views, size, 1, self._width * self._block_size)
+        """All kernels of a decode step. Fetches its integers, delivers tokens or leaves hidden."""
+        mail, views = self._mail, self._decode_views(size)
+        if not self._graphs.capturing:
+            mail.mend()
+        ids, kv_slots = self._blank(size)
+        kernels.begin(
+            mail.state,
+            mail.inbox,
+            mail.words,
+            self._last_token,
+            self._tables,
+            ids,
+            kv_slots,
+            mail.depth,
+            self._block_size,
+        )
+        hidden = self._forward(views, ids, kv_slots, size, 1, self._width * self._block_size, False)
         if kind is None:
             if self._hidden is None:
                 shape = (self._tables.shape[1], hidden.shape[1])
@@ -234,7 +215,10 @@ class Lane:
             return
         logits = self._logits(hidden)
         ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, kind)
-        self._finish(ids, tops, views.row_slots, aligned(size))
+        fuse.flush()
+        kernels.end(
+            mail.state, ids, tops, views.row_slots, self._last_token, mail.outbox, mail.stride
+        )
 
     # -- other steps ----------------------------------------------------------------------------
 
@@ -242,11 +226,22 @@ class Lane:
         with span("upload"):
             views = self._send_mixed(inputs)
         with span("forward"):
+            ids, kv_slots = self._blank(len(inputs.token_ids))
+            kernels.gather(
+                views.token_ids,
+                views.token_slots,
+                views.positions,
+                self._last_token,
+                self._tables,
+                ids,
+                kv_slots,
+                self._block_size,
+            )
             bounds = (inputs.decodes, inputs.max_query, inputs.max_context, inputs.fresh)
-            hidden = self._forward(views, *bounds)
+            hidden = self._forward(views, ids, kv_slots, *bounds)
         judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
         if not inputs.sampled_rows:
-            return self._launched(inputs, 0, None, judged)
+            return self._launched(inputs, None, judged)
         kind = self._sampler.kind(inputs.sampled_slots)
         chosen = hidden.index_select(0, views.sampled)
         return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, judged)
@@ -276,23 +271,23 @@ class Lane:
 
     # -- both -----------------------------------------------------------------------------------
 
+    def _blank(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Token ids [T] and KV slots [G, T], for a kernel to fill."""
+        groups, device = self._tables.shape[0], self._tables.device
+        ids = torch.empty(tokens, dtype=torch.int32, device=device)
+        return ids, torch.empty((groups, tokens), dtype=torch.int64, device=device)
+
     def _forward(
-        self, views: Views, decodes: int, max_query: int, max_context: int, fresh: bool = False
+        self,
+        views: Views,
+        ids: Tensor,
+        kv_slots: Tensor,
+        decodes: int,
+        max_query: int,
+        max_context: int,
+        fresh: bool,
     ) -> Tensor:
         """Hidden states of the step's tokens: [T, E]."""
-        tokens, groups = views.token_ids.shape[0], self._tables.shape[0]
-        ids = torch.empty_like(views.token_ids)
-        kv_slots = torch.empty((groups, tokens), dtype=torch.int64, device=ids.device)
-        kernels.gather(
-            views.token_ids,
-            views.token_slots,
-            views.positions,
-            self._last_token,
-            self._tables,
-            ids,
-            kv_slots,
-            self._block_size,
-        )
         batch = Batch(
             q_starts=views.q_starts,
             contexts=views.contexts,
@@ -323,28 +318,29 @@ class Lane:
         judged: Judged | None,
     ) -> Launched:
         """Sample the rows whose last hidden states these are: [R, E]."""
-        stride = aligned(len(inputs.sampled_slots))
         logits = self._logits(hidden)
         if kind is not None:
             ids, tops = self._sampler.choose(logits, row_slots, outputs, kind)
-            self._finish(ids, tops, row_slots, stride)
-            return self._launched(inputs, stride, None, judged)
+            fuse.flush()
+            self._finish(ids, tops, row_slots)
+            return self._launched(inputs, None, judged)
         with span("sample"):
             sampled = self._sampler.sample(logits, inputs.sampled_slots, inputs.outputs.tolist())
-        self._finish(sampled.token_ids, sampled.tops, row_slots, stride)
-        return self._launched(inputs, 0, sampled.fetch(), judged)
+            fuse.flush()
+        self._finish(sampled.token_ids, sampled.tops, row_slots)
+        return self._launched(inputs, sampled.fetch(), judged)
 
-    def _finish(self, ids: Tensor, tops: Tensor, row_slots: Tensor, stride: int) -> None:
-        kernels.finish(ids, tops, row_slots, self._last_token, self._results, stride)
+    def _finish(self, ids: Tensor, tops: Tensor, row_slots: Tensor) -> None:
+        kernels.finish(ids, tops, row_slots, self._last_token, self._results)
 
-    def _launched(
-        self, inputs: Inputs, stride: int, fetched: Fetched | None, judged: Judged | None
-    ) -> Launched:
+    def _launched(self, inputs: Inputs, fetched: Fetched | None, judged: Judged | None) -> Launched:
         """Start the copies to the host, and mark their end."""
-        self._turn = (self._turn + 1) % IN_FLIGHT
-        if stride:
-            words = 2 * stride
-            self._fetched[self._turn][:words].copy_(self._results[:words], non_blocking=True)
+        answer = None
+        if inputs.sampled_rows and fetched is None:
+            self._turn = (self._turn + 1) % IN_FLIGHT
+            copy = self._fetched[self._turn]
+            copy.copy_(self._results, non_blocking=True)
+            answer = copy.numpy()
         done = torch.cuda.Event()
         done.record()
-        return Launched(inputs, done, self._arrays[self._turn], stride, fetched, judged)
+        return Launched(inputs, done, answer, fetched, judged)

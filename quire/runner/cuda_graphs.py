@@ -44,6 +44,7 @@ class Graphs:
         self._made: dict[Key, torch.cuda.CUDAGraph] = {}
         self._seen: Counter[Key] = Counter()
         self._pool: Any = None  # torch's handle of their memory
+        self.capturing = False
 
     def size_for(self, rows: int, kind: Kind | None) -> int:
         """At how many rows a step of `rows` is to be run now."""
@@ -100,6 +101,16 @@ class Graphs:
         if (size, kind) not in self._made:
             self._capture((size, kind))
 
+    def set_aside(self, pieces: int, size: int) -> None:
+        """Put free pieces of `size` bytes into the pool of the graphs there are, for later ones."""
+        if self._pool is None:
+            return
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(self._pool, capture_error_mode="relaxed")
+        held = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(pieces)]
+        held[0].zero_()  # torch warns of graphs that do nothing
+        graph.capture_end()
+
     def forget(self) -> None:
         """Drop all graphs: what they refer to has moved."""
         self._made.clear()
@@ -112,9 +123,11 @@ class Graphs:
         graph = torch.cuda.CUDAGraph()
         # "relaxed": other threads of this process may use the device meanwhile
         graph.capture_begin(self._pool, capture_error_mode="relaxed")
+        self.capturing = True
         try:
             self._body(*key)
         finally:
+            self.capturing = False
             graph.capture_end()
         self._made[key] = graph
         return graph

@@ -84,7 +84,7 @@ def test_a_second_round_replays_graphs_with_the_same_tokens(case):
                 out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
         assert out == want
     made = engine._executor.runner.lane._graphs._made
-    assert {kind for _, kind in made} == {"random", None}
+    assert {kind for _, kind in made} == {"greedy", "random", None}
     assert len(made) > 4
 
 
@@ -114,19 +114,3 @@ def test_logprobs_do_not_depend_on_the_batch():
                 assert [p.ids for p in some] == [p.ids for p in others]
                 for p, o in zip(some, others, strict=True):
                     assert torch.allclose(torch.tensor(p.values), torch.tensor(o.values), atol=1e-4)
-
-
-def test_a_greedy_token_is_the_cpu_s():
-    """The same weights on both devices: the GPU agrees with the reference, not only with itself."""
-    engine = engine_of(WIDE, depth=2)
-    model = engine._executor.runner.model
-    host, _ = tiny.model_of(WIDE, torch.float32)
-    kept = {name: value.clone() for name, value in host.state_dict().items()}
-    host.load_state_dict({name: value.cpu() for name, value in model.state_dict().items()})
-    try:
-        work = [one for one in workload(WIDE) if one.params.temperature == 0 and one.n == 1]
-        want, _ = run(tiny.engine_of(WIDE, eager=True), work)
-        got, _ = run(engine, work)
-        assert got == want
-    finally:
-        host.load_state_dict(kept)

@@ -51,10 +51,11 @@ def test_a_step_not_known_to_be_fresh_gives_the_same():
 def test_splits_fill_the_multiprocessors_and_no_more():
     from quire.kernels.gpu.mla_decode import MOST_SPLITS, splits_of
 
-    assert splits_of(128, 132) == 1
-    assert splits_of(66, 132) == 2
-    assert 16 <= splits_of(2, 132) <= MOST_SPLITS
-    assert all(1 <= splits_of(n, 132) <= MOST_SPLITS for n in range(1, 2000, 37))
+    assert splits_of(128, 64, 132) == 1
+    assert splits_of(66, 64, 132) == 2
+    assert splits_of(64, 16, 132) == 4
+    assert 32 <= splits_of(1, 16, 132) <= MOST_SPLITS
+    assert all(1 <= splits_of(n, 64, 132) <= MOST_SPLITS for n in range(1, 2000, 37))
 
 
 def test_sizes_the_kernels_do_not_take_are_left_to_the_reference():

@@ -48,9 +48,10 @@ def test_table_entries_are_written_and_no_others(count):
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 def test_finish_keeps_last_tokens_and_packs_results(dtype):
     last = torch.full((6,), 90, dtype=torch.int32)
-    results = torch.full((64,), -5, dtype=torch.int32)
+    both = torch.full((2, 32), -5, dtype=torch.int32)
+    results = both.view(-1)
     tops = torch.tensor([1.5, float("nan"), -float("inf")])
-    step.finish(torch.tensor([7, 8, 9], dtype=dtype), tops, ints([4, -1, 0]), last, results, 32)
+    step.finish(torch.tensor([7, 8, 9], dtype=dtype), tops, ints([4, -1, 0]), last, both)
     assert last.tolist() == [9, 90, 90, 90, 7, 90]
     assert results[:3].tolist() == [7, 8, 9]
     assert results[32:35].view(torch.float32).numpy() == pytest.approx(tops.numpy(), nan_ok=True)
@@ -68,3 +69,36 @@ def test_blocks_are_copied_in_every_place_whatever_its_size():
     for one, other, found in zip(want, source, target):
         one[0], one[6] = other[4], other[1]
         assert torch.equal(one, found)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+def test_a_decode_step_fetches_its_letter_and_delivers_its_answer_in_turn(rows):
+    boxes, stride, block, slots, groups = 3, 64, 16, 50, 2
+    rng = np.random.default_rng(rows)
+    tables = ints(rng.integers(0, 500, (groups, slots, 12)))
+    last = ints(rng.integers(0, 97, slots))
+    state = ints([0, 0])
+    inbox = ints(rng.integers(0, 12 * block, (boxes, 6, stride)))
+    inbox[:, 0] = ints(rng.integers(-1, 97, (boxes, stride)))
+    inbox[:, 4] = ints(rng.permuted(np.tile(np.arange(stride), (boxes, 1)), axis=1) - 14)
+    outbox = torch.zeros((boxes, 2, stride), dtype=torch.int32)
+    words = torch.zeros((6, stride), dtype=torch.int32)
+    for turn in range(5):
+        letter = inbox[turn % boxes, :, :rows]
+        ids = torch.empty(rows, dtype=torch.int32)
+        kv = torch.empty((groups, rows), dtype=torch.int64)
+        want_ids = torch.empty_like(ids)
+        want_kv = torch.empty_like(kv)
+        step.gather(letter[0], letter[4], letter[1], last, tables, want_ids, want_kv, block)
+        step.begin(state, inbox, words, last, tables, ids, kv, boxes, block)
+        assert torch.equal(ids, want_ids)
+        assert torch.equal(kv, want_kv)
+        assert torch.equal(words[1:, :rows], letter[1:])
+        chosen, tops = ints(rng.integers(0, 97, rows)), torch.randn(rows)
+        step.end(state, chosen, tops, words[4, :rows], last, outbox, stride)
+        answer = outbox[turn % boxes, :, :rows]
+        assert torch.equal(answer[0], chosen)
+        assert torch.equal(answer[1].view(torch.float32), tops)
+        real = words[4, :rows] >= 0
+        assert torch.equal(last[words[4, :rows][real].long()], chosen[real])
+    assert state.tolist() == [5 % boxes, 4 % boxes]
