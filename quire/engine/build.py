@@ -90,7 +90,7 @@ def build(options: Options, *, server: bool = False) -> Built:
     environment = env.read()
     with Receipt() as receipt:
         if options.device.device != cpu.name:
-            receipt.beside("CUDA driver", cuda.available)
+            receipt.beside("CUDA driver", _know_gpu)
         found = describe(options, environment)
         receipt.lap("model files")
         resolved = decide(found, options, environment, server=server)
@@ -186,6 +186,12 @@ def _room(options: Options, held: int) -> gpu.Room:
     )
 
 
+def _know_gpu() -> None:
+    """Wake the driver, and let Triton read itself: both are needed, neither needs the options."""
+    if cuda.available():
+        kernel_cache.know_compiler()
+
+
 def _open_device(device: torch.device) -> None:
     """The driver's second or two, beside what the interpreter does meanwhile."""
     cuda.open_context()
@@ -200,7 +206,6 @@ def _open_triton(config: EngineConfig, environment: env.Env) -> None:
         kernel_cache.keep_in(
             kernel_store.folder_of(environment.cache_dir, triton.__version__, kind)
         )
-    kernel_cache.know_compiler()
 
 
 def _say_ready(built: Built, receipt: Receipt) -> None:

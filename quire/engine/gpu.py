@@ -21,7 +21,7 @@ from quire.engine import warm
 from quire.engine.receipt import Receipt
 from quire.engine.warm import Half, Peak
 from quire.kernels import cache
-from quire.platform import cpu
+from quire.platform import cpu, cuda
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def start(
     half = make(config)
     torch.cuda.synchronize(device)
     receipt.lap("KV cache")
-    warm.settle_in(half, config, peak, device)
+    warm.settle_in(half, config, peak)
     torch.cuda.synchronize(device)
     receipt.lap("capture")
     _say(plan, device)
@@ -121,7 +121,8 @@ def sized(
     """Config and plan with a cache of the size that the measured peak leaves."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
-    overhead = total - free - reserved - room.held_by_others
+    own = cuda.held_by_this_process()
+    overhead = (total - free - room.held_by_others if own is None else own) - reserved
     if not 0 < overhead < MOST_OVERHEAD:  # others have come or gone meanwhile
         overhead = plan.overhead_bytes
     steps = peak.step + warm.SLACK + warm.SMALL

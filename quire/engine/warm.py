@@ -11,14 +11,15 @@ with a small throw-away cache, to see what the largest step takes; the cache get
 
 from __future__ import annotations
 
-import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from quire.config.config import EngineConfig
@@ -36,7 +37,8 @@ SLACK = 64 * MIB
 VOCAB = 2
 """Tokens that made-up prompts are made of: every model has the first two."""
 SMALL = 16 * MIB
-"""Of it, in pieces of the size torch keeps apart from larger ones."""
+"""Also, in pieces of a size that torch keeps apart from larger ones."""
+PIECE = MIB // 2
 
 Half = tuple[Scheduler, Executor]
 """What runs plans: the deciding and the obeying part of an engine."""
@@ -116,14 +118,63 @@ def rehearse(half: Half, config: EngineConfig) -> None:
     """Run one step of each kind with nothing launched that is not compiled yet.
 
     Inside quire.kernels.cache.rehearsal. Results mean nothing; new tensors are zeros, so that what
-    does run reads valid indexes.
+    does run reads valid indexes. Of layers that are alike two run: more would ask for no others.
     """
-    rows = config.scheduler.max_num_seqs
-    with _Rehearsal():
+    executor: Any = half[1]
+    rows, longest = config.scheduler.max_num_seqs, worst_counts(config)[0]
+    with _Rehearsal(), abridged(executor.runner.model):
         run(half, worst_counts(config), FULL, first=JUDGED)
-        for size in dict.fromkeys(min(size, rows) for size in (1, 2, 4, 8, 32, 128, rows)):
+        for size in _some(rows):
             run(half, [1] * size, RANDOM)
-        run(half, [1, min(100, worst_counts(config)[0])][: min(2, rows)], GREEDY)
+        for length in _some(longest):
+            run(half, [1, length][: min(2, rows)], GREEDY)
+
+
+def _some(most: int) -> list[int]:
+    """Sizes that kernels may treat apart: all small ones, then doublings, and the largest."""
+    doublings = [1 << k for k in range(4, most.bit_length())]
+    return [*range(1, min(most, 9)), *(n for n in doublings if n < most), most]
+
+
+@contextmanager
+def abridged(model: nn.Module) -> Iterator[None]:
+    """Within, the model has two of each kind of layer."""
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 2]
+    whole = [list(stack) for stack in stacks]
+    try:
+        for stack, layers in zip(stacks, whole):
+            _keep(stack, _two_of_a_kind(layers))
+        yield
+    finally:
+        for stack, layers in zip(stacks, whole):
+            _keep(stack, layers)
+
+
+def _keep(stack: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
+    stack._modules = {str(i): layer for i, layer in enumerate(layers)}
+
+
+def _two_of_a_kind(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    seen: Counter[str] = Counter()
+    kept = []
+    for layer in layers:
+        kind = _kind(layer)
+        seen[kind] += 1
+        if seen[kind] <= 2:
+            kept.append(layer)
+    return kept
+
+
+def _kind(layer: nn.Module) -> str:
+    """What a layer is made of: classes, sizes and switches, but not where its cache lies."""
+    plain = (bool, int, float, str, type(None))
+    parts = []
+    for name, module in layer.named_modules():
+        said = {k: v if isinstance(v, plain) else type(v) for k, v in vars(module).items()}
+        shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
+        said = {k: v for k, v in said.items() if k not in ("group", "place")}
+        parts.append((name, type(module), list(said.items()), shapes))
+    return repr(parts)
 
 
 def measure(half: Half, config: EngineConfig, device: torch.device) -> Peak:
@@ -144,21 +195,19 @@ def _peak(function: Callable[[], None], device: torch.device) -> int:
     return int(torch.cuda.max_memory_allocated(device)) - before
 
 
-def settle_in(half: Half, config: EngineConfig, peak: Peak, device: torch.device) -> None:
+def settle_in(half: Half, config: EngineConfig, peak: Peak) -> None:
     """Capture the graphs that reserve memory for all others, and set aside what steps will need.
 
     Afterwards no step asks the driver for memory: torch carves what it needs out of this.
     """
     rows = config.scheduler.max_num_seqs
     executor: Any = half[1]
-    with executor.runner.lane.scope():  # torch keeps the memory of each stream apart
-        torch.empty(peak.step + SLACK, dtype=torch.uint8, device=device)
-        half_mib = (torch.empty(MIB // 2, dtype=torch.uint8, device=device) for _ in range(SMALL))
-        list(itertools.islice(half_mib, SMALL // (MIB // 2)))
     with _out_of_memory_is_no_room(config):
         if not config.device.enforce_eager:
             for params in (RANDOM, GREEDY):
                 run(half, [1] * rows, params, tokens=2)
+        executor.runner.lane.set_aside(peak.step + SLACK, SMALL // PIECE, PIECE)
+        if not config.device.enforce_eager:
             run(half, [1], GREEDY, tokens=2)
     half[0].reset_prefix_cache()
 

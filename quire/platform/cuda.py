@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import importlib.metadata
+import os
 import sys
 from dataclasses import dataclass
 
@@ -87,6 +88,14 @@ def holders() -> list[tuple[int, int]]:
         return []
     unknown = ctypes.c_ulonglong(-1).value
     return [(e.pid, e.used) for e in entries[: count.value] if e.used != unknown]
+
+
+def held_by_this_process() -> int | None:
+    """Bytes of the device that are ours, the context included; None where nobody can tell.
+
+    In a container NVML may know this process by another number than it does itself.
+    """
+    return dict(holders()).get(os.getpid())
 
 
 class _NvmlMemory(ctypes.Structure):

@@ -1,15 +1,21 @@
 """Starting an engine: every second has a name, and --profile leaves a trace."""
 
 import json
+import pathlib
 import time
 
 import pytest
+import torch
 
 from quire import LLM, SamplingParams, env
+from quire.config.kv_layout import group_layers
 from quire.config.options import Options
 from quire.engine import warm
 from quire.engine.build import decide, describe, scheduler_of
 from quire.engine.receipt import BESIDE, Receipt, table
+from quire.models.build import MODELS, config_of, place
+
+TINY = pathlib.Path(__file__).parent / "models" / "tiny"
 
 
 def test_laps_add_up_and_what_was_beside_does_not():
@@ -100,3 +106,19 @@ def test_made_up_requests_make_the_largest_step_there_can_be(tokens, seats, leng
     warm.run(half, [1] * seats, warm.RANDOM, tokens=2)
     assert executor.steps == [(min(seats, tokens), min(seats, tokens))] * len(executor.steps)
     assert half[0].idle
+
+
+@pytest.mark.parametrize(("kind", "kept"), [("llama", 2), ("gemma2", 4), ("qwen2_moe", 4)])
+def test_a_rehearsal_runs_two_layers_of_each_kind(kind, kept):
+    hf = json.loads((TINY / f"{kind}.json").read_text())
+    hf = hf.get("config", hf) | {"num_hidden_layers": 9, "sliding_window": 40}
+    hf |= {"layer_types": None, "decoder_sparse_step": 2, "use_sliding_window": False}
+    _, config = config_of(hf)
+    with torch.device("meta"):
+        model = MODELS.load(kind).Model(config)
+    place(model, group_layers(config.attention_layers()))
+    before = list(model.layers)
+    with warm.abridged(model):
+        assert len(model.layers) == kept
+        assert set(model.layers) < set(before)
+    assert list(model.layers) == before
