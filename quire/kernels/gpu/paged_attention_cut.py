@@ -6,16 +6,18 @@ cut into, and the kernel decides on the device how long they are.
 
 from __future__ import annotations
 
+import functools
 from typing import NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-CROWD = 8192
-"""Programs a decode launch aims at: enough waves over the card that the last one is cheap."""
-
 MOST_SPLITS = 32
+"""Stretches of a context at most: what the last program merges one after the other."""
+
+RESIDENT = 3
+"""Programs of the decode kernel a multiprocessor holds at once (by shared memory)."""
 
 
 class Extras(NamedTuple):
@@ -63,18 +65,32 @@ class Tiles(NamedTuple):
 
 
 def decode_cut(q: Tensor, cache: Tensor, tables: Tensor, rows: int, extras: Extras) -> Cut:
-    """Sizes for one query a sequence. In float32 they are the same for every number of rows."""
+    """Sizes for one query a sequence.
+
+    Few programs: split so that all run at once, none twice. Many: split long contexts only, so
+    that the longest does not outlast the rest. In float32 the same for every number of rows.
+    """
     kv_heads, block, size = cache.shape[2:]
-    exact = q.dtype == torch.float32
-    if exact:
-        tile, chunk, warps, stages = (32 if size <= 128 else 16), 64, 4, 3
+    programs = rows * kv_heads
+    warps = 8 if q.shape[1] // kv_heads > 32 else 4
+    if q.dtype == torch.float32:
+        tile, stages, chunk, splits = (32 if size <= 128 else 16), 3, 64, MOST_SPLITS
     else:
-        tile, chunk, warps, stages = (64 if size <= 128 else 32), 128, 4, 5
-    if q.shape[1] // kv_heads > 32:
-        warps = 8
-    most = MOST_SPLITS if exact else min(max(CROWD // (rows * kv_heads), 1), MOST_SPLITS)
+        tile, stages = (64 if size <= 128 else 32), 5
+        room = RESIDENT * _multiprocessors(q.device) // programs
+        if room:
+            chunk, splits = 64, min(room, MOST_SPLITS)
+        else:
+            chunk, splits = (512, 8) if programs <= 1024 else (1024, 4)
     bound = min(extras.max_context or 1 << 30, tables.shape[1] * block)
-    return Cut(tile, chunk, warps, stages, max(1, min(most, -(-bound // chunk))))
+    return Cut(tile, chunk, warps, stages, max(1, min(splits, -(-bound // chunk))))
+
+
+@functools.cache
+def _multiprocessors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # in the interpreter: as an H200
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def prefill_tiles(q: Tensor, kv_heads: int) -> Tiles:

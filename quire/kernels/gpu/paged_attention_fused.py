@@ -3,8 +3,9 @@ new key and value filed, and attention, in one launch.
 
 Every program turns its own queries (a few hundred values; cheaper than a launch). The program
 whose stretch ends with the newest token turns that key too, files it, and starts its softmax from
-it: the newest token is not read back. All other keys were filed by earlier steps, so they are
-brought into L2 before the kernel waits for the one before it.
+it: the newest token is not read back. All other keys were filed by earlier steps, so the first
+tile of them is on its way before the kernel waits for the one before it: right as long as a step
+begins with a kernel that waits for all before it (the runner's gather is launched without pdl).
 
 Rounded where the separate ops round. Not here: whether they may be left out (quire.kernels.fuse).
 
@@ -21,35 +22,48 @@ from torch import Tensor
 from quire.kernels.gpu.norm_rope_write import HeadNorm
 from quire.kernels.gpu.paged_attention_cut import Cut, Extras, decode_cut, workspace
 from quire.kernels.gpu.paged_attention_decode import deliver, stretch, sweep
-from quire.kernels.gpu.paged_attention_scores import LOWEST, bent
+from quire.kernels.gpu.paged_attention_scores import LOWEST, absorb, bent, product
 from quire.kernels.gpu.start import kernel
-from quire.kernels.gpu.wait import let_go, prefetch, wait_for_forerunner
+from quire.kernels.gpu.wait import let_go, wait_for_forerunner
 
 _E4M3_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def _turned(x_ptr, weight_ptr, angles_ptr, h, real, eps, offset, STRIDE: tl.constexpr,
-            D: tl.constexpr, DP: tl.constexpr, NORM: tl.constexpr,
-            INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Heads h of x, [M, DP]: normalised, rounded, rotated, rounded. D is DP."""
-    d = tl.arange(0, DP)
-    half = d // 2 if INTERLEAVED else d % (D // 2)
-    low = d % 2 == 0 if INTERLEAVED else d < D // 2
-    twin = d ^ 1 if INTERLEAVED else (d + D // 2) % D
-    cos = tl.load(angles_ptr + half)
-    sin = tl.load(angles_ptr + D // 2 + half)
+def _turned(x_ptr, h, real, own, other, cos, turn, eps, STRIDE: tl.constexpr, D: tl.constexpr,
+            NORM: tl.constexpr, INTERLEAVED: tl.constexpr):  # fmt: skip
+    """Heads h of x, [M, D]: normalised, rounded, rotated, rounded.
+
+    own, other: the norm's weights of a channel and of its twin; turn: the signed sine.
+    """
+    d = tl.arange(0, D)
     dtype = x_ptr.dtype.element_ty
     a = tl.load(x_ptr + h[:, None] * STRIDE + d[None, :], mask=real, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + h[:, None] * STRIDE + twin[None, :], mask=real, other=0.0).to(tl.float32)
+    b = tl.load(x_ptr + h[:, None] * STRIDE + _twin(d, D, INTERLEAVED)[None, :], mask=real,
+                other=0.0).to(tl.float32)  # fmt: skip
     if NORM:
         shrink = tl.rsqrt(tl.sum(a * a, 1) / D + eps)[:, None]
-        mine = offset + tl.load(weight_ptr + d).to(tl.float32)
-        other = offset + tl.load(weight_ptr + twin).to(tl.float32)
-        a = (a * shrink * mine[None, :]).to(dtype).to(tl.float32)
+        a = (a * shrink * own[None, :]).to(dtype).to(tl.float32)
         b = (b * shrink * other[None, :]).to(dtype).to(tl.float32)
-    turn = tl.where(low, -sin, sin)
     return (a * cos[None, :] + b * turn[None, :]).to(dtype)
+
+
+@triton.jit
+def _twin(d, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The channel that a channel is rotated with."""
+    return d ^ 1 if INTERLEAVED else (d + D // 2) % D
+
+
+@triton.jit
+def _weights(weight_ptr, offset, D: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """A norm's weights of each channel and of its twin."""
+    d = tl.arange(0, D)
+    own = tl.zeros([D], tl.float32)
+    other = tl.zeros([D], tl.float32)
+    if NORM:
+        own = offset + tl.load(weight_ptr + d).to(tl.float32)
+        other = offset + tl.load(weight_ptr + _twin(d, D, INTERLEAVED)).to(tl.float32)
+    return own, other
 
 
 @triton.jit
@@ -63,16 +77,16 @@ def _filed(x, scale, where, live, FP8: tl.constexpr):
 
 
 @triton.jit
-def _fetch(cache_ptr, table, kh, start, stop, BLOCKS: tl.constexpr, K: tl.constexpr,
-           D: tl.constexpr, B: tl.constexpr, BYTES: tl.constexpr):  # fmt: skip
-    """Bring the first BLOCKS blocks of a stretch into L2."""
-    for i in tl.static_range(BLOCKS):
-        at = start + i * B
-        if at < stop:
-            block = tl.load(table + at // B).to(tl.int64)
-            base = cache_ptr + block * (2 * K * B * D) + kh * (B * D)
-            prefetch(base, BYTES)
-            prefetch(base + K * B * D, BYTES)
+def _first_tile(cache_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
+                B: tl.constexpr):  # fmt: skip
+    """Keys and values [TILE, D] at positions `at`, into registers."""
+    d = tl.arange(0, D)
+    block = tl.load(table + at // B, mask=live, other=0)
+    base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
+    where = cache_ptr + base[:, None] + d[None, :]
+    k = tl.load(where, mask=live[:, None], other=0.0)
+    v = tl.load(where + K * B * D, mask=live[:, None], other=0.0)
+    return k, v
 
 
 @kernel("scale", "softcap", "k_scale", "v_scale", "window", "splits", "q_eps", "k_eps",
@@ -130,41 +144,53 @@ def fused_kernel(
     FP8: tl.constexpr,
     IEEE: tl.constexpr,
     PDL: tl.constexpr,
-    BLOCKS: tl.constexpr,  # to fetch early
-    BYTES: tl.constexpr,  # of one head's keys in a block
 ):
     pid = tl.program_id(0)
     kh = pid % K
     split = pid // K % splits
     s = pid // (K * splits)
+    t = s.to(tl.int64)
     if PDL:
         let_go()
+    # Before the wait: what this step's first kernels wrote, and keys of earlier steps.
     context = tl.load(contexts_ptr + s)
+    position = tl.load(positions_ptr + s)
+    slot = tl.load(slots_ptr + s)
     row = s
     if HAS_ROWS:
         row = tl.load(rows_ptr + s)
     table = tables_ptr + row.to(tl.int64) * W
     first, start, stop, used = stretch(context, window, split, splits, TILE, CHUNK, SPLIT, WINDOW)
-    if PDL:
-        if split < used:
-            _fetch(cache_ptr, table, kh, start, stop, BLOCKS, K, D, B, BYTES)
-        wait_for_forerunner()
     if split >= used:
+        if PDL:
+            wait_for_forerunner()
         return
-    t = s.to(tl.int64)
+    newest = (split == used - 1) & (context > 0)
+    stop = tl.where(newest, stop - 1, stop)
+    at = start + tl.arange(0, TILE)
+    live = (at >= first) & (at < stop)
+    k_tile, v_tile = _first_tile(cache_ptr, table, kh, at, live, K, D, B)
     g = tl.arange(0, GP)
     d = tl.arange(0, D)
-    angles = angles_ptr + tl.load(positions_ptr + t).to(tl.int64) * D
-    q = _turned(q_ptr + t * Q_T, q_weight, angles, kh * G + g, (g < G)[:, None], q_eps, q_offset,
-                Q_H, D, D, NORM, INTERLEAVED)  # fmt: skip
+    half = d // 2 if INTERLEAVED else d % (D // 2)
+    angles = angles_ptr + position.to(tl.int64) * D + half
+    cos = tl.load(angles)
+    sin = tl.load(angles + D // 2)
+    low = d % 2 == 0 if INTERLEAVED else d < D // 2
+    turn = tl.where(low, -sin, sin)
+    q_own, q_other = _weights(q_weight, q_offset, D, NORM, INTERLEAVED)
+    k_own, k_other = _weights(k_weight, k_offset, D, NORM, INTERLEAVED)
+    if PDL:
+        wait_for_forerunner()
+    q = _turned(q_ptr + t * Q_T, kh * G + g, (g < G)[:, None], q_own, q_other, cos, turn, q_eps,
+                Q_H, D, NORM, INTERLEAVED)  # fmt: skip
     acc = tl.zeros([GP, D], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST, tl.float32)
-    if (split == used - 1) & (context > 0):
+    if newest:
         one = tl.arange(0, 1)
-        slot = tl.load(slots_ptr + t)
-        k = _turned(k_ptr + t * K_T, k_weight, angles, kh + one, (one == 0)[:, None], k_eps,
-                    k_offset, K_H, D, D, NORM, INTERLEAVED)  # fmt: skip
+        k = _turned(k_ptr + t * K_T, kh + one, (one == 0)[:, None], k_own, k_other, cos, turn,
+                    k_eps, K_H, D, NORM, INTERLEAVED)  # fmt: skip
         v = tl.load(v_ptr + t * V_T + (kh + one)[:, None] * V_H + d[None, :])
         where = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + kh * (B * D)
         where += one[:, None] + d[None, :]
@@ -173,10 +199,12 @@ def fused_kernel(
         top = bent(tl.sum(q.to(tl.float32) * k, 1), scale, softcap, SOFTCAP)
         total += 1.0
         acc += v
-        stop -= 1
+    scores = bent(product(q, k_tile.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
+    scores = tl.where(live[None, :], scores, float("-inf"))
+    acc, total, top = absorb(scores, v_tile.to(q.dtype), acc, total, top, IEEE)
     acc, total, top = sweep(
-        acc, total, top, q, cache_ptr, table, kh, first, start, stop, context - 1, top, scale,
-        softcap, K, D, B, D, TILE, STAGES, SOFTCAP, False, IEEE,
+        acc, total, top, q, cache_ptr, table, kh, first, start + TILE, stop, context - 1, top,
+        scale, softcap, K, D, B, D, TILE, STAGES, SOFTCAP, False, IEEE,
     )  # fmt: skip
     if FP8:
         acc = acc * v_scale
@@ -277,8 +305,7 @@ def launch(
             tables.stride(0), max(16, triton.next_power_of_2(group)), cut.tile, cut.chunk,
             cut.splits > 1, cut.stages, norms is not None, interleaved, how.rows is not None,
             how.window is not None, how.softcap is not None, how.sinks is not None, fp8,
-            q.dtype == torch.float32, pdl, max(1, min(cut.chunk // block, 8)),
-            block * size * cache.element_size(),
+            q.dtype == torch.float32, pdl,
         ),
         warps=cut.warps,
         pdl=pdl,

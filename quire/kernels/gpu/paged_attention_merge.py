@@ -11,8 +11,6 @@ import triton.language as tl
 
 from quire.kernels.gpu.paged_attention_scores import LOG2E, LOWEST, join_sink, settled
 
-MERGE = tl.constexpr(8)
-
 
 @triton.jit
 def merge(
@@ -30,6 +28,8 @@ def merge(
     DP: tl.constexpr,
     SINKS: tl.constexpr,
 ):
+    # parts whose loads are under way at once: as many as 64 registers a thread hold
+    MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     acc = tl.zeros([GP, DP], tl.float32)
