@@ -1,10 +1,13 @@
 """Where a step's time goes: host work per step by part, GPU busy share, kernels by time.
 
-usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12]
+usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12] [--batch 1]
 
 For each number of rows: decode steps of that many sequences, first timed as they are, then some of
 them under torch's profiler (device activity only). "busy" is the share of the profiled time in which a
-kernel or copy ran; "host" is all the host did but wait for results. Weights are random.
+kernel or copy ran; "host" is all the host did but wait for results; "idle" is what a step takes
+longer than its graph alone. --batch runs a share of offline.py's batch and says how much of the time
+went by in steps that were in line only when the step before them was done already ("late": the GPU
+may have idled in them, in no others). Weights are random.
 """
 
 import argparse
@@ -14,6 +17,7 @@ import re
 import time
 
 import torch
+from offline import case_specs
 
 from quire import LLM, SamplingParams
 from quire.core.params import RequestOutputKind
@@ -187,6 +191,74 @@ def prefill(llm, rng, length, args):
     finish(llm)
 
 
+class Watch:
+    """Seconds of engine steps by kind, and of those that were launched too late."""
+
+    def __init__(self, engine):
+        self.seconds, self.counts = {}, {}
+        self.kind, self.is_late, self._before = "none", False, None
+        submit = engine._executor.submit
+
+        def watched(plan):
+            pending = submit(plan)
+            tokens = sum(row.count for row in plan.rows)
+            self.kind = "decode" if tokens == len(plan.rows) else "mixed"
+            done, self._before = getattr(self._before, "done", None), pending
+            self.is_late = done is None or done.query()
+            return pending
+
+        engine._executor.submit = watched
+
+    def step(self, seconds):
+        for name in (self.kind, "late " + self.kind) if self.is_late else (self.kind,):
+            self.seconds[name] = self.seconds.get(name, 0.0) + seconds
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+
+def batch(llm, clock, share):
+    """offline.py's batch, or a share of its requests."""
+    watch = Watch(llm.llm_engine.engine)
+    for part in (share / 8, share):
+        prompts, outs = case_specs(random.Random("batch-1"), 100000)["batch"]
+        count = int(len(prompts) * part)
+        for i, (ids, tokens) in enumerate(zip(prompts[:count], outs)):
+            params = SamplingParams(
+                temperature=0.0,
+                ignore_eos=True,
+                max_tokens=tokens,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+            )
+            llm.llm_engine.add_request(f"b{part}-{i}", {"prompt_token_ids": ids}, params)
+        clock.take()
+        watch.seconds.clear(), watch.counts.clear()
+        before = start = time.perf_counter()
+        while llm.llm_engine.has_unfinished_requests():
+            llm.llm_engine.step()
+            now = time.perf_counter()
+            watch.step(now - before)
+            before = now
+        wall = before - start
+    parts = {name: round(seconds, 2) for name, seconds in clock.take().items()}
+    shown = {n: [watch.counts[n], round(s, 2)] for n, s in sorted(watch.seconds.items())}
+    late = sum(s for n, s in watch.seconds.items() if n.startswith("late")) / wall
+    graphs = len(llm.llm_engine.engine._executor.runner.lane._graphs._made)
+    print(
+        json.dumps(
+            dict(
+                batch=count,
+                s=round(wall, 2),
+                out_tok_s=round(sum(outs[:count]) / wall),
+                late=round(late, 4),
+                other=round(wall - sum(parts.values()), 2),
+                graphs=graphs,
+                **parts,
+                steps=shown,
+            )
+        ),
+        flush=True,
+    )
+
+
 def main():
     ap = argparse.ArgumentParser()
     ap.add_argument("--model", required=True)
@@ -197,6 +269,7 @@ def main():
     ap.add_argument("--profile", type=int, default=6)
     ap.add_argument("--prefill", type=int, default=0, help="also prompts of this length")
     ap.add_argument("--kernels", type=int, default=0, help="how many kernels to list")
+    ap.add_argument("--batch", type=float, default=0, help="share of the batch to run")
     ap.add_argument("--kw", default="{}")
     args = ap.parse_args()
     start = time.perf_counter()
@@ -204,10 +277,12 @@ def main():
     print(f"ready in {time.perf_counter() - start:.1f} s", flush=True)
     rng = random.Random(0)
     clock = Clock(llm.llm_engine.engine)
-    for rows in map(int, args.rows.split(",")):
+    for rows in map(int, filter(None, args.rows.split(","))):
         decode(llm, clock, rng, rows, args)
     if args.prefill:
         prefill(llm, rng, args.prefill, args)
+    if args.batch:
+        batch(llm, clock, args.batch)
 
 
 if __name__ == "__main__":
