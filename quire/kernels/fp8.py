@@ -34,11 +34,13 @@ class Fp8Weight:
 
     data: [O, I] e4m3, contiguous. scale: float32, contiguous, [O] or [ceil(O/128), ceil(I/128)].
     static: float32 [1], the one scale of all activations that a checkpoint fixed; None: by row.
+    tickets: int32 zeros that programs sharing a band of outputs count themselves with, on a GPU.
     """
 
     data: Tensor
     scale: Tensor
     static: Tensor | None = None
+    tickets: Tensor | None = None
 
     def __post_init__(self) -> None:
         outputs, inputs = self.shape

@@ -7,6 +7,7 @@ tensor (held as one per output, so that fused parts keep their own), per output,
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -77,11 +78,11 @@ class Method:
         weight = layer.weight
         assert isinstance(weight, Tensor), f"weight is already {type(weight).__name__}"
         if not self._facts.stored:
-            layer.put("weight", quantize(weight.detach(), self._facts.block))
+            layer.put("weight", _ready(quantize(weight.detach(), self._facts.block)))
             return
         static = getattr(layer, STATIC).detach().amax().view(1) if self._facts.static else None
         scale = getattr(layer, self._facts.scale).detach()
-        layer.put("weight", Fp8Weight(weight.detach(), scale, static))
+        layer.put("weight", _ready(Fp8Weight(weight.detach(), scale, static)))
         for name in self.extra:
             layer.put(name, None)
 
@@ -101,6 +102,14 @@ class Method:
 
     def apply(self, layer: Weighted, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, layer.weight, bias)
+
+
+def _ready(weight: Fp8Weight) -> Fp8Weight:
+    """With what the kernels of its device want beside it."""
+    if weight.device.type == "cpu":
+        return weight
+    bands = -(-weight.shape[0] // 16)
+    return replace(weight, tickets=torch.zeros(bands, dtype=torch.int32, device=weight.device))
 
 
 def quantize(weight: Tensor, block: int) -> Fp8Weight:

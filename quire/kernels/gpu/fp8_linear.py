@@ -102,7 +102,10 @@ def outputs(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
         return NotImplemented
     if x.shape[1] > quantize_fp8.WIDEST:
         return NotImplemented
-    return torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    rows, outputs = x.shape[0], weight.shape[0]
+    most = quantize_fp8.padded(rows) if weight.block else rows
+    out = torch.empty(most, outputs, dtype=x.dtype, device=x.device)
+    return out if most == rows else out[:rows]
 
 
 def launch(out: Tensor, x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> None:
@@ -123,7 +126,7 @@ def product(
     elif not library_takes(q, weight):
         own_product(out, q, scale, weight, bias)
     elif weight.block:
-        _library(out, q, scale.t(), weight, weight.scale.t(), bias)
+        _by_blocks(out, q, scale, weight, bias)
     else:
         _library(out, q, scale[:, None], weight, weight.scale[None], bias)
 
@@ -133,7 +136,26 @@ def library_takes(q: Tensor, weight: Fp8Weight) -> bool:
     outputs, inputs = weight.shape
     if not q.is_cuda or inputs % 16 or outputs % 16:
         return False
-    return not weight.block or (inputs % 512 == 0 and outputs % 128 == 0 and q.shape[0] % 4 == 0)
+    return not weight.block or (inputs % 512 == 0 and outputs % 128 == 0)
+
+
+def _by_blocks(
+    out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None
+) -> None:
+    """With the room behind the rows, if they need it: what is computed there nobody reads."""
+    (rows, inputs), outputs = q.shape, out.shape[1]
+    most = quantize_fp8.padded(rows)
+    if most != rows:
+        if (
+            scale.stride(0) != most
+            or out.untyped_storage().nbytes() < most * outputs * out.itemsize
+        ):
+            own_product(out, q, scale, weight, bias)  # rows of somebody who left no room
+            return
+        q = q.as_strided((most, inputs), (inputs, 1))
+        scale = scale.as_strided((scale.shape[0], most), (most, 1))
+        out = out.as_strided((most, outputs), (outputs, 1))
+    _library(out, q, scale.t(), weight, weight.scale.t(), bias)
 
 
 def _library(

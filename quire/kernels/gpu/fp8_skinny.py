@@ -2,7 +2,8 @@
 
 A program streams a band of rows of W through shared memory several stages deep, and multiplies it
 by all rows of x at once. W stands left of the product, so the few rows of x are its narrow side.
-The band is asked for from L2 before the kernel that quantizes x has ended.
+Where there are too few bands to keep all memory busy, each is cut along the inputs, and the
+program that is done last adds the parts up, always in the same order.
 
 Sums in float32, scaled at the end, or by blocks after each 128 inputs. Not here: one row
 (gpu/gemv_fp8.py); as many rows as fill a tile of the library's products (gpu/fp8_linear.py).
@@ -13,23 +14,25 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import BLOCK, Fp8Weight
 from quire.kernels.gpu.start import kernel
-from quire.kernels.gpu.wait import let_go, prefetch, wait_for_forerunner
+from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
 
 class Cut(NamedTuple):
-    """How a product is cut: outputs of a program, inputs at once, stages, warps, rows in L2."""
+    """How a product is cut: outputs of a program, inputs at once, stages, warps, parts."""
 
     outputs: int
     inputs: int
     stages: int
     warps: int
-    ahead: bool = True
+    parts: int = 1
+    ahead: bool = False  # whether its band is asked for from L2 before the rows are there
 
 
 @kernel("T", "xs_step")
@@ -40,6 +43,8 @@ def _skinny(
     ws_ptr,  # [O], or [O / 128, GROUPS]
     bias_ptr,  # [O], read only if HAS_BIAS
     y_ptr,  # [T, O] out
+    part_ptr,  # [bands, PARTS, BN, TP] float32, written and read if PARTS > 1
+    ticket_ptr,  # [bands] int32, zero before and after
     T,
     xs_step,
     I: tl.constexpr,
@@ -47,38 +52,53 @@ def _skinny(
     GROUPS: tl.constexpr,  # ceil(I / 128)
     BY_BLOCK: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    TP: tl.constexpr,  # power of two >= T, 8 at least
+    TP: tl.constexpr,  # power of two >= T, 16 at least
     BN: tl.constexpr,
     BK: tl.constexpr,
     STAGES: tl.constexpr,
+    PARTS: tl.constexpr,
     AHEAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    first = tl.program_id(0) * BN
+    band, part = tl.program_id(0), tl.program_id(1)
+    first = band * BN
     o, t, i = first + tl.arange(0, BN), tl.arange(0, TP), tl.arange(0, BK)
     o_live, t_live = o < O, t < T
     if PDL:
-        if AHEAD and (BN * I) % 16 == 0 and first + BN <= O:
+        if AHEAD and PARTS == 1 and (BN * I) % 16 == 0 and first + BN <= O:
             prefetch(w_ptr + first.to(tl.int64) * I, BN * I)
         let_go()
         wait_for_forerunner()
     w_at = w_ptr + tl.minimum(o, O - 1).to(tl.int64)[:, None] * I + i[None, :]
     q_at = q_ptr + tl.minimum(t, T - 1)[None, :] * I + i[:, None]
     acc = tl.zeros((BN, TP), tl.float32)
-    for at in tl.range(0, I, BK, num_stages=STAGES):
-        if I % BK == 0:
+    EACH: tl.constexpr = (I + BK * PARTS - 1) // (BK * PARTS) * BK
+    for step in tl.range(0, EACH, BK, num_stages=STAGES):
+        at = part * EACH + step
+        if I % (BK * PARTS) == 0:
             w = tl.load(w_at + at, eviction_policy="evict_first")
             q = tl.load(q_at + at)
         else:
             w = tl.load(w_at + at, (at + i < I)[None, :], 0.0, eviction_policy="evict_first")
             q = tl.load(q_at + at, (at + i < I)[:, None], 0.0)
-        if BY_BLOCK:  # BK is 128
-            g = at // 128
+        if BY_BLOCK:  # BK is 128; of what is past the end, nothing counts
+            g = tl.minimum(at // 128, GROUPS - 1)
             xs = tl.load(xs_ptr + g * xs_step + t, t_live, 0.0)
             ws = tl.load(ws_ptr + (o // 128) * GROUPS + g, o_live, 0.0)
             acc += tl.dot(w, q) * (ws[:, None] * xs[None, :])
         else:
-            acc = tl.dot(w, q, acc)
+            acc += tl.dot(w, q)  # a matrix instruction's own sums lose bits; these do not
+    if PARTS > 1:
+        cell = tl.arange(0, BN)[:, None] * TP + t[None, :]
+        parts = part_ptr + band * (PARTS * BN * TP) + cell
+        tl.store(parts + part * (BN * TP), acc)
+        tl.debug_barrier()  # all of the part is written before the ticket says so
+        if tl.atomic_add(ticket_ptr + band, 1, sem="acq_rel") != PARTS - 1:
+            return
+        acc = tl.zeros((BN, TP), tl.float32)
+        for p in tl.static_range(PARTS):
+            acc += tl.load(parts + p * (BN * TP), cache_modifier=".cg")
+        tl.store(ticket_ptr + band, 0)
     if not BY_BLOCK:
         acc *= tl.load(ws_ptr + o, o_live, 0.0)[:, None] * tl.load(xs_ptr + t, t_live, 0.0)[None]
     if HAS_BIAS:
@@ -88,9 +108,8 @@ def _skinny(
 
 
 def cut_of(rows: int, weight: Fp8Weight) -> Cut:
-    """Bands that give each multiprocessor one or two programs, each with a deep pipeline."""
-    outputs = 16 if weight.shape[0] <= 4096 else 32
-    return Cut(outputs, BLOCK if weight.block else 2 * BLOCK, 5, 4)
+    """Bands of 64, the least that a matrix instruction takes, cut into parts where they are few."""
+    return Cut(64, BLOCK if weight.block else 2 * BLOCK, 4, 4)
 
 
 def product(
@@ -103,16 +122,22 @@ def product(
 ) -> None:
     """y [T, O] from rows already quantized."""
     rows, (outputs, inputs) = q.shape[0], weight.shape
-    wide, deep, stages, warps, ahead = cut or cut_of(rows, weight)
-    pdl = not _skinny.interpreted
+    wide, deep, stages, warps, parts, ahead = cut or cut_of(rows, weight)
+    bands, tall = triton.cdiv(outputs, wide), max(16, triton.next_power_of_2(rows))
+    tickets = weight.tickets
+    if tickets is None or bands > len(tickets):
+        parts = 1
+    sums = None
+    if parts > 1:
+        sums = torch.empty(bands * parts * wide * tall, dtype=torch.float32, device=y.device)
     _skinny(
-        (triton.cdiv(outputs, wide), 1, 1),
-        (q, scale, weight.data, weight.scale, bias, y),
+        (bands, parts, 1),
+        (q, scale, weight.data, weight.scale, bias, y, sums, tickets),
         (rows, scale.stride(0) if weight.block else 0),
         (
             inputs, outputs, triton.cdiv(inputs, BLOCK), bool(weight.block), bias is not None,
-            max(8, triton.next_power_of_2(rows)), wide, deep, stages, ahead, pdl,
+            tall, wide, deep, stages, parts, ahead, PDL,
         ),
         warps=warps,
-        pdl=pdl,
+        pdl=PDL,
     )  # fmt: skip

@@ -104,12 +104,19 @@ def outputs(x: Tensor, block: int = 0, static: Tensor | None = None) -> tuple[Te
 
 
 def empty_rows(rows: int, inputs: int, block: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Room for quantized rows and their scales."""
-    q = torch.empty(rows, inputs, dtype=E4M3, device=device)
+    """Room for quantized rows and their scales. By groups, behind it for `padded` rows."""
     if not block:
+        q = torch.empty(rows, inputs, dtype=E4M3, device=device)
         return q, torch.empty(rows, dtype=torch.float32, device=device)
-    groups = -(-inputs // BLOCK)
-    return q, torch.empty(groups, rows, dtype=torch.float32, device=device)
+    groups, most = -(-inputs // BLOCK), padded(rows)
+    q = torch.empty(most, inputs, dtype=E4M3, device=device)
+    scale = torch.empty(groups, most, dtype=torch.float32, device=device)
+    return (q, scale) if most == rows else (q[:rows], scale[:, :rows])
+
+
+def padded(rows: int) -> int:
+    """Rows that the tensor cores' block product takes: their scales lie in lines of 16 bytes."""
+    return -(-rows // 4) * 4
 
 
 def launch(
