@@ -42,6 +42,10 @@ def in_pieces(model, config, ids, sizes):
     return torch.cat(said).log_softmax(-1)
 
 
+def config_has_experts(theirs):
+    return hasattr(theirs.config, "num_experts_per_tok")
+
+
 def drift(got, want):
     """Of log-probabilities, over positions and tokens: median, 99th percentile, largest."""
     apart = (got - want).abs().flatten()
@@ -82,4 +86,6 @@ class TestVariant:
         line |= {"transformers": peers, "what": "median, p99, largest of |logprob - float32's|"}
         with capsys.disabled():
             print("\n" + json.dumps(line))
-        assert mine[1] < max(0.15, 1.25 * peers[1])
+        assert mine[0] < 1.25 * peers[0]
+        # the tail of a mixture is a few tokens that went to another expert: a count, not a size
+        assert mine[1] < max(0.15, (2.0 if config_has_experts(theirs) else 1.25) * peers[1])

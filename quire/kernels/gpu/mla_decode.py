@@ -22,7 +22,7 @@ from quire.kernels.gpu.start import kernel
 
 SHORTEST = 128
 """Latents that are worth a program of their own."""
-MOST_SPLITS = 64
+MOST_SPLITS = 128
 
 
 @kernel("scale", "splits")
@@ -102,6 +102,8 @@ def _merge(
     BN: tl.constexpr,
     MOST: tl.constexpr,
     LEAST: tl.constexpr,
+    BX: tl.constexpr,  # parts at a time
+    BL: tl.constexpr,  # channels of a program
 ):
     """Sum the parts of one head, each by its share of the whole softmax."""
     s = tl.program_id(1).to(tl.int64)
@@ -109,16 +111,21 @@ def _merge(
     context = tl.load(contexts_ptr + s)
     share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
     parts = tl.cdiv(context, share)
-    x = tl.arange(0, MOST)
-    c = tl.arange(0, L)
     at = s * splits * H + h
-    weights = tl.load(weight_ptr + at + x * H, mask=x < parts, other=float("-inf"))
+    every = tl.arange(0, MOST)
+    weights = tl.load(weight_ptr + at + every * H, mask=every < parts, other=float("-inf"))
     highest = tl.maximum(tl.max(weights, 0), -1e30)
     total = tl.sum(tl.exp2(weights - highest), 0)
-    acc = tl.zeros([L], tl.float32)
-    for i in range(parts):
-        weight = tl.exp2(tl.load(weight_ptr + at + i * H) - highest)
-        acc += weight * tl.load(part_ptr + (at + i * H) * L + c)
+    c = tl.program_id(2) * BL + tl.arange(0, BL)
+    acc = tl.zeros([BL], tl.float32)
+    for low in range(0, parts, BX):
+        x = low + tl.arange(0, BX)
+        there = x < parts
+        weight = tl.load(weight_ptr + at + x * H, mask=there, other=float("-inf"))
+        some = tl.load(
+            part_ptr + (at + x[:, None] * H) * L + c[None, :], mask=there[:, None], other=0.0
+        )
+        acc += tl.sum(tl.exp2(weight - highest)[:, None] * some, 0)
     acc = acc / tl.where(total > 0, total, 1.0)
     tl.store(out_ptr + (s * H + h) * L + c, acc.to(out_ptr.dtype.element_ty))
 
@@ -140,7 +147,7 @@ def decode(
     heads, latent = q.shape[1:]
     tile = tile or tile_of(heads, q.dtype.itemsize)
     programs = triton.cdiv(heads, tile.rows) * count
-    splits = splits or splits_of(programs, _multiprocessors(q.device.index))
+    splits = splits or splits_of(programs, tile.rows, _multiprocessors(q.device.index))
     part = weight = None
     if splits > 1:
         both = torch.empty(
@@ -163,8 +170,10 @@ def decode(
         stages=tile.stages,
     )
     if splits > 1:
-        consts = (heads, latent, tile.latents, MOST_SPLITS, SHORTEST)
-        _merge((heads, count, 1), (part, weight, contexts, out), (splits,), consts)
+        wide = min(latent, 128)
+        consts = (heads, latent, tile.latents, MOST_SPLITS, SHORTEST, 8, wide)
+        grid = (heads, count, latent // wide)
+        _merge(grid, (part, weight, contexts, out), (splits,), consts)
 
 
 @functools.cache
@@ -174,15 +183,21 @@ def tile_of(heads: int, itemsize: int) -> Tile:
         return Tile(16, 16, 4, 2)
     if heads > 32:
         return Tile(64, 64, 8, 3)
-    return Tile(16 if heads <= 16 else 32, 64, 4, 3)
+    return Tile(16 if heads <= 16 else 32, 32, 4, 5)
 
 
 @functools.cache
-def splits_of(programs: int, multiprocessors: int) -> int:
-    """The number that leaves the fewest multiprocessors idle, merging held against it."""
+def splits_of(programs: int, rows: int, multiprocessors: int) -> int:
+    """The number that ends first: waves of programs, and what merging costs beside.
+
+    programs: without splits, each of so many rows. Two small ones fit a multiprocessor at once.
+    Splits that a short context does not need cost next to nothing.
+    """
+    slots = multiprocessors * (1 if rows > 32 else 2)
 
     def time(splits: int) -> float:
-        return -(-programs * splits // multiprocessors) / splits + 0.004 * splits
+        merging = 5e-6 * programs * rows * splits if splits > 1 else 0.0
+        return -(-programs * splits // slots) / splits + merging
 
     return min(range(1, MOST_SPLITS + 1), key=time)
 

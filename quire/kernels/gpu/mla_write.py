@@ -20,8 +20,37 @@ HEADS = 16
 
 
 @triton.jit
-def _turn(a, b, cos, sin):
-    return a * cos - b * sin, b * cos + a * sin
+def _turn(
+    x_ptr,
+    to_ptr,
+    cos,
+    sin,
+    real,  # [ROWS, 1]
+    X_STEP: tl.constexpr,
+    TO_STEP: tl.constexpr,
+    ROWS: tl.constexpr,
+    R: tl.constexpr,
+    HALF: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    """Turn ROWS rows of R channels, X_STEP apart, and store them TO_STEP apart."""
+    n = tl.arange(0, ROWS)[:, None]
+    dtype = to_ptr.dtype.element_ty
+    if PAIRS and 2 * HALF == R:  # neighbours are read and written together
+        r = tl.arange(0, R)[None, :]
+        x = tl.load(x_ptr + n * X_STEP + r, mask=real, other=0.0).to(tl.float32)
+        a, b = tl.split(tl.reshape(x, (ROWS, HALF, 2)))
+        turned = tl.join(a * cos - b * sin, b * cos + a * sin)
+        tl.store(to_ptr + n * TO_STEP + r, tl.reshape(turned, (ROWS, R)).to(dtype), mask=real)
+    else:
+        i = tl.arange(0, HALF)[None, :]
+        both = real & (i < R // 2)
+        near = 1 if PAIRS else R // 2
+        at = i * 2 if PAIRS else i
+        a = tl.load(x_ptr + n * X_STEP + at, mask=both, other=0.0).to(tl.float32)
+        b = tl.load(x_ptr + n * X_STEP + at + near, mask=both, other=0.0).to(tl.float32)
+        tl.store(to_ptr + n * TO_STEP + at, (a * cos - b * sin).to(dtype), mask=both)
+        tl.store(to_ptr + n * TO_STEP + at + near, (b * cos + a * sin).to(dtype), mask=both)
 
 
 @kernel("eps")
@@ -45,47 +74,36 @@ def _finish(
     Q_HEAD: tl.constexpr,
     KV_ROW: tl.constexpr,
     BH: tl.constexpr,
-    NEAR: tl.constexpr,  # from a channel to the one that turns with it
-    STEP: tl.constexpr,  # from a pair to the next
+    PAIRS: tl.constexpr,  # (2i, 2i + 1) turn together, else (i, i + R/2)
 ):
     t = tl.program_id(0).to(tl.int64)  # T * H * R can pass 2**31
     part = tl.program_id(1)
-    i = tl.arange(0, HALF)
+    i = tl.arange(0, HALF)[None, :]
     pair = i < R // 2
     position = tl.load(positions_ptr + t).to(tl.int64)
     cos = tl.load(table_ptr + position * R + i, mask=pair, other=0.0)
     sin = tl.load(table_ptr + position * R + R // 2 + i, mask=pair, other=0.0)
-    dtype = q_out_ptr.dtype.element_ty
     if part > 0:
-        h = (part - 1) * BH + tl.arange(0, BH)
-        real = (h[:, None] < H) & pair[None, :]
-        q_at = q_ptr + t * Q_ROW + h[:, None] * Q_HEAD + i[None, :] * STEP
-        q_a = tl.load(q_at, mask=real, other=0.0).to(tl.float32)
-        q_b = tl.load(q_at + NEAR, mask=real, other=0.0).to(tl.float32)
-        q_a, q_b = _turn(q_a, q_b, cos[None, :], sin[None, :])
-        q_to = q_out_ptr + (t * H + h[:, None]) * R + i[None, :] * STEP
-        tl.store(q_to, q_a.to(dtype), mask=real)
-        tl.store(q_to + NEAR, q_b.to(dtype), mask=real)
+        h = (part - 1) * BH
+        real = h + tl.arange(0, BH)[:, None] < H
+        x_at = q_ptr + t * Q_ROW + h * Q_HEAD
+        _turn(x_at, q_out_ptr + (t * H + h) * R, cos, sin, real, Q_HEAD, R, BH, R, HALF, PAIRS)
     else:
         c = tl.arange(0, L_WIDTH)
         live = c < L
         x = tl.load(kv_ptr + t * KV_ROW + c, mask=live, other=0.0).to(tl.float32)
         w = tl.load(weight_ptr + c, mask=live, other=0.0).to(tl.float32)
-        x = (x * tl.rsqrt(tl.sum(x * x, 0) / L + eps) * w).to(dtype)
-        at = kv_ptr + t * KV_ROW + L + i * STEP
-        a = tl.load(at, mask=pair, other=0.0).to(tl.float32)
-        b = tl.load(at + NEAR, mask=pair, other=0.0).to(tl.float32)
-        a, b = _turn(a, b, cos, sin)
-        to = latent_ptr + t * (L + R)
-        tl.store(to + c, x, mask=live)
-        tl.store(to + L + i * STEP, a.to(dtype), mask=pair)
-        tl.store(to + L + i * STEP + NEAR, b.to(dtype), mask=pair)
+        x = x * tl.rsqrt(tl.sum(x * x, 0) / L + eps) * w
         slot = tl.load(slots_ptr + t)
         filed = slot >= 0
+        latent_at = latent_ptr + t * (L + R)
         room = cache_ptr + slot * (L + R)  # blocks are contiguous, so slots are
-        tl.store(room + c, x, mask=live & filed)
-        tl.store(room + L + i * STEP, a.to(dtype), mask=pair & filed)
-        tl.store(room + L + i * STEP + NEAR, b.to(dtype), mask=pair & filed)
+        tl.store(latent_at + c, x.to(latent_ptr.dtype.element_ty), mask=live)
+        tl.store(room + c, x.to(cache_ptr.dtype.element_ty), mask=live & filed)
+        one = tl.full([1, 1], 1, tl.int1)
+        rotated = kv_ptr + t * KV_ROW + L
+        _turn(rotated, latent_at + L, cos, sin, one, R, R, 1, R, HALF, PAIRS)
+        _turn(rotated, room + L, cos, sin, one & filed, R, R, 1, R, HALF, PAIRS)
 
 
 def outputs(
@@ -125,7 +143,6 @@ def launch(
     latent = weight.shape[0]
     if tokens == 0:
         return
-    near, step = (1, 2) if interleaved else (rotated // 2, 1)
     _finish(
         (tokens, 1 + triton.cdiv(heads, HEADS), 1),
         (q, kv, weight, positions, cos_sin, cache, slots, *outs),
@@ -140,8 +157,7 @@ def launch(
             q.stride(1),
             kv.stride(0),
             HEADS,
-            near,
-            step,
+            interleaved,
         ),
         warps=4,
     )
