@@ -102,6 +102,11 @@ def flush() -> None:
         _mine.queue.flush()
 
 
+def drop() -> None:
+    """Forget what is pending: whoever asked for it has failed."""
+    _mine.queue.take()
+
+
 @contextmanager
 def off() -> Iterator[None]:
     """Within, this thread launches each op by itself: for tests and for finding a fault."""

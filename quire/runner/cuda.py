@@ -136,9 +136,13 @@ class Lane:
     def compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Launched:
         if self._memory.given_back:
             self._memory.restore()
-        if inputs.decode_only and prompts is None:
-            return self._decode(inputs)
-        return self._mixed(inputs, prompts)
+        try:
+            if inputs.decode_only and prompts is None:
+                return self._decode(inputs)
+            return self._mixed(inputs, prompts)
+        except BaseException:
+            fuse.drop()
+            raise
 
     # -- decode steps ---------------------------------------------------------------------------
 
