@@ -22,6 +22,9 @@ from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 FEW = 64
 """Rows up to which the weights' bytes are what counts."""
 
+VERY_FEW = 4
+"""Rows up to which the library has no product by blocks."""
+
 OUT = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -121,14 +124,15 @@ def product(
     rows = q.shape[0]
     if not rows:
         return
-    if rows <= FEW:
-        fp8_skinny.product(out, q, scale, weight, bias)
-    elif not library_takes(q, weight):
-        own_product(out, q, scale, weight, bias)
-    elif weight.block:
+    takes = library_takes(q, weight)
+    if takes and weight.block and rows > VERY_FEW:
         _by_blocks(out, q, scale, weight, bias)
-    else:
+    elif rows <= FEW:
+        fp8_skinny.product(out, q, scale, weight, bias)
+    elif takes:
         _library(out, q, scale[:, None], weight, weight.scale[None], bias)
+    else:
+        own_product(out, q, scale, weight, bias)
 
 
 def library_takes(q: Tensor, weight: Fp8Weight) -> bool:

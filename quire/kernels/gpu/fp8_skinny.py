@@ -109,7 +109,9 @@ def _skinny(
 
 def cut_of(rows: int, weight: Fp8Weight) -> Cut:
     """Bands of 64, the least that a matrix instruction takes, cut into parts where they are few."""
-    return Cut(64, BLOCK if weight.block else 2 * BLOCK, 4, 4)
+    outputs, inputs = weight.shape
+    parts = max(1, min(256 // triton.cdiv(outputs, 64), 4, inputs // 1024))
+    return Cut(64, BLOCK if weight.block else 2 * BLOCK, 4, 4, parts)
 
 
 def product(
