@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from quire.kernels import fuse
 from quire.sampling.sampler import Kind
 
 log = logging.getLogger(__name__)
@@ -90,6 +91,7 @@ class Graphs:
             if "synchroniz" not in str(error):
                 raise
             log.info("decode steps run without CUDA graphs: %s", error)
+            fuse.drop()
             self._eager = True
             return False
         finally:
