@@ -153,9 +153,11 @@ class SchedulerOptions:
     """Who computes what in a step."""
 
     max_num_batched_tokens: int | None = opt(None, low=1, parse="count")
-    """Tokens per step. None: 8192 offline and 2048 in the server; 4096 and 2048 on a CPU."""
+    """Tokens per step. None: 16384 offline and 8192 in the server on a GPU of 70 GiB or more,
+    8192 and 2048 on smaller ones, 4096 and 2048 on a CPU."""
     max_num_seqs: int | None = opt(None, low=1, parse="count")
-    """Sequences per step. None: 256; in the server on a CPU 128."""
+    """Sequences per step. None: 1024 on a GPU of 70 GiB or more, else 256; in the server on a
+    CPU 128."""
     enable_chunked_prefill: bool | None = None
     """Let a prompt be computed over several steps. None: on."""
     max_num_partial_prefills: int = opt(0, low=0)
