@@ -14,7 +14,10 @@ Axes: I inputs, O outputs (of one half, if there are halves).
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -216,19 +219,41 @@ def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 
 
 def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
-    """A thread holds about a hundred numbers of W at once, in loads of 16 bytes, and there are
-    a few programs on each multiprocessor: fewer leave some idle, more repeat the norm more often.
+    """As measured, else so that a thread holds 64 numbers of W in loads of 16 bytes, and half a
+    thousand programs share the rows: fewer leave the card idle, more repeat the norm more often.
     """
-    warps = 4 if inputs <= 8192 else 8
-    columns = min(triton.next_power_of_2(inputs), 256 * warps)
-    width = triton.cdiv(inputs, columns) * columns
-    most = max(1, 4096 * warps // width) // (2 if pair else 1)
-    rows = max(1, 1 << most.bit_length() - 1)
-    while rows > 1 and outputs < 384 * rows:
+    found = tuned("bf16", outputs, inputs, pair)
+    if found is not None:
+        return found
+    warps = 8 if inputs > 4608 else 4
+    columns = next(c for c in (2048, 1024, 512, 256) if c == 256 or _padded(inputs, c) <= 1.2)
+    numbers = triton.cdiv(inputs, columns) * columns * (2 if pair else 1) // (32 * warps)
+    rows = 8
+    while rows > 1 and (rows * numbers > 64 or outputs < 384 * rows):
         rows //= 2
-    times = 4 if outputs >= 1536 * rows and not pair else 2
-    times = times if outputs >= 512 * rows * times // 2 else 1
-    return Cut(rows, columns, times, warps, inputs <= 1024)
+    times = 4
+    while times > 1 and outputs < 512 * rows * times:
+        times //= 2
+    return Cut(rows, columns, times, warps, inputs <= 1024 and times == 1)
+
+
+def _padded(inputs: int, columns: int) -> float:
+    return triton.cdiv(inputs, columns) * columns / inputs
+
+
+def tuned(kind: str, outputs: int, inputs: int, pair: bool) -> Cut | None:
+    """The cut that was fastest where it was measured (quire/kernels/tuned/gemv.json)."""
+    values = _table()[kind].get(f"{outputs}x{inputs}{' pair' if pair else ''}")
+    if values is None:
+        return None
+    rows, columns, times, warps, ahead = values
+    return Cut(rows, columns, times, warps, bool(ahead))
+
+
+@functools.cache
+def _table() -> dict[str, Any]:
+    path = Path(__file__).parents[1] / "tuned" / "gemv.json"
+    return json.loads(path.read_text())
 
 
 def launch(

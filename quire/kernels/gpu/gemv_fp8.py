@@ -17,7 +17,17 @@ from torch import Tensor
 
 from quire.kernels.fp8 import BLOCK, Fp8Weight
 from quire.kernels.gpu.element import activate
-from quire.kernels.gpu.gemv import MAX_INPUTS, Act, Cut, Norm, normed, product, rows_of, vector
+from quire.kernels.gpu.gemv import (
+    MAX_INPUTS,
+    Act,
+    Cut,
+    Norm,
+    normed,
+    product,
+    rows_of,
+    tuned,
+    vector,
+)
 from quire.kernels.gpu.quantize_fp8 import scale_of
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
@@ -73,6 +83,33 @@ def _finish(sums, n, live, xs_scale, ws_ptr, bias_ptr, BLOCKS: tl.constexpr, BIA
     return sums
 
 
+@triton.jit
+def _band(w_ptr, n, k, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
+          PAIR: tl.constexpr):  # fmt: skip
+    """Rows n of W, and of its other half if there are two: tiles of both, one after the other."""
+    tiles = rows_of(w_ptr, n, k, O, I, BK, C)
+    if PAIR:
+        tiles = tiles + rows_of(w_ptr + O * I, n, k, O, I, BK, C)
+    return tiles
+
+
+@triton.jit
+def _emit(tiles, qs, us, n, scale, ws_ptr, bias_ptr, z_ptr, a_ptr, O: tl.constexpr,
+          BIAS: tl.constexpr, BLOCKS: tl.constexpr, ACT: tl.constexpr, BN: tl.constexpr,
+          BK: tl.constexpr, C: tl.constexpr):  # fmt: skip
+    """Multiply a band and store what comes of it."""
+    dtype: tl.constexpr = z_ptr.dtype.element_ty
+    z = product(tiles, qs, BN, BK, C, _V)
+    z = _finish(z, n, n < O, scale, ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
+    tl.store(z_ptr + n, z, n < O)
+    if ACT is not None:
+        u = product(tiles[C:], us, BN, BK, C, _V)
+        u = _finish(u, O + n, n < O, scale, ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
+        tl.store(z_ptr + O + n, u, n < O)
+        a = activate(z.to(tl.float32), ACT) * u.to(tl.float32)
+        tl.store(a_ptr + n, a.to(dtype), n < O)
+
+
 @kernel("eps", "offset")
 def _gemv_fp8(
     x_ptr,  # [I]
@@ -102,19 +139,17 @@ def _gemv_fp8(
 ):
     first = tl.program_id(0) * (BN * TIMES)
     C: tl.constexpr = (I + BK - 1) // BK
-    UP: tl.constexpr = O * I
+    PAIR: tl.constexpr = ACT is not None
     k = tl.arange(0, BK)
     n = first + tl.arange(0, BN)
-    tiles = rows_of(w_ptr, n, k, O, I, BK, C)
-    if ACT is not None:
-        ups = rows_of(w_ptr + UP, n, k, O, I, BK, C)
+    tiles = _band(w_ptr, n, k, O, I, BK, C, PAIR)
     if NORM:
         norm = vector(norm_ptr, k, I, BK, C)
     if PDL:
         if AHEAD and (BN * TIMES * I) % 16 == 0 and first + BN * TIMES <= O:
             prefetch(w_ptr + first.to(tl.int64) * I, BN * TIMES * I)
-            if ACT is not None:
-                prefetch(w_ptr + UP + first.to(tl.int64) * I, BN * TIMES * I)
+            if PAIR:
+                prefetch(w_ptr + O * I + first.to(tl.int64) * I, BN * TIMES * I)
         let_go()
         wait_for_forerunner()
     if NORM:
@@ -123,32 +158,20 @@ def _gemv_fp8(
         xs = vector(x_ptr, k, I, BK, C)
     if BLOCKS:  # a program's rows lie in one block: BN * TIMES divides 128
         qs = _quantized_blocks(xs, BK, C)
-        us = _scaled(qs, ws_ptr, O + first, k, I, BK, C) if ACT is not None else qs
+        us = _scaled(qs, ws_ptr, O + first, k, I, BK, C) if PAIR else qs
         qs = _scaled(qs, ws_ptr, first, k, I, BK, C)
         scale = 1.0
     else:
         qs, scale = _quantized(xs, BK, C)
         us = qs
-    dtype: tl.constexpr = z_ptr.dtype.element_ty
-    for g in tl.static_range(TIMES):
-        n = first + g * BN + tl.arange(0, BN)
-        if g + 1 < TIMES:  # in flight while this one is summed
-            next_tiles = rows_of(w_ptr, n + BN, k, O, I, BK, C)
-            if ACT is not None:
-                next_ups = rows_of(w_ptr + UP, n + BN, k, O, I, BK, C)
-        z = product(tiles, qs, BN, BK, C, _V)
-        z = _finish(z, n, n < O, scale, ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
-        tl.store(z_ptr + n, z, n < O)
-        if ACT is not None:
-            u = product(ups, us, BN, BK, C, _V)
-            u = _finish(u, O + n, n < O, scale, ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
-            tl.store(z_ptr + O + n, u, n < O)
-            a = activate(z.to(tl.float32), ACT) * u.to(tl.float32)
-            tl.store(a_ptr + n, a.to(dtype), n < O)
-        if g + 1 < TIMES:
-            tiles = next_tiles
-            if ACT is not None:
-                ups = next_ups
+    for _ in range(TIMES - 1):
+        ahead = _band(w_ptr, n + BN, k, O, I, BK, C, PAIR)  # in flight while these are summed
+        _emit(tiles, qs, us, n, scale, ws_ptr, bias_ptr, z_ptr, a_ptr,
+              O, BIAS, BLOCKS, ACT, BN, BK, C)  # fmt: skip
+        tiles = ahead
+        n += BN
+    _emit(tiles, qs, us, n, scale, ws_ptr, bias_ptr, z_ptr, a_ptr,
+          O, BIAS, BLOCKS, ACT, BN, BK, C)  # fmt: skip
 
 
 def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
@@ -164,13 +187,22 @@ def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 
 
 def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
-    """As gemv.cut_of; powers of two, so that a block of weights is not shared out unevenly."""
-    columns = min(triton.next_power_of_2(inputs), 2048 if inputs <= 8192 else 4096)
-    width = triton.cdiv(inputs, columns) * columns
-    warps = max(1, columns // 512)
-    rows = max(1, 1 << max(0, (columns * 16 // width).bit_length() - 1) - pair)
-    times = max(1, min(8, outputs // (rows * 512)))
-    return Cut(rows, columns, 1 << times.bit_length() - 1, warps)
+    """As gemv.cut_of, with two loads of 16 numbers a row; powers of two, so that the rows of a
+    program lie in one block of weights.
+    """
+    found = tuned("e4m3", outputs, inputs, pair)
+    if found is not None:
+        return found
+    columns = min(triton.next_power_of_2(inputs), 4096)
+    warps = 8 if inputs > 8192 else max(1, columns // 1024)
+    numbers = triton.cdiv(inputs, columns) * columns * (2 if pair else 1) // (32 * warps)
+    rows = 8
+    while rows > 1 and (rows * numbers > 128 or outputs < 384 * rows):
+        rows //= 2
+    times = 4
+    while times > 1 and outputs < 512 * rows * times:
+        times //= 2
+    return Cut(rows, columns, times, warps, inputs <= 1024)
 
 
 def launch(
