@@ -62,7 +62,7 @@ def candidates(outputs, inputs, pair, kind):
                 if not 16 <= numbers <= 16 * per:
                     continue
                 for times in (1, 2, 4) if kind == "bf16" else (1, 2, 4, 8, 16):
-                    if 132 <= outputs // (rows * times) <= 8000:
+                    if 256 <= outputs // (rows * times) <= 5000:
                         for ahead in {False, times == 1 and inputs <= 2048}:
                             yield Cut(rows, columns, times, warps, ahead)
 
