@@ -132,19 +132,26 @@ def prefill(
     queries = tiles.rows // group
     sequences = contexts.shape[0] - decodes
     count = (q.shape[0] - decodes) // queries + sequences
-    prefill_kernel[(count * kv_heads,)](
-        q, k, v, _tiles_of(k, tiles.tile if tma else 0), _tiles_of(v, tiles.tile if tma else 0),
-        cache, tables, extras.rows, q_starts, contexts, out, extras.sinks, extras.alibi,
-        extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale, extras.window or 0,
-        decodes, sequences,
-        K=kv_heads, G=group, D=size, B=block, Q_T=q.stride(0), Q_H=q.stride(1),
-        K_T=0 if k is None else k.stride(0), V_T=0 if v is None else v.stride(0),
-        W=tables.stride(0), M=tiles.rows, QUERIES=queries, DP=padded, TILE=tiles.tile,
-        STAGES=tiles.stages,
-        FRESH=fresh, TMA=tma, HAS_ROWS=extras.rows is not None, WINDOW=extras.window is not None,
-        SOFTCAP=extras.softcap is not None, SINKS=extras.sinks is not None,
-        ALIBI=extras.alibi is not None, V_SCALE=extras.v_scale != 1.0,
-        IEEE=q.dtype == torch.float32, num_warps=tiles.warps,
+    prefill_kernel(
+        (count * kv_heads, 1, 1),
+        (
+            q, k, v, cache, tables, extras.rows, q_starts, contexts, out, extras.sinks,
+            extras.alibi,
+        ),
+        (
+            extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
+            extras.window or 0, decodes, sequences,
+        ),
+        (
+            kv_heads, group, size, block, q.stride(0), q.stride(1),
+            0 if k is None else k.stride(0), 0 if v is None else v.stride(0), tables.stride(0),
+            tiles.rows, queries, padded, tiles.tile, tiles.stages, fresh, tma,
+            extras.rows is not None, extras.window is not None, extras.softcap is not None,
+            extras.sinks is not None, extras.alibi is not None, extras.v_scale != 1.0,
+            q.dtype == torch.float32,
+        ),
+        warps=tiles.warps,
+        tiles=(_tiles_of(k, tiles.tile if tma else 0), _tiles_of(v, tiles.tile if tma else 0)),
     )  # fmt: skip
 
 

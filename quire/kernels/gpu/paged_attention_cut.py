@@ -99,8 +99,10 @@ def prefill_tiles(q: Tensor, kv_heads: int) -> Tiles:
     if q.dtype == torch.float32:
         return Tiles(max(16 if wide else 32, triton.next_power_of_2(group)), 16 if wide else 32,
                      4, 1, False)  # fmt: skip
-    rows = max(128, triton.next_power_of_2(group))
-    return Tiles(rows, 64 if wide else 128, 8, 2, not wide)
+    if wide:
+        return Tiles(max(128, triton.next_power_of_2(group)), 64, 8, 2, False)
+    # one warpgroup a program, two programs a multiprocessor: one multiplies while one takes exps
+    return Tiles(max(64, triton.next_power_of_2(group)), 64, 8 if group > 64 else 4, 3, True)
 
 
 def workspace(

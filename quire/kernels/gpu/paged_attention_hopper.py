@@ -27,6 +27,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from quire.kernels.gpu.paged_attention_cut import Extras
+from quire.kernels.gpu.start import kernel
 
 LOG2E = gl.constexpr(1.4426950408889634)
 LOWEST = gl.constexpr(-1.0e30)
@@ -197,16 +198,16 @@ def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: gl.constexpr):
     return first + count - 1, begin // QUERIES + count - 1
 
 
-@gluon.jit(do_not_specialize=["scale", "first_sequence", "sequences"])
+@kernel("scale", "first_sequence", "sequences", jit=gluon.jit)
 def hopper_kernel(
     q_ptr,  # [T, K * G, D]
-    cache_tiles,  # descriptor of the cache as [N * 2 * K * B, D], tiles [B, 64]
     tables_ptr,  # [M, W]
     rows_ptr,  # [S], if HAS_ROWS
     q_starts_ptr,  # [S + 1]
     contexts_ptr,  # [S]
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
+    cache_tiles,  # descriptor of the cache as [N * 2 * K * B, D], tiles [B, 64]
     scale,
     first_sequence,
     sequences,
@@ -291,6 +292,8 @@ def launch(
     contexts: Tensor,
     decodes: int,
     extras: Extras,
+    keys: int = 128,
+    stages: int = 2,
 ) -> None:
     """The sequences after the first `decodes`, of any number of queries."""
     blocks, _, kv_heads, block, size = cache.shape
@@ -302,10 +305,13 @@ def launch(
     tiles = TensorDescriptor(
         cache, [blocks * 2 * kv_heads * block, size], [size, 1], [block, 64], lines
     )
-    hopper_kernel[(count * kv_heads,)](
-        q, tiles, tables, extras.rows, q_starts, contexts, out, extras.sinks, extras.scale,
-        decodes, sequences,
-        K=kv_heads, G=group, D=size, B=block, Q_T=q.stride(0), Q_H=q.stride(1),
-        W=tables.stride(0), QUERIES=queries, N=128, STAGES=2, HAS_ROWS=extras.rows is not None,
-        SINKS=extras.sinks is not None, num_warps=4,
+    hopper_kernel(
+        (count * kv_heads, 1, 1),
+        (q, tables, extras.rows, q_starts, contexts, out, extras.sinks),
+        (extras.scale, decodes, sequences),
+        (
+            kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0), queries,
+            keys, stages, extras.rows is not None, extras.sinks is not None,
+        ),
+        tiles=(tiles,),
     )  # fmt: skip

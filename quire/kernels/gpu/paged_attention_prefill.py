@@ -22,6 +22,7 @@ from quire.kernels.gpu.paged_attention_scores import (
     product,
     settled,
 )
+from quire.kernels.gpu.start import kernel
 
 SCAN = tl.constexpr(256)
 
@@ -112,15 +113,11 @@ def _fresh(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_ptr, kh,
     return acc, total, top
 
 
-@triton.jit(
-    do_not_specialize=["scale", "softcap", "v_scale", "window", "first_sequence", "sequences"]
-)
+@kernel("scale", "softcap", "v_scale", "window", "first_sequence", "sequences")
 def prefill_kernel(
     q_ptr,  # [T, K * G, D]
     k_ptr,  # [T, K, D], if FRESH
     v_ptr,  # [T, K, D], if FRESH
-    k_tiles,  # tensor descriptor of k as [T, K * D], if TMA
-    v_tiles,
     cache_ptr,  # [N, 2, K, B, D]
     tables_ptr,  # [M, W]
     rows_ptr,  # [S], if HAS_ROWS
@@ -129,6 +126,8 @@ def prefill_kernel(
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
     alibi_ptr,
+    k_tiles,  # tensor descriptor of k as [T, K * D], if TMA
+    v_tiles,
     scale,
     softcap,
     v_scale,

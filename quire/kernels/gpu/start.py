@@ -4,7 +4,7 @@ Triton's own call binds arguments, asks what each looks like and prints its opti
 every time. Here the first call of a kind goes that way; the compiled kernel it gives is kept under
 a key of dtypes and constants, and later calls hand pointers straight to its launcher.
 
-A kernel's parameters come in this order: tensors, then numbers, then constexprs. Numbers are not
+A kernel's parameters come in this order: tensors, numbers, constexprs. Numbers are not
 specialised on (a step's T changes all the time); strides and sizes of a model are constexprs.
 """
 
@@ -23,8 +23,10 @@ Grid = tuple[int, int, int]
 class Kernel:
     """A jitted function and its compiled forms. `interpreted`: it runs on the CPU, for tests."""
 
-    def __init__(self, body: Callable[..., None], numbers: Sequence[str]) -> None:
-        self._jit: Any = triton.jit(do_not_specialize=list(numbers))(body)
+    def __init__(
+        self, body: Callable[..., None], numbers: Sequence[str], jit: Callable[..., Any]
+    ) -> None:
+        self._jit: Any = jit(do_not_specialize=list(numbers))(body)
         self._compiled: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
         self.interpreted = not isinstance(self._jit, triton.runtime.JITFunction)
 
@@ -37,8 +39,13 @@ class Kernel:
         warps: int = 4,
         stages: int = 3,
         pdl: bool = False,
+        tiles: tuple[Any, ...] = (),
     ) -> None:
-        """Start the kernel on the current stream. pdl: it may start before its forerunner ends."""
+        """Start the kernel on the current stream. pdl: it may start before its forerunner ends.
+
+        tiles: tensor descriptors, parameters between the tensors and the numbers; what there is
+        to tell apart of them, the constexprs say.
+        """
         pointers = [0 if t is None else t.data_ptr() for t in tensors]
         key: tuple[Any, ...] = (consts, warps, stages, pdl)
         key += tuple([None if t is None else t.dtype for t in tensors])
@@ -48,11 +55,11 @@ class Kernel:
                 break
         held = self._compiled.get(key)
         if held is None:
-            self._first(key, grid, (*tensors, *numbers, *consts), warps, stages, pdl)
+            self._first(key, grid, (*tensors, *tiles, *numbers, *consts), warps, stages, pdl)
             return
         run, function, middle = held
         stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())  # type: ignore[union-attr]
-        run(*grid, stream, function, *middle, *pointers, *numbers, *consts)
+        run(*grid, stream, function, *middle, *pointers, *tiles, *numbers, *consts)
 
     def _first(
         self,
@@ -89,6 +96,8 @@ def _handle(compiled: Any) -> tuple[Any, Any, tuple[Any, ...]]:
     return run.launch, function, middle
 
 
-def kernel(*numbers: str) -> Callable[[Callable[..., None]], Kernel]:
+def kernel(
+    *numbers: str, jit: Callable[..., Any] = triton.jit
+) -> Callable[[Callable[..., None]], Kernel]:
     """Make a Triton body a Kernel. numbers: names of its parameters that are plain numbers."""
-    return lambda body: Kernel(body, numbers)
+    return lambda body: Kernel(body, numbers, jit)
