@@ -1,4 +1,4 @@
-"""A few rows times a matrix: the product, its bias, its activation."""
+"""A few rows times a matrix: the product, its bias, its activation, on the tensor cores or not."""
 
 import pytest
 import torch
@@ -8,11 +8,23 @@ from quire.kernels.act import act_mul
 pytest.importorskip("triton", reason="triton is not installed")
 
 
-@pytest.mark.parametrize("rows", [2, 7, 16])
+def on_tensor_cores(*args):
+    from quire.kernels.gpu import skinny
+
+    skinny.launch(*args, skinny.Band(16, 8, 32, 2, 1))
+
+
+def row_by_row(*args):
+    from quire.kernels.gpu import gemv, gemv_rows
+
+    gemv_rows.launch(*args, gemv.Cut(4, 32, 3, 1))
+
+
+@pytest.mark.parametrize("rows", [2, 7])
 @pytest.mark.parametrize("inputs", [96, 100])
 @pytest.mark.parametrize("kind", [None, "silu"])
-def test_a_few_rows_are_multiplied(rows, inputs, kind):
-    from quire.kernels.gpu import skinny
+@pytest.mark.parametrize("launch", [on_tensor_cores, row_by_row])
+def test_a_few_rows_are_multiplied(rows, inputs, kind, launch):
     from quire.kernels.gpu.gemv import Act
 
     torch.manual_seed(1)
@@ -22,7 +34,7 @@ def test_a_few_rows_are_multiplied(rows, inputs, kind):
     bias = torch.randn(w.shape[0]).bfloat16()
     z = torch.full((rows, w.shape[0]), float("nan")).bfloat16()
     a = torch.full((rows, outputs), float("nan")).bfloat16()
-    skinny.launch(z, x, w, bias, Act(kind, a) if kind else None, skinny.Band(16, 8, 32, 2, 1))
+    launch(z, x, w, bias, Act(kind, a) if kind else None)
     want = torch.nn.functional.linear(x.float(), w.float(), bias.float()).bfloat16()
     torch.testing.assert_close(z, want, atol=2e-2, rtol=2e-2)
     if kind:
