@@ -23,7 +23,7 @@ from quire.kernels.gpu.moe_sort import sort
 from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_experts import Gate
 
-FEW = 8  # rows up to which pairs share too few experts for sorting to pay
+FEW = 3  # rows up to which pairs share too few experts for sorting to pay
 
 
 @kernel()
@@ -53,11 +53,12 @@ def tiles_of(pairs: int, experts: int, item: int) -> tuple[Tile, Tile]:
     rows = pairs / experts
     if item > 2:  # float32 is for checking only
         return Tile(16, 32, 32, 8, 4, 2), Tile(16, 32, 32, 8, 4, 2)
-    if rows <= 16:
-        return Tile(16, 64, 128, 8, 4, 3), Tile(16, 128, 128, 8, 4, 3)
+    if rows <= 24:
+        m = 16 if rows <= 8 else 32
+        return Tile(m, 64, 128, 8, 4, 3), Tile(m, 128, 128, 8, 4, 3)
     if rows <= 96:
         return Tile(64, 64, 64, 8, 4, 4), Tile(64, 128, 64, 8, 4, 4)
-    return Tile(128, 128, 64, 8, 8, 3), Tile(128, 128, 64, 8, 8, 4)
+    return Tile(128, 128, 64, 8, 8, 3), Tile(128, 256, 64, 8, 8, 3)
 
 
 def outputs(

@@ -1,65 +1,108 @@
 """Experts for a few rows: matrix-vector products that read the chosen experts' weights only.
 
-    up      block (f, pair)    some rows of gate and up of one pair's expert -> h [P, F]
-    down    block (e, t)       some outputs of one token, over all its experts, weighted
+    up      program (f, pair)    some rows of gate and up of one pair's expert -> h [P, F]
+    down    program (e, t)       some outputs of one token, over all its experts, weighted
 
-A pair is a token and one of its experts. The bound is memory, so each block has its loads in
-flight at once; `down` knows the experts before `up` has ended and fetches their weights meanwhile.
+A pair is a token and one of its experts. The bound is memory, so each program has its loads in
+flight at once, and `up`, which knows the experts first, asks for the weights of `down` to come to
+L2 behind its own. Given the router's logits instead of a choice, every program of `up` chooses for
+itself: that takes less time than a launch that waits for all logits.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.gemv import product, rows_of, vector
 from quire.kernels.gpu.moe_gate import gated
+from quire.kernels.gpu.moe_router import choice_consts, chosen, write
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 from quire.kernels.moe_experts import Gate
+from quire.kernels.moe_router import Routing
 
 
 @kernel()
 def _up(
     x_ptr,  # [T, E]
-    id_ptr,  # [T, TOP]
+    logit_ptr,  # [T, X], or None: the choice is made
+    correction_ptr,  # [X] or None
+    id_ptr,  # [T, TOP], out if there are logits
+    weight_ptr,  # [T, TOP], out if there are logits
     w_ptr,  # [X, 2F, E]
     bias_ptr,  # [X, 2F] or None
+    down_ptr,  # [X, E, F]
     h_ptr,  # [T * TOP, F] out
     X_T: tl.constexpr,
     E: tl.constexpr,
     F: tl.constexpr,
-    TOP: tl.constexpr,
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
+    X: tl.constexpr,
+    X_PAD: tl.constexpr,
+    TOP: tl.constexpr,
+    TOP_PAD: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    RENORMALISE: tl.constexpr,
+    SCALE: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr,
+    TOP_TWO: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_E: tl.constexpr,
+    TIMES: tl.constexpr,
+    AHEAD: tl.constexpr,  # elements of the second weight that a program asks for
     PDL: tl.constexpr,
 ):
     pair = tl.program_id(1)
-    fs = tl.program_id(0) * BLOCK_F + tl.arange(0, BLOCK_F)
+    t = pair // TOP
+    start = tl.program_id(0) * (BLOCK_F * TIMES)
+    k = tl.arange(0, BLOCK_E)
+    C: tl.constexpr = (E + BLOCK_E - 1) // BLOCK_E
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
-    expert = tl.load(id_ptr + pair).to(tl.int64)  # X * 2F * E can pass 2**31
-    row = tl.minimum(fs, F - 1)
-    gate_at = w_ptr + (expert * 2 * F + row)[:, None] * E
-    gate = tl.zeros((BLOCK_F, BLOCK_E), tl.float32)
-    up = tl.zeros((BLOCK_F, BLOCK_E), tl.float32)
-    for start in tl.static_range(0, E, BLOCK_E):
-        es = start + tl.arange(0, BLOCK_E)
-        inside = es < E
-        x = tl.load(x_ptr + (pair // TOP) * X_T + es, inside, 0.0).to(tl.float32)[None]
-        gate += tl.load(gate_at + es[None], inside[None], 0.0).to(tl.float32) * x
-        up += tl.load(gate_at + F * E + es[None], inside[None], 0.0).to(tl.float32) * x
-    gates, ups = tl.sum(gate, 1), tl.sum(up, 1)
-    if bias_ptr is not None:
-        gates += tl.load(bias_ptr + expert * 2 * F + row).to(tl.float32)
-        ups += tl.load(bias_ptr + expert * 2 * F + F + row).to(tl.float32)
-    h = gated(gates, ups, KIND, ALPHA, LIMIT)
-    tl.store(h_ptr + pair * F + fs, h.to(h_ptr.dtype.element_ty), fs < F)
+        wait_for_forerunner()
+        let_go()
+    xs = vector(x_ptr + t * X_T, k, E, BLOCK_E, C)
+    if logit_ptr is not None:
+        every = tl.arange(0, X_PAD)[None]
+        logits = tl.load(logit_ptr + t * X + every, every < X, float("-inf"))
+        ids, weights = chosen(logits, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID,
+                              RENORMALISE, SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
+        ks = tl.arange(0, TOP_PAD)[None]
+        expert = tl.sum(tl.sum(tl.where(ks == pair % TOP, ids, 0), 1), 0).to(tl.int64)
+        if (tl.program_id(0) == 0) & (pair % TOP == 0):
+            write(
+                ids, weights, t + tl.zeros((1,), tl.int32), t + 1, id_ptr, weight_ptr, TOP, TOP_PAD
+            )
+    else:
+        expert = tl.load(id_ptr + pair).to(tl.int64)  # X * 2F * E can pass 2**31
+    gate_ptr = w_ptr + expert * (2 * F * E)
+    n = start + tl.arange(0, BLOCK_F)
+    gates = rows_of(gate_ptr, n, k, F, E, BLOCK_E, C)
+    ups = rows_of(gate_ptr + F * E, n, k, F, E, BLOCK_E, C)
+    if PDL and AHEAD:
+        prefetch(down_ptr + expert * (E * F) + tl.program_id(0) * AHEAD,
+                 AHEAD * (w_ptr.dtype.element_ty.primitive_bitwidth // 8))  # fmt: skip
+    for g in tl.static_range(TIMES):
+        n = start + g * BLOCK_F + tl.arange(0, BLOCK_F)
+        if g + 1 < TIMES:  # in flight while this one is summed
+            next_gates = rows_of(gate_ptr, n + BLOCK_F, k, F, E, BLOCK_E, C)
+            next_ups = rows_of(gate_ptr + F * E, n + BLOCK_F, k, F, E, BLOCK_E, C)
+        gate = product(gates, xs, BLOCK_F, BLOCK_E, C, 1)
+        up = product(ups, xs, BLOCK_F, BLOCK_E, C, 1)
+        if bias_ptr is not None:
+            row = expert * (2 * F) + tl.minimum(n, F - 1)
+            gate += tl.load(bias_ptr + row).to(tl.float32)
+            up += tl.load(bias_ptr + row + F).to(tl.float32)
+        h = gated(gate, up, KIND, ALPHA, LIMIT)
+        tl.store(h_ptr + pair * F + n, h.to(h_ptr.dtype.element_ty), n < F)
+        if g + 1 < TIMES:
+            gates, ups = next_gates, next_ups
 
 
 @kernel()
@@ -83,6 +126,8 @@ def _down(
     row = tl.minimum(es, E - 1)
     fs = tl.arange(0, BLOCK_F)
     CHUNKS: tl.constexpr = (F + BLOCK_F - 1) // BLOCK_F
+    if PDL:
+        let_go()
     ahead = ()
     for c in tl.static_range(AHEAD):
         expert = tl.load(id_ptr + t * TOP + c // CHUNKS).to(tl.int64)  # X * E * F can pass 2**31
@@ -90,8 +135,7 @@ def _down(
         w_at = w_ptr + (expert * E + row)[:, None] * F + f[None]
         ahead = ahead + (tl.load(w_at, (f < F)[None], 0.0),)  # type: ignore[assignment]
     if PDL:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+        wait_for_forerunner()
     sums = tl.zeros((BLOCK_E, BLOCK_F), tl.float32)
     y = tl.zeros((BLOCK_E,), tl.float32)
     for c in tl.static_range(TOP * CHUNKS):
@@ -119,14 +163,34 @@ def chunk_of(width: int) -> int:
 
 
 class Cut(NamedTuple):
-    """How the two products are cut: rows of the weight in a block, columns at once, warps."""
+    """How the products are cut.
 
-    up: tuple[int, int, int] = (4, 1024, 4)
-    down: tuple[int, int, int] = (4, 1024, 4)
-    ahead: int = 3072  # columns of the second weight fetched before the first product has ended
+    rows, columns, times: of gate and of up at once, and how often a program does so.
+    outputs: of a program of the second product. warps: of both.
+    ahead: columns of the second weight that a program holds before the first product has ended;
+    only where the choice is not made by that product.
+    fetch: the first product asks for the second's weights.
+    """
+
+    rows: int = 4
+    columns: int = 1024
+    times: int = 1
+    warps: int = 4
+    outputs: int = 4
+    warps_down: int = 4
+    ahead: int = 3072
+    fetch: bool = False
 
 
 CUT = Cut()
+
+
+class Choice(NamedTuple):
+    """A router's logits [T, X] and how to choose by them."""
+
+    logits: Tensor
+    correction: Tensor | None
+    routing: Routing
 
 
 def few(
@@ -139,20 +203,23 @@ def few(
     gate: Gate,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
+    choice: Choice | None = None,
     cut: Cut = CUT,
 ) -> None:
-    """moe_experts over few rows. cut: another than the usual, for tuning."""
-    (tokens, top), (size, width) = ids.shape, down.shape[1:]
+    """moe_experts over few rows. choice: fill ids and weights by it. cut: for tuning."""
+    (tokens, top), (experts, size, width) = ids.shape, down.shape
     h = x.new_empty((tokens * top, width))
-    pdl = not _up.interpreted
-    rows, most, warps = cut.up
-    shape = (x.stride(0), size, width, top, gate.kind, gate.alpha, gate.limit)
-    consts = (*shape, rows, min(triton.next_power_of_2(size), most), pdl)
-    grid = (triton.cdiv(width, rows), tokens * top, 1)
-    _up(grid, (x, ids, gate_up, gate_up_bias, h), (), consts, warps, pdl=pdl)
-    rows, most, warps = cut.down
-    wide = min(chunk_of(width), most)
-    ahead = min(top * triton.cdiv(width, wide), cut.ahead // wide)
-    grid = (triton.cdiv(size, rows), tokens, 1)
-    tensors = (h, ids, weights, down, down_bias, out)
-    _down(grid, tensors, (), (size, width, top, rows, wide, ahead, pdl), warps, pdl=pdl)
+    logits, correction = (None, None) if choice is None else choice[:2]
+    routing = Routing(top) if choice is None else choice.routing
+    programs = triton.cdiv(width, cut.rows * cut.times)
+    share = size * width // programs if cut.fetch and not size * width % (16 * programs) else 0
+    consts: tuple[Any, ...] = (x.stride(0), size, width, gate.kind, gate.alpha, gate.limit)
+    consts += choice_consts(experts, routing)
+    consts += (cut.rows, min(triton.next_power_of_2(size), cut.columns), cut.times, share, PDL)
+    tensors = (x, logits, correction, ids, weights, gate_up, gate_up_bias, down, h)
+    _up((programs, tokens * top, 1), tensors, (), consts, cut.warps, pdl=PDL)
+    wide = chunk_of(width)
+    ahead = min(top * triton.cdiv(width, wide), cut.ahead // wide) if choice is None else 0
+    grid = (triton.cdiv(size, cut.outputs), tokens, 1)
+    consts = (size, width, top, cut.outputs, wide, ahead, PDL)
+    _down(grid, (h, ids, weights, down, down_bias, out), (), consts, cut.warps_down, pdl=PDL)

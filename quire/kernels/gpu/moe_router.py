@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.start import kernel
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.moe_router import Routing
 
 FEW = 16  # rows up to which a row is shared by many blocks
@@ -43,11 +44,11 @@ def _within_best_groups(ranked, xs, X: tl.constexpr, GROUPS: tl.constexpr, TOP_G
 
 
 @triton.jit
-def _choose(logits, ts, tokens, correction_ptr, id_ptr, weight_ptr,
-            X: tl.constexpr, X_PAD: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
-            SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, SCALE: tl.constexpr,
-            GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr):  # fmt: skip
-    """logits [T, X] of rows ts [T] -> their ids and weights. Best first, lower expert on a tie."""
+def chosen(logits, correction_ptr,
+           X: tl.constexpr, X_PAD: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
+           SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, SCALE: tl.constexpr,
+           GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr):  # fmt: skip
+    """logits [T, X_PAD] -> ids, weights [T, TOP_PAD]. Best first, lower expert on a tie."""
     xs = tl.arange(0, X_PAD)[None]
     logits = tl.where(xs < X, logits, float("-inf"))
     if SIGMOID:
@@ -66,18 +67,25 @@ def _choose(logits, ts, tokens, correction_ptr, id_ptr, weight_ptr,
     weights = tl.zeros((logits.shape[0], TOP_PAD), tl.float32)
     for k in tl.static_range(TOP):
         best, at = tl.max(ranked, 1, return_indices=True)
-        chosen = xs == at[:, None]
+        mine = xs == at[:, None]
         if correction_ptr is not None:
-            best = tl.sum(tl.where(chosen, scores, 0.0), 1)
+            best = tl.sum(tl.where(mine, scores, 0.0), 1)
         ids = tl.where(ks == k, at[:, None], ids)
         weights = tl.where(ks == k, best[:, None], weights)
-        ranked = tl.where(chosen, float("-inf"), ranked)
+        ranked = tl.where(mine, float("-inf"), ranked)
     if RENORMALISE:
         weights = weights / tl.sum(weights, 1)[:, None]
+    return ids, weights * SCALE
+
+
+@triton.jit
+def write(ids, weights, ts, tokens, id_ptr, weight_ptr, TOP: tl.constexpr, TOP_PAD: tl.constexpr):
+    """Store the choice of rows ts [T]."""
+    ks = tl.arange(0, TOP_PAD)[None]
     live = (ts < tokens)[:, None] & (ks < TOP)
     at = ts[:, None] * TOP + ks
     tl.store(id_ptr + at, ids, live)
-    tl.store(weight_ptr + at, weights * SCALE, live)
+    tl.store(weight_ptr + at, weights, live)
 
 
 @kernel()
@@ -89,7 +97,7 @@ def _few(
     bias_ptr,  # [X] or None
     correction_ptr,  # [X] or None
     logit_ptr,  # [T, X] scratch
-    ticket_ptr,  # [FEW], zero before and after
+    ticket_ptr,  # [FEW], zero before and after; None: somebody else chooses
     y_ptr,  # [T, E] out, or None
     r_ptr,  # [T, E] out, or None
     id_ptr,  # [T, TOP] out
@@ -120,7 +128,8 @@ def _few(
     if norm_ptr is not None:
         norm = tl.load(norm_ptr + es, live, 0.0).to(tl.float32) + OFFSET
     if PDL:
-        tl.extra.cuda.gdc_wait()  # weights need not wait for the forerunner, x must
+        let_go()
+        wait_for_forerunner()  # weights need not wait, x must
     x = tl.load(x_ptr + t * X_T + es, live, 0.0).to(tl.float32)
     if norm_ptr is not None:
         if residual_ptr is not None:
@@ -138,17 +147,17 @@ def _few(
     if bias_ptr is not None:
         logits += tl.load(bias_ptr + xs, xs < X, 0.0).to(tl.float32)
     tl.store(logit_ptr + t * X + xs, logits, xs < X)
-    tl.debug_barrier()  # every thread's logits are written before the ticket is drawn
-    ticket = tl.atomic_add(ticket_ptr + t, 1, sem="acq_rel")
-    if ticket == tl.num_programs(0) - 1:
-        every = tl.arange(0, X_PAD)[None]
-        row = tl.load(logit_ptr + t * X + every, every < X, float("-inf"), cache_modifier=".cg")
-        ts = t + tl.zeros((1,), tl.int32)
-        _choose(row, ts, t + 1, correction_ptr, id_ptr, weight_ptr, X, X_PAD, TOP, TOP_PAD,
-                SIGMOID, RENORMALISE, SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
-        tl.store(ticket_ptr + t, 0)
-    if PDL:
-        tl.extra.cuda.gdc_launch_dependents()
+    if ticket_ptr is not None:
+        tl.debug_barrier()  # every thread's logits are written before the ticket is drawn
+        ticket = tl.atomic_add(ticket_ptr + t, 1, sem="acq_rel")
+        if ticket == tl.num_programs(0) - 1:
+            every = tl.arange(0, X_PAD)[None]
+            row = tl.load(logit_ptr + t * X + every, every < X, float("-inf"), cache_modifier=".cg")
+            ts = t + tl.zeros((1,), tl.int32)
+            ids, weights = chosen(row, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID, RENORMALISE,
+                                  SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
+            write(ids, weights, ts, t + 1, id_ptr, weight_ptr, TOP, TOP_PAD)
+            tl.store(ticket_ptr + t, 0)
 
 
 @kernel("tokens")
@@ -188,8 +197,9 @@ def _many(
         sums = tl.dot(x, w, sums, input_precision="ieee")
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + xs, xs < X, 0.0).to(tl.float32)[None]
-    _choose(sums, ts, tokens, correction_ptr, id_ptr, weight_ptr, X, X_PAD, TOP, TOP_PAD,
-            SIGMOID, RENORMALISE, SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
+    ids, weights = chosen(sums, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID, RENORMALISE,
+                          SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
+    write(ids, weights, ts, tokens, id_ptr, weight_ptr, TOP, TOP_PAD)
 
 
 class Tickets:
@@ -286,9 +296,39 @@ def _launch_few(
     correction: Tensor | None,
     norm: Norm | None,
 ) -> None:
+    tokens, experts = x.shape[0], weight.shape[0]
+    scratch = (empty_logits(tokens, experts, x.device), _TICKETS.on(x.device))
+    _start_few(x, weight, routing, bias, correction, norm, scratch, outs)
+
+
+def empty_logits(tokens: int, experts: int, device: torch.device) -> Tensor:
+    return torch.empty((tokens, experts), dtype=torch.float32, device=device)
+
+
+def launch_logits(
+    logits: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    bias: Tensor | None,
+    norm: Norm | None,
+) -> None:
+    """The product only, of few rows: logits [T, X] float32. Whoever reads them chooses."""
+    rows = x if norm is None else norm.x
+    _start_few(rows, weight, routing, bias, None, norm, (logits, None), (None, None))
+
+
+def _start_few(
+    x: Tensor,
+    weight: Tensor,
+    routing: Routing,
+    bias: Tensor | None,
+    correction: Tensor | None,
+    norm: Norm | None,
+    scratch: tuple[Tensor, Tensor | None],
+    outs: tuple[Tensor | None, Tensor | None],
+) -> None:
     (tokens, size), experts = x.shape, weight.shape[0]
-    logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
-    scratch = (logits, _TICKETS.on(x.device))
     before: tuple[Tensor | None, ...] = (x, None, None)
     made: tuple[Tensor | None, ...] = (None, None)
     form = (0.0, 0.0)
@@ -298,14 +338,18 @@ def _launch_few(
     consts = (*_consts(x, weight, routing), *form, 4, triton.next_power_of_2(size))
     grid = (triton.cdiv(experts, 4), tokens, 1)
     tensors = (*before, weight, bias, correction, *scratch, *made, *outs)
-    pdl = not _few.interpreted
-    _few(grid, tensors, (), (*consts, pdl), 4 if size <= 4096 else 8, pdl=pdl)
+    _few(grid, tensors, (), (*consts, PDL), 4 if size <= 4096 else 8, pdl=PDL)
 
 
 def _consts(x: Tensor, weight: Tensor, routing: Routing) -> tuple[Any, ...]:
     experts, size = weight.shape
+    return (x.stride(0), size, *choice_consts(experts, routing))
+
+
+def choice_consts(experts: int, routing: Routing) -> tuple[Any, ...]:
+    """The constants of `chosen`, from X on."""
     return (
-        x.stride(0), size, experts, triton.next_power_of_2(experts),
+        experts, triton.next_power_of_2(experts),
         routing.top_k, triton.next_power_of_2(routing.top_k), routing.score == "sigmoid",
         routing.renormalise, routing.scale,
         routing.groups, routing.top_groups, routing.group_score == "top2",
