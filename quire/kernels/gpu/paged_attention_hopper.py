@@ -81,8 +81,9 @@ def _soft(s, total, top, at, pos, scale, MASK: gl.constexpr):
 
 
 @gluon.jit
-def _turns(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, pos, scale,
+def _turns(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos, scale,
            low, high, N: gl.constexpr, STAGES: gl.constexpr, MASK: gl.constexpr,
+           WHICH: gl.constexpr, TURNS: gl.constexpr,
            S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
     """Key tiles [low, high): scores of tile j while the values of tile j - 1 are absorbed."""
     n = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))
@@ -90,12 +91,16 @@ def _turns(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_emp
         stage = j % STAGES
         before = (j - 1) % STAGES
         mbarrier.wait(k_full.index(stage), j // STAGES & 1)
+        if TURNS:  # the other warpgroup's products first, while this one took exponentials
+            mbarrier.wait(go.index(WHICH), (j - 1 & 1) ^ (1 - WHICH))
         zero = gl.zeros([ROWS, N], gl.float32, S_LAYOUT)
         scores = warpgroup_mma(
             q, k_smem.index(stage).permute((1, 0)), zero, use_acc=False, is_async=True
         )
         mbarrier.wait(v_full.index(before), (j - 1) // STAGES & 1)
         sums = warpgroup_mma(p, v_smem.index(before), acc, is_async=True)
+        if TURNS:
+            mbarrier.arrive(go.index(1 - WHICH), count=1)
         s = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(k_empty.index(stage), count=1)
         weights, total, top, shrink = _soft(s, total, top, j * N + n, pos, scale, MASK)
@@ -124,11 +129,11 @@ def _clear(tile, from_row, N: gl.constexpr, D: gl.constexpr):
 
 
 @gluon.jit
-def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty,
+def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go,
             kh, begin, queries, lowest, prefix, count, full, context, scale,
             WHICH: gl.constexpr, K: gl.constexpr, G: gl.constexpr, D: gl.constexpr,
             Q_T: gl.constexpr, Q_H: gl.constexpr, QUERIES: gl.constexpr, N: gl.constexpr,
-            STAGES: gl.constexpr, SINKS: gl.constexpr):  # fmt: skip
+            STAGES: gl.constexpr, SINKS: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
     """One warpgroup: its 64 rows against all key tiles."""
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -160,12 +165,12 @@ def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, 
     weights, total, top, _ = _soft(s, total, top, n, pos, scale, True)
     p = gl.convert_layout(weights.to(v_smem.dtype), P_LAYOUT)
     acc, p, total, top = _turns(
-        acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, pos, scale,
-        1, full, N, STAGES, False, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
+        scale, 1, full, N, STAGES, False, WHICH, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT,
     )  # fmt: skip
     acc, p, total, top = _turns(
-        acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, pos, scale,
-        gl.maximum(full, 1), count, N, STAGES, True, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
+        scale, gl.maximum(full, 1), count, N, STAGES, True, WHICH, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT,
     )  # fmt: skip
     last = (count - 1) % STAGES
     mbarrier.wait(v_full.index(last), (count - 1) // STAGES & 1)
@@ -223,6 +228,7 @@ def hopper_kernel(
     STAGES: gl.constexpr,
     HAS_ROWS: gl.constexpr,
     SINKS: gl.constexpr,
+    TURNS: gl.constexpr,
 ):
     # late tiles are the long ones: they start first, so that none is left over at the end
     pid = gl.num_programs(0) - 1 - gl.program_id(0)
@@ -250,6 +256,9 @@ def hopper_kernel(
         k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
         v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+        go = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
+        mbarrier.init(go.index(0), count=1)
+        mbarrier.init(go.index(1), count=1)
         for i in gl.static_range(STAGES):
             mbarrier.init(k_full.index(i), count=1)
             mbarrier.init(v_full.index(i), count=1)
@@ -261,11 +270,11 @@ def hopper_kernel(
         gl.warp_specialize(
             [
                 (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, kh, begin, queries, lowest, prefix, count, full,
-                           context, scale, 0, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS)),
+                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, count, full,
+                           context, scale, 0, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS, TURNS)),
                 (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, kh, begin, queries, lowest, prefix, count, full,
-                           context, scale, 1, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS)),
+                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, count, full,
+                           context, scale, 1, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS, TURNS)),
                 (_load, (cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh,
                          count, last, K, B, D, N, STAGES)),
             ],
@@ -294,6 +303,7 @@ def launch(
     extras: Extras,
     keys: int = 128,
     stages: int = 2,
+    turns: bool = True,
 ) -> None:
     """The sequences after the first `decodes`, of any number of queries."""
     blocks, _, kv_heads, block, size = cache.shape
@@ -311,7 +321,7 @@ def launch(
         (extras.scale, decodes, sequences),
         (
             kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0), queries,
-            keys, stages, extras.rows is not None, extras.sinks is not None,
+            keys, stages, extras.rows is not None, extras.sinks is not None, turns,
         ),
         tiles=(tiles,),
     )  # fmt: skip
