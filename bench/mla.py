@@ -72,9 +72,9 @@ class Step:
         decodes = next((i for i, q in enumerate(queries) if q != 1), len(queries))
         starts = ints([0, *queries]).cumsum(0).int()
         contexts = ints([c for _, c in rows])
-        fresh = all(q == c for q, c in rows[decodes:])
+        past = max((c - q for q, c in rows[decodes:]), default=0)
         self.args = (both[..., :PLAIN], both[..., PLAIN:], latents, up, self.cache, tables.cuda())
-        self.args += (starts, contexts, (PLAIN + ROTATED) ** -0.5, None, decodes, fresh)
+        self.args += (starts, contexts, (PLAIN + ROTATED) ** -0.5, None, decodes, past)
         self.graphed = decodes == len(rows)
 
     def us(self):

@@ -48,7 +48,7 @@ class Batch:
     max_context: int
     rows: Tensor | None = None  # [S] int32: sequence s has tables[g][rows[s]]; None: tables[g][s]
     decodes: int = 0  # leading sequences that have one query token each
-    fresh: bool = False  # known: no other sequence has tokens before this step's
+    past: int | None = None  # most tokens another sequence has before this step's. None: unknown
 
 
 class AttentionLayer(Protocol):

@@ -57,7 +57,7 @@ class LatentStep:
             layer.scale,
             batch.rows,
             batch.decodes,
-            batch.fresh,
+            batch.past,
         )
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:

@@ -7,7 +7,7 @@
 Both can be done without keys and values: q . (up @ c) = (q @ up) . c, and the sum of weighted
 values is up @ the sum of weighted latents. That reads L + R numbers a token whatever H is, for more
 arithmetic per pair: right for a row that decodes. Where a step brings many queries at once, keys
-and values of its own tokens are made after all, and each pair costs P + R + V instead of 2 L + R.
+and values of all tokens are made after all, and each pair costs P + R + V instead of 2 L + R.
 
 Axes: T query tokens, S sequences, H query heads, P size of a query without its rotated part,
 R rotated size, L compressed size, V size of a value, N blocks, B block size, W table width.
@@ -69,7 +69,7 @@ def _case(
         "scale": (plain + rotated) ** -0.5,
         "rows": None if places is None else places.to(device),
         "decodes": decodes,
-        "fresh": all(q == c for q, c in rows[decodes:]),
+        "past": max((c - q for q, c in rows[decodes:]), default=0),
     }
 
 
@@ -85,7 +85,9 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (5, 16, 32, 32, 16, 32), [(1, 100), (1, 1)], bf16)
     yield _case(device, (2, 16, 16, 32, 16, 16), [(1, 0), (1, 0)], bf16)
     yield _case(device, (6, 16, 16, 32, 16, 16), [(40, 40), (3, 90)], torch.float16, shuffled=True)
-    yield _case(device, (2, 16, 16, 32, 16, 16), [(1, 9), (270, 300), (10, 10), (2, 60)], fp32)
+    yield _case(device, (2, 16, 16, 32, 16, 16), [(1, 9), (170, 300), (10, 10), (90, 250)], fp32)
+    yield _case(device, (2, 24, 16, 32, 12, 16), [(100, 450)], bf16, shuffled=True)
+    yield {**_case(device, (2, 16, 16, 32, 16, 16), [(100, 130), (2, 2)], fp32), "past": None}
 
 
 @op(cases=_cases, gpu=True)
@@ -101,15 +103,15 @@ def mla_attention(
     scale: float,
     rows: Tensor | None = None,
     decodes: int = 0,
-    fresh: bool = False,
+    past: int | None = None,
 ) -> Tensor:
     """Attend every query row to the tokens of its sequence.
 
     q: [T, H, P], q_rope: [T, H, R], may be strided. latents: [T, L + R], the step's own, which are
     in the cache too. up: [H, P + V, L]. cache: [N, 1, 1, B, L + R]. rows: [S] int32, sequence s
     has the table tables[rows[s]]; None: tables[s]. decodes: so many first sequences have one query
-    each. fresh: the others have no tokens before this step's. Returns a new [T, H * V] in q.dtype;
-    rows of a sequence of no tokens (padding) are zeros.
+    each. past: the most tokens any other has before this step's; None: not known. Returns a new
+    [T, H * V] in q.dtype; rows of a sequence of no tokens (padding) are zeros.
     """
     heads, value = q.shape[1], up.shape[1] - q.shape[2]
     out = torch.zeros(len(q), heads * value, dtype=q.dtype, device=q.device)

@@ -210,7 +210,7 @@ class Lane:
             mail.depth,
             self._block_size,
         )
-        hidden = self._forward(views, ids, kv_slots, size, 1, self._width * self._block_size, False)
+        hidden = self._forward(views, ids, kv_slots, size, 1, self._width * self._block_size, 0)
         if kind is None:
             if self._hidden is None:
                 shape = (self._tables.shape[1], hidden.shape[1])
@@ -241,7 +241,7 @@ class Lane:
                 kv_slots,
                 self._block_size,
             )
-            bounds = (inputs.decodes, inputs.max_query, inputs.max_context, inputs.fresh)
+            bounds = (inputs.decodes, inputs.max_query, inputs.max_context, inputs.past)
             hidden = self._forward(views, ids, kv_slots, *bounds)
         judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
         if not inputs.sampled_rows:
@@ -289,7 +289,7 @@ class Lane:
         decodes: int,
         max_query: int,
         max_context: int,
-        fresh: bool,
+        past: int,
     ) -> Tensor:
         """Hidden states of the step's tokens: [T, E]."""
         batch = Batch(
@@ -301,7 +301,7 @@ class Lane:
             max_context=max_context,
             rows=views.rows,
             decodes=decodes,
-            fresh=fresh,
+            past=past,
         )
         hidden = self._model(StepInputs(ids, views.positions, self._backend.plan(batch)))
         fuse.flush()

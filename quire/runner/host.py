@@ -124,7 +124,7 @@ class Lane:
             max_query=inputs.max_query,
             max_context=inputs.max_context,
             decodes=inputs.decodes,
-            fresh=inputs.fresh,
+            past=inputs.past,
         )
 
     def _sampled(

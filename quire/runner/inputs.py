@@ -41,10 +41,10 @@ class Inputs:
     decode_only: bool  # every row is one token and is sampled
 
     @property
-    def fresh(self) -> bool:
-        """Whether the rows of several tokens are beginnings of their sequences."""
-        counts = np.diff(self.q_starts)
-        return bool((counts[self.decodes :] == self.contexts[self.decodes :]).all())
+    def past(self) -> int:
+        """Most tokens that a row of several has before this step's."""
+        before = self.contexts - np.diff(self.q_starts)
+        return int(before[self.decodes :].max(initial=0))
 
 
 def gather(plan: StepPlan) -> Inputs:

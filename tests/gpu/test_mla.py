@@ -47,7 +47,7 @@ def step_of(rows, heads, dtype=torch.bfloat16, spare=3):
         "scale": (PLAIN + ROTATED) ** -0.5,
         "rows": places.to(device),
         "decodes": decodes,
-        "fresh": all(q == c for q, c in rows[decodes:]),
+        "past": max((c - q for q, c in rows[decodes:]), default=0),
     }
 
 
@@ -64,6 +64,7 @@ def error(got, want):
 DECODES = [(1, c) for c in (1, 15, 16, 17, 127, 128, 129, 1000, 4096, 4097)]
 FRESH = [(1, 700), (1, 33), (300, 300), (5, 5), (128, 128), (129, 129), (1000, 1000), (2, 2)]
 CHUNKS = [(1, 700), (300, 300), (5, 1029), (64, 2000), (130, 131), (700, 900), (1, 1)]
+LONG = [(1, 99), (900, 6000), (300, 301)]
 FEW = [(1, 50), (3, 90), (17, 17), (60, 2000), (2, 3000)]
 
 
@@ -79,7 +80,7 @@ def test_decoding_agrees_with_float32(heads, rows):
 
 
 @pytest.mark.parametrize("heads", [16, 128, 20, 2])
-@pytest.mark.parametrize("rows", [FRESH, sorted(CHUNKS), FEW, FRESH[2:], [(1500, 1500)]])
+@pytest.mark.parametrize("rows", [FRESH, sorted(CHUNKS), FEW, LONG, FRESH[2:], [(1500, 1500)]])
 def test_prompts_and_chunks_mixed_with_decoding_agree_with_float32(heads, rows):
     torch.manual_seed(2)
     case = step_of(rows, heads)
@@ -90,12 +91,13 @@ def test_prompts_and_chunks_mixed_with_decoding_agree_with_float32(heads, rows):
         assert error(got[start:stop], want[start:stop]) < 2 * CLOSE, (start, stop)
 
 
-def test_a_step_not_known_to_be_fresh_gives_the_same():
+@pytest.mark.parametrize("rows", [FRESH, LONG])
+def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(rows):
     torch.manual_seed(7)
-    case = step_of(FRESH, 16)
-    assert case["fresh"]
-    got = mla_attention(**{**case, "fresh": False})
-    assert error(got, mla_attention(**case).float()) < CLOSE
+    case = step_of(rows, 16)
+    want = exact(case)
+    for past in (None, case["past"] + 1000):
+        assert error(mla_attention(**{**case, "past": past}), want) < CLOSE
 
 
 @pytest.mark.parametrize("heads", [16, 128])

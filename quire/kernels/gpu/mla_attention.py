@@ -1,13 +1,13 @@
 """Latent attention on the GPU: which kernels a step takes, and the products around them.
 
-    rows that decode        queries to latent space, mla_decode, values from it
-    prompts, all fresh      keys and values of the step's tokens, mla_prompt
-    chunks                  the same, and for what is in the cache already, slice by slice of the
-                            heads: queries to latent space, mla_cached, values from it, join
-    a few rows more         as rows that decode, in mla_cached
+    rows that decode      queries to latent space, mla_decode, values from it
+    a few queries each    the same with mla_cached
+    prompts and chunks    keys and values are made and mla_prompt attends: for what is in the cache
+                          before the step, some positions of each sequence at a time, then for the
+                          step's own tokens
 
-Slices keep what chunks need below what a fresh step of as many tokens holds for its keys and
-values: the memory that was measured for the largest step is enough for any.
+A fresh step holds memory it does not need: what any other step of as many tokens does. So the
+memory that was measured for the largest fresh step is enough for all.
 
 Axes: as in quire.kernels.mla_attention.
 """
@@ -15,6 +15,7 @@ Axes: as in quire.kernels.mla_attention.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +23,14 @@ from torch import Tensor
 from quire.kernels.cache import rehearsing
 from quire.kernels.gpu.mla_cached import cached
 from quire.kernels.gpu.mla_decode import decode
-from quire.kernels.gpu.mla_prompt import join, prompt
+from quire.kernels.gpu.mla_gather import gather
+from quire.kernels.gpu.mla_prompt import Keys, Running, prompt
 
-FEW = 128
-"""Tokens for which making keys and values does not pay."""
+FEW = 80
+"""Queries per sequence from which on making keys and values of its past pays."""
 
-SLICES = 8
-WHOLE = 256
-"""Tokens for which slices save nothing that counts."""
+LEAST = 2048
+"""Positions that keys and values are made of at a time, if there are that many."""
 
 
 def outputs(
@@ -44,7 +45,7 @@ def outputs(
     scale: float,
     rows: Tensor | None = None,
     decodes: int = 0,
-    fresh: bool = False,
+    past: int | None = None,
 ) -> Tensor:
     """[T, H * V]. The latent's sizes must be powers of two, all of one dtype."""
     latent, rotated = up.shape[2], q_rope.shape[2]
@@ -72,72 +73,92 @@ def launch(
     scale: float,
     rows: Tensor | None = None,
     decodes: int = 0,
-    fresh: bool = False,
+    past: int | None = None,
 ) -> None:
     log_scale = scale * math.log2(math.e)
-    keys, values = up[:, : q.shape[2]], up[:, q.shape[2] :]
     if decodes:
+        keys, values = up[:, : q.shape[2]], up[:, q.shape[2] :]
         mixed = to_latent(q[:decodes], keys)
         decode(mixed, mixed, q_rope, cache, tables, contexts, log_scale, rows, decodes)
         from_latent(out[:decodes], mixed, values)
-    if decodes == contexts.shape[0]:
-        return
-    out, q, q_rope, latents = (t[decodes:] for t in (out, q, q_rope, latents))
-    where = (cache, tables, q_starts, contexts, log_scale, rows, decodes)
-    every = rehearsing()  # a start shows fresh steps only, and a chunk must not wait for a compiler
-    if every or (not fresh and len(q) <= FEW):
-        mixed = to_latent(q, keys)
-        cached(mixed, None, mixed, q_rope, *where)
-        from_latent(out, mixed, values)
-        if not every:
+    if decodes < contexts.shape[0]:
+        tokens = (out[decodes:], q[decodes:], q_rope[decodes:])
+        step = Others(*tokens, latents[decodes:], up, cache, tables, q_starts, contexts, log_scale)
+        for way in (None, 0, 2 * LEAST) if rehearsing() else (past,):
+            step.attend(rows, decodes, way)
+
+
+class Others(NamedTuple):
+    """The sequences that do not decode: arguments of the op, the first four of their tokens only.
+
+    A start shows fresh steps only; when it rehearses, each of them goes all ways, so that a chunk
+    need not wait for a compiler.
+    """
+
+    out: Tensor
+    q: Tensor
+    q_rope: Tensor
+    latents: Tensor
+    up: Tensor
+    cache: Tensor
+    tables: Tensor
+    q_starts: Tensor
+    contexts: Tensor
+    log_scale: float
+
+    def attend(self, rows: Tensor | None, first: int, past: int | None) -> None:
+        tokens, sequences = self.q.shape[0], self.contexts.shape[0] - first
+        if past is None or (past and tokens < FEW * sequences and not rehearsing()):
+            self.by_latents(rows, first)
             return
-    if every or fresh:
-        _own(out, None, q, q_rope, latents, up, q_starts, log_scale, decodes)
-    if every or not fresh:
-        own = torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
-        _own(out, own, q, q_rope, latents, up, q_starts, log_scale, decodes)
-        for slices in (1, SLICES) if every else (1 if len(q) <= WHOLE else SLICES,):
-            _past(out, own, q, q_rope, keys, values, where, slices)
+        running = self.before(rows, first, past) if past else None
+        if not past:
+            self.hold()
+        keys = Keys(self.made(self.latents), self.latents[:, self.up.shape[2] :])
+        self.prompt(running, keys, first)
 
+    def by_latents(self, rows: Tensor | None, first: int) -> None:
+        """As rows that decode."""
+        plain = self.q.shape[2]
+        mixed = to_latent(self.q, self.up[:, :plain])
+        where = (self.cache, self.tables, self.q_starts, self.contexts)
+        cached(mixed, mixed, self.q_rope, *where, self.log_scale, rows, first)
+        from_latent(self.out, mixed, self.up[:, plain:])
 
-def _own(
-    out: Tensor,
-    weight: Tensor | None,
-    q: Tensor,
-    q_rope: Tensor,
-    latents: Tensor,
-    up: Tensor,
-    q_starts: Tensor,
-    log_scale: float,
-    first: int,
-) -> None:
-    """The step's own tokens, by their keys and values."""
-    heads, each, latent = up.shape
-    kv = torch.mm(latents[:, :latent], up.view(-1, latent).t()).view(-1, heads, each)
-    prompt(out, weight, q, q_rope, kv, latents[:, latent:], q_starts, log_scale, first)
+    def before(self, rows: Tensor | None, first: int, past: int) -> Running:
+        """What tokens before the step give, so many positions of each sequence at a time."""
+        tokens, heads, _ = self.q.shape
+        sequences, wide = self.contexts.shape[0] - first, self.cache.shape[4]
+        room = min(past, max(tokens, LEAST) // sequences)
+        some = self.q.new_empty((sequences * room, wide))
+        wide = self.out.shape[1]
+        sums = torch.empty((tokens, wide), dtype=torch.float32, device=self.q.device)
+        running = Running(sums, sums.new_empty((tokens, heads)), False)
+        where = (self.cache, self.tables, self.q_starts, self.contexts, rows, first)
+        for low in range(0, past, room):
+            gather(some, self.q_rope.shape[2], *where, low, room)
+            keys = Keys(self.made(some), some[:, self.up.shape[2] :], low, room)
+            self.prompt(running, keys, first)
+            running = running._replace(begun=True)
+        return running
 
+    def prompt(self, running: Running | None, keys: Keys, first: int) -> None:
+        where = (self.q_starts, self.contexts, self.log_scale, first)
+        prompt(self.out, running, self.q, self.q_rope, keys, *where)
 
-def _past(
-    out: Tensor,
-    own: Tensor,
-    q: Tensor,
-    q_rope: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    where: tuple[Tensor, Tensor, Tensor, Tensor, float, Tensor | None, int],
-    slices: int,
-) -> None:
-    """What was in the cache before the step, added to `out` slice by slice of the heads."""
-    heads = q.shape[1]
-    each = -(-heads // min(slices, heads))
-    for h in range(0, heads, each):
-        some = slice(h, min(h + each, heads))
-        mixed = to_latent(q[:, some], keys[some])
-        weight = torch.empty(mixed.shape[:2], dtype=torch.float32, device=q.device)
-        cached(mixed, weight, mixed, q_rope[:, some], *where)
-        past = torch.empty((*mixed.shape[:2], values.shape[1]), dtype=q.dtype, device=q.device)
-        from_latent(past.flatten(1), mixed, values[some])
-        join(out, own, past, weight, h)
+    def made(self, latents: Tensor) -> Tensor:
+        """Keys and values of latents [n, L + R]: [n, H, P + V]."""
+        heads, each, latent = self.up.shape
+        flat = self.up.view(-1, latent)
+        return torch.mm(latents[:, :latent], flat.t()).view(-1, heads, each)
+
+    def hold(self) -> None:
+        """For a moment, the memory of a step with a past: see above."""
+        tokens, heads = self.q.shape[:2]
+        made = heads * self.up.shape[1] + self.cache.shape[4]
+        sums = (self.out.shape[1] + heads) * (4 // self.q.itemsize)
+        latents = tokens * heads * self.up.shape[2]
+        self.q.new_empty(max(latents, tokens * sums + max(tokens, LEAST) * made))
 
 
 def to_latent(q: Tensor, keys: Tensor) -> Tensor:

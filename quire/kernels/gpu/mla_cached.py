@@ -2,8 +2,7 @@
 
     grid (head tiles, query tiles)
 
-Either all that a row sees, or only what was in the cache before this step (`past`): then the
-step's own tokens are attended elsewhere (mla_prompt), and both are joined by their weights.
+For sequences that bring a few queries each, as rows that decode do, but for steps of any number.
 
 Axes: as in quire.kernels.mla_attention; T here counts the tokens of these sequences only.
 """
@@ -28,7 +27,6 @@ def _cached(
     contexts_ptr,
     rows_ptr,
     out_ptr,  # [T, H, L]
-    weight_ptr,  # [T, H] float32, if PAST
     scale,
     first,  # sequence; those before it decode
     sequences,
@@ -43,7 +41,6 @@ def _cached(
     TABLE_ROW: tl.constexpr,
     B: tl.constexpr,
     HAS_ROWS: tl.constexpr,
-    PAST: tl.constexpr,
     BQ: tl.constexpr,  # queries of a tile
     BH: tl.constexpr,  # heads of a tile
     BN: tl.constexpr,
@@ -69,13 +66,9 @@ def _cached(
         table = s.to(tl.int64)
         if HAS_ROWS:
             table = tl.load(rows_ptr + s).to(tl.int64)
-        if PAST:
-            end = past
-            seen = tl.zeros_like(i) + past
-        else:
-            end = past + tl.minimum(query + BQ, queries)
-            seen = past + i + 1
-        acc, best, total = sweep(
+        end = past + tl.minimum(query + BQ, queries)
+        seen = past + i + 1
+        acc, _, total = sweep(
             q, q_rope, cache_ptr, tables_ptr + table * TABLE_ROW, 0, end, seen, scale,
             STRIDE_N, B, BQ * BH, BN, L, R, PRECISION,
         )  # fmt: skip
@@ -83,13 +76,10 @@ def _cached(
         at = t * H + h
         to = out_ptr + at[:, None] * L + c[None, :]
         tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=real[:, None])
-        if PAST:
-            tl.store(weight_ptr + at, best + tl.log2(total), mask=real)
 
 
 def cached(
     out: Tensor,
-    weight: Tensor | None,
     q: Tensor,
     q_rope: Tensor,
     cache: Tensor,
@@ -101,7 +91,7 @@ def cached(
     first: int,
     tile: Tile | None = None,
 ) -> None:
-    """The sequences from `first` on. q, q_rope, out: of their tokens. weight: their past only."""
+    """The sequences from `first` on. q, q_rope, out: of their tokens."""
     heads = q.shape[1]
     tile = tile or tile_of(q.dtype.itemsize)
     each = min(tile.rows, triton.next_power_of_2(heads))
@@ -110,11 +100,10 @@ def cached(
     tiles = q.shape[0] // queries + (sequences - first)
     _cached(
         (triton.cdiv(heads, each), tiles, 1),
-        (q, q_rope, cache, tables, q_starts, contexts, rows, out, weight),
+        (q, q_rope, cache, tables, q_starts, contexts, rows, out),
         (log_scale, first, sequences),
         (
             *sizes_of(q, q_rope, cache, tables, rows),
-            weight is not None,
             queries,
             each,
             tile.latents,

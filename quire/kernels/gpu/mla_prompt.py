@@ -1,15 +1,18 @@
-"""Rows of prompts and chunks against the step's own tokens, whose keys and values have been made.
+"""Rows of prompts and chunks against tokens whose keys and values have been made.
 
     grid (heads, query tiles)
 
-An ordinary causal attention, but that a key is in two pieces: its own of each head, and the rotated
-one that all heads share. Keys and values come as one matrix product's rows, never apart.
+An ordinary attention, but that a key is in two pieces: its own of each head, and the rotated one
+that all heads share. Keys and values come as one matrix product's rows, never apart. Tokens before
+the step come some at a time; what they gave is kept in float32, and the step's own come last.
 
 Axes: as in quire.kernels.mla_attention; T here counts the tokens of these sequences only; M query
 rows of a tile, BN keys at a time.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
@@ -31,7 +34,7 @@ def _sweep(
     start,
     end,
     query,  # of the tile's first row
-    queries,
+    count,  # keys there are
     scale,
     P: tl.constexpr,
     V: tl.constexpr,
@@ -53,7 +56,7 @@ def _sweep(
     for at in range(start, end, BN):
         n = at + tl.arange(0, BN)
         here = n.to(tl.int64)  # tokens times heads times sizes can pass 2**31
-        there = n[:, None] < queries
+        there = n[:, None] < count
         k_at = kv_ptr + here[:, None] * KV_ROW + p[None, :]
         k = tl.load(k_at, mask=there & (p[None, :] < P), other=0.0)
         rotated_at = rotated_ptr + here[:, None] * LATENT_ROW + r[None, :]
@@ -62,6 +65,8 @@ def _sweep(
         s = tl.dot(q, tl.trans(k), acc=s, input_precision=PRECISION) * scale
         if DIAGONAL:
             s = tl.where(n[None, :] <= row[:, None], s, float("-inf"))
+        else:
+            s = tl.where(n[None, :] < count, s, float("-inf"))
         higher = tl.maximum(best, tl.max(s, 1))
         weights = tl.exp2(s - higher[:, None])
         shrink = tl.exp2(best - higher)
@@ -74,18 +79,22 @@ def _sweep(
     return acc, best, total
 
 
-@kernel("scale", "first", "sequences")
+@kernel("scale", "first", "sequences", "low", "room")
 def _prompt(
     q_ptr,  # [T, H, P]
     rope_ptr,  # [T, H, R]
-    kv_ptr,  # [T, H, P + V]
-    rotated_ptr,  # [T, R], rows LATENT_ROW apart
+    kv_ptr,  # [T or sequences * room, H, P + V]
+    rotated_ptr,  # as many rows of [R], LATENT_ROW apart
     starts_ptr,
+    contexts_ptr,
     out_ptr,  # [T, H * V]
-    weight_ptr,  # [T, H] float32, if WEIGHTS
+    sum_ptr,  # [T, H * V] float32, with weight_ptr [T, H] float32: what other keys gave so far
+    weight_ptr,
     scale,
     first,  # sequence; those before it decode
     sequences,
+    low,  # PAST: the keys are positions [low, low + room) of each sequence
+    room,
     H: tl.constexpr,
     P: tl.constexpr,
     V: tl.constexpr,
@@ -98,103 +107,107 @@ def _prompt(
     ROPE_ROW: tl.constexpr,
     ROPE_HEAD: tl.constexpr,
     LATENT_ROW: tl.constexpr,
-    WEIGHTS: tl.constexpr,
+    PAST: tl.constexpr,  # keys of tokens before the step; else the step's own
+    GO_ON: tl.constexpr,  # from what is in sum_ptr
     M: tl.constexpr,
     BN: tl.constexpr,  # divides M
     PRECISION: tl.constexpr,
 ):
     """One tile of queries of one head. The last tiles go first: they are the longest."""
+    KV_ROW: tl.constexpr = H * (P + V)
     tile = tl.num_programs(1) - 1 - tl.program_id(1)
     h = tl.program_id(0)
-    _, q_start, queries, tiles = sequence_of(tile, starts_ptr, first, sequences, M)
+    s, q_start, queries, tiles = sequence_of(tile, starts_ptr, first, sequences, M)
     query = (tile - tiles) * M
     if query < queries:
-        KV_ROW: tl.constexpr = H * (P + V)
         m = query + tl.arange(0, M)
         p = tl.arange(0, PP)
         r = tl.arange(0, RP)
         v = tl.arange(0, VP)
-        origin = q_start.to(tl.int64)  # tokens times heads times sizes can pass 2**31
-        t = origin + m
+        t = q_start.to(tl.int64) + m  # tokens times heads times sizes can pass 2**31
         real = m[:, None] < queries
         q_at = q_ptr + t[:, None] * Q_ROW + h * Q_HEAD + p[None, :]
         q = tl.load(q_at, mask=real & (p[None, :] < P), other=0.0)
         rope_at = rope_ptr + t[:, None] * ROPE_ROW + h * ROPE_HEAD + r[None, :]
         q_rope = tl.load(rope_at, mask=real & (r[None, :] < R), other=0.0)
+        out_at = (t[:, None] * H + h) * V + v[None, :]
+        wanted = real & (v[None, :] < V)
         best = tl.full([M], -1e30, tl.float32)
         total = tl.zeros([M], tl.float32)
         acc = tl.zeros([M, VP], tl.float32)
-        keys = kv_ptr + origin * KV_ROW + h * (P + V)
-        rotated = rotated_ptr + origin * LATENT_ROW
+        if GO_ON:
+            before = tl.load(weight_ptr + t * H + h, mask=m < queries, other=float("-inf"))
+            best = tl.maximum(before, best)
+            total = tl.where(before > float("-inf"), 1.0, 0.0)
+            acc = tl.load(sum_ptr + out_at, mask=wanted, other=0.0)
+        if PAST:
+            keys_at = (s - first).to(tl.int64) * room
+            count = tl.minimum(tl.maximum(tl.load(contexts_ptr + s) - queries - low, 0), room)
+        else:
+            keys_at = q_start.to(tl.int64)
+            count = queries
+        keys = kv_ptr + keys_at * KV_ROW + h * (P + V)
+        rotated = rotated_ptr + keys_at * LATENT_ROW
         acc, best, total = _sweep(
-            acc, best, total, q, q_rope, keys, rotated, 0, query, query, queries, scale,
-            P, V, R, PP, VP, RP, KV_ROW, LATENT_ROW, M, BN, False, PRECISION,
+            acc, best, total, q, q_rope, keys, rotated, 0, count if PAST else query, query, count,
+            scale, P, V, R, PP, VP, RP, KV_ROW, LATENT_ROW, M, BN, False, PRECISION,
         )  # fmt: skip
-        end = tl.minimum(query + M, queries)
-        acc, best, total = _sweep(
-            acc, best, total, q, q_rope, keys, rotated, query, end, query, queries, scale,
-            P, V, R, PP, VP, RP, KV_ROW, LATENT_ROW, M, BN, True, PRECISION,
-        )  # fmt: skip
-        acc = acc / total[:, None]
-        to = out_ptr + (t[:, None] * H + h) * V + v[None, :]
-        tl.store(to, acc.to(out_ptr.dtype.element_ty), mask=real & (v[None, :] < V))
-        if WEIGHTS:
+        if not PAST:
+            end = tl.minimum(query + M, queries)
+            acc, best, total = _sweep(
+                acc, best, total, q, q_rope, keys, rotated, query, end, query, count, scale,
+                P, V, R, PP, VP, RP, KV_ROW, LATENT_ROW, M, BN, True, PRECISION,
+            )  # fmt: skip
+        acc = acc / tl.where(total > 0, total, 1.0)[:, None]
+        if PAST:
+            tl.store(sum_ptr + out_at, acc, mask=wanted)
             tl.store(weight_ptr + t * H + h, best + tl.log2(total), mask=m < queries)
+        else:
+            tl.store(out_ptr + out_at, acc.to(out_ptr.dtype.element_ty), mask=wanted)
 
 
-@kernel()
-def _join(
-    out_ptr,  # [T, H * V], what the step's own tokens gave; and in the end everything
-    own_ptr,  # [T, H] float32
-    past_ptr,  # [T, S, V], what tokens before the step gave
-    weight_ptr,  # [T, S] float32
-    H: tl.constexpr,
-    FIRST: tl.constexpr,  # head; S heads from it on
-    S: tl.constexpr,
-    SP: tl.constexpr,  # powers of two
-    V: tl.constexpr,
-    VP: tl.constexpr,
-):
-    t = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, SP)
-    v = tl.arange(0, VP)
-    real = i < S
-    own = tl.load(own_ptr + t * H + FIRST + i, mask=real, other=0.0)
-    past = tl.load(weight_ptr + t * S + i, mask=real, other=float("-inf"))
-    highest = tl.maximum(own, past)
-    own = tl.exp2(own - highest)
-    past = tl.exp2(past - highest)
-    share = (past / (own + past))[:, None]
-    both = real[:, None] & (v[None, :] < V)
-    at = out_ptr + (t * H + FIRST + i[:, None]) * V + v[None, :]
-    a = tl.load(at, mask=both, other=0.0).to(tl.float32)
-    b = tl.load(past_ptr + (t * S + i[:, None]) * V + v[None, :], mask=both, other=0.0)
-    b = tl.where(share > 0, b.to(tl.float32), 0.0)  # without a past its sum is anything
-    tl.store(at, (a + (b - a) * share).to(out_ptr.dtype.element_ty), mask=both)
+class Keys(NamedTuple):
+    """Keys and values made of latents. low, room: of tokens before the step, see _prompt."""
+
+    kv: Tensor  # [rows, H, P + V]
+    rotated: Tensor  # [rows, R], may be strided
+    low: int | None = None  # None: the step's own tokens
+    room: int = 0
+
+
+class Running(NamedTuple):
+    """What some of the keys gave, and with what weight. begun: there is something in it."""
+
+    sums: Tensor  # [T, H * V] float32
+    weights: Tensor  # [T, H] float32
+    begun: bool
 
 
 def prompt(
     out: Tensor,
-    weight: Tensor | None,
+    running: Running | None,
     q: Tensor,
     q_rope: Tensor,
-    kv: Tensor,
-    rotated: Tensor,
+    keys: Keys,
     q_starts: Tensor,
+    contexts: Tensor,
     log_scale: float,
     first: int,
     tile: Tile | None = None,
 ) -> None:
-    """The sequences from `first` on; all but q_starts: of their tokens. weight: to join by."""
+    """The sequences from `first` on; out and queries: of their tokens.
+
+    Keys of tokens before the step go to `running`, and on from it; the step's own end in `out`.
+    """
     tokens, heads, plain = q.shape
-    rotation = q_rope.shape[2]
-    value = kv.shape[2] - plain
+    rotation, value = q_rope.shape[2], keys.kv.shape[2] - plain
     tile = tile or tile_of(q.dtype.itemsize)
-    sequences = q_starts.shape[0] - 1
+    sequences = contexts.shape[0]
+    sums, weights, begun = running or (None, None, False)
     _prompt(
         (heads, tokens // tile.rows + (sequences - first), 1),
-        (q, q_rope, kv, rotated, q_starts, out, weight),
-        (log_scale, first, sequences),
+        (q, q_rope, keys.kv, keys.rotated, q_starts, contexts, out, sums, weights),
+        (log_scale, first, sequences, keys.low or 0, keys.room),
         (
             heads,
             plain,
@@ -205,8 +218,9 @@ def prompt(
             q.stride(1),
             q_rope.stride(0),
             q_rope.stride(1),
-            rotated.stride(0),
-            weight is not None,
+            keys.rotated.stride(0),
+            keys.low is not None,
+            begun,
             tile.rows,
             tile.latents,
             precision(q.dtype),
@@ -214,14 +228,6 @@ def prompt(
         warps=tile.warps,
         stages=tile.stages,
     )
-
-
-def join(out: Tensor, own: Tensor, past: Tensor, weight: Tensor, first_head: int) -> None:
-    """Add to out [T, H * V] what the past gave some of its heads [T, S, V], by the weights."""
-    tokens, some, value = past.shape
-    widths = (triton.next_power_of_2(some), value, triton.next_power_of_2(value))
-    consts = (own.shape[1], first_head, some, *widths)
-    _join((tokens, 1, 1), (out, own, past, weight), (), consts)
 
 
 def tile_of(itemsize: int) -> Tile:

@@ -34,15 +34,15 @@ def test_any_number_of_splits_gives_the_same(splits):
     torch.testing.assert_close(out, want_of(case), atol=1e-5, rtol=1e-5)
 
 
-def test_a_step_not_known_to_be_fresh_gives_the_same():
+def test_a_past_that_is_not_known_or_less_than_said_gives_the_same():
     from quire.kernels.gpu import mla_attention as gpu
 
     torch.manual_seed(2)
-    rows = [(1, 9), (140, 140), (3, 3)]
+    rows = [(1, 9), (140, 440), (103, 103)]
     case = _case(torch.device("cpu"), SHAPE, rows, torch.float32)
     want = want_of(case)
-    for fresh in (True, False):
-        given = {**case, "fresh": fresh}
+    for past in (None, 300, 1000):
+        given = {**case, "past": past}
         out = gpu.outputs(**given).fill_(float("nan"))
         gpu.launch(out, **given)
         torch.testing.assert_close(out, want, atol=1e-5, rtol=1e-5)

@@ -53,7 +53,7 @@ class Stepper:
             max_query=len(ids),
             max_context=end,
             decodes=int(len(ids) == 1),
-            fresh=start == 0,
+            past=start,
         )
         self.length = end
         positions = positions.int().to(self.device)
