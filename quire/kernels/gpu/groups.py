@@ -164,17 +164,37 @@ def scan(logits: Tensor, slots: Tensor | None, table: Tensor | None) -> tuple[Te
 
 
 @triton.jit
+def kth_key(keys, k, lo, hi):
+    """The greatest of lo to hi (int64) that k of the int32 keys reach; lo if none is.
+
+    Three thresholds a step: their counts, below 2**16 each, are one number, so one sum.
+    """
+    while lo < hi:
+        d = hi - lo + 1
+        t1, t2, t3 = lo + ((d + 3) >> 2), lo + ((d + 1) >> 1), lo + ((d * 3 + 3) >> 2)
+        one = (keys >= t1.to(tl.int32)).to(tl.int64)
+        two = (keys >= t2.to(tl.int32)).to(tl.int64)
+        three = ((keys >= t3.to(tl.int32)) & (t3 <= hi)).to(tl.int64)
+        packed = tl.sum(one + (two << 16) + (three << 32))
+        n1, n2, n3 = packed & 0xFFFF, (packed >> 16) & 0xFFFF, packed >> 32
+        base = lo
+        lo = tl.where(n1 >= k, t1, lo)
+        lo = tl.where(n2 >= k, t2, lo)
+        lo = tl.where(n3 >= k, t3, lo)
+        hi = tl.where(n3 >= k, hi, t3 - 1)
+        hi = tl.where(n2 >= k, hi, t2 - 1)
+        hi = tl.where(n1 >= k, hi, t1 - 1)
+        hi = tl.maximum(hi, base)
+    return lo.to(tl.int32)
+
+
+@triton.jit
 def kth_bound(tops, k):
     """A value that at least k groups reach, and so k tokens; the k-th greatest but for 16 bits."""
-    lo = tl.full((), -(2**15), tl.int32)
-    hi = tl.full((), 2**15 - 1, tl.int32)
     keys = ordered(tops) >> 16
-    while lo < hi:
-        mid = (lo + hi + 1) >> 1
-        enough = tl.sum((keys >= mid).to(tl.int32)) >= k
-        lo = tl.where(enough, mid, lo)
-        hi = tl.where(enough, hi, mid - 1)
-    return tl.where(lo <= LOWEST, float("-inf"), unordered(lo << 16))
+    lo, hi = tl.full((), -(2**15), tl.int64), tl.full((), 2**15 - 1, tl.int64)
+    key = kth_key(keys, k, lo, hi)
+    return tl.where(key <= LOWEST, float("-inf"), unordered(key << 16))
 
 
 @triton.jit

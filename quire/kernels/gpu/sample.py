@@ -2,10 +2,9 @@
 
     scan    all rows, all processors: top and mass of each group of 64 logits
     settle  a program a row: greedy and plain rows are done; others find a bound that every kept
-            token reaches, and file the tokens that reach it
-    cut     a small program a row: exact min_p, top_k and top_p on the filed ones, and the draw
-    cut_all a large program a row: the same for rows with more filed ones, and for those with too
-            many to file, which are searched whole
+            token reaches, and file the tokens that reach it; few of them are cut at once
+    cut     a large program a row, for rows with many tokens filed, and for those with too many to
+            file, which are searched whole
 
 Each is exact: bounds only leave out what cannot stay. A program whose row is done returns at once.
 """
@@ -26,6 +25,7 @@ from quire.kernels.gpu.groups import (
     gather,
     groups_of,
     kth_bound,
+    kth_key,
     ordered,
     random_share,
     scale_of,
@@ -38,8 +38,8 @@ from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.sample import Drawn
 
-FEW = tl.constexpr(512)
-"""Candidates that a small program cuts. Most rows have no more, and many small ones run at once."""
+FEW = tl.constexpr(64)
+"""Candidates that are cut by comparing each with each, which takes no search."""
 
 DONE = tl.constexpr(-1)
 """As a count of candidates: the row has its token."""
@@ -94,6 +94,40 @@ def _mass_bound(weights, most):
         lo = tl.where(fits, mid, lo)
         hi = tl.where(fits, hi, mid - 1)
     return (lo << 16).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _choose(x, ids, masses, share, top_p, V, N: tl.constexpr):
+    """Draw by the masses. Returns the id, the least kept logit, the last kept id that has it."""
+    least = tl.min(tl.where(masses > 0, x, float("inf")), 0)
+    last = V
+    if top_p < 1:
+        last = tl.max(tl.where((masses > 0) & (x == least), ids, 0), 0)
+    place, _ = _crossing(masses, share, N)
+    found = tl.sum(tl.where(tl.arange(0, N) == place, ids, 0))
+    return tl.minimum(found, V - 1), least, last
+
+
+@triton.jit
+def _cut_few(x_ptr, id_ptr, n, top, scale, total, top_k, top_p, min_p, share, V, N: tl.constexpr):
+    """Cut and draw among the n candidates of a row: ranks are counts of pairs."""
+    i, j = tl.arange(0, N), tl.arange(0, N)
+    x = tl.load(x_ptr + i, mask=i < n, other=float("-inf"))
+    ids = tl.load(id_ptr + i, mask=i < n, other=V - 1)
+    other = tl.load(x_ptr + j, mask=j < n, other=float("-inf"))
+    above = other[None, :] > x[:, None]
+    w = weight(x, top, scale)
+    w = tl.where(w >= min_p, w, 0.0)
+    if top_k > 0:
+        w = tl.where(tl.sum(above.to(tl.int32), 1) < top_k, w, 0.0)
+    masses = w.to(tl.float64)
+    if top_p < 1:
+        by_mass = (top_k <= 0) & (min_p <= 0)
+        limit = top_p * tl.where(by_mass, total, tl.sum(masses))
+        ahead = above | ((other[None, :] == x[:, None]) & (j[None, :] < i[:, None]))
+        before = tl.sum(tl.where(ahead, masses[None, :], 0.0), 1)
+        masses = tl.where(before < limit, masses, 0.0)
+    return _choose(x, ids, masses, share, top_p, V, N)
 
 
 @triton.jit
@@ -184,21 +218,20 @@ def _settle_kernel(
             row, tops, g, bound, list_ptr + r * G, cand_x_ptr + r * MOST,
             cand_id_ptr + r * MOST, V, G, 32,
         )  # fmt: skip
+        if n <= FEW:
+            share = random_share(seed, tl.load(outputs_ptr + r))
+            tl.debug_barrier()  # other threads read the candidates than filed them
+            found, least, last = _cut_few(
+                cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, n, top, scale, total, top_k, top_p,
+                min_p, share, V, FEW,
+            )  # fmt: skip
+            tl.store(ids_ptr + r, found)
+            tl.store(least_ptr + r, least)
+            tl.store(last_ptr + r, last)
+            n = DONE
+        else:
+            tl.store(least_ptr + r, bound)
         tl.store(counts_ptr + r, n)
-        tl.store(least_ptr + r, bound)  # for cut_all
-
-
-@triton.jit
-def _kth(keys, k, N: tl.constexpr):
-    """The k-th greatest of int32 keys [N]; k of them exist."""
-    lo = tl.min(keys, 0).to(tl.int64)
-    hi = tl.max(keys, 0).to(tl.int64)
-    while lo < hi:
-        mid = (lo + hi + 1) >> 1
-        enough = tl.sum((keys >= mid.to(tl.int32)).to(tl.int32)) >= k
-        lo = tl.where(enough, mid, lo)
-        hi = tl.where(enough, hi, mid - 1)
-    return lo.to(tl.int32)
 
 
 @triton.jit
@@ -224,7 +257,8 @@ def _cut(x_ptr, id_ptr, n, top, scale, total, top_k, top_p, min_p, share, V, N: 
     w = weight(x, top, scale)
     w = tl.where(w >= min_p, w, 0.0)
     if (top_k > 0) & (top_k < n):
-        w = tl.where(keys >= _kth(keys, top_k, N), w, 0.0)
+        least_key, most_key = tl.min(keys, 0).to(tl.int64), tl.max(keys, 0).to(tl.int64)
+        w = tl.where(keys >= kth_key(keys, top_k, least_key, most_key), w, 0.0)
     masses = w.to(tl.float64)
     if top_p < 1:
         by_mass = (top_k <= 0) & (min_p <= 0)
@@ -237,53 +271,7 @@ def _cut(x_ptr, id_ptr, n, top, scale, total, top_k, top_p, min_p, share, V, N: 
         within = above + place.to(tl.float64) * masses < limit
         stays = (live > key) | (tied & ((place == 0) | within))
         masses = tl.where(stays, masses, 0.0)
-    least = tl.min(tl.where(masses > 0, x, float("inf")), 0)
-    last = V
-    if top_p < 1:
-        last = tl.max(tl.where((masses > 0) & (x == least), ids, 0), 0)
-    place, _ = _crossing(masses, share, N)
-    return tl.sum(tl.where(i == place, ids, 0)), least, last
-
-
-@kernel()
-def _cut_kernel(
-    slots_ptr,
-    outputs_ptr,
-    table_ptr,
-    ids_ptr,
-    best_ptr,
-    least_ptr,
-    last_ptr,
-    totals_ptr,
-    counts_ptr,
-    cand_x_ptr,
-    cand_id_ptr,
-    V: tl.constexpr,
-    SCALED: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    if PDL:
-        wait_for_forerunner()
-        let_go()
-    r = tl.program_id(0).to(tl.int64)
-    n = tl.load(counts_ptr + r)
-    if (n >= 0) & (n <= FEW):
-        _, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
-        scale = scale_of(slots_ptr, table_ptr, r, SCALED)
-        top, total = tl.load(best_ptr + r), tl.load(totals_ptr + r)
-        share = random_share(seed, tl.load(outputs_ptr + r))
-        x, at = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST
-        if n <= FEW // 4:
-            found, least, last = _cut(
-                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, FEW // 4
-            )
-        else:
-            found, least, last = _cut(
-                x, at, n, top, scale, total, top_k, top_p, min_p, share, V, FEW
-            )
-        tl.store(ids_ptr + r, tl.minimum(found, V - 1))
-        tl.store(least_ptr + r, least)
-        tl.store(last_ptr + r, last)
+    return _choose(x, ids, masses, share, top_p, V, N)
 
 
 # --- rows with too many candidates: searches over the row itself ---
@@ -291,96 +279,120 @@ def _cut_kernel(
 
 @triton.jit
 def _piece(row, start, V: tl.constexpr, B: tl.constexpr):
-    """[B, 8] logits from `start` on, in order."""
+    """[B, 8] logits from `start` on, in order, as they are."""
     at = start + tl.arange(0, B)[:, None] * 8 + tl.arange(0, 8)[None, :]
-    x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
-    return x, at
+    return tl.load(row + at, mask=at < V, other=float("-inf"))
 
 
 @triton.jit
 def _worth(x, top, scale, floor, min_p, BY_COUNT: tl.constexpr):
     """What a token counts for in a search: 1, or its weight. Nothing below the floor."""
-    w = weight(x, top, scale)
     if BY_COUNT:
         w = (x > float("-inf")).to(tl.float32)
     else:
+        w = weight(x, top, scale)
         w = tl.where((x >= floor) & (w >= min_p), w, 0.0)
     return w
 
 
 @triton.jit
-def _search(
-    row, top, scale, floor, min_p, from_key, limit, V: tl.constexpr,
-    BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, B: tl.constexpr,
-):  # fmt: skip
-    """The greatest logit whose tokens, with all above, are worth `limit`; the least if none do.
-
-    Seven thresholds a pass: a pass costs what reading the row costs. SHIFT: bits of a key that
-    the logits' dtype leaves zero.
-    """
-    lo = (from_key >> SHIFT).to(tl.int64)
-    hi = (ordered(top) >> SHIFT).to(tl.int64) + 1
-    while hi - lo > 1:
-        d = hi - lo
-        t1, t2 = (lo + (d >> 3)).to(tl.int32), (lo + (d >> 2)).to(tl.int32)
-        t3, t4 = (lo + (d * 3 >> 3)).to(tl.int32), (lo + (d >> 1)).to(tl.int32)
-        t5, t6 = (lo + (d * 5 >> 3)).to(tl.int32), (lo + (d * 3 >> 2)).to(tl.int32)
-        t7 = (lo + (d * 7 >> 3)).to(tl.int32)
-        a1 = tl.zeros((B,), tl.float32)
-        a2, a3, a4, a5, a6, a7 = a1, a1, a1, a1, a1, a1
-        for start in range(0, V, B * 8):
-            x, _ = _piece(row, start, V, B)
-            key = ordered(x) >> SHIFT
-            w = _worth(x, top, scale, floor, min_p, BY_COUNT)
-            a1 += tl.sum(tl.where(key >= t1, w, 0.0), 1)
-            a2 += tl.sum(tl.where(key >= t2, w, 0.0), 1)
-            a3 += tl.sum(tl.where(key >= t3, w, 0.0), 1)
-            a4 += tl.sum(tl.where(key >= t4, w, 0.0), 1)
-            a5 += tl.sum(tl.where(key >= t5, w, 0.0), 1)
-            a6 += tl.sum(tl.where(key >= t6, w, 0.0), 1)
-            a7 += tl.sum(tl.where(key >= t7, w, 0.0), 1)
-        steps = (tl.sum(a1.to(tl.float64)) >= limit).to(tl.int32)
-        steps += (tl.sum(a2.to(tl.float64)) >= limit).to(tl.int32)
-        steps += (tl.sum(a3.to(tl.float64)) >= limit).to(tl.int32)
-        steps += (tl.sum(a4.to(tl.float64)) >= limit).to(tl.int32)
-        steps += (tl.sum(a5.to(tl.float64)) >= limit).to(tl.int32)
-        steps += (tl.sum(a6.to(tl.float64)) >= limit).to(tl.int32)
-        steps += (tl.sum(a7.to(tl.float64)) >= limit).to(tl.int32)
-        steps = tl.maximum(steps, (7 // d).to(tl.int32))  # as many are lo itself
-        base = lo
-        lo = base + (d * steps >> 3)
-        hi = tl.where(steps == 7, hi, base + (d * (steps + 1) >> 3))
-        hi = tl.maximum(hi, lo + 1)
-    key = lo.to(tl.int32) << SHIFT
-    return unordered(tl.where(key < 0, key | ((1 << SHIFT) - 1), key))  # keys invert negatives
+def _narrow(t, parts, limit, lo, hi, f_lo, f_hi):
+    """Take a threshold's sum into account."""
+    f = tl.sum(parts.to(tl.float64))
+    reaches = f >= limit
+    up, down = reaches & (t > lo), (f < limit) & (t > lo) & (t < hi)
+    return (
+        tl.where(up, t, lo),
+        tl.where(down, t, hi),
+        tl.where(up, f, f_lo),
+        tl.where(down, f, f_hi),
+    )
 
 
 @triton.jit
-def _mass_above(row, top, scale, floor, min_p, V: tl.constexpr, B: tl.constexpr):
-    """Mass of what is above the floor; mass, and least logit, of what reaches it and min_p."""
-    above, reaching = tl.zeros((B,), tl.float32), tl.zeros((B,), tl.float32)
+def _search(
+    row, top, scale, floor, min_p, limit, total, V: tl.constexpr,
+    BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
+    """The greatest logit whose tokens, with all above, are worth `limit`, and what those above are.
+
+    The floor is known to reach it, or is the answer. Seven thresholds a pass, which costs what
+    reading the row costs: three at quarters of what is left, so that it ends; four about where a
+    straight line between the ends meets the limit, which is near. total: what the floor's are
+    worth, about. SHIFT: bits of a key that the logits' dtype leaves zero.
+    """
+    lo = (ordered(floor) >> SHIFT).to(tl.int64)
+    hi = (ordered(top) >> SHIFT).to(tl.int64) + 1
+    f_lo, f_hi = tl.maximum(total, limit), limit * 0
+    while hi - lo > 1:
+        d = hi - lo
+        share = (f_lo - limit) / tl.maximum(f_lo - f_hi, 1e-30)
+        near = lo + (share * d).to(tl.int64)
+        step = (d >> 6) + 1
+        t1, t2, t3 = lo + (d >> 2), lo + (d >> 1), lo + (d * 3 >> 2)
+        t4, t5, t6, t7 = near - step, near, near + 1, near + 1 + step
+        t4 = tl.minimum(tl.maximum(t4, lo), hi)
+        t5 = tl.minimum(tl.maximum(t5, lo), hi)
+        t6 = tl.minimum(tl.maximum(t6, lo), hi)
+        t7 = tl.minimum(tl.maximum(t7, lo), hi)
+        k1, k2, k3, k4 = t1.to(tl.int32), t2.to(tl.int32), t3.to(tl.int32), t4.to(tl.int32)
+        k5, k6, k7 = t5.to(tl.int32), t6.to(tl.int32), t7.to(tl.int32)
+        a1 = tl.zeros((B,), tl.float32)
+        a2, a3, a4, a5, a6, a7 = a1, a1, a1, a1, a1, a1
+        coming = _piece(row, 0, V, B)
+        for start in range(0, V, B * 8):
+            x = coming.to(tl.float32)
+            coming = _piece(row, start + B * 8, V, B)  # on its way while this one is added up
+            key = ordered(x) >> SHIFT
+            w = _worth(x, top, scale, floor, min_p, BY_COUNT)
+            a1 += tl.sum(tl.where(key >= k1, w, 0.0), 1)
+            a2 += tl.sum(tl.where(key >= k2, w, 0.0), 1)
+            a3 += tl.sum(tl.where(key >= k3, w, 0.0), 1)
+            a4 += tl.sum(tl.where(key >= k4, w, 0.0), 1)
+            a5 += tl.sum(tl.where(key >= k5, w, 0.0), 1)
+            a6 += tl.sum(tl.where(key >= k6, w, 0.0), 1)
+            a7 += tl.sum(tl.where(key >= k7, w, 0.0), 1)
+        lo, hi, f_lo, f_hi = _narrow(t1, a1, limit, lo, hi, f_lo, f_hi)
+        lo, hi, f_lo, f_hi = _narrow(t2, a2, limit, lo, hi, f_lo, f_hi)
+        lo, hi, f_lo, f_hi = _narrow(t3, a3, limit, lo, hi, f_lo, f_hi)
+        lo, hi, f_lo, f_hi = _narrow(t4, a4, limit, lo, hi, f_lo, f_hi)
+        lo, hi, f_lo, f_hi = _narrow(t5, a5, limit, lo, hi, f_lo, f_hi)
+        lo, hi, f_lo, f_hi = _narrow(t6, a6, limit, lo, hi, f_lo, f_hi)
+        lo, hi, f_lo, f_hi = _narrow(t7, a7, limit, lo, hi, f_lo, f_hi)
+    key = lo.to(tl.int32) << SHIFT
+    key = tl.where(key < 0, key | ((1 << SHIFT) - 1), key)  # keys invert negatives
+    return unordered(key), f_hi
+
+
+@triton.jit
+def _left(row, top, scale, floor, min_p, V: tl.constexpr, B: tl.constexpr):
+    """Mass and least logit of what reaches the floor and min_p."""
+    mass = tl.zeros((B,), tl.float32)
     least = tl.full((B,), float("inf"), tl.float32)
+    coming = _piece(row, 0, V, B)
     for start in range(0, V, B * 8):
-        x, _ = _piece(row, start, V, B)
+        x = coming.to(tl.float32)
+        coming = _piece(row, start + B * 8, V, B)
         w = _worth(x, top, scale, floor, min_p, False)
-        above += tl.sum(tl.where(x > floor, w, 0.0), 1)
-        reaching += tl.sum(w, 1)
+        mass += tl.sum(w, 1)
         least = tl.minimum(least, tl.min(tl.where(w > 0, x, float("inf")), 1))
-    return tl.sum(above.to(tl.float64)), tl.sum(reaching.to(tl.float64)), tl.min(least, 0)
+    return tl.sum(mass.to(tl.float64)), tl.min(least, 0)
 
 
 @triton.jit
 def _nth_equal(row, value, n, V: tl.constexpr, B: tl.constexpr):
-    """The id of the n-th token (from 1) that has this logit; the last one's if there are fewer."""
-    seen, found = n * 0, n * 0
+    """The id of the n-th token (from 1) that has this logit; the last id if there are fewer."""
+    seen, found = n * 0, n * 0 + V
+    coming = _piece(row, 0, V, B)
     for start in range(0, V, B * 8):
-        x, at = _piece(row, start, V, B)
-        same = (x == value) & (at < V)
-        count = tl.sum(tl.sum(same.to(tl.int32), 1))
-        if (count > 0) & (seen < n):
-            flat, places = tl.reshape(same.to(tl.int32), (B * 8,)), tl.reshape(at, (B * 8,))
+        same = (coming.to(tl.float32) == value).to(tl.int32)
+        coming = _piece(row, start + B * 8, V, B)
+        count = tl.sum(tl.sum(same, 1))
+        if (seen < n) & (seen + count >= n):
+            flat = tl.reshape(same, (B * 8,))
+            place = tl.arange(0, B * 8)
             inside = (flat > 0) & (tl.cumsum(flat, 0) <= n - seen)
-            found = tl.max(tl.where(inside, places, 0), 0)
+            found = start + tl.max(tl.where(inside, place, 0), 0)
         seen += count
     return found
 
@@ -390,24 +402,28 @@ def _draw(row, top, scale, least, last, share, total, V: tl.constexpr, B: tl.con
     """Walk through the kept tokens in id order to the share of their mass."""
     target, before = share * total, total * 0
     found, done = last * 0, last * 0
+    coming = _piece(row, 0, V, B)
     for start in range(0, V, B * 8):
         if done == 0:
-            x, at = _piece(row, start, V, B)
+            x = coming.to(tl.float32)
+            coming = _piece(row, start + B * 8, V, B)
+            at = start + tl.arange(0, B)[:, None] * 8 + tl.arange(0, 8)[None, :]
             kept = (x > least) | ((x == least) & (at <= last))
             w = tl.where(kept, weight(x, top, scale), 0.0)
             size = tl.sum(tl.sum(w, 1).to(tl.float64))
-            if size > 0:
+            crosses = before + size > target
+            if (size > 0) & (crosses | (start + B * 8 >= V)):
                 flat = tl.reshape(w, (B * 8,)).to(tl.float64)
-                rest = (target - before) / size
-                place, _ = _crossing(flat, tl.minimum(tl.maximum(rest, 0.0), 1.0), B * 8)
+                rest = tl.minimum(tl.maximum((target - before) / size, 0.0), 1.0)
+                place, _rest = _crossing(flat, rest, B * 8)
                 found = start + place
-                done = (before + size > target).to(tl.int32)
+            done = crosses.to(tl.int32)
             before += size
     return found
 
 
 @kernel()
-def _cut_all_kernel(
+def _cut_kernel(
     x_ptr,  # [R, V]
     slots_ptr,
     outputs_ptr,
@@ -438,26 +454,29 @@ def _cut_all_kernel(
         scale = scale_of(slots_ptr, table_ptr, r, SCALED)
         top, total, floor = tl.load(best_ptr + r), tl.load(totals_ptr + r), tl.load(least_ptr + r)
         share = random_share(seed, tl.load(outputs_ptr + r))
-        if n <= MOST:
+        xs, names = cand_x_ptr + r * MOST, cand_id_ptr + r * MOST
+        if n <= FEW * 8:
             found, least, last = _cut(
-                cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, n, top, scale, total, top_k, top_p,
-                min_p, share, V, MOST,
-            )  # fmt: skip
+                xs, names, n, top, scale, total, top_k, top_p, min_p, share, V, FEW * 8
+            )
+        elif n <= MOST:
+            found, least, last = _cut(
+                xs, names, n, top, scale, total, top_k, top_p, min_p, share, V, MOST
+            )
         else:
             if top_k > 0:
-                kth = _search(
-                    row, top, scale, floor, min_p, ordered(floor), top_k, V, True, SHIFT, B
+                kth, _above = _search(
+                    row, top, scale, floor, min_p, top_k.to(tl.float64), V, V, True, SHIFT, B
                 )
                 floor = tl.maximum(floor, kth)
             if (top_k > 0) | (min_p > 0):
-                _above, total, floor = _mass_above(row, top, scale, floor, min_p, V, B)
+                total, floor = _left(row, top, scale, floor, min_p, V, B)
             least, last = floor, V
             if top_p < 1:
                 limit = top_p * total
-                least = _search(
-                    row, top, scale, floor, 0.0, ordered(floor), limit, V, False, SHIFT, B
+                least, above = _search(
+                    row, top, scale, floor, 0.0, limit, total, V, False, SHIFT, B
                 )
-                above, _total, _least = _mass_above(row, top, scale, least, 0.0, V, B)
                 each = weight(least, top, scale).to(tl.float64)
                 ties = tl.maximum(tl.ceil((limit - above) / each), 1.0)
                 last = _nth_equal(row, least, ties.to(tl.int32), V, B)
@@ -510,8 +529,7 @@ def launch(
         warps=WARPS,
         pdl=PDL,
     )
-    _cut_kernel(grid, (*asked, *found, cand_x, cand_id), (), (vocab, scaled, PDL), warps=4, pdl=PDL)
-    _cut_all_kernel(
+    _cut_kernel(
         grid,
         (logits, *asked, *found, cand_x, cand_id),
         (),

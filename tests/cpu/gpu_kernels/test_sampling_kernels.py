@@ -37,7 +37,7 @@ def drawn(logits, kinds):
 def test_rows_with_many_candidates_are_cut_at_once_or_searched_whole(
     monkeypatch, dtype, ties, most
 ):
-    monkeypatch.setattr(kernels, "FEW", tl.constexpr(16))
+    monkeypatch.setattr(kernels, "FEW", tl.constexpr(4))
     for module in (groups, kernels):
         monkeypatch.setattr(module, "MOST", tl.constexpr(most))
     x = torch.randn(len(LONG), 2003, generator=torch.Generator().manual_seed(1)) * 1.5
