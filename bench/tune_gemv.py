@@ -92,7 +92,7 @@ class Problem:
 
     def run(self, weight, cut):
         body = gemv_fp8 if self.kind == "e4m3" else gemv
-        body.launch(self.z, self.x, weight, None, self.norm, self.act, cut)
+        body.launch(self.z, self.x, weight, None, self.norm, self.act, cut=cut)
 
     def want(self):
         x = self.x[0].float()

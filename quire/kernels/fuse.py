@@ -1,7 +1,7 @@
 """Ops on the GPU that are launched later than they are called, so that neighbours become one.
 
     rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
-    rms_norm -> moe_router                          one row: the router's blocks normalise it
+    rms_norm -> moe_router -> moe_experts           few rows: one launch less at each arrow
     rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
     ... -> paged_attention                          one query a sequence: attention in it as well
     rms_norm -> or act_mul -> linear over e4m3      many rows: made and quantized in one pass
@@ -45,16 +45,17 @@ class Queue:
     def __init__(self) -> None:
         self.chain: list[Held] = []
         self.fusing = True
+        self.quiet = False  # the kernel launched last leaves memory idle
 
     def put(self, op: str, launch: Callable[..., None], outs: Any, args: Any, kwargs: Any) -> None:
         """Take over an op whose results are allocated: launch it, hold it, or fuse it."""
         rule = _RULES.get(op) if self.fusing else None
         if rule is not None:
             rule(self, launch, outs, *args, **kwargs)
-            return
-        if self.chain:
-            self.flush()
-        launch(outs, *args, **kwargs)
+        else:
+            self.alone(launch, outs, *args, **kwargs)
+        if op in _QUIET:
+            self.quiet = True
 
     def hold(self, op: str, launch: Callable[..., None], outs: Any, *args: Any) -> None:
         self.chain.append(Held(op, launch, outs, args))
@@ -63,22 +64,26 @@ class Queue:
         """Launch an op that joins nothing and that nothing can join."""
         if self.chain:
             self.flush()
+        self.quiet = False
         launch(outs, *args, **named)
 
     def take(self) -> list[Held]:
-        chain, self.chain = self.chain, []
+        """What is held, for whoever launches it now."""
+        chain, self.chain, self.quiet = self.chain, [], False
         return chain
 
     def flush(self) -> None:
         """Launch what is held, as far as it is fused."""
-        chain = self.take()
+        quiet, chain = self.quiet, self.take()
         if not chain:
             return
         last = chain[-1]
         if last.op == "linear":
-            _launch_linear(chain)
+            _launch_linear(chain, None, quiet)
         elif last.op == "kv_write":
             _launch_heads(chain)
+        elif last.op == "moe_router":
+            _launch_router(chain)
         else:
             _one_by_one(chain)
 
@@ -185,7 +190,8 @@ def _act_mul(queue: Queue, launch: Callable[..., None], out: Tensor, x: Tensor, 
     chain = queue.chain
     follows = x.shape[0] == 1 and chain and chain[-1].op == "linear" and chain[-1].outs is x
     if follows:
-        _launch_linear(queue.take(), _gpu("gemv").Act(kind, out))
+        quiet = queue.quiet
+        _launch_linear(queue.take(), _gpu("gemv").Act(kind, out), quiet)
         return
     if chain:
         queue.flush()
@@ -195,7 +201,7 @@ def _act_mul(queue: Queue, launch: Callable[..., None], out: Tensor, x: Tensor, 
         launch(out, x, kind)
 
 
-def _launch_linear(chain: list[Held], act: Any = None) -> None:
+def _launch_linear(chain: list[Held], act: Any, quiet: bool) -> None:
     """A chain that ends in a product: of one row, or of quantized rows."""
     if chain[-1].args[0].shape[0] > 1:
         _launch_quantized(chain)
@@ -204,7 +210,7 @@ def _launch_linear(chain: list[Held], act: Any = None) -> None:
     if len(chain) == 2:
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outs, chain[0].args
         norm = _gpu("gemv").Norm(inner, norm_weight, eps, residual, offset, y, r)
-    _row_body(chain[-1].args[1]).launch(chain[-1].outs, *chain[-1].args, norm, act)
+    _row_body(chain[-1].args[1]).launch(chain[-1].outs, *chain[-1].args, norm, act, quiet)
 
 
 def _launch_quantized(chain: list[Held]) -> None:
@@ -240,15 +246,50 @@ def _moe_router(
     bias: Tensor | None = None,
     correction: Tensor | None = None,
 ) -> None:
-    chain = queue.chain
-    follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
-    if follows and _gpu("moe_router").takes_norm(*chain[0].args):
-        ((y, r), args) = queue.take()[0][2:]
-        inner, norm_weight, eps, residual, offset = args
-        norm = _gpu("moe_router").Norm(inner, norm_weight, eps, residual, offset, y, r)
-        _gpu("moe_router").launch_normed(outs, weight, routing, bias, correction, norm)
-    else:
+    chain, body = queue.chain, _gpu("moe_router")
+    if not body.few_rows(x):
         queue.alone(launch, outs, x, weight, routing, bias, correction)
+        return
+    follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
+    if chain and not (follows and body.takes_norm(*chain[0].args)):
+        queue.flush()
+    queue.hold("moe_router", launch, outs, x, weight, routing, bias, correction)
+
+
+def _moe_experts(
+    queue: Queue,
+    launch: Callable[..., None],
+    out: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    *bank: Any,
+    **named: Any,
+) -> None:
+    chain = queue.chain
+    follows = chain and chain[-1].op == "moe_router" and chain[-1].outs[0] is ids
+    if follows and chain[-1].outs[1] is weights and _gpu("moe_experts").chooses(x, *bank, **named):
+        held = queue.take()
+        norm, (_, *router) = _norm_before(held), held[-1].args
+        _gpu("moe_experts").launch_choosing(out, x, ids, weights, router, norm, *bank, **named)
+    else:
+        queue.alone(launch, out, x, ids, weights, *bank, **named)
+
+
+def _launch_router(chain: list[Held]) -> None:
+    norm, (x, *router) = _norm_before(chain), chain[-1].args
+    if norm is None:
+        chain[-1].launch(chain[-1].outs, x, *router)
+    else:
+        _gpu("moe_router").launch_normed(chain[-1].outs, *router, norm)
+
+
+def _norm_before(chain: list[Held]) -> Any:
+    """The norm that a router takes in, if there is one."""
+    if len(chain) == 1:
+        return None
+    (y, r), (x, weight, eps, residual, offset) = chain[0].outs, chain[0].args
+    return _gpu("moe_router").Norm(x, weight, eps, residual, offset, y, r)
 
 
 # -- heads: norms, rotation, cache ------------------------------------------------------------
@@ -384,11 +425,15 @@ def _gpu(name: str) -> Any:
     return module if module is not None else import_module(f"quire.kernels.gpu.{name}")
 
 
+_QUIET = {"paged_attention", "mla_attention"}
+"""Ops that wait more than they read: the weights of what follows may come meanwhile."""
+
 _RULES: dict[str, Callable[..., None]] = {
     "rms_norm": _rms_norm,
     "linear": _linear,
     "act_mul": _act_mul,
     "moe_router": _moe_router,
+    "moe_experts": _moe_experts,
     "rope": _rope,
     "kv_write": _kv_write,
     "paged_attention": _paged_attention,

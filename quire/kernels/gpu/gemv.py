@@ -51,7 +51,8 @@ class Act(NamedTuple):
 class Cut(NamedTuple):
     """How a product is cut: rows of W at once, columns at once, times a program does so, warps.
 
-    ahead: a program asks for all its rows to come to L2 before it waits for its forerunner.
+    ahead: before it waits for its forerunner, a program asks for the rows it has not loaded yet
+    to come to L2 (where it has loaded all, it asks for those: more is then in flight).
     """
 
     rows: int
@@ -157,7 +158,10 @@ def _gemv(
     first = tl.program_id(0) * (BN * TIMES)
     C: tl.constexpr = (I + BK - 1) // BK
     UP: tl.constexpr = O * I
-    SIZE: tl.constexpr = BN * TIMES * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    LOADED: tl.constexpr = BN if TIMES > 1 else 0
+    SIZE: tl.constexpr = (
+        (BN * TIMES - LOADED) * I * (w_ptr.dtype.element_ty.primitive_bitwidth // 8)
+    )
     k = tl.arange(0, BK)
     n = first + tl.arange(0, BN)
     tiles = rows_of(w_ptr, n, k, O, I, BK, C)
@@ -167,9 +171,10 @@ def _gemv(
         norm = vector(norm_ptr, k, I, BK, C)
     if PDL:
         if AHEAD and SIZE % 16 == 0 and first + BN * TIMES <= O:
-            prefetch(w_ptr + first.to(tl.int64) * I, SIZE)
+            start = (first + LOADED).to(tl.int64) * I
+            prefetch(w_ptr + start, SIZE)
             if ACT is not None:
-                prefetch(w_ptr + UP + first.to(tl.int64) * I, SIZE)
+                prefetch(w_ptr + UP + start, SIZE)
         let_go()
         wait_for_forerunner()
     if NORM:
@@ -263,9 +268,13 @@ def launch(
     bias: Tensor | None = None,
     norm: Norm | None = None,
     act: Act | None = None,
+    quiet: bool = False,
     cut: Cut | None = None,
 ) -> None:
-    """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too."""
+    """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too.
+
+    quiet: the kernel before leaves memory idle (attention does), so weights may come early.
+    """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     rows, columns, times, warps, ahead = cut or cut_of(outputs, inputs, act is not None)
@@ -283,7 +292,7 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None,
-            None if act is None else act.kind, rows, columns, times, ahead, PDL,
+            None if act is None else act.kind, rows, columns, times, ahead or (quiet and times > 1), PDL,
         ),
         warps=warps,
         pdl=PDL,

@@ -140,16 +140,19 @@ def _gemv_fp8(
     first = tl.program_id(0) * (BN * TIMES)
     C: tl.constexpr = (I + BK - 1) // BK
     PAIR: tl.constexpr = ACT is not None
+    LOADED: tl.constexpr = BN if TIMES > 1 else 0
+    SIZE: tl.constexpr = (BN * TIMES - LOADED) * I
     k = tl.arange(0, BK)
     n = first + tl.arange(0, BN)
     tiles = _band(w_ptr, n, k, O, I, BK, C, PAIR)
     if NORM:
         norm = vector(norm_ptr, k, I, BK, C)
     if PDL:
-        if AHEAD and (BN * TIMES * I) % 16 == 0 and first + BN * TIMES <= O:
-            prefetch(w_ptr + first.to(tl.int64) * I, BN * TIMES * I)
+        if AHEAD and SIZE % 16 == 0 and first + BN * TIMES <= O:
+            start = (first + LOADED).to(tl.int64) * I
+            prefetch(w_ptr + start, SIZE)
             if PAIR:
-                prefetch(w_ptr + O * I + first.to(tl.int64) * I, BN * TIMES * I)
+                prefetch(w_ptr + O * I + start, SIZE)
         let_go()
         wait_for_forerunner()
     if NORM:
@@ -212,9 +215,13 @@ def launch(
     bias: Tensor | None = None,
     norm: Norm | None = None,
     act: Act | None = None,
+    quiet: bool = False,
     cut: Cut | None = None,
 ) -> None:
-    """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too."""
+    """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too.
+
+    quiet: the kernel before leaves memory idle (attention does), so weights may come early.
+    """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     rows, columns, times, warps, ahead = cut or cut_of(outputs, inputs, act is not None)
@@ -233,7 +240,7 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None, bool(weight.block),
-            None if act is None else act.kind, rows, columns, times, ahead, PDL,
+            None if act is None else act.kind, rows, columns, times, ahead or (quiet and times > 1), PDL,
         ),
         warps=warps,
         pdl=PDL,
