@@ -1,6 +1,7 @@
 """Experts on the GPU: which launches make up the op, by the number of rows.
 
     few rows    up, down                          quire.kernels.gpu.moe_few
+                (after a router: logits, up, down)
     more        sort, gate_up, down, sum          quire.kernels.gpu.{moe_sort,grouped_gemm}
 
 Every weight access of the op is in those two files.
@@ -18,10 +19,12 @@ from torch import Tensor
 from quire.kernels.fp8 import Fp8Bank
 from quire.kernels.gpu import moe_fp8
 from quire.kernels.gpu.grouped_gemm import Tile, down, gate_up
-from quire.kernels.gpu.moe_few import few
+from quire.kernels.gpu.moe_few import Choice, few
+from quire.kernels.gpu.moe_router import Norm, empty_logits, launch_logits
 from quire.kernels.gpu.moe_sort import sort
 from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_experts import Gate
+from quire.kernels.moe_router import Routing
 
 FEW = 3  # rows up to which pairs share too few experts for sorting to pay
 
@@ -99,6 +102,35 @@ def launch(
         few(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
     elif len(x):
         sorted_rows(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
+
+
+def chooses(x: Tensor, gate_up: Any, *rest: Any) -> bool:
+    """Whether `launch_choosing` does for these arguments."""
+    return 0 < len(x) <= FEW and isinstance(gate_up, Tensor)
+
+
+def launch_choosing(
+    out: Tensor,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    router: tuple[Tensor, Routing, Tensor | None, Tensor | None],
+    norm: Norm | None,
+    gate_up: Tensor,
+    down: Tensor,
+    gate: Gate,
+    gate_up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+) -> None:
+    """Router and experts of few rows: the experts' first product chooses, and fills ids, weights.
+
+    router: its weight, routing, bias and correction. norm: what makes x, if that is not done.
+    """
+    weight, routing, bias, correction = router
+    logits = empty_logits(len(x), len(weight), x.device)
+    launch_logits(logits, x, weight, routing, bias, norm)
+    choice = Choice(logits, correction, routing)
+    few(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias, choice)
 
 
 def sorted_rows(

@@ -254,8 +254,8 @@ def launch(
     bias: Tensor | None = None,
     correction: Tensor | None = None,
 ) -> None:
-    tokens, size = x.shape
-    if 0 < tokens <= FEW and size <= WIDEST:
+    tokens = x.shape[0]
+    if few_rows(x):
         _launch_few(outs, x, weight, routing, bias, correction, None)
     elif tokens:
         rows = 16 if tokens <= 4096 else 64
@@ -279,12 +279,16 @@ def launch_normed(
     _launch_few(outs, norm.x, weight, routing, bias, correction, norm)
 
 
+def few_rows(x: Tensor) -> bool:
+    """Whether the rows are few enough to be shared by many blocks."""
+    return 0 < x.shape[0] <= FEW and x.shape[1] <= WIDEST
+
+
 def takes_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None, offset: float
 ) -> bool:
     """Whether `launch_normed` does for this norm."""
-    whole = residual is None or residual.is_contiguous()
-    return whole and 0 < x.shape[0] <= FEW and x.shape[1] <= WIDEST
+    return few_rows(x) and (residual is None or residual.is_contiguous())
 
 
 def _launch_few(
