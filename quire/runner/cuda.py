@@ -215,6 +215,7 @@ class Lane:
             if self._hidden is None:
                 shape = (self._tables.shape[1], hidden.shape[1])
                 self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+            fuse.flush()
             self._hidden[:size].copy_(hidden)
             return
         logits = self._logits(hidden)
@@ -243,6 +244,7 @@ class Lane:
             )
             bounds = (inputs.decodes, inputs.max_query, inputs.max_context, inputs.past)
             hidden = self._forward(views, ids, kv_slots, *bounds)
+            fuse.flush()
         judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
         if not inputs.sampled_rows:
             return self._launched(inputs, None, judged)
@@ -303,9 +305,7 @@ class Lane:
             decodes=decodes,
             past=past,
         )
-        hidden = self._model(StepInputs(ids, views.positions, self._backend.plan(batch)))
-        fuse.flush()
-        return hidden
+        return self._model(StepInputs(ids, views.positions, self._backend.plan(batch)))
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self._model.logits(hidden)
