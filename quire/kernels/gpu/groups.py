@@ -3,8 +3,7 @@
 One pass over the vocabulary leaves two numbers a group, its greatest logit and its mass. They say
 which groups can hold a token that matters, so all that follows reads a few groups, not the row.
 
-The work is split in tiles of 16 groups by 8 warps: a thread then holds four logits of any dtype, so
-sums are made in the same order whatever the dtype, the batch and the grid.
+Masses are sums of integers, so they are the same whatever the dtype, the batch and the grid.
 
 Axes: R rows, V vocab, G groups of a row, n candidates.
 """
@@ -20,7 +19,6 @@ from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
 GROUP = tl.constexpr(64)
-TILE = tl.constexpr(16)
 WARPS = 8
 
 MOST = tl.constexpr(4096)
@@ -95,20 +93,6 @@ def scale_of(slots_ptr, table_ptr, r, SCALED: tl.constexpr):
     return scale
 
 
-@triton.jit
-def _load(row, g, V):
-    at = g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    return tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
-
-
-@triton.jit
-def _leave(x, g, top_ptr, mass_ptr, scale, G):
-    top = greatest(x, 1)
-    mass = tl.sum(weight(x, top[:, None], scale), 1)  # NaN if there is a NaN or inf
-    tl.store(top_ptr + g, top, mask=g < G)
-    tl.store(mass_ptr + g, mass, mask=g < G)
-
-
 @kernel()
 def _scan_kernel(
     x_ptr,  # [R, V]
@@ -120,28 +104,30 @@ def _scan_kernel(
     V: tl.constexpr,
     G: tl.constexpr,
     SCALED: tl.constexpr,
-    TILES: tl.constexpr,  # tiles of a program: 1, or 4 loaded at once
+    TILE: tl.constexpr,  # groups of a program
     PDL: tl.constexpr,
 ):
     if PDL:
         wait_for_forerunner()
         let_go()
+    parts = tl.cdiv(G, TILE)
     pid = tl.program_id(0)
-    parts = tl.cdiv(G, TILE * TILES)
     r = (pid // parts).to(tl.int64)  # R * V can pass 2**31
-    row = x_ptr + r * STEP
-    top_ptr, mass_ptr = tops_ptr + r * G, masses_ptr + r * G
+    g = (pid % parts) * TILE + tl.arange(0, TILE)
+    at = g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(x_ptr + r * STEP + at, mask=at < V, other=float("-inf")).to(tl.float32)
     scale = scale_of(slots_ptr, table_ptr, r, SCALED)
-    g = (pid % parts) * (TILE * TILES) + tl.arange(0, TILE)
-    a = _load(row, g, V)
-    if TILES == 4:  # all loads before the first use: a tile alone is too little in flight
-        b = _load(row, g + TILE, V)
-        c = _load(row, g + 2 * TILE, V)
-        d = _load(row, g + 3 * TILE, V)
-        _leave(b, g + TILE, top_ptr, mass_ptr, scale, G)
-        _leave(c, g + 2 * TILE, top_ptr, mass_ptr, scale, G)
-        _leave(d, g + 3 * TILE, top_ptr, mass_ptr, scale, G)
-    _leave(a, g, top_ptr, mass_ptr, scale, G)
+    top = greatest(x, 1)
+    base = tl.where(top == float("-inf"), 0.0, top)
+    # Weights as 23 bits after the point: adding 2**23 leaves just those in the mantissa. Sums of
+    # integers are the same in any order.
+    weights = tl.exp2((x - base[:, None]) * scale + 23.0) + 8388608.0
+    units = tl.sum(weights.to(tl.int32, bitcast=True) - 0x4B000000, 1)
+    mass = units.to(tl.float32) * (1.0 / 8388608.0)
+    mass = tl.where(top < float("inf"), mass, float("nan"))  # NaN too is not below
+    live = g < G
+    tl.store(tops_ptr + r * G + g, top, mask=live)
+    tl.store(masses_ptr + r * G + g, mass, mask=live)
 
 
 def scan(logits: Tensor, slots: Tensor | None, table: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -149,14 +135,13 @@ def scan(logits: Tensor, slots: Tensor | None, table: Tensor | None) -> tuple[Te
     rows, vocab = logits.shape
     groups = groups_of(vocab)
     tops, masses = torch.empty((2, rows, groups), dtype=torch.float32, device=logits.device)
-    tiles = 4 if rows >= 4 else 1  # few rows: as many programs as there are
-    parts = triton.cdiv(groups, TILE.value * tiles)
+    tile = 128 if rows >= 8 else 16  # few rows: more programs than processors
     scaled = table is None
     _scan_kernel(
-        (rows * parts, 1, 1),
+        (rows * triton.cdiv(groups, tile), 1, 1),
         (logits, None if scaled else slots, None if scaled else table, tops, masses),
         (),
-        (logits.stride(0), vocab, groups, scaled, tiles, PDL),
+        (logits.stride(0), vocab, groups, scaled, tile, PDL),
         warps=WARPS,
         pdl=PDL,
     )
