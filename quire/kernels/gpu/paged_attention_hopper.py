@@ -170,7 +170,8 @@ def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, 
     )  # fmt: skip
     acc, p, total, top = _turns(
         acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
-        scale, gl.maximum(full, 1), count, N, STAGES, True, WHICH, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        scale, gl.maximum(full, 1), count, N, STAGES, True, WHICH, TURNS, S_LAYOUT, O_LAYOUT,
+        P_LAYOUT,
     )  # fmt: skip
     last = (count - 1) % STAGES
     mbarrier.wait(v_full.index(last), (count - 1) // STAGES & 1)
