@@ -23,8 +23,6 @@ from quire.kernels.gpu.gemv import (
     Cut,
     Norm,
     normed,
-    product,
-    rows_of,
     tuned,
     vector,
 )
@@ -32,79 +30,164 @@ from quire.kernels.gpu.quantize_fp8 import scale_of
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
-_V = tl.constexpr(16)  # e4m3 numbers in one load of a thread
+_SMALL = tl.constexpr(2.0**-8)
+"""What the row is multiplied by, so that sums of sixteen products fit the range of float16."""
+
+_SIXTEEN = tl.constexpr("""{
+.reg .b16 l, h; .reg .b32 a, b, t; .reg .f32 x, y;
+mov.b32 {l, h}, $4; cvt.rn.f16x2.e4m3x2 a, l; cvt.rn.f16x2.e4m3x2 b, h;
+mul.rn.f16x2 t, a, $8; fma.rn.f16x2 t, b, $12, t;
+mov.b32 {l, h}, $5; cvt.rn.f16x2.e4m3x2 a, l; cvt.rn.f16x2.e4m3x2 b, h;
+fma.rn.f16x2 t, a, $9, t; fma.rn.f16x2 t, b, $13, t;
+mov.b32 {l, h}, $6; cvt.rn.f16x2.e4m3x2 a, l; cvt.rn.f16x2.e4m3x2 b, h;
+fma.rn.f16x2 t, a, $10, t; fma.rn.f16x2 t, b, $14, t;
+mov.b32 {l, h}, $7; cvt.rn.f16x2.e4m3x2 a, l; cvt.rn.f16x2.e4m3x2 b, h;
+fma.rn.f16x2 t, a, $11, t; fma.rn.f16x2 t, b, $15, t;
+mov.b32 {l, h}, t; cvt.f32.f16 x, l; cvt.f32.f16 y, h; add.f32 $0, x, y;
+mov.b32 $1, 0; mov.b32 $2, 0; mov.b32 $3, 0;
+}""")
+"""Sixteen products of one thread: in pairs, added in float16, then one number in float32.
+
+Unpacked to float32 first, e4m3 weights cost 2.6 instructions each and keep memory waiting; so it
+is 1.4. The tensor cores add with about as many bits. The other three outputs are zeros, because
+an element-wise function has as many results as arguments.
+"""
+
+_REGISTERS = tl.constexpr(",".join(["=r"] * 4 + ["r"] * 12))
 
 
 @triton.jit
-def _quantized(xs, BK: tl.constexpr, C: tl.constexpr):
-    """The row as e4m3 numbers, held in bf16, and its scale."""
-    most = tl.zeros([BK], tl.float32)
+def _words(ws_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, C: tl.constexpr):
+    """Whole rows of W, four numbers a word, as C tiles [BN, BW]. Past the end, the last row."""
+    tiles = ()
+    base = ws_ptr + tl.minimum(n, O - 1).to(tl.int64)[:, None] * W + k[None, :]
     for c in tl.static_range(C):
-        most = tl.maximum(most, tl.abs(xs[c].to(tl.float32)))
-    scale, inverse = scale_of(tl.max(most, 0))
-    qs = ()
-    for c in tl.static_range(C):
-        q = (xs[c].to(tl.float32) * inverse).to(tl.float8e4nv, fp_downcast_rounding="rtne")
-        qs = qs + (q.to(tl.bfloat16),)  # type: ignore[assignment]
-    return qs, scale
+        if (c + 1) * BW <= W:
+            tile = tl.load(base + c * BW, eviction_policy="evict_first")
+        else:
+            tile = tl.load(base + c * BW, (c * BW + k < W)[None, :], 0)
+        tiles = tiles + (tile,)  # type: ignore[assignment]
+    return tiles
 
 
 @triton.jit
-def _quantized_blocks(xs, BK: tl.constexpr, C: tl.constexpr):
-    """The row as e4m3 numbers times their scale, one scale per 128."""
-    qs = ()
-    for c in tl.static_range(C):
-        x = tl.reshape(xs[c].to(tl.float32), (BK // 128, 128))
-        scale, inverse = scale_of(tl.max(tl.abs(x), 1))
-        q = (x * inverse[:, None]).to(tl.float8e4nv, fp_downcast_rounding="rtne")
-        qs = qs + (tl.reshape(q.to(tl.float32) * scale[:, None], (BK,)),)  # type: ignore[assignment]
-    return qs
+def _pairs(q, BW: tl.constexpr):
+    """[4 * BW] numbers as the first and the second pair of float16 of each word."""
+    even, odd = tl.split(tl.reshape((q * _SMALL).to(tl.float16), (BW, 2, 2)))
+    even = even.to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+    both = even | (odd.to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return tl.split(both)
 
 
 @triton.jit
-def _scaled(qs, ws_ptr, row, k, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
-    """qs times the scales of the weight blocks that row `row` is in."""
+def _quantized(xs, BK: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr):
+    """The row as e4m3 numbers, in pairs, and its scales: one, or one for each 128.
+
+    Returns C times (first pairs, second pairs), flat, and scales: C times [BK // 16], or one.
+    """
+    qs, scales = (), ()
+    if BLOCKS:
+        for c in tl.static_range(C):
+            x = tl.reshape(xs[c].to(tl.float32), (BK // 128, 128))
+            scale, inverse = scale_of(tl.max(tl.abs(x), 1))
+            q = tl.reshape(
+                (x * inverse[:, None]).to(tl.float8e4nv, fp_downcast_rounding="rtne"), (BK,)
+            )
+            qs = qs + _pairs(q.to(tl.float32), BK // 4)  # type: ignore[assignment]
+            spread = tl.broadcast_to(scale[:, None], (BK // 128, 8))
+            scales = scales + (tl.reshape(spread, (BK // 16,)) / _SMALL,)  # type: ignore[assignment]
+    else:
+        most = tl.zeros([BK], tl.float32)
+        for c in tl.static_range(C):
+            most = tl.maximum(most, tl.abs(xs[c].to(tl.float32)))
+        scale, inverse = scale_of(tl.max(most, 0))
+        for c in tl.static_range(C):
+            q = (xs[c].to(tl.float32) * inverse).to(tl.float8e4nv, fp_downcast_rounding="rtne")
+            qs = qs + _pairs(q.to(tl.float32), BK // 4)  # type: ignore[assignment]
+        scales = (scale / _SMALL,)  # type: ignore[assignment]
+    return qs, scales
+
+
+@triton.jit
+def _with_blocks(scales, ws_ptr, row, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
+    """The row's scales times those of the weight blocks that row `row` of W is in."""
     GROUPS: tl.constexpr = (I + 127) // 128
-    scaled = ()
+    both = ()
     for c in tl.static_range(C):
-        g = (c * BK + k) // 128
+        g = (c * BK + tl.arange(0, BK // 16) * 16) // 128
         ws = tl.load(ws_ptr + (row // 128) * GROUPS + g, g < GROUPS, 0.0)
-        scaled = scaled + (qs[c] * ws,)  # type: ignore[assignment]
-    return scaled
+        both = both + (scales[c] * ws,)  # type: ignore[assignment]
+    return both
 
 
 @triton.jit
-def _finish(sums, n, live, xs_scale, ws_ptr, bias_ptr, BLOCKS: tl.constexpr, BIAS: tl.constexpr):
+def _number(words, J: tl.constexpr):
+    """Number J of each word."""
+    byte = ((words >> (8 * J)) & 0xFF).to(tl.uint8)
+    return byte.to(tl.float8e4nv, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _half(pairs, J: tl.constexpr):
+    """Number J of each pair."""
+    return ((pairs >> (16 * J)) & 0xFFFF).to(tl.uint16).to(tl.float16, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def _dot(tiles, qs, scales, BN: tl.constexpr, BW: tl.constexpr, C: tl.constexpr,
+         BLOCKS: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
+    """C tiles of words times the row: [BN]. Without the assembly, in float32 throughout."""
+    acc = tl.zeros([BN, BW // 4], tl.float32)
+    for c in tl.static_range(C):
+        first, second = qs[2 * c][None, :], qs[2 * c + 1][None, :]
+        if ASM:
+            parts = tl.inline_asm_elementwise(
+                _SIXTEEN, _REGISTERS, [tiles[c], first, second],
+                dtype=tl.float32, is_pure=True, pack=4,
+            )  # fmt: skip
+        else:
+            parts = _number(tiles[c], 0) * _half(first, 0) + _number(tiles[c], 1) * _half(first, 1)
+            parts += _number(tiles[c], 2) * _half(second, 0)
+            parts += _number(tiles[c], 3) * _half(second, 1)
+        sums = tl.sum(tl.reshape(parts, (BN, BW // 4, 4)), 2)
+        if BLOCKS:
+            sums *= scales[c][None, :]
+        acc += sums
+    return tl.sum(acc, 1)
+
+
+@triton.jit
+def _finish(sums, n, live, scale, ws_ptr, bias_ptr, BLOCKS: tl.constexpr, BIAS: tl.constexpr):
     """Scale and shift the outputs of rows n of W."""
     if not BLOCKS:
-        sums = sums * xs_scale * tl.load(ws_ptr + n, live, 0.0)
+        sums = sums * scale * tl.load(ws_ptr + n, live, 0.0)
     if BIAS:
         sums += tl.load(bias_ptr + n, live, 0.0).to(tl.float32)
     return sums
 
 
 @triton.jit
-def _band(w_ptr, n, k, O: tl.constexpr, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr,
+def _band(w_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, C: tl.constexpr,
           PAIR: tl.constexpr):  # fmt: skip
     """Rows n of W, and of its other half if there are two: tiles of both, one after the other."""
-    tiles = rows_of(w_ptr, n, k, O, I, BK, C)
+    tiles = _words(w_ptr, n, k, O, W, BW, C)
     if PAIR:
-        tiles = tiles + rows_of(w_ptr + O * I, n, k, O, I, BK, C)
+        tiles = tiles + _words(w_ptr + O * W, n, k, O, W, BW, C)
     return tiles
 
 
 @triton.jit
-def _emit(tiles, qs, us, n, scale, ws_ptr, bias_ptr, z_ptr, a_ptr, O: tl.constexpr,
+def _emit(tiles, qs, scales, up_scales, n, ws_ptr, bias_ptr, z_ptr, a_ptr, O: tl.constexpr,
           BIAS: tl.constexpr, BLOCKS: tl.constexpr, ACT: tl.constexpr, BN: tl.constexpr,
-          BK: tl.constexpr, C: tl.constexpr):  # fmt: skip
+          BW: tl.constexpr, C: tl.constexpr, ASM: tl.constexpr):  # fmt: skip
     """Multiply a band and store what comes of it."""
     dtype: tl.constexpr = z_ptr.dtype.element_ty
-    z = product(tiles, qs, BN, BK, C, _V)
-    z = _finish(z, n, n < O, scale, ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
+    z = _dot(tiles, qs, scales, BN, BW, C, BLOCKS, ASM)
+    z = _finish(z, n, n < O, scales[0], ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
     tl.store(z_ptr + n, z, n < O)
     if ACT is not None:
-        u = product(tiles[C:], us, BN, BK, C, _V)
-        u = _finish(u, O + n, n < O, scale, ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
+        u = _dot(tiles[C:], qs, up_scales, BN, BW, C, BLOCKS, ASM)
+        u = _finish(u, O + n, n < O, scales[0], ws_ptr, bias_ptr, BLOCKS, BIAS).to(dtype)
         tl.store(z_ptr + O + n, u, n < O)
         a = activate(z.to(tl.float32), ACT) * u.to(tl.float32)
         tl.store(a_ptr + n, a.to(dtype), n < O)
@@ -115,7 +198,7 @@ def _gemv_fp8(
     x_ptr,  # [I]
     res_ptr,  # [I], read only if ADD
     norm_ptr,  # [I], read only if NORM
-    w_ptr,  # [O, I] e4m3, or [2 * O, I] if ACT
+    w_ptr,  # [O, I / 4] words of e4m3, or [2 * O, I / 4] if ACT
     ws_ptr,  # [O] fp32, or [O / 128, I / 128] if BLOCKS
     bias_ptr,  # [O] or [2 * O], read only if BIAS
     z_ptr,  # [O] or [2 * O] out
@@ -139,42 +222,43 @@ def _gemv_fp8(
 ):
     first = tl.program_id(0) * (BN * TIMES)
     C: tl.constexpr = (I + BK - 1) // BK
+    W: tl.constexpr = I // 4
+    BW: tl.constexpr = BK // 4
     PAIR: tl.constexpr = ACT is not None
     LOADED: tl.constexpr = BN if TIMES > 1 else 0
     SIZE: tl.constexpr = (BN * TIMES - LOADED) * I
     k = tl.arange(0, BK)
+    word = tl.arange(0, BW)
     n = first + tl.arange(0, BN)
-    tiles = _band(w_ptr, n, k, O, I, BK, C, PAIR)
+    tiles = _band(w_ptr, n, word, O, W, BW, C, PAIR)
     if NORM:
         norm = vector(norm_ptr, k, I, BK, C)
     if PDL:
         if AHEAD and SIZE % 16 == 0 and first + BN * TIMES <= O:
-            start = (first + LOADED).to(tl.int64) * I
+            start = (first + LOADED).to(tl.int64) * W
             prefetch(w_ptr + start, SIZE)
             if PAIR:
-                prefetch(w_ptr + O * I + start, SIZE)
+                prefetch(w_ptr + O * W + start, SIZE)
         let_go()
         wait_for_forerunner()
     if NORM:
         xs = normed(x_ptr, res_ptr, norm, y_ptr, r_ptr, k, eps, offset, I, BK, C, ADD)
     else:
         xs = vector(x_ptr, k, I, BK, C)
+    qs, own = _quantized(xs, BK, C, BLOCKS)
+    scales, up_scales = own, own
     if BLOCKS:  # a program's rows lie in one block: BN * TIMES divides 128
-        qs = _quantized_blocks(xs, BK, C)
-        us = _scaled(qs, ws_ptr, O + first, k, I, BK, C) if PAIR else qs
-        qs = _scaled(qs, ws_ptr, first, k, I, BK, C)
-        scale = 1.0
-    else:
-        qs, scale = _quantized(xs, BK, C)
-        us = qs
+        scales = _with_blocks(own, ws_ptr, first, I, BK, C)
+        if PAIR:
+            up_scales = _with_blocks(own, ws_ptr, O + first, I, BK, C)
     for _ in range(TIMES - 1):
-        ahead = _band(w_ptr, n + BN, k, O, I, BK, C, PAIR)  # in flight while these are summed
-        _emit(tiles, qs, us, n, scale, ws_ptr, bias_ptr, z_ptr, a_ptr,
-              O, BIAS, BLOCKS, ACT, BN, BK, C)  # fmt: skip
+        ahead = _band(w_ptr, n + BN, word, O, W, BW, C, PAIR)  # in flight while these are summed
+        _emit(tiles, qs, scales, up_scales, n, ws_ptr, bias_ptr, z_ptr, a_ptr,
+              O, BIAS, BLOCKS, ACT, BN, BW, C, PDL)  # fmt: skip
         tiles = ahead
         n += BN
-    _emit(tiles, qs, us, n, scale, ws_ptr, bias_ptr, z_ptr, a_ptr,
-          O, BIAS, BLOCKS, ACT, BN, BK, C)  # fmt: skip
+    _emit(tiles, qs, scales, up_scales, n, ws_ptr, bias_ptr, z_ptr, a_ptr,
+          O, BIAS, BLOCKS, ACT, BN, BW, C, PDL)  # fmt: skip
 
 
 def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
@@ -205,6 +289,7 @@ def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
     times = 4
     while times > 1 and outputs < 512 * rows * times:
         times //= 2
+    rows = max(rows, 512 * warps // columns)
     return Cut(rows, columns, times, warps, inputs <= 1024)
 
 
@@ -225,8 +310,9 @@ def launch(
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     rows, columns, times, warps, ahead = cut or cut_of(outputs, inputs, act is not None)
+    assert rows * columns >= 512 * warps, "four words of a thread must lie in one row"
     add = norm is not None and norm.residual is not None
-    data, scale = weight.data, weight.scale
+    data, scale = weight.data.view(torch.int32), weight.scale
     out = None if act is None else act.out
     tensors: tuple[Tensor | None, ...] = (x, None, None, data, scale, bias, z, None, None, out)
     numbers = (0.0, 0.0)
@@ -240,7 +326,8 @@ def launch(
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None, bool(weight.block),
-            None if act is None else act.kind, rows, columns, times, ahead or (quiet and times > 1), PDL,
+            None if act is None else act.kind, rows, columns, times,
+            ahead or (quiet and times > 1), PDL,
         ),
         warps=warps,
         pdl=PDL,
