@@ -58,6 +58,8 @@ def candidates(outputs, inputs, pair, kind):
             if columns > triton.next_power_of_2(inputs) or width > 1.35 * inputs:
                 continue
             for rows in (1, 2, 4, 8, 16):
+                if rows * columns < 32 * warps * per:
+                    continue
                 numbers = rows * width * (1 + pair) // (32 * warps)
                 if not 16 <= numbers <= 16 * per:
                     continue
