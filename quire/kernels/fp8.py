@@ -34,13 +34,15 @@ class Fp8Weight:
 
     data: [O, I] e4m3, contiguous. scale: float32, contiguous, [O] or [ceil(O/128), ceil(I/128)].
     static: float32 [1], the one scale of all activations that a checkpoint fixed; None: by row.
-    tickets: int32 zeros that programs sharing a band of outputs count themselves with, on a GPU.
+    tickets: int32 zeros that programs sharing a band of outputs count themselves with, and
+    one: float32 1; on a GPU, where kernels want them beside the weight.
     """
 
     data: Tensor
     scale: Tensor
     static: Tensor | None = None
     tickets: Tensor | None = None
+    one: Tensor | None = None
 
     def __post_init__(self) -> None:
         outputs, inputs = self.shape
@@ -126,7 +128,8 @@ def quantize_blocks(weight: Tensor) -> Fp8Weight:
 
 def scale_of(largest: Tensor) -> Tensor:
     """The scale that maps a largest magnitude, float32, to the largest e4m3 number."""
-    return largest.clamp(min=SMALLEST) / LARGEST
+    held = largest.clamp(min=SMALLEST)
+    return held / torch.full_like(held, LARGEST)  # a GPU would multiply by 1 / a number
 
 
 def spread_blocks(scale: Tensor, rows: int, columns: int) -> Tensor:

@@ -108,8 +108,9 @@ def _ready(weight: Fp8Weight) -> Fp8Weight:
     """With what the kernels of its device want beside it."""
     if weight.device.type == "cpu":
         return weight
-    bands = -(-weight.shape[0] // 16)
-    return replace(weight, tickets=torch.zeros(bands, dtype=torch.int32, device=weight.device))
+    bands, device = -(-weight.shape[0] // 16), weight.device
+    tickets = torch.zeros(bands, dtype=torch.int32, device=device)
+    return replace(weight, tickets=tickets, one=torch.ones(1, device=device))
 
 
 def quantize(weight: Tensor, block: int) -> Fp8Weight:

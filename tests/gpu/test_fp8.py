@@ -120,42 +120,53 @@ def test_a_fixed_scale_is_used():
         assert error(fp8_linear(x, weight), want) < 3e-3
 
 
-def logprobs(model, config, ids, device):
-    stepper = Stepper(model, config, dtype=torch.bfloat16, max_tokens=96, device=device)
+def logprobs(model, config, ids, device, dtype):
+    stepper = Stepper(model, config, dtype=dtype, max_tokens=96, device=device)
     whole = stepper.logits(ids[:40])
     ones = [stepper.logits(ids[i : i + 1]) for i in range(40, len(ids))]
     return torch.cat([whole, *ones]).log_softmax(-1)
 
 
-@pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
-def test_a_model_says_what_it_says_on_the_cpu(tmp_path, asked, record_property):
-    ids = torch.randint(3, 96, (48,), generator=torch.Generator().manual_seed(1)).tolist()
-    _, config = config_of(LLAMA)
-    found = {}
-    for name, device, quant in [
-        ("plain", "cuda", None),
-        ("gpu", "cuda", asked),
-        ("cpu", "cpu", asked),
-    ]:
-        (tmp_path / name).mkdir()
-        model = load(tmp_path / name, plain(), device=device, quant=quant)
-        found[name] = logprobs(model, config, ids, device)
-    drift = (found["gpu"] - found["plain"]).abs().mean().item()
-    record_property("mean drift of log-probabilities from bfloat16", drift)
+def both(tmp_path, tensors_of, loaded, asked, dtype, devices=("cuda", "cpu")):
+    """Log-probabilities of one model on each device."""
+    ids, found = torch.randint(3, 96, (48,), generator=torch.Generator().manual_seed(1)), []
+    for device in devices:
+        folder = tmp_path / f"{device}-{asked}"
+        folder.mkdir()
+        model, config = loaded(folder, tensors_of(dtype), dtype=dtype, device=device, quant=asked)
+        found.append(logprobs(model, config, ids.tolist(), device, dtype))
+    return found
+
+
+def llama(folder, tensors, **settings):
+    return load(folder, tensors, **settings), config_of(LLAMA)[1]
+
+
+ASKED = pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
+
+
+@ASKED
+def test_a_model_says_what_it_says_on_the_cpu(tmp_path, asked):
+    there, here = both(tmp_path, plain, llama, asked, torch.float32)
+    assert (there - here).abs().mean() < 5e-3  # a number at a tie may round otherwise
+
+
+@ASKED
+def test_drift_from_bfloat16_is_that_of_eight_bits(tmp_path, asked, record_property):
+    small_ones, whole = (
+        both(tmp_path, plain, llama, quant, torch.bfloat16, ("cuda",))[0] for quant in (asked, None)
+    )
+    drift = (small_ones - whole).abs().mean().item()
+    record_property("mean drift of log-probabilities", drift)
+    print(f"mean drift of log-probabilities, {asked}: {drift:.4f}")
     assert drift < 0.2
-    assert (found["gpu"] - found["cpu"]).abs().mean() < 0.03
 
 
-@pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
+@ASKED
 def test_experts_say_what_they_say_on_the_cpu(tmp_path, asked):
-    ids = torch.randint(3, 96, (48,), generator=torch.Generator().manual_seed(1)).tolist()
-    found = {}
-    for device in ("cuda", "cpu"):
-        model, config = experts.load(tmp_path / device, experts.plain(), quant=asked, device=device)
-        found[device] = logprobs(model, config, ids, device)
-    # a router's choice may turn on rounding, so most positions agree and not all
-    apart = (found["cuda"] - found["cpu"]).abs().mean(-1)
-    assert apart.median() < 0.05
+    there, here = both(tmp_path, experts.plain, experts.load, asked, torch.float32)
+    # a router's choice may turn on a rounding: most positions agree, not all
+    assert (there - here).abs().mean(-1).median() < 5e-3
 
 
 @pytest.mark.parametrize(

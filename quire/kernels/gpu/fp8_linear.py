@@ -1,8 +1,9 @@
 """The product of e4m3 rows and an e4m3 weight on the GPU.
 
 The library's kernels where they take the shape (inputs and outputs in multiples of 16; for blocks,
-scales in rows of 16 bytes), else the Triton product below, which takes any. Both accumulate in the
-tensor cores in float32 and scale at the end; by blocks, each 128 inputs are scaled and added.
+scales in rows of 16 bytes), else the Triton product below, which takes any; few rows have a file of
+their own. All add in the tensor cores and scale at the end; by blocks, each 128 inputs are scaled
+and added. For rows in float32, which are for checking only, sums are exact to float32.
 """
 
 from __future__ import annotations
@@ -124,15 +125,23 @@ def product(
     rows = q.shape[0]
     if not rows:
         return
-    takes = library_takes(q, weight)
+    takes = library_takes(q, weight) and out.dtype != torch.float32
     if takes and weight.block and rows > VERY_FEW:
         _by_blocks(out, q, scale, weight, bias)
     elif rows <= FEW:
         fp8_skinny.product(out, q, scale, weight, bias)
-    elif takes:
-        _library(out, q, scale[:, None], weight, weight.scale[None], bias)
-    else:
+    elif not takes:
         own_product(out, q, scale, weight, bias)
+    elif _few_tiles(rows, weight):
+        _two_passes(out, q, scale, weight, bias)
+    else:
+        _library(out, q, scale[:, None], weight, weight.scale[None], bias)
+
+
+def _few_tiles(rows: int, weight: Fp8Weight) -> bool:
+    """Whether the library should cut the sums, which it does only if it need not scale them."""
+    tiles = triton.cdiv(rows, 128) * triton.cdiv(weight.shape[0], 128)
+    return rows <= 256 and tiles <= 64 and weight.one is not None
 
 
 def library_takes(q: Tensor, weight: Fp8Weight) -> bool:
@@ -171,13 +180,13 @@ def _library(
     )  # fmt: skip
 
 
-def two_passes(
-    out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None, one: Tensor
+def _two_passes(
+    out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None
 ) -> None:
-    """The library's plain sums in float32, scaled in a pass of their own. one: float32 1."""
+    """The library's plain sums in float32, scaled in a pass of their own."""
     sums = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     torch._scaled_mm(
-        q, weight.data.t(), scale_a=one, scale_b=one, out_dtype=torch.float32,
+        q, weight.data.t(), scale_a=weight.one, scale_b=weight.one, out_dtype=torch.float32,
         use_fast_accum=True, out=sums,
     )  # fmt: skip
     rows, outputs = out.shape
@@ -196,8 +205,13 @@ class Tile(NamedTuple):
     stages: int
 
 
-def tile_of(rows: int) -> Tile:
-    """Tiles as tall as the rows, up to what the registers hold."""
+def tile_of(rows: int, exact: bool) -> Tile:
+    """Tiles as tall as the rows, up to what the registers hold.
+
+    exact: too low for Hopper's matrix instruction, which loses bits of its sums.
+    """
+    if exact:
+        return Tile(32, 64, 4, 4)
     tall = min(max(triton.next_power_of_2(rows), 16), 128)
     wide = 128 if tall >= 64 else 64
     return Tile(tall, wide, 8 if tall * wide >= 16384 else 4, 4)
@@ -213,7 +227,7 @@ def own_product(
 ) -> None:
     """The same in Triton, for any shape."""
     rows, (outputs, inputs) = q.shape[0], weight.shape
-    bt, bo, warps, stages = tile or tile_of(rows)
+    bt, bo, warps, stages = tile or tile_of(rows, out.dtype == torch.float32)
     grid = (triton.cdiv(rows, bt) * triton.cdiv(outputs, bo), 1, 1)
     step = scale.stride(0) if weight.block else 0
     groups = triton.cdiv(inputs, BLOCK)

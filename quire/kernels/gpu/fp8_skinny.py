@@ -107,10 +107,18 @@ def _skinny(
     tl.store(y_at, acc.to(y_ptr.dtype.element_ty), o_live[:, None] & t_live[None, :])
 
 
-def cut_of(rows: int, weight: Fp8Weight) -> Cut:
-    """Bands of 64, the least that a matrix instruction takes, cut into parts where they are few."""
+def cut_of(rows: int, weight: Fp8Weight, exact: bool) -> Cut:
+    """Bands of 64, the least that Hopper's matrix instruction takes, in parts where they are few.
+
+    exact: less than that, since that instruction loses bits of its sums.
+    """
     outputs, inputs = weight.shape
-    parts = max(1, min(256 // triton.cdiv(outputs, 64), 4, inputs // 1024))
+    if exact:
+        return Cut(32, BLOCK, 4, 4)
+    bands = triton.cdiv(outputs, 64)
+    if bands >= 256:
+        return Cut(128, BLOCK, 5, 8)
+    parts = max(1, min((256 if rows <= 32 else 128) // bands, 4, inputs // 1024))
     return Cut(64, BLOCK if weight.block else 2 * BLOCK, 4, 4, parts)
 
 
@@ -124,7 +132,7 @@ def product(
 ) -> None:
     """y [T, O] from rows already quantized."""
     rows, (outputs, inputs) = q.shape[0], weight.shape
-    wide, deep, stages, warps, parts, ahead = cut or cut_of(rows, weight)
+    wide, deep, stages, warps, parts, ahead = cut or cut_of(rows, weight, y.dtype == torch.float32)
     bands, tall = triton.cdiv(outputs, wide), max(16, triton.next_power_of_2(rows))
     tickets = weight.tickets
     if tickets is None or bands > len(tickets):

@@ -31,7 +31,7 @@ QWEN3_MOE = {
 }
 
 
-def plain():
+def plain(dtype=torch.bfloat16):
     draw = torch.Generator().manual_seed(5)
     e, f, v = 128, 128, 96
     shapes = {"embed_tokens": (v, e), "norm": (e,)}
@@ -48,7 +48,7 @@ def plain():
     named["lm_head.weight"] = (v, e)
     made = {name: torch.randn(shape, generator=draw) for name, shape in named.items()}
     return {
-        name: (t / 128**0.5 if t.dim() > 1 else 1 + t / 50).bfloat16() for name, t in made.items()
+        name: (t / 128**0.5 if t.dim() > 1 else 1 + t / 50).to(dtype) for name, t in made.items()
     }
 
 
@@ -63,11 +63,11 @@ def quantized(make, scale_name):
     return found
 
 
-def load(folder, tensors, said=None, **settings):
-    folder.mkdir()
+def load(folder, tensors, said=None, dtype=torch.bfloat16, **settings):
+    folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
     model_type, config = config_of(QWEN3_MOE | ({"quantization_config": said} if said else {}))
-    settings |= {"folder": folder, "progress": False, "dtype": torch.bfloat16}
+    settings |= {"folder": folder, "progress": False, "dtype": dtype}
     return build(model_type, config, **settings), config
 
 
