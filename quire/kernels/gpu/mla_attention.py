@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cache import rehearsing
+from quire.kernels.gpu import mla_few
 from quire.kernels.gpu.mla_cached import cached
 from quire.kernels.gpu.mla_decode import decode
 from quire.kernels.gpu.mla_gather import gather
@@ -28,6 +29,9 @@ from quire.kernels.gpu.mla_prompt import Keys, Running, prompt
 
 FEW = 80
 """Queries per sequence from which on making keys and values of its past pays."""
+
+ROWS = 16
+"""Rows up to which our own products beat the library's."""
 
 LEAST = 2048
 """Positions that keys and values are made of at a time, if there are that many."""
@@ -164,12 +168,18 @@ class Others(NamedTuple):
 def to_latent(q: Tensor, keys: Tensor) -> Tensor:
     """q [T, H, P] by keys [H, P, L] -> [T, H, L]: what queries are to compressed latents."""
     out = torch.empty((*q.shape[:2], keys.shape[2]), dtype=q.dtype, device=q.device)
-    torch.bmm(q.transpose(0, 1), keys, out=out.transpose(0, 1))
+    if len(q) <= ROWS:
+        mla_few.to_latent(out, q, keys)
+    else:
+        torch.bmm(q.transpose(0, 1), keys, out=out.transpose(0, 1))
     return out
 
 
 def from_latent(out: Tensor, mixed: Tensor, values: Tensor) -> None:
     """mixed [T, H, L] by values [H, V, L] -> out [T, H * V]."""
     tokens, heads, _ = mixed.shape
+    if tokens <= ROWS:
+        mla_few.from_latent(out, mixed, values)
+        return
     to = out.view(tokens, heads, -1).transpose(0, 1)
     torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2), out=to)
