@@ -11,6 +11,7 @@ Axes: as in quire.kernels.mla_attention; M query rows of a tile, X splits.
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 
 import torch
 import triton
@@ -145,6 +146,7 @@ def decode(
 ) -> None:
     """The first `count` sequences, of one query each. tile, splits: for measurements."""
     heads, latent = q.shape[1:]
+    hopper = _hopper(q.device.index) if tile is None else None
     tile = tile or tile_of(heads, q.dtype.itemsize)
     programs = triton.cdiv(heads, tile.rows) * count
     splits = splits or splits_of(programs, tile.rows, _multiprocessors(q.device.index))
@@ -154,8 +156,36 @@ def decode(
             count * splits * heads * (latent + 1), dtype=torch.float32, device=q.device
         )
         part, weight = both[: count * splits * heads * latent], both[-count * splits * heads :]
+    tensors = (out, part, weight, q, q_rope, cache, tables, contexts, rows)
+    if hopper is not None and hopper.takes(q, q_rope, cache):
+        hopper.launch(*tensors, log_scale, count, splits, tile.latents, SHORTEST)
+    else:
+        _plain(*tensors, log_scale, count, splits, tile)
+    if splits > 1:
+        # a program waits for its loads more than it adds: many rows need no more programs than rows
+        wide = latent if count * heads >= 1024 else min(latent, 128)
+        consts = (heads, latent, tile.latents, MOST_SPLITS, SHORTEST, 8, wide)
+        grid = (heads, count, latent // wide)
+        _merge(grid, (part, weight, contexts, out), (splits,), consts)
+
+
+def _plain(
+    out: Tensor,
+    part: Tensor | None,
+    weight: Tensor | None,
+    q: Tensor,
+    q_rope: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    contexts: Tensor,
+    rows: Tensor | None,
+    log_scale: float,
+    count: int,
+    splits: int,
+    tile: Tile,
+) -> None:
     _decode(
-        (triton.cdiv(heads, tile.rows), count, splits),
+        (triton.cdiv(q.shape[1], tile.rows), count, splits),
         (q, q_rope, cache, tables, contexts, rows, out, part, weight),
         (log_scale, splits),
         (
@@ -169,11 +199,6 @@ def decode(
         warps=tile.warps,
         stages=tile.stages,
     )
-    if splits > 1:
-        wide = min(latent, 128)
-        consts = (heads, latent, tile.latents, MOST_SPLITS, SHORTEST, 8, wide)
-        grid = (heads, count, latent // wide)
-        _merge(grid, (part, weight, contexts, out), (splits,), consts)
 
 
 @functools.cache
@@ -200,6 +225,18 @@ def splits_of(programs: int, rows: int, multiprocessors: int) -> int:
         return -(-programs * splits // slots) / splits + merging
 
     return min(range(1, MOST_SPLITS + 1), key=time)
+
+
+@functools.cache
+def _hopper(index: int | None) -> ModuleType | None:
+    """The kernel for Hopper, where there is one and this Triton can make it."""
+    if index is None or torch.cuda.get_device_capability(index)[0] != 9:
+        return None
+    try:
+        from quire.kernels.gpu import mla_hopper
+    except ImportError:
+        return None
+    return mla_hopper
 
 
 @functools.cache
