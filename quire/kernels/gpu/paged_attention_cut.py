@@ -17,7 +17,7 @@ MOST_SPLITS = 32
 """Stretches of a context at most: what the last program merges one after the other."""
 
 RESIDENT = 3
-"""Programs of the decode kernel a multiprocessor holds at once (by shared memory)."""
+"""Programs of a decode kernel that a multiprocessor holds at once (by shared memory)."""
 
 
 class Extras(NamedTuple):
@@ -72,25 +72,27 @@ def decode_cut(q: Tensor, cache: Tensor, tables: Tensor, rows: int, extras: Extr
     """
     kv_heads, block, size = cache.shape[2:]
     programs = rows * kv_heads
-    warps = 8 if q.shape[1] // kv_heads > 32 else 4
+    # two warps: fewer wait for one another, and still every program copies 64 KiB ahead
+    warps = 8 if q.shape[1] // kv_heads > 32 else 2 if q.dtype != torch.float32 else 4
     if q.dtype == torch.float32:
         tile, stages, chunk, splits = (32 if size <= 128 else 16), 3, 64, MOST_SPLITS
     else:
         tile, stages = (64 if size <= 128 else 32), 5
-        room = RESIDENT * _multiprocessors(q.device) // programs
+        room = at_once(q.device) // programs
         if room:
             chunk, splits = 64, min(room, MOST_SPLITS)
         else:
-            chunk, splits = (512, 8) if programs <= 1024 else (1024, 4)
+            chunk, splits = 1024, 4 if programs <= 2048 else 2
     bound = min(extras.max_context or 1 << 30, tables.shape[1] * block)
     return Cut(tile, chunk, warps, stages, max(1, min(splits, -(-bound // chunk))))
 
 
 @functools.cache
-def _multiprocessors(device: torch.device) -> int:
+def at_once(device: torch.device) -> int:
+    """Programs of a decode kernel that the device runs side by side."""
     if device.type != "cuda":
-        return 132  # in the interpreter: as an H200
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return RESIDENT * 132  # in the interpreter: as an H200
+    return RESIDENT * int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
 def prefill_tiles(q: Tensor, kv_heads: int) -> Tiles:

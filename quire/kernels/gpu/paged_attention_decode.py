@@ -144,9 +144,11 @@ def decode_kernel(
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
+    # first stretches first: what a short context does not need comes last, and costs least
     kh = pid % K
-    split = pid // K % splits
-    s = pid // (K * splits)
+    sequences = tl.num_programs(0) // (K * splits)
+    s = pid // K % sequences
+    split = pid // (K * sequences)
     if PDL:
         let_go()
         wait_for_forerunner()

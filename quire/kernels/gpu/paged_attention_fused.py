@@ -20,7 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.norm_rope_write import HeadNorm
-from quire.kernels.gpu.paged_attention_cut import Cut, Extras, decode_cut, workspace
+from quire.kernels.gpu.paged_attention_cut import Cut, Extras, at_once, decode_cut, workspace
 from quire.kernels.gpu.paged_attention_decode import deliver, stretch, sweep
 from quire.kernels.gpu.paged_attention_scores import LOWEST, absorb, bent, product
 from quire.kernels.gpu.start import kernel
@@ -30,17 +30,23 @@ _E4M3_MAX = tl.constexpr(448.0)
 
 
 @triton.jit
-def _turned(x_ptr, h, real, own, other, cos, turn, eps, STRIDE: tl.constexpr, D: tl.constexpr,
-            NORM: tl.constexpr, INTERLEAVED: tl.constexpr):  # fmt: skip
-    """Heads h of x, [M, D]: normalised, rounded, rotated, rounded.
+def _heads(x_ptr, h, real, STRIDE: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """Heads h of x as they are, [M, D], and the same with each channel's twin in its place."""
+    d = tl.arange(0, D)
+    a = tl.load(x_ptr + h[:, None] * STRIDE + d[None, :], mask=real, other=0.0)
+    twin = _twin(d, D, INTERLEAVED)
+    return a, tl.load(x_ptr + h[:, None] * STRIDE + twin[None, :], mask=real, other=0.0)
+
+
+@triton.jit
+def _turned(x, twins, own, other, cos, turn, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Heads x, [M, D]: normalised, rounded, rotated, rounded.
 
     own, other: the norm's weights of a channel and of its twin; turn: the signed sine.
     """
-    d = tl.arange(0, D)
-    dtype = x_ptr.dtype.element_ty
-    a = tl.load(x_ptr + h[:, None] * STRIDE + d[None, :], mask=real, other=0.0).to(tl.float32)
-    b = tl.load(x_ptr + h[:, None] * STRIDE + _twin(d, D, INTERLEAVED)[None, :], mask=real,
-                other=0.0).to(tl.float32)  # fmt: skip
+    dtype = x.dtype
+    a = x.to(tl.float32)
+    b = twins.to(tl.float32)
     if NORM:
         shrink = tl.rsqrt(tl.sum(a * a, 1) / D + eps)[:, None]
         a = (a * shrink * own[None, :]).to(dtype).to(tl.float32)
@@ -146,9 +152,11 @@ def fused_kernel(
     PDL: tl.constexpr,
 ):
     pid = tl.program_id(0)
+    # first stretches first: what a short context does not need comes last, and costs least
     kh = pid % K
-    split = pid // K % splits
-    s = pid // (K * splits)
+    sequences = tl.num_programs(0) // (K * splits)
+    s = pid // K % sequences
+    split = pid // (K * sequences)
     t = s.to(tl.int64)
     if PDL:
         let_go()
@@ -182,23 +190,24 @@ def fused_kernel(
     k_own, k_other = _weights(k_weight, k_offset, D, NORM, INTERLEAVED)
     if PDL:
         wait_for_forerunner()
-    q = _turned(q_ptr + t * Q_T, kh * G + g, (g < G)[:, None], q_own, q_other, cos, turn, q_eps,
-                Q_H, D, NORM, INTERLEAVED)  # fmt: skip
+    one = kh + tl.arange(0, 1)
+    mine = (one >= 0)[:, None] & newest
+    q, q_twins = _heads(q_ptr + t * Q_T, kh * G + g, (g < G)[:, None], Q_H, D, INTERLEAVED)
+    k, k_twins = _heads(k_ptr + t * K_T, one, mine, K_H, D, INTERLEAVED)
+    v = tl.load(v_ptr + t * V_T + one[:, None] * V_H + d[None, :], mask=mine, other=0.0)
+    q = _turned(q, q_twins, q_own, q_other, cos, turn, q_eps, D, NORM)
     acc = tl.zeros([GP, D], tl.float32)
     total = tl.zeros([GP], tl.float32)
     top = tl.full([GP], LOWEST, tl.float32)
     if newest:
-        one = tl.arange(0, 1)
-        k = _turned(k_ptr + t * K_T, kh + one, (one == 0)[:, None], k_own, k_other, cos, turn,
-                    k_eps, K_H, D, NORM, INTERLEAVED)  # fmt: skip
-        v = tl.load(v_ptr + t * V_T + (kh + one)[:, None] * V_H + d[None, :])
-        where = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + kh * (B * D)
-        where += one[:, None] + d[None, :]
-        k = _filed(k, k_scale, where, slot >= 0, FP8).to(q.dtype).to(tl.float32)
-        v = _filed(v, v_scale, where + K * B * D, slot >= 0, FP8).to(q.dtype).to(tl.float32)
-        top = bent(tl.sum(q.to(tl.float32) * k, 1), scale, softcap, SOFTCAP)
+        k = _turned(k, k_twins, k_own, k_other, cos, turn, k_eps, D, NORM)
+        where = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + one[:, None] * (B * D)
+        where += d[None, :]
+        k_filed = _filed(k, k_scale, where, slot >= 0, FP8).to(q.dtype).to(tl.float32)
+        v_filed = _filed(v, v_scale, where + K * B * D, slot >= 0, FP8).to(q.dtype).to(tl.float32)
+        top = bent(tl.sum(q.to(tl.float32) * k_filed, 1), scale, softcap, SOFTCAP)
         total += 1.0
-        acc += v
+        acc += v_filed
     scores = bent(product(q, k_tile.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
     scores = tl.where(live[None, :], scores, float("-inf"))
     acc, total, top = absorb(scores, v_tile.to(q.dtype), acc, total, top, IEEE)
@@ -252,6 +261,8 @@ def takes(
 ) -> bool:
     """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
     size = q.shape[2]
+    if q.shape[0] * k.shape[1] > at_once(q.device):
+        return False  # it needs many registers, which costs crowds more than a launch
     if cos_sin.shape[1] != size or size & (size - 1) or size < 16 or v.shape != k.shape:
         return False
     if k.dtype != q.dtype or v.dtype != q.dtype or not cache.is_contiguous():
@@ -287,7 +298,7 @@ def launch(
     how = extras.on(cache)
     k_scale, v_scale = how.k_scale, how.v_scale
     q_norm, k_norm = norms or (HeadNorm(q, 0.0, 0.0), HeadNorm(k, 0.0, 0.0))
-    cut = cut or decode_cut(q, cache, tables, rows, how)
+    cut = cut or decode_cut(q, cache, tables, rows, how)._replace(warps=4)
     pdl = not fused_kernel.interpreted
     fused_kernel(
         (rows * kv_heads * cut.splits, 1, 1),

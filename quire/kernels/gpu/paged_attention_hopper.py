@@ -53,27 +53,30 @@ def _fill(cache_tiles, smem, stage, full, table, first, last, row, step,
 
 
 @gluon.jit
-def _load(cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh, count, last,
-          K: gl.constexpr, B: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
+def _load(cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh, skip,
+          count, last, K: gl.constexpr, B: gl.constexpr, D: gl.constexpr, N: gl.constexpr,
           STAGES: gl.constexpr):  # fmt: skip
-    """The loader: tiles of N keys and values in order, as stages come free."""
+    """The loader: `count` tiles of N keys and values after `skip`, as stages come free."""
     NB: gl.constexpr = N // B
     for j in range(count):
         stage = j % STAGES
         free = (j // STAGES & 1) ^ 1
         mbarrier.wait(k_empty.index(stage), free)
-        _fill(cache_tiles, k_smem, stage, k_full.index(stage), table, j * NB, last, kh * B,
+        _fill(cache_tiles, k_smem, stage, k_full.index(stage), table, (skip + j) * NB, last, kh * B,
               2 * K * B, NB, B, D)  # fmt: skip
         mbarrier.wait(v_empty.index(stage), free)
-        _fill(cache_tiles, v_smem, stage, v_full.index(stage), table, j * NB, last,
+        _fill(cache_tiles, v_smem, stage, v_full.index(stage), table, (skip + j) * NB, last,
               (K + kh) * B, 2 * K * B, NB, B, D)  # fmt: skip
 
 
 @gluon.jit
-def _soft(s, total, top, at, pos, scale, MASK: gl.constexpr):
+def _soft(s, total, top, at, pos, window, scale, MASK: gl.constexpr, WINDOW: gl.constexpr):
     """(weights, their sums, maxima, what older sums shrink by) after scores s of keys `at`."""
     if MASK:
-        s = gl.where(at[None, :] <= pos[:, None], s, float("-inf"))
+        seen = at[None, :] <= pos[:, None]
+        if WINDOW:
+            seen &= at[None, :] > pos[:, None] - window
+        s = gl.where(seen, s, float("-inf"))
     higher = gl.maximum(top, gl.max(s, 1) * scale)
     shrink = gl.exp2(top - higher)
     p = gl.exp2(s * scale - higher[:, None])
@@ -81,9 +84,9 @@ def _soft(s, total, top, at, pos, scale, MASK: gl.constexpr):
 
 
 @gluon.jit
-def _turns(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos, scale,
-           low, high, N: gl.constexpr, STAGES: gl.constexpr, MASK: gl.constexpr,
-           WHICH: gl.constexpr, TURNS: gl.constexpr,
+def _turns(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos, window,
+           scale, skip, low, high, N: gl.constexpr, STAGES: gl.constexpr, MASK: gl.constexpr,
+           WINDOW: gl.constexpr, WHICH: gl.constexpr, TURNS: gl.constexpr,
            S_LAYOUT: gl.constexpr, O_LAYOUT: gl.constexpr, P_LAYOUT: gl.constexpr):  # fmt: skip
     """Key tiles [low, high): scores of tile j while the values of tile j - 1 are absorbed."""
     n = gl.arange(0, N, gl.SliceLayout(0, S_LAYOUT))
@@ -103,7 +106,8 @@ def _turns(acc, p, total, top, q, k_smem, v_smem, k_full, k_empty, v_full, v_emp
             mbarrier.arrive(go.index(1 - WHICH), count=1)
         s = warpgroup_mma_wait(1, deps=[scores])
         mbarrier.arrive(k_empty.index(stage), count=1)
-        weights, total, top, shrink = _soft(s, total, top, j * N + n, pos, scale, MASK)
+        at = (skip + j) * N + n
+        weights, total, top, shrink = _soft(s, total, top, at, pos, window, scale, MASK, WINDOW)
         # p is among what is waited for: its registers are read until the product is done
         acc, p = warpgroup_mma_wait(0, deps=[sums, p])
         mbarrier.arrive(v_empty.index(before), count=1)
@@ -130,11 +134,13 @@ def _clear(tile, from_row, N: gl.constexpr, D: gl.constexpr):
 
 @gluon.jit
 def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go,
-            kh, begin, queries, lowest, prefix, count, full, context, scale,
+            kh, begin, queries, lowest, prefix, skip, count, full, context, window, scale,
             WHICH: gl.constexpr, K: gl.constexpr, G: gl.constexpr, D: gl.constexpr,
             Q_T: gl.constexpr, Q_H: gl.constexpr, QUERIES: gl.constexpr, N: gl.constexpr,
-            STAGES: gl.constexpr, SINKS: gl.constexpr, TURNS: gl.constexpr):  # fmt: skip
+            STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
+            TURNS: gl.constexpr):  # fmt: skip
     """One warpgroup: its 64 rows against all key tiles."""
+    scale = scale * LOG2E
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
@@ -162,21 +168,22 @@ def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, 
     zero = gl.zeros([ROWS, N], gl.float32, S_LAYOUT)
     s = warpgroup_mma(q_mine, k_smem.index(0).permute((1, 0)), zero, use_acc=False)
     mbarrier.arrive(k_empty.index(0), count=1)
-    weights, total, top, _ = _soft(s, total, top, n, pos, scale, True)
+    weights, total, top, _ = _soft(s, total, top, skip * N + n, pos, window, scale, True, WINDOW)
     p = gl.convert_layout(weights.to(v_smem.dtype), P_LAYOUT)
     acc, p, total, top = _turns(
         acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
-        scale, 1, full, N, STAGES, False, WHICH, TURNS, S_LAYOUT, O_LAYOUT, P_LAYOUT,
+        window, scale, skip, 1, full, N, STAGES, False, WINDOW, WHICH, TURNS, S_LAYOUT, O_LAYOUT,
+        P_LAYOUT,
     )  # fmt: skip
     acc, p, total, top = _turns(
         acc, p, total, top, q_mine, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, pos,
-        scale, gl.maximum(full, 1), count, N, STAGES, True, WHICH, TURNS, S_LAYOUT, O_LAYOUT,
-        P_LAYOUT,
+        window, scale, skip, gl.maximum(full, 1), count, N, STAGES, True, WINDOW, WHICH, TURNS,
+        S_LAYOUT, O_LAYOUT, P_LAYOUT,
     )  # fmt: skip
     last = (count - 1) % STAGES
     mbarrier.wait(v_full.index(last), (count - 1) // STAGES & 1)
-    if count * N > context:
-        _clear(v_smem.index(last), context - (count - 1) * N, N, D)
+    if (skip + count) * N > context:
+        _clear(v_smem.index(last), context - (skip + count - 1) * N, N, D)
     acc = warpgroup_mma(p, v_smem.index(last), acc)
 
     if SINKS:
@@ -204,7 +211,7 @@ def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: gl.constexpr):
     return first + count - 1, begin // QUERIES + count - 1
 
 
-@kernel("scale", "first_sequence", "sequences", jit=gluon.jit)
+@kernel("scale", "first_sequence", "sequences", "window", jit=gluon.jit)
 def hopper_kernel(
     q_ptr,  # [T, K * G, D]
     tables_ptr,  # [M, W]
@@ -217,6 +224,7 @@ def hopper_kernel(
     scale,
     first_sequence,
     sequences,
+    window,
     K: gl.constexpr,
     G: gl.constexpr,
     D: gl.constexpr,
@@ -228,6 +236,7 @@ def hopper_kernel(
     N: gl.constexpr,
     STAGES: gl.constexpr,
     HAS_ROWS: gl.constexpr,
+    WINDOW: gl.constexpr,
     SINKS: gl.constexpr,
     TURNS: gl.constexpr,
 ):
@@ -246,8 +255,12 @@ def hopper_kernel(
             row = gl.load(rows_ptr + s)
         prefix = context - queries
         seen = prefix + gl.minimum(lowest + QUERIES, queries)  # keys the tile's last query sees
-        count = gl.cdiv(seen, N)
+        skip = 0
         full = (prefix + lowest + 1) // N  # tiles that all queries see whole
+        if WINDOW:  # few tiles then: all take the mask
+            skip = gl.maximum(prefix + lowest + 1 - window, 0) // N
+            full = 0
+        count = gl.cdiv(seen, N) - skip
         dtype: gl.constexpr = q_ptr.dtype.element_ty
         rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
         q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
@@ -271,13 +284,15 @@ def hopper_kernel(
         gl.warp_specialize(
             [
                 (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, count, full,
-                           context, scale, 0, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS, TURNS)),
+                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, skip,
+                           count, full, context, window, scale, 0, K, G, D, Q_T, Q_H, QUERIES,
+                           N, STAGES, WINDOW, SINKS, TURNS)),
                 (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, count, full,
-                           context, scale, 1, K, G, D, Q_T, Q_H, QUERIES, N, STAGES, SINKS, TURNS)),
+                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, skip,
+                           count, full, context, window, scale, 1, K, G, D, Q_T, Q_H, QUERIES,
+                           N, STAGES, WINDOW, SINKS, TURNS)),
                 (_load, (cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh,
-                         count, last, K, B, D, N, STAGES)),
+                         skip, count, last, K, B, D, N, STAGES)),
             ],
             [4, 1],
             [240, 24],
@@ -288,7 +303,7 @@ def takes(q: Tensor, cache: Tensor, extras: Extras) -> bool:
     """Whether this kernel serves such prompts; the device must be a Hopper."""
     block, size = cache.shape[3:]
     group = q.shape[1] // cache.shape[2]
-    plain = extras.window is None and extras.softcap is None and extras.alibi is None
+    plain = extras.softcap is None and extras.alibi is None
     kind = q.dtype == cache.dtype and q.dtype in (torch.bfloat16, torch.float16)
     return plain and kind and size in (64, 128) and block in (16, 32, 64, 128) and group <= 64
 
@@ -319,10 +334,11 @@ def launch(
     hopper_kernel(
         (count * kv_heads, 1, 1),
         (q, tables, extras.rows, q_starts, contexts, out, extras.sinks),
-        (extras.scale, decodes, sequences),
+        (extras.scale, decodes, sequences, extras.window or 0),
         (
             kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0), queries,
-            keys, stages, extras.rows is not None, extras.sinks is not None, turns,
+            keys, stages, extras.rows is not None, extras.window is not None,
+            extras.sinks is not None, turns,
         ),
         tiles=(tiles,),
     )  # fmt: skip
