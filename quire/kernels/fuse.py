@@ -1,6 +1,7 @@
 """Ops on the GPU that are launched later than they are called, so that neighbours become one.
 
     rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
+                linear -> act_mul                   a few rows: a single kernel (gpu/gemv_rows.py)
     rms_norm -> moe_router -> moe_experts           few rows: one launch less at each arrow
     rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
     ... -> paged_attention                          one query a sequence: attention in it as well
@@ -169,30 +170,30 @@ def _linear(
     bias: Tensor | None = None,
 ) -> None:
     chain = queue.chain
-    body = _row_body(weight) if x.shape[0] == 1 else None
-    quantized = isinstance(weight, Fp8Weight) and weight.static is None
-    if body.takes(x, weight, bias) if body else quantized:
-        if chain and not (len(chain) == 1 and _leads_to(chain[0], x)):
+    if _row_body(weight, x.shape[0]).takes(x, weight, bias):
+        if chain and not (len(chain) == 1 and _leads_to(chain[0], x, weight)):
             queue.flush()
         queue.hold("linear", launch, out, x, weight, bias)
     else:
         queue.alone(launch, out, x, weight, bias)
 
 
-def _leads_to(held: Held, x: Tensor) -> bool:
+def _leads_to(held: Held, x: Tensor, weight: object) -> bool:
     """Whether a product of x can take this op in."""
+    quantized = x.shape[0] > 1 and isinstance(weight, Fp8Weight)
     if held.op == "rms_norm":
-        return held.outs[0] is x and x.dim() == 2
-    return held.op == "act_mul" and held.outs is x and x.shape[0] > 1
+        return held.outs[0] is x and x.dim() == 2 and (x.shape[0] == 1 or quantized)
+    return held.op == "act_mul" and held.outs is x and quantized
 
 
 def _act_mul(queue: Queue, launch: Callable[..., None], out: Tensor, x: Tensor, kind: str) -> None:
     chain = queue.chain
-    follows = x.shape[0] == 1 and chain and chain[-1].op == "linear" and chain[-1].outs is x
-    if follows:
-        quiet = queue.quiet
-        _launch_linear(queue.take(), _gpu("gemv").Act(kind, out), quiet)
-        return
+    if chain and chain[-1].op == "linear" and chain[-1].outs is x:
+        weight = chain[-1].args[1]
+        if x.shape[0] == 1 or not isinstance(weight, Fp8Weight):
+            quiet = queue.quiet
+            _launch_linear(queue.take(), _gpu("gemv").Act(kind, out), quiet)
+            return
     if chain:
         queue.flush()
     if x.shape[0] > 1:
@@ -202,15 +203,16 @@ def _act_mul(queue: Queue, launch: Callable[..., None], out: Tensor, x: Tensor, 
 
 
 def _launch_linear(chain: list[Held], act: Any, quiet: bool) -> None:
-    """A chain that ends in a product: of one row, or of quantized rows."""
-    if chain[-1].args[0].shape[0] > 1:
+    """A chain that ends in a product: of one row, of a few, or of quantized rows."""
+    rows, weight = chain[-1].args[0].shape[0], chain[-1].args[1]
+    if rows > 1 and isinstance(weight, Fp8Weight):
         _launch_quantized(chain)
         return
     norm = None
     if len(chain) == 2:
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outs, chain[0].args
         norm = _gpu("gemv").Norm(inner, norm_weight, eps, residual, offset, y, r)
-    _row_body(chain[-1].args[1]).launch(chain[-1].outs, *chain[-1].args, norm, act, quiet)
+    _row_body(weight, rows).launch(chain[-1].outs, *chain[-1].args, norm, act, quiet)
 
 
 def _launch_quantized(chain: list[Held]) -> None:
@@ -231,9 +233,11 @@ def _launch_quantized(chain: list[Held]) -> None:
     _gpu("fp8_linear").product(chain[1].outs, *rows, weight, bias)
 
 
-def _row_body(weight: object) -> Any:
-    """The kernels that multiply one row by such a weight."""
-    return _gpu("gemv_fp8" if isinstance(weight, Fp8Weight) else "gemv")
+def _row_body(weight: object, rows: int) -> Any:
+    """The kernels that multiply so many rows by such a weight, if they take them."""
+    if rows == 1:
+        return _gpu("gemv_fp8" if isinstance(weight, Fp8Weight) else "gemv")
+    return _gpu("quantize_fused" if isinstance(weight, Fp8Weight) else "gemv_rows")
 
 
 def _moe_router(

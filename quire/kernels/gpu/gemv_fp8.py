@@ -93,7 +93,7 @@ def _quantized(xs, BK: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr):
             q = tl.reshape(
                 (x * inverse[:, None]).to(tl.float8e4nv, fp_downcast_rounding="rtne"), (BK,)
             )
-            qs = qs + _pairs(q.to(tl.float32), BK // 4)  # type: ignore[assignment]
+            qs = qs + _pairs(q.to(tl.float32), BK // 4)
             spread = tl.broadcast_to(scale[:, None], (BK // 128, 8))
             scales = scales + (tl.reshape(spread, (BK // 16,)) / _SMALL,)  # type: ignore[assignment]
     else:
@@ -103,7 +103,7 @@ def _quantized(xs, BK: tl.constexpr, C: tl.constexpr, BLOCKS: tl.constexpr):
         scale, inverse = scale_of(tl.max(most, 0))
         for c in tl.static_range(C):
             q = (xs[c].to(tl.float32) * inverse).to(tl.float8e4nv, fp_downcast_rounding="rtne")
-            qs = qs + _pairs(q.to(tl.float32), BK // 4)  # type: ignore[assignment]
+            qs = qs + _pairs(q.to(tl.float32), BK // 4)
         scales = (scale / _SMALL,)  # type: ignore[assignment]
     return qs, scales
 

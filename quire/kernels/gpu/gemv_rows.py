@@ -18,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.element import activate
-from quire.kernels.gpu.gemv import MAX_INPUTS, Act, Cut, cut_of, product, rows_of, vector
+from quire.kernels.gpu.gemv import MAX_INPUTS, Act, Cut, Norm, cut_of, product, rows_of, vector
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -106,10 +106,13 @@ def launch(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
+    norm: Norm | None = None,
     act: Act | None = None,
+    quiet: bool = False,
     cut: Cut | None = None,
 ) -> None:
-    """z [T, O] = x @ weight.T + bias; fills act's result too."""
+    """z [T, O] = x @ weight.T + bias; fills act's result too. As gemv.launch; norm: never here."""
+    assert norm is None, "the norm of several rows is launched before"
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     rows, columns, times, warps, _ = cut or cut_of(outputs, inputs, act is not None)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.quantize_fp8 import overlaps, store_groups, store_row, warps_of
 from quire.kernels.gpu.start import kernel
@@ -89,6 +90,11 @@ def _act_mul(
         store_groups(y, f, live, q_ptr + t * F, s_ptr + t, s_step, GROUPS, WIDTH // 128)
     else:
         store_row(y, f, live, q_ptr + t * F, s_ptr, t)
+
+
+def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
+    """Whether rows that this weight multiplies may be quantized by what makes them."""
+    return isinstance(weight, Fp8Weight) and weight.static is None
 
 
 def norm(

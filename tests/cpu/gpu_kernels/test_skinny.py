@@ -14,10 +14,10 @@ def on_tensor_cores(*args):
     skinny.launch(*args, skinny.Band(16, 8, 32, 2, 1))
 
 
-def row_by_row(*args):
+def row_by_row(z, x, w, bias, act):
     from quire.kernels.gpu import gemv, gemv_rows
 
-    gemv_rows.launch(*args, gemv.Cut(4, 32, 3, 1))
+    gemv_rows.launch(z, x, w, bias, None, act, cut=gemv.Cut(4, 32, 3, 1))
 
 
 @pytest.mark.parametrize("rows", [2, 7])
