@@ -10,6 +10,7 @@ Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G la
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
@@ -77,6 +78,8 @@ class Lane:
         self._results = torch.empty((2, aligned(rows)), dtype=torch.int32, device=device)
         self._fetched = [pinned(2 * aligned(rows)).view(2, -1) for _ in range(IN_FLIGHT)]
         self._turn = 0
+        self._asked_at = 0.0  # when the last decode step was
+        self._last_done: torch.cuda.Event | None = None  # of the step launched last
         self._hidden: Tensor | None = None  # [M, E] of a decode step that is sampled outside
         self._views: dict[int, Views] = {}  # of decode steps, by size
         self._graphs = Graphs(self._decode_body, rows, eager=eager)
@@ -137,12 +140,13 @@ class Lane:
         if self._memory.given_back:
             self._memory.restore()
         try:
-            if inputs.decode_only and prompts is None:
-                return self._decode(inputs)
-            return self._mixed(inputs, prompts)
+            alone = inputs.decode_only and prompts is None
+            made = self._decode(inputs) if alone else self._mixed(inputs, prompts)
         except BaseException:
             fuse.drop()
             raise
+        self._last_done = made.done
+        return made
 
     # -- decode steps ---------------------------------------------------------------------------
 
@@ -156,7 +160,7 @@ class Lane:
     def _decode_in_line(self, inputs: Inputs) -> Launched:
         kind = self._sampler.kind(inputs.sampled_slots)
         rows = len(inputs.slots)
-        size = self._graphs.size_for(rows, kind)
+        size = self._graphs.size_for(rows, kind, self._busy_for())
         with span("post"):
             self._mail.post(inputs, size)
         with span("graph"):
@@ -172,6 +176,16 @@ class Lane:
         )
         self._mail.posted(made.done)
         return made
+
+    def _busy_for(self) -> float:
+        """For how long the GPU has work, at a guess: what the step before this one took.
+
+        At full steam decode steps are submitted one step's time apart.
+        """
+        now = time.perf_counter()
+        before, self._asked_at = self._asked_at, now
+        busy = self._last_done is not None and not self._last_done.query()
+        return now - before if busy else 0.0
 
     def _decode_views(self, size: int) -> Views:
         """The views of a size are made once."""

@@ -1,14 +1,16 @@
 """Decode steps replayed from CUDA graphs: one launch in place of hundreds.
 
-A decode-only step is run at one of a few sizes. The first step of a size runs kernel by kernel,
-which loads and compiles what it needs; the second is captured, while the GPU is busy with the step
-before it, and replayed; or a step runs in a somewhat larger graph that is there already.
+A decode-only step is run at one of a few sizes. The very first of a kind runs kernel by kernel, to
+see whether anything in it waits for the device; then a size is captured when it is first needed and
+replayed from then on. Capturing takes the host as long as launching, so it costs nothing while the
+GPU is busy for longer than that; else a somewhat larger graph that is there serves for a while.
 All graphs share one memory pool, which they may because one stream runs them one after another.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 from bisect import bisect_left
 from collections import Counter
@@ -25,11 +27,11 @@ log = logging.getLogger(__name__)
 STRETCH = 1.25
 """A graph of at most this many times the rows serves for the time being."""
 
+PATIENCE = 24
+"""So many steps, after which a size of its own is captured."""
+
 Key = tuple[int, Kind | None]
 """The size of a step, and how its rows are sampled; None: not in the graph."""
-
-PATIENCE = 4
-"""So many steps, after which a size of its own is captured."""
 
 
 class Graphs:
@@ -43,41 +45,44 @@ class Graphs:
         self._eager = eager
         self._sizes = sizes(max_rows)
         self._made: dict[Key, torch.cuda.CUDAGraph] = {}
-        self._seen: Counter[Key] = Counter()
+        self._missed: Counter[Key] = Counter()
+        self._proven: set[Kind | None] = set()  # kinds whose bodies never wait
         self._pool: Any = None  # torch's handle of their memory
+        self._cost = 0.02  # seconds the last capture took
         self.capturing = False
 
-    def size_for(self, rows: int, kind: Kind | None) -> int:
-        """At how many rows a step of `rows` is to be run now."""
+    def size_for(self, rows: int, kind: Kind | None, spare: float = 0.0) -> int:
+        """At how many rows a step of `rows` is to be run now.
+
+        spare: seconds for which the GPU has work to do.
+        """
         if self._eager:
             return rows
         size = self._sizes[bisect_left(self._sizes, rows)]
-        if (size, kind) in self._made or self._seen[size, kind] >= PATIENCE:
+        if (size, kind) in self._made or spare > self._cost:
             return size
         limit = max(rows * STRETCH, rows + 1)
         larger = [s for s, k in self._made if k == kind and size < s <= limit]
-        if not larger:
+        self._missed[size, kind] += 1
+        if not larger or self._missed[size, kind] > PATIENCE:
             return size
-        self._seen[size, kind] += 1
         return min(larger)
 
     def run(self, size: int, kind: Kind | None) -> None:
         """Launch a step of a size that size_for() gave."""
-        key = (size, kind)
-        graph = self._made.get(key)
+        graph = self._made.get((size, kind))
         if graph is None and not self._eager:
-            self._seen[key] += 1
-            if self._seen[key] > 1:
-                graph = self._capture(key)
-            elif self._runs_through(key):
+            if kind not in self._proven:
+                self._prove(size, kind)
                 return
+            graph = self._capture((size, kind))
         if graph is None:
             self._body(size, kind)
         else:
             graph.replay()
 
-    def _runs_through(self, key: Key) -> bool:
-        """Run the body as a graph could. False: it waits for the device, and runs eagerly for ever.
+    def _prove(self, size: int, kind: Kind | None) -> None:
+        """Run the body as a graph could. If it waits for the device, all run eagerly for ever.
 
         Torch raises where an operation would wait, which no graph can repeat.
         """
@@ -86,22 +91,22 @@ class Graphs:
             warnings.simplefilter("ignore")  # that the mode may miss something
             torch.cuda.set_sync_debug_mode("error")
         try:
-            self._body(*key)
+            self._body(size, kind)
         except RuntimeError as error:
             if "synchroniz" not in str(error):
                 raise
-            log.info("decode steps run without CUDA graphs: %s", error)
-            fuse.drop()
-            self._eager = True
-            return False
+            self._give_up(error)
+        else:
+            self._proven.add(kind)
         finally:
             torch.cuda.set_sync_debug_mode(before)
-        return True
+        if self._eager:
+            self._body(size, kind)
 
-    def capture(self, size: int, kind: Kind | None) -> None:
-        """Make a graph ahead of need. The body must have run at this size."""
-        if (size, kind) not in self._made:
-            self._capture((size, kind))
+    def _give_up(self, error: Exception) -> None:
+        log.info("decode steps run without CUDA graphs: %s", error)
+        fuse.drop()
+        self._eager = True
 
     def set_aside(self, pieces: int, size: int) -> None:
         """Put free pieces of `size` bytes into the pool of the graphs there are, for later ones."""
@@ -116,22 +121,29 @@ class Graphs:
     def forget(self) -> None:
         """Drop all graphs: what they refer to has moved."""
         self._made.clear()
-        self._seen.clear()
+        self._missed.clear()
         self._pool = None
 
-    def _capture(self, key: Key) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: Key) -> torch.cuda.CUDAGraph | None:
+        """The graph; None if there can be none."""
+        began = time.perf_counter()
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        # "relaxed": other threads of this process may use the device meanwhile
-        graph.capture_begin(self._pool, capture_error_mode="relaxed")
         self.capturing = True
         try:
-            self._body(*key)
-        finally:
-            self.capturing = False
-            graph.capture_end()
+            # "relaxed": other threads of this process may use the device meanwhile
+            graph.capture_begin(self._pool, capture_error_mode="relaxed")
+            try:
+                self._body(*key)
+            finally:
+                self.capturing = False
+                graph.capture_end()
+        except RuntimeError as error:
+            self._give_up(error)
+            return None
         self._made[key] = graph
+        self._cost = time.perf_counter() - began
         return graph
 
 

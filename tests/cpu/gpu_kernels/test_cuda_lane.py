@@ -29,6 +29,9 @@ class Event:
     def synchronize(self):
         pass
 
+    def query(self):
+        return True
+
 
 class Stream:
     def __init__(self, device=None):

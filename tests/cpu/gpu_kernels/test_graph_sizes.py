@@ -1,0 +1,98 @@
+"""When a size gets a graph of its own: policy alone, with graphs that are only names."""
+
+from itertools import pairwise
+
+import pytest
+
+pytest.importorskip("triton")
+
+from quire.runner import cuda_graphs
+from quire.runner.cuda_graphs import PATIENCE, Graphs, sizes
+
+
+@pytest.fixture
+def graphs(monkeypatch):
+    def capture(self, key):
+        self._made[key] = graph = type("Graph", (), {"replay": lambda self: None})()
+        return graph
+
+    monkeypatch.setattr(Graphs, "_capture", capture)
+    monkeypatch.setattr(Graphs, "_prove", lambda self, size, kind: self._proven.add(kind))
+    return Graphs(lambda size, kind: None, 1024, eager=False)
+
+
+def step(graphs, rows, kind="greedy", spare=0.0):
+    size = graphs.size_for(rows, kind, spare)
+    graphs.run(size, kind)
+    return size
+
+
+def test_sizes_grow_with_the_rows_and_end_with_the_largest_step():
+    found = sizes(1000)
+    assert found[:8] == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert found == sorted(set(found))
+    assert found[-1] == 1000
+    assert all(b <= a * 1.5 + 1 for a, b in pairwise(found))
+    assert sizes(1) == [1]
+    assert sizes(5) == [1, 2, 3, 4, 5]
+
+
+def test_the_first_step_of_a_kind_is_run_and_the_second_captured(graphs):
+    assert step(graphs, 7) == 8
+    assert not graphs._made
+    assert step(graphs, 7) == 8
+    assert set(graphs._made) == {(8, "greedy")}
+
+
+def test_a_somewhat_larger_graph_serves_until_patience_ends(graphs):
+    for _ in range(2):
+        assert step(graphs, 1024) == 1024
+    for _ in range(PATIENCE):
+        assert step(graphs, 900) == 1024
+    assert step(graphs, 900) == 960
+    assert step(graphs, 300) == 320, "1024 rows are too many for 300"
+
+
+def test_a_busy_device_gives_time_to_capture(graphs):
+    for _ in range(2):
+        step(graphs, 1024)
+    assert step(graphs, 900, spare=1.0) == 960
+    assert (960, "greedy") in graphs._made
+
+
+def test_kinds_have_graphs_of_their_own(graphs):
+    for _ in range(2):
+        step(graphs, 64, "greedy")
+    assert step(graphs, 60, "random") == 64
+    assert (64, "random") not in graphs._made
+    step(graphs, 60, "random")
+    assert (64, "random") in graphs._made
+
+
+def test_eager_steps_have_their_own_size_and_no_graph():
+    ran = []
+    graphs = Graphs(lambda size, kind: ran.append((size, kind)), 1024, eager=True)
+    for rows in (5, 5, 700):
+        step(graphs, rows, None)
+    assert ran == [(5, None), (5, None), (700, None)]
+    assert not graphs._made
+
+
+def test_a_body_that_waits_runs_eagerly_for_ever(monkeypatch):
+    mode = [0]
+    monkeypatch.setattr(cuda_graphs.torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(
+        cuda_graphs.torch.cuda, "set_sync_debug_mode", lambda m: mode.__setitem__(0, m)
+    )
+    ran = []
+
+    def body(size, kind):
+        if mode[0] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        ran.append(size)
+
+    graphs = Graphs(body, 64, eager=False)
+    for rows in (5, 5, 9):
+        graphs.run(graphs.size_for(rows, "greedy"), "greedy")
+    assert ran == [6, 5, 9]
+    assert mode == [0]
