@@ -126,3 +126,43 @@ def test_a_router_that_normalises_its_row_is_norm_and_router(name):
         torch.testing.assert_close(y, want_y, atol=1e-2, rtol=1e-2)
         assert (ids == want_ids).float().mean() > 0.7  # a rounding of y may turn near ties
         torch.testing.assert_close(weights, want, atol=1e-2, rtol=5e-2)
+
+
+HOPPER = {  # tokens, experts, top k, hidden, width, dtype, skew
+    "qwen3-30b-a3b": (4096, 128, 8, 2048, 768, torch.bfloat16, 3.0),
+    "gpt-oss-20b": (5000, 32, 4, 2880, 2880, torch.bfloat16, 1.0),
+    "odd": (3000, 16, 4, 320, 576, torch.bfloat16, 0.0),
+    "half": (700, 8, 2, 256, 256, torch.float16, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", HOPPER)
+def test_warp_specialised_products_are_the_plain_ones(name):
+    from quire.kernels.gpu import grouped_gemm as plain
+    from quire.kernels.gpu import grouped_hopper as hopper
+    from quire.kernels.gpu.moe_sort import sort
+
+    tokens, experts, top, size, width, dtype, skew = HOPPER[name]
+    torch.manual_seed(0)
+    as_made = {"device": "cuda", "dtype": dtype}
+    first = torch.randn(experts, 2 * width, size, **as_made) * size**-0.5
+    second = torch.randn(experts, size, width, **as_made) * width**-0.5
+    gate, biases = Gate(), (None, None)
+    if name != "qwen3-30b-a3b":
+        gate = Gate("clamped", limit=1.5)
+        biases = tuple(torch.randn(experts, n, **as_made) for n in (2 * width, size))
+    x = torch.randn(tokens, size, **as_made)
+    if not hopper.takes(x, second, gate):
+        pytest.skip("needs a Hopper GPU")
+    ids, _ = chosen(tokens, experts, top, skew)
+    order, starts = sort(ids, experts)
+    tiles, tile = hopper.table(starts, tokens * top), plain.Tile(64, 64, 64, 8, 4, 3)
+    want_h, want = x.new_empty(tokens * top, width), x.new_empty(tokens * top, size)
+    plain.gate_up(want_h, x, order, starts, first, biases[0], gate, top, tile)
+    plain.down(want, want_h, order, starts, second, biases[1], tile)
+    for _ in range(5):
+        h, y = torch.full_like(want_h, torch.nan), torch.full_like(want, torch.nan)
+        hopper.gate_up(h, x, order, tiles, first, biases[0], gate, top)
+        hopper.down(y, want_h, order, tiles, second, biases[1])
+        for got, wanted in ((h, want_h), (y, want)):
+            assert ((got - wanted).float().norm() / wanted.float().norm()).item() < 4e-3
