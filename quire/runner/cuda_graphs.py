@@ -30,6 +30,9 @@ STRETCH = 1.25
 PATIENCE = 24
 """So many steps, after which a size of its own is captured."""
 
+TRIES = 3
+"""So many captures may fail before no more are tried."""
+
 Key = tuple[int, Kind | None]
 """The size of a step, and how its rows are sampled; None: not in the graph."""
 
@@ -49,6 +52,7 @@ class Graphs:
         self._proven: set[Kind | None] = set()  # kinds whose bodies never wait
         self._pool: Any = None  # torch's handle of their memory
         self._cost = 0.02  # seconds the last capture took
+        self._failures = 0
         self.capturing = False
 
     def size_for(self, rows: int, kind: Kind | None, spare: float = 0.0) -> int:
@@ -104,7 +108,7 @@ class Graphs:
             self._body(size, kind)
 
     def _give_up(self, error: Exception) -> None:
-        log.info("decode steps run without CUDA graphs: %s", error)
+        log.warning("decode steps run without CUDA graphs from now on: %s", error)
         fuse.drop()
         self._eager = True
 
@@ -140,8 +144,12 @@ class Graphs:
                 self.capturing = False
                 graph.capture_end()
         except RuntimeError as error:
-            self._give_up(error)
-            return None
+            fuse.drop()
+            self._failures += 1
+            log.debug("capture of %s failed", key, exc_info=True)
+            if self._failures >= TRIES:
+                self._give_up(error)
+            return None  # running it loads what the capture may have lacked
         self._made[key] = graph
         self._cost = time.perf_counter() - began
         return graph
