@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -70,17 +70,17 @@ def start(
     own = torch.cuda.memory_allocated(device) - room.held_by_torch
     kept = own - weights - kv_bytes  # buffers of a half
     log.debug(
-        "measured: weights %d, the worst step %d, a decode step %d, buffers %d bytes",
-        weights, peak.step, peak.decode, kept,
+        "measured: weights %d, the worst step %d (%d with gaps), a decode step %d, buffers %d",
+        weights, peak.step, peak.reserved, peak.decode, kept,
     )  # fmt: skip
     del half
     _drop(device)
     receipt.lap("worst step")
-    config, plan = sized(config, plan, room, replace(peak, step=peak.step + kept), weights, device)
+    config, plan = sized(config, plan, room, peak, weights, kept, device)
     half = make(config)
     torch.cuda.synchronize(device)
     receipt.lap("KV cache")
-    warm.settle_in(half, config, peak)
+    warm.settle_in(half, config)
     torch.cuda.synchronize(device)
     receipt.lap("capture")
     _say(plan, device)
@@ -89,25 +89,20 @@ def start(
 
 def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> None:
     """Find the kernels the steps need, and have them all compiled when this returns."""
-    pending: list[Future[None]] = []
+    wanted: list[cache.Wanted] = []
+    try:
+        with cache.rehearsal(wanted.append):
+            warm.rehearse(half, config)
+    except Exception:  # whatever is wrong shows again, and is told, when it is run for real
+        log.debug("the rehearsal ended early: kernels compile as they come", exc_info=True)
+    receipt.lap("rehearsal")
+    # Only now: each of the rehearsal's calls into torch would wait for the GIL behind them all.
     threads = min(COMPILERS, cpu.threads())
     with ThreadPoolExecutor(threads, thread_name_prefix="quire-compile") as pool:
-        try:
-            with cache.rehearsal(lambda wanted: pending.append(pool.submit(wanted.make))):
-                warm.rehearse(half, config)
-        except Exception:  # whatever is wrong shows again, and is told, when it is run for real
-            log.debug("the rehearsal ended early: kernels compile as they come", exc_info=True)
-        receipt.lap("rehearsal")
-        failed = _wait(pending)
+        errors = [one.exception() for one in [pool.submit(kernel.make) for kernel in wanted]]
     receipt.lap("compile")
-    if failed:
-        log.debug("%d of %d kernels did not compile ahead of time", len(failed), len(pending))
-    log.debug("%d kernels made ready", len(pending) - len(failed))
-
-
-def _wait(pending: Sequence[Future[None]]) -> list[BaseException]:
-    """A kernel that fails here fails again where it is used, and is reported there."""
-    return [error for error in (one.exception() for one in pending) if error is not None]
+    failed = sum(error is not None for error in errors)  # where they are used they tell why
+    log.debug("%d kernels made ready, %d failed", len(wanted) - failed, failed)
 
 
 def sized(
@@ -116,6 +111,7 @@ def sized(
     room: Room,
     peak: Peak,
     weights: int,
+    kept: int,
     device: torch.device,
 ) -> tuple[EngineConfig, MemoryPlan]:
     """Config and plan with a cache of the size that the measured peak leaves."""
@@ -125,7 +121,7 @@ def sized(
     overhead = (total - free - room.held_by_others if own is None else own) - reserved
     if not 0 < overhead < MOST_OVERHEAD:  # others have come or gone meanwhile
         overhead = plan.overhead_bytes
-    steps = peak.step + warm.SLACK + warm.SMALL
+    steps = kept + peak.reserved + warm.SLACK + warm.SMALL
     if not config.device.enforce_eager:
         steps += peak.decode + GRAPHS
     spare = reserved - torch.cuda.memory_allocated(device)

@@ -12,6 +12,7 @@ with a small throw-away cache, to see what the largest step takes; the cache get
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -40,6 +41,11 @@ SMALL = 16 * MIB
 """Also, in pieces of a size that torch keeps apart from larger ones."""
 PIECE = MIB // 2
 
+CAPTURE_S = 0.6
+"""Spent on graphs before ready; the others are captured when their steps occur."""
+HOT = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Rows of decode steps whose launch takes longer than their work."""
+
 Half = tuple[Scheduler, Executor]
 """What runs plans: the deciding and the obeying part of an engine."""
 
@@ -60,10 +66,11 @@ RANDOM = SamplingParams(temperature=0.7)
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """Bytes of the worst steps beyond weights and cache: of any step, and of a decode step."""
+    """Bytes of the worst steps beyond weights, cache and buffers."""
 
-    step: int
-    decode: int
+    step: int  # in use at once, of any step
+    reserved: int  # taken from the driver for it: what is in use leaves gaps
+    decode: int  # in use at once, of a decode step
 
 
 def worst_counts(config: EngineConfig) -> list[int]:
@@ -126,6 +133,8 @@ def rehearse(half: Half, config: EngineConfig) -> None:
         run(half, worst_counts(config), FULL, first=JUDGED)
         for size in _some(rows):
             run(half, [1] * size, RANDOM)
+        for size in {1, rows}:
+            run(half, [1] * size, GREEDY)
         for length in _some(longest):
             run(half, [1, length][: min(2, rows)], GREEDY)
 
@@ -181,35 +190,53 @@ def measure(half: Half, config: EngineConfig, device: torch.device) -> Peak:
     """Peaks of the worst step and of the largest decode step, in bytes. Raises NoRoom."""
     rows = config.scheduler.max_num_seqs
     with _out_of_memory_is_no_room(config):
-        step = _peak(lambda: run(half, worst_counts(config), FULL, first=JUDGED), device)
-        decode = _peak(lambda: run(half, [1] * rows, RANDOM), device)
-    return Peak(step=max(step, decode), decode=decode)
+        run(half, [1], RANDOM)  # the library takes its workspace at the first product
+        decode, _ = _peak(lambda: run(half, [1] * rows, RANDOM), device)
+        step, reserved = _peak(lambda: run(half, worst_counts(config), FULL, first=JUDGED), device)
+    return Peak(step=max(step, decode), reserved=max(reserved, decode), decode=decode)
 
 
-def _peak(function: Callable[[], None], device: torch.device) -> int:
+def _peak(function: Callable[[], None], device: torch.device) -> tuple[int, int]:
+    """Bytes in use at once, and taken from the driver for that, beyond what was before."""
     torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
+    torch.cuda.empty_cache()
+    used, taken = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     torch.cuda.reset_peak_memory_stats(device)
     function()
     torch.cuda.synchronize(device)
-    return int(torch.cuda.max_memory_allocated(device)) - before
+    most_used = int(torch.cuda.max_memory_allocated(device))
+    return most_used - used, int(torch.cuda.max_memory_reserved(device)) - taken
 
 
-def settle_in(half: Half, config: EngineConfig, peak: Peak) -> None:
-    """Capture the graphs that reserve memory for all others, and set aside what steps will need.
+def settle_in(half: Half, config: EngineConfig, seconds: float = CAPTURE_S) -> None:
+    """Take from the driver what steps will need, and capture the hottest graphs.
 
-    Afterwards no step asks the driver for memory: torch carves what it needs out of this.
+    Afterwards no step asks the driver for memory. The worst step is gone through once more, for
+    what it allocates: the pieces it leaves with torch then have the sizes that steps ask for, so
+    there is one for each whatever the step's size. `seconds` bounds what is captured beyond the
+    largest step's graphs, in whose memory all others find room.
     """
-    rows = config.scheduler.max_num_seqs
     executor: Any = half[1]
+    rows = config.scheduler.max_num_seqs
     with _out_of_memory_is_no_room(config):
+        with _Rehearsal(), abridged(executor.runner.model):
+            run(half, worst_counts(config), FULL, first=JUDGED)
+        for params in (RANDOM, GREEDY):
+            run(half, [1] * rows, params, tokens=2)  # the second time it is captured
+        executor.runner.lane.set_aside(SLACK, SMALL // PIECE, PIECE)
         if not config.device.enforce_eager:
-            for params in (RANDOM, GREEDY):
-                run(half, [1] * rows, params, tokens=2)
-        executor.runner.lane.set_aside(peak.step + SLACK, SMALL // PIECE, PIECE)
-        if not config.device.enforce_eager:
-            run(half, [1], GREEDY, tokens=2)
+            _capture(half, rows, seconds)
     half[0].reset_prefix_cache()
+
+
+def _capture(half: Half, rows: int, seconds: float) -> None:
+    """Graphs of small decode steps, hottest first, until the time is up."""
+    until = time.perf_counter() + seconds
+    for size in HOT:
+        for params in (GREEDY, RANDOM):
+            if size >= rows or time.perf_counter() > until:
+                return
+            run(half, [1] * size, params, tokens=2)
 
 
 def check_fit(plan: MemoryPlan, free_bytes: int) -> None:

@@ -53,7 +53,7 @@ def test_a_second_start_compiles_nothing_and_a_first_nothing_late(folder, tmp_pa
     first, second = started(folder, tmp_path), started(folder, tmp_path)
     assert first["made"] == []
     assert second["made"] == []
-    assert second["seconds"]["compile"] < first["seconds"]["compile"]
+    assert second["seconds"]["compile"] < 0.5 * first["seconds"]["compile"]
     (kept,) = (tmp_path / "kernels").iterdir()
     assert kept.name.startswith("triton-")
 
