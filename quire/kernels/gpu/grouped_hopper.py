@@ -14,7 +14,6 @@ Axes: P pairs, E hidden, F width of an expert, X experts.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.experimental import gluon
@@ -29,6 +28,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_experts import Gate
 
@@ -131,7 +131,8 @@ def _gather(x_ptr, order_ptr, tile_ptr, w_tiles, a, b, full, empty, X_T: gl.cons
         expert, row, end, n = _tile(tile_ptr, turn, N_TILES)
         if expert >= 0:
             gate = expert * (2 * F) + n * N
-            token = gl.load(order_ptr + row + r, mask=row + r < end, other=0) // TOP
+            live = row + r < end
+            token = gl.load(order_ptr + row + r, mask=live, other=0) // TOP
             at = x_ptr + token.to(gl.int64)[:, None] * X_T + k[None, :]
             for step in range(E // INNER):
                 stage, start = count % STAGES, step * INNER
@@ -141,7 +142,9 @@ def _gather(x_ptr, order_ptr, tile_ptr, w_tiles, a, b, full, empty, X_T: gl.cons
                 gates, ups = halves.index(2 * stage), halves.index(2 * stage + 1)
                 tma.async_copy_global_to_shared(w_tiles, [gate, start], bar, gates)
                 tma.async_copy_global_to_shared(w_tiles, [gate + F, start], bar, ups)
-                async_copy.async_copy_global_to_shared(whole.index(stage), at + start)
+                async_copy.async_copy_global_to_shared(
+                    whole.index(stage), at + start, mask=live[:, None]
+                )
                 async_copy.mbarrier_arrive(bar, increment_count=False)
                 count += 1
 
@@ -309,9 +312,9 @@ def table(starts: Tensor, pairs: int) -> Tensor:
     """Where each tile of sorted rows begins, and whose it is: for both products."""
     experts, rows, block = len(starts) - 1, ROWS.value, 32
     most = min(pairs, pairs // rows + experts) + GROUP.value
-    blocks = triton.cdiv(most, block)
+    blocks = cdiv(most, block)
     tiles = torch.empty((1 + blocks * block, 4), dtype=torch.int32, device=starts.device)
-    consts = (experts, triton.next_power_of_2(experts), rows, block)
+    consts = (experts, next_power_of_2(experts), rows, block)
     _table((blocks, 1, 1), (starts, tiles), (), consts)
     return tiles
 
