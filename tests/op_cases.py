@@ -28,8 +28,9 @@ def flat(result):
 
 
 def copied(case):
-    """An op without results writes its cache: each body gets its own."""
-    return {k: v.clone() if k == "cache" else v for k, v in case.items()}
+    """Some ops write what they are given: each body gets its own."""
+    written = ("cache", "counts", "logits")
+    return {k: v.clone() if k in written and v is not None else v for k, v in case.items()}
 
 
 def poison(outs, case):

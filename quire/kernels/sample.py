@@ -1,16 +1,10 @@
 """A token for each row of logits: greedy, or drawn from what min_p, top_k and top_p leave.
 
-What a row asks lies in its slot's line of a table on the device, so one launch serves any mix of
-rows and a captured graph goes on serving whoever holds the slot:
-
-    word 0  temperature, float32 (0: greedy), below; top_k, int32 (0: all), above
-    word 1  top_p, float64
-    word 2  min_p, float32
-    word 3  seed, 64 bits
+What a row asks lies in its slot's line (quire.kernels.lines); what it has seen, if anyone has
+penalties, in its counts (quire.kernels.punish).
 
 The draw is a walk through the kept tokens in id order to a share of their mass; the share is
 Philox(seed, outputs so far) and nothing else, so a row's token is the same in any company.
-Not here: how the table is filled (quire.sampling.table).
 """
 
 from __future__ import annotations
@@ -18,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from quire.kernels.lines import asked_of, made_lines
 from quire.kernels.op import op
-
-WORDS = 4
-"""int64 words of one slot's line."""
+from quire.kernels.punish import punished
 
 _LOW = 0xFFFFFFFF
 
@@ -41,60 +33,61 @@ class Drawn(NamedTuple):
     last: Tensor  # [R] int32
 
 
-def line(temperature: float, top_k: int, top_p: float, min_p: float, seed: int) -> np.ndarray:
-    """One slot's line: [WORDS] int64. temperature 0: greedy."""
-    out = np.zeros(WORDS, np.int64)
-    out[:1].view(np.float32)[0] = temperature
-    out[:1].view(np.int32)[1] = top_k
-    out[1:2].view(np.float64)[0] = top_p
-    out[2:3].view(np.float32)[0] = min_p
-    out[3:4].view(np.uint64)[0] = seed & (2**64 - 1)
-    return out
-
-
-KINDS = [
-    (0.0, 0, 1.0, 0.0),
-    (0.7, 0, 1.0, 0.0),
-    (1.0, 5, 1.0, 0.0),
-    (1.3, 40, 0.9, 0.0),
-    (1.0, 0, 0.9, 0.0),
-    (0.8, 0, 1.0, 0.05),
-    (1.0, 3000, 0.5, 0.001),
+KINDS: list[dict[str, Any]] = [
+    {"temperature": 0.0},
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.3, "top_k": 40, "top_p": 0.9},
+    {"temperature": 1.0, "top_p": 0.9, "repetition": 1.4, "frequency": 0.3, "presence": -0.4},
+    {"temperature": 0.8, "min_p": 0.05},
+    {"temperature": 1.0, "top_k": 3000, "top_p": 0.5, "min_p": 0.001, "repetition": 0.9},
 ]
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    lines = np.stack([line(*kind, seed=7 + i) for i, kind in enumerate(KINDS)])
-    table = torch.from_numpy(lines).to(device)
-    for v, dtype in [
-        (40, torch.float32),
-        (5000, torch.bfloat16),
-        (3001, torch.float32),
-        (151_936, torch.bfloat16),
+    table = made_lines([kind | {"seed": 7 + i} for i, kind in enumerate(KINDS)]).to(device)
+    for v, dtype, seen in [
+        (40, torch.float32, False),
+        (4501, torch.bfloat16, False),
+        (2501, torch.float32, True),
+        (2512, torch.bfloat16, True),
+        (151_936, torch.bfloat16, False),
+        (151_936, torch.bfloat16, True),
     ]:
         r = len(KINDS) + 1
+        counts = torch.randint(-0x8000, 0x7FFF, (len(KINDS), v)) % 5 - (torch.rand(7, v) < 0.05) * 2
+        counts *= torch.rand(7, v) < 0.1
         yield {
             "logits": (3 * torch.randn(r, v, device=device)).to(dtype),
             "slots": torch.tensor([*range(len(KINDS)), -1], dtype=torch.int32, device=device),
             "outputs": torch.arange(r, dtype=torch.int32, device=device),
             "table": table,
+            "counts": counts.to(torch.int16).to(device) if seen else None,
         }
 
 
 @op(cases=_cases, gpu=True)
 def sample(
-    logits: Tensor, slots: Tensor, outputs: Tensor, table: Tensor, scaled: bool = False
+    logits: Tensor,
+    slots: Tensor,
+    outputs: Tensor,
+    table: Tensor,
+    scaled: bool = False,
+    counts: Tensor | None = None,
 ) -> Drawn:
     """Choose a token for each row.
 
     logits: [R, V], any float dtype, rows contiguous, not changed. slots: [R] int32 lines of the
     table; negative: nobody's row, whose results mean nothing but are in range. outputs: [R] int32,
     tokens each sequence has put out already. table: [slots, WORDS] int64. scaled: the logits are
-    divided by the temperature already.
+    divided by the temperature already. counts: [slots, V] int16; None: there are no penalties.
     """
-    temperature, top_k, top_p, min_p, seeds = _asked(table[slots.long().clamp(min=0)])
+    at = slots.long().clamp(min=0)
+    temperature, top_k, top_p, min_p, seeds = asked_of(table[at])
     random = temperature > 0
     x, vocab = logits.float(), logits.shape[1]
+    if counts is not None:
+        x = punished(x, table[at], counts[at])
     top, best = x.amax(-1), x.argmax(-1)
     divisor = torch.ones_like(temperature) if scaled else torch.where(random, temperature, 1.0)
     weights = ((x - top[:, None]) / divisor[:, None]).exp()
@@ -120,14 +113,6 @@ def sample(
         torch.where(cut, least, -torch.inf),
         torch.where(random & (top_p < 1), last, vocab).int(),
     )
-
-
-def _asked(lines: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The words [R, WORDS] taken apart: temperature, top_k, top_p, min_p, seed."""
-    halves = lines.contiguous().view(torch.int32)
-    floats = lines.contiguous().view(torch.float32)
-    top_p = lines.contiguous().view(torch.float64)[:, 1]
-    return floats[:, 0], halves[:, 1], top_p, floats[:, 4], lines[:, 3]
 
 
 def _within(weights: Tensor, x: Tensor, top_p: Tensor) -> Tensor:

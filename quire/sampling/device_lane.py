@@ -17,6 +17,7 @@ from quire.kernels.argmax import argmax
 from quire.kernels.sample import Drawn, sample
 from quire.sampling.rows import Scratch
 from quire.sampling.steps.base import Batch
+from quire.sampling.steps.counts import Counts
 from quire.sampling.table import Table
 from quire.sampling.transfer import sent
 
@@ -38,6 +39,7 @@ class DeviceLane:
 
     def __init__(self, vocab: int, max_seqs: int, device: torch.device) -> None:
         self.table = Table(vocab, max_seqs, device)
+        self.counts = Counts(self.table, vocab, max_seqs)
         self._device = device
 
     def join(self, slot: int, params: SamplingParams, seed: int) -> None:
@@ -46,6 +48,7 @@ class DeviceLane:
 
     def rows(self, batch: Batch, params: list[SamplingParams], scaled: bool) -> DeviceRows:
         """Make ready for a batch."""
+        self.table.flush()
         divisor = None
         if not scaled and any(p.temperature != 1.0 and not p.greedy for p in params):
             divisor = batch.tensor([1.0 if p.greedy else p.temperature for p in params])[:, None]
@@ -66,7 +69,6 @@ class DeviceLane:
         """All rows in one launch."""
         if not rows.random:
             return *argmax(logits), None
-        self.table.flush()
         outputs = sent(np.array(positions, np.int32), self._device)
         drawn = sample(logits, rows.slots, outputs, self.table.lines, rows.scaled)
         return drawn.ids, drawn.tops, drawn

@@ -29,7 +29,10 @@ class Lane(Protocol):
         ...
 
     def rows(self, batch: Batch, params: list[SamplingParams], scaled: bool) -> Rows:
-        """Make ready for a batch. scaled: logits will come divided by the temperature."""
+        """Make ready for a batch, after its slots have joined.
+
+        scaled: logits will come divided by the temperature.
+        """
         ...
 
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:

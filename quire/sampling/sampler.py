@@ -26,6 +26,7 @@ from quire.core.params import SamplingParams
 from quire.core.types import UNKNOWN
 from quire.core.types import Sequence as Seq
 from quire.kernels.argmax import argmax
+from quire.kernels.punish import tally
 from quire.kernels.sample import sample
 from quire.sampling.device_lane import DeviceLane
 from quire.sampling.host_lane import HostLane
@@ -39,7 +40,8 @@ from quire.sampling.steps.callables import Callables
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.penalties import Penalties
 
-Kind = Literal["greedy", "random"]
+Kind = Literal["greedy", "random", "penalised"]
+"""What rows can be chosen by tensors alone; each serves what those before it do."""
 
 
 class Sampler:
@@ -64,20 +66,24 @@ class Sampler:
         self._params: dict[int, SamplingParams] = {}
         self._general: set[int] = set()  # slots that only `sample` can serve
         self._random: set[int] = set()
+        self._penalised: set[int] = set()
         self._processors = Processors(processors)
-        self._steps: list[Step] = [
-            AllowedIds(),
-            BadWords(max_seqs, self.device),
-            MinTokens(),
-            LogitBias(),
-            Penalties(vocab, max_seqs, self.device),
-            Callables(),
-            self._processors,
-        ]
         if asynchronous is None:
             asynchronous = self.device.type != "cpu"
         self._device_lane = DeviceLane(vocab, max_seqs, self.device) if asynchronous else None
         self._lane: Lane = self._device_lane or HostLane(vocab, max_seqs)
+        self._penalties: Step = Penalties(vocab, max_seqs)
+        if self._device_lane is not None:
+            self._penalties = self._device_lane.counts
+        self._others: list[Step] = [
+            AllowedIds(),
+            BadWords(max_seqs, self.device),
+            MinTokens(),
+            LogitBias(),
+            Callables(),
+            self._processors,
+        ]
+        self._steps: list[Step] = [*self._others[:4], self._penalties, *self._others[4:]]
         self._recipe: Recipe | None = None
 
     def join(self, slot: int, seq: Seq) -> None:
@@ -89,10 +95,12 @@ class Sampler:
         tokens = _known(seq)
         for step in self._steps:
             step.join(slot, seq, tokens)
-        if ask_of(params) is not None or any(step.holds(slot) for step in self._steps):
+        if ask_of(params) is not None or any(step.holds(slot) for step in self._others):
             self._general.add(slot)
         if not params.greedy:
             self._random.add(slot)
+        if self._penalties.holds(slot):
+            self._penalised.add(slot)
 
     def leave(self, slot: int) -> None:
         """The slot is empty."""
@@ -100,6 +108,7 @@ class Sampler:
         self._params.pop(slot, None)
         self._general.discard(slot)
         self._random.discard(slot)
+        self._penalised.discard(slot)
         for step in self._steps:
             step.leave(slot)
 
@@ -113,6 +122,8 @@ class Sampler:
             self._device_lane.table.flush()
         if not self._general.isdisjoint(slots):
             return None
+        if not self._penalised.isdisjoint(slots):
+            return "penalised"
         return "greedy" if self._random.isdisjoint(slots) else "random"
 
     def choose(
@@ -121,13 +132,18 @@ class Sampler:
         """A token for each row, from device tensors alone: a graph can capture it.
 
         logits: [R, V], not changed. row_slots: [R] int32, -1 for rows that nobody reads. outputs:
-        [R] int32, tokens each sequence has put out already. Both are read only if kind is random.
+        [R] int32, tokens each sequence has put out already. Both are ignored if kind is greedy.
+        Penalised rows learn their tokens here, so each step of theirs is chosen once.
         Returns ids [R] int32 and each row's best logit [R] float32 (see Sampled.tops).
         """
         if kind == "greedy":
             return argmax(logits)
         assert self._device_lane is not None
-        drawn = sample(logits, row_slots, outputs, self._device_lane.table.lines)
+        lines, counts = self._device_lane.table.lines, self._device_lane.counts
+        seen = counts.seen if kind == "penalised" else None
+        drawn = sample(logits, row_slots, outputs, lines, counts=seen)
+        if seen is not None:
+            tally(drawn.ids, row_slots, seen)
         return drawn.ids, drawn.tops
 
     def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quire.core.params import SamplingParams
-from quire.kernels.sample import WORDS, line
+from quire.kernels.lines import WORDS, line
 from quire.sampling.transfer import sent
 
 
@@ -23,14 +23,12 @@ class Table:
         self._host = np.zeros((max_seqs, WORDS), np.int64)
         self._changed: set[int] = set()
         self._vocab = vocab
-        self._greedy = line(0.0, 0, 1.0, 0.0, 0)
+        self._host[:] = line()
+        self._changed.update(range(max_seqs))
 
     def write(self, slot: int, params: SamplingParams, seed: int) -> None:
         """The slot now asks this."""
-        made = self._greedy
-        if not params.greedy:
-            top_k = 0 if params.top_k >= self._vocab else max(0, params.top_k)
-            made = line(params.temperature, top_k, params.top_p, params.min_p, seed)
+        made = _line_of(params, seed, self._vocab)
         if (self._host[slot] != made).any():
             self._host[slot] = made
             self._changed.add(slot)
@@ -43,3 +41,19 @@ class Table:
         self._changed.clear()
         packed = sent(np.concatenate([slots[:, None], self._host[slots]], 1), self.lines.device)
         self.lines.index_copy_(0, packed[:, 0], packed[:, 1:])
+
+
+def _line_of(p: SamplingParams, seed: int, vocab: int) -> np.ndarray:
+    repetition, frequency, presence = p.repetition_penalty, p.frequency_penalty, p.presence_penalty
+    if p.greedy:
+        return line(repetition=repetition, frequency=frequency, presence=presence)
+    return line(
+        temperature=p.temperature,
+        top_k=0 if p.top_k >= vocab else max(0, p.top_k),
+        top_p=p.top_p,
+        min_p=p.min_p,
+        seed=seed,
+        repetition=repetition,
+        frequency=frequency,
+        presence=presence,
+    )

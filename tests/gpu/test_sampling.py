@@ -13,6 +13,7 @@ from quire.sampling.logprobs import prompt_logprobs, prompt_scores
 from quire.sampling.sampler import Sampler
 from tests.cpu.sampling.cases import exact, normal, sequence
 from tests.cpu.sampling.test_independence import company
+from tests.op_cases import agree
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 CUDA = torch.device("cuda")
@@ -44,18 +45,10 @@ def normals(rows, vocab, seed, scale, dtype=torch.float32):
     return (torch.randn(rows, vocab, generator=g, device=CUDA) * scale).to(dtype)
 
 
-@pytest.mark.parametrize("name", ["argmax", "sample", "stand"])
+@pytest.mark.parametrize("name", ["argmax", "sample", "stand", "punish", "tally"])
 def test_each_op_agrees_with_its_reference(name):
-    op = OPS[name]
-    if op.gpu is None:
-        pytest.skip("no kernel yet")
-    for case in op.cases(CUDA):
-        outs = op.gpu.outputs(**case)
-        for out in outs:
-            out.fill_(-7)
-        op.gpu.launch(outs, **case)
-        for got, want in zip(outs, op.reference(**case), strict=True):
-            torch.testing.assert_close(got, want, atol=1e-4, rtol=1e-4, equal_nan=True)
+    for case in OPS[name].cases(CUDA):
+        assert agree(name, case)
 
 
 def deviates(got, want):
@@ -248,3 +241,43 @@ def test_listed_ids_whole_vocabularies_and_prompts_are_scored_without_waiting(ne
         assert mine.ids == one.ids
         assert mine.ranks == one.ranks
         assert mine.values == pytest.approx(one.values, abs=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_penalised_rows_choose_alike_in_a_graph_on_the_general_path_and_on_the_host(
+    dtype, never_waits
+):
+    vocab, rng = 20_011, random.Random(4)
+    seqs = []
+    for i in range(24):
+        kw = dict(rng.choice(list(CUTS.values())))
+        if i % 4:
+            kw |= {"repetition_penalty": rng.uniform(0.7, 1.5), "presence_penalty": 0.5}
+            kw |= {"frequency_penalty": rng.uniform(-0.5, 1.0)}
+        prompt = [rng.randrange(vocab) for _ in range(200)]
+        seqs.append(sequence(SamplingParams(**kw), seed=i, prompt=prompt, outputs=[5, 5, 9]))
+    one, two = filled(vocab, seqs), filled(vocab, seqs)
+    torch.cuda.set_sync_debug_mode("default")
+    host = filled(vocab, seqs, "cpu")
+    logits = torch.zeros(26, vocab, dtype=dtype, device=CUDA)
+    slots = torch.tensor([*range(24), -1, -1], dtype=torch.int32, device=CUDA)
+    outputs = torch.zeros(26, dtype=torch.int32, device=CUDA)
+    graph, different = None, 0
+    for step in range(6):
+        logits.copy_(normals(26, vocab, step, 1.5, dtype))
+        outputs.fill_(3 + step)
+        assert one.kind(range(24)) == "penalised"
+        if graph is None:
+            ids, _ = one.choose(logits, slots, outputs, "penalised")
+            graph = torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                static, _ = one.choose(logits, slots, outputs, "penalised")
+        else:
+            graph.replay()
+            ids = static
+        general = two.sample(logits[:24].clone(), range(24), [3 + step] * 24).token_ids
+        want = host.sample(logits[:24].float().cpu(), range(24), [3 + step] * 24).token_ids
+        assert torch.equal(ids[:24], general)
+        different += (general.cpu() != want).sum().item()
+    assert different <= 1

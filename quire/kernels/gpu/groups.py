@@ -30,7 +30,7 @@ SLACK = tl.constexpr(1e-3)
 
 LOWEST = tl.constexpr(-32641)  # upper half of the key of -inf: with zeros below it is a NaN
 
-WORDS = tl.constexpr(4)  # int64 words of a slot's line: quire.kernels.sample
+WORDS = tl.constexpr(6)  # int64 words of a slot's line: quire.kernels.lines
 
 
 def groups_of(vocab: int) -> int:
@@ -75,6 +75,70 @@ def greatest(x, axis: tl.constexpr):
 
 
 @triton.jit
+def line_of(slots_ptr, table_ptr, r):
+    """Where row r's line is, and its slot; nobody's row reads the first one's."""
+    slot = tl.maximum(tl.load(slots_ptr + r), 0).to(tl.int64)
+    return table_ptr + slot * WORDS, slot
+
+
+@triton.jit
+def penalties_of(line):
+    """Repetition, frequency and presence."""
+    first = tl.load(line + 4)
+    repetition = first.to(tl.int32).to(tl.float32, bitcast=True)
+    frequency = (first >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+    presence = tl.load(line + 5).to(tl.int32).to(tl.float32, bitcast=True)
+    return repetition, frequency, presence
+
+
+@triton.jit
+def punished(x, count, repetition, frequency, presence):
+    """Logits after penalties: quire.kernels.punish."""
+    times = (count & 0x7FFF).to(tl.float32)
+    y = tl.where(x > 0, tl.div_rn(x, repetition), x * repetition)
+    y = y - frequency * times - tl.where(times > 0, presence, 0.0)
+    return tl.where(count != 0, y, x)
+
+
+@triton.jit
+def source_of(
+    x_ptr,
+    counts_ptr,
+    slots_ptr,
+    table_ptr,
+    r,
+    STEP: tl.constexpr,
+    V: tl.constexpr,
+    PUNISH: tl.constexpr,
+):
+    """What `read` needs to give the logits of row r. r: int64, for R * V can pass 2**31."""
+    row = x_ptr + r * STEP
+    source = (row, row, 1.0, 0.0, 0.0)
+    if PUNISH:
+        line, slot = line_of(slots_ptr, table_ptr, r)
+        repetition, frequency, presence = penalties_of(line)
+        source = (row, counts_ptr + slot * V, repetition, frequency, presence)
+    return source
+
+
+@triton.jit
+def settled(source, x, at, live, PUNISH: tl.constexpr):
+    """Loaded logits as float32, after penalties."""
+    x = x.to(tl.float32)
+    if PUNISH:
+        count = tl.load(source[1] + at, mask=live, other=0)
+        x = punished(x, count.to(tl.int32), source[2], source[3], source[4])
+    return x
+
+
+@triton.jit
+def read(source, at, live, PUNISH: tl.constexpr):
+    """Logits of a row, -inf where not live. float32, after penalties."""
+    x = tl.load(source[0] + at, mask=live, other=float("-inf"))
+    return settled(source, x, at, live, PUNISH)
+
+
+@triton.jit
 def random_share(seed, count):
     """A float64 in [0, 1) of 53 random bits: quire.kernels.sample.uniforms."""
     zero = count * 0
@@ -87,8 +151,8 @@ def scale_of(slots_ptr, table_ptr, r, SCALED: tl.constexpr):
     """log2(e) / temperature of row r; log2(e) if it is greedy."""
     scale = LOG2E
     if not SCALED:
-        slot = tl.maximum(tl.load(slots_ptr + r), 0).to(tl.int64)
-        t = tl.load(table_ptr + slot * WORDS).to(tl.int32).to(tl.float32, bitcast=True)
+        line, _slot = line_of(slots_ptr, table_ptr, r)
+        t = tl.load(line).to(tl.int32).to(tl.float32, bitcast=True)
         scale = LOG2E / tl.where(t > 0, t, 1.0)
     return scale
 
@@ -96,14 +160,16 @@ def scale_of(slots_ptr, table_ptr, r, SCALED: tl.constexpr):
 @kernel()
 def _scan_kernel(
     x_ptr,  # [R, V]
+    counts_ptr,  # [slots, V], read if PUNISH
     slots_ptr,  # [R], read unless SCALED
-    table_ptr,  # [slots, 4] int64, read unless SCALED
+    table_ptr,  # [slots, WORDS] int64, read unless SCALED
     tops_ptr,  # [R, G] out
     masses_ptr,  # [R, G] out, relative to the group's top
     STEP: tl.constexpr,  # of x, from row to row
     V: tl.constexpr,
     G: tl.constexpr,
     SCALED: tl.constexpr,
+    PUNISH: tl.constexpr,
     TILE: tl.constexpr,  # groups of a program
     PDL: tl.constexpr,
 ):
@@ -115,7 +181,8 @@ def _scan_kernel(
     r = (pid // parts).to(tl.int64)  # R * V can pass 2**31
     g = (pid % parts) * TILE + tl.arange(0, TILE)
     at = g[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    x = tl.load(x_ptr + r * STEP + at, mask=at < V, other=float("-inf")).to(tl.float32)
+    source = source_of(x_ptr, counts_ptr, slots_ptr, table_ptr, r, STEP, V, PUNISH)
+    x = read(source, at, at < V, PUNISH)
     scale = scale_of(slots_ptr, table_ptr, r, SCALED)
     top = greatest(x, 1)
     base = tl.where(top == float("-inf"), 0.0, top)
@@ -130,7 +197,12 @@ def _scan_kernel(
     tl.store(masses_ptr + r * G + g, mass, mask=live)
 
 
-def scan(logits: Tensor, slots: Tensor | None, table: Tensor | None) -> tuple[Tensor, Tensor]:
+def scan(
+    logits: Tensor,
+    slots: Tensor | None,
+    table: Tensor | None,
+    counts: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Top and mass of each group: [R, G] float32 each. No table: as at temperature 1."""
     rows, vocab = logits.shape
     groups = groups_of(vocab)
@@ -139,9 +211,9 @@ def scan(logits: Tensor, slots: Tensor | None, table: Tensor | None) -> tuple[Te
     scaled = table is None
     _scan_kernel(
         (rows * triton.cdiv(groups, tile), 1, 1),
-        (logits, None if scaled else slots, None if scaled else table, tops, masses),
+        (logits, counts, None if scaled else slots, None if scaled else table, tops, masses),
         (),
-        (logits.stride(0), vocab, groups, scaled, tile, PDL),
+        (logits.stride(0), vocab, groups, scaled, counts is not None, tile, PDL),
         warps=WARPS,
         pdl=PDL,
     )
@@ -193,18 +265,21 @@ def _file_groups(chosen, groups, list_ptr):
 
 
 @triton.jit
-def _read(row, list_ptr, start, n_groups, V, G, BATCH: tl.constexpr):
+def _read(source, list_ptr, start, n_groups, V, G, PUNISH: tl.constexpr, BATCH: tl.constexpr):
     """The logits of BATCH filed groups, their ids, and which are real. [BATCH * GROUP] each."""
     lane = tl.arange(0, BATCH * GROUP)
     i = start + lane // GROUP
     g = tl.load(list_ptr + i, mask=i < n_groups, other=G)
     at = g * GROUP + lane % GROUP
     live = (i < n_groups) & (at < V)
-    return tl.load(row + at, mask=live, other=float("-inf")).to(tl.float32), at, live
+    return read(source, at, live, PUNISH), at, live
 
 
 @triton.jit
-def gather(row, tops, groups, bound, list_ptr, x_out, id_out, V, G, BATCH: tl.constexpr):
+def gather(
+    source, tops, groups, bound, list_ptr, x_out, id_out, V, G,
+    PUNISH: tl.constexpr, BATCH: tl.constexpr,
+):  # fmt: skip
     """File the tokens that reach the bound, in id order. Returns how many there are.
 
     tops, groups: [BG]. list_ptr: scratch [G]. x_out, id_out: [MOST]; more than MOST are counted
@@ -213,7 +288,7 @@ def gather(row, tops, groups, bound, list_ptr, x_out, id_out, V, G, BATCH: tl.co
     n_groups = _file_groups((tops >= bound) & (groups < G), groups, list_ptr)
     found, start = n_groups * 0, n_groups * 0
     while (start < n_groups) & (found <= MOST):
-        x, at, live = _read(row, list_ptr, start, n_groups, V, G, BATCH)
+        x, at, live = _read(source, list_ptr, start, n_groups, V, G, PUNISH, BATCH)
         live = live & (x >= bound)
         to = found + tl.cumsum(live.to(tl.int32), 0) - 1
         tl.store(x_out + to, x, mask=live & (to < MOST))
@@ -224,12 +299,12 @@ def gather(row, tops, groups, bound, list_ptr, x_out, id_out, V, G, BATCH: tl.co
 
 
 @triton.jit
-def count_above(row, tops, groups, value, list_ptr, V, G, BATCH: tl.constexpr):
+def count_above(source, tops, groups, value, list_ptr, V, G, BATCH: tl.constexpr):
     """How many tokens are strictly greater than the value."""
     n_groups = _file_groups((tops > value) & (groups < G), groups, list_ptr)
     found, start = n_groups * 0, n_groups * 0
     while start < n_groups:
-        x, _, live = _read(row, list_ptr, start, n_groups, V, G, BATCH)
+        x, _, live = _read(source, list_ptr, start, n_groups, V, G, False, BATCH)
         found += tl.sum((live & (x > value)).to(tl.int32))
         start += BATCH
     return found

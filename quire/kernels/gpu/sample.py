@@ -21,15 +21,18 @@ from quire.kernels.gpu.groups import (
     MOST,
     SLACK,
     WARPS,
-    WORDS,
     gather,
     groups_of,
     kth_bound,
     kth_key,
+    line_of,
     ordered,
     random_share,
+    read,
     scale_of,
     scan,
+    settled,
+    source_of,
     takes,
     unordered,
     weight,
@@ -48,8 +51,7 @@ DONE = tl.constexpr(-1)
 @triton.jit
 def _asked(slots_ptr, table_ptr, r):
     """temperature, top_k, top_p, min_p and seed of row r."""
-    slot = tl.maximum(tl.load(slots_ptr + r), 0).to(tl.int64)
-    line = table_ptr + slot * WORDS
+    line, _slot = line_of(slots_ptr, table_ptr, r)
     first = tl.load(line)
     temperature = first.to(tl.int32).to(tl.float32, bitcast=True)
     top_k = (first >> 32).to(tl.int32)
@@ -150,9 +152,10 @@ def _settle_kernel(
     x_ptr,  # [R, V]
     tops_ptr,  # [R, G]
     masses_ptr,  # [R, G]
+    seen_ptr,  # [slots, V], read if PUNISH
     slots_ptr,  # [R]
     outputs_ptr,  # [R]
-    table_ptr,  # [slots, 4]
+    table_ptr,  # [slots, WORDS]
     ids_ptr,  # [R] out
     best_ptr,  # [R] out
     least_ptr,  # [R] out
@@ -166,6 +169,7 @@ def _settle_kernel(
     V: tl.constexpr,
     G: tl.constexpr,
     SCALED: tl.constexpr,
+    PUNISH: tl.constexpr,
     BG: tl.constexpr,  # power of two >= G, at least GROUP
     PDL: tl.constexpr,
 ):
@@ -173,7 +177,7 @@ def _settle_kernel(
         wait_for_forerunner()
         let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
-    row = x_ptr + r * STEP
+    source = source_of(x_ptr, seen_ptr, slots_ptr, table_ptr, r, STEP, V, PUNISH)
     temperature, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
     scale = scale_of(slots_ptr, table_ptr, r, SCALED)
     g = tl.arange(0, BG)
@@ -195,7 +199,7 @@ def _settle_kernel(
     if (temperature <= 0) | spoilt:
         first = tl.min(tl.where((tops == top) & (g < G), g, G - 1), 0)
         at = first * GROUP + lane
-        x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+        x = read(source, at, at < V, PUNISH)
         tl.store(ids_ptr + r, tl.min(tl.where((x == top) & (at < V), at, V - 1), 0))
         tl.store(counts_ptr + r, DONE)
     elif not cut:
@@ -208,15 +212,15 @@ def _settle_kernel(
         inside, rest = _crossing(near_masses.to(tl.float64), rest, GROUP)
         found = block * GROUP + inside
         at = found * GROUP + lane
-        x = tl.load(row + at, mask=at < V, other=float("-inf")).to(tl.float32)
+        x = read(source, at, at < V, PUNISH)
         place, _ = _crossing(weight(x, top, scale).to(tl.float64), rest, GROUP)
         tl.store(ids_ptr + r, tl.minimum(found * GROUP + place, V - 1))
         tl.store(counts_ptr + r, DONE)
     else:
         bound = _bound(tops, weights, top, scale, total, top_k, top_p, min_p, G)
         n = gather(
-            row, tops, g, bound, list_ptr + r * G, cand_x_ptr + r * MOST,
-            cand_id_ptr + r * MOST, V, G, 32,
+            source, tops, g, bound, list_ptr + r * G, cand_x_ptr + r * MOST,
+            cand_id_ptr + r * MOST, V, G, PUNISH, 32,
         )  # fmt: skip
         if n <= FEW:
             share = random_share(seed, tl.load(outputs_ptr + r))
@@ -278,10 +282,17 @@ def _cut(x_ptr, id_ptr, n, top, scale, total, top_k, top_p, min_p, share, V, N: 
 
 
 @triton.jit
-def _piece(row, start, V: tl.constexpr, B: tl.constexpr):
+def _piece(source, start, V: tl.constexpr, B: tl.constexpr):
     """[B, 8] logits from `start` on, in order, as they are."""
     at = start + tl.arange(0, B)[:, None] * 8 + tl.arange(0, 8)[None, :]
-    return tl.load(row + at, mask=at < V, other=float("-inf"))
+    return tl.load(source[0] + at, mask=at < V, other=float("-inf"))
+
+
+@triton.jit
+def _ready(source, x, start, V: tl.constexpr, PUNISH: tl.constexpr, B: tl.constexpr):
+    """A piece as float32, after penalties; and the ids."""
+    at = start + tl.arange(0, B)[:, None] * 8 + tl.arange(0, 8)[None, :]
+    return settled(source, x, at, at < V, PUNISH), at
 
 
 @triton.jit
@@ -311,8 +322,8 @@ def _narrow(t, parts, limit, lo, hi, f_lo, f_hi):
 
 @triton.jit
 def _search(
-    row, top, scale, floor, min_p, limit, total, V: tl.constexpr,
-    BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, B: tl.constexpr,
+    source, top, scale, floor, min_p, limit, total, V: tl.constexpr,
+    BY_COUNT: tl.constexpr, SHIFT: tl.constexpr, PUNISH: tl.constexpr, B: tl.constexpr,
 ):  # fmt: skip
     """The greatest logit whose tokens, with all above, are worth `limit`, and what those above are.
 
@@ -339,10 +350,10 @@ def _search(
         k5, k6, k7 = t5.to(tl.int32), t6.to(tl.int32), t7.to(tl.int32)
         a1 = tl.zeros((B,), tl.float32)
         a2, a3, a4, a5, a6, a7 = a1, a1, a1, a1, a1, a1
-        coming = _piece(row, 0, V, B)
+        coming = _piece(source, 0, V, B)
         for start in range(0, V, B * 8):
-            x = coming.to(tl.float32)
-            coming = _piece(row, start + B * 8, V, B)  # on its way while this one is added up
+            x, _at = _ready(source, coming, start, V, PUNISH, B)
+            coming = _piece(source, start + B * 8, V, B)  # on its way while this one is added up
             key = ordered(x) >> SHIFT
             w = _worth(x, top, scale, floor, min_p, BY_COUNT)
             a1 += tl.sum(tl.where(key >= k1, w, 0.0), 1)
@@ -365,14 +376,14 @@ def _search(
 
 
 @triton.jit
-def _left(row, top, scale, floor, min_p, V: tl.constexpr, B: tl.constexpr):
+def _left(source, top, scale, floor, min_p, V: tl.constexpr, PUNISH: tl.constexpr, B: tl.constexpr):
     """Mass and least logit of what reaches the floor and min_p."""
     mass = tl.zeros((B,), tl.float32)
     least = tl.full((B,), float("inf"), tl.float32)
-    coming = _piece(row, 0, V, B)
+    coming = _piece(source, 0, V, B)
     for start in range(0, V, B * 8):
-        x = coming.to(tl.float32)
-        coming = _piece(row, start + B * 8, V, B)
+        x, _at = _ready(source, coming, start, V, PUNISH, B)
+        coming = _piece(source, start + B * 8, V, B)
         w = _worth(x, top, scale, floor, min_p, False)
         mass += tl.sum(w, 1)
         least = tl.minimum(least, tl.min(tl.where(w > 0, x, float("inf")), 1))
@@ -380,13 +391,14 @@ def _left(row, top, scale, floor, min_p, V: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def _nth_equal(row, value, n, V: tl.constexpr, B: tl.constexpr):
+def _nth_equal(source, value, n, V: tl.constexpr, PUNISH: tl.constexpr, B: tl.constexpr):
     """The id of the n-th token (from 1) that has this logit; the last id if there are fewer."""
     seen, found = n * 0, n * 0 + V
-    coming = _piece(row, 0, V, B)
+    coming = _piece(source, 0, V, B)
     for start in range(0, V, B * 8):
-        same = (coming.to(tl.float32) == value).to(tl.int32)
-        coming = _piece(row, start + B * 8, V, B)
+        x, _at = _ready(source, coming, start, V, PUNISH, B)
+        same = (x == value).to(tl.int32)
+        coming = _piece(source, start + B * 8, V, B)
         count = tl.sum(tl.sum(same, 1))
         if (seen < n) & (seen + count >= n):
             flat = tl.reshape(same, (B * 8,))
@@ -398,16 +410,18 @@ def _nth_equal(row, value, n, V: tl.constexpr, B: tl.constexpr):
 
 
 @triton.jit
-def _draw(row, top, scale, least, last, share, total, V: tl.constexpr, B: tl.constexpr):
+def _draw(
+    source, top, scale, least, last, share, total, V: tl.constexpr,
+    PUNISH: tl.constexpr, B: tl.constexpr,
+):  # fmt: skip
     """Walk through the kept tokens in id order to the share of their mass."""
     target, before = share * total, total * 0
     found, done = last * 0, last * 0
-    coming = _piece(row, 0, V, B)
+    coming = _piece(source, 0, V, B)
     for start in range(0, V, B * 8):
         if done == 0:
-            x = coming.to(tl.float32)
-            coming = _piece(row, start + B * 8, V, B)
-            at = start + tl.arange(0, B)[:, None] * 8 + tl.arange(0, 8)[None, :]
+            x, at = _ready(source, coming, start, V, PUNISH, B)
+            coming = _piece(source, start + B * 8, V, B)
             kept = (x > least) | ((x == least) & (at <= last))
             w = tl.where(kept, weight(x, top, scale), 0.0)
             size = tl.sum(tl.sum(w, 1).to(tl.float64))
@@ -425,6 +439,7 @@ def _draw(row, top, scale, least, last, share, total, V: tl.constexpr, B: tl.con
 @kernel()
 def _cut_kernel(
     x_ptr,  # [R, V]
+    seen_ptr,
     slots_ptr,
     outputs_ptr,
     table_ptr,
@@ -439,6 +454,7 @@ def _cut_kernel(
     STEP: tl.constexpr,
     V: tl.constexpr,
     SCALED: tl.constexpr,
+    PUNISH: tl.constexpr,
     SHIFT: tl.constexpr,
     B: tl.constexpr,
     PDL: tl.constexpr,
@@ -449,7 +465,7 @@ def _cut_kernel(
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     n = tl.load(counts_ptr + r)
     if n > FEW:
-        row = x_ptr + r * STEP
+        source = source_of(x_ptr, seen_ptr, slots_ptr, table_ptr, r, STEP, V, PUNISH)
         _, top_k, top_p, min_p, seed = _asked(slots_ptr, table_ptr, r)
         scale = scale_of(slots_ptr, table_ptr, r, SCALED)
         top, total, floor = tl.load(best_ptr + r), tl.load(totals_ptr + r), tl.load(least_ptr + r)
@@ -466,22 +482,44 @@ def _cut_kernel(
         else:
             if top_k > 0:
                 kth, _above = _search(
-                    row, top, scale, floor, min_p, top_k.to(tl.float64), V, V, True, SHIFT, B
+                    source,
+                    top,
+                    scale,
+                    floor,
+                    min_p,
+                    top_k.to(tl.float64),
+                    V,
+                    V,
+                    True,
+                    SHIFT,
+                    PUNISH,
+                    B,
                 )
                 floor = tl.maximum(floor, kth)
             if (top_k > 0) | (min_p > 0):
-                total, floor = _left(row, top, scale, floor, min_p, V, B)
+                total, floor = _left(source, top, scale, floor, min_p, V, PUNISH, B)
             least, last = floor, V
             if top_p < 1:
                 limit = top_p * total
                 least, above = _search(
-                    row, top, scale, floor, 0.0, limit, total, V, False, SHIFT, B
+                    source,
+                    top,
+                    scale,
+                    floor,
+                    0.0,
+                    limit,
+                    total,
+                    V,
+                    False,
+                    SHIFT,
+                    PUNISH,
+                    B,
                 )
                 each = weight(least, top, scale).to(tl.float64)
                 ties = tl.maximum(tl.ceil((limit - above) / each), 1.0)
-                last = _nth_equal(row, least, ties.to(tl.int32), V, B)
+                last = _nth_equal(source, least, ties.to(tl.int32), V, PUNISH, B)
                 total = above + ties * each
-            found = _draw(row, top, scale, least, last, share, total, V, B)
+            found = _draw(source, top, scale, least, last, share, total, V, PUNISH, B)
         tl.store(ids_ptr + r, tl.minimum(found, V - 1))
         tl.store(least_ptr + r, least)
         tl.store(last_ptr + r, last)
@@ -492,7 +530,12 @@ _SHIFTS = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
 
 
 def outputs(
-    logits: Tensor, slots: Tensor, outputs: Tensor, table: Tensor, scaled: bool = False
+    logits: Tensor,
+    slots: Tensor,
+    outputs: Tensor,
+    table: Tensor,
+    scaled: bool = False,
+    counts: Tensor | None = None,
 ) -> Drawn:
     if not takes(logits):
         return NotImplemented
@@ -508,24 +551,26 @@ def launch(
     outputs: Tensor,
     table: Tensor,
     scaled: bool = False,
+    counts: Tensor | None = None,
 ) -> None:
     rows, vocab = logits.shape
     if not rows:
         return
     device, groups, grid = logits.device, groups_of(vocab), (rows, 1, 1)
-    tops, masses = scan(logits, None if scaled else slots, None if scaled else table)
+    tops, masses = scan(logits, None if scaled else slots, None if scaled else table, counts)
+    punish, shift = counts is not None, 0 if counts is not None else _SHIFTS[logits.dtype]
     totals = torch.empty(rows, dtype=torch.float64, device=device)
-    counts = torch.empty(rows, dtype=torch.int32, device=device)
+    numbers = torch.empty(rows, dtype=torch.int32, device=device)
     lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
     cand_x = torch.empty((rows, MOST.value), dtype=torch.float32, device=device)
     cand_id = torch.empty((rows, MOST.value), dtype=torch.int32, device=device)
     power = max(GROUP.value, triton.next_power_of_2(groups))
-    asked, found, step = (slots, outputs, table), (*outs, totals, counts), logits.stride(0)
+    asked, found, step = (counts, slots, outputs, table), (*outs, totals, numbers), logits.stride(0)
     _settle_kernel(
         grid,
         (logits, tops, masses, *asked, *found, lists, cand_x, cand_id),
         (),
-        (step, vocab, groups, scaled, power, PDL),
+        (step, vocab, groups, scaled, punish, power, PDL),
         warps=WARPS,
         pdl=PDL,
     )
@@ -533,7 +578,7 @@ def launch(
         grid,
         (logits, *asked, *found, cand_x, cand_id),
         (),
-        (step, vocab, scaled, _SHIFTS[logits.dtype], 1024, PDL),
+        (step, vocab, scaled, punish, shift, 1024, PDL),
         warps=16,
         pdl=PDL,
     )

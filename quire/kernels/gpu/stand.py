@@ -59,6 +59,7 @@ def _rank_kernel(
         let_go()
     r = tl.program_id(0).to(tl.int64)  # R * V can pass 2**31
     row, lists = x_ptr + r * STEP, list_ptr + r * G
+    source = (row, row, 1.0, 0.0, 0.0)
     g = tl.arange(0, BG)
     tops = tl.load(tops_ptr + r * G + g, mask=g < G, other=float("-inf"))
     masses = tl.load(masses_ptr + r * G + g, mask=g < G, other=0.0)
@@ -69,14 +70,15 @@ def _rank_kernel(
     tl.store(shifts_ptr + r, shift)
     value = tl.load(row + tl.load(chosen_ptr + r)).to(tl.float32)
     tl.store(values_ptr + r, value.to(tl.float64) - shift)
-    tl.store(ranks_ptr + r, 1 + count_above(row, tops, g, value, lists, V, G, 32))
+    tl.store(ranks_ptr + r, 1 + count_above(source, tops, g, value, lists, V, G, 32))
     if k > 0:
         bound = tl.full((), float("-inf"), tl.float32)
         if k <= G:
             bound = kth_bound(tops, k)
         n = gather(
-            row, tops, g, bound, lists, cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, V, G, 32
-        )
+            source, tops, g, bound, lists, cand_x_ptr + r * MOST, cand_id_ptr + r * MOST, V, G,
+            False, 32,
+        )  # fmt: skip
         tl.store(counts_ptr + r, n)
 
 

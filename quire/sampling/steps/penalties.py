@@ -4,28 +4,24 @@
     frequency   logit - f * (times in the output)
     presence    logit - p if in the output
 
-The one idea: what was seen is a short list of (token, times), not a table over the vocabulary. A
-slot's list lives on the device and learns each draw there, because the host may not know it yet.
-Only slots that ask have one.
+The one idea: what was seen is a short list of (token, times), not a table over the vocabulary. Only
+slots that ask have one, and it learns each draw. This is the CPU's way, in numpy, which is 3 times
+faster than torch at this size; a GPU's is quire.sampling.steps.counts.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from quire.core.types import Sequence as Seq
 from quire.sampling.steps.base import Batch, Edit
-from quire.sampling.transfer import moved
 
-Array = Any
-"""A numpy array or a tensor: see Penalties."""
+Array = np.ndarray[Any, Any]
 
 STEP = 256
 """Lists grow by this many places."""
@@ -34,35 +30,18 @@ STEP = 256
 class Penalties:
     """`ids[p, :known[p]]` are the distinct tokens seen by the sequence of place p, and
     `times[p, :known[p]]` how often it has output each.
-
-    The three are numpy arrays on the CPU, where numpy is 3 times faster at this size, and tensors
-    elsewhere; the code below is the same for both.
     """
 
-    def __init__(
-        self,
-        vocab: int,
-        max_seqs: int,
-        device: torch.device,
-        library: ModuleType | None = None,
-    ) -> None:
-        """library: numpy or torch; None: the one that suits the device."""
+    def __init__(self, vocab: int, max_seqs: int) -> None:
         self._vocab = vocab
         self._most = max_seqs
-        self._device = device
-        self.library: ModuleType = library or (np if device.type == "cpu" else torch)
         self.places: dict[int, int] = {}  # slot -> place
         self.factors: dict[int, tuple[float, float, float]] = {}  # slot -> repetition, ...
         self._free: list[int] = []
         self._need: dict[int, int] = {}  # slot -> entries it may have, an upper bound
-        self._known = self.array(torch.zeros(0, dtype=torch.int64))
-        self._ids = self.array(torch.zeros(0, 0, dtype=torch.int64))
-        self._times = self.array(torch.zeros(0, 0))
-        self._all_columns = self.array(torch.zeros(0, dtype=torch.int64))
-
-    def array(self, values: Tensor) -> Array:
-        """A tensor as the library has it, on the device."""
-        return values.numpy() if self.library is np else moved(values, self._device)
+        self._known = np.zeros(0, np.int64)
+        self._ids = np.zeros((0, 0), np.int64)
+        self._times = np.zeros((0, 0), np.float32)
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
         self.leave(slot)
@@ -79,10 +58,9 @@ class Penalties:
         place = self._free.pop()
         self.places[slot], self.factors[slot], self._need[slot] = place, factors, len(times)
         self._widen(len(times))
-        self._known[place : place + 1] = self.array(torch.tensor([len(times)]))
-        self._ids[place, : len(times)] = self.array(torch.tensor(list(times)))
-        counts = torch.tensor(list(times.values()), dtype=torch.float32)
-        self._times[place, : len(times)] = self.array(counts)
+        self._known[place] = len(times)
+        self._ids[place, : len(times)] = list(times)
+        self._times[place, : len(times)] = list(times.values())
 
     def leave(self, slot: int) -> None:
         if slot in self.places:
@@ -112,8 +90,7 @@ class Penalties:
         self._times = self._grown(self._times, places, width)
 
     def _grown(self, old: Array, *shape: int) -> Array:
-        dtype = torch.float32 if old is self._times else torch.int64
-        new = self.array(torch.zeros(shape, dtype=dtype))
+        new = np.zeros(shape, old.dtype)
         new[tuple(slice(0, n) for n in old.shape)] = old
         return new
 
@@ -124,14 +101,8 @@ class Penalties:
         """
         width = max(self._need[slot] for slot in slots)
         ids, times = self._ids[places, :width], self._times[places, :width]
-        live = self._columns(width) < self._known[places][:, None]
-        where = self.library.where
-        return where(live, ids, ids[:, :1]), where(live, times, times[:, :1])
-
-    def _columns(self, width: int) -> Array:
-        if width > len(self._all_columns):
-            self._all_columns = self.array(torch.arange(-(-width // STEP) * STEP))
-        return self._all_columns[:width]
+        live = np.arange(width) < self._known[places][:, None]
+        return np.where(live, ids, ids[:, :1]), np.where(live, times, times[:, :1])
 
     def count(self, places: Array, slots: list[int], tokens: Array) -> None:
         """One more output of each slot: tokens [n]."""
@@ -139,14 +110,13 @@ class Penalties:
             self._need[slot] += 1
         width = max(self._need[slot] for slot in slots)
         self._widen(width)
-        known, columns = self._known[places][:, None], self._columns(width)
+        known, columns = self._known[places][:, None], np.arange(width)
         ids, times = self._ids[places, :width], self._times[places, :width]
         here = (ids == tokens[:, None]) & (columns < known)
         new = ~here.any(-1)[:, None]
         here |= new & (columns == known)
-        where = self.library.where
-        self._times[places, :width] = where(new & here, 0.0, times) + here
-        self._ids[places, :width] = where(here, tokens[:, None], ids)
+        self._times[places, :width] = np.where(new & here, 0.0, times) + here
+        self._ids[places, :width] = np.where(here, tokens[:, None], ids)
         self._known[places] = known[:, 0] + new[:, 0]
 
 
@@ -154,23 +124,21 @@ class _Punish(Edit):
     def __init__(self, step: Penalties, batch: Batch, rows: list[tuple[int, int]]) -> None:
         self._step = step
         self._slots = [slot for _, slot in rows]
-        self._rows = step.array(torch.tensor([row for row, _ in rows]))
+        self._rows = np.array([row for row, _ in rows])
         self._starts = self._rows[:, None] * batch.vocab
-        self._places = step.array(torch.tensor([step.places[slot] for slot in self._slots]))
-        factors = torch.tensor([step.factors[slot] for slot in self._slots], dtype=torch.float32)
-        self._repetition, self._frequency, self._presence = (
-            step.array(column[:, None]) for column in factors.unbind(1)
-        )
+        self._places = np.array([step.places[slot] for slot in self._slots])
+        factors = np.array([step.factors[slot] for slot in self._slots], np.float32)
+        self._repetition, self._frequency, self._presence = (factors[:, i, None] for i in range(3))
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
         ids, times = self._step.view(self._places, self._slots)
         at = self._starts + ids
-        flat = self._step.array(logits).reshape(-1)
+        flat = logits.numpy().reshape(-1)
         x = flat[at]
-        x = self._step.library.where(x > 0, x / self._repetition, x * self._repetition)
+        x = np.where(x > 0, x / self._repetition, x * self._repetition)
         x -= self._frequency * times
         x -= self._presence * (times > 0)
         flat[at] = x  # equal places get equal values
 
     def drawn(self, token_ids: Tensor) -> None:
-        self._step.count(self._places, self._slots, self._step.array(token_ids)[self._rows])
+        self._step.count(self._places, self._slots, token_ids.numpy()[self._rows])

@@ -11,7 +11,7 @@ import triton.language as tl
 from quire.kernels.gpu import groups, stand
 from quire.kernels.gpu import sample as kernels
 from quire.kernels.op import OPS
-from quire.kernels.sample import line
+from quire.kernels.lines import line
 
 LONG = [
     (1.0, 0, 0.9, 0.0),

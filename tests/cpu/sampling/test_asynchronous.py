@@ -57,7 +57,8 @@ def test_kind_says_which_rows_choose_can_serve():
     assert sampler.kind([0]) == "greedy"
     assert sampler.kind([1]) == sampler.kind([0, 1]) == "random"
     assert sampler.kind([0, 2]) is None
-    assert sampler.kind([1, 3]) is None
+    assert sampler.kind([1, 3]) == "penalised"
+    assert sampler.kind([1, 2, 3]) is None
     sampler.leave(3)
     sampler.join(3, sequence(params[0]))
     assert sampler.kind([0, 3]) == "greedy"
@@ -99,3 +100,43 @@ def test_a_slot_that_changes_hands_is_served_as_its_new_sequence_asks():
         assert ids[-1] == filled(500, [seq]).sample(logits.clone(), [0], [0]).token_ids.item()
         assert kind == ("greedy" if seq.request.params.greedy else "random")
     assert len(set(ids)) == 3
+
+
+def test_penalised_rows_learn_what_they_draw_on_either_path():
+    """Graphs choose most steps, the general path those in which a neighbour asks for logprobs."""
+    params = [
+        {"temperature": 0.0, "presence_penalty": 1.0},
+        {"temperature": 0.0, "repetition_penalty": 1.7},
+        {"frequency_penalty": 0.4, "repetition_penalty": 0.8, "top_p": 0.9},
+        {"temperature": 0.0},
+        {"temperature": 0.9},
+    ]
+    vocab, rng = 50, random.Random(3)
+
+    def joined(**options):
+        seqs = [
+            sequence(SamplingParams(**p), seed=i, prompt=[i, 7, 99]) for i, p in enumerate(params)
+        ]
+        return filled(vocab, [*seqs, sequence(SamplingParams(logprobs=1))], **options), seqs
+
+    (host, seqs), (device, _) = joined(), joined(asynchronous=True)
+    for step in range(40):
+        if step == 20:  # preempted: back in with what it has put out
+            for sampler in (host, device):
+                sampler.leave(2)
+                sampler.join(2, seqs[2])
+        logits = normal(6, vocab, seed=step, scale=1.0)
+        asks = rng.random() < 0.3
+        slots = [0, 1, 2, 3, 4, 5][: 5 + asks]
+        want = host.sample(logits[: len(slots)].clone(), slots, [step] * len(slots)).token_ids
+        kind = device.kind(slots)
+        assert kind == (None if asks else "penalised")
+        if asks:
+            found = device.sample(logits.clone(), slots, [step] * 6).token_ids
+        else:
+            rows = torch.tensor([*slots, -1], dtype=torch.int32)
+            outputs = torch.full((6,), step, dtype=torch.int32)
+            found = device.choose(logits, rows, outputs, kind)[0][:5]
+        assert found.tolist() == want.tolist()
+        for seq, token in zip(seqs, want.tolist()):
+            seq.tokens.append(token)

@@ -2,17 +2,13 @@
 
 import random
 
-import numpy as np
 import pytest
 import torch
 
-from quire.core.params import SamplingParams
 from quire.sampling import on_host
 from quire.sampling.cuts import Cut
-from quire.sampling.steps.base import Batch
-from quire.sampling.steps.penalties import Penalties
 from tests.cpu.sampling import in_torch
-from tests.cpu.sampling.cases import normal, sequence
+from tests.cpu.sampling.cases import normal
 
 ROWS = 13
 
@@ -103,24 +99,3 @@ def test_a_draw_never_lands_on_weight_zero(lane):
     for share in (0.0, 0.5, 1 - 2**-53):
         ids = lane.draw(weights, torch.full((4,), share, dtype=torch.float64))
         assert (weights.gather(1, ids[:, None]) > 0).all()
-
-
-def test_penalties_are_the_same_in_both_libraries():
-    cpu, vocab = torch.device("cpu"), 700
-    steps = [Penalties(vocab, 5, cpu, library) for library in (np, torch)]
-    rng = random.Random(0)
-    for slot in range(5):
-        kw = {"repetition_penalty": rng.uniform(0.5, 2), "presence_penalty": rng.uniform(-2, 2)}
-        params = SamplingParams(**kw, frequency_penalty=rng.uniform(-2, 2))
-        seq = sequence(params, prompt=[rng.randrange(vocab) for _ in range(200 * slot + 1)])
-        for step in steps:
-            step.join(slot, seq, seq.tokens)
-    batch = Batch((4, 0, 2, 1, 3), vocab, cpu)
-    edits = [step.edit(batch) for step in steps]
-    for position in range(90):
-        logits = [normal(5, vocab, seed=position) for _ in edits]
-        token_ids = torch.tensor([rng.randrange(60) for _ in range(5)])
-        for edit, x in zip(edits, logits):
-            edit.apply(x, [position] * 5, {})
-            edit.drawn(token_ids)
-        assert torch.equal(*logits)
