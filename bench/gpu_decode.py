@@ -1,0 +1,117 @@
+"""The dense part of one decode step, layers and head in one CUDA graph, fused and op by op.
+
+    python bench/gpu_decode.py [--model llama-8b,qwen3-0.6b] [--rows 1,8] [--quantize fp8]
+
+Attention is left out: rotated queries go straight on to the output projection. What remains should
+take the time that the weights take to read; the ceiling is printed beside it.
+"""
+
+import argparse
+import functools
+
+import torch
+from gpu_ops import SHAPES, ceilings, graph_ms
+
+from quire.kernels import fuse
+from quire.kernels.act import act_mul
+from quire.kernels.embedding import embedding
+from quire.kernels.fp8 import quantize_blocks, quantize_channels
+from quire.kernels.kv_write import kv_write
+from quire.kernels.linear import linear
+from quire.kernels.rms_norm import rms_norm
+from quire.kernels.rope import rope
+
+DEPTH = {"llama-8b": (32, 128256, False), "qwen3-0.6b": (28, 151936, True)}
+QUANTIZE = {"fp8": quantize_channels, "fp8_block": quantize_blocks, "none": lambda weight: weight}
+
+
+class Stack:
+    """Random layers and a head of one model's shape."""
+
+    def __init__(self, model, quantize):
+        self.s = SHAPES[model]
+        layers, vocab, self.head_norms = DEPTH[model]
+        e, f, h, k, d = (self.s[c] for c in "EFHKD")
+        shapes = {
+            "qkv": ((h + 2 * k) * d, e),
+            "o": (e, h * d),
+            "gate_up": (2 * f, e),
+            "down": (e, f),
+        }
+        self.layers = [
+            {name: quantize(self._weight(*shape)) for name, shape in shapes.items()}
+            for _ in range(layers)
+        ]
+        self.head = self._weight(vocab, e)
+        self.norm = torch.ones(e, device="cuda", dtype=torch.bfloat16)
+        self.head_norm = torch.ones(d, device="cuda", dtype=torch.bfloat16)
+
+    def _weight(self, outputs, inputs):
+        shape = (outputs, inputs)
+        return torch.randn(shape, device="cuda", dtype=torch.bfloat16) * inputs**-0.5
+
+    def bytes(self):
+        return self.head.nbytes + sum(w.nbytes for layer in self.layers for w in layer.values())
+
+    def inputs(self, rows):
+        k, d = self.s["K"], self.s["D"]
+        return {
+            "ids": torch.zeros(rows, device="cuda", dtype=torch.int32),
+            "positions": torch.arange(rows, device="cuda", dtype=torch.int32),
+            "table": torch.randn(4096, d, device="cuda"),
+            "slots": torch.arange(rows, device="cuda"),
+            "cache": torch.zeros(rows // 16 + 1, 2, k, 16, d, device="cuda", dtype=torch.bfloat16),
+        }
+
+    def step(self, t):
+        """Logits of every row."""
+        h, k, d = (self.s[c] for c in "HKD")
+        x, res = embedding(t["ids"], self.head), None
+        rows = x.shape[0]
+        for layer in self.layers:
+            x, res = rms_norm(x, self.norm, 1e-5, res)
+            heads = linear(x, layer["qkv"]).view(rows, -1, d)
+            q, key, value = torch.split(heads, [h, k, k], dim=1)
+            q, key = self._turned(q, key, t)
+            kv_write(key, value, t["cache"], t["slots"])
+            x = linear(q.view(rows, -1), layer["o"])
+            x, res = rms_norm(x, self.norm, 1e-5, res)
+            x = linear(act_mul(linear(x, layer["gate_up"]), "silu"), layer["down"])
+        out = linear(rms_norm(x, self.norm, 1e-5, res)[0], self.head)
+        fuse.flush()
+        return out
+
+    def _turned(self, q, k, t):
+        if self.head_norms:
+            return rope(self._normed(q), self._normed(k), t["positions"], t["table"])
+        return rope(q, k, t["positions"], t["table"])
+
+    def _normed(self, heads):
+        return rms_norm(heads, self.head_norm, 1e-6)[0]
+
+
+@torch.inference_mode()
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="llama-8b,qwen3-0.6b")
+    parser.add_argument("--rows", default="1,8")
+    parser.add_argument("--quantize", default="none", choices=QUANTIZE)
+    args = parser.parse_args()
+    copy, _ = ceilings()
+    for model in args.model.split(","):
+        stack = Stack(model, QUANTIZE[args.quantize])
+        for rows in map(int, args.rows.split(",")):
+            t = stack.inputs(rows)
+            fused = graph_ms([functools.partial(stack.step, t)])
+            with fuse.off():
+                alone = graph_ms([functools.partial(stack.step, t)])
+            rate, size = stack.bytes() / fused / 1e9, stack.bytes() / 1e9
+            print(
+                f"{model} {args.quantize} {rows} rows: {fused:.3f} ms fused, {alone:.3f} op by op; "
+                f"{size:.2f} GB at {rate:.2f} TB/s (a copy: {copy / 1e12:.2f})",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
