@@ -20,7 +20,15 @@ from quire.errors import ConfigError, NoRoom
 MIB = 2**20
 GIB = 2**30
 CUDA_OVERHEAD = 3 * GIB // 4
-"""Context, loaded kernels, library workspaces and captured graphs of an ordinary model."""
+"""Context, loaded kernels and libraries."""
+WORKSPACE = 36 * MIB
+"""Of cuBLAS on one stream, and small buffers."""
+GRAPHS = 256 * MIB
+"""What the driver takes for captured graphs beside torch's pool."""
+SLACK = 64 * MIB
+"""Set aside beyond the measured peak: pieces do not fit together without gaps."""
+SMALL = 16 * MIB
+"""Also, in pieces of a size that torch keeps apart from larger ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +92,52 @@ def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts,
 
 
 def activation_bytes(model: ModelFacts, shape: Shape) -> int:
-    """Of the worst step: every token of the budget at once, every seat sampled.
+    """Of the worst step: every token of the budget at once, every seat sampled."""
+    if shape.device == "cpu":
+        return _cpu_step_bytes(model, shape)
+    steps = gpu_step_bytes(model, shape) + gpu_buffer_bytes(shape) + SLACK + SMALL
+    return steps + gpu_decode_bytes(model, shape) + GRAPHS  # a graph has memory of its own
 
-    Residual and normed hidden [T, E], the wider of attention and MLP, and logits in float32 twice
-    (as computed, and as sampled from).
+
+def gpu_step_bytes(model: ModelFacts, shape: Shape) -> int:
+    """In use at once in the largest step on a GPU: in a layer, or where its rows are sampled.
+
+    A layer holds hidden states five times (what it reads, normed, residual, and what two products
+    will write, which exists before they run), and its widest part: of a dense one gate, up and
+    their product; of experts the rows sorted by expert, in and out. Sampling holds hidden states,
+    logits, and a copy of them in float32 that penalties may change.
+    """
+    tokens, itemsize = shape.max_num_batched_tokens, ITEMSIZE[shape.dtype]
+    inner = 3 * model.mlp
+    if model.top_k:
+        inner = model.top_k * (model.hidden + model.expert_mlp)
+    layer = tokens * itemsize * (5 * model.hidden + inner // shape.ranks)
+    rows = min(shape.max_num_seqs, tokens)
+    copies = tokens * itemsize * model.hidden + rows * model.vocab * 4
+    return max(layer, copies + _score_bytes(model, shape))
+
+
+def gpu_decode_bytes(model: ModelFacts, shape: Shape) -> int:
+    """In use at once in the largest decode step: its logits, and what choosing from them takes."""
+    rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
+    return rows * model.hidden * ITEMSIZE[shape.dtype] + _score_bytes(model, shape)
+
+
+def _score_bytes(model: ModelFacts, shape: Shape) -> int:
+    """Logits; of groups of sixteen the best and its place; per row two lists of candidates."""
+    rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
+    return rows * (model.vocab * ITEMSIZE[shape.dtype] + model.vocab * 3 // 16 + 32768)
+
+
+def gpu_buffer_bytes(shape: Shape) -> int:
+    """Kept from step to step: block tables, and the workspace of the library's products."""
+    return shape.max_num_seqs * -(-shape.max_model_len // shape.block_size) * 4 + WORKSPACE
+
+
+def _cpu_step_bytes(model: ModelFacts, shape: Shape) -> int:
+    """Residual and normed hidden [T, E], the wider of attention and MLP, and logits in float32.
+
+    The logits twice: as computed, and as sampled from.
     """
     layer = max(model.layers, key=lambda one: one.kv_heads * one.head_dim)
     tokens, ranks = shape.max_num_batched_tokens, shape.ranks

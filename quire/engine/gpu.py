@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from quire.config.config import EngineConfig
-from quire.config.plan import MIB, MemoryPlan, gib, refit, require_room
+from quire.config.plan import GRAPHS, MIB, SLACK, SMALL, MemoryPlan, gib, refit, require_room
 from quire.engine import warm
 from quire.engine.receipt import Receipt
 from quire.engine.warm import Half, Peak
@@ -29,8 +29,6 @@ COMPILERS = 16
 """Threads that compile, at most: the compiler lets go of the GIL, but not all the time."""
 MOST_OVERHEAD = 2048 * MIB
 """More than any driver and library take: then somebody else did."""
-GRAPHS = 256 * MIB
-"""What the driver takes for captured graphs beside torch's pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +119,7 @@ def sized(
     overhead = (total - free - room.held_by_others if own is None else own) - reserved
     if not 0 < overhead < MOST_OVERHEAD:  # others have come or gone meanwhile
         overhead = plan.overhead_bytes
-    steps = kept + peak.reserved + warm.SLACK + warm.SMALL
+    steps = kept + peak.reserved + SLACK + SMALL
     if not config.device.enforce_eager:
         steps += peak.decode + GRAPHS
     spare = reserved - torch.cuda.memory_allocated(device)

@@ -24,7 +24,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from quire.config.config import EngineConfig
-from quire.config.plan import MIB, MemoryPlan, Shape, blocks_of, gib
+from quire.config.plan import MIB, SLACK, SMALL, MemoryPlan, Shape, blocks_of, gib
 from quire.core.params import SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.types import Request, Stop
@@ -33,13 +33,10 @@ from quire.executors.base import Executor
 
 log = logging.getLogger(__name__)
 
-SLACK = 64 * MIB
-"""Set aside beyond the measured peak: pieces of an arena do not fit together without gaps."""
 VOCAB = 2
 """Tokens that made-up prompts are made of: every model has the first two."""
-SMALL = 16 * MIB
-"""Also, in pieces of a size that torch keeps apart from larger ones."""
 PIECE = MIB // 2
+"""Bytes of a tensor that torch keeps apart from larger ones."""
 
 CAPTURE_S = 0.6
 """Spent on graphs before ready; the others are captured when their steps occur."""

@@ -86,7 +86,7 @@ def test_what_does_not_fit_says_what_would(qwen, capsys):
 
 
 def test_headers_give_the_exact_weights(folder, capsys):
-    status, found = plan(capsys, folder, "--gpu-memory", "1GiB", "--dtype", "float32")
+    status, found = plan(capsys, folder, "--gpu-memory", "2GiB", "--dtype", "float32")
     assert status == 0
     assert found["weights_from"] == "tensor headers"
     size = sum(p.stat().st_size for p in folder.glob("*.safetensors"))
@@ -94,7 +94,7 @@ def test_headers_give_the_exact_weights(folder, capsys):
 
 
 def test_the_table_is_for_people(folder, capsys):
-    assert main(["plan", str(folder), "--gpu-memory", "1GiB"]) == 0
+    assert main(["plan", str(folder), "--gpu-memory", "2GiB"]) == 0
     said = capsys.readouterr().out
     for what in (
         "weights",
@@ -119,7 +119,7 @@ def test_no_torch_is_needed(folder):
     code = f"""
 import sys
 from quire.cli import main
-status = main(["plan", {str(folder)!r}, "--gpu-memory", "1GiB", "--json"])
+status = main(["plan", {str(folder)!r}, "--gpu-memory", "2GiB", "--json"])
 sys.exit(status or 10 * ("torch" in sys.modules))
 """
     run = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)

@@ -1,11 +1,20 @@
 """The memory planner against values known from elsewhere."""
 
+import json
+import pathlib
 from dataclasses import replace
 
 import pytest
 
 from quire.config.facts import WeightFacts, model_facts
-from quire.config.plan import Shape, gib, plan_memory, rank_layers
+from quire.config.plan import (
+    Shape,
+    gib,
+    gpu_decode_bytes,
+    gpu_step_bytes,
+    plan_memory,
+    rank_layers,
+)
 from quire.errors import ConfigError
 
 GIB = 2**30
@@ -62,3 +71,21 @@ def test_weights_from_headers_replace_the_estimate():
     tables = plan(1024, model=replace(model, weights=WeightFacts(0, 0))).weight_bytes
     assert plan(1024, model=model).weight_bytes == 2 * 10**9 + tables
     assert tables == model.rotary * 1024 * 4 > 0
+
+
+MEASURED = json.loads((pathlib.Path(__file__).parent / "measured_peaks.json").read_text())
+
+
+@pytest.mark.parametrize("case", MEASURED["cases"], ids=lambda case: case["name"])
+def test_the_formula_agrees_with_what_was_measured_on_a_gpu(case):
+    """torch's peaks on an H200; a kernel that holds more or less must change the formula too."""
+    model = model_facts(case["config"])
+    shape = Shape(
+        dtype="bfloat16", cache_dtype="bfloat16", block_size=16, device="cuda",
+        max_model_len=model.max_len, max_num_batched_tokens=case["tokens"],
+        max_num_seqs=case["seats"],
+    )  # fmt: skip
+    planned = plan_memory(model, shape, device_bytes=140 * GIB, allowed_bytes=128 * GIB)
+    assert planned.weight_bytes == pytest.approx(case["weights"], rel=0.001)
+    assert gpu_step_bytes(model, shape) == pytest.approx(case["step"], rel=0.03)
+    assert gpu_decode_bytes(model, shape) == pytest.approx(case["decode"], rel=0.03)
