@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.element import activate
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import Grid, kernel
 
 BLOCK = 1024  # one 16-byte load for each of 128 threads
@@ -26,7 +26,7 @@ def _act(x_ptr, y_ptr, units, UNIT: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.
 def flat(n: int) -> tuple[Grid, int, int]:
     """(grid, units, UNIT): a length said in units of 16 keeps the masked loads 16 bytes wide."""
     unit = 16 if n % 16 == 0 else 1
-    return (triton.cdiv(n, BLOCK), 1, 1), n // unit, unit
+    return (cdiv(n, BLOCK), 1, 1), n // unit, unit
 
 
 def outputs(x: Tensor, kind: str) -> Any:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.element import activate
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -44,5 +44,5 @@ def outputs(x: Tensor, kind: str) -> Any:
 
 def launch(out: Tensor, x: Tensor, kind: str) -> None:
     rows, size = out.shape
-    grid = (rows, triton.cdiv(size, _BLOCK), 1)
+    grid = (rows, cdiv(size, _BLOCK), 1)
     _act_mul(grid, (x, out), (), (size, x.stride(0), kind, _BLOCK, PDL), pdl=PDL)

@@ -7,11 +7,11 @@ So the pass over the vocabulary does no index arithmetic, and a single row uses 
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.groups import greatest, takes
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -77,9 +77,9 @@ def launch(outs: tuple[Tensor, Tensor], logits: Tensor) -> None:
     if not rows:
         return
     block = 2048 if rows < 16 else 8192  # few rows: more programs than processors
-    parts = triton.cdiv(vocab, block)
+    parts = cdiv(vocab, block)
     tops = torch.empty((rows, parts), dtype=torch.float32, device=logits.device)
     sizes = (logits.stride(0), vocab, parts, block)
     _parts_kernel((rows * parts, 1, 1), (logits, tops), (), (*sizes, PDL), warps=8, pdl=PDL)
-    power = triton.next_power_of_2(parts)
+    power = next_power_of_2(parts)
     _place_kernel((rows, 1, 1), (logits, tops, *outs), (), (*sizes, power, PDL), warps=8, pdl=PDL)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.embedding import rounded
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 
 _BLOCK = 2048
@@ -47,7 +47,7 @@ def launch(out: Tensor, ids: Tensor, weight: Tensor, scale: float = 1.0) -> None
     rows, size = out.shape
     scaled = scale != 1.0
     _embedding(
-        (rows, triton.cdiv(size, _BLOCK), 1),
+        (rows, cdiv(size, _BLOCK), 1),
         (ids, weight, out),
         (rounded(scale, weight.dtype) if scaled else 1.0,),
         (size, weight.stride(0), scaled, _BLOCK),

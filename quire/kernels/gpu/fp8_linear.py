@@ -11,12 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import BLOCK, Fp8Weight
 from quire.kernels.gpu import fp8_skinny, quantize_fp8
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -140,7 +140,7 @@ def product(
 
 def _few_tiles(rows: int, weight: Fp8Weight) -> bool:
     """Whether the library should cut the sums, which it does only if it need not scale them."""
-    tiles = triton.cdiv(rows, 128) * triton.cdiv(weight.shape[0], 128)
+    tiles = cdiv(rows, 128) * cdiv(weight.shape[0], 128)
     return rows <= 256 and tiles <= 64 and weight.one is not None
 
 
@@ -190,8 +190,8 @@ def _two_passes(
         use_fast_accum=True, out=sums,
     )  # fmt: skip
     rows, outputs = out.shape
-    width = min(triton.next_power_of_2(outputs), 2048)
-    grid = (rows, triton.cdiv(outputs, width), 1)
+    width = min(next_power_of_2(outputs), 2048)
+    grid = (rows, cdiv(outputs, width), 1)
     tensors = (sums, scale, weight.scale, bias, out)
     _scale(grid, tensors, (), (outputs, bias is not None, width, PDL), 4, pdl=PDL)
 
@@ -212,7 +212,7 @@ def tile_of(rows: int, exact: bool) -> Tile:
     """
     if exact:
         return Tile(32, 64, 4, 4)
-    tall = min(max(triton.next_power_of_2(rows), 16), 128)
+    tall = min(max(next_power_of_2(rows), 16), 128)
     wide = 128 if tall >= 64 else 64
     return Tile(tall, wide, 8 if tall * wide >= 16384 else 4, 4)
 
@@ -228,9 +228,9 @@ def own_product(
     """The same in Triton, for any shape."""
     rows, (outputs, inputs) = q.shape[0], weight.shape
     bt, bo, warps, stages = tile or tile_of(rows, out.dtype == torch.float32)
-    grid = (triton.cdiv(rows, bt) * triton.cdiv(outputs, bo), 1, 1)
+    grid = (cdiv(rows, bt) * cdiv(outputs, bo), 1, 1)
     step = scale.stride(0) if weight.block else 0
-    groups = triton.cdiv(inputs, BLOCK)
+    groups = cdiv(inputs, BLOCK)
     consts = (inputs, outputs, groups, bool(weight.block), bias is not None, bt, bo)
     tensors = (q, scale, weight.data, weight.scale, bias, out)
     _product(grid, tensors, (rows, step), consts, warps, stages)

@@ -15,11 +15,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import BLOCK, Fp8Weight
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
@@ -115,7 +115,7 @@ def cut_of(rows: int, weight: Fp8Weight, exact: bool) -> Cut:
     outputs, inputs = weight.shape
     if exact:
         return Cut(32, BLOCK, 4, 4)
-    bands = triton.cdiv(outputs, 64)
+    bands = cdiv(outputs, 64)
     if bands >= 256:
         return Cut(128, BLOCK, 5, 8)
     parts = max(1, min((256 if rows <= 32 else 128) // bands, 4, inputs // 1024))
@@ -133,7 +133,7 @@ def product(
     """y [T, O] from rows already quantized."""
     rows, (outputs, inputs) = q.shape[0], weight.shape
     wide, deep, stages, warps, parts, ahead = cut or cut_of(rows, weight, y.dtype == torch.float32)
-    bands, tall = triton.cdiv(outputs, wide), max(16, triton.next_power_of_2(rows))
+    bands, tall = cdiv(outputs, wide), max(16, next_power_of_2(rows))
     tickets = weight.tickets
     if tickets is None or bands > len(tickets):
         parts = 1
@@ -145,7 +145,7 @@ def product(
         (q, scale, weight.data, weight.scale, bias, y, sums, tickets),
         (rows, scale.stride(0) if weight.block else 0),
         (
-            inputs, outputs, triton.cdiv(inputs, BLOCK), bool(weight.block), bias is not None,
+            inputs, outputs, cdiv(inputs, BLOCK), bool(weight.block), bias is not None,
             tall, wide, deep, stages, parts, ahead, PDL,
         ),
         warps=warps,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 
 _BLOCK = 1024  # two 16-byte loads for each of 128 threads
@@ -40,5 +40,5 @@ def outputs(x: Tensor, shared: Tensor, gate: Tensor) -> Any:
 
 def launch(out: Tensor, x: Tensor, shared: Tensor, gate: Tensor) -> None:
     rows, size = x.shape
-    grid = (rows, triton.cdiv(size, _BLOCK), 1)
+    grid = (rows, cdiv(size, _BLOCK), 1)
     _gated_add(grid, (x, shared, gate, out), (), (size, _BLOCK))

@@ -25,6 +25,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.element import activate
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
@@ -232,7 +233,7 @@ def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
         return found
     warps = 8 if inputs > 4608 else 4
     columns = next(c for c in (2048, 1024, 512, 256) if c == 256 or _padded(inputs, c) <= 1.2)
-    numbers = triton.cdiv(inputs, columns) * columns * (2 if pair else 1) // (32 * warps)
+    numbers = cdiv(inputs, columns) * columns * (2 if pair else 1) // (32 * warps)
     rows = 8
     while rows > 1 and (rows * numbers > 64 or outputs < 384 * rows):
         rows //= 2
@@ -243,7 +244,7 @@ def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
 
 
 def _padded(inputs: int, columns: int) -> float:
-    return triton.cdiv(inputs, columns) * columns / inputs
+    return cdiv(inputs, columns) * columns / inputs
 
 
 def tuned(kind: str, outputs: int, inputs: int, pair: bool) -> Cut | None:
@@ -287,12 +288,13 @@ def launch(
         tensors = (norm.x, norm.residual, norm.weight, weight, bias, z, norm.y, r, out)
         numbers = (norm.eps, norm.offset)
     _gemv(
-        (triton.cdiv(outputs, rows * times), 1, 1),
+        (cdiv(outputs, rows * times), 1, 1),
         tensors,
         numbers,
         (
             outputs, inputs, norm is not None, add, bias is not None,
-            None if act is None else act.kind, rows, columns, times, ahead or (quiet and times > 1), PDL,
+            None if act is None else act.kind, rows, columns, times,
+            ahead or (quiet and times > 1), PDL,
         ),
         warps=warps,
         pdl=PDL,

@@ -27,6 +27,7 @@ from quire.kernels.gpu.gemv import (
     vector,
 )
 from quire.kernels.gpu.quantize_fp8 import scale_of
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
@@ -280,9 +281,9 @@ def cut_of(outputs: int, inputs: int, pair: bool) -> Cut:
     found = tuned("e4m3", outputs, inputs, pair)
     if found is not None:
         return found
-    columns = min(triton.next_power_of_2(inputs), 4096)
+    columns = min(next_power_of_2(inputs), 4096)
     warps = 8 if inputs > 8192 else max(1, columns // 1024)
-    numbers = triton.cdiv(inputs, columns) * columns * (2 if pair else 1) // (32 * warps)
+    numbers = cdiv(inputs, columns) * columns * (2 if pair else 1) // (32 * warps)
     rows = 8
     while rows > 1 and (rows * numbers > 128 or outputs < 384 * rows):
         rows //= 2
@@ -321,7 +322,7 @@ def launch(
         tensors = (norm.x, norm.residual, norm.weight, data, scale, bias, z, norm.y, r, out)
         numbers = (norm.eps, norm.offset)
     _gemv_fp8(
-        (triton.cdiv(outputs, rows * times), 1, 1),
+        (cdiv(outputs, rows * times), 1, 1),
         tensors,
         numbers,
         (

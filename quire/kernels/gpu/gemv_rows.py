@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.gemv import MAX_INPUTS, Act, Cut, Norm, cut_of, product, rows_of, vector
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -117,7 +118,7 @@ def launch(
     outputs = total if act is None else total // 2
     rows, columns, times, warps, _ = cut or cut_of(outputs, inputs, act is not None)
     _gemv_rows(
-        (triton.cdiv(outputs, rows * times), 1, 1),
+        (cdiv(outputs, rows * times), 1, 1),
         (x, weight, bias, z, None if act is None else act.out),
         (),
         (

@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.moe_gate import gated
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_experts import Gate
 
@@ -158,7 +159,7 @@ def _down(
 def tiles(pairs: int, experts: int, tile: Tile) -> int:
     """The most row tiles there can be, a multiple of the group."""
     most = min(pairs, pairs // tile.m + experts)
-    return triton.cdiv(most, tile.group) * tile.group
+    return cdiv(most, tile.group) * tile.group
 
 
 def gate_up(
@@ -167,9 +168,9 @@ def gate_up(
 ) -> None:  # fmt: skip
     """h [P, F] = gate(x of each sorted pair's token @ weight[its expert].T + bias)."""
     experts, width, size = weight.shape[0], h.shape[1], x.shape[1]
-    grid = (tiles(len(h), experts, tile) * triton.cdiv(width, tile.n), 1, 1)
+    grid = (tiles(len(h), experts, tile) * cdiv(width, tile.n), 1, 1)
     consts = (
-        x.stride(0), size, width, experts, triton.next_power_of_2(experts), top,
+        x.stride(0), size, width, experts, next_power_of_2(experts), top,
         gate.kind, gate.alpha, gate.limit, *tile[:4],
     )  # fmt: skip
     pdl = not _gate_up.interpreted
@@ -183,8 +184,8 @@ def down(
 ) -> None:  # fmt: skip
     """y[pair] = h [P, F] @ weight[the pair's expert].T + bias, for every sorted row."""
     experts, size, width = weight.shape
-    grid = (tiles(len(h), experts, tile) * triton.cdiv(size, tile.n), 1, 1)
-    consts = (size, width, experts, triton.next_power_of_2(experts), *tile[:4])
+    grid = (tiles(len(h), experts, tile) * cdiv(size, tile.n), 1, 1)
+    consts = (size, width, experts, next_power_of_2(experts), *tile[:4])
     pdl = not _down.interpreted
     tensors = (h, order, starts, weight, bias, y)
     _down(grid, tensors, (), (*consts, pdl), tile.warps, tile.stages, pdl)

@@ -6,10 +6,10 @@ An fp8 cache stores x / scale, clamped to what e4m3 can hold.
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 _E4M3_MAX = tl.constexpr(448.0)
@@ -78,7 +78,7 @@ def launch(
     tokens, heads, size = k.shape
     if not tokens:
         return
-    block = triton.next_power_of_2(heads * size)
+    block = next_power_of_2(heads * size)
     _kv_write(
         (tokens, 1, 1),
         (k, v, cache, slots),

@@ -9,11 +9,11 @@ Axes: as in quire.kernels.mla_attention; T here counts the tokens of these seque
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.mla_tile import Tile, precision, sequence_of, sizes_of, sweep
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 
@@ -94,12 +94,12 @@ def cached(
     """The sequences from `first` on. q, q_rope, out: of their tokens."""
     heads = q.shape[1]
     tile = tile or tile_of(q.dtype.itemsize)
-    each = min(tile.rows, triton.next_power_of_2(heads))
+    each = min(tile.rows, next_power_of_2(heads))
     queries = tile.rows // each
     sequences = contexts.shape[0]
     tiles = q.shape[0] // queries + (sequences - first)
     _cached(
-        (triton.cdiv(heads, each), tiles, 1),
+        (cdiv(heads, each), tiles, 1),
         (q, q_rope, cache, tables, q_starts, contexts, rows, out),
         (log_scale, first, sequences),
         (

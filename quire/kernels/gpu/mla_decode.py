@@ -14,11 +14,11 @@ import functools
 from types import ModuleType
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.mla_tile import Tile, precision, sizes_of, sweep
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 
 SHORTEST = 128
@@ -148,7 +148,7 @@ def decode(
     heads, latent = q.shape[1:]
     hopper = _hopper(q.device.index) if tile is None else None
     tile = tile or tile_of(heads, q.dtype.itemsize)
-    programs = triton.cdiv(heads, tile.rows) * count
+    programs = cdiv(heads, tile.rows) * count
     splits = splits or splits_of(programs, tile.rows, _multiprocessors(q.device.index))
     part = weight = None
     if splits > 1:
@@ -185,7 +185,7 @@ def _plain(
     tile: Tile,
 ) -> None:
     _decode(
-        (triton.cdiv(q.shape[1], tile.rows), count, splits),
+        (cdiv(q.shape[1], tile.rows), count, splits),
         (q, q_rope, cache, tables, contexts, rows, out, part, weight),
         (log_scale, splits),
         (

@@ -10,11 +10,11 @@ Axes: as in quire.kernels.mla_attention; C outputs of a program.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.mla_tile import precision
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 ROWS = 16
@@ -88,13 +88,13 @@ def to_latent(out: Tensor, q: Tensor, keys: Tensor) -> None:
     latent = keys.shape[2]
     wide = min(latent, 64)
     _to_latent(
-        (heads, triton.cdiv(latent, wide), triton.cdiv(tokens, ROWS)),
+        (heads, cdiv(latent, wide), cdiv(tokens, ROWS)),
         (q, keys, out),
         (tokens,),
         (
             heads,
             plain,
-            max(16, triton.next_power_of_2(plain)),
+            max(16, next_power_of_2(plain)),
             latent,
             q.stride(0),
             q.stride(1),
@@ -113,7 +113,7 @@ def from_latent(out: Tensor, mixed: Tensor, values: Tensor) -> None:
     wide = 16
     consts = (heads, value, latent, values.stride(0), ROWS, wide, min(latent, 256))
     _from_latent(
-        (heads, triton.cdiv(value, wide), triton.cdiv(tokens, ROWS)),
+        (heads, cdiv(value, wide), cdiv(tokens, ROWS)),
         (mixed, values, out),
         (tokens,),
         (*consts, precision(mixed.dtype)),

@@ -7,10 +7,10 @@ Axes: as in quire.kernels.mla_attention; C positions of a tile.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 
 POSITIONS = 16
@@ -73,7 +73,7 @@ def gather(
     """
     consts = (out.shape[1] - rotated, rotated, cache.stride(0), tables.stride(0), cache.shape[3])
     _gather(
-        (triton.cdiv(room, POSITIONS), contexts.shape[0] - first, 1),
+        (cdiv(room, POSITIONS), contexts.shape[0] - first, 1),
         (cache, tables, q_starts, contexts, rows, out),
         (first, low, room),
         (*consts, rows is not None, POSITIONS),

@@ -19,6 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.mla_tile import Tile, precision, sequence_of
+from quire.kernels.gpu.sizes import next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 
@@ -213,7 +214,7 @@ def prompt(
             plain,
             value,
             rotation,
-            *(max(16, triton.next_power_of_2(size)) for size in (plain, value, rotation)),
+            *(max(16, next_power_of_2(size)) for size in (plain, value, rotation)),
             q.stride(0),
             q.stride(1),
             q_rope.stride(0),

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 HEADS = 16
@@ -144,15 +145,15 @@ def launch(
     if tokens == 0:
         return
     _finish(
-        (tokens, 1 + triton.cdiv(heads, HEADS), 1),
+        (tokens, 1 + cdiv(heads, HEADS), 1),
         (q, kv, weight, positions, cos_sin, cache, slots, *outs),
         (eps,),
         (
             heads,
             latent,
-            triton.next_power_of_2(latent),
+            next_power_of_2(latent),
             rotated,
-            triton.next_power_of_2(rotated // 2),
+            next_power_of_2(rotated // 2),
             q.stride(0),
             q.stride(1),
             kv.stride(0),

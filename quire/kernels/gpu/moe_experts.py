@@ -12,7 +12,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -22,6 +21,7 @@ from quire.kernels.gpu.grouped_gemm import Tile, down, gate_up
 from quire.kernels.gpu.moe_few import Choice, few
 from quire.kernels.gpu.moe_router import Norm, empty_logits, launch_logits
 from quire.kernels.gpu.moe_sort import sort
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_experts import Gate
 from quire.kernels.moe_router import Routing
@@ -159,7 +159,7 @@ def sorted_rows(
 def weighted(out: Tensor, y: Tensor, weights: Tensor) -> None:
     """out [T, E] = what the experts of each token say, y [T * k, E], by its weights [T, k]."""
     (tokens, size), top = out.shape, weights.shape[1]
-    wide = min(triton.next_power_of_2(size), 1024)
-    grid = (tokens, triton.cdiv(size, wide), 1)
+    wide = min(next_power_of_2(size), 1024)
+    grid = (tokens, cdiv(size, wide), 1)
     pdl = not _sum.interpreted
     _sum(grid, (y, weights, out), (), (size, top, wide, pdl), pdl=pdl)

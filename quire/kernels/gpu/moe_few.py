@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.gemv import product, rows_of, vector
 from quire.kernels.gpu.moe_gate import gated
 from quire.kernels.gpu.moe_router import choice_consts, chosen, write
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 from quire.kernels.moe_experts import Gate
@@ -159,7 +159,7 @@ def _down(
 def chunk_of(width: int) -> int:
     """A power of two that divides the width if one of a useful size does."""
     whole = width & -width
-    return min(max(whole, 256), 1024, triton.next_power_of_2(width))
+    return min(max(whole, 256), 1024, next_power_of_2(width))
 
 
 class Cut(NamedTuple):
@@ -211,15 +211,15 @@ def few(
     h = x.new_empty((tokens * top, width))
     logits, correction = (None, None) if choice is None else choice[:2]
     routing = Routing(top) if choice is None else choice.routing
-    programs = triton.cdiv(width, cut.rows * cut.times)
+    programs = cdiv(width, cut.rows * cut.times)
     share = size * width // programs if cut.fetch and not size * width % (16 * programs) else 0
     consts: tuple[Any, ...] = (x.stride(0), size, width, gate.kind, gate.alpha, gate.limit)
     consts += choice_consts(experts, routing)
-    consts += (cut.rows, min(triton.next_power_of_2(size), cut.columns), cut.times, share, PDL)
+    consts += (cut.rows, min(next_power_of_2(size), cut.columns), cut.times, share, PDL)
     tensors = (x, logits, correction, ids, weights, gate_up, gate_up_bias, down, h)
     _up((programs, tokens * top, 1), tensors, (), consts, cut.warps, pdl=PDL)
     wide = chunk_of(width)
-    ahead = min(top * triton.cdiv(width, wide), cut.ahead // wide) if choice is None else 0
-    grid = (triton.cdiv(size, cut.outputs), tokens, 1)
+    ahead = min(top * cdiv(width, wide), cut.ahead // wide) if choice is None else 0
+    grid = (cdiv(size, cut.outputs), tokens, 1)
     consts = (size, width, top, cut.outputs, wide, ahead, PDL)
     _down(grid, (h, ids, weights, down, down_bias, out), (), consts, cut.warps_down, pdl=PDL)

@@ -17,6 +17,7 @@ from quire.kernels.gpu import quantize_fp8
 from quire.kernels.gpu.grouped_gemm import Tile, _tile_of, tiles
 from quire.kernels.gpu.moe_gate import gated
 from quire.kernels.gpu.moe_sort import sort
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_experts import Gate
 
@@ -166,16 +167,16 @@ def pairs_of(
     (tokens, top), (experts, size, width) = ids.shape, down.shape
     order, starts = sort(ids, experts)
     tile = tile_of(tokens * top, experts)
-    padded = triton.next_power_of_2(experts)
+    padded = next_power_of_2(experts)
     h = x.new_empty((tokens * top, width))
     y = x.new_empty((tokens * top, size))
     for out, rows, bank, bias in ((h, x, gate_up, gate_up_bias), (y, h, down, down_bias)):
         q, scale = quantize_fp8.outputs(rows, bank.block, bank.static)
         quantize_fp8.launch((q, scale), rows, bank.block, bank.static)
-        groups, step = triton.cdiv(rows.shape[1], BLOCK), scale.stride(0) if bank.block else 0
+        groups, step = cdiv(rows.shape[1], BLOCK), scale.stride(0) if bank.block else 0
         consts = (size, width, experts, padded, groups, bool(bank.block))
         gating = (top, gate.kind, gate.alpha, gate.limit) if out is h else ()
-        grid = (tiles(len(h), experts, tile) * triton.cdiv(out.shape[1], tile.n), 1, 1)
+        grid = (tiles(len(h), experts, tile) * cdiv(out.shape[1], tile.n), 1, 1)
         tensors = (q, scale, order, starts, bank.data, bank.scale, bias, out)
         body = _gate_up if out is h else _down
         body(grid, tensors, (step,), (*consts, *gating, tile.m, tile.n, tile.group),

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.moe_router import Routing
@@ -261,7 +262,7 @@ def launch(
         rows = 16 if tokens <= 4096 else 64
         inner = 128 if len(weight) <= 128 else 64  # what three stages of weights may take
         inner //= x.element_size() // 2
-        grid = (triton.cdiv(tokens, rows), 1, 1)
+        grid = (cdiv(tokens, rows), 1, 1)
         consts = (*_consts(x, weight, routing), rows, inner)
         warps = 8 if len(weight) > 64 else 4
         _many(grid, (x, weight, bias, correction, *outs), (tokens,), consts, warps)
@@ -339,8 +340,8 @@ def _start_few(
     if norm is not None:
         before, made = (x, norm.residual, norm.weight), (norm.y, norm.r)
         form = (norm.eps, norm.offset)
-    consts = (*_consts(x, weight, routing), *form, 4, triton.next_power_of_2(size))
-    grid = (triton.cdiv(experts, 4), tokens, 1)
+    consts = (*_consts(x, weight, routing), *form, 4, next_power_of_2(size))
+    grid = (cdiv(experts, 4), tokens, 1)
     tensors = (*before, weight, bias, correction, *scratch, *made, *outs)
     _few(grid, tensors, (), (*consts, PDL), 4 if size <= 4096 else 8, pdl=PDL)
 
@@ -353,8 +354,8 @@ def _consts(x: Tensor, weight: Tensor, routing: Routing) -> tuple[Any, ...]:
 def choice_consts(experts: int, routing: Routing) -> tuple[Any, ...]:
     """The constants of `chosen`, from X on."""
     return (
-        experts, triton.next_power_of_2(experts),
-        routing.top_k, triton.next_power_of_2(routing.top_k), routing.score == "sigmoid",
+        experts, next_power_of_2(experts),
+        routing.top_k, next_power_of_2(routing.top_k), routing.score == "sigmoid",
         routing.renormalise, routing.scale,
         routing.groups, routing.top_groups, routing.group_score == "top2",
     )  # fmt: skip

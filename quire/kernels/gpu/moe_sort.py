@@ -11,10 +11,10 @@ expert then stand in any order; what becomes of a row does not depend on where i
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 CHUNK = 4096  # pairs a block looks at together: 16 a thread
@@ -96,14 +96,14 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     order = torch.empty(pairs, dtype=torch.int32, device=ids.device)
     starts = torch.empty(experts + 1, dtype=torch.int32, device=ids.device)
     if pairs <= ONE_LAUNCH:
-        block = min(max(triton.next_power_of_2(pairs), 128), CHUNK)
+        block = min(max(next_power_of_2(pairs), 128), CHUNK)
         pdl = not _sort.interpreted
         _sort((experts, 1, 1), (ids, order, starts), (pairs,), (experts, block, pdl), 8, pdl=pdl)
         return order, starts
     counts = torch.zeros(experts, dtype=torch.int32, device=ids.device)
     ranks = torch.empty_like(order)
-    _count((triton.cdiv(pairs, 512), 1, 1), (ids, counts, ranks), (pairs,), (512,))
-    consts = (experts, triton.next_power_of_2(experts), 128)
-    grid = (triton.cdiv(pairs, 128), 1, 1)
+    _count((cdiv(pairs, 512), 1, 1), (ids, counts, ranks), (pairs,), (512,))
+    consts = (experts, next_power_of_2(experts), 128)
+    grid = (cdiv(pairs, 128), 1, 1)
     _place(grid, (ids, counts, ranks, order, starts), (pairs,), consts)
     return order, starts

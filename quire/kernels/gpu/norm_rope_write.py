@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -158,10 +159,10 @@ def launch(
     """Fill outs = (q', k') and the cache. q, k: before their norms if there are norms."""
     rows, heads, size = q.shape
     kv_heads, block = k.shape[1], cache.shape[3]
-    each = min(triton.next_power_of_2(heads), 32 if rows >= 256 else 4)
+    each = min(next_power_of_2(heads), 32 if rows >= 256 else 4)
     q_norm, k_norm = norms or (HeadNorm(q, 0.0, 0.0), HeadNorm(k, 0.0, 0.0))
     _norm_rope_write(
-        (rows, triton.cdiv(heads, each) + triton.cdiv(kv_heads, each), 1),
+        (rows, cdiv(heads, each) + cdiv(kv_heads, each), 1),
         (q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, *outs),
         (q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset, *scales),
         (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -19,6 +18,7 @@ from quire.kernels.gpu.paged_attention_cut import (
 )
 from quire.kernels.gpu.paged_attention_decode import decode_kernel
 from quire.kernels.gpu.paged_attention_prefill import prefill_kernel
+from quire.kernels.gpu.sizes import next_power_of_2
 
 _MAX_SIZE, _MAX_GROUP = 512, 128
 
@@ -99,7 +99,7 @@ def decode(
         ),
         (
             kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0),
-            max(16, triton.next_power_of_2(group)), max(16, triton.next_power_of_2(size)),
+            max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
             cut.tile, cut.chunk, cut.splits > 1, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
             extras.alibi is not None, extras.v_scale != 1.0, q.dtype == torch.float32, pdl,
@@ -124,7 +124,7 @@ def prefill(
 ) -> None:
     """The sequences after the first `decodes`, of any number of queries."""
     kv_heads, block, size = cache.shape[2:]
-    group, padded = q.shape[1] // kv_heads, max(16, triton.next_power_of_2(size))
+    group, padded = q.shape[1] // kv_heads, max(16, next_power_of_2(size))
     if not _fresh(q, k, v, cache):
         k = v = None
     fresh = k is not None and v is not None

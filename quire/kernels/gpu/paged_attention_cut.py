@@ -10,8 +10,9 @@ import functools
 from typing import NamedTuple
 
 import torch
-import triton
 from torch import Tensor
+
+from quire.kernels.gpu.sizes import next_power_of_2
 
 MOST_SPLITS = 32
 """Stretches of a context at most: what the last program merges one after the other."""
@@ -99,12 +100,12 @@ def prefill_tiles(q: Tensor, kv_heads: int) -> Tiles:
     """Sizes for several queries a sequence."""
     group, wide = q.shape[1] // kv_heads, q.shape[2] > 128
     if q.dtype == torch.float32:
-        return Tiles(max(16 if wide else 32, triton.next_power_of_2(group)), 16 if wide else 32,
+        return Tiles(max(16 if wide else 32, next_power_of_2(group)), 16 if wide else 32,
                      4, 1, False)  # fmt: skip
     if wide:
-        return Tiles(max(128, triton.next_power_of_2(group)), 64, 8, 2, False)
+        return Tiles(max(128, next_power_of_2(group)), 64, 8, 2, False)
     # one warpgroup a program, two programs a multiprocessor: one multiplies while one takes exps
-    return Tiles(max(64, triton.next_power_of_2(group)), 64, 8 if group > 64 else 4, 3, True)
+    return Tiles(max(64, next_power_of_2(group)), 64, 8 if group > 64 else 4, 3, True)
 
 
 def workspace(

@@ -23,6 +23,7 @@ from quire.kernels.gpu.norm_rope_write import HeadNorm
 from quire.kernels.gpu.paged_attention_cut import Cut, Extras, at_once, decode_cut, workspace
 from quire.kernels.gpu.paged_attention_decode import deliver, stretch, sweep
 from quire.kernels.gpu.paged_attention_scores import LOWEST, absorb, bent, product
+from quire.kernels.gpu.sizes import next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import let_go, wait_for_forerunner
 
@@ -313,7 +314,7 @@ def launch(
         ),
         (
             kv_heads, group, size, block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
-            tables.stride(0), max(16, triton.next_power_of_2(group)), cut.tile, cut.chunk,
+            tables.stride(0), max(16, next_power_of_2(group)), cut.tile, cut.chunk,
             cut.splits > 1, cut.stages, norms is not None, interleaved, how.rows is not None,
             how.window is not None, how.softcap is not None, how.sinks is not None, fp8,
             q.dtype == torch.float32, pdl,

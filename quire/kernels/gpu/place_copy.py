@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv
+
 BLOCK = 2048
 
 
@@ -61,6 +63,6 @@ def _copy_kernel(
 
 def copy_blocks(source: Places, target: Places, pairs: Tensor, count: int) -> None:
     """target[dst] = source[src] in every place. pairs: [2 * count] int32 on the device."""
-    parts = triton.cdiv(source.most, BLOCK)
+    parts = cdiv(source.most, BLOCK)
     grid = (count, len(source.tensors), parts)
     _copy_kernel[grid](source.addresses, target.addresses, source.words, pairs, BLOCK=BLOCK)

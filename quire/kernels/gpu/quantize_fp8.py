@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import BLOCK, E4M3
+from quire.kernels.gpu.sizes import next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import let_go, wait_for_forerunner
 
@@ -125,7 +126,7 @@ def launch(
     (q, scale), (rows, inputs) = outs, x.shape
     if not rows:
         return
-    width = max(BLOCK, triton.next_power_of_2(inputs))
+    width = max(BLOCK, next_power_of_2(inputs))
     grid, x_row, warps, pdl = (rows, 1, 1), x.stride(0), warps_of(width), overlaps(rows)
     if static is not None:
         _rows_static(grid, (x, static, q, scale), (), (inputs, x_row, width, pdl), warps, pdl=pdl)

@@ -7,13 +7,13 @@ of the row: of the gated activation, two passes of three.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.fp8 import Fp8Weight
 from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.quantize_fp8 import overlaps, store_groups, store_row, warps_of
+from quire.kernels.gpu.sizes import next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import let_go, wait_for_forerunner
 
@@ -113,7 +113,7 @@ def norm(
     if not tokens:
         return
     step, groups = (scale.stride(0), scale.shape[0]) if scale.dim() == 2 else (0, 0)
-    width = max(128, triton.next_power_of_2(size))
+    width = max(128, next_power_of_2(size))
     res_row = 0 if residual is None else residual.stride(0)
     add, keep = residual is not None, y is not None
     pdl = overlaps(tokens)
@@ -129,7 +129,7 @@ def act_mul(rows: tuple[Tensor, Tensor], x: Tensor, kind: str) -> None:
     if not tokens:
         return
     step, groups = (scale.stride(0), scale.shape[0]) if scale.dim() == 2 else (0, 0)
-    width = max(128, triton.next_power_of_2(size))
+    width = max(128, next_power_of_2(size))
     pdl = overlaps(tokens)
     consts = (size, x.stride(0), kind, groups, width, pdl)
     _act_mul((tokens, 1, 1), (x, q, scale), (step,), consts, warps_of(width), pdl=pdl)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -92,10 +92,10 @@ def empty_rows(x: Tensor) -> Tensor:
 
 def launch_shape(rows: int, size: int) -> tuple[int, int, int, int]:
     """(programs, ROWS, BLOCK, warps): rows of a step must not end in few programs only."""
-    block = triton.next_power_of_2(size)
-    each = max(1, min(_ELEMENTS // block, triton.next_power_of_2(rows) // 128))
+    block = next_power_of_2(size)
+    each = max(1, min(_ELEMENTS // block, next_power_of_2(rows) // 128))
     warps = max(1, min(16, each * block // 512))
-    return triton.cdiv(rows, each), each, block, warps
+    return cdiv(rows, each), each, block, warps
 
 
 def outputs(

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 _HEADS = 32  # heads a program turns at most
@@ -111,16 +112,16 @@ def launch(
 ) -> None:
     rows, heads, size = q.shape
     kv_heads, rotated = k.shape[1], cos_sin.shape[1]
-    each = min(_HEADS, triton.next_power_of_2(heads))
+    each = min(_HEADS, next_power_of_2(heads))
     rest = size - rotated
     _rope(
-        (rows, triton.cdiv(heads, each) + triton.cdiv(kv_heads, each), 1),
+        (rows, cdiv(heads, each) + cdiv(kv_heads, each), 1),
         (q, k, positions, cos_sin, *outs),
         (),
         (
             heads, kv_heads, size, rotated, q.stride(0), q.stride(1), k.stride(0), k.stride(1),
-            interleaved, each, triton.next_power_of_2(rotated // 2),
-            triton.next_power_of_2(rest) if rest else 0,
+            interleaved, each, next_power_of_2(rotated // 2),
+            next_power_of_2(rest) if rest else 0,
         ),
         warps=max(1, min(4, each * rotated // 512)),
     )  # fmt: skip

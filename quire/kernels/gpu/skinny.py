@@ -21,6 +21,7 @@ from torch import Tensor
 
 from quire.kernels.gpu.element import activate
 from quire.kernels.gpu.gemv import Act
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
 
@@ -109,7 +110,7 @@ class Band(NamedTuple):
 
 def band_of(rows: int, outputs: int, pair: bool) -> Band:
     """Bands that give each multiprocessor one or two programs, each with a deep pipeline."""
-    width = max(8, min(64, triton.next_power_of_2(rows)))
+    width = max(8, min(64, next_power_of_2(rows)))
     if outputs <= 4096 or pair:
         return Band(16, width, 256, 4, 1)
     return Band(32, width, 256, 4, 2)
@@ -130,7 +131,7 @@ def launch(
         x.shape[0], outputs, act is not None
     )
     _skinny(
-        (triton.cdiv(outputs, rows), triton.cdiv(x.shape[0], width), 1),
+        (cdiv(outputs, rows), cdiv(x.shape[0], width), 1),
         (x, weight, bias, z, None if act is None else act.out),
         (x.shape[0],),
         (

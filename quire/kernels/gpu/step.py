@@ -6,10 +6,10 @@ written here and nowhere else, by slot, so the host sends only what is new.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 BLOCK = 256
@@ -155,9 +155,7 @@ def _finish_kernel(
 def write_tables(at: Tensor, blocks: Tensor, tables: Tensor) -> None:
     """tables.view(-1)[at] = blocks. at, blocks: [n] int32. tables: [G, M, W] int32."""
     count = at.shape[0]
-    _write_tables_kernel(
-        (triton.cdiv(count, BLOCK), 1, 1), (at, blocks, tables), (count,), (BLOCK,)
-    )
+    _write_tables_kernel((cdiv(count, BLOCK), 1, 1), (at, blocks, tables), (count,), (BLOCK,))
 
 
 def gather(
@@ -177,7 +175,7 @@ def gather(
     """
     tokens, (groups, slots, width) = token_ids.shape[0], tables.shape
     _gather_kernel(
-        (triton.cdiv(tokens, BLOCK), 1, 1),
+        (cdiv(tokens, BLOCK), 1, 1),
         (token_ids, token_slots, positions, last_token, tables, ids, kv_slots),
         (tokens, slots * width, width),
         (groups, block_size, BLOCK),
@@ -198,7 +196,7 @@ def finish(
     """
     rows = chosen.shape[0]
     _finish_kernel(
-        (triton.cdiv(rows, BLOCK), 1, 1),
+        (cdiv(rows, BLOCK), 1, 1),
         (chosen, tops, row_slots, last_token, results),
         (rows, results.shape[1]),
         (BLOCK,),
@@ -227,7 +225,7 @@ def begin(
         (1, 1, 1),
         (state, inbox, last_token, tables, words, ids, kv_slots),
         (rows, slots * width, width, words.shape[1]),
-        (groups, block_size, boxes, min(1024, max(32, triton.next_power_of_2(rows)))),
+        (groups, block_size, boxes, min(1024, max(32, next_power_of_2(rows)))),
         warps=8,
     )
 
@@ -247,7 +245,7 @@ def end(
     """
     rows = chosen.shape[0]
     _end_kernel(
-        (triton.cdiv(rows, BLOCK), 1, 1),
+        (cdiv(rows, BLOCK), 1, 1),
         (state, chosen, tops, row_slots, last_token, outbox),
         (rows, stride),
         (BLOCK,),
