@@ -33,6 +33,8 @@ KINDS = {
     "greedy logprobs": {"temperature": 0.0, "logprobs": 5},
     "random logprobs": {"top_k": 50, "top_p": 0.9, "logprobs": 5},
     "penalties": {"temperature": 0.8, "repetition_penalty": 1.1, "frequency_penalty": 0.1},
+    "penalties top_p": {"top_p": 0.8, "top_k": 20, "repetition_penalty": 1.05},
+    "penalties logprobs": {"repetition_penalty": 1.1, "logprobs": 5},
 }
 PROMPT = 500
 
