@@ -96,7 +96,7 @@ def build(options: Options, *, server: bool = False) -> Built:
         resolved = decide(found, options, environment, server=server)
         receipt.lap("config")
         built = _assemble(found, resolved, options, environment, receipt)
-    for one in resolved.why:
+    for one in built.why:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
     _say_ready(built, receipt)
     return built
@@ -110,7 +110,7 @@ def _assemble(
     receipt: Receipt,
 ) -> Built:
     """The parts, in the order that lets slow ones run beside each other."""
-    config, plan = resolved.config, resolved.plan
+    config, plan, why = resolved
     device = torch_device(config.device.kind)
     opening: list[Future[None]] = []
     if device.type == cuda.name:
@@ -134,13 +134,22 @@ def _assemble(
     if device.type == cuda.name:
         started = gpu.start(half, config, plan, _room(options, held), device, receipt)
         config, plan = started.config, started.plan
+        why = tuple(_measured(one, config) for one in why)
         engine = _engine(config, *started.half, check=environment.check)
     else:
         engine = _engine(config, *half(config), check=environment.check)
     tokenizer = loading.result()
     receipt.lap("engine")
     inputs = _inputs(config, tokenizer, processors)
-    return Built(engine, config, plan, resolved.why, tokenizer, inputs, receipt.seconds())
+    return Built(engine, config, plan, why, tokenizer, inputs, receipt.seconds())
+
+
+def _measured(why: Why, config: EngineConfig) -> Why:
+    """A choice that was made again when the memory of the steps was known."""
+    blocks = config.cache.num_blocks
+    if why.field != "cache.num_blocks" or why.value == blocks:
+        return why
+    return Why(why.field, blocks, f"{why.reason}, with steps as measured")
 
 
 def _model(found: Described, config: EngineConfig, device: torch.device) -> LanguageModel:
