@@ -233,7 +233,7 @@ def _capture(half: Half, rows: int, seconds: float) -> None:
         for params in (GREEDY, RANDOM):
             if size >= rows or time.perf_counter() > until:
                 return
-            run(half, [1] * size, params, tokens=2)
+            run(half, [1] * size, params)
 
 
 def check_fit(plan: MemoryPlan, free_bytes: int) -> None:
