@@ -82,17 +82,18 @@ def _crossing(masses, share, N: tl.constexpr):
 
 
 @triton.jit
-def _mass_bound(weights, most):
-    """A weight below which the whole row holds less than `most`, given the groups' best weights.
+def _mass_bound(shares, most):
+    """A weight below which the whole row holds less than `most`, given the groups' masses.
 
-    The 64 tokens of a group weigh at most its best one each. 16 bits of it, rounded down.
+    What is below it in a group is no more than the group, nor than 64 times the weight. 16 bits of
+    it, rounded down.
     """
     lo = tl.full((), 0, tl.int32)
     hi = tl.full((), 0x3F80, tl.int32)  # weight 1
     while lo < hi:
         mid = (lo + hi + 1) >> 1
         cap = (mid << 16).to(tl.float32, bitcast=True)
-        fits = tl.sum(tl.minimum(weights, cap)) * GROUP <= most
+        fits = tl.sum(tl.minimum(shares, cap * GROUP)) <= most
         lo = tl.where(fits, mid, lo)
         hi = tl.where(fits, hi, mid - 1)
     return (lo << 16).to(tl.float32, bitcast=True)
@@ -133,7 +134,7 @@ def _cut_few(x_ptr, id_ptr, n, top, scale, total, top_k, top_p, min_p, share, V,
 
 
 @triton.jit
-def _bound(tops, weights, top, scale, total, top_k, top_p, min_p, G):
+def _bound(tops, shares, top, scale, total, top_k, top_p, min_p, G):
     """A logit that every kept token reaches."""
     bound = tl.full((), float("-inf"), tl.float32)
     if min_p > 0:
@@ -141,7 +142,7 @@ def _bound(tops, weights, top, scale, total, top_k, top_p, min_p, G):
     if (top_k > 0) & (top_k <= G):
         bound = tl.maximum(bound, kth_bound(tops, top_k))
     if (top_k <= 0) & (min_p <= 0):  # else the mass that top_p divides is not known yet
-        least = _mass_bound(weights, (1 - top_p) * total * (1 - 1e-5))
+        least = _mass_bound(shares, (1 - top_p) * total * (1 - 1e-4))
         if least > 0:
             bound = tl.maximum(bound, top + (tl.log2(least) - SLACK) / scale)
     return bound
@@ -186,9 +187,9 @@ def _settle_kernel(
     top = tl.max(tops, 0)
     spoilt = tl.max((masses != masses).to(tl.int32), 0) > 0
     best = tl.where(spoilt & (top != float("inf")), float("nan"), top)
-    weights = weight(tops, top, scale)
+    shares = masses * weight(tops, top, scale)
     # Sums of 64 groups: running sums over all of them would take all registers.
-    wide = tl.sum(tl.reshape(masses * weights, (BG // GROUP, GROUP)), 1).to(tl.float64)
+    wide = tl.sum(tl.reshape(shares, (BG // GROUP, GROUP)), 1).to(tl.float64)
     total = tl.sum(wide)
     tl.store(best_ptr + r, best)
     tl.store(least_ptr + r, float("-inf"))
@@ -217,7 +218,7 @@ def _settle_kernel(
         tl.store(ids_ptr + r, tl.minimum(found * GROUP + place, V - 1))
         tl.store(counts_ptr + r, DONE)
     else:
-        bound = _bound(tops, weights, top, scale, total, top_k, top_p, min_p, G)
+        bound = _bound(tops, shares, top, scale, total, top_k, top_p, min_p, G)
         n = gather(
             source, tops, g, bound, list_ptr + r * G, cand_x_ptr + r * MOST,
             cand_id_ptr + r * MOST, V, G, PUNISH, 32,
