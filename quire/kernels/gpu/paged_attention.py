@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+from importlib import import_module
 from typing import Any
 
 import torch
+import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
@@ -69,8 +72,22 @@ def launch(
         cut = decode_cut(q, cache, tables, decodes, extras)
         decode(outs, q, cache, tables, contexts, decodes, extras, cut)
     if contexts.shape[0] > decodes:
+        hopper = _hopper(q.device)
+        if hopper is not None and hopper.takes(q, cache, extras):
+            hopper.launch(outs, q, cache, tables, q_starts, contexts, decodes, extras)
+            return
         tiles = prefill_tiles(q, cache.shape[2])
         prefill(outs, q, k, v, cache, tables, q_starts, contexts, decodes, extras, tiles)
+
+
+@functools.cache
+def _hopper(device: torch.device) -> Any:
+    """The kernel for Hopper's prompts, where there is one and a Triton whose Gluon we know."""
+    if device.type != "cuda" or not triton.__version__.startswith("3.6."):
+        return None
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    return import_module("quire.kernels.gpu.paged_attention_hopper")
 
 
 def decode(

@@ -66,34 +66,54 @@ class Tiles(NamedTuple):
 
 
 def decode_cut(q: Tensor, cache: Tensor, tables: Tensor, rows: int, extras: Extras) -> Cut:
-    """Sizes for one query a sequence.
-
-    Few programs: split so that all run at once, none twice. Many: split long contexts only, so
-    that the longest does not outlast the rest. In float32 the same for every number of rows.
-    """
+    """Sizes for one query a sequence. In float32 they are the same for every number of rows."""
     kv_heads, block, size = cache.shape[2:]
-    programs = rows * kv_heads
-    # two warps: fewer wait for one another, and still every program copies 64 KiB ahead
-    warps = 8 if q.shape[1] // kv_heads > 32 else 2 if q.dtype != torch.float32 else 4
+    wide, programs = size > 128, rows * kv_heads
     if q.dtype == torch.float32:
-        tile, stages, chunk, splits = (32 if size <= 128 else 16), 3, 64, MOST_SPLITS
+        cut = Cut(16 if wide else 32, 64, 4, 3, MOST_SPLITS)
+    elif q.shape[1] // kv_heads > 32:
+        cut = Cut(32, 128, 8, 3, max(1, min(at_once(q.device) // programs, MOST_SPLITS)))
+    elif programs <= multiprocessors(q.device):
+        cut = _few(multiprocessors(q.device) // programs, wide)
     else:
-        tile, stages = (64 if size <= 128 else 32), 5
-        room = at_once(q.device) // programs
-        if room:
-            chunk, splits = 64, min(room, MOST_SPLITS)
-        else:
-            chunk, splits = 1024, 4 if programs <= 2048 else 2
+        cut = _many(programs, at_once(q.device), 32 if wide else 64)
     bound = min(extras.max_context or 1 << 30, tables.shape[1] * block)
-    return Cut(tile, chunk, warps, stages, max(1, min(splits, -(-bound // chunk))))
+    return cut._replace(splits=max(1, min(cut.splits, -(-bound // cut.chunk))))
+
+
+def _few(room: int, wide: bool) -> Cut:
+    """A multiprocessor for each program: wide ones, which take a stretch at once.
+
+    Time goes into fetching instructions, each used once: eight warps have the fewest, and no
+    pipeline around a loop that hardly turns.
+    """
+    tile = 64 if wide else 128
+    return Cut(tile, tile, 8, 1 if room >= 8 else 3, min(room, 16))
+
+
+def _many(programs: int, at_once: int, tile: int) -> Cut:
+    """Two warps a program: fewer wait for one another, and each copies 64 KiB ahead.
+
+    Split so that all run at once, none twice; a crowd only so that the longest context does not
+    outlast the rest by much.
+    """
+    if programs <= at_once:
+        return Cut(tile, 64, 2, 5, at_once // programs)
+    if programs <= 1024:
+        return Cut(tile, 1024, 2, 5, 4)
+    return Cut(tile, 4096, 2, 5, 2)
 
 
 @functools.cache
-def at_once(device: torch.device) -> int:
-    """Programs of a decode kernel that the device runs side by side."""
+def multiprocessors(device: torch.device) -> int:
     if device.type != "cuda":
-        return RESIDENT * 132  # in the interpreter: as an H200
-    return RESIDENT * int(torch.cuda.get_device_properties(device).multi_processor_count)
+        return 132  # in the interpreter: as an H200
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def at_once(device: torch.device) -> int:
+    """Programs of two warps that the device runs side by side."""
+    return RESIDENT * multiprocessors(device)
 
 
 def prefill_tiles(q: Tensor, kv_heads: int) -> Tiles:

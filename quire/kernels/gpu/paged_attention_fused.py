@@ -20,7 +20,13 @@ import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.norm_rope_write import HeadNorm
-from quire.kernels.gpu.paged_attention_cut import Cut, Extras, at_once, decode_cut, workspace
+from quire.kernels.gpu.paged_attention_cut import (
+    Cut,
+    Extras,
+    decode_cut,
+    multiprocessors,
+    workspace,
+)
 from quire.kernels.gpu.paged_attention_decode import deliver, stretch, sweep
 from quire.kernels.gpu.paged_attention_scores import LOWEST, absorb, bent, product
 from quire.kernels.gpu.sizes import next_power_of_2
@@ -262,7 +268,7 @@ def takes(
 ) -> bool:
     """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
     size = q.shape[2]
-    if q.shape[0] * k.shape[1] > at_once(q.device):
+    if q.shape[0] * k.shape[1] > multiprocessors(q.device):
         return False  # it needs many registers, which costs crowds more than a launch
     if cos_sin.shape[1] != size or size & (size - 1) or size < 16 or v.shape != k.shape:
         return False
@@ -299,7 +305,7 @@ def launch(
     how = extras.on(cache)
     k_scale, v_scale = how.k_scale, how.v_scale
     q_norm, k_norm = norms or (HeadNorm(q, 0.0, 0.0), HeadNorm(k, 0.0, 0.0))
-    cut = cut or decode_cut(q, cache, tables, rows, how)._replace(warps=4)
+    cut = cut or decode_cut(q, cache, tables, rows, how)
     pdl = not fused_kernel.interpreted
     fused_kernel(
         (rows * kv_heads * cut.splits, 1, 1),

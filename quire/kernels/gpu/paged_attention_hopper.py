@@ -32,6 +32,7 @@ from quire.kernels.gpu.start import kernel
 LOG2E = gl.constexpr(1.4426950408889634)
 LOWEST = gl.constexpr(-1.0e30)
 SCAN = gl.constexpr(256)
+_LINES = gl.NVMMASharedLayout(128, 16)
 ROWS = gl.constexpr(64)  # of one warpgroup
 HALF = gl.constexpr(64)  # channels in a line of shared memory (128 bytes)
 
@@ -327,9 +328,8 @@ def launch(
     queries = 2 * 64 // group
     sequences = contexts.shape[0] - decodes
     count = (q.shape[0] - decodes) // queries + sequences
-    lines = gl.NVMMASharedLayout(128, 16)
     tiles = TensorDescriptor(
-        cache, [blocks * 2 * kv_heads * block, size], [size, 1], [block, 64], lines
+        cache, [blocks * 2 * kv_heads * block, size], [size, 1], [block, 64], _LINES
     )
     hopper_kernel(
         (count * kv_heads, 1, 1),
