@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -26,7 +27,11 @@ from quire.platform import cpu, cuda
 log = logging.getLogger(__name__)
 
 COMPILERS = 16
-"""Threads that compile, at most: the compiler lets go of the GIL, but not all the time."""
+"""Processes or threads that compile, at most."""
+FEW = 4
+"""Kernels that are compiled in threads; more are worth processes."""
+COMPILE_S = 60.0
+"""After this, processes that compile are given up."""
 MOST_OVERHEAD = 2048 * MIB
 """More than any driver and library take: then somebody else did."""
 
@@ -62,6 +67,7 @@ def start(
     weights = torch.cuda.memory_allocated(device) - room.held_by_torch
     small = warm.small_config(config, plan.shape)
     compile_for(make(small), small, receipt)
+    _drop(device)  # now, not in the middle of what is measured
     half = make(small)  # a rehearsal may leave anything behind
     peak = warm.measure(half, small, device)
     kv_bytes = small.cache.num_blocks * small.cache.block_bytes
@@ -94,13 +100,17 @@ def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> None:
     except Exception:  # whatever is wrong shows again, and is told, when it is run for real
         log.debug("the rehearsal ended early: kernels compile as they come", exc_info=True)
     receipt.lap("rehearsal")
-    # Only now: each of the rehearsal's calls into torch would wait for the GIL behind them all.
-    threads = min(COMPILERS, cpu.threads())
-    with ThreadPoolExecutor(threads, thread_name_prefix="quire-compile") as pool:
-        errors = [one.exception() for one in [pool.submit(kernel.make) for kernel in wanted]]
+    missing = cache.load_kept(wanted)
+    if len(missing) > FEW and hasattr(os, "fork"):
+        cache.compile_in_children(missing, min(COMPILERS, cpu.threads()), COMPILE_S)
+    # Only now in threads: the rehearsal's calls into torch would wait for the GIL behind them all.
+    with ThreadPoolExecutor(min(COMPILERS, cpu.threads())) as pool:
+        errors = [one.exception() for one in [pool.submit(kernel.make) for kernel in missing]]
     receipt.lap("compile")
     failed = sum(error is not None for error in errors)  # where they are used they tell why
-    log.debug("%d kernels made ready, %d failed", len(wanted) - failed, failed)
+    log.debug(
+        "%d kernels: %d were kept, %d failed", len(wanted), len(wanted) - len(missing), failed
+    )
 
 
 def sized(

@@ -138,8 +138,8 @@ def rehearse(half: Half, config: EngineConfig) -> None:
 
 def _some(most: int) -> list[int]:
     """Sizes that kernels may treat apart: all small ones, then doublings, and the largest."""
-    doublings = [1 << k for k in range(4, most.bit_length())]
-    return [*range(1, min(most, 9)), *(n for n in doublings if n < most), most]
+    doublings = [1 << k for k in range(5, most.bit_length())]
+    return [*range(1, min(most, 17)), *(n for n in doublings if n < most), most]
 
 
 @contextmanager
@@ -218,6 +218,7 @@ def settle_in(half: Half, config: EngineConfig, seconds: float = CAPTURE_S) -> N
     with _out_of_memory_is_no_room(config):
         with _Rehearsal(), abridged(executor.runner.model):
             run(half, worst_counts(config), FULL, first=JUDGED)
+        executor.runner.lane.load_products()
         for params in (RANDOM, GREEDY):
             run(half, [1] * rows, params, tokens=2)  # the second time it is captured
         executor.runner.lane.set_aside(SLACK, SMALL // PIECE, PIECE)

@@ -8,10 +8,15 @@ they are then compiled side by side.
 
 from __future__ import annotations
 
+import gc
 import logging
+import os
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -89,3 +94,92 @@ def rehearsal(note: Callable[[Wanted], None]) -> Iterator[None]:
     finally:
         _rehearsals -= 1
         knobs.runtime.jit_cache_hook = before
+
+
+class _NotKept(Exception):
+    """A kernel is not in the folder."""
+
+
+def load_kept(wanted: Sequence[Wanted]) -> list[Wanted]:
+    """Load what the folder holds; the others, which have to be compiled."""
+    from triton import knobs
+    from triton.runtime.cache import FileCacheManager
+
+    class Kept(FileCacheManager):
+        def get_group(self, filename: str) -> Any:
+            found = super().get_group(filename)
+            if not found:
+                raise _NotKept
+            return found
+
+    before, missing = knobs.cache.manager_class, []
+    knobs.cache.manager_class = Kept
+    try:
+        for one in wanted:
+            try:
+                one.make()
+            except _NotKept:
+                missing.append(one)
+    finally:
+        knobs.cache.manager_class = before
+    return missing
+
+
+def compile_in_children(wanted: Sequence[Wanted], count: int, seconds: float) -> None:
+    """Compile into the folder in `count` forked processes, because Triton's front end, a tenth of
+    a second of Python a kernel, holds the GIL.
+
+    No other thread may be compiling. A child never touches the device, and ends without cleaning
+    up; one that is not done after `seconds` is killed, and its kernels compile where they are used.
+    """
+    from triton.runtime import driver
+
+    target = driver.active.get_current_target()
+    children = [_fork(wanted[i::count], target) for i in range(min(count, len(wanted)))]
+    until = time.monotonic() + seconds
+    while children and time.monotonic() < until:
+        children = [pid for pid in children if not _ended(pid)]
+        time.sleep(0.01)
+    for pid in children:
+        with suppress(ProcessLookupError, ChildProcessError):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
+def _ended(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:  # whoever ignores SIGCHLD has no children to wait for
+        return True
+
+
+def _fork(wanted: Sequence[Wanted], target: Any) -> int:
+    """A child that compiles these and ends; its process id."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that other threads do not live on in the child: none must
+        pid = os.fork()
+    if pid:
+        return pid
+    try:
+        from triton.runtime import driver
+
+        gc.disable()  # what it found might end on the device
+        driver.set_active(_Target(target))
+        for one in wanted:
+            with suppress(Exception):  # it fails again, and tells, where it is used
+                one.make()
+    finally:
+        os._exit(0)  # exit handlers would touch the device that is the parent's
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """Triton's driver as far as compiling asks for it."""
+
+    target: Any
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0

@@ -12,7 +12,7 @@ import sys
 
 import pytest
 
-KERNELS = '''
+KERNELS = """
 import triton
 import triton.language as tl
 
@@ -21,9 +21,9 @@ def double(x_ptr, n, BLOCK: tl.constexpr, HALF: tl.constexpr = tl.float32):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + i, mask=i < n, other=0.0).to(HALF)
     tl.store(x_ptr + i, (x * 2).to(x_ptr.dtype.element_ty), mask=i < n)
-'''
+"""
 
-PROGRAM = '''
+PROGRAM = """
 import json, pathlib, sys
 import torch, triton
 from concurrent.futures import ThreadPoolExecutor
@@ -55,8 +55,11 @@ def step():
 first, again = [], []
 with cache.rehearsal(first.append):
     results = step()
+absent = len(cache.load_kept(first))
+cache.compile_in_children(first[:3], 2, 60)
+left = cache.load_kept(first)
 with ThreadPoolExecutor(2) as pool:
-    list(pool.map(lambda one: one.make(), first))
+    list(pool.map(lambda one: one.make(), left))
 before = triton.knobs.runtime.jit_cache_hook
 with cache.rehearsal(again.append):
     try:
@@ -66,9 +69,9 @@ with cache.rehearsal(again.append):
 print(json.dumps({
     "results": results, "first": [one.name for one in first], "again": len(again),
     "kept": kernel_store.info(home)[0].kernels, "untouched": bool((x == 1).all()),
-    "hook_left": before is not None,
+    "absent": absent, "left": [one.name for one in left], "hook_left": before is not None,
 }))
-'''
+"""
 
 
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
@@ -88,6 +91,8 @@ def test_a_rehearsal_names_each_missing_kernel_once_and_they_compile_side_by_sid
     said = json.loads(done.stdout.splitlines()[-1])
     assert said["first"] == ["made_up.double"] * 4  # two block sizes, two dtypes; counts are alike
     assert said["results"] == [None] * 12
+    assert said["absent"] == 4
+    assert said["left"] == ["made_up.double"]  # three were compiled by children
     assert said["untouched"]
     assert said["again"] == 0
     assert said["kept"] == 4
