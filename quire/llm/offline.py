@@ -17,6 +17,7 @@ from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParam
 from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
 from quire.llm.beam_search import Finished, run
+from quire.llm.collector import seldom
 from quire.llm.engine import LLMEngine, refuse_lora
 from quire.llm.profile import Profile
 from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
@@ -317,7 +318,7 @@ class LLM:
         bar = Processed(len(ids), use_tqdm)
         missing = {one for one in ids if one not in self._done}
         try:
-            with Interruptible() as interrupt:
+            with seldom(), Interruptible() as interrupt:
                 while missing:
                     interrupt.check()
                     for output in self.llm_engine.step():
@@ -478,9 +479,10 @@ class LLM:
         log.info("wrote %s", profile.stop())
 
     def _run_enqueued(self) -> None:
-        while self.llm_engine.has_unfinished_requests():
-            for output in self.llm_engine.step():
-                self._done[output.request_id] = output
+        with seldom():
+            while self.llm_engine.has_unfinished_requests():
+                for output in self.llm_engine.step():
+                    self._done[output.request_id] = output
 
     def _check_awake(self) -> None:
         if self._asleep:

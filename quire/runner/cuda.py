@@ -22,11 +22,12 @@ from quire.core.types import Copy
 from quire.kernels import fuse
 from quire.kernels.gpu import step as kernels
 from quire.models.base import LanguageModel, StepInputs
-from quire.runner.cuda_graphs import Graphs
+from quire.runner.cuda_graphs import Graphs, roomy, sizes
 from quire.runner.cuda_memory import KVMemory
-from quire.runner.inputs import Inputs
+from quire.runner.inputs import Inputs, Ints
 from quire.runner.launched import Launched, Views
 from quire.runner.mailbox import Mailbox
+from quire.runner.products import load_products
 from quire.runner.profile import span
 from quire.runner.prompt_logprobs import Judged, PromptLogprobs
 from quire.runner.slots import Change, Slots
@@ -82,6 +83,7 @@ class Lane:
         self._last_done: torch.cuda.Event | None = None  # of the step launched last
         self._hidden: Tensor | None = None  # [M, E] of a decode step that is sampled outside
         self._views: dict[int, Views] = {}  # of decode steps, by size
+        self._max_tokens = most
         self._graphs = Graphs(self._decode_body, rows, eager=eager)
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
@@ -104,6 +106,12 @@ class Lane:
             held = [torch.empty(piece, dtype=torch.uint8, device=device) for _ in range(pieces)]
             del held
             self._graphs.set_aside(pieces, piece)
+
+    @torch.inference_mode()
+    def load_products(self) -> None:
+        """Have the library load its kernels for the sizes of steps, before steps need them."""
+        with self.scope():
+            load_products(self._model, sizes(len(self._last_token)), self._max_tokens)
 
     def forget_kv(self) -> None:
         self.settle()
@@ -171,9 +179,7 @@ class Lane:
             return Launched(inputs, done, self._mail.posted(done), None, None)
         assert self._hidden is not None
         views = self._decode_views(size)
-        made = self._sample(
-            self._hidden[:rows], views.row_slots[:rows], views.outputs[:rows], inputs, kind, None
-        )
+        made = self._sample(self._hidden[:size], views.row_slots, views.outputs, inputs, kind, None)
         self._mail.posted(made.done)
         return made
 
@@ -267,24 +273,27 @@ class Lane:
         return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, judged)
 
     def _send_mixed(self, inputs: Inputs) -> Views:
-        parts = (
-            inputs.token_ids,
-            inputs.token_slots,
-            inputs.positions,
-            inputs.q_starts,
-            inputs.contexts,
-            inputs.slots,
-            inputs.sampled,
-            inputs.sampled_slots,
-            inputs.outputs,
+        """Upload the step's integers. What is sampled is padded: to row 0, in no slot."""
+        sampled = roomy(len(inputs.sampled_slots), len(self._last_token))
+        parts: tuple[tuple[Ints | tuple[int, ...], int, int], ...] = (
+            (inputs.token_ids, len(inputs.token_ids), 0),
+            (inputs.token_slots, len(inputs.token_slots), 0),
+            (inputs.positions, len(inputs.positions), 0),
+            (inputs.q_starts, len(inputs.q_starts), 0),
+            (inputs.contexts, len(inputs.contexts), 0),
+            (inputs.slots, len(inputs.slots), 0),
+            (inputs.sampled, sampled, 0),
+            (inputs.sampled_slots, sampled, -1),
+            (inputs.outputs, sampled, 0),
         )
-        total = sum(aligned(len(part)) for part in parts)
+        total = sum(aligned(length) for _, length, _ in parts)
         words = self._mixed_upload.take(total)
         places, at = [], 0
-        for part in parts:
+        for part, length, blank in parts:
             words[at : at + len(part)] = part
-            places.append((at, at + len(part)))
-            at += aligned(len(part))
+            words[at + len(part) : at + length] = blank
+            places.append((at, at + length))
+            at += aligned(length)
         self._mixed_upload.send(total)
         sent = self._mixed_upload.on_device
         return Views(*(sent[start:stop] for start, stop in places))
@@ -335,7 +344,7 @@ class Lane:
         kind: Kind | None,
         judged: Judged | None,
     ) -> Launched:
-        """Sample the rows whose last hidden states these are: [R, E]."""
+        """Sample the rows whose last hidden states these are: [R or more, E], padded at the end."""
         logits = self._logits(hidden)
         if kind is not None:
             ids, tops = self._sampler.choose(logits, row_slots, outputs, kind)
@@ -343,9 +352,11 @@ class Lane:
             self._finish(ids, tops, row_slots)
             return self._launched(inputs, None, judged)
         with span("sample"):
-            sampled = self._sampler.sample(logits, inputs.sampled_slots, inputs.outputs.tolist())
+            rows = len(inputs.sampled_slots)
+            counts = inputs.outputs.tolist()
+            sampled = self._sampler.sample(logits[:rows], inputs.sampled_slots, counts)
             fuse.flush()
-        self._finish(sampled.token_ids, sampled.tops, row_slots)
+        self._finish(sampled.token_ids, sampled.tops, row_slots[:rows])
         return self._launched(inputs, sampled.fetch(), judged)
 
     def _finish(self, ids: Tensor, tops: Tensor, row_slots: Tensor) -> None:

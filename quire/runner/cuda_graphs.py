@@ -156,8 +156,19 @@ class Graphs:
 
 
 def sizes(max_rows: int) -> list[int]:
-    """The numbers of rows that steps are run at, up to and with the largest step's."""
-    found = [1, 2, 3, 4, 6, 8, 12, 16]
-    for start, stop, grain in ((16, 64, 8), (64, 256, 16), (256, 512, 32), (512, 1 << 20, 64)):
-        found += range(start + grain, min(stop, max_rows) + 1, grain)
+    """The numbers of rows that steps are run at, up to and with the largest step's.
+
+    Four to each doubling, once there are many: the library's tiles pad a product as far anyway, and
+    each size costs a capture.
+    """
+    found = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 56, 64]
+    grain = 16
+    while found[-1] < max_rows:
+        found += [found[-1] + grain * i for i in range(1, 5)]
+        grain *= 2
     return [*(size for size in found if size < max_rows), max_rows]
+
+
+def roomy(rows: int, max_rows: int) -> int:
+    """At how many rows so many are sampled outside graphs: few numbers, for few kernels to load."""
+    return min(1 << (rows - 1).bit_length(), max_rows) if rows else 0

@@ -1,0 +1,37 @@
+"""The collector is held back while steps are made, and as it was afterwards."""
+
+import gc
+
+import pytest
+
+from quire.llm.collector import GROWTH, seldom
+
+
+@pytest.fixture
+def thresholds():
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+def test_within_only_growth_brings_a_collection_on(thresholds):
+    gc.set_threshold(700, 10, 10)
+    with seldom():
+        assert gc.get_threshold() == (GROWTH, 10, 10)
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+def test_an_error_within_changes_nothing_for_good(thresholds):
+    gc.set_threshold(700, 10, 10)
+    inside = seldom()
+    inside.__enter__()
+    with pytest.raises(KeyError):
+        inside.__exit__(KeyError, KeyError(), None)
+    assert gc.get_threshold() == (700, 10, 10)
+
+
+@pytest.mark.parametrize("first", [0, GROWTH, 10**6])
+def test_who_collects_more_seldom_is_left_be(thresholds, first):
+    gc.set_threshold(first, 5, 5)
+    with seldom():
+        assert gc.get_threshold() == (first, 5, 5)
