@@ -140,8 +140,9 @@ def product(
 
 def _few_tiles(rows: int, weight: Fp8Weight) -> bool:
     """Whether the library should cut the sums, which it does only if it need not scale them."""
-    tiles = cdiv(rows, 128) * cdiv(weight.shape[0], 128)
-    return rows <= 256 and tiles <= 64 and weight.one is not None
+    outputs, inputs = weight.shape
+    tiles = cdiv(rows, 128) * cdiv(outputs, 128)
+    return tiles <= (96 if inputs >= 8192 else 64) and rows <= 384 and weight.one is not None
 
 
 def library_takes(q: Tensor, weight: Fp8Weight) -> bool:
@@ -184,6 +185,7 @@ def _two_passes(
     out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None
 ) -> None:
     """The library's plain sums in float32, scaled in a pass of their own."""
+    assert weight.one is not None, "the weight was not made ready for a GPU"
     sums = torch.empty(out.shape, dtype=torch.float32, device=out.device)
     torch._scaled_mm(
         q, weight.data.t(), scale_a=weight.one, scale_b=weight.one, out_dtype=torch.float32,

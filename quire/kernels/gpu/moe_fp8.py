@@ -8,6 +8,7 @@ after each 128 inputs, by channels at the end. Few rows go the same way as many.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -166,7 +167,7 @@ def pairs_of(
     """What each pair's expert says, unweighted: [P, E]."""
     (tokens, top), (experts, size, width) = ids.shape, down.shape
     order, starts = sort(ids, experts)
-    tile = tile_of(tokens * top, experts)
+    tile = tile_of(tokens * top, experts, x.dtype == torch.float32)
     padded = next_power_of_2(experts)
     h = x.new_empty((tokens * top, width))
     y = x.new_empty((tokens * top, size))
@@ -184,10 +185,13 @@ def pairs_of(
     return y
 
 
-def tile_of(pairs: int, experts: int) -> Tile:
-    """Rows as many as an expert has on average; two accumulators of 128 x 64 fill the registers."""
+def tile_of(pairs: int, experts: int, exact: bool) -> Tile:
+    """Rows as many as an expert has on average; two accumulators of 128 x 64 fill the registers.
+
+    exact: too low for Hopper's matrix instruction, which loses bits of its sums.
+    """
     rows = pairs / experts
-    if rows <= 16:
+    if rows <= 16 or exact:
         return Tile(16, 64, 128, 8, 4, 4)
     if rows <= 96:
         return Tile(64, 64, 128, 8, 4, 4)
