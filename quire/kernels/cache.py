@@ -3,7 +3,7 @@
 Not here: kernels, which steps (quire.engine.warm), what the folder of compiled kernels looks like
 (quire.platform.kernel_store). The one idea: Triton asks a hook before it compiles, and a hook may
 say no; so a step run with such a hook tells all the kernels it needs without waiting for any, and
-they are then compiled side by side.
+they are then compiled side by side, in processes.
 """
 
 from __future__ import annotations
