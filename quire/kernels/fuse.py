@@ -1,8 +1,8 @@
 """Ops on the GPU that are launched later than they are called, so that neighbours become one.
 
     rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
-                linear -> act_mul                   a few rows: a single kernel (gpu/gemv_rows.py)
-    rms_norm -> moe_router -> moe_experts           few rows: one launch less at each arrow
+                linear -> act_mul                   a few rows: a single kernel (gpu/few_rows.py)
+    rms_norm -> moe_router                          few rows: the router's blocks normalise them
     rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
     ... -> paged_attention                          one query a sequence: attention in it as well
     rms_norm -> or act_mul -> linear over e4m3      many rows: made and quantized in one pass
@@ -83,8 +83,6 @@ class Queue:
             _launch_linear(chain, None, quiet)
         elif last.op == "kv_write":
             _launch_heads(chain)
-        elif last.op == "moe_router":
-            _launch_router(chain)
         else:
             _one_by_one(chain)
 
@@ -237,7 +235,7 @@ def _row_body(weight: object, rows: int) -> Any:
     """The kernels that multiply so many rows by such a weight, if they take them."""
     if rows == 1:
         return _gpu("gemv_fp8" if isinstance(weight, Fp8Weight) else "gemv")
-    return _gpu("quantize_fused" if isinstance(weight, Fp8Weight) else "gemv_rows")
+    return _gpu("quantize_fused" if isinstance(weight, Fp8Weight) else "few_rows")
 
 
 def _moe_router(
@@ -250,50 +248,15 @@ def _moe_router(
     bias: Tensor | None = None,
     correction: Tensor | None = None,
 ) -> None:
-    chain, body = queue.chain, _gpu("moe_router")
-    if not body.few_rows(x):
-        queue.alone(launch, outs, x, weight, routing, bias, correction)
-        return
-    follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
-    if chain and not (follows and body.takes_norm(*chain[0].args)):
-        queue.flush()
-    queue.hold("moe_router", launch, outs, x, weight, routing, bias, correction)
-
-
-def _moe_experts(
-    queue: Queue,
-    launch: Callable[..., None],
-    out: Tensor,
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    *bank: Any,
-    **named: Any,
-) -> None:
     chain = queue.chain
-    follows = chain and chain[-1].op == "moe_router" and chain[-1].outs[0] is ids
-    if follows and chain[-1].outs[1] is weights and _gpu("moe_experts").chooses(x, *bank, **named):
-        held = queue.take()
-        norm, (_, *router) = _norm_before(held), held[-1].args
-        _gpu("moe_experts").launch_choosing(out, x, ids, weights, router, norm, *bank, **named)
+    follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outs[0] is x
+    if follows and _gpu("moe_router").takes_norm(*chain[0].args):
+        (y, r), args = queue.take()[0][2:]
+        inner, norm_weight, eps, residual, offset = args
+        norm = _gpu("moe_router").Norm(inner, norm_weight, eps, residual, offset, y, r)
+        _gpu("moe_router").launch_normed(outs, weight, routing, bias, correction, norm)
     else:
-        queue.alone(launch, out, x, ids, weights, *bank, **named)
-
-
-def _launch_router(chain: list[Held]) -> None:
-    norm, (x, *router) = _norm_before(chain), chain[-1].args
-    if norm is None:
-        chain[-1].launch(chain[-1].outs, x, *router)
-    else:
-        _gpu("moe_router").launch_normed(chain[-1].outs, *router, norm)
-
-
-def _norm_before(chain: list[Held]) -> Any:
-    """The norm that a router takes in, if there is one."""
-    if len(chain) == 1:
-        return None
-    (y, r), (x, weight, eps, residual, offset) = chain[0].outs, chain[0].args
-    return _gpu("moe_router").Norm(x, weight, eps, residual, offset, y, r)
+        queue.alone(launch, outs, x, weight, routing, bias, correction)
 
 
 # -- heads: norms, rotation, cache ------------------------------------------------------------
@@ -437,7 +400,6 @@ _RULES: dict[str, Callable[..., None]] = {
     "linear": _linear,
     "act_mul": _act_mul,
     "moe_router": _moe_router,
-    "moe_experts": _moe_experts,
     "rope": _rope,
     "kv_write": _kv_write,
     "paged_attention": _paged_attention,

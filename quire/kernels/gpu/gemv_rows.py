@@ -1,4 +1,4 @@
-"""Two to eight rows times a weight matrix, without the tensor cores: gpu/gemv.py once a row.
+"""A few rows times a weight matrix, without the tensor cores: gpu/gemv.py once a row.
 
     z[t] = W x[t] + bias        a[t] = act(gate) * up
 
@@ -12,19 +12,15 @@ Axes: T rows, I inputs, O outputs (of one half, if there are halves).
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.element import activate
-from quire.kernels.gpu.gemv import MAX_INPUTS, Act, Cut, Norm, cut_of, product, rows_of, vector
+from quire.kernels.gpu.gemv import Act, Cut, cut_of, product, rows_of, vector
 from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
-
-MOST = 8
-"""Rows of the largest step that goes this way."""
 
 
 @triton.jit
@@ -91,29 +87,15 @@ def _gemv_rows(
               X_T, O, I, BIAS, ACT, BN, BK, C)  # fmt: skip
 
 
-def takes(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether these rows can go this way: half precision, packed, few."""
-    if not isinstance(weight, Tensor) or not 1 < x.shape[0] <= MOST:
-        return False
-    if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
-        return False
-    if not weight.is_contiguous() or weight.shape[1] > MAX_INPUTS:
-        return False
-    return bias is None or bias.is_contiguous()
-
-
 def launch(
     z: Tensor,
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
-    norm: Norm | None = None,
     act: Act | None = None,
-    quiet: bool = False,
     cut: Cut | None = None,
 ) -> None:
-    """z [T, O] = x @ weight.T + bias; fills act's result too. As gemv.launch; norm: never here."""
-    assert norm is None, "the norm of several rows is launched before"
+    """z [T, O] = x @ weight.T + bias; fills act's result too."""
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
     rows, columns, times, warps, _ = cut or cut_of(outputs, inputs, act is not None)

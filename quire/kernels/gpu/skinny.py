@@ -109,10 +109,10 @@ class Band(NamedTuple):
 
 
 def band_of(rows: int, outputs: int, pair: bool) -> Band:
-    """Bands that give each multiprocessor one or two programs, each with a deep pipeline."""
+    """Bands that give each multiprocessor a program or two, each with 50 KB on its way."""
     width = max(8, min(64, next_power_of_2(rows)))
-    if outputs <= 4096 or pair:
-        return Band(16, width, 256, 4, 1)
+    if outputs <= 4096:
+        return Band(16, width, 256, 4, 1) if pair else Band(16, width, 512, 3, 1)
     return Band(32, width, 256, 4, 2)
 
 

@@ -15,10 +15,10 @@ FEW = Sizes(T=3, E=64, F=48, H=6, K=2, D=16)
 @pytest.fixture
 def started(monkeypatch):
     """Names of the fused kernels that were started."""
-    from quire.kernels.gpu import gemv, gemv_rows, norm_rope_write
+    from quire.kernels.gpu import few_rows, gemv, norm_rope_write
 
     names = []
-    for module in (gemv, gemv_rows, norm_rope_write):
+    for module in (gemv, few_rows, norm_rope_write):
         real, name = module.launch, module.__name__.rpartition(".")[2]
 
         def launch(*args, real=real, name=name, **kwargs):
@@ -76,7 +76,7 @@ def test_one_row_is_four_products_and_one_pass_over_heads(started):
 
 def test_a_few_rows_are_multiplied_and_activated_together(started):
     layer(FEW, inputs(FEW, "cpu"))
-    assert started == ["gemv_rows", "norm_rope_write", "gemv_rows", "gemv_rows", "gemv_rows"]
+    assert started == ["few_rows", "norm_rope_write", "few_rows", "few_rows", "few_rows"]
 
 
 def test_a_norm_that_somebody_holds_is_not_left_out(started):
@@ -117,7 +117,13 @@ def test_what_a_chain_made_can_be_read_by_any_op_after_it():
     call("linear", x, t["qkv"])
     again = call("linear", x, t["gate_up"])
     total = call("add", x, res)
+    doubled = call("add", again, again)
+    y, _ = call("rms_norm", t["x"], t["norm2"], 1e-6)
+    twice = call("add", y, y)
     fuse.flush()
+    torch.testing.assert_close(doubled, again + again)
+    torch.testing.assert_close(twice, y + y)
+    assert not twice.isnan().any()
     want = (t["x"] + t["res"]).float()
     assert torch.equal(res.float(), want)
     torch.testing.assert_close(total.float(), (x + res).float(), atol=2e-2, rtol=2e-2)

@@ -17,7 +17,7 @@ def on_tensor_cores(*args):
 def row_by_row(z, x, w, bias, act):
     from quire.kernels.gpu import gemv, gemv_rows
 
-    gemv_rows.launch(z, x, w, bias, None, act, cut=gemv.Cut(4, 32, 3, 1))
+    gemv_rows.launch(z, x, w, bias, act, gemv.Cut(4, 32, 3, 1))
 
 
 @pytest.mark.parametrize("rows", [2, 7])
