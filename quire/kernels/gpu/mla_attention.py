@@ -1,7 +1,7 @@
 """Latent attention on the GPU: which kernels a step takes, and the products around them.
 
     rows that decode      queries to latent space, mla_decode, values from it
-    a few queries each    the same with mla_cached
+    a few queries each    the same, one by one or in tiles (mla_cached)
     prompts and chunks    keys and values are made and mla_prompt attends: for what is in the cache
                           before the step, some positions of each sequence at a time, then for the
                           step's own tokens
@@ -21,9 +21,8 @@ import torch
 from torch import Tensor
 
 from quire.kernels.cache import rehearsing
-from quire.kernels.gpu import mla_few
 from quire.kernels.gpu.mla_cached import cached
-from quire.kernels.gpu.mla_decode import decode
+from quire.kernels.gpu.mla_decode import decode, spread
 from quire.kernels.gpu.mla_gather import gather
 from quire.kernels.gpu.mla_prompt import Keys, Running, prompt
 
@@ -31,7 +30,10 @@ FEW = 80
 """Queries per sequence from which on making keys and values of its past pays."""
 
 ROWS = 16
-"""Rows up to which our own products beat the library's."""
+"""Rows up to which merging and the product after it are one kernel."""
+
+TILED = 64 * 128
+"""Queries times heads that fill the device in tiles of 64."""
 
 LEAST = 2048
 """Positions that keys and values are made of at a time, if there are that many."""
@@ -83,8 +85,10 @@ def launch(
     if decodes:
         keys, values = up[:, : q.shape[2]], up[:, q.shape[2] :]
         mixed = to_latent(q[:decodes], keys)
-        decode(mixed, mixed, q_rope, cache, tables, contexts, log_scale, rows, decodes)
-        from_latent(out[:decodes], mixed, values)
+        finish = (out[:decodes], values) if decodes <= ROWS else None
+        where = (cache, tables, contexts, log_scale, rows, decodes)
+        if not decode(mixed, mixed, q_rope, *where, finish=finish):
+            from_latent(out[:decodes], mixed, values)
     if decodes < contexts.shape[0]:
         tokens = (out[decodes:], q[decodes:], q_rope[decodes:])
         step = Others(*tokens, latents[decodes:], up, cache, tables, q_starts, contexts, log_scale)
@@ -122,11 +126,17 @@ class Others(NamedTuple):
         self.prompt(running, keys, first)
 
     def by_latents(self, rows: Tensor | None, first: int) -> None:
-        """As rows that decode."""
-        plain = self.q.shape[2]
+        """As rows that decode: each query a row where they are few, else in tiles of queries."""
+        tokens, heads, plain = self.q.shape
         mixed = to_latent(self.q, self.up[:, :plain])
-        where = (self.cache, self.tables, self.q_starts, self.contexts)
-        cached(mixed, mixed, self.q_rope, *where, self.log_scale, rows, first)
+        tiled = tokens * heads >= TILED
+        if tiled or rehearsing():
+            where = (self.cache, self.tables, self.q_starts, self.contexts)
+            cached(mixed, mixed, self.q_rope, *where, self.log_scale, rows, first)
+        if not tiled or rehearsing():
+            seen, place = spread(tokens, self.q_starts, self.contexts, rows, first)
+            decoding = (self.cache, self.tables, seen, self.log_scale, place, tokens)
+            decode(mixed, mixed, self.q_rope, *decoding)
         from_latent(self.out, mixed, self.up[:, plain:])
 
     def before(self, rows: Tensor | None, first: int, past: int) -> Running:
@@ -168,18 +178,12 @@ class Others(NamedTuple):
 def to_latent(q: Tensor, keys: Tensor) -> Tensor:
     """q [T, H, P] by keys [H, P, L] -> [T, H, L]: what queries are to compressed latents."""
     out = torch.empty((*q.shape[:2], keys.shape[2]), dtype=q.dtype, device=q.device)
-    if len(q) <= ROWS:
-        mla_few.to_latent(out, q, keys)
-    else:
-        torch.bmm(q.transpose(0, 1), keys, out=out.transpose(0, 1))
+    torch.bmm(q.transpose(0, 1), keys, out=out.transpose(0, 1))
     return out
 
 
 def from_latent(out: Tensor, mixed: Tensor, values: Tensor) -> None:
     """mixed [T, H, L] by values [H, V, L] -> out [T, H * V]."""
     tokens, heads, _ = mixed.shape
-    if tokens <= ROWS:
-        mla_few.from_latent(out, mixed, values)
-        return
     to = out.view(tokens, heads, -1).transpose(0, 1)
     torch.bmm(mixed.transpose(0, 1), values.transpose(1, 2), out=to)

@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from quire.kernels.gpu.mla_tile import Tile, precision, sizes_of, sweep
+from quire.kernels.gpu.mla_tile import Tile, precision, sequence_of, sizes_of, sweep
 from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 
@@ -131,6 +131,92 @@ def _merge(
     tl.store(out_ptr + (s * H + h) * L + c, acc.to(out_ptr.dtype.element_ty))
 
 
+@kernel("splits")
+def _merge_from_latent(
+    part_ptr,
+    weight_ptr,
+    contexts_ptr,
+    up_ptr,  # [H, V, L], heads UP_HEAD apart
+    out_ptr,  # [T, H * V]
+    splits,
+    H: tl.constexpr,
+    L: tl.constexpr,
+    V: tl.constexpr,
+    UP_HEAD: tl.constexpr,
+    BN: tl.constexpr,
+    MOST: tl.constexpr,
+    LEAST: tl.constexpr,
+    BX: tl.constexpr,  # parts at a time
+    C: tl.constexpr,  # outputs of a program
+):
+    """For few rows: sum the parts of one head again for every few outputs, and go on from them."""
+    s = tl.program_id(1).to(tl.int64)
+    h = tl.program_id(0)
+    v = tl.program_id(2) * C + tl.arange(0, C)
+    c = tl.arange(0, L)
+    w_at = up_ptr + h * UP_HEAD + v[:, None] * L + c[None, :]
+    w = tl.load(w_at, mask=v[:, None] < V, other=0.0)
+    context = tl.load(contexts_ptr + s)
+    share = tl.cdiv(tl.maximum(tl.cdiv(context, splits), LEAST), BN) * BN
+    parts = tl.cdiv(context, share)
+    at = s * splits * H + h
+    every = tl.arange(0, MOST)
+    weights = tl.load(weight_ptr + at + every * H, mask=every < parts, other=float("-inf"))
+    highest = tl.maximum(tl.max(weights, 0), -1e30)
+    total = tl.sum(tl.exp2(weights - highest), 0)
+    acc = tl.zeros([L], tl.float32)
+    for low in range(0, parts, BX):
+        x = low + tl.arange(0, BX)
+        there = x < parts
+        weight = tl.load(weight_ptr + at + x * H, mask=there, other=float("-inf"))
+        some = tl.load(
+            part_ptr + (at + x[:, None] * H) * L + c[None, :], mask=there[:, None], other=0.0
+        )
+        acc += tl.sum(tl.exp2(weight - highest)[:, None] * some, 0)
+    acc = acc / tl.where(total > 0, total, 1.0)
+    mixed = acc.to(out_ptr.dtype.element_ty).to(tl.float32)  # as where it is stored in between
+    y = tl.sum(w.to(tl.float32) * mixed[None, :], 1)
+    tl.store(out_ptr + (s * H + h) * V + v, y.to(out_ptr.dtype.element_ty), mask=v < V)
+
+
+@kernel("first", "sequences")
+def _spread(
+    starts_ptr,
+    contexts_ptr,
+    rows_ptr,
+    seen_ptr,  # [T] out
+    place_ptr,  # [T] out
+    first,
+    sequences,
+    HAS_ROWS: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    s, start, queries, tiles = sequence_of(tile, starts_ptr, first, sequences, 1)
+    i = tile - tiles
+    if i < queries:
+        table = s
+        if HAS_ROWS:
+            table = tl.load(rows_ptr + s)
+        tl.store(seen_ptr + start + i, tl.load(contexts_ptr + s) - queries + i + 1)
+        tl.store(place_ptr + start + i, table)
+
+
+def spread(
+    tokens: int, q_starts: Tensor, contexts: Tensor, rows: Tensor | None, first: int
+) -> tuple[Tensor, Tensor]:
+    """(what it sees, its table) of each token from sequence `first` on, as if it decoded."""
+    seen, place = contexts.new_empty(tokens), contexts.new_empty(tokens)
+    sequences = contexts.shape[0]
+    _spread(
+        (tokens + sequences - first, 1, 1),
+        (q_starts, contexts, rows, seen, place),
+        (first, sequences),
+        (rows is not None,),
+        warps=1,
+    )
+    return seen, place
+
+
 def decode(
     out: Tensor,
     q: Tensor,
@@ -143,8 +229,13 @@ def decode(
     count: int,
     tile: Tile | None = None,
     splits: int | None = None,
-) -> None:
-    """The first `count` sequences, of one query each. tile, splits: for measurements."""
+    finish: tuple[Tensor, Tensor] | None = None,
+) -> bool:
+    """The first `count` sequences, of one query each. tile, splits: for measurements.
+
+    finish: (out [T, H * V], values [H, V, L]). True: the latents were brought there, `out` is not
+    to be read.
+    """
     heads, latent = q.shape[1:]
     hopper = _hopper(q.device.index) if tile is None else None
     tile = tile or tile_of(heads, q.dtype.itemsize)
@@ -161,12 +252,23 @@ def decode(
         hopper.launch(*tensors, log_scale, count, splits, tile.latents, SHORTEST)
     else:
         _plain(*tensors, log_scale, count, splits, tile)
+    if splits > 1 and finish is not None:
+        final, values = finish
+        value = values.shape[1]
+        _merge_from_latent(
+            (heads, count, cdiv(value, 16)),
+            (part, weight, contexts, values, final),
+            (splits,),
+            (heads, latent, value, values.stride(0), tile.latents, MOST_SPLITS, SHORTEST, 4, 16),
+        )
+        return True
     if splits > 1:
         # a program waits for its loads more than it adds: many rows need no more programs than rows
         wide = latent if count * heads >= 1024 else min(latent, 128)
         consts = (heads, latent, tile.latents, MOST_SPLITS, SHORTEST, 8, wide)
         grid = (heads, count, latent // wide)
         _merge(grid, (part, weight, contexts, out), (splits,), consts)
+    return False
 
 
 def _plain(

@@ -32,14 +32,24 @@ def test_any_number_of_splits_gives_the_same(splits):
     out = torch.full((len(rows), 3 * 16), float("nan"))
     from_latent(out, mixed, values)
     torch.testing.assert_close(out, want_of(case), atol=1e-5, rtol=1e-5)
+    done = torch.full((len(rows), 3 * 16), float("nan"))
+    mixed = to_latent(case["q"], keys)
+    tensors = (case[name] for name in ("q_rope", "cache", "tables", "contexts"))
+    finish = (done, values)
+    where = (scale, case["rows"], len(rows))
+    assert decode(mixed, mixed, *tensors, *where, splits=splits, finish=finish) == (splits > 1)
+    if splits > 1:
+        torch.testing.assert_close(done, want_of(case), atol=1e-5, rtol=1e-5)
 
 
-def test_a_past_that_is_not_known_or_less_than_said_gives_the_same():
+@pytest.mark.parametrize("tiled", [0, 1 << 30])
+def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(tiled, monkeypatch):
     from quire.kernels.gpu import mla_attention as gpu
 
     torch.manual_seed(2)
-    rows = [(1, 9), (140, 440), (103, 103)]
-    case = _case(torch.device("cpu"), SHAPE, rows, torch.float32)
+    monkeypatch.setattr(gpu, "TILED", tiled)
+    rows = [(1, 9), (140, 440), (103, 103), (2, 30)]
+    case = _case(torch.device("cpu"), SHAPE, rows, torch.float32, shuffled=True)
     want = want_of(case)
     for past in (None, 300, 1000):
         given = {**case, "past": past}
