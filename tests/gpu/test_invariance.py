@@ -27,7 +27,8 @@ MORE = {
         expect_preemption=True,
     ),
 }
-PATHS = SETTINGS | MORE
+SLOW = ("block of 8", "block of 1")  # by the reference, launch by launch
+PATHS = {name: how for name, how in SETTINGS.items() if name not in SLOW} | MORE
 
 
 def engine_of(hf, **settings):
@@ -57,6 +58,16 @@ def test_tokens_do_not_depend_on(case, name):
     assert got == want
     if expected:
         assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("block_size", [8, 32])
+def test_tokens_do_not_depend_on_the_block_size(block_size):
+    work = workload(WIDE)[:3]
+    want = {}
+    for one in work:
+        want.update(run(engine_of(WIDE, prefix=False, budget=4000, eager=True), [one])[0])
+    engine = engine_of(WIDE, block_size=block_size, num_blocks=800)
+    assert run(engine, work)[0] == want
 
 
 def test_the_prefix_cache_is_hit_and_changes_nothing(case):
