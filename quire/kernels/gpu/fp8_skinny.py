@@ -73,6 +73,11 @@ def _skinny(
     q_at = q_ptr + tl.minimum(t, T - 1)[None, :] * I + i[:, None]
     acc = tl.zeros((BN, TP), tl.float32)
     EACH: tl.constexpr = (I + BK * PARTS - 1) // (BK * PARTS) * BK
+    if BY_BLOCK:
+        xs_at, ws_at = xs_ptr + t, ws_ptr + (o // 128) * GROUPS
+        g = tl.minimum(part * (EACH // 128), GROUPS - 1)
+        xs = tl.load(xs_at + g * xs_step, t_live, 0.0)
+        ws = tl.load(ws_at + g, o_live, 0.0)
     for step in tl.range(0, EACH, BK, num_stages=STAGES):
         at = part * EACH + step
         if I % (BK * PARTS) == 0:
@@ -81,11 +86,12 @@ def _skinny(
         else:
             w = tl.load(w_at + at, (at + i < I)[None, :], 0.0, eviction_policy="evict_first")
             q = tl.load(q_at + at, (at + i < I)[:, None], 0.0)
-        if BY_BLOCK:  # BK is 128; of what is past the end, nothing counts
-            g = tl.minimum(at // 128, GROUPS - 1)
-            xs = tl.load(xs_ptr + g * xs_step + t, t_live, 0.0)
-            ws = tl.load(ws_ptr + (o // 128) * GROUPS + g, o_live, 0.0)
+        if BY_BLOCK:  # BK is 128; the next scales come while these are used
+            g = tl.minimum(at // 128 + 1, GROUPS - 1)
+            next_xs = tl.load(xs_at + g * xs_step, t_live, 0.0)
+            next_ws = tl.load(ws_at + g, o_live, 0.0)
             acc += tl.dot(w, q) * (ws[:, None] * xs[None, :])
+            xs, ws = next_xs, next_ws
         else:
             acc += tl.dot(w, q)  # a matrix instruction's own sums lose bits; these do not
     if PARTS > 1:
