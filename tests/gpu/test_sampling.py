@@ -73,12 +73,13 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("scale", [0.5, 3.0])
+@pytest.mark.parametrize(
+    ("scale", "dtype"), [(0.5, torch.float32), (0.5, torch.bfloat16), (3.0, torch.float16)]
+)
 @pytest.mark.parametrize("kind", CUTS)
 def test_rows_get_the_tokens_of_the_host(kind, scale, dtype):
     """But for rounding: e**x differs in its last digit, so a share may fall on the neighbour."""
-    params, rows = SamplingParams(**CUTS[kind]), 32
+    params, rows = SamplingParams(**CUTS[kind]), 12
     seqs = [sequence(params, seed=i) for i in range(rows)]
     logits = normals(rows, VOCAB, 3, scale, dtype)
     if dtype == torch.float32 and scale == 0.5:

@@ -46,8 +46,8 @@ def takes(logits: Tensor) -> bool:
 
 @triton.jit
 def ordered(x):
-    """int32 in the order of float32."""
-    bits = x.to(tl.int32, bitcast=True)
+    """int32 in the order of float32; both zeros are one."""
+    bits = tl.where(x == 0.0, 0.0, x).to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 

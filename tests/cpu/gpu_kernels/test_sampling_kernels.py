@@ -71,3 +71,15 @@ def test_lists_of_more_candidates_than_fit_go_on_by_id(monkeypatch, k):
     assert torch.equal(outs.ids, want.ids)
     assert torch.equal(outs.ranks, want.ranks)
     torch.testing.assert_close(outs.listed, want.listed, atol=2e-6, rtol=0)
+
+
+@pytest.mark.parametrize("most", [64, 4096])
+def test_both_zeros_are_one_value(monkeypatch, most):
+    monkeypatch.setattr(kernels, "FEW", tl.constexpr(4))
+    for module in (groups, kernels):
+        monkeypatch.setattr(module, "MOST", tl.constexpr(most))
+    generator = torch.Generator().manual_seed(3)
+    signs = torch.randint(0, 2, (len(LONG), 1001), generator=generator) * 2 - 1
+    x = signs.float() * (torch.rand(len(LONG), 1001, generator=generator) < 0.2)
+    for got, want in zip(*drawn(x, LONG)):
+        assert torch.equal(got, want)
