@@ -10,8 +10,8 @@ import triton.language as tl
 
 from quire.kernels.gpu import groups, stand
 from quire.kernels.gpu import sample as kernels
-from quire.kernels.op import OPS
 from quire.kernels.lines import line
+from quire.kernels.op import OPS
 
 LONG = [
     (1.0, 0, 0.9, 0.0),
