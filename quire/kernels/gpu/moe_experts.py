@@ -1,14 +1,16 @@
 """Experts on the GPU: which launches make up the op, by the number of rows.
 
     few rows    up, down                          quire.kernels.gpu.moe_few
-                (after a router: logits, up, down)
     more        sort, gate_up, down, sum          quire.kernels.gpu.{moe_sort,grouped_gemm}
+    many        the products with loaders         quire.kernels.gpu.grouped_hopper
 
-Every weight access of the op is in those two files.
+Every access to 16-bit weights is in those files; to e4m3 ones, in quire.kernels.gpu.moe_fp8.
 """
 
 from __future__ import annotations
 
+import functools
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,15 +20,13 @@ from torch import Tensor
 from quire.kernels.fp8 import Fp8Bank
 from quire.kernels.gpu import moe_fp8
 from quire.kernels.gpu.grouped_gemm import Tile, down, gate_up
-from quire.kernels.gpu.moe_few import Choice, few
-from quire.kernels.gpu.moe_router import Norm, empty_logits, launch_logits
+from quire.kernels.gpu.moe_few import few
 from quire.kernels.gpu.moe_sort import sort
 from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.moe_experts import Gate
-from quire.kernels.moe_router import Routing
 
-FEW = 3  # rows up to which pairs share too few experts for sorting to pay
+FEW = 4  # rows up to which pairs share too few experts for sorting to pay
 
 
 @kernel()
@@ -51,9 +51,12 @@ def _sum(
     tl.store(out_ptr + t * E + es, sums.to(out_ptr.dtype.element_ty), es < E)
 
 
-def tiles_of(pairs: int, experts: int, item: int) -> tuple[Tile, Tile]:
-    """Tiles of both products. Rows as many as an expert has on average; 128 keep wgmma busy."""
-    rows = pairs / experts
+WIDE = 24, 48
+"""Rows an expert has on average from which each product is quickest with a loader of its own."""
+
+
+def tiles_of(rows: float, item: int) -> tuple[Tile, Tile]:
+    """Tiles of both products, by the rows an expert has on average."""
     if item > 2:  # float32 is for checking only
         return Tile(16, 32, 32, 8, 4, 2), Tile(16, 32, 32, 8, 4, 2)
     if rows <= 24:
@@ -62,6 +65,23 @@ def tiles_of(pairs: int, experts: int, item: int) -> tuple[Tile, Tile]:
     if rows <= 96:
         return Tile(64, 64, 64, 8, 4, 4), Tile(64, 128, 64, 8, 4, 4)
     return Tile(128, 128, 64, 8, 8, 3), Tile(128, 256, 64, 8, 8, 3)
+
+
+@functools.cache
+def _hopper() -> Any:
+    """The products with loaders, if this Triton has what they are written in."""
+    try:
+        return import_module("quire.kernels.gpu.grouped_hopper")
+    except ImportError:
+        return None
+
+
+def _with_loaders(x: Tensor, second: Tensor, gate: Gate, rows: float) -> tuple[bool, bool]:
+    """Which of the two products go that way."""
+    if rows < min(WIDE) or not x.is_cuda or _hopper() is None:
+        return False, False
+    takes = _hopper().takes(x, second, gate)
+    return takes and rows >= WIDE[0], takes and rows >= WIDE[1]
 
 
 def outputs(
@@ -104,35 +124,6 @@ def launch(
         sorted_rows(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias)
 
 
-def chooses(x: Tensor, gate_up: Any, *rest: Any) -> bool:
-    """Whether `launch_choosing` does for these arguments."""
-    return 0 < len(x) <= FEW and isinstance(gate_up, Tensor)
-
-
-def launch_choosing(
-    out: Tensor,
-    x: Tensor,
-    ids: Tensor,
-    weights: Tensor,
-    router: tuple[Tensor, Routing, Tensor | None, Tensor | None],
-    norm: Norm | None,
-    gate_up: Tensor,
-    down: Tensor,
-    gate: Gate,
-    gate_up_bias: Tensor | None = None,
-    down_bias: Tensor | None = None,
-) -> None:
-    """Router and experts of few rows: the experts' first product chooses, and fills ids, weights.
-
-    router: its weight, routing, bias and correction. norm: what makes x, if that is not done.
-    """
-    weight, routing, bias, correction = router
-    logits = empty_logits(len(x), len(weight), x.device)
-    launch_logits(logits, x, weight, routing, bias, norm)
-    choice = Choice(logits, correction, routing)
-    few(out, x, ids, weights, gate_up, down, gate, gate_up_bias, down_bias, choice)
-
-
 def sorted_rows(
     out: Tensor,
     x: Tensor,
@@ -143,16 +134,24 @@ def sorted_rows(
     gate: Gate,
     first_bias: Tensor | None,
     second_bias: Tensor | None,
-    cut: tuple[Tile, Tile] | None = None,
 ) -> None:
-    """moe_experts over many rows. cut: other tiles than the usual, for tuning."""
+    """moe_experts over many rows."""
     (tokens, top), (experts, size, width) = ids.shape, second.shape
-    one, two = cut or tiles_of(tokens * top, experts, x.element_size())
+    rows = tokens * top / experts
+    one, two = tiles_of(rows, x.element_size())
+    loaders = _with_loaders(x, second, gate, rows)
     order, starts = sort(ids, experts)
+    tiles = _hopper().table(starts, tokens * top) if any(loaders) else None
     h = x.new_empty((tokens * top, width))
-    gate_up(h, x, order, starts, first, first_bias, gate, top, one)
+    if loaders[0]:
+        _hopper().gate_up(h, x, order, tiles, first, first_bias, gate, top)
+    else:
+        gate_up(h, x, order, starts, first, first_bias, gate, top, one)
     y = x.new_empty((tokens * top, size))
-    down(y, h, order, starts, second, second_bias, two)
+    if loaders[1]:
+        _hopper().down(y, h, order, tiles, second, second_bias)
+    else:
+        down(y, h, order, starts, second, second_bias, two)
     weighted(out, y, weights)
 
 

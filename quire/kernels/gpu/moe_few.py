@@ -4,9 +4,7 @@
     down    program (e, t)       some outputs of one token, over all its experts, weighted
 
 A pair is a token and one of its experts. The bound is memory, so each program has its loads in
-flight at once, and `up`, which knows the experts first, asks for the weights of `down` to come to
-L2 behind its own. Given the router's logits instead of a choice, every program of `up` chooses for
-itself: that takes less time than a launch that waits for all logits.
+flight at once; `down` knows the experts before `up` has ended and fetches their weights meanwhile.
 """
 
 from __future__ import annotations
@@ -18,24 +16,18 @@ from torch import Tensor
 
 from quire.kernels.gpu.gemv import product, rows_of, vector
 from quire.kernels.gpu.moe_gate import gated
-from quire.kernels.gpu.moe_router import choice_consts, chosen, write
 from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
-from quire.kernels.gpu.wait import PDL, let_go, prefetch, wait_for_forerunner
+from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.moe_experts import Gate
-from quire.kernels.moe_router import Routing
 
 
 @kernel()
 def _up(
     x_ptr,  # [T, E]
-    logit_ptr,  # [T, X], or None: the choice is made
-    correction_ptr,  # [X] or None
-    id_ptr,  # [T, TOP], out if there are logits
-    weight_ptr,  # [T, TOP], out if there are logits
+    id_ptr,  # [T, TOP]
     w_ptr,  # [X, 2F, E]
     bias_ptr,  # [X, 2F] or None
-    down_ptr,  # [X, E, F]
     h_ptr,  # [T * TOP, F] out
     X_T: tl.constexpr,
     E: tl.constexpr,
@@ -43,20 +35,10 @@ def _up(
     KIND: tl.constexpr,
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
-    X: tl.constexpr,
-    X_PAD: tl.constexpr,
     TOP: tl.constexpr,
-    TOP_PAD: tl.constexpr,
-    SIGMOID: tl.constexpr,
-    RENORMALISE: tl.constexpr,
-    SCALE: tl.constexpr,
-    GROUPS: tl.constexpr,
-    TOP_GROUPS: tl.constexpr,
-    TOP_TWO: tl.constexpr,
     BLOCK_F: tl.constexpr,
     BLOCK_E: tl.constexpr,
     TIMES: tl.constexpr,
-    AHEAD: tl.constexpr,  # elements of the second weight that a program asks for
     PDL: tl.constexpr,
 ):
     pair = tl.program_id(1)
@@ -68,26 +50,11 @@ def _up(
         wait_for_forerunner()
         let_go()
     xs = vector(x_ptr + t * X_T, k, E, BLOCK_E, C)
-    if logit_ptr is not None:
-        every = tl.arange(0, X_PAD)[None]
-        logits = tl.load(logit_ptr + t * X + every, every < X, float("-inf"))
-        ids, weights = chosen(logits, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID,
-                              RENORMALISE, SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
-        ks = tl.arange(0, TOP_PAD)[None]
-        expert = tl.sum(tl.sum(tl.where(ks == pair % TOP, ids, 0), 1), 0).to(tl.int64)
-        if (tl.program_id(0) == 0) & (pair % TOP == 0):
-            write(
-                ids, weights, t + tl.zeros((1,), tl.int32), t + 1, id_ptr, weight_ptr, TOP, TOP_PAD
-            )
-    else:
-        expert = tl.load(id_ptr + pair).to(tl.int64)  # X * 2F * E can pass 2**31
+    expert = tl.load(id_ptr + pair).to(tl.int64)  # X * 2F * E can pass 2**31
     gate_ptr = w_ptr + expert * (2 * F * E)
     n = start + tl.arange(0, BLOCK_F)
     gates = rows_of(gate_ptr, n, k, F, E, BLOCK_E, C)
     ups = rows_of(gate_ptr + F * E, n, k, F, E, BLOCK_E, C)
-    if PDL and AHEAD:
-        prefetch(down_ptr + expert * (E * F) + tl.program_id(0) * AHEAD,
-                 AHEAD * (w_ptr.dtype.element_ty.primitive_bitwidth // 8))  # fmt: skip
     for g in tl.static_range(TIMES):
         n = start + g * BLOCK_F + tl.arange(0, BLOCK_F)
         if g + 1 < TIMES:  # in flight while this one is summed
@@ -166,31 +133,21 @@ class Cut(NamedTuple):
     """How the products are cut.
 
     rows, columns, times: of gate and of up at once, and how often a program does so.
-    outputs: of a program of the second product. warps: of both.
-    ahead: columns of the second weight that a program holds before the first product has ended;
-    only where the choice is not made by that product.
-    fetch: the first product asks for the second's weights.
+    outputs: of a program of the second product. warps: of either product's.
+    ahead: columns of the second weight that a program holds before the first product has ended.
     """
 
     rows: int = 4
     columns: int = 1024
     times: int = 1
-    warps: int = 4
+    warps: tuple[int, int] = (4, 4)
     outputs: int = 4
-    warps_down: int = 4
     ahead: int = 3072
-    fetch: bool = False
 
 
-CUT = Cut()
-
-
-class Choice(NamedTuple):
-    """A router's logits [T, X] and how to choose by them."""
-
-    logits: Tensor
-    correction: Tensor | None
-    routing: Routing
+ONE = Cut(rows=1, columns=2048, times=6)
+MORE = Cut()
+"""For one token and for more: the best of seventeen cuts at 128 experts of 768 by 2,048."""
 
 
 def few(
@@ -203,23 +160,18 @@ def few(
     gate: Gate,
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
-    choice: Choice | None = None,
-    cut: Cut = CUT,
+    cut: Cut | None = None,
 ) -> None:
-    """moe_experts over few rows. choice: fill ids and weights by it. cut: for tuning."""
-    (tokens, top), (experts, size, width) = ids.shape, down.shape
+    """moe_experts over few rows. cut: another than the usual, for tuning."""
+    (tokens, top), (size, width) = ids.shape, down.shape[1:]
+    cut = cut or (ONE if tokens == 1 else MORE)
     h = x.new_empty((tokens * top, width))
-    logits, correction = (None, None) if choice is None else choice[:2]
-    routing = Routing(top) if choice is None else choice.routing
-    programs = cdiv(width, cut.rows * cut.times)
-    share = size * width // programs if cut.fetch and not size * width % (16 * programs) else 0
-    consts: tuple[Any, ...] = (x.stride(0), size, width, gate.kind, gate.alpha, gate.limit)
-    consts += choice_consts(experts, routing)
-    consts += (cut.rows, min(next_power_of_2(size), cut.columns), cut.times, share, PDL)
-    tensors = (x, logits, correction, ids, weights, gate_up, gate_up_bias, down, h)
-    _up((programs, tokens * top, 1), tensors, (), consts, cut.warps, pdl=PDL)
+    consts: tuple[Any, ...] = (x.stride(0), size, width, gate.kind, gate.alpha, gate.limit, top)
+    consts += (cut.rows, min(next_power_of_2(size), cut.columns), cut.times, PDL)
+    grid = (cdiv(width, cut.rows * cut.times), tokens * top, 1)
+    _up(grid, (x, ids, gate_up, gate_up_bias, h), (), consts, cut.warps[0], pdl=PDL)
     wide = chunk_of(width)
-    ahead = min(top * cdiv(width, wide), cut.ahead // wide) if choice is None else 0
+    ahead = min(top * cdiv(width, wide), cut.ahead // wide)
     grid = (cdiv(size, cut.outputs), tokens, 1)
     consts = (size, width, top, cut.outputs, wide, ahead, PDL)
-    _down(grid, (h, ids, weights, down, down_bias, out), (), consts, cut.warps_down, pdl=PDL)
+    _down(grid, (h, ids, weights, down, down_bias, out), (), consts, cut.warps[1], pdl=PDL)

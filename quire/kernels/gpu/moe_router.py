@@ -45,7 +45,7 @@ def _within_best_groups(ranked, xs, X: tl.constexpr, GROUPS: tl.constexpr, TOP_G
 
 
 @triton.jit
-def chosen(logits, correction_ptr,
+def _chosen(logits, correction_ptr,
            X: tl.constexpr, X_PAD: tl.constexpr, TOP: tl.constexpr, TOP_PAD: tl.constexpr,
            SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, SCALE: tl.constexpr,
            GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, TOP_TWO: tl.constexpr):  # fmt: skip
@@ -80,7 +80,7 @@ def chosen(logits, correction_ptr,
 
 
 @triton.jit
-def write(ids, weights, ts, tokens, id_ptr, weight_ptr, TOP: tl.constexpr, TOP_PAD: tl.constexpr):
+def _write(ids, weights, ts, tokens, id_ptr, weight_ptr, TOP: tl.constexpr, TOP_PAD: tl.constexpr):
     """Store the choice of rows ts [T]."""
     ks = tl.arange(0, TOP_PAD)[None]
     live = (ts < tokens)[:, None] & (ks < TOP)
@@ -98,7 +98,7 @@ def _few(
     bias_ptr,  # [X] or None
     correction_ptr,  # [X] or None
     logit_ptr,  # [T, X] scratch
-    ticket_ptr,  # [FEW], zero before and after; None: somebody else chooses
+    ticket_ptr,  # [FEW], zero before and after
     y_ptr,  # [T, E] out, or None
     r_ptr,  # [T, E] out, or None
     id_ptr,  # [T, TOP] out
@@ -148,17 +148,16 @@ def _few(
     if bias_ptr is not None:
         logits += tl.load(bias_ptr + xs, xs < X, 0.0).to(tl.float32)
     tl.store(logit_ptr + t * X + xs, logits, xs < X)
-    if ticket_ptr is not None:
-        tl.debug_barrier()  # every thread's logits are written before the ticket is drawn
-        ticket = tl.atomic_add(ticket_ptr + t, 1, sem="acq_rel")
-        if ticket == tl.num_programs(0) - 1:
-            every = tl.arange(0, X_PAD)[None]
-            row = tl.load(logit_ptr + t * X + every, every < X, float("-inf"), cache_modifier=".cg")
-            ts = t + tl.zeros((1,), tl.int32)
-            ids, weights = chosen(row, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID, RENORMALISE,
-                                  SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
-            write(ids, weights, ts, t + 1, id_ptr, weight_ptr, TOP, TOP_PAD)
-            tl.store(ticket_ptr + t, 0)
+    tl.debug_barrier()  # every thread's logits are written before the ticket is drawn
+    ticket = tl.atomic_add(ticket_ptr + t, 1, sem="acq_rel")
+    if ticket == tl.num_programs(0) - 1:
+        every = tl.arange(0, X_PAD)[None]
+        row = tl.load(logit_ptr + t * X + every, every < X, float("-inf"), cache_modifier=".cg")
+        ts = t + tl.zeros((1,), tl.int32)
+        ids, weights = _chosen(row, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID, RENORMALISE,
+                              SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
+        _write(ids, weights, ts, t + 1, id_ptr, weight_ptr, TOP, TOP_PAD)
+        tl.store(ticket_ptr + t, 0)
 
 
 @kernel("tokens")
@@ -198,9 +197,9 @@ def _many(
         sums = tl.dot(x, w, sums, input_precision="ieee")
     if bias_ptr is not None:
         sums += tl.load(bias_ptr + xs, xs < X, 0.0).to(tl.float32)[None]
-    ids, weights = chosen(sums, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID, RENORMALISE,
+    ids, weights = _chosen(sums, correction_ptr, X, X_PAD, TOP, TOP_PAD, SIGMOID, RENORMALISE,
                           SCALE, GROUPS, TOP_GROUPS, TOP_TWO)  # fmt: skip
-    write(ids, weights, ts, tokens, id_ptr, weight_ptr, TOP, TOP_PAD)
+    _write(ids, weights, ts, tokens, id_ptr, weight_ptr, TOP, TOP_PAD)
 
 
 class Tickets:
@@ -301,39 +300,8 @@ def _launch_few(
     correction: Tensor | None,
     norm: Norm | None,
 ) -> None:
-    tokens, experts = x.shape[0], weight.shape[0]
-    scratch = (empty_logits(tokens, experts, x.device), _TICKETS.on(x.device))
-    _start_few(x, weight, routing, bias, correction, norm, scratch, outs)
-
-
-def empty_logits(tokens: int, experts: int, device: torch.device) -> Tensor:
-    return torch.empty((tokens, experts), dtype=torch.float32, device=device)
-
-
-def launch_logits(
-    logits: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    routing: Routing,
-    bias: Tensor | None,
-    norm: Norm | None,
-) -> None:
-    """The product only, of few rows: logits [T, X] float32. Whoever reads them chooses."""
-    rows = x if norm is None else norm.x
-    _start_few(rows, weight, routing, bias, None, norm, (logits, None), (None, None))
-
-
-def _start_few(
-    x: Tensor,
-    weight: Tensor,
-    routing: Routing,
-    bias: Tensor | None,
-    correction: Tensor | None,
-    norm: Norm | None,
-    scratch: tuple[Tensor, Tensor | None],
-    outs: tuple[Tensor | None, Tensor | None],
-) -> None:
     (tokens, size), experts = x.shape, weight.shape[0]
+    logits = torch.empty((tokens, experts), dtype=torch.float32, device=x.device)
     before: tuple[Tensor | None, ...] = (x, None, None)
     made: tuple[Tensor | None, ...] = (None, None)
     form = (0.0, 0.0)
@@ -342,7 +310,7 @@ def _start_few(
         form = (norm.eps, norm.offset)
     consts = (*_consts(x, weight, routing), *form, 4, next_power_of_2(size))
     grid = (cdiv(experts, 4), tokens, 1)
-    tensors = (*before, weight, bias, correction, *scratch, *made, *outs)
+    tensors = (*before, weight, bias, correction, logits, _TICKETS.on(x.device), *made, *outs)
     _few(grid, tensors, (), (*consts, PDL), 4 if size <= 4096 else 8, pdl=PDL)
 
 
