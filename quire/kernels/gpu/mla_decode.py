@@ -338,7 +338,7 @@ def _hopper(index: int | None) -> ModuleType | None:
         from quire.kernels.gpu import mla_hopper
     except ImportError:
         return None
-    return mla_hopper
+    return mla_hopper if hasattr(mla_hopper.gl, "thread_barrier") else None  # an older Triton
 
 
 @functools.cache
