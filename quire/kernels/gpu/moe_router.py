@@ -21,6 +21,7 @@ from quire.kernels.moe_router import Routing
 
 FEW = 16  # rows up to which a row is shared by many blocks
 WIDEST = 8192  # of such a row: it is held in registers whole
+CUT = 4, 4  # experts of a block, and its warps
 
 
 @triton.jit
@@ -308,10 +309,11 @@ def _launch_few(
     if norm is not None:
         before, made = (x, norm.residual, norm.weight), (norm.y, norm.r)
         form = (norm.eps, norm.offset)
-    consts = (*_consts(x, weight, routing), *form, 4, next_power_of_2(size))
-    grid = (cdiv(experts, 4), tokens, 1)
+    block, warps = CUT if size <= 4096 else (4, 8)
+    consts = (*_consts(x, weight, routing), *form, block, next_power_of_2(size))
+    grid = (cdiv(experts, block), tokens, 1)
     tensors = (*before, weight, bias, correction, logits, _TICKETS.on(x.device), *made, *outs)
-    _few(grid, tensors, (), (*consts, PDL), 4 if size <= 4096 else 8, pdl=PDL)
+    _few(grid, tensors, (), (*consts, PDL), warps, pdl=PDL)
 
 
 def _consts(x: Tensor, weight: Tensor, routing: Routing) -> tuple[Any, ...]:
