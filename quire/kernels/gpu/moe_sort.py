@@ -4,7 +4,7 @@
     order  [P]        sorted position -> pair; pair p is token p // k
 
 Some thousand pairs: one block per expert reads all of them twice, which costs less than a second
-launch. More: pairs draw numbers from their expert's counter, then go to where it says. Those of one
+launch. More: pairs draw numbers from one of their expert's counters, then go to where it says. Those of one
 expert then stand in any order; what becomes of a row does not depend on where it stands.
 """
 
@@ -18,6 +18,8 @@ from quire.kernels.gpu.sizes import cdiv, next_power_of_2
 from quire.kernels.gpu.start import kernel
 
 CHUNK = 4096  # pairs a block looks at together: 16 a thread
+COUNTED = 512  # pairs of a program that counts
+SHARES = 8  # counters an expert has, so that fewer wait for the same one
 ONE_LAUNCH = 32_768  # pairs up to which reading them again for every expert is quicker
 
 
@@ -53,36 +55,44 @@ def _sort(
 @kernel("pairs")
 def _count(
     id_ptr,  # [P]
-    count_ptr,  # [X] zero before
+    count_ptr,  # [SHARES, X] zero before
     rank_ptr,  # [P] out
     pairs,
+    X: tl.constexpr,
+    SHARES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < pairs
     expert = tl.load(id_ptr + at, live, 0)
-    rank = tl.atomic_add(count_ptr + expert, 1, live, sem="relaxed")
-    tl.store(rank_ptr + at, rank, live)
+    mine = count_ptr + tl.program_id(0) % SHARES * X
+    tl.store(rank_ptr + at, tl.atomic_add(mine + expert, 1, live, sem="relaxed"), live)
 
 
 @kernel("pairs")
 def _place(
     id_ptr,  # [P]
-    count_ptr,  # [X]
+    count_ptr,  # [SHARES, X]
     rank_ptr,  # [P]
     order_ptr,  # [P] out
     start_ptr,  # [X + 1] out
     pairs,
     X: tl.constexpr,
     X_PAD: tl.constexpr,
+    SHARES: tl.constexpr,
+    COUNTED: tl.constexpr,  # pairs that a program of _count looked at
     BLOCK: tl.constexpr,
 ):
     xs = tl.arange(0, X_PAD)
-    counts = tl.load(count_ptr + xs, xs < X, 0)
-    starts = tl.cumsum(counts, 0) - counts
+    shares = tl.arange(0, SHARES)[:, None]
+    counts = tl.load(count_ptr + shares * X + xs[None], (xs < X)[None], 0)
+    totals = tl.sum(counts, 0)
+    starts = tl.cumsum(totals, 0) - totals
     if tl.program_id(0) == 0:
         tl.store(start_ptr + xs, starts, xs <= X)
         tl.store(start_ptr + X, pairs)
+    share = tl.program_id(0) * BLOCK // COUNTED % SHARES
+    starts += tl.sum(tl.where(shares < share, counts, 0), 0)
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     live = at < pairs
     expert = tl.load(id_ptr + at, live, 0)
@@ -100,10 +110,11 @@ def sort(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
         pdl = not _sort.interpreted
         _sort((experts, 1, 1), (ids, order, starts), (pairs,), (experts, block, pdl), 8, pdl=pdl)
         return order, starts
-    counts = torch.zeros(experts, dtype=torch.int32, device=ids.device)
+    counts = torch.zeros((SHARES, experts), dtype=torch.int32, device=ids.device)
     ranks = torch.empty_like(order)
-    _count((cdiv(pairs, 512), 1, 1), (ids, counts, ranks), (pairs,), (512,))
-    consts = (experts, next_power_of_2(experts), 128)
+    grid = (cdiv(pairs, COUNTED), 1, 1)
+    _count(grid, (ids, counts, ranks), (pairs,), (experts, SHARES, COUNTED))
+    consts = (experts, next_power_of_2(experts), SHARES, COUNTED, 128)
     grid = (cdiv(pairs, 128), 1, 1)
     _place(grid, (ids, counts, ranks, order, starts), (pairs,), consts)
     return order, starts

@@ -38,10 +38,11 @@ def test_very_many_pairs_are_sorted_in_any_order_within_an_expert(monkeypatch):
     from quire.kernels.gpu import moe_sort
 
     monkeypatch.setattr(moe_sort, "ONE_LAUNCH", 0)
-    ids = torch.randint(0, 5, (300, 2), dtype=torch.int32)
+    monkeypatch.setattr(moe_sort, "SHARES", 4)
+    ids = torch.randint(0, 5, (1500, 2), dtype=torch.int32)
     ids[ids == 2] = 3  # nobody chose it
     order, starts = moe_sort.sort(ids, 5)
-    assert sorted(order.tolist()) == list(range(600))
+    assert sorted(order.tolist()) == list(range(3000))
     assert torch.equal(ids.flatten()[order.long()], ids.flatten().sort().values)
     assert starts.tolist() == [int((ids < i).sum()) for i in range(6)]
 
