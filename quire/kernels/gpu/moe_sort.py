@@ -4,8 +4,8 @@
     order  [P]        sorted position -> pair; pair p is token p // k
 
 Some thousand pairs: one block per expert reads all of them twice, which costs less than a second
-launch. More: pairs draw numbers from one of their expert's counters, then go to where it says. Those of one
-expert then stand in any order; what becomes of a row does not depend on where it stands.
+launch. More: pairs draw numbers from one of their expert's counters, then go to where it says.
+Those of one expert then stand in any order; what becomes of a row does not depend on where it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from quire.kernels.gpu.start import kernel
 CHUNK = 4096  # pairs a block looks at together: 16 a thread
 COUNTED = 512  # pairs of a program that counts
 SHARES = 8  # counters an expert has, so that fewer wait for the same one
-ONE_LAUNCH = 32_768  # pairs up to which reading them again for every expert is quicker
+ONE_LAUNCH = 16_384  # pairs up to which reading them again for every expert is quicker
 
 
 @kernel("pairs")
