@@ -27,6 +27,7 @@ BF16 = torch.bfloat16
 def graph_ms(calls, repeats=10):
     """Median time of one call when all of them replay as one graph."""
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # inputs may still be on their way
     with torch.cuda.stream(stream):
         for call in calls:
             call()
