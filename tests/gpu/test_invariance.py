@@ -95,7 +95,7 @@ def test_a_second_round_replays_graphs_with_the_same_tokens(case):
                 out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
         assert out == want
     made = engine._executor.runner.lane._graphs._made
-    assert {kind for _, kind in made} == {"greedy", "random", None}
+    assert {kind for _, kind in made} >= {"greedy", "random"}
     assert len(made) >= 3
 
 
