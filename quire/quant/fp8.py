@@ -78,11 +78,11 @@ class Method:
         weight = layer.weight
         assert isinstance(weight, Tensor), f"weight is already {type(weight).__name__}"
         if not self._facts.stored:
-            layer.put("weight", _ready(quantize(weight.detach(), self._facts.block)))
+            layer.put("weight", ready(quantize(weight.detach(), self._facts.block)))
             return
         static = getattr(layer, STATIC).detach().amax().view(1) if self._facts.static else None
         scale = getattr(layer, self._facts.scale).detach()
-        layer.put("weight", _ready(Fp8Weight(weight.detach(), scale, static)))
+        layer.put("weight", ready(Fp8Weight(weight.detach(), scale, static)))
         for name in self.extra:
             layer.put(name, None)
 
@@ -104,7 +104,7 @@ class Method:
         return linear(x, layer.weight, bias)
 
 
-def _ready(weight: Fp8Weight) -> Fp8Weight:
+def ready(weight: Fp8Weight) -> Fp8Weight:
     """With what the kernels of its device want beside it."""
     if weight.device.type == "cpu":
         return weight

@@ -11,13 +11,17 @@ from quire.kernels.linear import linear
 from quire.kernels.quantize_fp8 import quantize_fp8
 from quire.kernels.rms_norm import rms_norm
 from quire.models.build import config_of
+from quire.quant.fp8 import ready
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quant import test_fp8_experts as experts
 from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, LLAMA, load, plain, quantized
 from tests.cpu.quant.test_fp8 import same, small
 
 CUDA = torch.device("cuda", 0)
-MAKE = {"channels": quantize_channels, "blocks": quantize_blocks}
+MAKE = {
+    "channels": lambda weight: ready(quantize_channels(weight)),
+    "blocks": lambda weight: ready(quantize_blocks(weight)),
+}
 SCALES = pytest.mark.parametrize("scales", MAKE)
 
 

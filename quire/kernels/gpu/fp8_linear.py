@@ -23,8 +23,8 @@ from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 FEW = 64
 """Rows up to which the weights' bytes are what counts."""
 
-VERY_FEW = 4
-"""Rows up to which the library has no product by blocks."""
+FEW_WIDE = 32
+"""The same by blocks, for weights of many outputs: our scales cost more than the library's."""
 
 OUT = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -126,7 +126,7 @@ def product(
     if not rows:
         return
     takes = library_takes(q, weight) and out.dtype != torch.float32
-    if takes and weight.block and rows > VERY_FEW:
+    if takes and weight.block and rows > _few_by_blocks(weight):
         _by_blocks(out, q, scale, weight, bias)
     elif rows <= FEW:
         fp8_skinny.product(out, q, scale, weight, bias)
@@ -136,6 +136,11 @@ def product(
         _two_passes(out, q, scale, weight, bias)
     else:
         _library(out, q, scale[:, None], weight, weight.scale[None], bias)
+
+
+def _few_by_blocks(weight: Fp8Weight) -> int:
+    """Rows up to which our product by blocks is the faster."""
+    return FEW if weight.shape[0] <= 4096 else FEW_WIDE
 
 
 def _few_tiles(rows: int, weight: Fp8Weight) -> bool:

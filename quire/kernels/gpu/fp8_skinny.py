@@ -124,8 +124,10 @@ def cut_of(rows: int, weight: Fp8Weight, exact: bool) -> Cut:
     bands = cdiv(outputs, 64)
     if bands >= 256:
         return Cut(128, BLOCK, 5, 8)
+    if weight.block:
+        return Cut(64, BLOCK, 6, 4, max(1, min(384 // bands, 4, inputs // 1024)))
     parts = max(1, min((256 if rows <= 32 else 128) // bands, 4, inputs // 1024))
-    return Cut(64, BLOCK if weight.block else 2 * BLOCK, 4, 4, parts)
+    return Cut(64, 2 * BLOCK, 4, 4, parts)
 
 
 def product(
