@@ -80,7 +80,7 @@ class Graphs:
             array[:rows] = values
             array[rows:size] = blank
         for buffer, table in zip(self._tables, batch.tables):
-            buffer[:rows, : table.shape[1]] = table
+            buffer.numpy()[:rows, : table.shape[1]] = table.numpy()
 
     def _forward(self, size: int) -> Tensor:
         batch = Batch(

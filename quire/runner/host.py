@@ -110,11 +110,12 @@ class Lane:
     def batch(self, inputs: Inputs) -> Batch:
         """The attention backend's view of the step."""
         width = -(-inputs.max_context // self._block_size)
-        blocks, offsets = np.divmod(inputs.positions, self._block_size)
+        blocks = inputs.positions // self._block_size
+        offsets = inputs.positions % self._block_size
         kv_slots = []
         for table in self.tables:
             block = table[inputs.token_slots, blocks].astype(np.int64)
-            assert (block != NO_BLOCK).all(), "a token to compute has no block"
+            assert block.min() > NO_BLOCK, "a token to compute has no block"
             kv_slots.append(block * self._block_size + offsets)
         return Batch(
             q_starts=torch.from_numpy(inputs.q_starts),

@@ -43,6 +43,8 @@ class Inputs:
     @property
     def past(self) -> int:
         """Most tokens that a row of several has before this step's."""
+        if self.decodes == len(self.slots):
+            return 0
         before = self.contexts - np.diff(self.q_starts)
         return int(before[self.decodes :].max(initial=0))
 
