@@ -66,7 +66,7 @@ def start(
     """Bring an engine up. make: build both halves for a config. Raises NoRoom."""
     weights = torch.cuda.memory_allocated(device) - room.held_by_torch
     small = warm.small_config(config, plan.shape)
-    compile_for(make(small), small, receipt)
+    cold = compile_for(make(small), small, receipt)
     _drop(device)  # now, not in the middle of what is measured
     half = make(small)  # a rehearsal may leave anything behind
     peak = warm.measure(half, small, device)
@@ -84,33 +84,43 @@ def start(
     half = make(config)
     torch.cuda.synchronize(device)
     receipt.lap("KV cache")
-    warm.settle_in(half, config)
+    warm.settle_in(half, config, seconds=0 if cold else warm.CAPTURE_S)
     torch.cuda.synchronize(device)
     receipt.lap("capture")
     _say(plan, device)
     return Started(half, config, plan)
 
 
-def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> None:
-    """Find the kernels the steps need, and have them all compiled when this returns."""
+def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> bool:
+    """Find the kernels the steps need and make them ready. True: the folder lacked many.
+
+    Then only those of the first steps are there; processes go on with the others.
+    """
     wanted: list[cache.Wanted] = []
+    urgent: list[cache.Wanted] = []
     try:
         with cache.rehearsal(wanted.append):
             warm.rehearse(half, config)
+            urgent = list(wanted)
+            warm.rehearse_sizes(half, config)
     except Exception:  # whatever is wrong shows again, and is told, when it is run for real
         log.debug("the rehearsal ended early: kernels compile as they come", exc_info=True)
     receipt.lap("rehearsal")
-    missing = cache.load_kept(wanted)
-    if len(missing) > FEW and hasattr(os, "fork"):
-        cache.compile_in_children(missing, min(COMPILERS, cpu.threads()), COMPILE_S)
+    absent, others = cache.load_kept(urgent), cache.load_kept(wanted[len(urgent) :])
+    missing, cold = absent + others, len(absent) + len(others) > FEW
+    if cold and hasattr(os, "fork"):
+        count = max(min(COMPILERS, cpu.threads() - 1), 1)  # one core is for us
+        missing = cache.compile_in_children(missing, len(absent), count, COMPILE_S)
     # Only now in threads: the rehearsal's calls into torch would wait for the GIL behind them all.
     with ThreadPoolExecutor(min(COMPILERS, cpu.threads())) as pool:
         errors = [one.exception() for one in [pool.submit(kernel.make) for kernel in missing]]
     receipt.lap("compile")
     failed = sum(error is not None for error in errors)  # where they are used they tell why
     log.debug(
-        "%d kernels: %d were kept, %d failed", len(wanted), len(wanted) - len(missing), failed
-    )
+        "%d kernels, %d for the first steps; the folder lacked %d and %d; %d failed",
+        len(wanted), len(urgent), len(absent), len(others), failed,
+    )  # fmt: skip
+    return cold
 
 
 def sized(

@@ -119,19 +119,26 @@ def run(
 
 
 def rehearse(half: Half, config: EngineConfig) -> None:
-    """Run one step of each kind with nothing launched that is not compiled yet.
+    """Run the largest and the smallest steps with nothing launched that is not compiled yet.
 
     Inside quire.kernels.cache.rehearsal. Results mean nothing; new tensors are zeros, so that what
     does run reads valid indexes. Of layers that are alike two run: more would ask for no others.
     """
     executor: Any = half[1]
-    rows, longest = config.scheduler.max_num_seqs, worst_counts(config)[0]
     with _Rehearsal(), abridged(executor.runner.model):
         run(half, worst_counts(config), FULL, first=JUDGED)
+        for size in {config.scheduler.max_num_seqs, 1}:
+            for params in (RANDOM, GREEDY):
+                run(half, [1] * size, params)
+
+
+def rehearse_sizes(half: Half, config: EngineConfig) -> None:
+    """As rehearse, at every size of step that kernels may treat apart."""
+    executor: Any = half[1]
+    rows, longest = config.scheduler.max_num_seqs, worst_counts(config)[0]
+    with _Rehearsal(), abridged(executor.runner.model):
         for size in _some(rows):
             run(half, [1] * size, RANDOM)
-        for size in {1, rows}:
-            run(half, [1] * size, GREEDY)
         for length in _some(longest):
             run(half, [1, length][: min(2, rows)], GREEDY)
 
@@ -205,7 +212,7 @@ def _peak(function: Callable[[], None], device: torch.device) -> tuple[int, int]
     return most_used - used, int(torch.cuda.max_memory_reserved(device)) - taken
 
 
-def settle_in(half: Half, config: EngineConfig, seconds: float = CAPTURE_S) -> None:
+def settle_in(half: Half, config: EngineConfig, seconds: float) -> None:
     """Take from the driver what steps will need, and capture the hottest graphs.
 
     Afterwards no step asks the driver for memory. The worst step is gone through once more, for
@@ -232,7 +239,7 @@ def _capture(half: Half, rows: int, seconds: float) -> None:
     until = time.perf_counter() + seconds
     for size in HOT:
         for params in (GREEDY, RANDOM):
-            if size >= rows or time.perf_counter() > until:
+            if size >= rows or (size > 1 and time.perf_counter() > until):
                 return
             run(half, [1] * size, params)
 

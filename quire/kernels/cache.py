@@ -8,11 +8,13 @@ they are then compiled side by side, in processes.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
 import signal
 import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +24,9 @@ from pathlib import Path
 from typing import Any
 
 log = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+MOST_FILES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +130,35 @@ def load_kept(wanted: Sequence[Wanted]) -> list[Wanted]:
     return missing
 
 
-def compile_in_children(wanted: Sequence[Wanted], count: int, seconds: float) -> None:
-    """Compile into the folder in `count` forked processes, because Triton's front end, a tenth of
-    a second of Python a kernel, holds the GIL.
+def compile_in_children(
+    wanted: Sequence[Wanted], urgent: int, count: int, seconds: float
+) -> list[Wanted]:
+    """Compile into the folder in `count` forked processes; load the first `urgent` as they come.
 
+    In processes, because Triton's front end, a tenth of a second of Python a kernel, holds the GIL.
     No other thread may be compiling. A child never touches the device, and ends without cleaning
-    up; one that is not done after `seconds` is killed, and its kernels compile where they are used.
+    up. The others go on after this has returned, so late kernels are found in the folder; one that
+    is not done after `seconds` is killed. Returns those of the urgent that did not come.
     """
     from triton.runtime import driver
 
     target = driver.active.get_current_target()
-    children = [_fork(wanted[i::count], target) for i in range(min(count, len(wanted)))]
+    count = min(count, len(wanted))
+    children = [_fork(wanted[i::count], len(range(i, urgent, count)), target) for i in range(count)]
     until = time.monotonic() + seconds
-    while children and time.monotonic() < until:
+    pending = list(wanted[:urgent])
+    while pending and children and time.monotonic() < until:
+        time.sleep(0.03)
         children = [pid for pid in children if not _ended(pid)]
-        time.sleep(0.01)
+        pending = load_kept(pending)
+    threading.Thread(target=_reap, args=(children, until), daemon=True).start()
+    return pending
+
+
+def _reap(children: Sequence[int], until: float) -> None:
+    while children and time.monotonic() < until:
+        time.sleep(0.2)
+        children = [pid for pid in children if not _ended(pid)]
     for pid in children:
         with suppress(ProcessLookupError, ChildProcessError):
             os.kill(pid, signal.SIGKILL)
@@ -153,8 +172,8 @@ def _ended(pid: int) -> bool:
         return True
 
 
-def _fork(wanted: Sequence[Wanted], target: Any) -> int:
-    """A child that compiles these and ends; its process id."""
+def _fork(wanted: Sequence[Wanted], urgent: int, target: Any) -> int:
+    """A child that compiles these, the last ones with less haste, and ends; its process id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that other threads do not live on in the child: none must
         pid = os.fork()
@@ -164,12 +183,25 @@ def _fork(wanted: Sequence[Wanted], target: Any) -> int:
         from triton.runtime import driver
 
         gc.disable()  # what it found might end on the device
+        _let_go()
         driver.set_active(_Target(target))
-        for one in wanted:
+        for i, one in enumerate(wanted):
+            if i == urgent:
+                os.nice(10)
             with suppress(Exception):  # it fails again, and tells, where it is used
                 one.make()
     finally:
         os._exit(0)  # exit handlers would touch the device that is the parent's
+
+
+def _let_go() -> None:
+    """In a child: end when the parent does, and keep none of its files open.
+
+    The driver frees the memory of a process when nobody has its device files any more.
+    """
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.closerange(3, MOST_FILES)
 
 
 @dataclass(frozen=True, slots=True)

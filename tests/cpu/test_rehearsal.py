@@ -56,7 +56,8 @@ first, again = [], []
 with cache.rehearsal(first.append):
     results = step()
 absent = len(cache.load_kept(first))
-cache.compile_in_children(first[:3], 2, 60)
+late = cache.compile_in_children(first[:3], 3, 2, 60)
+assert late == [], late
 left = cache.load_kept(first)
 with ThreadPoolExecutor(2) as pool:
     list(pool.map(lambda one: one.make(), left))
