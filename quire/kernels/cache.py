@@ -125,6 +125,9 @@ def load_kept(wanted: Sequence[Wanted]) -> list[Wanted]:
                 one.make()
             except _NotKept:
                 missing.append(one)
+            except Exception:  # it fails again, and tells, where it is used
+                log.debug("%s cannot be made ready", one.name, exc_info=True)
+                missing.append(one)
     finally:
         knobs.cache.manager_class = before
     return missing
