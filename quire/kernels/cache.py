@@ -138,7 +138,8 @@ def compile_in_children(
 ) -> list[Wanted]:
     """Compile into the folder in `count` forked processes; load the first `urgent` as they come.
 
-    In processes, because Triton's front end, a tenth of a second of Python a kernel, holds the GIL.
+    In processes, so that Triton's front end, a tenth of a second of Python a kernel, runs on many
+    cores; on an H200's machine that has not made a cold start faster than threads did.
     No other thread may be compiling. A child never touches the device, and ends without cleaning
     up. The others go on after this has returned, so late kernels are found in the folder; one that
     is not done after `seconds` is killed. Returns those of the urgent that did not come.

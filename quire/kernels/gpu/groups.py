@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -35,7 +36,7 @@ WORDS = tl.constexpr(6)  # int64 words of a slot's line: quire.kernels.lines
 
 def groups_of(vocab: int) -> int:
     """G."""
-    return triton.cdiv(vocab, GROUP.value)
+    return cdiv(vocab, GROUP.value)
 
 
 def takes(logits: Tensor) -> bool:
@@ -210,7 +211,7 @@ def scan(
     tile = 128 if rows >= 8 else 16  # few rows: more programs than processors
     scaled = table is None
     _scan_kernel(
-        (rows * triton.cdiv(groups, tile), 1, 1),
+        (rows * cdiv(groups, tile), 1, 1),
         (logits, counts, None if scaled else slots, None if scaled else table, tops, masses),
         (),
         (logits.stride(0), vocab, groups, scaled, counts is not None, tile, PDL),

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from quire.kernels.gpu.groups import line_of, penalties_of, punished
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -50,7 +50,7 @@ def launch(out: Tensor, logits: Tensor, slots: Tensor, table: Tensor, counts: Te
     if not rows:
         return
     _punish_kernel(
-        (rows * triton.cdiv(vocab, _BLOCK), 1, 1),
+        (rows * cdiv(vocab, _BLOCK), 1, 1),
         (logits, slots, table, counts),
         (),
         (logits.stride(0), vocab, _BLOCK, PDL),

@@ -37,6 +37,7 @@ from quire.kernels.gpu.groups import (
     unordered,
     weight,
 )
+from quire.kernels.gpu.sizes import next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.sample import Drawn
@@ -565,7 +566,7 @@ def launch(
     lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
     cand_x = torch.empty((rows, MOST.value), dtype=torch.float32, device=device)
     cand_id = torch.empty((rows, MOST.value), dtype=torch.int32, device=device)
-    power = max(GROUP.value, triton.next_power_of_2(groups))
+    power = max(GROUP.value, next_power_of_2(groups))
     asked, found, step = (counts, slots, outputs, table), (*outs, totals, numbers), logits.stride(0)
     _settle_kernel(
         grid,

@@ -25,6 +25,7 @@ from quire.kernels.gpu.groups import (
     takes,
     weight,
 )
+from quire.kernels.gpu.sizes import next_power_of_2
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 from quire.kernels.stand import Standing
@@ -181,7 +182,7 @@ def launch(outs: Standing, logits: Tensor, chosen: Tensor, k: int, as_logits: bo
     lists = torch.empty((rows, groups), dtype=torch.int32, device=device)
     cand_x = torch.empty((rows, most), dtype=torch.float32, device=device)
     cand_id = torch.empty((rows, most), dtype=torch.int32, device=device)
-    step, power = logits.stride(0), triton.next_power_of_2(groups)
+    step, power = logits.stride(0), next_power_of_2(groups)
     found = (outs.shifts, outs.values, outs.ranks, counts)
     _rank_kernel(
         (rows, 1, 1),

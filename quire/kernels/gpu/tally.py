@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from quire.kernels.gpu.sizes import cdiv
 from quire.kernels.gpu.start import kernel
 from quire.kernels.gpu.wait import PDL, let_go, wait_for_forerunner
 
@@ -42,7 +42,7 @@ def launch(out: Tensor, ids: Tensor, slots: Tensor, counts: Tensor) -> None:
     if not rows:
         return
     _tally_kernel(
-        (triton.cdiv(rows, _ROWS), 1, 1),
+        (cdiv(rows, _ROWS), 1, 1),
         (ids, slots, counts),
         (rows,),
         (counts.shape[1], _ROWS, PDL),
