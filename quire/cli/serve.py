@@ -7,11 +7,8 @@ is built; then uvicorn runs the app until SIGINT or SIGTERM. Running requests ma
 
 from __future__ import annotations
 
-import argparse
-import ast
 import asyncio
 import gc
-import inspect
 import json
 import logging
 import shlex
@@ -19,17 +16,15 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, NoReturn, get_origin, get_type_hints
+from typing import Any, NoReturn
 
 import uvicorn
 
 import quire
 from quire import env
 from quire import log as logs
-from quire.config.cli import OptionParser, add_options, options_from
-from quire.config.values import coerce
+from quire.cli.flags import parse
 from quire.engine.build import Built, build
 from quire.engine.client import EngineClient
 from quire.errors import ConfigError, EngineDead, EngineError
@@ -45,12 +40,7 @@ EVERYWHERE = ("0.0.0.0", "::", "")
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
-    server_options = server_options_from(args)
-    own = {one.name for one in fields(ServerOptions)}
-    options = options_from(
-        argparse.Namespace(**{name: v for name, v in vars(args).items() if name not in own})
-    )
+    options, server_options = parse(argv)
     logs.setup(options.observe.log_level or env.read().log_level)
     listener = _listener(server_options)
     built = build(options, server=True)
@@ -224,66 +214,3 @@ def _show_access_log() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter(logs.FORMAT, datefmt="%m-%d %H:%M:%S"))
     access.addHandler(handler)
-
-
-# -- flags ------------------------------------------------------------------------------------
-
-
-def _parser() -> OptionParser:
-    parser = OptionParser(prog="quire serve", usage="%(prog)s [MODEL] [options]")
-    parser.description = __doc__
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
-    add_server_options(parser)
-    add_options(parser)
-    return parser
-
-
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field of ServerOptions. Those not given do not appear in the namespace."""
-    group = parser.add_argument_group("server options", ServerOptions.__doc__)
-    hints, about = get_type_hints(ServerOptions), _field_docs(ServerOptions)
-    for one in fields(ServerOptions):
-        flag, text = f"--{one.name.replace('_', '-')}", about[one.name].replace("%", "%%")
-        if hints[one.name] is bool:
-            action = argparse.BooleanOptionalAction
-            group.add_argument(flag, action=action, default=argparse.SUPPRESS, help=text)
-            continue
-        group.add_argument(
-            flag,
-            dest=one.name,
-            nargs="+" if get_origin(hints[one.name]) is tuple else None,
-            default=argparse.SUPPRESS,
-            metavar=one.name.rpartition("_")[2].upper(),
-            help=text,
-        )
-    group.add_argument(
-        "--disable-uvicorn-access-log", action="store_true", help="The default; see --access-log."
-    )
-
-
-def server_options_from(args: argparse.Namespace) -> ServerOptions:
-    """ServerOptions of a parsed command line. Raises ConfigError."""
-    hints = get_type_hints(ServerOptions)
-    given = {name: value for name, value in vars(args).items() if name in hints}
-    made = ServerOptions(
-        **{name: coerce(name, hints[name], value) for name, value in given.items()}
-    )
-    if not 0 <= made.port <= 65535:
-        raise ConfigError(f"port must be in [0, 65535], got {made.port}")
-    if made.shutdown_timeout < 0:
-        raise ConfigError(f"shutdown_timeout must be >= 0, got {made.shutdown_timeout}")
-    return made
-
-
-def _field_docs(kind: type) -> dict[str, str]:
-    """Field -> the docstring under it."""
-    (node,) = ast.parse(inspect.getsource(kind)).body
-    assert isinstance(node, ast.ClassDef), node
-    found: dict[str, str] = {}
-    for target, text in zip(node.body, node.body[1:]):
-        if isinstance(target, ast.AnnAssign) and isinstance(text, ast.Expr):
-            assert isinstance(target.target, ast.Name), target.target
-            assert isinstance(text.value, ast.Constant), f"{target.target.id} has no docstring"
-            found[target.target.id] = " ".join(str(text.value.value).split())
-    return found
