@@ -221,14 +221,16 @@ def settle_in(half: Half, config: EngineConfig, seconds: float) -> None:
     largest step's graphs, in whose memory all others find room.
     """
     executor: Any = half[1]
-    rows = config.scheduler.max_num_seqs
+    rows, lane = config.scheduler.max_num_seqs, executor.runner.lane
     with _out_of_memory_is_no_room(config):
-        with _Rehearsal(), abridged(executor.runner.model):
+        # where the cache is too small for all rows at once, some are left for decode steps: a graph
+        # of one would lack most layers for ever
+        with _Rehearsal(), lane.without_graphs(), abridged(executor.runner.model):
             run(half, worst_counts(config), FULL, first=JUDGED)
-        executor.runner.lane.load_products()
+        lane.load_products()
         for params in (RANDOM, GREEDY):
             run(half, [1] * rows, params, tokens=2)  # the second time it is captured
-        executor.runner.lane.set_aside(SLACK, SMALL // PIECE, PIECE)
+        lane.set_aside(SLACK, SMALL // PIECE, PIECE)
         if not config.device.enforce_eager:
             _capture(half, rows, seconds)
     half[0].reset_prefix_cache()

@@ -113,6 +113,10 @@ class Lane:
         with self.scope():
             load_products(self._model, sizes(len(self._last_token)), self._max_tokens)
 
+    def without_graphs(self) -> AbstractContextManager[None]:
+        """Within, no step is captured or replayed."""
+        return self._graphs.paused()
+
     def forget_kv(self) -> None:
         self.settle()
         self._graphs.forget()

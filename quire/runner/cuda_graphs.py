@@ -14,7 +14,8 @@ import time
 import warnings
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -121,6 +122,15 @@ class Graphs:
         held = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(pieces)]
         held[0].zero_()  # torch warns of graphs that do nothing
         graph.capture_end()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, steps run kernel by kernel: what they run is not what later ones will."""
+        before, self._eager = self._eager, True
+        try:
+            yield
+        finally:
+            self._eager = before
 
     def forget(self) -> None:
         """Drop all graphs: what they refer to has moved."""

@@ -3,6 +3,8 @@
 import json
 import pathlib
 import time
+from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -122,3 +124,43 @@ def test_a_rehearsal_runs_two_layers_of_each_kind(kind, kept):
         assert len(model.layers) == kept
         assert set(model.layers) < set(before)
     assert list(model.layers) == before
+
+
+class FakeLane:
+    """What settling in asks of a GPU's lane; notes whether steps may be captured."""
+
+    def __init__(self):
+        self.may_capture = True
+
+    @contextmanager
+    def without_graphs(self):
+        self.may_capture = False
+        yield
+        self.may_capture = True
+
+    def load_products(self):
+        pass
+
+    def set_aside(self, size, pieces, piece):
+        pass
+
+
+def test_no_step_of_an_abridged_model_is_captured():
+    said = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 9}
+    llm = LLM("embedded", **said, max_model_len=64, enforce_eager=True)
+    engine, config = llm.llm_engine.engine, llm.llm_engine.config
+    model, lane, steps = engine._executor.runner.model, FakeLane(), []
+    whole = len(model.layers)
+
+    class Watched:
+        runner = SimpleNamespace(model=model, lane=lane)
+
+        def submit(self, plan):
+            alone = all(row.count == 1 for row in plan.rows)
+            steps.append((alone, len(model.layers) == whole, lane.may_capture))
+            return engine._executor.submit(plan)
+
+    warm.settle_in((engine._scheduler, Watched()), config, seconds=0)
+    assert (True, False, False) in steps, "the cache was to be too small for one step"
+    assert {may for _, complete, may in steps if not complete} == {False}
+    assert {may for _, complete, may in steps if complete} == {True}
