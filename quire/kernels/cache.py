@@ -13,6 +13,7 @@ import gc
 import logging
 import os
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 MOST_FILES = 1 << 16
+MOST_KERNELS = 1 << 13
+"""Numbers that a pipe holds: it takes 64 KiB."""
+_NUMBER = struct.Struct("<I")
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,9 +151,12 @@ def compile_in_children(
     from triton.runtime import driver
 
     target = driver.active.get_current_target()
-    count = min(count, len(wanted))
-    children = [_fork(wanted[i::count], len(range(i, urgent, count)), target) for i in range(count)]
-    until = time.monotonic() + seconds
+    began = time.monotonic()
+    line = _Line(wanted, urgent)
+    children = [_fork(line, target) for _ in range(min(count, len(wanted)))]
+    line.close()
+    log.debug("%d compilers after %.2f s", len(children), time.monotonic() - began)
+    until = began + seconds
     pending = list(wanted[:urgent])
     while pending and children and time.monotonic() < until:
         time.sleep(0.03)
@@ -176,8 +183,37 @@ def _ended(pid: int) -> bool:
         return True
 
 
-def _fork(wanted: Sequence[Wanted], urgent: int, target: Any) -> int:
-    """A child that compiles these, the last ones with less haste, and ends; its process id."""
+class _Line:
+    """Kernels in the order in which compilers take them: a pipe that holds all their numbers."""
+
+    def __init__(self, wanted: Sequence[Wanted], urgent: int) -> None:
+        assert len(wanted) < MOST_KERNELS, len(wanted)  # they all fit in the pipe
+        self._wanted = wanted
+        self._urgent = urgent
+        self.fd, into = os.pipe()
+        os.write(into, b"".join(_NUMBER.pack(i) for i in range(len(wanted))))
+        os.close(into)
+
+    def close(self) -> None:
+        os.close(self.fd)
+
+    def make_all(self) -> None:
+        """In a child: compile until none is left; what can wait with less haste."""
+        began, hasty = time.monotonic(), True
+        while len(word := os.read(self.fd, _NUMBER.size)) == _NUMBER.size:
+            (i,) = _NUMBER.unpack(word)
+            if hasty and i >= self._urgent:
+                hasty = False
+                os.nice(10)
+            at = time.monotonic()
+            with suppress(Exception):  # it fails again, and tells, where it is used
+                self._wanted[i].make()
+            took = time.monotonic() - at
+            log.debug("%.2f s, after %.2f s: %s", took, at - began, self._wanted[i].name)
+
+
+def _fork(line: _Line, target: Any) -> int:
+    """A child that compiles what it finds in the line, and ends; its process id."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that other threads do not live on in the child: none must
         pid = os.fork()
@@ -187,25 +223,22 @@ def _fork(wanted: Sequence[Wanted], urgent: int, target: Any) -> int:
         from triton.runtime import driver
 
         gc.disable()  # what it found might end on the device
-        _let_go()
+        _let_go(line.fd)
         driver.set_active(_Target(target))
-        for i, one in enumerate(wanted):
-            if i == urgent:
-                os.nice(10)
-            with suppress(Exception):  # it fails again, and tells, where it is used
-                one.make()
+        line.make_all()
     finally:
         os._exit(0)  # exit handlers would touch the device that is the parent's
 
 
-def _let_go() -> None:
-    """In a child: end when the parent does, and keep none of its files open.
+def _let_go(kept: int) -> None:
+    """In a child: end when the parent does, and keep none of its files open but one.
 
     The driver frees the memory of a process when nobody has its device files any more.
     """
     with suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.closerange(3, MOST_FILES)
+    os.closerange(3, kept)
+    os.closerange(kept + 1, MOST_FILES)
 
 
 @dataclass(frozen=True, slots=True)
