@@ -1,0 +1,123 @@
+"""What a client asks for, in one form: every dialect's body becomes an `Asked`, once.
+
+Not here: whether it may (quire.server.admit), how it is answered (quire.server.events and the
+dialect's own shape). The one idea: a dialect translates words and nothing else, so that whatever
+is checked, limited or counted is so for all of them alike. Nothing is copied: lists and dicts are
+those of the body, and nobody writes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages for the chat template, in the form of OpenAI's chat route.
+
+    Other dialects translate theirs: text blocks to content parts, tool use to assistant
+    `tool_calls`, tool results to messages of the role tool, thinking to `reasoning`.
+    """
+
+    messages: Sequence[Message]
+    tools: Sequence[dict[str, Any]] | None = None
+    """As the template gets them: {"type": "function", "function": {...}}."""
+    documents: Sequence[dict[str, Any]] | None = None
+    template: str | None = None
+    """A template that the request brings; refused unless the server trusts such."""
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    """`chat_template_kwargs`; they go over those of the server."""
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    """The template writes them itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """Texts or token ids that go on as they are."""
+
+    prompts: Sequence[str | list[int]]
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Structure:
+    """A form that the text must have. `param`: the caller's word for it."""
+
+    param: str
+    kind: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beams:
+    """Beam search in place of sampling; as many beams as answers (n)."""
+
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """One body, understood. Prompt p, sample s is the choice p * n + s."""
+
+    source: Conversation | Prompts | Sequence[Conversation]
+    """A list of conversations is answered with a choice for each."""
+    model: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams that the client gave, by their names there. None is not given."""
+    max_tokens: int | None = None
+    """What `max_tokens` is when neither client nor generation config says; None: the context."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Name in SamplingParams -> the dialect's own word for it, where errors should say that."""
+    beams: Beams | None = None
+    structure: Structure | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    """None, "auto", "none", "required" or the choice of a function."""
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+
+    stream: bool = False
+    include_usage: bool = False
+    """The stream ends with the usage."""
+    continuous_usage: bool = False
+    """Every chunk has the usage so far."""
+
+    echo: bool = False
+    prompt_only: bool = False
+    """Nothing is generated: the prompt is scored (max_tokens 0 with echo)."""
+    token_ids: bool = False
+    """Show the ids of prompt and answer (`return_token_ids`)."""
+    tokens_as_ids: bool = False
+    """Show tokens of logprobs as token_id:ID."""
+    prompt_text: bool = False
+    """Show the prompt as the model reads it (`return_prompt_text`)."""
+    timing: bool = False
+    """Show where the time went (`x_timing`)."""
+
+    truncation_side: str | None = None
+    priority: int | None = None
+    salt: str | None = None
+    """Separates what the prefix cache may share (`cache_salt`)."""
+    request_id: str | None = None
+    """The client's wish; a header X-Request-Id goes over it."""
+    ignored: Sequence[str] = ()
+    """Fields of the body that mean nothing here; told to the client (quire.server.strict)."""
+
+    @property
+    def n(self) -> int:
+        """Answers to each prompt."""
+        given = self.sampling.get("n")
+        return 1 if given is None else given
+
+    @property
+    def conversations(self) -> Sequence[Conversation]:
+        """The conversations, if it is about such."""
+        if isinstance(self.source, Conversation):
+            return (self.source,)
+        return () if isinstance(self.source, Prompts) else self.source
