@@ -10,13 +10,36 @@ import ast
 import inspect
 from collections.abc import Sequence
 from dataclasses import fields
+from pathlib import Path
 from typing import get_origin, get_type_hints
 
 from quire.config.cli import OptionParser, add_options, options_from
 from quire.config.options import Options
 from quire.config.values import coerce
 from quire.errors import ConfigError
-from quire.server.options import ServerOptions
+from quire.server.options import ABOUT as ABOUT_GROUPS
+from quire.server.options import GROUPS, ServerOptions
+
+SHORT = {"api_server_count": ("-asc",)}
+REPEATED = ("middleware",)
+"""Flags that add up when given several times."""
+SIZES = {"max_body_bytes": "bytes", "h11_max_incomplete_event_size": "bytes"}
+MAX = 2**31
+RANGES = {
+    "port": (0, 65535),
+    "api_server_count": (1, 256),
+    "max_body_bytes": (1, MAX * MAX),
+    "keep_alive_timeout": (0, MAX),
+    "h11_max_incomplete_event_size": (1024, MAX * MAX),
+    "h11_max_header_count": (1, MAX),
+    "shutdown_timeout": (0, MAX),
+    "ssl_cert_reqs": (0, 2),
+    "stream_interval": (1, MAX),
+    "sse_keep_alive_interval": (0, MAX),
+    "responses_store_size": (1, MAX),
+    "log_stats_interval": (0, MAX),
+    "max_log_len": (0, MAX),
+}
 
 ABOUT = """Start the OpenAI-compatible server.
 
@@ -47,24 +70,31 @@ def serve_parser() -> OptionParser:
 
 def add_server_options(parser: argparse.ArgumentParser) -> None:
     """A flag for each field of ServerOptions. Those not given do not appear in the namespace."""
-    group = parser.add_argument_group("server options", ServerOptions.__doc__)
     hints, about = get_type_hints(ServerOptions), _field_docs(ServerOptions)
-    for one in fields(ServerOptions):
-        flag, text = f"--{one.name.replace('_', '-')}", about[one.name].replace("%", "%%")
-        if hints[one.name] is bool:
-            action = argparse.BooleanOptionalAction
-            group.add_argument(flag, action=action, default=argparse.SUPPRESS, help=text)
-            continue
-        group.add_argument(
-            flag,
-            dest=one.name,
-            nargs="+" if get_origin(hints[one.name]) is tuple else None,
-            default=argparse.SUPPRESS,
-            metavar=one.name.rpartition("_")[2].upper(),
-            help=text,
-        )
+    for title, names in GROUPS.items():
+        group = parser.add_argument_group(f"{title} options", ABOUT_GROUPS[title])
+        for name in names:
+            _add(group, name, hints[name], about[name].replace("%", "%%"))
     group.add_argument(
         "--disable-uvicorn-access-log", action="store_true", help="The default; see --access-log."
+    )
+
+
+def _add(group: argparse._ArgumentGroup, name: str, hint: object, about: str) -> None:
+    flags = [f"--{name.replace('_', '-')}", *SHORT.get(name, ())]
+    if hint is bool:
+        action = argparse.BooleanOptionalAction
+        group.add_argument(*flags, action=action, default=argparse.SUPPRESS, help=about)
+        return
+    many = get_origin(hint) is tuple
+    group.add_argument(
+        *flags,
+        dest=name,
+        nargs="+" if many else None,
+        action="extend" if name in REPEATED else "store",
+        default=argparse.SUPPRESS,
+        metavar=name.rpartition("_")[2].upper(),
+        help=about,
     )
 
 
@@ -73,13 +103,32 @@ def server_options_from(args: argparse.Namespace) -> ServerOptions:
     hints = get_type_hints(ServerOptions)
     given = {name: value for name, value in vars(args).items() if name in hints}
     made = ServerOptions(
-        **{name: coerce(name, hints[name], value) for name, value in given.items()}
+        **{name: coerce(name, hints[name], v, SIZES.get(name)) for name, v in given.items()}
     )
-    if not 0 <= made.port <= 65535:
-        raise ConfigError(f"port must be in [0, 65535], got {made.port}")
-    if made.shutdown_timeout < 0:
-        raise ConfigError(f"shutdown_timeout must be >= 0, got {made.shutdown_timeout}")
+    for name, (low, high) in RANGES.items():
+        value = getattr(made, name)
+        if value is not None and not low <= value <= high:
+            allowed = f"in [{low}, {high}]" if high < MAX else f">= {low}"
+            raise ConfigError(f"{name} must be {allowed}, got {value}")
+    _check_together(made)
     return made
+
+
+def _check_together(made: ServerOptions) -> None:
+    """What must be said together, and files that must be there."""
+    if made.ssl_certfile is None and (made.ssl_keyfile or made.ssl_ca_certs):
+        raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
+    if made.ssl_cert_reqs and made.ssl_ca_certs is None:
+        raise ConfigError(f"ssl_cert_reqs={made.ssl_cert_reqs} needs ssl_ca_certs")
+    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
+        path = getattr(made, name)
+        if path is not None and not Path(path).is_file():
+            raise ConfigError(f"{name}: no file {path!r}")
+    if made.fingerprint_mode == "custom" and not made.fingerprint_value:
+        raise ConfigError("fingerprint_mode='custom' needs fingerprint_value")
+    if made.api_server_count > 1 and made.enable_responses_store:
+        message = "enable_responses_store keeps answers in one process; say api_server_count=1"
+        raise ConfigError(message)
 
 
 def _field_docs(kind: type) -> dict[str, str]:
