@@ -17,6 +17,7 @@ from enum import Enum, auto
 from typing import NamedTuple, TypeVar
 
 from quire.core.params import SamplingParams
+from quire.core.timing import Timing
 
 UNKNOWN = -1
 """A token a step in flight will produce: the runner has it in its own slots, the core not yet."""
@@ -62,6 +63,7 @@ class Request:
     read_prefix_cache: bool = True  # False when every prompt position must be computed
     parent: str | None = None  # id of a held request whose KV is shared as far as prompts agree
     hold: bool = False  # keep blocks after the end, until the scheduler's release(id)
+    timed: bool = False  # every update says where the time went, not only the first and the last
 
 
 @dataclass(slots=True, eq=False)
@@ -177,3 +179,4 @@ class Update(NamedTuple):
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
     error: str | None = None
+    timing: Timing | None = None  # of the first and the last, and of each if request.timed
