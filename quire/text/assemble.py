@@ -1,14 +1,18 @@
 """Updates of the engine -> the outputs that callers see.
 
 Not here: the order of steps, or what a finished token is (the scheduler said so already). One
-`Assembler` per request, one `_Answer` per sequence. The one idea: an answer is only ever appended
+`Assembler` per request, one `Answer` per sequence. The one idea: an answer is only ever appended
 to; what an output holds is a slice of it, chosen by the output kind. When nothing needs the text
 before the end (FINAL_ONLY without stop strings), no text is made before the end.
+
+Two faces: push() makes the outputs that callers of LLM know; read() is what push() does first, and
+all a server needs that streams thousands of pieces a second.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.core.types import TokenLogprobs, Update
@@ -61,6 +65,7 @@ class Assembler:
         self._prompt_logprobs = _prompt_logprobs(prepared.params)
         self._prompt_sent = False
         self._cached: int | None = None
+        self._notes = True
         self._error: str | None = None
         self.aborts: list[int] = []
         self.stats = RequestStateStats(arrival_time=prepared.request.arrived_at) if clock else None
@@ -71,36 +76,61 @@ class Assembler:
 
     def push(self, update: Update) -> RequestOutput | None:
         """Take an update in; an output, if there is one to give out now."""
-        self.aborts = []
+        answer = self.read(update)
+        if answer is None:
+            return None
+        if self._kind is RequestOutputKind.FINAL_ONLY:
+            return self._output(self.best())
+        delta = self._kind is RequestOutputKind.DELTA
+        return self._output([answer.output(delta, self._lora)])
+
+    def read(self, update: Update) -> Answer | None:
+        """Take an update in; the answer that has news to give out now.
+
+        FINAL_ONLY: the last one to end, when all have; best() has them.
+        """
+        if self.aborts:
+            self.aborts = []
         answer = self._answers[update.index]
         if answer.finish_reason is not None:
             return None
-        self._note(update)
+        if self._notes or update.prompt_logprobs or update.error is not None:
+            self._note(update)
         answer.add(update)
         if answer.finish_reason is not None:
             self._running -= 1
             if update.finish is None:
                 self.aborts.append(update.index)
         if self._kind is RequestOutputKind.FINAL_ONLY:
-            return None if self._running else self._output(self._best())
-        if not answer.due(self._interval):
-            return None
-        delta = self._kind is RequestOutputKind.DELTA
-        return self._output([answer.output(delta, self._lora)])
+            return None if self._running else answer
+        return answer if answer.due(self._interval) else None
 
-    def _answer(self, index: int) -> _Answer:
+    @property
+    def cached(self) -> int:
+        """Tokens of the prompt that came out of the prefix cache."""
+        return self._cached or 0
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """As far as they are known: all of them when the first token is there."""
+        return self._prompt_logprobs
+
+    def _answer(self, index: int) -> Answer:
         request, params = self._prepared.request, self._params
-        late = self._kind is RequestOutputKind.FINAL_ONLY and not params.stop_strings
-        text: _Silent | _Text
+        late = self._kind is RequestOutputKind.FINAL_ONLY
+        text: Text
         if self._tokenizer is None:
             text = _Silent()
+        elif params.stop_strings:
+            text = _Stopping(self._tokenizer, request.prompt, params)
         else:
-            text = _Text(self._tokenizer, request.prompt, params, late)
-        return _Answer(index, params, text, self._tokenizer, self._ranks)
+            text = (_Late if late else _Flowing)(self._tokenizer, request.prompt, params)
+        return Answer(index, params, text, self._tokenizer, self._ranks)
 
     def _note(self, update: Update) -> None:
         if self._cached is None:
             self._cached = update.cached_tokens
+            self._notes = self._clock is not None  # nothing else changes from update to update
         if update.prompt_logprobs and self._prompt_logprobs is not None:
             # positions that came out of the prefix cache were not computed: nothing is known
             while len(self._prompt_logprobs) < update.cached_tokens + 1:
@@ -112,7 +142,7 @@ class Assembler:
         if self._clock is not None and self.stats is not None and update.token_ids:
             _count(self.stats, len(update.token_ids), self._clock())
 
-    def _best(self) -> list[CompletionOutput]:
+    def best(self) -> list[CompletionOutput]:
         """Of all answers at the end, those to return: all, or the n likeliest of best_of."""
         outputs = [answer.output(False, self._lora) for answer in self._answers]
         if self._ranks:
@@ -141,14 +171,14 @@ class Assembler:
         )
 
 
-class _Answer:
+class Answer:
     """One sequence's output so far: tokens, logprobs, text, and how much of each was given out."""
 
     def __init__(
         self,
         index: int,
         params: SamplingParams,
-        text: _Silent | _Text,
+        text: Text,
         tokenizer: Tokenizer | None,
         ranks: bool,
     ) -> None:
@@ -165,10 +195,13 @@ class _Answer:
         self._began = False
 
     def add(self, update: Update) -> None:
-        kept = self._text.push(update.token_ids, update.finish)
-        self._token_ids.extend(update.token_ids[:kept])
-        if update.logprobs is not None and self._sums:
+        ids, finish = update.token_ids, update.finish
+        kept = self._text.push(ids, finish)
+        self._token_ids.extend(ids if kept == len(ids) else ids[:kept])
+        if self._sums and update.logprobs is not None:
             self._add_logprobs(update.logprobs[:kept])
+        if finish is None and self._text.stop is None:
+            return
         if self._text.stop is not None:
             self.finish_reason, self.stop_reason = "stop", self._text.stop
         elif update.finish is not None:
@@ -183,9 +216,18 @@ class _Answer:
     def due(self, interval: int) -> bool:
         """There is news to stream: the first token, `interval` more, or the end."""
         new = len(self._token_ids) - self._sent
-        if self.finish_reason is not None:
+        if new >= interval or self.finish_reason is not None:
             return True
-        return new >= interval or (not self._began and new > 0)
+        return new > 0 and not self._began
+
+    def take(self) -> tuple[str, list[int], SampleLogprobs | None]:
+        """Text, tokens and logprobs since the last take; what was taken is forgotten."""
+        ids = self._token_ids
+        self._token_ids, self._began = [], True
+        logprobs = self._logprobs
+        if logprobs is not None:
+            self._logprobs = [] if isinstance(logprobs, list) else FlatLogprobs()
+        return self._text.take(), ids, logprobs
 
     def output(self, delta: bool, lora_request: object | None) -> CompletionOutput:
         since = self._sent if delta else 0
@@ -200,6 +242,23 @@ class _Answer:
             stop_reason=self.stop_reason,
             lora_request=lora_request,
         )
+
+
+class Text(Protocol):
+    """Tokens -> the text of a sequence. take() and whole() are not to be mixed."""
+
+    stop: str | None
+    """The stop string that ended it."""
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        """Add tokens; how many of them belong to the answer (the rest is behind a stop string)."""
+        ...
+
+    def take(self) -> str:
+        """What is new since the last take."""
+        ...
+
+    def whole(self) -> str: ...
 
 
 class _Silent:
@@ -217,82 +276,78 @@ class _Silent:
         return ""
 
 
-class _Text:
-    """Tokens -> text, cut at a stop string.
+class _Flowing:
+    """Tokens become text as they come."""
 
-    late: tokens are gathered and turned into text at the end, all at once.
-    """
+    stop: str | None = None
 
-    def __init__(
-        self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams, late: bool
-    ) -> None:
-        self.stop: str | None = None
-        self._detokenizer = Detokenizer(
-            tokenizer,
-            prompt,
-            params.skip_special_tokens,
-            params.spaces_between_special_tokens,
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        made = Detokenizer(
+            tokenizer, prompt, params.skip_special_tokens, params.spaces_between_special_tokens
         )
+        self._decode, self._rest = made.push, made.finish
         self._include = params.include_stop_str_in_output
-        stops = params.stop_strings
-        self._window = StopWindow(stops, self._include) if stops else None
-        self._unsearched = params.min_tokens  # tokens in which no stop string may end
-        self._late: list[int] | None = [] if late else None
-        self._pieces: list[str] = []
+        self._new = ""
         self._whole = ""
 
     def push(self, ids: Sequence[int], finish: str | None) -> int:
-        """Add tokens; how many of them belong to the answer (the rest is behind a stop string)."""
-        # The token that ended the sequence is no text, unless asked for
-        shown = ids[:-1] if finish == "stop" and not self._include else ids
-        kept = len(ids)
-        if self._late is not None:
-            self._late.extend(shown)
-        elif self._window is None:
-            self._pieces.append(self._detokenizer.push(shown))
+        if finish is None:
+            self._new += self._decode(ids)
         else:
-            completing = self._search(self._window, shown)
-            kept = len(ids) if completing is None else completing
-        if finish is not None and self.stop is None:
-            self._finish()
-        return kept
-
-    def _search(self, window: StopWindow, ids: Sequence[int]) -> int | None:
-        """Token by token, so that the one that completes a stop string is known: how many."""
-        for count, token_id in enumerate(ids, 1):
-            self._unsearched -= 1
-            text = self._detokenizer.push((token_id,))
-            piece = window.push(text, self._unsearched < 0)
-            self._pieces.append(piece.text)
-            if piece.stop is not None:
-                self.stop = piece.stop
-                return count
-        return None
-
-    def _finish(self) -> None:
-        if self._late:
-            self._pieces.append(self._detokenizer.push(self._late))
-        rest = self._detokenizer.finish()
-        if self._window is None:
-            self._pieces.append(rest)
-            return
-        piece = self._window.push(rest, self._unsearched <= 0)
-        self._pieces.append(piece.text)
-        self.stop = piece.stop
-        if piece.stop is None:
-            self._pieces.append(self._window.finish())
-
-    def whole(self) -> str:
-        if self._pieces:
-            self._whole += "".join(self._pieces)
-            self._pieces.clear()
-        return self._whole
+            # The token that ended the sequence is no text, unless asked for
+            shown = ids[:-1] if finish == "stop" and not self._include else ids
+            self._new += self._decode(shown) + self._rest()
+        return len(ids)
 
     def take(self) -> str:
-        """What is new since the last take. Not to be mixed with whole()."""
-        new = "".join(self._pieces)
-        self._pieces.clear()
+        new, self._new = self._new, ""
         return new
+
+    def whole(self) -> str:
+        if self._new:
+            self._whole += self._new
+            self._new = ""
+        return self._whole
+
+
+class _Late(_Flowing):
+    """Tokens are gathered and become text at the end, all at once."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        super().__init__(tokenizer, prompt, params)
+        self._ids: list[int] = []
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        self._ids.extend(ids)
+        if finish is not None:
+            super().push(self._ids, finish)
+        return len(ids)
+
+
+class _Stopping(_Flowing):
+    """Text that is cut at a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        super().__init__(tokenizer, prompt, params)
+        self._window = StopWindow(params.stop_strings, self._include)
+        self._unsearched = params.min_tokens  # tokens in which no stop string may end
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        shown = ids[:-1] if finish == "stop" and not self._include else ids
+        # Token by token, so that the one that completes a stop string is known
+        for count, token_id in enumerate(shown, 1):
+            self._unsearched -= 1
+            if self._search(self._decode((token_id,)), self._unsearched < 0):
+                return count
+        if finish is not None and not self._search(self._rest(), self._unsearched <= 0):
+            self._new += self._window.finish()
+        return len(ids)
+
+    def _search(self, text: str, search: bool) -> bool:
+        piece = self._window.push(text, search)
+        self._new += piece.text
+        self.stop = piece.stop
+        return piece.stop is not None
 
 
 def _sample_logprobs(params: SamplingParams) -> SampleLogprobs | None:

@@ -20,10 +20,15 @@ PRIMING = 8
 """Prompt tokens that can matter: a character has at most 4 bytes, a byte may be a token."""
 
 _HOLE = "\ufffd"
+_decode = codecs.utf_8_decode
 
 
 class Detokenizer:
-    """The text of one sequence. push() in order, then finish() once."""
+    """The text of one sequence. push() in order, then finish() once.
+
+    push(ids) -> the text that these ids add, as far as it is certain; finish() -> what was held
+    back. Both are those of the way that the tokenizer allows: nothing stands between.
+    """
 
     def __init__(
         self,
@@ -32,28 +37,24 @@ class Detokenizer:
         skip_special_tokens: bool = True,
         spaces_between_special_tokens: bool = True,
     ) -> None:
-        backend = tokenizer.backend
-        self._skip = backend.special_ids if skip_special_tokens else frozenset()
-        # Tokens that must not be set apart by the spaces a decoder would put between them
-        self._close = frozenset() if spaces_between_special_tokens else backend.special_ids
-        starts = all(i in self._skip for i in reversed(prompt_ids))
-        primer = [i for i in prompt_ids[-PRIMING:] if i not in self._skip]
-        self._way: _Way
-        if tokenizer.pieces is None:
-            self._way = _Offsets(tokenizer, primer, self._close)
-        elif tokenizer.pieces.is_bytes:
-            self._way = _Bytes(tokenizer.pieces, primer)
+        specials = tokenizer.backend.special_ids
+        skip = specials if skip_special_tokens else frozenset()
+        primer = [i for i in prompt_ids[-PRIMING:] if i not in skip]
+        way: _Way
+        table = tokenizer.pieces
+        if table is not None and skip:
+            table = table.bare
+        if table is None:
+            # Tokens that must not be set apart by the spaces a decoder would put between them
+            close = frozenset() if spaces_between_special_tokens else specials
+            way = _Offsets(tokenizer, primer, close, skip)
+        elif table.is_bytes:
+            way = _Bytes(table, primer)
         else:
-            self._way = _Pieces(tokenizer.pieces, primer, starts)
-
-    def push(self, ids: Sequence[int]) -> str:
-        """The text that these ids add, as far as it is certain."""
-        skip = self._skip
-        return self._way.push([i for i in ids if i not in skip] if skip else ids)
-
-    def finish(self) -> str:
-        """What was held back."""
-        return self._way.finish()
+            starts = all(i in skip for i in reversed(prompt_ids))
+            way = _Pieces(table, primer, starts)
+        self.push: Callable[[Sequence[int]], str] = way.push
+        self.finish: Callable[[], str] = way.finish
 
 
 class _Way(Protocol):
@@ -62,20 +63,26 @@ class _Way(Protocol):
 
 
 class _Bytes:
-    """Every piece is bytes: one UTF-8 decoder knows what is still open."""
+    """Every piece is bytes; what does not end a character yet is kept open."""
 
     def __init__(self, table: PieceTable, primer: Sequence[int]) -> None:
         self._table = table
-        self._decode = codecs.getincrementaldecoder("utf-8")(errors="replace").decode
+        self._open = b""
         self.push(primer)
 
     def push(self, ids: Sequence[int]) -> str:
-        if len(ids) == 1:
-            return self._decode(self._table[ids[0]])  # type: ignore[arg-type]  # bytes, see is_bytes
-        return self._decode(b"".join([self._table[i] for i in ids]))  # type: ignore[misc]
+        data: bytes = (
+            self._table[ids[0]] if len(ids) == 1 else b"".join([self._table[i] for i in ids])  # type: ignore[misc,assignment]  # bytes, see is_bytes
+        )
+        if self._open:
+            data = self._open + data
+        text, used = _decode(data, "replace", False)
+        self._open = data[used:] if used < len(data) else b""
+        return text
 
     def finish(self) -> str:
-        return self._decode(b"", True)
+        held, self._open = self._open, b""
+        return _decode(held, "replace", True)[0]
 
 
 class _Pieces:
@@ -90,6 +97,8 @@ class _Pieces:
 
     def push(self, ids: Sequence[int]) -> str:
         table = self._table
+        if len(ids) == 1 and self._start is None:
+            return self._text(table[ids[0]])
         made = [self._text(table[i]) for i in ids]
         if self._start is not None:
             self._begin(made)
@@ -141,14 +150,23 @@ class _Offsets:
     MOST_HELD = 16  # tokens; a character has at most 4 bytes, so a longer tail never completes
     BULK = 64  # tokens decoded at once when many come together: a decode has a price of its own
 
-    def __init__(self, tokenizer: Tokenizer, primer: Sequence[int], close: frozenset[int]) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        primer: Sequence[int],
+        close: frozenset[int],
+        skip: frozenset[int],
+    ) -> None:
         self._backend = tokenizer.backend
         self._close = close
+        self._skip = skip
         self._ids = list(primer)
         self._read = len(self._ids)
         self._given = self._decoded()
 
     def push(self, ids: Sequence[int]) -> str:
+        if self._skip:
+            ids = [i for i in ids if i not in self._skip]
         made = []
         for at in range(0, len(ids), self.BULK):
             chunk = ids[at : at + self.BULK]

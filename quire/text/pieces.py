@@ -44,6 +44,18 @@ class PieceTable(dict[int, Piece]):
         self._make = make
         self.at_start = at_start
         self._nothing: Piece = b"" if is_bytes else ""
+        self._bare: PieceTable | None = None
+
+    @property
+    def bare(self) -> PieceTable:
+        """The same with nothing for special tokens: skipping them costs no look at each token."""
+        if self._bare is None:
+            table = PieceTable(
+                self._backend, self._make, is_bytes=self.is_bytes, at_start=self.at_start
+            )
+            table.update(dict.fromkeys(self._backend.special_ids, self._nothing))
+            self._bare = table
+        return self._bare
 
     def __missing__(self, token_id: int) -> Piece:
         token = self._backend.id_to_token(token_id)

@@ -164,6 +164,6 @@ def test_the_work_per_token_does_not_grow(name):
     way = Detokenizer(tokenizer, [])
     for i in range(300):
         way.push([i % len(tokenizer)])
-    kept = way._way
+    kept = way.push.__self__
     assert len(getattr(kept, "_ids", [])) <= 20
     assert len(getattr(kept, "_open", b"")) <= 4
