@@ -27,6 +27,7 @@ from quire import log as logs
 from quire.cli.flags import parse
 from quire.engine.build import Built, build
 from quire.engine.client import EngineClient
+from quire.engine.thread import EngineThread
 from quire.errors import ConfigError, EngineDead, EngineError
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
@@ -131,7 +132,7 @@ def services_of(
     """What routes need, from an engine that was built."""
     config = built.config
     return Services(
-        engine=EngineClient(built.engine, on_death=on_death),
+        engine=EngineClient(EngineThread(built.engine), on_death=on_death),
         inputs=built.inputs,
         tokenizer=built.tokenizer,
         chat_template=config.model.chat_template,

@@ -1,26 +1,37 @@
 """The async face of the engine, and the only door to it from the server.
 
-The synchronous loop runs in a thread of its own. Messages go in through one queue; what a step
-yields comes out in one `call_soon_threadsafe`, whatever the number of requests. While there is
-nothing to do the thread sleeps in the queue. The one idea: a `Stream` owns its requests, and
-closing it early aborts them.
-
-A process boundary will go where the queue is; nothing outside this file knows which it is.
+Below it is a transport: the engine's thread in this process (quire.engine.thread) or a socket to
+its own process (quire.engine.remote); nothing above knows which. The one idea: a `Stream` owns its
+requests, and closing it early aborts them.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
-import queue
-import threading
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
 
-from quire.core.scheduler import SchedulerStats
+import msgspec
+
+from quire.core.stats import SchedulerStats
 from quire.core.types import Request, Update
-from quire.engine.loop import Engine
+from quire.engine.messages import (
+    Abort,
+    AbortSequence,
+    Add,
+    Answer,
+    Beat,
+    Call,
+    Dead,
+    FromEngine,
+    News,
+    ToEngine,
+    carried,
+    error_of,
+)
 from quire.errors import EngineDead, EngineError
 
 log = logging.getLogger(__name__)
@@ -28,50 +39,34 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class _Ask:
-    """Run `what(engine)` between two steps and answer."""
+class Transport(Protocol):
+    """Carries messages to an engine and back."""
 
-    what: Callable[[Engine], Any]
-    reply: asyncio.Future[Any]
+    def start(
+        self, deliver: Callable[[FromEngine], None], die: Callable[[EngineDead], None]
+    ) -> None:
+        """Begin, on the event loop that will use it: deliver and die are called there."""
+        ...
 
+    def send(self, message: ToEngine) -> None: ...
 
-@dataclass(frozen=True, slots=True)
-class _Abort:
-    request_ids: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _AbortSequence:
-    request_id: str
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Quit:
-    """The thread ends."""
-
-
-_Message = _Ask | _Abort | _AbortSequence | _Quit
-
-
-class _Answer(NamedTuple):
-    reply: asyncio.Future[Any]
-    value: Any = None
-    error: Exception | None = None
+    async def stop(self) -> None:
+        """End it, and the engine if that is its own."""
+        ...
 
 
 class Stream:
     """Updates of some requests, as they come. Written by the event loop's thread alone.
 
-    Iteration yields what arrived since the last time, oldest first, and ends when every sequence
-    has ended. Whoever opened it calls close(): it aborts what has not ended.
+    Iteration yields what arrived since the last time, one update a sequence (those that piled up
+    are merged), and ends when every sequence has ended. Whoever opened it calls close(): it aborts
+    what has not ended.
     """
 
     def __init__(self, client: EngineClient, requests: tuple[Request, ...]) -> None:
         self._client = client
         self._live = {(r.id, index) for r in requests for index in range(r.n)}
-        self._pending: list[Update] = []
+        self._pending: dict[tuple[str, int], list[Update]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
         self.request_ids = tuple(r.id for r in requests)
@@ -88,8 +83,8 @@ class Stream:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        batch, self._pending = self._pending, []
-        return batch
+        pending, self._pending = self._pending, {}
+        return [one[0] if len(one) == 1 else _merged(one) for one in pending.values()]
 
     @property
     def unfinished(self) -> tuple[str, ...]:
@@ -100,7 +95,7 @@ class Stream:
         """Its text is complete (a stop string): the engine need not go on."""
         if (request_id, index) in self._live:
             self._live.discard((request_id, index))
-            self._client._tell(_AbortSequence(request_id, index))
+            self._client._tell(AbortSequence(request_id, index))
 
     def close(self) -> None:
         """Abort what has not ended, and end the iteration. Harmless when called again."""
@@ -117,8 +112,14 @@ class Stream:
             return  # it was ended here while this was under way
         if update.finish is not None:
             self._live.discard(place)
-        self._pending.append(update)
-        self._wake()
+        news = self._pending.get(place)
+        if news is None:
+            self._pending[place] = [update]
+        else:
+            news.append(update)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def _fail(self, error: Exception) -> None:
         self._error = error
@@ -130,35 +131,43 @@ class Stream:
             self._waiter.set_result(None)
 
 
+def _merged(updates: Sequence[Update]) -> Update:
+    """Updates of one sequence as one. Prompt logprobs come once, with the first token."""
+    logprobs = [one for update in updates for one in update.logprobs or ()]
+    prompts = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
+    timings = [update.timing for update in updates if update.timing is not None]
+    return updates[-1]._replace(
+        token_ids=[token for update in updates for token in update.token_ids],
+        logprobs=logprobs or None,
+        prompt_logprobs=prompts[0] if prompts else None,
+        timing=timings[-1] if timings else None,
+    )
+
+
 class EngineClient:
-    """Starts the engine's thread, speaks to it, and ends it."""
+    """Speaks to one engine. All of it runs on one event loop."""
 
     def __init__(
-        self, engine: Engine, *, on_death: Callable[[EngineDead], None] | None = None
+        self, transport: Transport, *, on_death: Callable[[EngineDead], None] | None = None
     ) -> None:
         self.on_death = on_death
-        self._engine = engine
-        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
+        self.transport = transport
+        self.beat = time.monotonic()
+        """When the engine last gave a sign of life."""
         self._streams: dict[str, Stream] = {}
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = itertools.count()
+        self._asleep: frozenset[str] = frozenset()
         self._dead: EngineDead | None = None
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._answers: list[_Answer] = []  # these two: the engine's thread, till its turn ends
-        self._news: list[Update] = []
 
     def start(self) -> None:
         """Begin. Called once, on the event loop that will use the client."""
-        assert self._thread is None, "start() was called twice"
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
-        self._thread.start()
+        self.beat = time.monotonic()
+        self.transport.start(self._deliver, self._die)
 
     async def stop(self) -> None:
-        """End the thread after its step; streams still open fail with EngineDead."""
-        if self._thread is None:
-            return
-        self._inbox.put(_Quit())
-        await asyncio.to_thread(self._thread.join)
+        """End the transport; streams still open fail with EngineDead."""
+        await self.transport.stop()
         self._bury(EngineDead("the engine was shut down"))
 
     @property
@@ -166,18 +175,21 @@ class EngineClient:
         """Why nothing more will be answered, or None while the engine lives."""
         return self._dead
 
+    # -- requests -----------------------------------------------------------------------------
+
     async def generate(self, requests: Iterable[Request]) -> Stream:
         """Hand requests to the engine, all or none; their updates come through the Stream.
 
         Returns when the engine has accepted them. Raises RequestError (TooLong ...), EngineDead.
         """
         all_of_them = tuple(requests)
+        travelling = [carried(one) for one in all_of_them]
         stream = Stream(self, all_of_them)
         for request_id in stream.request_ids:
             assert request_id not in self._streams, f"two requests with the id {request_id}"
             self._streams[request_id] = stream
         try:
-            await self._ask(lambda engine: _add_all(engine, all_of_them))
+            await self._ask(lambda number: Add(number, travelling))
         except BaseException:
             stream.close()  # also when the caller gave up while we waited
             raise
@@ -192,51 +204,127 @@ class EngineClient:
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests now; their streams get the terminal updates. Unknown ids are ignored."""
-        self._tell(_Abort(tuple(request_ids)))
+        self._tell(Abort(list(request_ids)))
+
+    async def abort_named(self, names: Iterable[str]) -> int:
+        """End requests, whoever made them, whose id without its last -N is one of these names.
+
+        Their streams get the terminal updates. Returns how many requests there were.
+        """
+        return await self._call(int, "abort_named", list(names))
+
+    # -- the engine between requests ------------------------------------------------------------
 
     async def stats(self) -> SchedulerStats:
         """Counts of the scheduler, between two steps."""
-        return await self._ask(Engine.stats)
+        return await self._call(SchedulerStats, "stats")
 
-    async def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False if blocks are in use."""
-        return await self._ask(Engine.reset_prefix_cache)
+    async def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
+        """Forget cached prefixes. False if blocks are in use. reset_running: end all first."""
+        return await self._call(bool, "reset_prefix_cache", reset_running)
 
     async def check(self) -> None:
         """Prove the invariants of pool and cache. Raises AssertionError."""
-        await self._ask(Engine.check)
+        await self._call(type(None), "check")
 
-    async def _ask(self, what: Callable[[Engine], T]) -> T:
+    @property
+    def asleep(self) -> bool:
+        """The engine was sent to sleep, or is paused."""
+        return bool(self._asleep)
+
+    @property
+    def paused(self) -> bool:
+        """No steps are made: new requests are accepted and wait."""
+        return "scheduling" in self._asleep
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Stop making steps. Level 1 also forgets the KV cache; requests are refused till woken.
+
+        mode, for what runs: "abort" ends it, "wait" lets it end first, "keep" (level 0) freezes it.
+        """
+        await self._fall_asleep(level, mode, clear_cache=False)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""
+        left = await self._call(list[str], "wake_up", None if tags is None else list(tags))
+        self._asleep = frozenset(left)
+        return not left
+
+    async def pause(self, mode: str = "abort", *, clear_cache: bool = False) -> None:
+        """Make no steps until resume(). New requests wait. mode: as for sleep()."""
+        await self._fall_asleep(0, mode, clear_cache=clear_cache)
+
+    async def resume(self) -> None:
+        """Go on after pause()."""
+        await self.wake_up()
+
+    async def start_profile(self) -> None:
+        """Record a trace in the engine's process until stop_profile()."""
+        await self._call(type(None), "start_profile")
+
+    async def stop_profile(self) -> str:
+        """Write the trace; its path there."""
+        return await self._call(str, "stop_profile")
+
+    async def _fall_asleep(self, level: int, mode: str, *, clear_cache: bool) -> None:
+        left = await self._call(list[str], "sleep", level, mode, clear_cache)
+        self._asleep = frozenset(left)
+
+    # -- below: words to and from the transport ---------------------------------------------------
+
+    async def _call(self, kind: type[T], name: str, *args: Any) -> T:
+        value = await self._ask(lambda number: Call(number, name, list(args)))
+        return msgspec.convert(value, kind, from_attributes=True)
+
+    async def _ask(self, message: Callable[[int], ToEngine]) -> Any:
         if self._dead is not None:
             raise self._dead
-        reply: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._inbox.put(_Ask(what, reply))
-        return await reply
+        number = next(self._numbers)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._asked[number] = reply
+        try:
+            self.transport.send(message(number))
+            return await reply
+        finally:
+            self._asked.pop(number, None)
 
-    def _tell(self, message: _Message) -> None:
+    def _tell(self, message: ToEngine) -> None:
         if self._dead is None:
-            self._inbox.put(message)
+            self.transport.send(message)
 
     def _forget(self, stream: Stream, unfinished: tuple[str, ...]) -> None:
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
         if unfinished:
-            self._tell(_Abort(unfinished))
+            self._tell(Abort(list(unfinished)))
 
-    def _deliver(self, updates: list[Update], answers: list[_Answer]) -> None:
-        for reply, value, error in answers:
-            if reply.done():
-                continue  # who asked has gone
-            if error is None:
-                reply.set_result(value)
-            else:
-                reply.set_exception(error)
-        for update in updates:
-            stream = self._streams.get(update.request_id)
-            if stream is not None:
-                stream._push(update)
+    def _deliver(self, message: FromEngine) -> None:
+        self.beat = time.monotonic()
+        if isinstance(message, News):
+            for answer in message.answers:
+                self._settle(answer)
+            streams = self._streams
+            for update in message.updates:
+                stream = streams.get(update.request_id)
+                if stream is not None:
+                    stream._push(update)
+        elif isinstance(message, Beat):
+            self._asleep = frozenset(message.asleep)
+        elif isinstance(message, Dead):
+            self._die(EngineDead(message.why))
+
+    def _settle(self, answer: Answer) -> None:
+        reply = self._asked.get(answer.number)
+        if reply is None or reply.done():
+            return  # who asked has gone
+        if answer.fault is None:
+            reply.set_result(answer.value)
+        else:
+            reply.set_exception(error_of(answer.fault))
 
     def _die(self, dead: EngineDead) -> None:
+        if self._dead is not None:
+            return
         self._bury(dead)
         if self.on_death is not None:
             self.on_death(dead)
@@ -246,84 +334,9 @@ class EngineClient:
         if self._dead is not None:
             return
         self._dead = dead
-        while (message := self._next_message()) is not None:
-            if isinstance(message, _Ask) and not message.reply.done():
-                message.reply.set_exception(dead)
+        for reply in self._asked.values():
+            if not reply.done():
+                reply.set_exception(dead)
         for stream in set(self._streams.values()):
             stream._fail(dead)
         self._streams.clear()
-
-    # Below: the engine's own thread.
-
-    def _run(self) -> None:
-        try:
-            while self._read_inbox():
-                updates = self._engine.step()
-                self._post(updates)
-            self._engine.shutdown()
-        except Exception as error:
-            log.exception("the engine died")
-            self._post_death(EngineDead(f"the engine died: {type(error).__name__}: {error}"))
-
-    def _read_inbox(self) -> bool:
-        """Obey what was asked since the step before, waiting if there is nothing else to do.
-
-        False: the thread is to end.
-        """
-        message = self._inbox.get() if self._engine.idle else self._next_message()
-        while message is not None:
-            if isinstance(message, _Quit):
-                return False
-            self._obey(message)
-            message = self._next_message()
-        return True
-
-    def _next_message(self) -> _Message | None:
-        try:
-            return self._inbox.get_nowait()
-        except queue.Empty:
-            return None
-
-    def _obey(self, message: _Message) -> None:
-        if isinstance(message, _Ask):
-            try:
-                self._answers.append(_Answer(message.reply, message.what(self._engine)))
-            except Exception as error:  # noqa: BLE001 - a border: it goes to who asked
-                self._answers.append(_Answer(message.reply, error=error))
-        elif isinstance(message, _Abort):
-            for request_id in message.request_ids:
-                self._news.extend(self._engine.abort(request_id))
-        elif isinstance(message, _AbortSequence):
-            self._engine.abort_sequence(message.request_id, message.index)
-
-    def _post(self, updates: list[Update]) -> None:
-        """Hand the turn's news to the event loop, in one call."""
-        if self._news:
-            updates, self._news = self._news + updates, []
-        answers, self._answers = self._answers, []
-        if updates or answers:
-            self._call_soon(self._deliver, updates, answers)
-
-    def _post_death(self, dead: EngineDead) -> None:
-        answers, self._answers = self._answers, []
-        failed = [_Answer(a.reply, error=dead) for a in answers]
-        self._call_soon(self._deliver, [], failed)
-        self._call_soon(self._die, dead)
-
-    def _call_soon(self, function: Callable[..., None], *args: object) -> None:
-        assert self._loop is not None
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(function, *args)
-
-
-def _add_all(engine: Engine, requests: tuple[Request, ...]) -> None:
-    """Add all, or none if one is refused."""
-    added: list[str] = []
-    try:
-        for request in requests:
-            engine.add(request)
-            added.append(request.id)
-    except Exception:
-        for request_id in added:
-            engine.abort(request_id)
-        raise

@@ -17,9 +17,9 @@ from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParam
 from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
 from quire.llm.beam_search import Finished, run
-from quire.llm.collector import seldom
+from quire.engine.collector import seldom
 from quire.llm.engine import LLMEngine, refuse_lora
-from quire.llm.profile import Profile
+from quire.engine.profile import Profile
 from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
 from quire.llm.prompts import conversations, listed
 from quire.llm.worker import Worker

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from quire.llm.collector import GROWTH, seldom
+from quire.engine.collector import GROWTH, seldom
 
 
 @pytest.fixture

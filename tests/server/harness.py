@@ -24,6 +24,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.types import UNKNOWN, StepResult, TokenLogprobs
 from quire.engine.client import EngineClient
 from quire.engine.loop import Engine
+from quire.engine.thread import EngineThread
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
 from quire.server.services import Services
@@ -185,7 +186,7 @@ class Server:
         self.tokenizer = tokenizer
         self.executor = Executor(self.model, step_s)
         self.engine = make_engine(self.executor, **engine)
-        self.client = EngineClient(self.engine)
+        self.client = EngineClient(EngineThread(self.engine))
         inputs = InputProcessor(tokenizer, max_model_len=MAX_LEN, vocab_size=self.model.vocab)
         self.services = Services(
             self.client,

@@ -10,6 +10,7 @@ import pytest
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Stop
 from quire.engine.client import EngineClient
+from quire.engine.thread import EngineThread
 from quire.errors import EngineDead, RequestError, TooLong
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
 
@@ -22,7 +23,8 @@ def request(name, *, n=1, max_tokens=20, prompt=(1, 2, 3)):
 @contextlib.asynccontextmanager
 async def started(tokenizer, *, step_s=0.0, on_death=None, **engine):
     executor = Executor(Reciter(tokenizer), step_s)
-    client = EngineClient(make_engine(executor, check=True, **engine), on_death=on_death)
+    transport = EngineThread(make_engine(executor, check=True, **engine))
+    client = EngineClient(transport, on_death=on_death)
     client.start()
     try:
         yield client, executor
@@ -153,7 +155,7 @@ def test_death_reaches_everyone_who_waits_and_everyone_who_comes_later(tokenizer
     async def main():
         async with started(tokenizer, step_s=0.001, on_death=deaths.append) as (client, _):
             streams = [await client.generate([request(f"{i}", max_tokens=400)]) for i in range(5)]
-            client._engine.step = lambda: 1 / 0
+            client.transport.engine.step = lambda: 1 / 0
             for stream in streams:
                 with pytest.raises(EngineDead, match="ZeroDivisionError"):
                     async for _ in stream:
@@ -182,7 +184,7 @@ def test_questions_asked_while_it_dies_are_answered(tokenizer, caplog):
                 go.wait(10)
                 raise ValueError("broken")
 
-            client._engine.step = last_step
+            client.transport.engine.step = last_step
             first = asyncio.create_task(client.generate([request("a")]))
             await asyncio.to_thread(dying.wait, 10)
             asked = [asyncio.create_task(client.stats()) for _ in range(20)]
@@ -225,8 +227,8 @@ def test_a_step_makes_one_call_into_the_event_loop(tokenizer):
     async def main():
         async with started(tokenizer) as (client, _):
             calls = []
-            real = client._call_soon
-            client._call_soon = lambda f, *a: (calls.append(f), real(f, *a))
+            real = client.transport._call_soon
+            client.transport._call_soon = lambda f, *a: (calls.append(f), real(f, *a))
             stream = await client.generate([request(f"{i}", n=2) for i in range(20)])
             assert sum([len(u.token_ids) async for batch in stream for u in batch]) == 800
             stream.close()
