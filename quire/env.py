@@ -1,12 +1,14 @@
 """Every environment variable quire reads, typed, in one place. No other file reads os.environ.
 
 They are for debugging and for what must be known before options exist. Anything that changes
-results or speed in production is an option, not a variable.
+results or speed in production is an option, not a variable. What VLLM_* variables mean here is in
+quire.config.environment.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -19,6 +21,10 @@ class Env:
     """QUIRE_CHECK=1: prove the pool's and the cache's invariants after every step."""
     log_level: str
     """QUIRE_LOGGING_LEVEL (or VLLM_LOGGING_LEVEL): DEBUG, INFO, WARNING, ERROR."""
+    trace_function: bool
+    """QUIRE_TRACE_FUNCTION=1 (or VLLM_TRACE_FUNCTION): write every function call to a file."""
+    api_key: str | None
+    """QUIRE_API_KEY (or VLLM_API_KEY): keys of the server, with commas, if --api-key gives none."""
     use_modelscope: bool
     """QUIRE_USE_MODELSCOPE (or VLLM_USE_MODELSCOPE): fetch models from ModelScope."""
     cache_dir: Path
@@ -31,6 +37,10 @@ class Env:
     """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
 
 
+SECRETS = ("api_key",)
+"""Fields whose values are not shown."""
+
+
 def _flag(*names: str, default: bool = False) -> bool:
     for name in names:
         if name in os.environ:
@@ -38,27 +48,43 @@ def _flag(*names: str, default: bool = False) -> bool:
     return default
 
 
+def _text(*names: str) -> str | None:
+    """The first of the variables that is set to something."""
+    return next((os.environ[name] for name in names if os.environ.get(name)), None)
+
+
 def read() -> Env:
     """Read the environment now. Called by main() and LLM(), never at import."""
-    level = os.environ.get("QUIRE_LOGGING_LEVEL") or os.environ.get("VLLM_LOGGING_LEVEL") or "INFO"
-    cache = os.environ.get("QUIRE_CACHE") or str(Path.home() / ".cache" / "quire")
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    triton = os.environ.get("TRITON_CACHE_DIR")
+    threads = _text("OMP_NUM_THREADS") or ""
+    triton = _text("TRITON_CACHE_DIR")
     return Env(
         check=_flag("QUIRE_CHECK"),
-        log_level=level.upper(),
+        log_level=(_text("QUIRE_LOGGING_LEVEL", "VLLM_LOGGING_LEVEL") or "INFO").upper(),
+        trace_function=_flag("QUIRE_TRACE_FUNCTION", "VLLM_TRACE_FUNCTION"),
+        api_key=_text("QUIRE_API_KEY", "VLLM_API_KEY"),
         use_modelscope=_flag("QUIRE_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE"),
-        cache_dir=Path(cache),
+        cache_dir=Path(_text("QUIRE_CACHE") or Path.home() / ".cache" / "quire"),
         triton_cache=Path(triton) if triton else None,
         native=_flag("QUIRE_NATIVE", default=True),
         num_threads=int(threads) if threads.isdigit() else None,
     )
 
 
+def foreign() -> Mapping[str, str]:
+    """The VLLM_* variables that are set."""
+    return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
+
+
+def client_key() -> str | None:
+    """OPENAI_API_KEY: what a command that is a client sends if it is not told a key."""
+    return _text("OPENAI_API_KEY")
+
+
 def describe() -> list[tuple[str, str]]:
     """(field, current value) of every variable, for `quire env`."""
     now = read()
-    return [(f.name, str(getattr(now, f.name))) for f in fields(Env)]
+    found = [(f.name, getattr(now, f.name)) for f in fields(Env)]
+    return [(name, "(set)" if name in SECRETS and v else str(v)) for name, v in found]
 
 
 def child(**changes: str) -> dict[str, str]:

@@ -1,19 +1,124 @@
-"""Logging set-up, called by main() or LLM(), never at import. Modules use logging.getLogger."""
+"""Logging set-up, called once by each process, never at import. Modules use logging.getLogger.
+
+Also the trace of function calls, for finding what hangs: trace_functions().
+"""
 
 from __future__ import annotations
 
+import json
 import logging
+import logging.config
+import os
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Literal
 
 FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
+WHEN = "%m-%d %H:%M:%S"
+LOGGERS = ("quire", "uvicorn")
+"""Whose records we show; the root logger is the user's."""
+_PLAIN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
+"""Attributes that every record has; others came with `extra=`."""
+
+Style = Literal["text", "json"]
 
 
-def setup(level: str = "INFO") -> None:
-    """Send quire's records to stderr at `level`. Leaves the root logger and a user's set-up be."""
-    logger = logging.getLogger("quire")
-    logger.setLevel(level)
-    if logger.handlers or logging.getLogger().handlers:
-        return  # the user has configured logging: their word counts
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter(FORMAT, datefmt="%m-%d %H:%M:%S"))
-    logger.addHandler(handler)
+def setup(
+    level: str = "INFO",
+    *,
+    style: Style = "text",
+    prefix: str = "",
+    stream: Literal["stderr", "stdout"] = "stderr",
+) -> None:
+    """Show records from `level` on. A later call changes what an earlier one set.
+
+    The root logger and a user's own set-up are left alone.
+    """
+    logging.getLogger("quire").setLevel(level)
+    format = prefix.replace("%", "%%") + FORMAT
+    formatter = JsonLines() if style == "json" else logging.Formatter(format, datefmt=WHEN)
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        ours = [one for one in logger.handlers if isinstance(one, Handler)]
+        if not ours and (logger.handlers or logging.getLogger().handlers):
+            continue  # the user has configured logging: their word counts
+        for one in ours:
+            logger.removeHandler(one)
+        handler = Handler(sys.stdout if stream == "stdout" else sys.stderr)
+        handler.setFormatter(formatter)
+        logger.addHandler(handler)
+
+
+def setup_from_file(path: Path) -> None:
+    """Set logging up as a JSON file of `logging.config.dictConfig` says. Raises ValueError."""
+    try:
+        logging.config.dictConfig(json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
+        raise ValueError(f"cannot set logging up from {path}: {error}") from None
+
+
+class Handler(logging.StreamHandler):
+    """A handler that setup() made, so that setup() may change it."""
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line; what came with `extra=` is in it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        line: dict[str, object] = {
+            "time": f"{at}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            "process": record.process,
+        }
+        line |= {name: v for name, v in vars(record).items() if name not in _PLAIN}
+        if record.exc_info:
+            line["error"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+def trace_functions() -> Path:
+    """Write each call of a function of quire, and each return, to a file. Returns its path.
+
+    For finding what hangs or crashes: the last call without a return is where. Very slow.
+    """
+    descriptor, path = tempfile.mkstemp(prefix=f"quire-calls-{os.getpid()}-", suffix=".log")
+    # It stays open as long as the process lives, and a crash loses no line
+    lines = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
+    tracer = Tracer(lines.write, str(Path(__file__).parent) + os.sep)
+    threading.setprofile(tracer)
+    sys.setprofile(tracer)
+    return Path(path)
+
+
+def is_tracing() -> bool:
+    """trace_functions() was called in this process."""
+    return isinstance(sys.getprofile(), Tracer)
+
+
+class Tracer:
+    """Writes a line for each call and return of Python code in the files below `root`."""
+
+    def __init__(self, write: Callable[[str], object], root: str) -> None:
+        self._write = write
+        self._root = root
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> None:
+        code = frame.f_code
+        if event not in ("call", "return") or not code.co_filename.startswith(self._root):
+            return
+        at = f"{time.time():.6f} {threading.current_thread().name}"
+        where = f"{code.co_name} in {code.co_filename}:{frame.f_lineno}"
+        if event == "return":
+            self._write(f"{at} Return from {where}\n")
+            return
+        caller = frame.f_back
+        by = f" from {caller.f_code.co_filename}:{caller.f_lineno}" if caller is not None else ""
+        self._write(f"{at} Call to {where}{by}\n")

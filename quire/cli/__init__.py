@@ -43,11 +43,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(name: str, argv: Sequence[str]) -> int:
     """Import a command and run it; errors quire raises on purpose become one line."""
-    from quire import env, log
+    from quire.config.environment import start_process
     from quire.errors import ConfigError, QuireError
 
-    log.setup(env.read().log_level)
     try:
+        start_process()
         command = importlib.import_module(f"quire.cli.{name}")
         return int(command.main(argv) or 0)
     except QuireError as error:

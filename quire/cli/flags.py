@@ -9,10 +9,12 @@ import argparse
 import ast
 import inspect
 from collections.abc import Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_origin, get_type_hints
 
+from quire import env
+from quire.config import environment
 from quire.config.cli import OptionParser, add_options, options_from
 from quire.config.options import Options
 from quire.config.values import coerce
@@ -50,12 +52,13 @@ is built; then requests are answered until SIGINT or SIGTERM. Running requests m
 
 
 def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
-    """What a command line asks of the engine and of the server. Raises ConfigError."""
+    """What a command line and the environment ask of engine and server. Raises ConfigError."""
     args = serve_parser().parse_args(argv)
+    environment.tell()
     server_options = server_options_from(args)
     own = {one.name for one in fields(ServerOptions)}
     others = {name: value for name, value in vars(args).items() if name not in own}
-    return options_from(argparse.Namespace(**others)), server_options
+    return environment.over(options_from(argparse.Namespace(**others))), server_options
 
 
 def serve_parser() -> OptionParser:
@@ -101,7 +104,8 @@ def _add(group: argparse._ArgumentGroup, name: str, hint: object, about: str) ->
 def server_options_from(args: argparse.Namespace) -> ServerOptions:
     """ServerOptions of a parsed command line. Raises ConfigError."""
     hints = get_type_hints(ServerOptions)
-    given = {name: value for name, value in vars(args).items() if name in hints}
+    said = environment.options(env.foreign()) | {"api_key": env.read().api_key or ""} | vars(args)
+    given = {name: value for name, value in said.items() if name in hints}
     made = ServerOptions(
         **{name: coerce(name, hints[name], v, SIZES.get(name)) for name, v in given.items()}
     )
@@ -111,7 +115,7 @@ def server_options_from(args: argparse.Namespace) -> ServerOptions:
             allowed = f"in [{low}, {high}]" if high < MAX else f">= {low}"
             raise ConfigError(f"{name} must be {allowed}, got {value}")
     _check_together(made)
-    return made
+    return replace(made, api_key=tuple(key for key in made.api_key if key))
 
 
 def _check_together(made: ServerOptions) -> None:

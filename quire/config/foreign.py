@@ -153,6 +153,12 @@ CHOICES = {
     "distributed_executor_backend": ("uni", "mp", "ray"),
 }
 """Values that are taken: of names that mean nothing here, those known to mean nothing."""
+_ATTENTION = """FLASH_ATTN FLASH_ATTN_VLLM_V1 FLASHINFER FLASHINFER_VLLM_V1 TRITON_ATTN XFORMERS
+    TRITON_ATTN_VLLM_V1 TORCH_SDPA SDPA CPU_ATTN ROCM_FLASH ROCM_ATTN ROCM_AITER_FA FLASHMLA
+    CUTLASS_MLA TRITON_MLA TRITON_MLA_VLLM_V1 FLASHINFER_MLA FLASH_ATTN_MLA FLASHMLA_SPARSE
+    FLEX_ATTENTION TREE_ATTN PALLAS DUAL_CHUNK_FLASH_ATTN IPEX"""
+ATTENTION = frozenset(_ATTENTION.split())
+"""Attention backends of another engine: quire chooses among its own."""
 _FLAGS = """
     disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
     enable_prompt_embeds enable_eplb enable_expert_parallel disable_log_requests
@@ -208,6 +214,10 @@ def _spellings(given: dict[str, object]) -> dict[str, object]:
             raise ConfigError(
                 f"{name}={given[name]!r} is not supported yet; allowed: {', '.join(known)}"
             )
+    backend = given.get("attention_backend")
+    if isinstance(backend, str) and backend.upper() in ATTENTION and not backend.islower():
+        log.info("attention_backend=%r has no effect: quire chooses among its own", backend)
+        fixed["attention_backend"] = None
     cache_dtype = given.get("kv_cache_dtype")
     later = ("fp8_e5m2", "fp8_inc", "fp8_ds", "nvfp4", "int", "turbo")
     if isinstance(cache_dtype, str) and cache_dtype.startswith(later):

@@ -134,6 +134,9 @@ class CacheOptions:
     gpu_memory_utilization: that share of them. On a GPU quire takes less where others hold it."""
     kv_cache_memory_bytes: int | None = opt(None, low=1, parse="bytes")
     """Bytes for the KV cache alone; overrides the two above."""
+    cpu_kvcache_space: float | None = opt(None, low=0)
+    """GiB for the KV cache if the device is a CPU; gives way to kv_cache_memory_bytes. None or 0:
+    as gpu_memory_utilization says."""
     num_gpu_blocks_override: int | None = opt(None, low=1)
     """Number of KV blocks; overrides all of the above."""
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3"] = "auto"
@@ -207,7 +210,7 @@ class ObserveOptions:
     """Steps before the trace begins."""
     profile_steps: int = opt(20, low=1)
     """Steps in the trace."""
-    log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG"] | None = None
+    log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"] | None = None
     """Of quire's own log. None: QUIRE_LOGGING_LEVEL or INFO."""
 
 
@@ -293,6 +296,8 @@ def _plain(name: str, given: object) -> object:
     """Values that users give in another library's types."""
     if name == "dtype" and given is not None:
         return str(given).removeprefix("torch.")
+    if name == "log_level" and isinstance(given, str):
+        return {"TRACE": "DEBUG", "WARN": "WARNING"}.get(given.upper(), given.upper())
     if name == "served_model_name" and isinstance(given, str):
         return (given,)
     if (

@@ -37,6 +37,8 @@ def resolve_memory(
         reason = "num_gpu_blocks_override"
     elif cache.kv_cache_memory_bytes is not None:
         kv_bytes, reason = cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+    elif cache.cpu_kvcache_space and device.kind == "cpu":
+        kv_bytes, reason = int(cache.cpu_kvcache_space * GIB), "cpu_kvcache_space"
     elif not _share_asked(options) and device.kind == "cpu":
         one = plan_memory(model, shape, device_bytes=0, allowed_bytes=0, kv_bytes=0)
         kv_bytes = min(max(CPU_KV_BYTES, one.need_bytes), device.free_bytes // 2)
@@ -90,7 +92,7 @@ def may_shrink(options: Options, device: DeviceFacts, plan: MemoryPlan) -> bool:
     """A CPU where nothing was said of length or memory: serve what fits rather than refuse."""
     said = options.model.max_model_len is not None or _share_asked(options)
     cache = options.cache
-    said = said or cache.kv_cache_memory_bytes is not None
+    said = said or cache.kv_cache_memory_bytes is not None or bool(cache.cpu_kvcache_space)
     said = said or cache.num_gpu_blocks_override is not None
     return device.kind == "cpu" and not said and plan.longest < plan.shape.max_model_len
 

@@ -12,10 +12,10 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from quire import env
-from quire import log as logs
+from quire.config import environment
 from quire.config.args import options_of
 from quire.config.config import EngineConfig, ModelSection, SchedulerSection
+from quire.config.environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Update
 from quire.engine.build import Built, build
@@ -62,10 +62,11 @@ class LLMEngine:
     @classmethod
     def from_engine_args(cls, engine_args: Any, usage_context: object = None) -> LLMEngine:
         """Build the engine that the arguments describe."""
-        logs.setup(env.read().log_level)  # first: reading the options may have something to say
-        options = options_of(engine_args)
+        start_process()  # first: reading the options may have something to say
+        environment.tell()
+        options = environment.over(options_of(engine_args))
         if options.observe.log_level is not None:
-            logs.setup(options.observe.log_level)
+            start_process(level=options.observe.log_level)
         return cls(build(options))
 
     @property

@@ -1,0 +1,126 @@
+"""How a process of ours tells what it does, and what the environment says to it."""
+
+import json
+import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from quire import env, log
+from quire.config import environment
+from quire.config.options import Options, specs
+from quire.errors import ConfigError
+
+
+def python(code, **variables):
+    return subprocess.run(
+        [sys.executable, "-c", code], env=env.child(**variables), capture_output=True, text=True, check=False
+    )  # fmt: skip
+
+
+SAY = "from quire.config.environment import start_process as s; import logging; s(); logging.getLogger('quire.x')"
+
+
+def test_the_level_comes_from_either_variable():
+    assert "here" in python(f"{SAY}.debug('here')", VLLM_LOGGING_LEVEL="debug").stderr
+    said = python(f"{SAY}.debug('here')", VLLM_LOGGING_LEVEL="debug", QUIRE_LOGGING_LEVEL="INFO")
+    assert "here" not in said.stderr
+
+
+def test_a_level_nobody_knows_is_refused():
+    assert "must be one of CRITICAL" in python(SAY, QUIRE_LOGGING_LEVEL="loud").stderr
+
+
+def test_logging_can_be_left_to_the_user_or_sent_elsewhere(tmp_path):
+    assert "here" not in python(f"{SAY}.info('here')", VLLM_CONFIGURE_LOGGING="0").stderr
+    variables = {"VLLM_LOGGING_STREAM": "ext://sys.stdout", "VLLM_LOGGING_PREFIX": "100% "}
+    assert python(f"{SAY}.info('here')", **variables).stdout.startswith("100% INFO")
+    path = tmp_path / "l.json"
+    path.write_text(json.dumps({"version": 1, "root": {"level": "CRITICAL"}}))
+    assert python(f"{SAY}.info('here')", VLLM_LOGGING_CONFIG_PATH=str(path)).stderr == ""
+    path.write_text("{")
+    assert "cannot set logging up from" in python(SAY, VLLM_LOGGING_CONFIG_PATH=str(path)).stderr
+
+
+def test_json_lines_hold_what_came_with_extra():
+    code = "from quire import log; import logging; log.setup(style='json')\n"
+    code += "logging.getLogger('quire.x').info('hi %s', 'you', extra={'request_id': 'r1'})"
+    found = json.loads(python(code).stderr)
+    assert (
+        found.items()
+        >= {"level": "INFO", "logger": "quire.x", "message": "hi you", "request_id": "r1"}.items()
+    )
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found["time"])
+
+
+def test_json_lines_hold_the_traceback():
+    try:
+        raise ValueError("broken")
+    except ValueError:
+        record = logging.makeLogRecord({"exc_info": sys.exc_info()})
+    assert "ValueError: broken" in json.loads(log.JsonLines().format(record))["error"]
+
+
+def test_a_second_setup_changes_the_first():
+    code = "from quire import log; import logging\nlog.setup('ERROR'); log.setup('INFO', style='json')\n"
+    code += "logging.getLogger('quire.x').info('once')"
+    assert len(python(code).stderr.splitlines()) == 1
+
+
+def test_calls_are_traced_to_a_file_that_is_named():
+    code = "from quire.config.environment import start_process as s; s()\n"
+    code += "from quire.core.params import SamplingParams; SamplingParams(top_k=3)"
+    said = python(code, VLLM_TRACE_FUNCTION="1").stderr
+    path = Path(re.search(r"written to (\S+\.log):", said)[1])
+    lines = path.read_text().splitlines()
+    path.unlink()
+    assert any(re.search(r" Call to \w+ in .*core/params.py:\d+ from ", line) for line in lines)
+    assert any(" Return from " in line for line in lines)
+
+
+def test_there_are_at_most_eight_variables_of_our_own():
+    text = Path(env.__file__).read_text()
+    assert len(set(re.findall(r'"(QUIRE_[A-Z_]+)"', text))) <= 8
+
+
+def test_the_key_is_not_shown(monkeypatch):
+    monkeypatch.setenv("QUIRE_API_KEY", "secret")
+    assert dict(env.describe())["api_key"] == "(set)"
+
+
+def test_each_foreign_variable_has_one_meaning():
+    tables = [environment.OPTIONS, environment.READ, environment.WITHOUT, environment.MISSED]
+    names = [name for table in tables for name in table]
+    assert len(names) == len(set(names))
+
+
+def test_foreign_variables_say_options_where_no_option_is_said(monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
+    monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
+    said = environment.over(Options.of({"cpu_kvcache_space": 3, "max_num_seqs": 5}))
+    assert said.changed() == {"cpu_kvcache_space": 3.0, "max_num_seqs": 5, "device": "cpu"}
+    assert {n for n in environment.OPTIONS.values() if n in specs()} >= {"device"}
+
+
+def test_unknown_variables_are_one_warning_that_names_the_nearest(caplog, monkeypatch):
+    monkeypatch.setenv("VLLM_LOGING_LEVEL", "x")
+    monkeypatch.setenv("VLLM_NONSENSE", "x")
+    monkeypatch.setenv("VLLM_ROCM_USE_AITER", "1")
+    with caplog.at_level(logging.INFO, "quire"):
+        environment.tell()
+    (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
+    assert line == (
+        "unknown environment variables: VLLM_LOGING_LEVEL (did you mean VLLM_LOGGING_LEVEL?), VLLM_NONSENSE"
+    )
+    with pytest.raises(ConfigError, match="unknown environment"):
+        environment.tell(strict=True)
+
+
+def test_what_is_missed_is_a_warning_unless_it_is_off():
+    assert [level for level, _ in environment.notes({"VLLM_BATCH_INVARIANT": "1"})] == [
+        logging.WARNING
+    ]
+    assert list(environment.notes({"VLLM_BATCH_INVARIANT": "0"})) == []
