@@ -28,6 +28,10 @@ class BlockState(IntEnum):
     SHARED = 3  # held more than once
 
 
+_STATE_OF_REFS = bytes([BlockState.FREE, BlockState.HELD, *[BlockState.SHARED] * 254])
+"""How often a block is held -> its state, cached ones apart."""
+
+
 class BlockPool:
     """The one owner of block ids [0, size)."""
 
@@ -103,7 +107,11 @@ class BlockPool:
 
     def usage_map(self) -> bytes:
         """One BlockState per block, for people to look at."""
-        states = bytearray(min(refs, 2) + 1 if refs else BlockState.FREE for refs in self._refs)
+        try:
+            states = bytearray(bytes(self._refs).translate(_STATE_OF_REFS))
+        except ValueError:  # a block is held more often than a byte can say
+            few = bytes(min(refs, 2) for refs in self._refs)
+            states = bytearray(few.translate(_STATE_OF_REFS))
         for block in self._cached:
             states[block] = BlockState.CACHED
         return bytes(states)

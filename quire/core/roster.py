@@ -22,6 +22,7 @@ class Roster:
 
     def __init__(self, kv: KVCache, order: Order, flights: Flights, max_seqs: int) -> None:
         assert max_seqs > 0, max_seqs
+        self.max_seqs = max_seqs
         self._kv = kv
         self._flights = flights
         self._slots = list(range(max_seqs - 1, -1, -1))  # free ones

@@ -14,6 +14,7 @@ Source: the one rule is that of vLLM V1, sched/scheduler.py, note on the schedul
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Literal
 
@@ -431,6 +432,23 @@ class Scheduler:
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
         )
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Those alive: who runs, in order of admission, who waits, and who follows a sibling."""
+        yield from self._running
+        yield from self._order
+        for family in self._roster.families.values():
+            yield from family.followers
+
+    @property
+    def max_seqs(self) -> int:
+        """Most sequences that run at a time."""
+        return self._roster.max_seqs
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self._kv.block_size
 
     def block_map(self) -> bytes:
         """One BlockState per block of the KV cache, for people to look at."""

@@ -7,11 +7,15 @@ updates on. With steps in flight, step() plans and submits n + 1 before it waits
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from quire.core.ledger import Ledger
+from quire.core.look import look
 from quire.core.scheduler import Scheduler, SchedulerStats
+from quire.core.snapshot import Snapshot
 from quire.core.types import Request, StepPlan, Update
 from quire.errors import EngineError
 from quire.executors.base import Executor, Pending
@@ -29,8 +33,11 @@ class Engine:
         *,
         steps_in_flight: int = 1,
         check: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
+        self._clock = clock
+        self._ledger = Ledger(clock)
         self._executor = executor
         self._depth = steps_in_flight
         self._check = check
@@ -44,14 +51,16 @@ class Engine:
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError (TooLong...) and changes nothing if it cannot."""
         self._scheduler.add(request)
+        self._ledger.accept(request)
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; its terminal updates. Unknown ids are ignored: they just ended."""
-        return self._scheduler.abort(request_id)
+        return self._ledger.close(self._scheduler.abort(request_id))
 
     def abort_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text is complete (a stop string). No update follows."""
         self._scheduler.abort_sequence(request_id, index)
+        self._ledger.drop(request_id, index)
 
     def release(self, request_id: str) -> None:
         """Give up the blocks of a request that was made with hold=True."""
@@ -59,6 +68,7 @@ class Engine:
 
     def step(self) -> list[Update]:
         """Plan one step, apply the oldest under way. Each accepted sequence ends in one update."""
+        self._ledger.enter()
         if not self._scheduler.idle and len(self._in_flight) < self._depth:
             self._submit()
         if len(self._in_flight) >= self._depth or (self._in_flight and self._scheduler.idle):
@@ -69,6 +79,7 @@ class Engine:
             updates = []
         if self._check:
             self.check()
+        self._ledger.leave()
         return updates
 
     def settle(self) -> None:
@@ -95,9 +106,14 @@ class Engine:
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 
+    def snapshot(self, rows: int = 500, blocks: bool = True) -> Snapshot:
+        """The engine as it is now: at most so many sequences, and whether with the block map."""
+        return look(self._scheduler, self._ledger, at=self._clock(), most=rows, blocks=blocks)
+
     def check(self) -> None:
-        """Prove the invariants of pool and cache. Raises AssertionError."""
+        """Prove the invariants of pool, cache and ledger. Raises AssertionError."""
         self._scheduler.check()
+        self._ledger.check(sum(1 for _ in self._scheduler.sequences()))
 
     def shutdown(self) -> None:
         self._in_flight.clear()
@@ -106,6 +122,7 @@ class Engine:
     def _submit(self) -> None:
         """Plan and submit. What was planned is in flight whatever happens, Ctrl-C included."""
         plan = self._scheduler.plan()
+        self._ledger.planned(plan)
         try:
             pending: Pending = self._executor.submit(plan)
         except BaseException as error:  # the border: a step's fault ends its rows only
@@ -117,14 +134,17 @@ class Engine:
 
     def _apply(self) -> list[Update]:
         plan, pending = self._in_flight[0]  # an interrupted wait can be repeated
+        began = self._clock()
         try:
             result = pending.wait()
         except Exception as error:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
             self._in_flight.popleft()
-            return self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+            updates = self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+            return self._ledger.landed(updates, self._clock() - began)
+        waited = self._clock() - began
         self._in_flight.popleft()
-        return self._scheduler.apply(plan, result)
+        return self._ledger.landed(self._scheduler.apply(plan, result), waited)
 
 
 class _Failed:

@@ -1,0 +1,382 @@
+"""Books of time: of each sequence, where its seconds go, without a gap and without overlap.
+
+Time is cut into periods. The period of a step goes from the moment the step before was applied (or
+from the moment the engine turned to it, if none was under way) to the moment it is applied. Who is
+aboard pays it; who waits, waits. Two clocks run on, whoever is aboard:
+
+    _others   seconds of steps that went into prompt tokens, shared out by tokens
+    _outside  seconds in which no step made headway: messages, news, hold-ups between steps
+
+A sequence notes them when a phase of its begins and subtracts when it ends. So a decoding row costs
+nothing a step; only prompts are looked at each step, to take their own tokens out of `_others`.
+
+Read by the engine's thread alone, which is the one that tells it what happens. Steps in flight: a
+plan is noted when it is made, and counts from when the device can turn to it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from enum import Enum, auto
+
+from quire.core.snapshot import Counters
+from quire.core.tally import Tally
+from quire.core.timing import Timing
+from quire.core.types import UNKNOWN, Request, Sequence, State, StepPlan, Update
+
+HIDDEN_S = 50e-6
+"""A step that had to be waited for longer than this hid what the engine did meanwhile."""
+
+
+class _Phase(Enum):
+    QUEUE = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    OUT = auto()  # preempted, and waiting
+    REBUILD = auto()  # aboard again, on the way to where it had been
+
+
+class _Account:
+    """Of one sequence. `since` and the three below it belong to the phase it is in."""
+
+    __slots__ = (
+        "accepted_at",
+        "cuts",
+        "family",
+        "first_token_at",
+        "index",
+        "life",
+        "others",
+        "outside",
+        "own",
+        "phase",
+        "planned",
+        "seq",
+        "since",
+    )
+
+    def __init__(self, family: _Family, index: int, now: float) -> None:
+        self.family = family
+        self.index = index
+        self.accepted_at = self.since = now
+        self.phase = _Phase.QUEUE
+        self.others = self.outside = self.own = 0.0
+        self.cuts = [0.0] * 6  # as in Timing
+        self.first_token_at: float | None = None
+        self.seq: Sequence | None = None  # while it is aboard, as far as was planned
+        self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
+        self.life = 0  # rows of an earlier life are dead
+
+
+class _Family:
+    """The sequences of one request; None where one has ended."""
+
+    __slots__ = ("members", "prompt_done", "timed")
+
+    def __init__(self, request: Request, now: float) -> None:
+        self.members: list[_Account | None] = [_Account(self, i, now) for i in range(request.n)]
+        self.prompt_done: Timing | None = None  # of the first whose prompt was computed
+        self.timed = request.timed
+
+
+class _Chunk:
+    """Tokens of one prompt in a plan."""
+
+    __slots__ = ("account", "life", "samples", "tokens")
+
+    def __init__(self, account: _Account, tokens: int, samples: bool) -> None:
+        self.account = account
+        self.life = account.life
+        self.tokens = tokens
+        self.samples = samples
+
+
+class _Flight:
+    """A plan under way: who comes aboard, who was put off, and the prompts it computes."""
+
+    __slots__ = ("chunks", "joins", "put_off", "tokens")
+
+    def __init__(
+        self,
+        joins: list[_Account],
+        put_off: list[_Account],
+        chunks: list[_Chunk],
+        tokens: int,
+    ) -> None:
+        self.joins = joins
+        self.put_off = put_off
+        self.chunks = chunks
+        self.tokens = tokens
+
+
+class Ledger:
+    """One per engine. Every sequence accepted is closed by its terminal update, or dropped."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._families: dict[str, _Family] = {}
+        self._timed = 0  # families that are
+        self._flights: deque[_Flight] = deque()
+        self._filling: dict[_Account, None] = {}  # whose prompts are not planned to the end
+        self._out: dict[_Account, None] = {}  # who was preempted and has not come back
+        self._others = 0.0
+        self._outside = 0.0
+        self._hold_up = 0.0  # outside of step() in the period that runs
+        self._entered_at = self._left_at = self._begun_at = self._landed_at = clock()
+        self._counted = Tally()
+
+    # -- requests ----------------------------------------------------------------------------
+
+    def accept(self, request: Request) -> None:
+        """The engine took it in."""
+        self._families[request.id] = family = _Family(request, self._clock())
+        self._timed += family.timed
+
+    def close(self, updates: list[Update]) -> list[Update]:
+        """Put a Timing into each terminal update, of sequences that ended now."""
+        self._tell(updates, self._clock(), {})
+        return updates
+
+    def drop(self, request_id: str, index: int) -> None:
+        """A sequence ends, and no update tells of it. Harmless if it has ended already."""
+        family = self._families.get(request_id)
+        if family is not None and family.members[index] is not None:
+            self._counted.finished["stop_string"] += 1
+            self._forget(request_id, index)
+
+    def accepted_at(self, seq: Sequence) -> float:
+        """When the engine took in a sequence that lives."""
+        account = self._families[seq.request.id].members[seq.index]
+        assert account is not None, f"{seq.request.id} has ended"
+        return account.accepted_at
+
+    @property
+    def preempted(self) -> int:
+        """Sequences that were preempted and have not come back."""
+        return len(self._out)
+
+    # -- steps -------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """The engine turns to a step."""
+        self._entered_at = now = self._clock()
+        if self._flights:
+            self._hold_up += now - self._left_at
+        else:
+            self._outside += now - self._left_at
+
+    def leave(self) -> None:
+        """The engine turns to other things."""
+        self._left_at = self._clock()
+
+    def planned(self, plan: StepPlan) -> None:
+        """A plan was made, and goes to the executor right now."""
+        put_off = self._put_off(plan.preempted) if plan.preempted else []
+        joins = [self._aboard(seq) for seq in plan.joins] if plan.joins else []
+        chunks = self._chunks() if self._filling else []
+        tokens = len(plan.rows) - len(chunks) + sum([chunk.tokens for chunk in chunks])
+        self._flights.append(_Flight(joins, put_off, chunks, tokens))
+        if len(self._flights) == 1:
+            self._begin(self._entered_at)
+
+    def landed(self, updates: list[Update], waited: float) -> list[Update]:
+        """The oldest plan was applied, after `waited` seconds for its result: what came of it.
+
+        Terminal updates, first ones and those of timed requests get their Timing.
+        """
+        now = self._clock()
+        flight = self._flights.popleft()
+        hold_up = 0.0 if waited > HIDDEN_S else self._hold_up
+        step = now - self._begun_at - hold_up
+        self._outside += hold_up
+        firsts = self._share_out(flight, step, now) if flight.chunks else {}
+        spoken = len(updates) - self._tell(updates, now, firsts)
+        if flight.tokens:
+            self._counted.step(flight.tokens, step, spoken)
+        if spoken > len(firsts):
+            self._counted.inter_token(now - self._landed_at, spoken - len(firsts))
+        self._landed_at = now
+        if self._flights:
+            self._begin(now)
+        return updates
+
+    def counters(self) -> Counters:
+        """What was counted so far."""
+        return self._counted.counters()
+
+    def check(self, alive: int) -> None:
+        """Raise AssertionError unless so many accounts are open."""
+        accounts = [a for f in self._families.values() for a in f.members if a is not None]
+        assert len(accounts) == alive, f"{len(accounts)} accounts of {alive} sequences"
+        assert {*self._filling, *self._out} <= {*accounts}, "an account is closed and still used"
+
+    # -- plans -------------------------------------------------------------------------------
+
+    def _put_off(self, request_ids: Iterable[str]) -> list[_Account]:
+        """Whom the plan just made has preempted. Of a request's n it may be any."""
+        found: list[_Account] = []
+        for request_id in dict.fromkeys(request_ids):
+            for account in self._families[request_id].members:
+                if account is None or account.seq is None:
+                    continue
+                if account.seq.state is not State.RUNNING:
+                    account.seq = None
+                    account.life += 1
+                    self._filling.pop(account, None)
+                    self._out[account] = None
+                    found.append(account)
+        return found
+
+    def _aboard(self, seq: Sequence) -> _Account:
+        account = self._families[seq.request.id].members[seq.index]
+        assert account is not None, f"{seq.request.id} came aboard after its end"
+        account.seq = seq
+        account.planned = seq.computed
+        self._filling[account] = None
+        if self._out:
+            self._out.pop(account, None)
+        if seq.cached and not seq.preemptions and seq.index == 0:
+            self._counted.cached_tokens += seq.cached
+        return account
+
+    def _chunks(self) -> list[_Chunk]:
+        """What the plan just made computes of prompts."""
+        chunks: list[_Chunk] = []
+        for account in list(self._filling):
+            seq = account.seq
+            assert seq is not None, "only who is aboard computes a prompt"
+            tokens = seq.planned - account.planned
+            if tokens:
+                samples = seq.tokens[-1] == UNKNOWN
+                chunks.append(_Chunk(account, tokens, samples))
+                account.planned = seq.planned
+                if samples:
+                    del self._filling[account]
+        return chunks
+
+    # -- periods -----------------------------------------------------------------------------
+
+    def _begin(self, now: float) -> None:
+        """The device can turn to the oldest plan: who it put off is out, who joins is aboard."""
+        self._begun_at = now
+        self._hold_up = 0.0
+        flight = self._flights[0]
+        for account in flight.put_off:
+            self._turn(account, _Phase.OUT, now)
+        for account in flight.joins:
+            if account.phase is _Phase.OUT:
+                self._turn(account, _Phase.REBUILD, now)
+            else:
+                self._start(account, now)
+
+    def _start(self, account: _Account, now: float) -> None:
+        """Its queue is over. What a sibling computed for it is time of its own, and no queue."""
+        done = account.family.prompt_done
+        if done is not None and done.first_token_at is not None:
+            account.cuts = list(done[3:])
+            account.since = done.first_token_at
+        self._turn(account, _Phase.PREFILL, now)
+
+    def _share_out(
+        self, flight: _Flight, step: float, now: float
+    ) -> dict[tuple[str, int], _Account]:
+        """Book a step that computed prompts. Who got a first token by it."""
+        each = step / flight.tokens
+        prompts = 0
+        for chunk in flight.chunks:
+            prompts += chunk.tokens
+            chunk.account.own += each * chunk.tokens
+        self._others += each * prompts
+        self._counted.prompt_tokens += prompts
+        firsts: dict[tuple[str, int], _Account] = {}
+        for chunk in flight.chunks:
+            account, seq = chunk.account, chunk.account.seq
+            if chunk.samples and seq is not None and account.life == chunk.life:
+                if account.first_token_at is None:
+                    account.first_token_at = now
+                    firsts[seq.request.id, seq.index] = account
+                    self._counted.first_token(now - self._arrival(seq.request, account))
+                self._turn(account, _Phase.DECODE, now)
+        return firsts
+
+    def _arrival(self, request: Request, account: _Account) -> float:
+        """When the request arrived, if it says so on our clock."""
+        return request.arrived_at if request.arrived_at else account.accepted_at
+
+    def _turn(self, account: _Account, phase: _Phase, now: float) -> None:
+        """End the phase it is in, and begin another."""
+        account.cuts = self._cuts(account, now)
+        account.phase = phase
+        account.since = now
+        account.others = self._others
+        account.outside = self._outside
+        account.own = 0.0
+
+    def _cuts(self, account: _Account, now: float) -> list[float]:
+        """Its seconds up to now: those of phases that are over, and of the one it is in."""
+        queue, prefill, others, preempted, decode, outside = account.cuts
+        seconds, phase = now - account.since, account.phase
+        if phase is _Phase.QUEUE:
+            return [queue + seconds, prefill, others, preempted, decode, outside]
+        if phase is _Phase.OUT:
+            return [queue, prefill, others, preempted + seconds, decode, outside]
+        for_others = max(self._others - account.others - account.own, 0.0)
+        not_in_step = self._outside - account.outside
+        seconds = max(seconds - for_others - not_in_step, 0.0)
+        others += for_others
+        outside += not_in_step
+        if phase is _Phase.PREFILL:
+            prefill += seconds
+        elif phase is _Phase.DECODE:
+            decode += seconds
+        else:
+            preempted += seconds
+        return [queue, prefill, others, preempted, decode, outside]
+
+    # -- telling -----------------------------------------------------------------------------
+
+    def _tell(
+        self, updates: list[Update], now: float, firsts: dict[tuple[str, int], _Account]
+    ) -> int:
+        """Put in Timings where they are due, and close accounts. How many updates had no token."""
+        if firsts or self._timed:
+            places = [i for i, u in enumerate(updates) if self._is_told(u, firsts)]
+        else:
+            places = [i for i, u in enumerate(updates) if u[3] is not None]
+        silent = 0
+        for i in places:
+            update = updates[i]
+            family = self._families[update.request_id]
+            account = family.members[update.index]
+            assert account is not None, f"an update of {update.request_id} after its end"
+            timing = self._timing(account, now)
+            updates[i] = update._replace(timing=timing)
+            silent += not update.token_ids
+            if family.prompt_done is None and account.first_token_at is not None:
+                family.prompt_done = timing
+            if update.finish is not None:
+                self._counted.finished[update.finish] += 1
+                self._forget(update.request_id, update.index)
+        return silent
+
+    def _is_told(self, update: Update, firsts: dict[tuple[str, int], _Account]) -> bool:
+        if update.finish is not None or (update.request_id, update.index) in firsts:
+            return True
+        return bool(self._timed) and self._families[update.request_id].timed
+
+    def _timing(self, account: _Account, now: float) -> Timing:
+        return Timing(account.accepted_at, now, account.first_token_at, *self._cuts(account, now))
+
+    def _forget(self, request_id: str, index: int) -> None:
+        family = self._families[request_id]
+        account = family.members[index]
+        assert account is not None, f"{request_id} ended twice"
+        family.members[index] = None
+        account.seq = None
+        self._filling.pop(account, None)
+        self._out.pop(account, None)
+        if not any(family.members):
+            del self._families[request_id]
+            self._timed -= family.timed

@@ -1,0 +1,73 @@
+"""A look at the engine between two steps: scheduler and ledger -> Snapshot. Changes nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from itertools import islice
+
+from quire.core.ledger import Ledger
+from quire.core.scheduler import Scheduler
+from quire.core.snapshot import RequestRow, Snapshot
+from quire.core.types import NO_BLOCK, UNKNOWN, Sequence, State
+
+MOST_ROWS = 65_534
+"""More could not be told apart in the map's two bytes."""
+
+
+def look(scheduler: Scheduler, ledger: Ledger, *, at: float, most: int, blocks: bool) -> Snapshot:
+    """The engine at the moment `at`: `most` sequences, and whether with the map of blocks."""
+    shown = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
+    states = scheduler.block_map() if blocks else b""
+    return Snapshot(
+        at=at,
+        stats=scheduler.stats(),
+        preempted=ledger.preempted,
+        max_seqs=scheduler.max_seqs,
+        block_size=scheduler.block_size,
+        counters=ledger.counters(),
+        rows=[_row(seq, at - ledger.accepted_at(seq)) for seq in shown],
+        states=states,
+        owners=_owners(shown, len(states)) if blocks else b"",
+    )
+
+
+def _row(seq: Sequence, seconds: float) -> RequestRow:
+    known = len(seq.tokens) - (_unknown(seq.tokens) if seq.state is State.RUNNING else 0)
+    return RequestRow(
+        request_id=seq.request.id,
+        index=seq.index,
+        state=_state(seq),
+        prompt=seq.prompt_len,
+        cached=seq.cached,
+        computed=seq.computed,
+        generated=known - seq.prompt_len,
+        blocks=sum(len(table) - table.count(NO_BLOCK) for table in seq.tables),
+        preemptions=seq.preemptions,
+        seconds=seconds,
+    )
+
+
+def _unknown(tokens: list[int]) -> int:
+    """Tokens at the end that steps in flight will say."""
+    count = 0
+    while tokens[-1 - count] == UNKNOWN:
+        count += 1
+    return count
+
+
+def _state(seq: Sequence) -> str:
+    if seq.state is State.WAITING and seq.preemptions:
+        return "preempted"
+    return seq.state.name.lower()
+
+
+def _owners(shown: Iterable[Sequence], blocks: int) -> bytes:
+    """For each block the first of `shown` that has it in a table, counted from 1; 0 for none."""
+    owners = array("H", bytes(2 * blocks))
+    for number, seq in reversed(list(enumerate(shown, 1))):
+        for table in seq.tables:
+            for block in table:
+                if block != NO_BLOCK:
+                    owners[block] = number
+    return owners.tobytes()

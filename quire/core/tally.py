@@ -1,0 +1,48 @@
+"""What the engine counts about its steps, from its start on. Written by the ledger alone."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+
+from quire.core.snapshot import STEP_TOKENS, TIME_BUCKETS, Counters, time_bucket
+
+
+class Tally:
+    """Counters that only grow."""
+
+    def __init__(self) -> None:
+        self.cached_tokens = self.prompt_tokens = 0
+        self.finished: Counter[str] = Counter()
+        self._steps = self._generated = self._step_tokens_sum = 0
+        self._step_seconds = 0.0
+        self._step_tokens = [0] * (len(STEP_TOKENS) + 1)
+        self._first_token_times = [0] * TIME_BUCKETS
+        self._inter_token_times = [0] * TIME_BUCKETS
+
+    def step(self, tokens: int, seconds: float, generated: int) -> None:
+        self._steps += 1
+        self._step_seconds += seconds
+        self._generated += generated
+        self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
+        self._step_tokens_sum += tokens
+
+    def first_token(self, seconds: float) -> None:
+        self._first_token_times[time_bucket(seconds)] += 1
+
+    def inter_token(self, seconds: float, tokens: int) -> None:
+        self._inter_token_times[time_bucket(seconds)] += tokens
+
+    def counters(self) -> Counters:
+        return Counters(
+            steps=self._steps,
+            step_seconds=self._step_seconds,
+            prompt_tokens=self.prompt_tokens,
+            cached_tokens=self.cached_tokens,
+            generated_tokens=self._generated,
+            finished=dict(self.finished),
+            step_tokens=list(self._step_tokens),
+            step_tokens_sum=self._step_tokens_sum,
+            first_token_times=list(self._first_token_times),
+            inter_token_times=list(self._inter_token_times),
+        )
