@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SETUP := $(VENV)/.ready
 
-.PHONY: help setup run fmt check pure cpu server gpu test bench docs clean
+.PHONY: help setup run fmt check pure cpu server browser gpu test bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -25,11 +25,11 @@ fmt: $(SETUP) ## format and fix what can be fixed
 	$(BIN)/ruff format quire tests bench tools examples && $(BIN)/ruff check --fix -q quire tests bench tools examples
 
 check: $(SETUP) ## format, lint, types, layers, spelling, sizes
-	$(BIN)/ruff format --check -q quire tests bench tools examples
-	$(BIN)/ruff check -q quire tests bench tools examples
+	$(BIN)/ruff format --check -q quire tests bench tools examples deploy
+	$(BIN)/ruff check -q quire tests bench tools examples deploy
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/codespell quire tests bench tools docs examples README.md CONTRIBUTING.md CHANGELOG.md
+	$(BIN)/codespell quire tests bench tools docs examples deploy README.md CONTRIBUTING.md CHANGELOG.md
 	$(BIN)/python tools/size.py --check
 
 pure: $(SETUP) ## tests that need Python only
@@ -38,14 +38,17 @@ pure: $(SETUP) ## tests that need Python only
 cpu: $(SETUP) ## tests that need torch on the CPU
 	$(BIN)/pytest tests/cpu
 
-server: $(SETUP) ## tests of the server on loopback
-	$(BIN)/pytest tests/server
+server: $(SETUP) ## tests of the server on loopback, with real clients
+	$(BIN)/pytest tests/server tests/clients
+
+browser: $(SETUP) ## drive the page in a headless Chromium (needs the extra `browser`)
+	$(BIN)/pytest tests/browser
 
 gpu: $(SETUP) ## tests that need a GPU
 	$(BIN)/pytest tests/gpu
 
 test: $(SETUP) ## the whole CPU suite
-	$(BIN)/pytest tests/pure tests/cpu tests/server
+	$(BIN)/pytest tests/pure tests/cpu tests/server tests/clients
 
 bench: $(SETUP) ## quick figures of this machine: scheduler, ops, sampler, offline
 	$(BIN)/python bench/scheduler.py && $(BIN)/python bench/ops.py && $(BIN)/python bench/sampler.py
