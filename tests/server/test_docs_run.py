@@ -1,0 +1,146 @@
+"""The pages are true: their code runs, against one server as `quire serve` starts it.
+
+The address in the pages is replaced by the server's. Python blocks of a page share their names, shell
+blocks their folder, as a reader's terminal would.
+"""
+
+import argparse
+import contextlib
+import doctest
+import importlib
+import io
+import os
+import re
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from quire import cli
+from quire.cli import flags
+from quire.config.cli import OptionParser
+from tests.doc_blocks import PAGES, ROOT, all_blocks, blocks, commands
+
+ADDRESS = "http://127.0.0.1:8000"
+CLIENTS = sorted((ROOT / "examples/clients").iterdir())
+ASKED = "What is the capital of France?\n\n"
+SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.fixture(scope="module")
+def url():
+    """A server of its own process, on any free port."""
+    words = [sys.executable, "-m", "quire", "serve", "--port", "0"]
+    words += ["--kv-cache-memory-bytes", "128MiB"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if found := re.search(r"curl (?:\S+ )*?(http://[0-9.]+:\d+)", line):
+                yield found[1]
+                break
+        else:
+            raise AssertionError("".join(said))
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def run_python(text, names, where):
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(compile(text, where, "exec"), names)
+    return said.getvalue()
+
+
+def run_shell(text, folder):
+    path = f"{os.path.dirname(sys.executable)}:{os.environ['PATH']}"
+    return subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", text],
+        cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True,
+        check=False, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def run_block(block, text, names, folder):
+    """What it printed. A block that is to fail must, and say why."""
+    if block.kind == "python":
+        try:
+            said, failed = run_python(text, names, block.where), False
+        except Exception as error:  # noqa: BLE001 - whatever the block raises is what it says
+            said, failed = f"{type(error).__name__}: {error}", True
+    else:
+        done = run_shell(text, folder)
+        failed = done.returncode != 0
+        said = done.stdout + (done.stderr if failed else "")
+    if block.mark == "fails":
+        assert block.note in said, f"{block.where} should say {block.note!r}: {said}"
+    else:
+        assert not failed, f"{block.where}: {said}"
+    return said
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_a_page_shows_runs_and_prints_what_it_says(page, url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names, said = {"__name__": "page"}, ""
+    for block in blocks(page):
+        text = block.text.replace(ADDRESS, url)
+        if block.mark in ("run", "fails"):
+            said = run_block(block, text, names, tmp_path).replace(url, ADDRESS)
+        elif block.mark == "prints":
+            want, got = f"{block.text.strip()}\n", f"{said.strip()}\n"
+            good = doctest.OutputChecker().check_output(want, got, SAME)
+            assert good, f"{block.where} shows\n{block.text}\nbut it was\n{said}"
+
+
+class Parsed(Exception):
+    """The words were taken; nothing more need happen."""
+
+
+def parse(words):
+    """Give words to quire's own parser; SystemExit or ConfigError if it does not take them."""
+    if words[0] == "serve":
+        flags.parse(words[1:])
+        return
+    module = importlib.import_module(f"quire.cli.{cli.ALIASES.get(words[0], words[0])}")
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in (argparse.ArgumentParser, OptionParser):
+            patch.setattr(kind, "parse_args", stopping(kind.parse_args))
+        with pytest.raises(Parsed):
+            module.main(words[1:])
+
+
+def stopping(parse_args):
+    def parse_and_stop(self, *args, **kwargs):
+        parse_args(self, *args, **kwargs)
+        raise Parsed
+
+    return parse_and_stop
+
+
+SHOWN = [block for block in all_blocks() if block.kind == "sh" and block.mark == "shown"]
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=lambda block: block.where)
+def test_a_command_that_is_only_shown_is_one_that_quire_takes(block):
+    for words in commands(block.text):
+        parse(words)
+
+
+@pytest.mark.parametrize("path", CLIENTS, ids=lambda path: path.name)
+def test_an_example_of_a_client_gets_an_answer(path, url):
+    run = subprocess.run(
+        [sys.executable, str(path), url] if path.suffix == ".py" else [str(path), url],
+        capture_output=True, text=True, input=ASKED, check=False, timeout=60,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.strip()
+
+
+def test_each_example_is_told_of():
+    page = (ROOT / "examples/README.md").read_text()
+    assert all(f"`clients/{path.name}`" in page for path in CLIENTS)
