@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -48,6 +49,7 @@ from quire.engine.warm import Half
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
 from quire.kernels import cache as kernel_cache
+from quire.kernels.compiler import Compilers
 from quire.models.base import LanguageModel, ModelConfig
 from quire.models.build import build as build_model
 from quire.models.build import config_of
@@ -113,7 +115,9 @@ def _assemble(
     config, plan, why = resolved
     device = torch_device(config.device.kind)
     opening: list[Future[None]] = []
+    compilers = None
     if device.type == cuda.name:
+        compilers = _compilers(config, environment)  # first: it has much to read
         opening.append(receipt.beside("CUDA context", lambda: _open_device(device)))
         opening.append(receipt.beside("Triton", lambda: _open_triton(config, environment)))
     loading = receipt.beside(
@@ -132,7 +136,7 @@ def _assemble(
         return scheduler_of(config), device_half(model, config, processors)
 
     if device.type == cuda.name:
-        started = gpu.start(half, config, plan, _room(options, held), device, receipt)
+        started = gpu.start(half, config, plan, _room(options, held), device, receipt, compilers)
         config, plan = started.config, started.plan
         why = tuple(_measured(one, config) for one in why)
         engine = _engine(config, *started.half, check=environment.check)
@@ -208,13 +212,23 @@ def _open_device(device: torch.device) -> None:
 
 
 def _open_triton(config: EngineConfig, environment: env.Env) -> None:
-    import triton
+    import triton  # noqa: F401 - it reads much
 
     if environment.triton_cache is None:
-        kind = config.device.capability
-        kernel_cache.keep_in(
-            kernel_store.folder_of(environment.cache_dir, triton.__version__, kind)
-        )
+        kernel_cache.keep_in(_kernel_folder(config, environment))
+
+
+def _kernel_folder(config: EngineConfig, environment: env.Env) -> Path:
+    if environment.triton_cache is not None:
+        return environment.triton_cache
+    kind, compiler = config.device.capability, version("triton")
+    return kernel_store.folder_of(environment.cache_dir, compiler, kind)
+
+
+def _compilers(config: EngineConfig, environment: env.Env) -> Compilers | None:
+    """A process that will compile what the folder lacks, if that is all: it needs time to begin."""
+    folder = _kernel_folder(config, environment)
+    return Compilers(folder) if kernel_store.is_empty(folder) else None
 
 
 def _say_ready(built: Built, receipt: Receipt) -> None:

@@ -1,7 +1,7 @@
 """Start-up of an engine on a GPU, from a filled model to one that is ready. One call per engine.
 
 Not here: how each thing is done (warm.py), which device (build.py). Kernels compile in other
-threads while the steps that need them are rehearsed; then the cache gets what the worst step, as
+processes once the steps that need them were rehearsed; then the cache gets what the worst step, as
 measured, leaves of the memory.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -22,6 +21,7 @@ from quire.engine import warm
 from quire.engine.receipt import Receipt
 from quire.engine.warm import Half, Peak
 from quire.kernels import cache
+from quire.kernels.compiler import Compilers
 from quire.platform import cpu, cuda
 
 log = logging.getLogger(__name__)
@@ -62,11 +62,15 @@ def start(
     room: Room,
     device: torch.device,
     receipt: Receipt,
+    compilers: Compilers | None,
 ) -> Started:
-    """Bring an engine up. make: build both halves for a config. Raises NoRoom."""
+    """Bring an engine up. make: build both halves for a config. Raises NoRoom.
+
+    compilers: waiting for what the folder of kernels lacks, if it was known to lack much.
+    """
     weights = torch.cuda.memory_allocated(device) - room.held_by_torch
     small = warm.small_config(config, plan.shape)
-    cold = compile_for(make(small), small, receipt)
+    cold = compile_for(make(small), small, receipt, compilers)
     _drop(device)  # now, not in the middle of what is measured
     half = make(small)  # a rehearsal may leave anything behind
     peak = warm.measure(half, small, device)
@@ -91,7 +95,9 @@ def start(
     return Started(half, config, plan)
 
 
-def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> bool:
+def compile_for(
+    half: Half, config: EngineConfig, receipt: Receipt, compilers: Compilers | None
+) -> bool:
     """Find the kernels the steps need and make them ready. True: the folder lacked many.
 
     Then only those of the first steps are there; processes go on with the others.
@@ -108,9 +114,12 @@ def compile_for(half: Half, config: EngineConfig, receipt: Receipt) -> bool:
     receipt.lap("rehearsal")
     absent, others = cache.load_kept(urgent), cache.load_kept(wanted[len(urgent) :])
     missing, cold = absent + others, len(absent) + len(others) > FEW
-    if cold and hasattr(os, "fork"):
+    if cold:
         count = max(min(COMPILERS, cpu.threads() - 1), 1)  # one core is for us
-        missing = cache.compile_in_children(missing, len(absent), count, COMPILE_S)
+        compilers = compilers or Compilers(cache.folder())
+        missing = compilers.compile(missing, len(absent), count, COMPILE_S)
+    elif compilers is not None:
+        compilers.end()
     # Only now in threads: the rehearsal's calls into torch would wait for the GIL behind them all.
     with ThreadPoolExecutor(min(COMPILERS, cpu.threads())) as pool:
         errors = [one.exception() for one in [pool.submit(kernel.make) for kernel in missing]]

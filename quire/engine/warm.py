@@ -130,6 +130,7 @@ def rehearse(half: Half, config: EngineConfig) -> None:
         for size in {config.scheduler.max_num_seqs, 1}:
             for params in (RANDOM, GREEDY):
                 run(half, [1] * size, params)
+        executor.runner.lane.load_products()
 
 
 def rehearse_sizes(half: Half, config: EngineConfig) -> None:

@@ -29,6 +29,11 @@ def folder_of(cache_dir: Path, version: str, capability: tuple[int, int]) -> Pat
     return cache_dir / "kernels" / f"triton-{version}-sm{major}{minor}"
 
 
+def is_empty(folder: Path) -> bool:
+    """Whether a folder of kernels holds none, or is not there."""
+    return not folder.is_dir() or not any(folder.iterdir())
+
+
 @dataclass(frozen=True, slots=True)
 class Info:
     """What a cache folder holds, per compiler and GPU."""

@@ -40,6 +40,7 @@ driver.set_active(Driver())
 sys.path.insert(0, sys.argv[1])
 import made_up
 from quire.kernels import cache
+from quire.kernels.compiler import Compilers
 from quire.platform import kernel_store
 
 home = pathlib.Path(sys.argv[1]) / "cache"
@@ -56,7 +57,7 @@ first, again = [], []
 with cache.rehearsal(first.append):
     results = step()
 absent = len(cache.load_kept(first))
-late = cache.compile_in_children(first[:3], 3, 2, 60)
+late = Compilers(cache.folder()).compile(first[:3], 3, 2, 120)
 assert late == [], late
 left = cache.load_kept(first)
 with ThreadPoolExecutor(2) as pool:
@@ -80,7 +81,7 @@ def test_a_rehearsal_names_each_missing_kernel_once_and_they_compile_side_by_sid
     (tmp_path / "made_up.py").write_text(KERNELS)
     (tmp_path / "program.py").write_text(PROGRAM)
     env = {k: v for k, v in os.environ.items() if not k.startswith("TRITON")}
-    env["PYTHONPATH"] = os.getcwd()
+    env["PYTHONPATH"] = os.pathsep.join([os.getcwd(), str(tmp_path)])
     done = subprocess.run(
         [sys.executable, str(tmp_path / "program.py"), str(tmp_path)],
         capture_output=True,
