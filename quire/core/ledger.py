@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from enum import Enum, auto
+from operator import itemgetter
 
 from quire.core.snapshot import Counters
 from quire.core.tally import Tally
@@ -28,6 +29,8 @@ from quire.core.types import UNKNOWN, Request, Sequence, State, StepPlan, Update
 
 HIDDEN_S = 50e-6
 """A step that had to be waited for longer than this hid what the engine did meanwhile."""
+
+_FINISH = itemgetter(Update._fields.index("finish"))
 
 
 class _Phase(Enum):
@@ -73,12 +76,11 @@ class _Account:
 class _Family:
     """The sequences of one request; None where one has ended."""
 
-    __slots__ = ("members", "prompt_done", "timed")
+    __slots__ = ("members", "prompt_done")
 
     def __init__(self, request: Request, now: float) -> None:
         self.members: list[_Account | None] = [_Account(self, i, now) for i in range(request.n)]
         self.prompt_done: Timing | None = None  # of the first whose prompt was computed
-        self.timed = request.timed
 
 
 class _Chunk:
@@ -117,7 +119,7 @@ class Ledger:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._families: dict[str, _Family] = {}
-        self._timed = 0  # families that are
+        self._timed: set[str] = set()  # requests whose every update is told
         self._flights: deque[_Flight] = deque()
         self._filling: dict[_Account, None] = {}  # whose prompts are not planned to the end
         self._out: dict[_Account, None] = {}  # who was preempted and has not come back
@@ -131,12 +133,13 @@ class Ledger:
 
     def accept(self, request: Request) -> None:
         """The engine took it in."""
-        self._families[request.id] = family = _Family(request, self._clock())
-        self._timed += family.timed
+        self._families[request.id] = _Family(request, self._clock())
+        if request.timed:
+            self._timed.add(request.id)
 
     def close(self, updates: list[Update]) -> list[Update]:
         """Put a Timing into each terminal update, of sequences that ended now."""
-        self._tell(updates, self._clock(), {})
+        self._tell(updates, self._clock(), frozenset())
         return updates
 
     def drop(self, request_id: str, index: int) -> None:
@@ -191,7 +194,7 @@ class Ledger:
         hold_up = 0.0 if waited > HIDDEN_S else self._hold_up
         step = now - self._begun_at - hold_up
         self._outside += hold_up
-        firsts = self._share_out(flight, step, now) if flight.chunks else {}
+        firsts = self._share_out(flight, step, now) if flight.chunks else set()
         spoken = len(updates) - self._tell(updates, now, firsts)
         if flight.tokens:
             self._counted.step(flight.tokens, step, spoken)
@@ -279,9 +282,7 @@ class Ledger:
             account.since = done.first_token_at
         self._turn(account, _Phase.PREFILL, now)
 
-    def _share_out(
-        self, flight: _Flight, step: float, now: float
-    ) -> dict[tuple[str, int], _Account]:
+    def _share_out(self, flight: _Flight, step: float, now: float) -> set[tuple[str, int]]:
         """Book a step that computed prompts. Who got a first token by it."""
         each = step / flight.tokens
         prompts = 0
@@ -290,13 +291,13 @@ class Ledger:
             chunk.account.own += each * chunk.tokens
         self._others += each * prompts
         self._counted.prompt_tokens += prompts
-        firsts: dict[tuple[str, int], _Account] = {}
+        firsts: set[tuple[str, int]] = set()
         for chunk in flight.chunks:
             account, seq = chunk.account, chunk.account.seq
             if chunk.samples and seq is not None and account.life == chunk.life:
                 if account.first_token_at is None:
                     account.first_token_at = now
-                    firsts[seq.request.id, seq.index] = account
+                    firsts.add((seq.request.id, seq.index))
                     self._counted.first_token(now - self._arrival(seq.request, account))
                 self._turn(account, _Phase.DECODE, now)
         return firsts
@@ -337,16 +338,10 @@ class Ledger:
 
     # -- telling -----------------------------------------------------------------------------
 
-    def _tell(
-        self, updates: list[Update], now: float, firsts: dict[tuple[str, int], _Account]
-    ) -> int:
+    def _tell(self, updates: list[Update], now: float, firsts: Set[tuple[str, int]]) -> int:
         """Put in Timings where they are due, and close accounts. How many updates had no token."""
-        if firsts or self._timed:
-            places = [i for i, u in enumerate(updates) if self._is_told(u, firsts)]
-        else:
-            places = [i for i, u in enumerate(updates) if u[3] is not None]
         silent = 0
-        for i in places:
+        for i in self._due(updates, firsts):
             update = updates[i]
             family = self._families[update.request_id]
             account = family.members[update.index]
@@ -361,10 +356,19 @@ class Ledger:
                 self._forget(update.request_id, update.index)
         return silent
 
-    def _is_told(self, update: Update, firsts: dict[tuple[str, int], _Account]) -> bool:
-        if update.finish is not None or (update.request_id, update.index) in firsts:
-            return True
-        return bool(self._timed) and self._families[update.request_id].timed
+    def _due(self, updates: list[Update], firsts: Set[tuple[str, int]]) -> list[int]:
+        """Places of the updates that get a Timing. Mostly there are none, so that is fast."""
+        if self._timed or firsts:
+            ids = {request_id for request_id, _ in firsts} | self._timed
+            return [
+                i
+                for i, u in enumerate(updates)
+                if u[3] is not None or (u[0] in ids and (u[0] in self._timed or u[:2] in firsts))
+            ]
+        finishes = [*map(_FINISH, updates)]
+        if finishes.count(None) == len(finishes):
+            return []
+        return [i for i, finish in enumerate(finishes) if finish is not None]
 
     def _timing(self, account: _Account, now: float) -> Timing:
         return Timing(account.accepted_at, now, account.first_token_at, *self._cuts(account, now))
@@ -379,4 +383,4 @@ class Ledger:
         self._out.pop(account, None)
         if not any(family.members):
             del self._families[request_id]
-            self._timed -= family.timed
+            self._timed.discard(request_id)

@@ -67,7 +67,6 @@ def _owners(shown: Iterable[Sequence], blocks: int) -> bytes:
     owners = array("H", bytes(2 * blocks))
     for number, seq in reversed(list(enumerate(shown, 1))):
         for table in seq.tables:
-            for block in table:
-                if block != NO_BLOCK:
-                    owners[block] = number
+            for block in [b for b in table if b >= 0] if NO_BLOCK in table else table:
+                owners[block] = number
     return owners.tobytes()

@@ -105,6 +105,6 @@ def _at_share(counts: Seq[int], rank: float) -> float:
     for i, n in enumerate(counts):
         if n and seen + n >= rank:
             within = (rank - seen) / n
-            return SHORTEST_S * 2.0 ** ((i + within) / PER_DOUBLING)
+            return SHORTEST_S * math.pow(2.0, (i + within) / PER_DOUBLING)
         seen += n
     raise AssertionError(f"rank {rank} of {seen}")

@@ -1,0 +1,122 @@
+"""What a snapshot of the engine shows: the sequences, the blocks by owner, percentiles of times."""
+
+from array import array
+
+import pytest
+
+from quire.core.block_pool import BlockPool, BlockState
+from quire.core.snapshot import TIME_BUCKETS, percentiles, time_bucket
+from tests.pure.core.test_ledger import Scene, request
+
+
+def scene_of(*requests, steps=1, **setup):
+    scene = Scene(**setup)
+    for one in requests:
+        scene.engine.add(one)
+    for _ in range(steps):
+        scene.step()
+    return scene
+
+
+def test_rows_tell_who_runs_and_who_waits():
+    scene = scene_of(request("a", prompt=9, most=5), request("b"), slots=1, steps=2)
+    running, waiting = scene.engine.snapshot().rows
+    assert running[:7] == ("a", 0, "running", 9, 0, 10, 2)
+    assert (running.blocks, running.preemptions, running.seconds) == (3, 0, 2.0)
+    assert (waiting.request_id, waiting.state, waiting.generated) == ("b", "waiting", 0)
+
+
+@pytest.mark.parametrize(("swap", "state"), [(False, "preempted"), (True, "swapped")])
+def test_rows_tell_who_was_preempted(swap, state):
+    small = dict(blocks=6, block_size=2, prefix_caching=False, swap=swap, host=50)
+    scene = scene_of(
+        request("a", prompt=4, most=8), request("b", prompt=4, most=4), steps=5, **small
+    )
+    snapshot = scene.engine.snapshot()
+    assert [row.state for row in snapshot.rows] == ["running", state]
+    assert snapshot.preempted == 1
+    scene.run()
+    assert scene.engine.snapshot().preempted == 0
+
+
+def test_followers_of_a_sibling_are_among_the_waiting():
+    scene = scene_of(request("a", prompt=8, n=3), budget=4)
+    assert [row.state for row in scene.engine.snapshot().rows] == ["running", "waiting", "waiting"]
+
+
+def test_a_token_that_is_on_its_way_is_not_counted():
+    scene = scene_of(request("a", most=9), steps=3, depth=2)
+    (row,) = scene.engine.snapshot().rows
+    assert row.generated == 2
+
+
+def test_each_block_is_told_with_its_first_owner():
+    scene = scene_of(request("a", prompt=9, most=5), request("b", prompt=5, most=5))
+    snapshot = scene.engine.snapshot()
+    owners = array("H", snapshot.owners)
+    assert len(owners) == len(snapshot.states) == snapshot.stats.blocks
+    assert [owners.count(k) for k in (1, 2)] == [3, 2]
+    held = {i for i, state in enumerate(snapshot.states) if state >= BlockState.HELD}
+    assert held == {i for i, owner in enumerate(owners) if owner}
+
+
+def test_a_block_that_two_share_belongs_to_the_first():
+    scene = Scene()
+    scene.engine.add(request("a", prompt=9, most=9))
+    scene.step()
+    first = scene.engine._scheduler._roster.families["a"].sequences[0]
+    scene.engine.add(request("b", prompt=9, most=9))
+    second = scene.engine._scheduler._roster.families["b"].sequences[0]
+    second.tokens[:] = first.tokens[:9]  # the same prompt, so its full blocks are found
+    scene.step()
+    snapshot = scene.engine.snapshot()
+    owners = array("H", snapshot.owners)
+    shared = [i for i, state in enumerate(snapshot.states) if state == BlockState.SHARED]
+    assert len(shared) == 2
+    assert {owners[i] for i in shared} == {1}
+
+
+def test_rows_beyond_those_asked_for_are_left_out_and_counted():
+    scene = scene_of(*(request(f"r{i}") for i in range(5)), slots=2)
+    snapshot = scene.engine.snapshot(rows=1, blocks=False)
+    assert [row.request_id for row in snapshot.rows] == ["r0"]
+    assert (snapshot.stats.running, snapshot.stats.waiting) == (2, 3)
+    assert snapshot.states == snapshot.owners == b""
+
+
+def test_windows_leave_holes_that_nobody_owns():
+    scene = scene_of(request("a", prompt=30, most=9), windows=(4,), block_size=2, budget=8, steps=5)
+    owners = array("H", scene.engine.snapshot().owners)
+    assert owners.count(1) == scene.engine.snapshot().rows[0].blocks
+
+
+def test_a_block_may_be_held_more_often_than_a_byte_can_say():
+    pool = BlockPool(3)
+    (block,) = pool.take(1)
+    for _ in range(300):
+        pool.share([block])
+    states = pool.usage_map()
+    assert states[block] == BlockState.SHARED
+    assert states.count(BlockState.FREE) == 2
+
+
+def test_percentiles_are_right_within_a_tenth():
+    counts = [0] * TIME_BUCKETS
+    for i in range(1, 1001):
+        counts[time_bucket(i / 1000)] += 1
+    for share, value in zip((0.5, 0.9, 0.99), percentiles(counts, None, (0.5, 0.9, 0.99))):
+        assert value == pytest.approx(share, rel=0.1)
+
+
+def test_percentiles_of_a_window_leave_out_what_was_before():
+    before = [0] * TIME_BUCKETS
+    before[time_bucket(5.0)] = 100
+    after = list(before)
+    after[time_bucket(0.01)] += 10
+    assert percentiles(after, before, (0.99,)) == [pytest.approx(0.01, rel=0.1)]
+    assert percentiles(after, after, (0.5,)) is None
+
+
+def test_times_out_of_range_are_in_the_outermost_buckets():
+    assert time_bucket(-1.0) == time_bucket(0.0) == 0
+    assert time_bucket(1e9) == TIME_BUCKETS - 1
