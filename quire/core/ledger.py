@@ -21,10 +21,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Set
 from enum import Enum, auto
 from operator import itemgetter
+from typing import NamedTuple
 
 from quire.core.snapshot import Counters
 from quire.core.tally import Tally
-from quire.core.timing import Timing
+from quire.core.timing import Cuts, Timing
 from quire.core.types import UNKNOWN, Request, Sequence, State, StepPlan, Update
 
 HIDDEN_S = 50e-6
@@ -66,7 +67,7 @@ class _Account:
         self.accepted_at = self.since = now
         self.phase = _Phase.QUEUE
         self.others = self.outside = self.own = 0.0
-        self.cuts = [0.0] * 6  # as in Timing
+        self.cuts: Cuts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self.first_token_at: float | None = None
         self.seq: Sequence | None = None  # while it is aboard, as far as was planned
         self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
@@ -95,6 +96,13 @@ class _Chunk:
         self.samples = samples
 
 
+class Landing(NamedTuple):
+    """A step that was applied."""
+
+    prompt_tokens: int
+    seconds: float
+
+
 class _Flight:
     """A plan under way: who comes aboard, who was put off, and the prompts it computes."""
 
@@ -118,6 +126,7 @@ class Ledger:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self.last = Landing(0, 0.0)
         self._families: dict[str, _Family] = {}
         self._timed: set[str] = set()  # requests whose every update is told
         self._flights: deque[_Flight] = deque()
@@ -145,8 +154,9 @@ class Ledger:
     def drop(self, request_id: str, index: int) -> None:
         """A sequence ends, and no update tells of it. Harmless if it has ended already."""
         family = self._families.get(request_id)
-        if family is not None and family.members[index] is not None:
-            self._counted.finished["stop_string"] += 1
+        account = None if family is None else family.members[index]
+        if account is not None:
+            self._counted.ended("stop_string", self._cuts(account, self._clock()))
             self._forget(request_id, index)
 
     def accepted_at(self, seq: Sequence) -> float:
@@ -196,6 +206,7 @@ class Ledger:
         self._outside += hold_up
         firsts = self._share_out(flight, step, now) if flight.chunks else set()
         spoken = len(updates) - self._tell(updates, now, firsts)
+        self.last = Landing(sum([chunk.tokens for chunk in flight.chunks]), step)
         if flight.tokens:
             self._counted.step(flight.tokens, step, spoken)
         if spoken > len(firsts):
@@ -278,7 +289,7 @@ class Ledger:
         """Its queue is over. What a sibling computed for it is time of its own, and no queue."""
         done = account.family.prompt_done
         if done is not None and done.first_token_at is not None:
-            account.cuts = list(done[3:])
+            account.cuts = done.cuts
             account.since = done.first_token_at
         self._turn(account, _Phase.PREFILL, now)
 
@@ -315,14 +326,14 @@ class Ledger:
         account.outside = self._outside
         account.own = 0.0
 
-    def _cuts(self, account: _Account, now: float) -> list[float]:
+    def _cuts(self, account: _Account, now: float) -> Cuts:
         """Its seconds up to now: those of phases that are over, and of the one it is in."""
         queue, prefill, others, preempted, decode, outside = account.cuts
         seconds, phase = now - account.since, account.phase
         if phase is _Phase.QUEUE:
-            return [queue + seconds, prefill, others, preempted, decode, outside]
+            return (queue + seconds, prefill, others, preempted, decode, outside)
         if phase is _Phase.OUT:
-            return [queue, prefill, others, preempted + seconds, decode, outside]
+            return (queue, prefill, others, preempted + seconds, decode, outside)
         for_others = max(self._others - account.others - account.own, 0.0)
         not_in_step = self._outside - account.outside
         seconds = max(seconds - for_others - not_in_step, 0.0)
@@ -334,7 +345,7 @@ class Ledger:
             decode += seconds
         else:
             preempted += seconds
-        return [queue, prefill, others, preempted, decode, outside]
+        return (queue, prefill, others, preempted, decode, outside)
 
     # -- telling -----------------------------------------------------------------------------
 
@@ -352,7 +363,7 @@ class Ledger:
             if family.prompt_done is None and account.first_token_at is not None:
                 family.prompt_done = timing
             if update.finish is not None:
-                self._counted.finished[update.finish] += 1
+                self._counted.ended(update.finish, timing.cuts)
                 self._forget(update.request_id, update.index)
         return silent
 
@@ -371,7 +382,8 @@ class Ledger:
         return [i for i, finish in enumerate(finishes) if finish is not None]
 
     def _timing(self, account: _Account, now: float) -> Timing:
-        return Timing(account.accepted_at, now, account.first_token_at, *self._cuts(account, now))
+        cuts = self._cuts(account, now)
+        return Timing(account.accepted_at, now, account.first_token_at, *cuts, account.life)
 
     def _forget(self, request_id: str, index: int) -> None:
         family = self._families[request_id]

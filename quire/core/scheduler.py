@@ -300,6 +300,11 @@ class Scheduler:
 
     # -- results ------------------------------------------------------------------------------
 
+    def learn(self, prompt_tokens: int, seconds: float) -> None:
+        """Tell the limits how long a step took that was applied, and what it did of prompts."""
+        for limit in self._limits:
+            limit.learn(prompt_tokens, seconds)
+
     def apply(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Record what the model said. Rows of sequences that left meanwhile are dropped.
 

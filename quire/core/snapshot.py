@@ -51,6 +51,8 @@ class Counters(NamedTuple):
     generated_tokens: int
     finished: dict[str, int]
     """Sequences by how they ended; "stop_string" is an end that the text half decided on."""
+    cut_seconds: list[float]
+    """Of the ended ones, where their time went, in the order of timing.CUTS."""
     step_tokens: list[int]
     """Steps by their number of tokens (STEP_TOKENS)."""
     step_tokens_sum: int

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
+from collections.abc import Iterable
 
 from quire.core.snapshot import STEP_TOKENS, TIME_BUCKETS, Counters, time_bucket
+from quire.core.timing import CUTS
 
 
 class Tally:
@@ -13,7 +15,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.cached_tokens = self.prompt_tokens = 0
-        self.finished: Counter[str] = Counter()
+        self._finished: Counter[str] = Counter()
+        self._cut_seconds = [0.0] * len(CUTS)
         self._steps = self._generated = self._step_tokens_sum = 0
         self._step_seconds = 0.0
         self._step_tokens = [0] * (len(STEP_TOKENS) + 1)
@@ -26,6 +29,10 @@ class Tally:
         self._generated += generated
         self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
         self._step_tokens_sum += tokens
+
+    def ended(self, reason: str, cuts: Iterable[float]) -> None:
+        self._finished[reason] += 1
+        self._cut_seconds = [sum(pair) for pair in zip(self._cut_seconds, cuts)]
 
     def first_token(self, seconds: float) -> None:
         self._first_token_times[time_bucket(seconds)] += 1
@@ -40,7 +47,8 @@ class Tally:
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             generated_tokens=self._generated,
-            finished=dict(self.finished),
+            finished=dict(self._finished),
+            cut_seconds=list(self._cut_seconds),
             step_tokens=list(self._step_tokens),
             step_tokens_sum=self._step_tokens_sum,
             first_token_times=list(self._first_token_times),

@@ -14,6 +14,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
+Cuts = tuple[float, float, float, float, float, float]
+CUTS = ("queue", "prefill", "others", "preempted", "decode", "engine_other")
+
+
 class Timing(NamedTuple):
     """Stamps of the monotonic clock and seconds. The six cuts sum to ended_at - accepted_at."""
 
@@ -34,11 +38,22 @@ class Timing(NamedTuple):
     """Its tokens were generated, one a step."""
     engine_other: float
     """It ran, but no step did: the engine read messages, sent news, or was held up."""
+    preemptions: int = 0
+    """How often it lost its blocks."""
 
     @property
     def total(self) -> float:
         """Seconds that the cuts explain."""
         return self.ended_at - self.accepted_at
 
-
-CUTS = ("queue", "prefill", "others", "preempted", "decode", "engine_other")
+    @property
+    def cuts(self) -> Cuts:
+        """The six, in the order of CUTS."""
+        return (
+            self.queue,
+            self.prefill,
+            self.others,
+            self.preempted,
+            self.decode,
+            self.engine_other,
+        )

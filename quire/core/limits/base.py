@@ -52,3 +52,6 @@ class Limit:
 
     def take_ones(self, rows: int) -> None:
         """take() for so many rows of the last token each; called only within slack()."""
+
+    def learn(self, prompt_tokens: int, seconds: float) -> None:
+        """A step with so many tokens of prompts took so long, from the one before it."""

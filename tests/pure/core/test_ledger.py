@@ -5,6 +5,7 @@ from collections import deque
 
 import pytest
 
+from quire.core.timing import CUTS
 from quire.core.types import Request, Stop
 from quire.engine.loop import Engine
 from tests.pure.core.workload import Setup, random_aborts, random_requests, random_setup
@@ -105,7 +106,7 @@ def test_the_cuts_are_not_negative_and_sum_to_the_wall_time(seed):
     assert ends or engine.snapshot().counters.finished
     for (request_id, _), update in ends.items():
         timing = update.timing
-        cuts = timing[3:]
+        cuts = timing.cuts
         before, after = given[request_id]
         assert before <= timing.accepted_at <= after
         assert timing.ended_at <= engine._clock.now
@@ -126,7 +127,7 @@ def test_all_causes_are_met_by_the_random_runs():
     total = [0.0] * 6
     for seed in range(60):
         for update in random_drive(seed)[2].values():
-            total = [a + b for a, b in zip(total, update.timing[3:])]
+            total = [a + b for a, b in zip(total, update.timing.cuts)]
     assert all(total), total
 
 
@@ -160,7 +161,7 @@ class Scene:
     def cuts(self, name, index=0):
         """Of the terminal update, without what is zero."""
         timing = self.timings[name, index][-1]
-        cuts = zip(timing._fields[3:], timing[3:])
+        cuts = zip(CUTS, timing.cuts)
         return {name: seconds for name, seconds in cuts if seconds}
 
 
@@ -242,6 +243,7 @@ def test_a_preempted_one_waits_and_is_computed_again_on_that_account():
     cuts = scene.cuts("b")
     assert cuts["preempted"] > 1.0
     assert "queue" not in cuts
+    assert scene.timings["b", 0][-1].preemptions == 1
     assert sum(cuts.values()) == pytest.approx(scene.timings["b", 0][-1].total)
 
 
@@ -309,6 +311,7 @@ def test_counters_count_steps_tokens_and_ends():
     assert counters.prompt_tokens == 11
     assert counters.generated_tokens == 4
     assert counters.finished == {"length": 1, "stop_string": 1}
+    assert sum(counters.cut_seconds) == 4.0
     assert (counters.steps, counters.step_seconds) == (2, 2.0)
     assert counters.step_tokens_sum == 13
     assert sum(counters.first_token_times) == 2
