@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import ModuleType
 from typing import Any
 
 from fastapi import FastAPI
@@ -14,20 +15,32 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
 
-from quire.server import admin, chat, completions, errors, tokens
+from quire.server import (
+    admin,
+    chat,
+    completions,
+    errors,
+    generate,
+    later,
+    messages,
+    responses,
+    tokens,
+)
 from quire.server.guard import Guard, RequestIds
-from quire.server.protocol.chat import ChatBody
-from quire.server.protocol.completions import CompletionBody
 from quire.server.protocol.fields import Body
-from quire.server.protocol.tokens import DetokenizeBody, TokenizeBody, TokenizeChatBody
-from quire.server.services import Services
+from quire.server.services import VERSION, Services
 
-BODIES: dict[str, tuple[type[Body], ...]] = {
-    "/v1/chat/completions": (ChatBody,),
-    "/v1/completions": (CompletionBody,),
-    "/tokenize": (TokenizeBody, TokenizeChatBody),
-    "/detokenize": (DetokenizeBody,),
-}
+ROUTES: tuple[ModuleType, ...] = (
+    chat,
+    completions,
+    tokens,
+    responses,
+    messages,
+    generate,
+    later,
+    admin,
+)
+"""Modules with a `router`, and BODIES if they read bodies by their own hands: path -> its forms."""
 
 
 def create_app(to: Services) -> FastAPI:
@@ -40,7 +53,7 @@ def create_app(to: Services) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = to
-    for module in (chat, completions, tokens, admin):
+    for module in ROUTES:
         app.include_router(module.router)
     errors.install(app)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
@@ -69,23 +82,34 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         await engine.stop()
 
 
+def _bodies() -> dict[str, tuple[type[Body], ...]]:
+    found: dict[str, tuple[type[Body], ...]] = {}
+    for module in ROUTES:
+        found.update(vars(module).get("BODIES", {}))
+    return found
+
+
 def _openapi(app: FastAPI) -> dict[str, Any]:
     """The document of all routes. Bodies are read by our own hands, so they are added here."""
     if app.openapi_schema is None:
-        document = get_openapi(title="quire", version=admin.VERSION, routes=app.routes)
+        document = get_openapi(title="quire", version=VERSION, routes=app.routes)
+        bodies = _bodies()
         kinds = sorted(
-            {kind for group in BODIES.values() for kind in group}, key=lambda k: k.__name__
+            {kind for group in bodies.values() for kind in group}, key=lambda k: k.__name__
         )
         refs, made = models_json_schema(
             [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
         )
         document.setdefault("components", {}).setdefault("schemas", {}).update(made["$defs"])
-        for path, group in BODIES.items():
+        for path, group in bodies.items():
             found = [refs[kind, "validation"] for kind in group]
             schema = found[0] if len(found) == 1 else {"anyOf": found}
             document["paths"][path]["post"]["requestBody"] = {
                 "required": True,
                 "content": {"application/json": {"schema": schema}},
             }
+        from quire.server.protocol import answers  # some fifty classes: only if someone asks
+
+        answers.describe(document)
         app.openapi_schema = document
     return app.openapi_schema

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.server.strict import Ignored
+
 Message = dict[str, Any]
 
 
@@ -82,7 +84,11 @@ class Asked:
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
 
+    modalities: Sequence[str] = ("text",)
+
     stream: bool = False
+    stream_options: bool = False
+    """Options of the stream were given."""
     include_usage: bool = False
     """The stream ends with the usage."""
     continuous_usage: bool = False
@@ -91,6 +97,8 @@ class Asked:
     echo: bool = False
     prompt_only: bool = False
     """Nothing is generated: the prompt is scored (max_tokens 0 with echo)."""
+    streams_prompt_logprobs: bool = False
+    """The dialect's chunks have a place for them."""
     token_ids: bool = False
     """Show the ids of prompt and answer (`return_token_ids`)."""
     tokens_as_ids: bool = False
@@ -106,8 +114,8 @@ class Asked:
     """Separates what the prefix cache may share (`cache_salt`)."""
     request_id: str | None = None
     """The client's wish; a header X-Request-Id goes over it."""
-    ignored: Sequence[str] = ()
-    """Fields of the body that mean nothing here; told to the client (quire.server.strict)."""
+    ignored: Sequence[Ignored] = ()
+    """Fields of the body that mean nothing here (`Body.ignored()`); the client is told."""
 
     @property
     def n(self) -> int:

@@ -1,25 +1,40 @@
-"""POST /v1/chat/completions: HTTP in, events out. No model, scheduler or torch in sight."""
+"""POST /v1/chat/completions and its batch form: HTTP in, events out."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.outputs import CompletionOutput, RequestOutput
+from quire.outputs import SampleLogprobs
+from quire.server.asked import Conversation
 from quire.server.body import read
-from quire.server.generation import Generation, begin
-from quire.server.prepare import prepare_chat
+from quire.server.events import (
+    Choice,
+    Closing,
+    Delta,
+    Event,
+    Finish,
+    Opening,
+    ToolCall,
+    Whole,
+    paired,
+)
 from quire.server.protocol import logprobs
-from quire.server.protocol.chat import ChatBody
-from quire.server.protocol.shape import Shape, Usage, usage_of
+from quire.server.protocol.chat import ChatBatchBody, ChatBody
+from quire.server.protocol.shape import Head, add_closing, encode
 from quire.server.services import Services, services
-from quire.server.sse import EventStream, answer, event
+from quire.server.sse import DONE, EventStream, answer, error_event, event
+from quire.server.telling import Events, begin
 
 router = APIRouter()
+BODIES = {
+    "/v1/chat/completions": (ChatBody,),
+    "/v1/chat/completions/batch": (ChatBatchBody,),
+}
+MARK = "\x00text\x00"
 
 
 @router.post("/v1/chat/completions", tags=["chat"])
@@ -27,118 +42,217 @@ async def create_chat_completion(http: Request) -> Response:
     """Go on with a conversation."""
     to = services(http)
     body = await read(http, ChatBody, to.options.max_body_bytes)
-    body.check()
-    to.check_model(body.model)
-    public_id = to.public_id("chatcmpl", http, body.request_id)
-    prepared = await prepare_chat(to, body, public_id)
-    generation = await begin(to.engine, prepared, to.tokenizer)
-    chat = _Chat(to, body, public_id)
+    events = await begin(to, body.to_asked(), http, "chatcmpl-")
+    shape = ChatShape(to, events)
     if body.stream:
-        return EventStream(chat.events(generation), generation.close)
-    return await answer(http, generation, chat.completion)
+        return EventStream(events, shape, keep_alive_s=to.options.sse_keep_alive_interval)
+    return await answer(events, shape)
 
 
-class _Chat:
-    """Outputs -> the answer to one body, whole or in chunks."""
+@router.post("/v1/chat/completions/batch", tags=["chat"])
+async def create_chat_completions(http: Request) -> Response:
+    """Go on with several conversations; choice = conversation x n + sample."""
+    to = services(http)
+    body = await read(http, ChatBatchBody, to.options.max_body_bytes)
+    events = await begin(to, body.to_asked(), http, "chatcmpl-")
+    return await answer(events, ChatShape(to, events))
 
-    def __init__(self, to: Services, body: ChatBody, public_id: str) -> None:
-        self._body = body
-        name = "chat.completion.chunk" if body.stream else "chat.completion"
-        self._shape = Shape(public_id, name, to.names[0])
-        self._usage = Usage(to.options.enable_prompt_tokens_details)
-        self._as_ids = bool(
-            body.return_tokens_as_token_ids or to.options.return_tokens_as_token_ids
-        )
-        last = body.messages[-1] if body.messages else {}
-        goes_on = not body.add_generation_prompt and isinstance(last.get("role"), str)
-        self._role = last["role"] if goes_on else to.options.response_role
-        self._echo = _text_of(last) if body.echo and last.get("role") == self._role else ""
 
-    def completion(self, results: list[RequestOutput]) -> dict[str, Any]:
+class ChatShape:
+    """Events -> the answer in OpenAI's chat form, whole or in chunks."""
+
+    media_type = "text/event-stream"
+    end = DONE
+
+    def __init__(self, to: Services, events: Events) -> None:
+        asked = self._asked = events.asked
+        name = "chat.completion.chunk" if asked.stream else "chat.completion"
+        self._head = Head(events.id, name, to.names[0], to.fingerprint())
+        self._usage = events.usage
+        self._details = to.options.enable_prompt_tokens_details
+        self._ends_with_usage = asked.include_usage or to.options.enable_force_include_usage
+        self._as_ids = asked.tokens_as_ids or to.options.return_tokens_as_token_ids
+        # Chunks that differ by their text alone are not made anew each time
+        self._is_plain = not (asked.continuous_usage or asked.token_ids)
+        self._begun: dict[int, tuple[bytes, bytes]] = {}
+        self._openings: dict[int, Opening] = {}
+        self._voices = [_Voice(to, one, echo=asked.echo) for one in asked.conversations]
+        self._n = asked.n
+
+    # -- whole ----------------------------------------------------------------------------------
+
+    def whole(self, whole: Whole) -> dict[str, Any]:
         """The whole answer."""
-        result = results[0]
-        body = self._shape.body([self._choice(one) for one in result.outputs])
+        body = self._head.body([self._choice(one) for one in whole.choices])
         body["service_tier"] = None
-        body["system_fingerprint"] = None
-        body["usage"] = usage_of(results, details=self._usage.details).shown()
-        steps = result.prompt_logprobs
-        body["prompt_logprobs"] = None if steps is None else logprobs.for_prompt(steps)
-        if self._body.return_token_ids:
-            body["prompt_token_ids"] = result.prompt_token_ids
+        body["system_fingerprint"] = self._head.fingerprint
+        body["usage"] = whole.closing.usage.shown(details=self._details)
+        add_closing(body, whole.closing)
+        self._add_prompts(body, whole.openings)
         return body
 
-    def _choice(self, one: CompletionOutput) -> dict[str, Any]:
+    def _add_prompts(self, body: dict[str, Any], openings: list[Opening]) -> None:
+        """Of a batch: a list with one for each conversation."""
+        steps = [
+            None if one.prompt_logprobs is None else logprobs.for_prompt(one.prompt_logprobs)
+            for one in openings
+        ]
+        ids = [list(one.prompt_ids) for one in openings]
+        texts = [one.prompt_text for one in openings]
+        is_batch = not isinstance(self._asked.source, Conversation)
+        body["prompt_logprobs"] = steps if is_batch and any(steps) else steps[0]
+        if self._asked.token_ids:
+            body["prompt_token_ids"] = ids if is_batch else ids[0]
+        if self._asked.prompt_text:
+            body["prompt_text"] = texts if is_batch else texts[0]
+
+    def _choice(self, one: Choice) -> dict[str, Any]:
+        voice = self._voices[one.index // self._n]
+        message: dict[str, Any] = {
+            "role": voice.role,
+            "content": voice.echo + one.text,
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": one.reasoning or None,
+            "reasoning_content": one.reasoning or None,
+        }
+        if one.tool_calls:
+            message["tool_calls"] = [_call(call) for call in one.tool_calls]
         choice = {
             "index": one.index,
-            "message": {
-                "role": self._role,
-                "content": self._echo + one.text,
-                "refusal": None,
-                "annotations": None,
-                "audio": None,
-                "function_call": None,
-                "reasoning": None,
-            },
-            "logprobs": self._logprobs(one),
-            "finish_reason": one.finish_reason,
+            "message": message,
+            "logprobs": self._logprobs(one.token_ids, one.logprobs),
+            "finish_reason": one.reason,
             "stop_reason": one.stop_reason,
         }
-        if self._body.return_token_ids:
+        if self._asked.token_ids:
             choice["token_ids"] = list(one.token_ids)
         return choice
 
-    def _logprobs(self, one: CompletionOutput) -> dict[str, Any] | None:
-        if not self._body.logprobs or one.logprobs is None:
+    def _logprobs(self, ids: Any, steps: SampleLogprobs | None) -> dict[str, Any] | None:
+        if steps is None:
             return None
-        most = self._body.top_logprobs or 0
-        return logprobs.for_chat(one.token_ids, one.logprobs, most, self._as_ids)
+        most = self._asked.sampling.get("logprobs")
+        return logprobs.for_chat(ids, steps, -1 if most is None else most, self._as_ids)
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """The chunks, as events."""
-        begun: set[int] = set()
-        async for news in generation:
-            chunks: list[bytes] = []
-            for _, output in news:
-                for one in output.outputs:
-                    if one.index not in begun:
-                        chunks.append(self._first(one.index, output, new=not begun))
-                        begun.add(one.index)
-                    chunks.append(self._delta(one))
-            yield b"".join(chunks)
-        if self._body.include_usage and not generation.closed:
-            yield event({**self._shape.body([]), "usage": self._usage.shown()})
+    # -- chunks ---------------------------------------------------------------------------------
 
-    def _first(self, index: int, output: RequestOutput, *, new: bool) -> bytes:
-        if new:
-            self._usage.prompt = len(output.prompt_token_ids or ())
-            self._usage.cached = output.num_cached_tokens or 0
-        delta = {"role": self._role, "content": self._echo}
-        chunk = self._chunk(index, delta, None, None)
-        if self._body.return_token_ids:
-            chunk["prompt_token_ids"] = output.prompt_token_ids
-        return event(chunk)
+    def begin(self) -> bytes:
+        return b""
 
-    def _delta(self, one: CompletionOutput) -> bytes:
+    def error(self, error: Exception) -> bytes:
+        return error_event(error)
+
+    def write(self, events: list[Event]) -> bytes:
+        """The chunks of a turn."""
+        if len(events) == 1 and self._is_plain:
+            only = events[0]
+            if type(only) is Delta and only.index in self._begun and _is_text(only):
+                head, tail = self._begun[only.index]
+                return head + encode(only.text) + tail
+        return b"".join(self._chunks(events))
+
+    def _chunks(self, events: list[Event]) -> list[bytes]:
+        made: list[bytes] = []
+        for one, finish in paired(events):
+            if isinstance(one, Delta):
+                made.append(self._delta(one, finish))
+            elif isinstance(one, Finish):
+                made.append(self._delta(Delta(one.index), one))
+            elif isinstance(one, Opening):
+                self._openings[one.place] = one
+            else:
+                made.append(self._closing(one))
+        return made
+
+    def _delta(self, one: Delta, finish: Finish | None) -> bytes:
         """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
-        self._usage.completion += len(one.token_ids)
-        delta, shown = {"content": one.text}, self._logprobs(one)
-        chunk = self._chunk(one.index, delta, shown, one.finish_reason)
-        choice = chunk["choices"][0]
-        if one.finish_reason is not None:
-            choice["stop_reason"] = one.stop_reason
-        if self._body.return_token_ids:
-            choice["token_ids"] = list(one.token_ids)
+        first = b"" if one.index in self._begun else self._first(one.index)
+        shown = self._logprobs(one.token_ids, one.logprobs)
+        chunk = self._chunk(one.index, _news(one), shown, finish)
+        if self._asked.token_ids:
+            chunk["choices"][0]["token_ids"] = list(one.token_ids)
+        return first + event(chunk)
+
+    def _first(self, index: int) -> bytes:
+        """The chunk that says who speaks."""
+        bare = {"index": index, "delta": {"content": MARK}, "logprobs": None, "finish_reason": None}
+        self._begun[index] = self._head.cut(bare, MARK)
+        place = index // self._n
+        voice, opening = self._voices[place], self._openings[place]
+        chunk = self._chunk(index, {"role": voice.role, "content": voice.echo}, None, None)
+        if self._asked.token_ids:
+            chunk["prompt_token_ids"] = list(opening.prompt_ids)
+        if self._asked.prompt_text:
+            chunk["prompt_text"] = opening.prompt_text
         return event(chunk)
 
     def _chunk(
-        self, index: int, delta: dict[str, Any], shown: dict[str, Any] | None, finish: str | None
+        self,
+        index: int,
+        delta: dict[str, Any],
+        shown: dict[str, Any] | None,
+        finish: Finish | None,
     ) -> dict[str, Any]:
-        chunk = self._shape.body(
-            [{"index": index, "delta": delta, "logprobs": shown, "finish_reason": finish}]
-        )
-        if self._body.continuous_usage:
-            chunk["usage"] = self._usage.shown()
+        reason = None if finish is None else finish.reason
+        choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
+        chunk = self._head.body([choice])
+        if finish is not None:
+            choice["stop_reason"] = finish.stop_reason
+            chunk["system_fingerprint"] = self._head.fingerprint
+        if self._asked.continuous_usage:
+            chunk["usage"] = self._usage.shown(details=self._details)
         return chunk
+
+    def _closing(self, one: Closing) -> bytes:
+        """The chunk without choices, if there is something to put into it."""
+        chunk = self._head.body([])
+        before = len(chunk)
+        if self._ends_with_usage:
+            chunk["usage"] = one.usage.shown(details=self._details)
+        add_closing(chunk, one)
+        if len(chunk) == before:
+            return b""
+        chunk["system_fingerprint"] = self._head.fingerprint
+        return event(chunk)
+
+
+def _is_text(delta: Delta) -> bool:
+    return delta.logprobs is None and not delta.reasoning and delta.tool_call is None
+
+
+def _news(one: Delta) -> dict[str, Any]:
+    """The delta of a chunk. Keys without news are left out: clients look whether they are there."""
+    if one.reasoning:
+        return {"reasoning": one.reasoning, "reasoning_content": one.reasoning}
+    call = one.tool_call
+    if call is None:
+        return {"content": one.text}
+    function = {"name": call.name} if call.name is not None else {}
+    shown: dict[str, Any] = {
+        "index": call.place,
+        "function": {**function, "arguments": call.arguments},
+    }
+    if call.id is not None:
+        shown.update(id=call.id, type="function")
+    return {"tool_calls": [shown]}
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+class _Voice:
+    """Who speaks in the answer to a conversation, and what is repeated of its last message."""
+
+    def __init__(self, to: Services, one: Conversation, *, echo: bool) -> None:
+        last = one.messages[-1] if one.messages else {}
+        goes_on = not one.add_generation_prompt and isinstance(last.get("role"), str)
+        self.role: str = last["role"] if goes_on else to.options.response_role
+        self.echo = _text_of(last) if echo and last.get("role") == self.role else ""
 
 
 def _text_of(message: dict[str, Any]) -> str:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.outputs import CompletionOutput, PromptLogprobs, RequestOutput
 from quire.server.body import read
-from quire.server.generation import Generation, begin
-from quire.server.prepare import prepare_completion
+from quire.server.events import Closing, Delta, Event, Finish, Opening, Whole, paired
 from quire.server.protocol import logprobs
 from quire.server.protocol.completions import CompletionBody
-from quire.server.protocol.shape import Shape, Usage, usage_of
+from quire.server.protocol.shape import Head, add_closing, encode
 from quire.server.services import Services, services
-from quire.server.sse import EventStream, answer, event
-from quire.text.inputs import Prepared
+from quire.server.sse import DONE, EventStream, answer, error_event, event
+from quire.server.telling import Events, begin
 
 router = APIRouter()
+BODIES = {"/v1/completions": (CompletionBody,)}
+MARK = "\x00text\x00"
 
 
 @router.post("/v1/completions", tags=["completions"])
@@ -28,121 +28,157 @@ async def create_completion(http: Request) -> Response:
     """Go on with one or more prompts."""
     to = services(http)
     body = await read(http, CompletionBody, to.options.max_body_bytes)
-    body.check()
-    to.check_model(body.model)
-    public_id = to.public_id("cmpl", http, body.request_id)
-    prepared = await prepare_completion(to, body, public_id)
-    generation = await begin(to.engine, prepared, to.tokenizer)
-    completion = _Completion(to, body, public_id, prepared)
+    events = await begin(to, body.to_asked(), http, "cmpl-")
+    shape = CompletionShape(to, events)
     if body.stream:
-        return EventStream(completion.events(generation), generation.close)
-    return await answer(http, generation, completion.whole)
+        return EventStream(events, shape, keep_alive_s=to.options.sse_keep_alive_interval)
+    return await answer(events, shape)
 
 
-class _Completion:
-    """Outputs -> the answer to one body, whole or in chunks."""
+class CompletionShape:
+    """Events -> the answer in OpenAI's completions form, whole or in chunks."""
 
-    def __init__(
-        self, to: Services, body: CompletionBody, public_id: str, prepared: Sequence[Prepared]
-    ) -> None:
+    media_type = "text/event-stream"
+    end = DONE
+
+    def __init__(self, to: Services, events: Events) -> None:
+        asked = self._asked = events.asked
         self._to = to
-        self._body = body
-        self._n = body.n or 1
-        self._only_prompt = body.max_tokens == 0
-        self._shape = Shape(public_id, "text_completion", to.names[0])
-        self._usage = Usage(to.options.enable_prompt_tokens_details)
-        self._as_ids = bool(
-            body.return_tokens_as_token_ids or to.options.return_tokens_as_token_ids
+        self._n = asked.n
+        self._head = Head(events.id, "text_completion", to.names[0], to.fingerprint())
+        self._usage = events.usage
+        self._details = to.options.enable_prompt_tokens_details
+        self._ends_with_usage = asked.include_usage or to.options.enable_force_include_usage
+        self._as_ids = asked.tokens_as_ids or to.options.return_tokens_as_token_ids
+        self._has_logprobs = bool(
+            asked.sampling.get("logprobs") is not None or asked.sampling.get("logprob_token_ids")
         )
-        self._echoes = [self._echo_of(p) if body.echo else "" for p in prepared]
-        self._prompt_steps: dict[int, PromptLogprobs] = {}  # by place; only the first news has them
-        self._begun: dict[int, logprobs.ForCompletion] = {}  # by index of the choice
+        self._shows_prompt_logprobs = not asked.streams_prompt_logprobs
+        self._is_plain = not (asked.continuous_usage or asked.token_ids)
+        self._openings: dict[int, Opening] = {}
+        self._begun: dict[int, logprobs.ForCompletion] = {}
+        self._cuts: dict[int, tuple[bytes, bytes]] = {}
 
-    def _echo_of(self, prepared: Prepared) -> str:
-        if prepared.prompt_text is not None:
-            return prepared.prompt_text
-        return self._to.text().decode(list(prepared.request.prompt))
+    # -- whole ----------------------------------------------------------------------------------
 
-    def whole(self, results: list[RequestOutput]) -> dict[str, Any]:
+    def whole(self, whole: Whole) -> dict[str, Any]:
         """The whole answer."""
-        choices = [
-            self._choice(place, result, one)
-            for place, result in enumerate(results)
-            for one in result.outputs
-        ]
-        usage = usage_of(results, details=self._usage.details)
-        if self._only_prompt:
-            usage.completion = 0
-        body = self._shape.body(choices)
+        self._openings = {one.place: one for one in whole.openings}
+        choices = []
+        for one in whole.choices:
+            delta = Delta(one.index, one.text, one.token_ids, one.logprobs)
+            choices.append(self._choice(delta, Finish(one.index, one.reason, one.stop_reason)))
+        body = self._head.body(choices)
         body["service_tier"] = None
-        body["system_fingerprint"] = None
-        body["usage"] = usage.shown()
+        body["system_fingerprint"] = self._head.fingerprint
+        body["usage"] = whole.closing.usage.shown(details=self._details)
+        add_closing(body, whole.closing)
         return body
 
-    async def events(self, generation: Generation) -> AsyncIterator[bytes]:
-        """The chunks, as events."""
-        prompts: set[int] = set()
-        async for news in generation:
-            chunks: list[bytes] = []
-            for place, output in news:
-                if place not in prompts:
-                    prompts.add(place)
-                    self._usage.prompt += len(output.prompt_token_ids or ())
-                    self._usage.cached += output.num_cached_tokens or 0
-                for one in output.outputs:
-                    chunks.append(self._delta(place, output, one))
-            yield b"".join(chunks)
-        if self._body.include_usage and not generation.closed:
-            yield event({**self._shape.body([]), "usage": self._usage.shown()})
+    # -- chunks ---------------------------------------------------------------------------------
 
-    def _delta(self, place: int, output: RequestOutput, one: CompletionOutput) -> bytes:
+    def begin(self) -> bytes:
+        return b""
+
+    def error(self, error: Exception) -> bytes:
+        return error_event(error)
+
+    def write(self, events: list[Event]) -> bytes:
+        """The chunks of a turn."""
+        if len(events) == 1 and self._is_plain:
+            only = events[0]
+            if type(only) is Delta and only.logprobs is None and only.index in self._cuts:
+                head, tail = self._cuts[only.index]
+                return head + encode(only.text) + tail
+        return b"".join(self._chunks(events))
+
+    def _chunks(self, events: list[Event]) -> list[bytes]:
+        made: list[bytes] = []
+        for one, finish in paired(events):
+            if isinstance(one, Delta):
+                made.append(self._chunk(one, finish))
+            elif isinstance(one, Finish):
+                made.append(self._chunk(Delta(one.index), one))
+            elif isinstance(one, Opening):
+                self._openings[one.place] = one
+            else:
+                made.append(self._closing(one))
+        return made
+
+    def _chunk(self, one: Delta, finish: Finish | None) -> bytes:
         """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
-        if not self._only_prompt:
-            self._usage.completion += len(one.token_ids)
-        chunk = self._shape.body([self._choice(place, output, one)])
-        if self._body.continuous_usage:
-            chunk["usage"] = self._usage.shown()
+        chunk = self._head.body([self._choice(one, finish)])
+        if finish is not None:
+            chunk["system_fingerprint"] = self._head.fingerprint
+        if self._asked.continuous_usage:
+            chunk["usage"] = self._usage.shown(details=self._details)
         return event(chunk)
 
-    def _choice(self, place: int, output: RequestOutput, one: CompletionOutput) -> dict[str, Any]:
+    def _closing(self, one: Closing) -> bytes:
+        """The chunk without choices, if there is something to put into it."""
+        chunk = self._head.body([])
+        before = len(chunk)
+        if self._ends_with_usage:
+            chunk["usage"] = one.usage.shown(details=self._details)
+        add_closing(chunk, one)
+        if len(chunk) == before:
+            return b""
+        chunk["system_fingerprint"] = self._head.fingerprint
+        return event(chunk)
+
+    def _choice(self, one: Delta, finish: Finish | None) -> dict[str, Any]:
         """The whole of a choice, or what is new of it; its first news has the echo."""
-        index = place * self._n + one.index
-        if output.prompt_logprobs is not None:
-            self._prompt_steps.setdefault(place, output.prompt_logprobs)
-        first = index not in self._begun
+        opening = self._openings[one.index // self._n]
+        first = one.index not in self._begun
         if first:
-            self._begun[index] = logprobs.ForCompletion(self._as_ids, self._decode)
-        text = "" if self._only_prompt else one.text
+            self._begin(one.index)
+        echo = self._echo(opening) if first and self._asked.echo else ""
         choice: dict[str, Any] = {
-            "index": index,
-            "text": self._echoes[place] + text if first else text,
-            "logprobs": self._logprobs(place, output if first else None, one),
-            "finish_reason": one.finish_reason,
-            "stop_reason": one.stop_reason,
+            "index": one.index,
+            "text": echo + one.text,
+            "logprobs": self._logprobs(one, opening if first else None),
+            "finish_reason": None if finish is None else finish.reason,
+            "stop_reason": None if finish is None else finish.stop_reason,
         }
-        if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = logprobs.for_prompt(self._prompt_steps[place])
-        if self._body.return_token_ids:
-            choice["token_ids"] = [] if self._only_prompt else list(one.token_ids)
+        if self._shows_prompt_logprobs and opening.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = logprobs.for_prompt(opening.prompt_logprobs)
+        if self._asked.token_ids:
+            choice["token_ids"] = list(one.token_ids)
             if first:
-                choice["prompt_token_ids"] = output.prompt_token_ids
+                choice["prompt_token_ids"] = list(opening.prompt_ids)
+        if self._asked.prompt_text and first:
+            choice["prompt_text"] = opening.prompt_text or self._decode(opening.prompt_ids)
         return choice
 
-    def _logprobs(
-        self, place: int, prompt: RequestOutput | None, one: CompletionOutput
-    ) -> dict[str, Any] | None:
+    def _begin(self, index: int) -> None:
+        self._begun[index] = logprobs.ForCompletion(self._as_ids, lambda one: self._decode([one]))
+        bare = {
+            "index": index,
+            "text": MARK,
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+        }
+        if self._asked.stream:
+            self._cuts[index] = self._head.cut(bare, MARK)
+
+    def _echo(self, opening: Opening) -> str:
+        text = opening.prompt_text
+        return self._decode(opening.prompt_ids) if text is None else text
+
+    def _logprobs(self, one: Delta, prompt: Opening | None) -> dict[str, Any] | None:
         """Of the new tokens; after those of the prompt, if they are to be echoed."""
-        if self._body.logprobs is None:
+        if not self._has_logprobs:
             return None
         ids: list[int] = []
         steps: list[logprobs.Step] = []
-        if prompt is not None and self._body.echo:
-            ids.extend(prompt.prompt_token_ids or ())
-            steps.extend(step or None for step in self._prompt_steps[place])
-        if not self._only_prompt and one.logprobs is not None:
+        if prompt is not None and self._asked.echo and prompt.prompt_logprobs is not None:
+            ids.extend(prompt.prompt_ids)
+            steps.extend(step or None for step in prompt.prompt_logprobs)
+        if one.logprobs is not None:
             ids.extend(one.token_ids)
             steps.extend(one.logprobs)
-        return self._begun[place * self._n + one.index].take(ids, steps) if ids else None
+        return self._begun[one.index].take(ids, steps) if ids else None
 
-    def _decode(self, token_id: int) -> str:
-        return self._to.text().decode([token_id])
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._to.text().decode(list(ids))

@@ -28,6 +28,7 @@ from quire.errors import (
     UnknownModel,
     Unsupported,
 )
+from quire.server.presence import ClientGone, DeadlinePassed
 
 log = logging.getLogger(__name__)
 
@@ -36,16 +37,26 @@ class BodyTooLarge(RequestError):
     """The body has more bytes than this server reads."""
 
 
+CLIENT_GONE = 499
+"""No status of HTTP: nobody reads it, but logs do."""
+
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (UnknownModel, 404, "NotFoundError"),
     (Unsupported, 501, "NotImplementedError"),
     (BodyTooLarge, 413, "RequestTooLargeError"),
     (RequestError, 400, "BadRequestError"),
     (Overloaded, 429, "RateLimitError"),
+    (DeadlinePassed, 408, "TimeoutError"),
+    (ClientGone, CLIENT_GONE, "ClientGone"),
     (EngineDead, 500, "InternalServerError"),
     (EngineError, 500, "InternalServerError"),
 )
-_HTTP_TYPES = {401: "AuthenticationError", 404: "NotFoundError", 405: "MethodNotAllowedError"}
+_HTTP_TYPES = {
+    401: "AuthenticationError",
+    403: "PermissionDeniedError",
+    404: "NotFoundError",
+    405: "MethodNotAllowedError",
+}
 _PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
 
 
@@ -74,6 +85,8 @@ def error_response(error: Exception) -> Response:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
+    if isinstance(error, Unsupported):
+        headers["x-should-retry"] = "false"  # official clients try every 5xx again otherwise
     content = msgspec.json.encode(body)
     return Response(content, status, headers=headers, media_type="application/json")
 

@@ -8,12 +8,13 @@ They come in lists, one per turn of the engine: what arrived together is sent to
 not, the same events come; unstreamed they come all at once, with one Delta for each choice.
 
 `Splitter` is the seam for models whose text holds more than text: it tells reasoning, content and
-tool calls apart. None of it is HTTP, and none of it knows a dialect.
+tool calls apart. None of it is HTTP, and none of it knows a dialect. What makes these events of the
+engine's updates is quire.server.telling.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import msgspec
@@ -75,6 +76,17 @@ class Usage(msgspec.Struct):
     cached: int = 0
     """Of the prompt, out of the prefix cache."""
 
+    def shown(self, *, details: bool) -> dict[str, object]:
+        """As OpenAI's routes show it."""
+        body: dict[str, object] = {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+        }
+        if details:
+            body["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        return body
+
 
 class Closing(msgspec.Struct, frozen=True):
     """Nothing more will come."""
@@ -87,6 +99,20 @@ class Closing(msgspec.Struct, frozen=True):
 
 
 Event = Opening | Delta | Finish | Closing
+
+
+def paired(events: Sequence[Event]) -> Iterator[tuple[Event, Finish | None]]:
+    """Each event, a choice's Finish together with the Delta before it, if there is one."""
+    told: Event | None = None
+    for place, one in enumerate(events):
+        if one is told:
+            continue
+        after = events[place + 1] if place + 1 < len(events) else None
+        if isinstance(one, Delta) and isinstance(after, Finish) and after.index == one.index:
+            told = after
+            yield one, after
+        else:
+            yield one, None
 
 
 class Said(msgspec.Struct, frozen=True):
@@ -131,6 +157,31 @@ class Choice(msgspec.Struct):
     reason: str = ""
     stop_reason: int | str | None = None
 
+    def add(self, delta: Delta) -> None:
+        """Put the next Delta behind what is there."""
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        if delta.token_ids:
+            self.token_ids = [*self.token_ids, *delta.token_ids]
+        if delta.logprobs is not None:
+            self.logprobs = delta.logprobs if self.logprobs is None else self._joined(delta)
+        if delta.tool_call is not None:
+            self._add_call(delta.tool_call)
+
+    def _joined(self, delta: Delta) -> SampleLogprobs:
+        assert self.logprobs is not None
+        assert delta.logprobs is not None
+        self.logprobs.extend(delta.logprobs)  # type: ignore[arg-type]  # both of one kind
+        return self.logprobs
+
+    def _add_call(self, news: ToolCall) -> None:
+        for i, call in enumerate(self.tool_calls):
+            if call.place == news.place:
+                arguments = call.arguments + news.arguments
+                self.tool_calls[i] = msgspec.structs.replace(call, arguments=arguments)
+                return
+        self.tool_calls.append(news)
+
 
 class Whole(msgspec.Struct):
     """A whole response: openings by place, choices by index."""
@@ -138,3 +189,26 @@ class Whole(msgspec.Struct):
     openings: list[Opening]
     choices: list[Choice]
     closing: Closing
+
+
+def gather(events: Iterable[Event]) -> Whole:
+    """All events of a response -> the response."""
+    openings: dict[int, Opening] = {}
+    choices: dict[int, Choice] = {}
+    closing = Closing(Usage())
+    for event in events:
+        if isinstance(event, Opening):
+            openings[event.place] = event
+        elif isinstance(event, Closing):
+            closing = event
+        else:
+            choice = choices.setdefault(event.index, Choice(event.index))
+            if isinstance(event, Delta):
+                choice.add(event)
+            else:
+                choice.reason, choice.stop_reason = event.reason, event.stop_reason
+    return Whole(
+        [openings[place] for place in sorted(openings)],
+        [choices[index] for index in sorted(choices)],
+        closing,
+    )

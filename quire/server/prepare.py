@@ -1,4 +1,4 @@
-"""Bodies -> requests of the engine. Both dialects become `Prepared` here, once.
+"""`Asked` -> requests of the engine: templates, tokenizing, sampling parameters.
 
 Text work that may take long (a long prompt) leaves the event loop: tokenizing releases the GIL.
 """
@@ -8,13 +8,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.errors import RequestError, Unsupported
-from quire.server.protocol.chat import ChatBody, Templated
-from quire.server.protocol.completions import CompletionBody
-from quire.server.protocol.fields import SamplingBody
+from quire.server.admit import reworded
+from quire.server.asked import Asked, Conversation, Prompts
 from quire.server.services import Services
 from quire.text.inputs import Prepared
 
@@ -22,85 +22,108 @@ T = TypeVar("T")
 
 LONG_CHARS = 20_000
 """Prompts beyond this are prepared in another thread."""
+LONG_ANSWER = 20_000
+"""Tokens with their logprobs, beyond which an answer is put together in another thread."""
 
 
-def render(to: Services, body: Templated) -> str:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a request goes by that is not in its body."""
+
+    public_id: str
+    priority: int = 0
+    arrived_at: float = 0.0
+
+
+async def prepare(to: Services, asked: Asked, terms: Terms) -> list[Prepared]:
+    """A request for each prompt. Raises RequestError, TooLong, Unsupported."""
+    try:
+        params = sampling_params(to, asked)
+        return await off_loop(lambda: _prepared(to, asked, params, terms), _size(asked), LONG_CHARS)
+    except RequestError as error:
+        raise reworded(error, asked.words) from None
+
+
+async def off_loop(work: Callable[[], T], size: int, most: int) -> T:
+    """Do the work: here if it is short, else in a thread."""
+    return await asyncio.to_thread(work) if size > most else work()
+
+
+def render(to: Services, asked: Asked, one: Conversation) -> str:
     """The conversation as the text of a prompt. Raises RequestError."""
-    variables = {**to.options.default_chat_template_kwargs, **(body.chat_template_kwargs or {})}
-    if body.reasoning_effort is not None:
-        variables["reasoning_effort"] = body.reasoning_effort
-    template = to.text().template(to.chat_template, body.tools)
+    options = to.options
+    tools = one.tools
+    if asked.tool_choice == "none" and options.exclude_tools_when_tool_choice_none:
+        tools = None
+    variables = {**options.default_chat_template_kwargs, **one.variables}
+    if one.reasoning_effort is not None:
+        effort = one.reasoning_effort
+        variables["reasoning_effort"] = options.reasoning_effort_map.get(effort, effort)
+    template = to.text().template(one.template or to.chat_template, tools)
     try:
         return template.render(
-            body.messages,
-            body.tools,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            documents=body.documents,
+            one.messages,
+            tools,
+            add_generation_prompt=one.add_generation_prompt,
+            continue_final_message=one.continue_final_message,
+            documents=one.documents,
+            content_format=options.chat_template_content_format,
             variables=variables,
         )
     except Unsupported as e:
         raise RequestError(str(e), param=e.param) from None  # a fault of the messages, to a client
 
 
-async def prepare_chat(to: Services, body: ChatBody, public_id: str) -> list[Prepared]:
-    """The one request of a conversation. The template writes special tokens itself."""
-    params = sampling_params(to, body, max_tokens=None)
-
-    def work() -> list[Prepared]:
-        special = bool(body.add_special_tokens)
-        return _prepared(to, body, params, public_id, [render(to, body)], special=special)
-
-    return await _run(work, sum(len(str(m.get("content", ""))) for m in body.messages))
-
-
-async def prepare_completion(to: Services, body: CompletionBody, public_id: str) -> list[Prepared]:
-    """A request for each prompt."""
-    params = sampling_params(to, body, max_tokens=16)
-    prompts = body.prompts()
-
-    def work() -> list[Prepared]:
-        special = body.add_special_tokens is not False
-        return _prepared(to, body, params, public_id, prompts, special=special)
-
-    return await _run(work, sum(map(len, prompts)))
-
-
-def sampling_params(to: Services, body: SamplingBody, *, max_tokens: int | None) -> SamplingParams:
-    """What the body asks for, over the model's generation config, over the route's default."""
-    kind = RequestOutputKind.DELTA if body.stream else RequestOutputKind.FINAL_ONLY
-    given = {"max_tokens": max_tokens, **to.defaults, **body.sampling()}
+def sampling_params(to: Services, asked: Asked) -> SamplingParams:
+    """What is asked for, over the model's generation config, over the dialect's default."""
+    kind = RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY
+    given: dict[str, Any] = {"max_tokens": asked.max_tokens, **to.defaults, **asked.sampling}
+    if given["max_tokens"] == 0:
+        word = asked.words.get("max_tokens", "max_tokens")
+        raise RequestError(f"{word} must be >= 1 without echo, got 0", param="max_tokens")
+    if asked.beams is not None:
+        given["n"] = 1  # the width of the search is no matter of one request
     return SamplingParams(**given, output_kind=kind, skip_clone=True)
 
 
-def _prepared(
-    to: Services,
-    body: SamplingBody,
-    params: SamplingParams,
-    public_id: str,
-    prompts: Sequence[str | list[int]],
-    *,
-    special: bool,
-) -> list[Prepared]:
-    if body.priority and not to.has_priorities:
-        message = f"priority {body.priority} needs a server with --scheduling-policy priority"
-        raise RequestError(message, param="priority")
-    arrived_at = time.monotonic()
-    side = body.truncation_side
+def _size(asked: Asked) -> int:
+    if isinstance(asked.source, Prompts):
+        return sum(map(len, asked.source.prompts))
+    return sum(_chars(one.messages) for one in asked.conversations)
+
+
+def _chars(messages: Sequence[dict[str, Any]]) -> int:
+    """Characters of all texts; what is no message at all is found out later."""
+    found = 0
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else (content,)
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            found += len(text) if isinstance(text, str) else 16
+    return found
+
+
+def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) -> list[Prepared]:
+    source = asked.source
+    prompts: Sequence[str | list[int]]
+    if isinstance(source, Prompts):
+        prompts, special = source.prompts, source.add_special_tokens
+    else:
+        prompts = [render(to, asked, one) for one in asked.conversations]
+        special = any(one.add_special_tokens for one in asked.conversations)
+    side = asked.truncation_side
     return [
         to.inputs.request(
             prompt,
             params,
-            request_id=to.engine_id(public_id),
-            priority=body.priority or 0,
-            arrived_at=arrived_at,
-            cache_salt=body.cache_salt,
+            request_id=to.engine_id(terms.public_id),
+            priority=terms.priority,
+            arrived_at=terms.arrived_at or time.monotonic(),
+            cache_salt=asked.salt,
             tokenization=None if side is None else {"truncation_side": side},
             add_special_tokens=special,
+            timed=asked.timing,
         )
         for prompt in prompts
     ]
-
-
-async def _run(work: Callable[[], T], chars: int) -> T:
-    return await asyncio.to_thread(work) if chars > LONG_CHARS else work()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import time
 import uuid
@@ -11,13 +12,18 @@ from typing import Any
 
 from starlette.requests import Request
 
+import quire
 from quire.engine.client import EngineClient
 from quire.errors import RequestError, UnknownModel
+from quire.server.asked import Asked
+from quire.server.events import Splitter
 from quire.server.options import ServerOptions
+from quire.server.strict import Teller
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer
 
 MAX_ID_CHARS = 128
+VERSION = str(quire.__version__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +43,18 @@ class Services:
     """The scheduler looks at the priority of a request."""
     root: str = ""
     """Where the model comes from: a name or a folder's name."""
+    dtype: str = ""
+    """Of the weights, for the fingerprint."""
     created: int = field(default_factory=lambda: int(time.time()))
+    ignored: Teller = field(default_factory=Teller)
+    """Knows which fields without a meaning the log has told of."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def check_model(self, name: str | None) -> None:
         """Raise UnknownModel unless this model is meant. None means the one there is."""
-        if name is not None and name not in self.names:
+        if name in self.names or name is None:
+            return
+        if not self.options.skip_model_name_validation:
             known = ", ".join(self.names)
             raise UnknownModel(f"no model {name!r:.100} here; there is {known}", param="model")
 
@@ -54,12 +66,35 @@ class Services:
         return self.tokenizer
 
     def public_id(self, prefix: str, http: Request, wanted: str | None) -> str:
-        """The id that the client sees: of its header X-Request-Id, or of the body, or a new one."""
+        """The id that the client sees: of its header X-Request-Id, or of the body, or a new one.
+
+        prefix: with its separator, "chatcmpl-".
+        """
         base = http.headers.get("x-request-id") or wanted or uuid.uuid4().hex
         if len(base) > MAX_ID_CHARS or not base.isprintable():
             message = f"a request id must have at most {MAX_ID_CHARS} printable characters"
             raise RequestError(message, param="request_id")
-        return f"{prefix}-{base}"
+        return prefix + base
+
+    def arrived_at(self, http: Request) -> float:
+        """When the request came, monotonic seconds."""
+        return time.monotonic()
+
+    def splitters(self, asked: Asked, choices: int) -> list[Splitter] | None:
+        """One for each choice; None: the text of this model is content and nothing else."""
+        return None
+
+    def fingerprint(self) -> str | None:
+        """`system_fingerprint` of answers: what they depend on besides the request."""
+        mode = self.options.fingerprint_mode
+        if mode == "none":
+            return None
+        if mode == "custom":
+            return self.options.fingerprint_value
+        words = "-".join(word for word in ("quire", VERSION, self.root, self.dtype) if word)
+        if mode == "full":
+            return words
+        return f"fp_{hashlib.sha256(words.encode()).hexdigest()[:12]}"
 
     def engine_id(self, public_id: str) -> str:
         """An id of the engine's own: clients may use one twice at a time."""

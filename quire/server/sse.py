@@ -1,93 +1,178 @@
-"""Answers that take long: event streams and plain ones, both ended when the client goes away.
+"""Answers: event streams and plain ones. Both end when the client goes away, and so does the work.
 
-A disconnect closes the generation, which aborts it in the engine and ends its iteration; so no
-task is cancelled in the middle of anything. Events are one `data:` line each and end with [DONE];
-an error after the beginning is an event too.
+A stream is one loop: updates in, events, bytes, one send() a turn. What makes bytes of events is a
+`Shape`, a dialect's own; it is called and never awaited, and no task is made for a chunk. An error
+after the beginning is told in the stream.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
-from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.outputs import RequestOutput
-from quire.server.errors import error_body
-from quire.server.generation import Generation
+from quire.server import strict
+from quire.server.errors import CLIENT_GONE, error_body
+from quire.server.events import Event, Whole
+from quire.server.prepare import LONG_ANSWER, off_loop
+from quire.server.presence import ClientGone
+from quire.server.telling import Events
 
 DONE = b"data: [DONE]\n\n"
-CLIENT_GONE = 499
-_encode = msgspec.json.Encoder().encode
+KEEP_ALIVE = b": keep-alive\n\n"
+STALLED_S = 120.0
+"""A client that takes nothing for so long, while there is something to take, has gone."""
+
+encode = msgspec.json.Encoder().encode
 
 
-def event(chunk: dict[str, Any]) -> bytes:
+class Shape(Protocol):
+    """A dialect's way to write events. One for each response; it may remember what it wrote."""
+
+    media_type: str
+
+    def begin(self) -> bytes:
+        """What is sent before the engine has said anything; may be nothing."""
+        ...
+
+    def write(self, events: list[Event]) -> bytes:
+        """The chunks for the events of a turn; b"" sends nothing. The last event is a Closing."""
+        ...
+
+    def error(self, error: Exception) -> bytes:
+        """What is sent in place of the rest."""
+        ...
+
+    @property
+    def end(self) -> bytes:
+        """What is sent last, after an error too."""
+        ...
+
+
+class ShapesWhole(Protocol):
+    """A dialect's way to show a whole response."""
+
+    def whole(self, whole: Whole) -> dict[str, Any]: ...
+
+
+def event(chunk: object) -> bytes:
     """One event. JSON has no raw line break, so it is one line."""
-    return b"data: " + _encode(chunk) + b"\n\n"
+    return b"data: " + encode(chunk) + b"\n\n"
 
 
-def json_response(body: dict[str, Any]) -> Response:
+def error_event(error: Exception) -> bytes:
+    """An error as an event, in OpenAI's shape."""
+    return event(error_body(error)[1])
+
+
+def json_response(body: object, headers: Mapping[str, str] | None = None) -> Response:
     """A plain answer, without pydantic."""
-    return Response(_encode(body), media_type="application/json")
-
-
-@asynccontextmanager
-async def closed_if_gone(receive: Receive, close: Callable[[], None]) -> AsyncIterator[None]:
-    """Call close() when the client disconnects, and in any case at the end."""
-
-    async def watch() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        close()
-
-    watcher = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watcher.cancel()
-        close()
+    return Response(encode(body), media_type="application/json", headers=headers)
 
 
 async def answer(
-    http: Request, generation: Generation, shape: Callable[[list[RequestOutput]], dict[str, Any]]
+    events: Events, shape: ShapesWhole, *, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The plain answer, once all results are there."""
-    async with closed_if_gone(http.receive, generation.close):
-        results = await generation.results()
-    if results is None:
+    try:
+        whole = await events.whole()
+    except ClientGone:
         return Response(status_code=CLIENT_GONE)  # nobody reads it
-    return json_response(shape(results))
+    finally:
+        events.close()
+    size = sum(len(one.token_ids) for one in whole.choices if one.logprobs is not None)
+    size += sum(len(one.prompt_ids) for one in whole.openings if one.prompt_logprobs is not None)
+    body = await off_loop(lambda: encode(shape.whole(whole)), size * 16, LONG_ANSWER)
+    return Response(body, media_type="application/json", headers=_headers(events, headers))
+
+
+def _headers(events: Events, more: Mapping[str, str] | None) -> dict[str, str]:
+    return {**(more or {}), **strict.headers(events.asked.ignored)}
 
 
 class EventStream(Response):
-    """A stream of events. `close` is called when it ends, however it ends."""
+    """A stream of events, closed when it ends, however it ends.
 
-    media_type = "text/event-stream"
+    keep_alive_s: after so long without news a comment is sent; 0: never.
+    """
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        events: Events,
+        shape: Shape,
+        *,
+        headers: Mapping[str, str] | None = None,
+        keep_alive_s: float = 0,
+    ) -> None:
         self._events = events
-        self._close = close
+        self._shape = shape
+        self._keep_alive_s = keep_alive_s
+        self._chunks = 0  # sent
+        self._sending = False
         self.status_code = 200
+        self.media_type = shape.media_type
         self.background = None
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
+        own = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+        self.init_headers({**own, **_headers(events, headers)})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with closed_if_gone(receive, self._close):
-            headers = self.raw_headers
-            await send({"type": "http.response.start", "status": 200, "headers": headers})
-            async for data in self._guarded():
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _guarded(self) -> AsyncIterator[bytes]:
         try:
-            async for data in self._events:
-                yield data
-        except Exception as error:  # noqa: BLE001 - the border: headers are sent, so it is an event
-            yield event(error_body(error)[1])
-        yield DONE
+            start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+            await send(start)
+            async with self._watched(send):
+                last = await self._send_all(send)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+        finally:
+            self._events.close()
+
+    async def _send_all(self, send: Send) -> bytes:
+        """Send as it comes; returns what is to be sent last."""
+        events, shape = self._events, self._shape
+        read, write = events.read, shape.write
+        try:
+            if begin := shape.begin():
+                await send({"type": "http.response.body", "body": begin, "more_body": True})
+            async for updates in events.stream:
+                if data := write(read(updates)):
+                    self._sending = True
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                    self._sending = False
+                    self._chunks += 1
+            events.check()
+            return write([events.closing()]) + shape.end
+        except ClientGone:
+            return b""
+        except Exception as error:  # noqa: BLE001 - the border: headers are sent
+            return shape.error(error) + shape.end
+
+    @asynccontextmanager
+    async def _watched(self, send: Send) -> AsyncIterator[None]:
+        tasks = [asyncio.create_task(self._watch_stall())]
+        if self._keep_alive_s:
+            tasks.append(asyncio.create_task(self._keep_alive(send)))
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _watch_stall(self) -> None:
+        """A client that holds the connection and reads nothing keeps no engine busy."""
+        before = -1
+        while not (self._sending and self._chunks == before):
+            before = self._chunks
+            await asyncio.sleep(STALLED_S)
+        self._events.presence.give_up()
+
+    async def _keep_alive(self, send: Send) -> None:
+        before = -1
+        while True:
+            if self._chunks == before and not self._sending:
+                await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+            before = self._chunks
+            await asyncio.sleep(self._keep_alive_s)

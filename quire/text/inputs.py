@@ -97,6 +97,7 @@ class InputProcessor:
         cache_salt: str | None = None,
         tokenization: Mapping[str, object] | None = None,
         add_special_tokens: bool = True,
+        timed: bool = False,
     ) -> Prepared:
         """Check a prompt and its parameters and make a Request of them.
 
@@ -121,6 +122,7 @@ class InputProcessor:
             arrived_at=arrived_at,
             salt=b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "replace")).digest(),
             read_prefix_cache=_reads_cache(asked),
+            timed=timed,
         )
         return Prepared(made, parsed.text, asked)
 

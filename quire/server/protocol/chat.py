@@ -1,43 +1,52 @@
-"""The body of POST /v1/chat/completions."""
+"""The bodies of POST /v1/chat/completions and of its batch form."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
-from quire.errors import RequestError, Unsupported
-from quire.server.protocol.fields import SamplingBody
+from quire.errors import RequestError
+from quire.server.asked import Asked, Conversation
+from quire.server.protocol.fields import SamplingBody, structure_of
+
+Messages = list[dict[str, Any]]
 
 
 class Templated(SamplingBody):
     """What makes a prompt from messages; /tokenize reads it too."""
 
-    messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     documents: list[dict[str, Any]] | None = None
-    add_generation_prompt: bool = True
+    add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    chat_template: str | None = Field(None, description="Refused: the server's template is used.")
+    chat_template: str | None = Field(
+        None, description="Refused unless the server has --trust-request-chat-template."
+    )
     chat_template_kwargs: dict[str, Any] | None = None
     reasoning_effort: str | None = None
 
-    def check(self) -> None:
-        super().check()
+    def conversation(self, messages: Messages) -> Conversation:
+        """What the template gets."""
         if self.add_generation_prompt and self.continue_final_message:
-            if "add_generation_prompt" in self.model_fields_set:
-                message = "add_generation_prompt and continue_final_message exclude each other"
-                raise RequestError(message, param="continue_final_message")
-            self.add_generation_prompt = False
-        if self.chat_template is not None:
-            message = "this server does not run chat templates that requests bring"
-            raise RequestError(message, param="chat_template")
-        if self.tools is not None and not self.tools:
-            raise RequestError("tools must not be empty; leave it out", param="tools")
+            message = "add_generation_prompt and continue_final_message exclude each other"
+            raise RequestError(message, param="continue_final_message")
+        begins = not self.continue_final_message and self.add_generation_prompt is not False
+        return Conversation(
+            messages=messages,
+            tools=self.tools,
+            documents=self.documents,
+            template=self.chat_template,
+            variables=self.chat_template_kwargs or {},
+            reasoning_effort=self.reasoning_effort,
+            add_generation_prompt=begins,
+            continue_final_message=self.continue_final_message,
+            add_special_tokens=bool(self.add_special_tokens),
+        )
 
 
-class ChatBody(Templated):
-    """A conversation, and how it is to go on."""
+class ChatFields(Templated):
+    """How a conversation is to go on."""
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -46,35 +55,50 @@ class ChatBody(Templated):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
-    modalities: list[str] | None = None
+    modalities: list[str] | None = Field(None, description="Only ['text'].")
     echo: bool = False
-
-    def check(self) -> None:
-        super().check()
-        if self.top_logprobs and not self.logprobs:
-            raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
-        kind = (self.response_format or {}).get("type", "text")
-        if kind != "text":
-            message = f"response_format {kind!r:.40}: structured outputs are not built yet"
-            raise Unsupported(message, param="response_format")
-        if self.tool_choice not in (None, "none", "auto"):
-            message = "tool_choice must be 'none' or 'auto': forced tool calls are not built yet"
-            raise Unsupported(message, param="tool_choice")
-        if self.parallel_tool_calls is False and self.tools:
-            message = (
-                "parallel_tool_calls=false: reading tool calls out of the text is not built yet"
-            )
-            raise Unsupported(message, param="parallel_tool_calls")
-        if self.include_reasoning is False:
-            message = "include_reasoning=false: telling reasoning from text is not built yet"
-            raise Unsupported(message, param="include_reasoning")
-        if self.modalities not in (None, ["text"]):
-            raise Unsupported("modalities must be ['text']", param="modalities")
 
     def sampling(self) -> dict[str, Any]:
         given = super().sampling()
         if self.max_completion_tokens is not None:
             given["max_tokens"] = self.max_completion_tokens
-        if self.logprobs:
+        if self.top_logprobs and not self.logprobs:
+            raise RequestError("top_logprobs needs logprobs=true", param="top_logprobs")
+        if self.logprobs and not self.logprob_token_ids:
             given["logprobs"] = self.top_logprobs or 0
         return given
+
+    def _asked(self, source: Conversation | list[Conversation]) -> Asked:
+        said = "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+        return Asked(
+            source=source,
+            sampling=self.sampling(),
+            words={"max_tokens": said, "logprobs": "top_logprobs"},
+            structure=structure_of(self.response_format),
+            tool_choice=self.tool_choice,
+            parallel_tool_calls=self.parallel_tool_calls is not False,
+            include_reasoning=self.include_reasoning is not False,
+            modalities=self.modalities or ("text",),
+            echo=self.echo,
+            **self.common(),
+        )
+
+
+class ChatBody(ChatFields):
+    """A conversation, and how it is to go on."""
+
+    messages: Messages
+
+    def to_asked(self) -> Asked:
+        self.refuse_later_features()
+        return self._asked(self.conversation(self.messages))
+
+
+class ChatBatchBody(ChatFields):
+    """Several conversations; the answer has a choice for each. Not streamed."""
+
+    messages: Annotated[list[Messages], Field(min_length=1)]
+
+    def to_asked(self) -> Asked:
+        self.refuse_later_features()
+        return self._asked([self.conversation(one) for one in self.messages])

@@ -6,11 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from quire.core.params import MAX_SEQUENCES
-from quire.errors import RequestError, Unsupported
-from quire.server.protocol.fields import Ids, SamplingBody, Texts
-
-MAX_PROMPTS = 1024
+from quire.errors import Unsupported
+from quire.server.asked import Asked, Prompts
+from quire.server.protocol.fields import Ids, SamplingBody, Texts, structure_of
 
 
 class CompletionBody(SamplingBody):
@@ -19,25 +17,8 @@ class CompletionBody(SamplingBody):
     prompt: str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
     echo: bool = False
     logprobs: int | None = None
-    suffix: str | None = None
+    suffix: str | None = Field(None, description="Refused: no model here fills in the middle.")
     response_format: dict[str, Any] | None = None
-
-    def check(self) -> None:
-        super().check()
-        if self.suffix:
-            raise Unsupported("suffix: this model does not fill in the middle", param="suffix")
-        if (self.response_format or {}).get("type", "text") != "text":
-            message = "response_format: structured outputs are not built yet"
-            raise Unsupported(message, param="response_format")
-        prompts = self.prompts()
-        if not prompts or len(prompts) > MAX_PROMPTS:
-            message = f"prompt must hold 1 to {MAX_PROMPTS} prompts, got {len(prompts)}"
-            raise RequestError(message, param="prompt")
-        if len(prompts) > 1 and len(prompts) * max(self.n or 1, self.best_of or 1) > MAX_SEQUENCES:
-            message = f"prompts times n must be at most {MAX_SEQUENCES}"
-            raise RequestError(message, param="n")
-        if self.max_tokens == 0 and not self.echo:
-            raise RequestError("max_tokens must be >= 1 without echo, got 0", param="max_tokens")
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or as ids."""
@@ -47,13 +28,35 @@ class CompletionBody(SamplingBody):
             return [self.prompt]
         return list(self.prompt)  # type: ignore[arg-type]
 
+    @property
+    def scores_only(self) -> bool:
+        """Nothing is to be generated: the prompt is echoed, and scored."""
+        return self.max_tokens == 0 and self.echo
+
     def sampling(self) -> dict[str, Any]:
         given = super().sampling()
-        if self.max_tokens == 0:
-            given["max_tokens"] = 1  # what it yields is dropped: only the prompt is shown
+        if self.scores_only:
+            given["max_tokens"] = 1  # what it yields is dropped
             given["min_tokens"] = 0
         if self.logprobs is not None:
-            given["logprobs"] = self.logprobs
+            if not self.logprob_token_ids:
+                given["logprobs"] = self.logprobs
             if self.echo and self.prompt_logprobs is None:
                 given["prompt_logprobs"] = self.logprobs
         return given
+
+    def to_asked(self) -> Asked:
+        self.refuse_later_features()
+        if self.suffix:
+            raise Unsupported("suffix: this model does not fill in the middle", param="suffix")
+        special = self.add_special_tokens is not False
+        return Asked(
+            source=Prompts(prompts=self.prompts(), add_special_tokens=special),
+            sampling=self.sampling(),
+            max_tokens=16,
+            structure=structure_of(self.response_format),
+            echo=self.echo,
+            prompt_only=self.scores_only,
+            streams_prompt_logprobs=self.prompt_logprobs is None,
+            **self.common(),
+        )

@@ -1,25 +1,22 @@
 """What the bodies of all generating routes have in common.
 
 A field that is declared is honoured. One in LATER is refused unless it asks for nothing; one in
-HARMLESS asks for nothing that changes the answer. Any other name is ignored, with a debug line:
-clients of many servers send fields of all of them. Ranges are not checked here: SamplingParams
-and quire.text.inputs do, for every route alike.
+HARMLESS asks for nothing that changes the answer. Any other name is unknown: clients of many
+servers send fields of all of them, so it is told of and not refused (quire.server.strict). Ranges
+are not checked here: quire.server.admit, SamplingParams and quire.text.inputs do, for every
+dialect alike.
 """
 
 from __future__ import annotations
 
-import logging
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.core.params import LATER as LATER_PARAMS
 from quire.errors import RequestError, Unsupported
-
-log = logging.getLogger(__name__)
-
-MAX_STOPS = 64
-"""Stop strings of one request: each is searched for in all new text."""
+from quire.server.asked import Beams, Structure
+from quire.server.strict import Ignored, find
 
 Ids = Annotated[list[int], Field(fail_fast=True)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -38,9 +35,7 @@ LATER = {
     "guided_decoding": _STRUCTURE,
     "guided_whitespace_pattern": _STRUCTURE,
     "structural_tag": _STRUCTURE,
-    "use_beam_search": "beam search is not served over HTTP yet; LLM.beam_search does it",
-    "length_penalty": "length_penalty belongs to beam search, which is not served over HTTP yet",
-    "early_stopping": "early_stopping belongs to beam search, which is not served over HTTP yet",
+    "early_stopping": "beams go on until max_tokens or until all have ended",
     "functions": "give tools instead",
     "function_call": "give tool_choice instead",
     "audio": _MEDIA,
@@ -58,7 +53,7 @@ LATER = {
 }
 """Fields whose feature is not here (yet), and what to tell who sends one."""
 
-NEUTRAL: dict[str, tuple[object, ...]] = {"length_penalty": (1, 1.0), "function_call": ("none",)}
+NEUTRAL: dict[str, tuple[object, ...]] = {"function_call": ("none",)}
 """Values that ask for nothing, besides None, False, 0 and what is empty."""
 
 HARMLESS = frozenset(
@@ -78,11 +73,14 @@ class Body(BaseModel):
     def refuse_later_features(self) -> None:
         """Raise Unsupported for a field that asks for what cannot be done here."""
         for name, value in (self.model_extra or {}).items():
-            if name in LATER:
-                if value and value not in NEUTRAL.get(name, ()):
-                    raise Unsupported(f"{name}: {LATER[name]}", param=name)
-            elif name not in HARMLESS:
-                log.debug("ignored the unknown field %.80r of a request", name)
+            if name in LATER and value and value not in NEUTRAL.get(name, ()):
+                raise Unsupported(f"{name}: {LATER[name]}", param=name)
+
+    def ignored(self) -> list[Ignored]:
+        """The fields that mean nothing here; None asks for nothing anyway."""
+        extra = self.model_extra or {}
+        given = [name for name, value in extra.items() if name not in LATER and value is not None]
+        return find(given, [*type(self).model_fields, *LATER], HARMLESS) if given else []
 
 
 class StreamOptions(BaseModel):
@@ -94,6 +92,7 @@ class StreamOptions(BaseModel):
     """End with a chunk that has the usage and no choices."""
     continuous_usage_stats: bool | None = None
     """Put the usage so far on every chunk."""
+    include_obfuscation: bool | None = Field(None, description="Chunks are never padded here.")
 
 
 class SamplingBody(Body):
@@ -137,6 +136,11 @@ class SamplingBody(Body):
     add_special_tokens: bool | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
+    return_prompt_text: bool | None = None
+    logprob_token_ids: Ids | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    x_timing: bool | None = Field(None, description="Show where the time went.")
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams that were given, by their names there."""
@@ -146,19 +150,36 @@ class SamplingBody(Body):
             given["extra_args"] = {**self.vllm_xargs, **given.get("extra_args", {})}
         return given
 
-    def check(self) -> None:
-        """Raise RequestError for what is wrong whatever the model."""
-        self.refuse_later_features()
-        if isinstance(self.stop, list) and len(self.stop) > MAX_STOPS:
-            message = f"stop must have at most {MAX_STOPS} strings, got {len(self.stop)}"
-            raise RequestError(message, param="stop")
-        if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options needs stream=true", param="stream_options")
-        if self.stream and self.best_of is not None and self.best_of > (self.n or 1):
-            message = "best_of > n cannot be streamed: the best are known at the end"
-            raise RequestError(message, param="best_of")
-        if self.stream and self.prompt_logprobs is not None:
-            raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+    @property
+    def beams(self) -> Beams | None:
+        """Beam search, if it is asked for."""
+        penalty = self.length_penalty
+        if self.use_beam_search:
+            return Beams() if penalty is None else Beams(length_penalty=penalty)
+        if penalty not in (None, 1):
+            message = f"length_penalty {penalty} needs use_beam_search=true"
+            raise RequestError(message, param="length_penalty")
+        return None
+
+    def common(self) -> dict[str, Any]:
+        """The fields of Asked that all these bodies say in the same words."""
+        return {
+            "model": self.model,
+            "beams": self.beams,
+            "stream": bool(self.stream),
+            "stream_options": self.stream_options is not None,
+            "include_usage": self.include_usage,
+            "continuous_usage": self.continuous_usage,
+            "token_ids": bool(self.return_token_ids),
+            "tokens_as_ids": bool(self.return_tokens_as_token_ids),
+            "prompt_text": bool(self.return_prompt_text),
+            "timing": bool(self.x_timing),
+            "truncation_side": self.truncation_side,
+            "priority": self.priority,
+            "salt": self.cache_salt,
+            "request_id": self.request_id,
+            "ignored": self.ignored(),
+        }
 
     @property
     def include_usage(self) -> bool:
@@ -177,5 +198,16 @@ _SAMPLING = (
     *("max_tokens", "min_tokens", "prompt_logprobs", "detokenize", "skip_special_tokens"),
     *("spaces_between_special_tokens", "include_stop_str_in_output", "stream_interval"),
     *("logit_bias", "allowed_token_ids", "bad_words", "extra_args"),
-    *("skip_reading_prefix_cache", "truncate_prompt_tokens"),
+    *("skip_reading_prefix_cache", "truncate_prompt_tokens", "logprob_token_ids"),
 )
+
+
+def structure_of(response_format: dict[str, Any] | None) -> Structure | None:
+    """What `response_format` asks for; text asks for nothing."""
+    if response_format is None:
+        return None
+    kind = response_format.get("type", "text")
+    if kind == "text":
+        return None
+    value = response_format.get("json_schema")
+    return Structure(param="response_format", kind=f"{kind}", value=value)

@@ -1,4 +1,4 @@
-"""The parts that all answers of one response share: id, time, model, usage."""
+"""The parts that all answers of OpenAI's dialect share: id, time, model, fingerprint."""
 
 from __future__ import annotations
 
@@ -7,39 +7,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quire.outputs import RequestOutput
+import msgspec
 
+from quire.server.events import Closing
 
-@dataclass(slots=True)
-class Usage:
-    """Tokens of one response so far. A prompt counts once, whatever n."""
-
-    details: bool
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-
-    def shown(self) -> dict[str, Any]:
-        body: dict[str, Any] = {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-        }
-        if self.details:
-            body["prompt_tokens_details"] = {"cached_tokens": self.cached}
-        return body
+encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class Head:
     """What is the same in every chunk of a response, or in the response."""
 
     id: str
     object: str
     model: str
+    fingerprint: str | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def body(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """An object with these choices; more keys may be added."""
         return {
             "id": self.id,
             "object": self.object,
@@ -48,12 +34,19 @@ class Shape:
             "choices": choices,
         }
 
+    def cut(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
+        """The event of a chunk with one choice, encoded once, cut where the text `mark` stands.
 
-def usage_of(results: Sequence[RequestOutput], *, details: bool) -> Usage:
-    """The usage of finished requests."""
-    return Usage(
-        details,
-        prompt=sum(len(r.prompt_token_ids or ()) for r in results),
-        completion=sum(len(one.token_ids) for r in results for one in r.outputs),
-        cached=sum(r.num_cached_tokens or 0 for r in results),
-    )
+        A stream's chunks differ by their text alone: each is head + encode(text) + tail.
+        """
+        head, found, tail = encode(self.body([choice])).partition(encode(mark))
+        assert found, choice
+        return b"data: " + head, tail + b"\n\n"
+
+
+def add_closing(body: dict[str, Any], closing: Closing) -> None:
+    """What is known at the end and was asked for."""
+    if closing.timing is not None:
+        body["x_timing"] = closing.timing
+    if closing.metrics is not None:
+        body["metrics"] = closing.metrics

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from quire.errors import RequestError
-from quire.server.protocol.chat import Templated
+from quire.server.asked import Asked, Prompts
+from quire.server.protocol.chat import Messages, Templated
 from quire.server.protocol.fields import Body, Ids
 
 
@@ -15,11 +16,20 @@ class TokenizeBody(Body):
     add_special_tokens: bool = True
     return_token_strs: bool | None = None
 
+    def prompts(self) -> Prompts:
+        return Prompts(prompts=[self.prompt], add_special_tokens=self.add_special_tokens)
+
 
 class TokenizeChatBody(Templated):
     """A conversation to render and cut into tokens."""
 
+    messages: Messages
     return_token_strs: bool | None = None
+
+    def to_asked(self) -> Asked:
+        """Only the conversation matters."""
+        source = self.conversation(self.messages)
+        return Asked(source=source, model=self.model, ignored=self.ignored())
 
 
 class DetokenizeBody(Body):
@@ -27,6 +37,9 @@ class DetokenizeBody(Body):
 
     model: str | None = None
     tokens: Ids
+
+    def prompts(self) -> Prompts:
+        return Prompts(prompts=[self.tokens])
 
 
 class EitherBody(Body):

@@ -1,0 +1,178 @@
+"""May it be done? The limits and checks of every dialect, in this one place.
+
+Not here: ranges of single sampling fields (SamplingParams), what needs a vocabulary or lengths
+(quire.text.inputs); both run in quire.server.prepare, for what was let in here. A check that fails
+raises the narrowest error of quire.errors and names the field by the client's own word for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from quire.core.params import MAX_SEQUENCES, SamplingParams
+from quire.errors import RequestError, Unsupported
+from quire.server import strict
+from quire.server.asked import Asked, Conversation, Prompts
+from quire.server.services import Services
+
+MAX_PROMPTS = 1024
+MAX_STOPS = 64
+"""Stop strings of one request: each is searched for in all new text."""
+MAX_BEAMS = 64
+LONGEST_TIMEOUT_S = 24 * 3600.0
+
+TIMEOUT = "x-request-timeout"
+PRIORITY = "x-vllm-priority"
+
+_BEAMS_KNOW = frozenset(
+    {
+        *("n", "max_tokens", "temperature", "ignore_eos", "skip_special_tokens", "seed"),
+        *("include_stop_str_in_output", "allowed_token_ids", "truncate_prompt_tokens"),
+        *("skip_reading_prefix_cache", "detokenize"),
+    }
+)
+
+
+def check(to: Services, asked: Asked) -> None:
+    """Raise for what is wrong whatever the prompt: UnknownModel, RequestError, Unsupported."""
+    to.check_model(asked.model)
+    if to.options.strict:
+        strict.refuse(asked.ignored)
+    to.ignored.tell(asked.ignored)
+    _refuse_what_is_not_built(asked)
+    for conversation in asked.conversations:
+        _check_conversation(to, conversation)
+    _check_counts(asked)
+    _check_stream(asked)
+    if asked.beams is not None:
+        _check_beams(asked)
+        message = "use_beam_search is not served over HTTP yet; LLM.beam_search does it"
+        raise Unsupported(message, param="use_beam_search")
+
+
+def deadline_s(headers: Mapping[str, str]) -> float | None:
+    """Seconds that the client gives, in its header X-Request-Timeout."""
+    said = headers.get(TIMEOUT)
+    if said is None:
+        return None
+    try:
+        seconds = float(said)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds <= LONGEST_TIMEOUT_S:
+        message = (
+            f"X-Request-Timeout must be seconds in (0, {LONGEST_TIMEOUT_S:g}], got {said!r:.40}"
+        )
+        raise RequestError(message, param="X-Request-Timeout")
+    return seconds
+
+
+def priority(to: Services, asked: Asked, headers: Mapping[str, str]) -> int:
+    """Of the header X-Vllm-Priority, or of the body."""
+    wanted, param = asked.priority or 0, "priority"
+    said = headers.get(PRIORITY)
+    if said is not None:
+        param = "X-Vllm-Priority"
+        if not said.removeprefix("-").isdecimal() or len(said) > 19:
+            raise RequestError(f"{param} must be an integer, got {said!r:.40}", param=param)
+        wanted = int(said)
+    if wanted and not to.has_priorities:
+        message = f"priority {wanted} needs a server with --scheduling-policy priority"
+        raise RequestError(message, param=param)
+    return wanted
+
+
+def _refuse_what_is_not_built(asked: Asked) -> None:
+    if asked.structure is not None:
+        word, kind = asked.structure.param, asked.structure.kind
+        message = f"{word} {kind!r:.40}: structured outputs are not built yet"
+        raise Unsupported(message, param=word)
+    if asked.tool_choice not in (None, "none", "auto"):
+        word = asked.words.get("tool_choice", "tool_choice")
+        message = f"{word} must be 'none' or 'auto': forced tool calls are not built yet"
+        raise Unsupported(message, param=word)
+    if not asked.parallel_tool_calls and any(one.tools for one in asked.conversations):
+        message = "parallel_tool_calls=false: reading tool calls out of the text is not built yet"
+        raise Unsupported(message, param="parallel_tool_calls")
+    if not asked.include_reasoning:
+        message = "include_reasoning=false: telling reasoning from text is not built yet"
+        raise Unsupported(message, param="include_reasoning")
+    if list(asked.modalities) != ["text"]:
+        raise Unsupported("modalities must be ['text']", param="modalities")
+
+
+def _check_conversation(to: Services, one: Conversation) -> None:
+    if one.tools is not None and not one.tools:
+        raise RequestError("tools must not be empty; leave it out", param="tools")
+    if one.template is not None and not to.options.trust_request_chat_template:
+        message = (
+            "this server does not run chat templates that requests bring "
+            "(--trust-request-chat-template)"
+        )
+        raise RequestError(message, param="chat_template")
+
+
+def _check_counts(asked: Asked) -> None:
+    source = asked.source
+    if not isinstance(source, Conversation):
+        several = source.prompts if isinstance(source, Prompts) else source
+        param = "prompt" if isinstance(source, Prompts) else "messages"
+        if not several or len(several) > MAX_PROMPTS:
+            message = f"{param} must hold 1 to {MAX_PROMPTS} prompts, got {len(several)}"
+            raise RequestError(message, param=param)
+        most = _most_sequences(asked.sampling)
+        if len(several) > 1 and len(several) * most > MAX_SEQUENCES:
+            raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES}", param="n")
+    stops = asked.sampling.get("stop")
+    if isinstance(stops, list) and len(stops) > MAX_STOPS:
+        word = asked.words.get("stop", "stop")
+        raise RequestError(
+            f"{word} must have at most {MAX_STOPS} strings, got {len(stops)}", param=word
+        )
+
+
+def _most_sequences(sampling: Mapping[str, Any]) -> int:
+    return max(sampling.get("n") or 1, sampling.get("best_of") or 1)
+
+
+def _check_stream(asked: Asked) -> None:
+    if not asked.stream:
+        if asked.stream_options:
+            raise RequestError("stream_options needs stream=true", param="stream_options")
+        return
+    best_of = asked.sampling.get("best_of")
+    if best_of is not None and best_of > asked.n:
+        message = "best_of > n cannot be streamed: the best are known at the end"
+        raise RequestError(message, param="best_of")
+    if asked.sampling.get("prompt_logprobs") is not None and not asked.streams_prompt_logprobs:
+        raise RequestError("prompt_logprobs cannot be streamed", param="prompt_logprobs")
+    if not isinstance(asked.source, (Conversation, Prompts)):
+        raise RequestError("several conversations cannot be streamed", param="stream")
+
+
+def _check_beams(asked: Asked) -> None:
+    if asked.stream:
+        message = "use_beam_search cannot be streamed: the best beams are known at the end"
+        raise RequestError(message, param="use_beam_search")
+    if asked.n > MAX_BEAMS:
+        message = f"n must be at most {MAX_BEAMS} with use_beam_search, got {asked.n}"
+        raise RequestError(message, param="n")
+    for name, value in asked.sampling.items():
+        if name not in _BEAMS_KNOW and value not in (getattr(_NEUTRAL, name), [], -1):
+            word = asked.words.get(name, name)
+            message = f"{word} means nothing to a beam search: leave it out, or use_beam_search"
+            raise RequestError(message, param=word)
+
+
+_NEUTRAL = SamplingParams()
+
+
+def reworded(error: RequestError, words: Mapping[str, str]) -> RequestError:
+    """The error in the words of the dialect."""
+    word = words.get(error.param or "")
+    if word is None or error.param is None or word == error.param:
+        return error
+    message = str(error).replace(error.param, word, 1)
+    return type(error)(message, param=word)

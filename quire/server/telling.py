@@ -1,0 +1,225 @@
+"""Requests under way: the engine's updates -> the events that dialects shape.
+
+    Asked ── begin() ──▶ Events ── read(updates) ──▶ [Opening, Delta, Finish ...]
+
+Every route that generates comes through begin(): it checks, prepares, hands the requests to the
+engine and watches over the client. A sequence whose text is complete (a stop string) is ended here.
+`Events.read` runs for each token of each stream, so it is flat, and makes nothing nobody asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.requests import Request
+
+from quire.core.types import Update
+from quire.engine.client import Stream
+from quire.errors import EngineError
+from quire.outputs import SampleLogprobs
+from quire.server import admit
+from quire.server.asked import Asked
+from quire.server.events import (
+    Closing,
+    Delta,
+    Event,
+    Finish,
+    Opening,
+    Splitter,
+    Usage,
+    Whole,
+    gather,
+)
+from quire.server.prepare import Terms, prepare
+from quire.server.presence import Presence
+from quire.server.services import Services
+from quire.text.assemble import Answer, Assembler
+from quire.text.inputs import Prepared
+
+
+async def begin(
+    to: Services, asked: Asked, http: Request, prefix: str, *, detached: bool = False
+) -> Events:
+    """Start what is asked for. Whoever called closes the Events.
+
+    detached: it goes on when the client leaves. Raises QuireErrors; then nothing runs.
+    """
+    headers = http.headers
+    admit.check(to, asked)
+    public_id = to.public_id(prefix, http, asked.request_id)
+    terms = Terms(public_id, admit.priority(to, asked, headers), to.arrived_at(http))
+    presence = Presence(None if detached else http.receive, admit.deadline_s(headers))
+    try:
+        async with presence.waiting():
+            prepared = await prepare(to, asked, terms)
+            stream = await to.engine.generate([one.request for one in prepared])
+    except BaseException:
+        presence.leave()
+        raise
+    return Events(to, asked, public_id, prepared, stream, presence)
+
+
+class _Prompt:
+    """One prompt of the body and what is known of its answers."""
+
+    __slots__ = ("assembler", "base", "is_open", "place", "prepared")
+
+    def __init__(self, place: int, prepared: Prepared, assembler: Assembler) -> None:
+        self.place = place
+        self.base = place * prepared.params.n  # index of its first choice
+        self.prepared = prepared
+        self.assembler = assembler
+        self.is_open = False
+
+    def opening(self) -> Opening:
+        self.is_open = True
+        assembler = self.assembler
+        return Opening(
+            self.place,
+            self.prepared.request.prompt,
+            assembler.cached,
+            self.prepared.prompt_text,
+            assembler.prompt_logprobs,
+        )
+
+
+class Events:
+    """What a generation says, in lists, one per turn. Iterate, or take the whole; then close().
+
+    `stream` and read() are the same in two steps, for who writes thousands of chunks a second.
+    """
+
+    def __init__(
+        self,
+        to: Services,
+        asked: Asked,
+        public_id: str,
+        prepared: Sequence[Prepared],
+        stream: Stream,
+        presence: Presence,
+    ) -> None:
+        self.id = public_id
+        self.asked = asked
+        self.prepared = prepared
+        self.usage = Usage()
+        self.stream = stream
+        self.presence = presence
+        self._prompts = [
+            _Prompt(place, one, _assembler(to, one)) for place, one in enumerate(prepared)
+        ]
+        self._by_id = {one.prepared.request.id: one for one in self._prompts}
+        self._whole = not asked.stream
+        self._prompt_only = asked.prompt_only
+        self._splitters: list[Splitter] | None = to.splitters(asked, len(prepared) * asked.n)
+        presence.on_end(self.stream.close)
+
+    @property
+    def closed(self) -> bool:
+        """It was given up: the client went, or close() was called."""
+        return self.stream.closed
+
+    def close(self) -> None:
+        """Abort what has not ended. Harmless when called again."""
+        self.presence.leave()
+        self.stream.close()
+
+    async def __aiter__(self) -> AsyncIterator[list[Event]]:
+        async for updates in self.stream:
+            events = self.read(updates)
+            if events:
+                yield events
+        self.check()
+        yield [self.closing()]
+
+    async def whole(self) -> Whole:
+        """All of it, when it is complete. Raises ClientGone, DeadlinePassed, EngineError."""
+        found: list[Event] = []
+        async for events in self:
+            found += events
+        return gather(found)
+
+    def check(self) -> None:
+        """Raise why it ended before its time, if it did."""
+        if self.presence.over is not None:
+            raise self.presence.over
+
+    def closing(self) -> Closing:
+        """The last event."""
+        return Closing(self.usage)
+
+    def read(self, updates: Sequence[Update]) -> list[Event]:
+        """The events that these updates make. Raises EngineError."""
+        events: list[Event] = []
+        for update in updates:
+            if update.finish == "error":
+                raise EngineError(f"the engine failed on this request: {update.error}")
+            prompt = self._by_id[update.request_id]
+            assembler = prompt.assembler
+            answer = assembler.read(update)
+            for index in assembler.aborts:
+                self.stream.end_sequence(update.request_id, index)
+            if answer is None:
+                continue
+            if not prompt.is_open:
+                self._open(prompt, events)
+            if self._whole:
+                self._tell_all(prompt, events)
+            else:
+                self._tell(prompt.base + answer.index, answer, events)
+        return events
+
+    def _open(self, prompt: _Prompt, events: list[Event]) -> None:
+        opening = prompt.opening()
+        self.usage.prompt += len(opening.prompt_ids)
+        self.usage.cached += opening.cached
+        events.append(opening)
+
+    def _tell(self, index: int, answer: Answer, events: list[Event]) -> None:
+        """What is new of a streamed answer."""
+        text, ids, logprobs = answer.take()
+        reason = answer.finish_reason
+        self._say(index, text, ids, logprobs, events, last=reason is not None)
+        if reason is not None:
+            self._finish(index, reason, answer.stop_reason, events)
+
+    def _tell_all(self, prompt: _Prompt, events: list[Event]) -> None:
+        """The answers that are returned of a prompt whose sequences have all ended."""
+        for one in prompt.assembler.best():
+            index = prompt.base + one.index
+            self._say(index, one.text, one.token_ids, one.logprobs, events, last=True)
+            assert one.finish_reason is not None, one
+            self._finish(index, one.finish_reason, one.stop_reason, events)
+
+    def _say(
+        self,
+        index: int,
+        text: str,
+        ids: Sequence[int],
+        logprobs: SampleLogprobs | None,
+        events: list[Event],
+        *,
+        last: bool,
+    ) -> None:
+        if self._prompt_only:
+            events.append(Delta(index))
+            return
+        self.usage.completion += len(ids)
+        if self._splitters is None:
+            events.append(Delta(index, text, ids, logprobs))
+            return
+        for said in self._splitters[index].push(text, ids, last=last):
+            events.append(Delta(index, said.text, ids, logprobs, said.reasoning, said.tool_call))
+            ids, logprobs = (), None  # they are told once
+        if ids:
+            events.append(Delta(index, "", ids, logprobs))
+
+    def _finish(
+        self, index: int, reason: str, stop_reason: int | str | None, events: list[Event]
+    ) -> None:
+        if self._splitters is not None:
+            reason = self._splitters[index].finish(reason)
+        events.append(Finish(index, reason, stop_reason))
+
+
+def _assembler(to: Services, prepared: Prepared) -> Assembler:
+    return Assembler(prepared, to.tokenizer, stream_interval=to.options.stream_interval)
