@@ -9,20 +9,35 @@ import argparse
 import ast
 import inspect
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import get_origin, get_type_hints
+from typing import get_type_hints
 
 from quire import env
 from quire.config import environment
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.config.cli import (
+    OptionParser,
+    add_options,
+    add_switch,
+    metavar,
+    options_from,
+    takes_tuple,
+)
 from quire.config.options import Options
 from quire.config.values import coerce
 from quire.errors import ConfigError
 from quire.server.options import ABOUT as ABOUT_GROUPS
 from quire.server.options import GROUPS, ServerOptions
 
-SHORT = {"api_server_count": ("-asc",)}
+ALSO = {
+    "api_server_count": ("-asc",),
+    "chat_template_content_format": ("--chat-template-text-format",),
+}
+"""Other names of a flag."""
+DEFAULTS = {
+    "--disable-uvicorn-access-log": "Is so without being said; see --access-log.",
+}
+"""Flags of other engines that ask for what is the default here."""
 REPEATED = ("middleware",)
 """Flags that add up when given several times."""
 SIZES = {"max_body_bytes": "bytes", "h11_max_incomplete_event_size": "bytes"}
@@ -78,27 +93,30 @@ def add_server_options(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(f"{title} options", ABOUT_GROUPS[title])
         for name in names:
             _add(group, name, hints[name], about[name].replace("%", "%%"))
-    group.add_argument(
-        "--disable-uvicorn-access-log", action="store_true", help="The default; see --access-log."
-    )
+    for flag, text in DEFAULTS.items():
+        group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
 
 
 def _add(group: argparse._ArgumentGroup, name: str, hint: object, about: str) -> None:
-    flags = [f"--{name.replace('_', '-')}", *SHORT.get(name, ())]
+    flags = [f"--{name.replace('_', '-')}", *ALSO.get(name, ())]
     if hint is bool:
-        action = argparse.BooleanOptionalAction
-        group.add_argument(*flags, action=action, default=argparse.SUPPRESS, help=about)
+        add_switch(group, flags, name, about)
         return
-    many = get_origin(hint) is tuple
+    default = ServerOptions.__dataclass_fields__[name].default
+    shown = default not in (None, (), "", MISSING)
     group.add_argument(
         *flags,
         dest=name,
-        nargs="+" if many else None,
+        nargs="+" if takes_tuple(hint) else None,
         action="extend" if name in REPEATED else "store",
         default=argparse.SUPPRESS,
-        metavar=name.rpartition("_")[2].upper(),
-        help=about,
+        metavar=metavar(name, hint),
+        help=f"{about} Default: {_plain(default)}." if shown else about,
     )
+
+
+def _plain(default: object) -> str:
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
 
 
 def server_options_from(args: argparse.Namespace) -> ServerOptions:

@@ -1,30 +1,32 @@
-"""argparse and YAML, generated from the options. No option is declared here.
+"""argparse, generated from the options. No option is declared here.
 
 `_` and `-` are equal in names; a flag `--x` has `--no-x`; a dict takes JSON or `--name.key value`;
 `--config file.yaml` gives flags, which the command line overrides; unknown flags name the nearest.
+How words are rewritten for that is in words.py; what --help prints, in help.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import json
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from types import UnionType
-from typing import Any, NoReturn, Union, get_args, get_origin
+from typing import Any, Literal, NoReturn, Union, get_args, get_origin
 
 from quire.config import foreign
+from quire.config.help import OTHERS, HelpAction, overview
 from quire.config.options import Options, Spec, docs, section_classes, specs
-from quire.errors import ConfigError
+from quire.config.words import Switch, negations, rewrite
 
 
 class OptionParser(argparse.ArgumentParser):
     """An argument parser with the rules above. Sub-parsers are of the same class."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        named.setdefault("allow_abbrev", False)
-        super().__init__(*given, **named)
+        has_help = named.pop("add_help", True)
+        super().__init__(*given, **({"allow_abbrev": False} | named | {"add_help": False}))
+        if has_help:
+            self.add_argument("-h", "--help", action=HelpAction)
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -32,7 +34,7 @@ class OptionParser(argparse.ArgumentParser):
         import sys
 
         argv = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(self._rewrite(argv), namespace)
+        return super().parse_known_args(rewrite(argv, self._option_string_actions), namespace)
 
     def parse_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
@@ -55,6 +57,9 @@ class OptionParser(argparse.ArgumentParser):
         """Say what is wrong, without the page of usage that hundreds of options make."""
         self.exit(2, f"{self.prog}: error: {message}\ntry `{self.prog} --help`\n")
 
+    def format_help(self) -> str:
+        return overview(self) + "\n"
+
     def flags(self) -> list[str]:
         """Every flag of this parser and its sub-parsers."""
         found = dict.fromkeys(self._option_string_actions)
@@ -64,106 +69,38 @@ class OptionParser(argparse.ArgumentParser):
                     found.update(dict.fromkeys(parser._option_string_actions))
         return list(found)
 
-    def _rewrite(self, argv: list[str]) -> list[str]:
-        if "--config" not in self._option_string_actions:
-            return [dashed(one) for one in argv]  # a command's own parser does the rest
-        argv = with_file([dashed(one) for one in argv])
-        return join_dotted(argv)
-
-
-def dashed(word: str) -> str:
-    """--max_model_len=8 as --max-model-len=8; other words as they are. Keys after a dot stay."""
-    if not word.startswith("--"):
-        return word
-    name, equals, value = word.partition("=")
-    flag, dot, key = name.partition(".")
-    return flag.replace("_", "-") + dot + key + equals + value
-
-
-def with_file(argv: Sequence[str]) -> list[str]:
-    """The flags of `--config FILE` first, so that the command line wins."""
-    words = list(argv)
-    for i, word in enumerate(words):
-        if word == "--config" and i + 1 < len(words):
-            return [*file_flags(Path(words[i + 1])), *words[:i], *words[i + 2 :]]
-        if word.startswith("--config="):
-            return [*file_flags(Path(word.partition("=")[2])), *words[:i], *words[i + 1 :]]
-    return words
-
-
-def file_flags(path: Path) -> list[str]:
-    """A YAML file of options as command-line words."""
-    import yaml
-
-    if path.suffix not in (".yaml", ".yml"):
-        raise ConfigError(f"--config takes a .yaml file, got {str(path)!r}")
-    if not path.is_file():
-        raise ConfigError(f"--config: no file {path}")
-    try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except yaml.YAMLError as e:
-        raise ConfigError(f"--config: {path} is not YAML: {e}") from None
-    if not isinstance(given, dict):
-        raise ConfigError(f"--config: {path} must hold `name: value` lines")
-    return [word for name, value in given.items() for word in _words(str(name), value)]
-
-
-def _words(name: str, value: object) -> list[str]:
-    flag = dashed(f"--{name}")
-    if value is True:
-        return [flag]
-    if value is False:
-        return [f"--no-{flag[2:]}"]
-    if value is None:
-        return []
-    if isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in value):
-        return [flag, *map(str, value)]
-    return [f"{flag}={json.dumps(value) if isinstance(value, (dict, list)) else value}"]
-
-
-def join_dotted(argv: Sequence[str]) -> list[str]:
-    """`--hf-overrides.rope_scaling.factor 2` as one JSON flag per dict."""
-    trees: dict[str, dict[str, Any]] = {}
-    words: list[str] = []
-    rest = iter(argv)
-    for word in rest:
-        name, equals, value = word.partition("=")
-        if not (word.startswith("--") and "." in name):
-            words.append(word)
-            continue
-        text = value if equals else next(rest, "")
-        flag, *keys = name.split(".")
-        at = trees.setdefault(flag, {})
-        for key in keys[:-1]:
-            at = at.setdefault(key, {})
-        at[keys[-1]] = _json_or_text(text)
-    return words + [f"{flag}={json.dumps(tree)}" for flag, tree in trees.items()]
-
-
-def _json_or_text(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add every engine option, in groups, and the accepted names of other engines, hidden.
+    """Add every engine option, in groups, and the accepted names of other engines.
 
-    Options that are not given do not appear in the namespace.
+    Options that are not given do not appear in the namespace. A flag that the parser has already
+    keeps its meaning.
     """
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file of flags; the command line wins."
     )
     for section, kind in section_classes().items():
-        about = (kind.__doc__ or "").strip()
-        group = parser.add_argument_group(f"{section} options", about)
+        group = parser.add_argument_group(f"{section} options", (kind.__doc__ or "").strip())
         for spec in specs().values():
             if spec.section == section:
                 _add(group, spec)
-    hidden = parser.add_argument_group("names of other engines")
+    others = parser.add_argument_group(OTHERS, "Accepted; what becomes of them is said.")
     for name in foreign.names():
-        _add_foreign(hidden, name, set(parser._option_string_actions))
+        _add_foreign(others, name)
+
+
+def free(parser: argparse._ActionsContainer, flags: Iterable[str]) -> list[str]:
+    """Those of the flags that mean nothing yet."""
+    return [flag for flag in flags if flag not in parser._option_string_actions]
+
+
+def add_switch(group: argparse._ArgumentGroup, flags: Iterable[str], dest: str, about: str) -> None:
+    """A flag of True or False. Opposites whose names are taken are left out."""
+    taken = [no for flag in flags for no in negations(flag) if not free(group, [no])]
+    action = Switch(list(flags), dest, default=argparse.SUPPRESS, help=about)
+    action.no = tuple(no for no in action.no if no not in taken)
+    action.option_strings = [*action.yes, *action.no]
+    group._add_action(action)
 
 
 def _add(group: argparse._ArgumentGroup, spec: Spec) -> None:
@@ -172,40 +109,55 @@ def _add(group: argparse._ArgumentGroup, spec: Spec) -> None:
         flags.append(f"--{spec.alias.replace('_', '-')}")
     if spec.short:
         flags.append(spec.short)
+    flags = free(group, flags)
+    if not flags:
+        return
     about = docs()[spec.name].replace("%", "%%")
     if spec.is_flag:
-        action = argparse.BooleanOptionalAction
-        group.add_argument(*flags, action=action, default=argparse.SUPPRESS, help=about)
+        add_switch(group, flags, spec.name, about)
         return
     if spec.default not in (None, {}, ()):
         about += f" Default: {spec.default}."
-    many = _takes_tuple(spec.hint)
     group.add_argument(
         *flags,
         dest=spec.name,
-        nargs="+" if many else None,
+        nargs="+" if takes_tuple(spec.hint) else None,
         default=argparse.SUPPRESS,
-        metavar=spec.name.rpartition("_")[2].upper(),
+        metavar=metavar(spec.name, spec.hint),
         help=about,
     )
 
 
-def _takes_tuple(hint: Any) -> bool:
+def metavar(name: str, hint: Any) -> str:
+    """What stands for the value in the help: the choices if they are few."""
+    choices = [str(one) for one in get_args(hint)] if get_origin(hint) is Literal else []
+    shown = "|".join(choices)
+    return shown if choices and len(shown) < 24 else name.rpartition("_")[2].upper()
+
+
+def takes_tuple(hint: Any) -> bool:
+    """Whether a field of this type takes several values."""
     hints = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     return any((get_origin(one) or one) is tuple for one in hints)
 
 
-def _add_foreign(group: argparse._ArgumentGroup, name: str, taken: set[str]) -> None:
-    flag = f"--{name.replace('_', '-')}"
-    if flag in taken:
+def _add_foreign(group: argparse._ArgumentGroup, name: str) -> None:
+    long = f"--{name.replace('_', '-')}"
+    if not free(group, [long]):
         return
-    hide = argparse.SUPPRESS
+    flags = [long, *free(group, [foreign.SHORT[name]] if name in foreign.SHORT else [])]
+    about = foreign.fate(name).replace("%", "%%")
     if name in foreign.FLAGS:
-        group.add_argument(
-            flag, dest=name, action=argparse.BooleanOptionalAction, default=hide, help=hide
-        )
+        add_switch(group, flags, name, about)
         return
-    group.add_argument(flag, dest=name, nargs="?", const=True, default=hide, help=hide)
+    group.add_argument(
+        *flags,
+        dest=name,
+        nargs="*" if name in foreign.LISTS else None,
+        default=argparse.SUPPRESS,
+        metavar="VALUE",
+        help=about,
+    )
 
 
 def options_from(args: argparse.Namespace, extra: Mapping[str, object] | None = None) -> Options:

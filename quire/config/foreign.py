@@ -10,7 +10,7 @@ None is silently ignored. When a feature lands its names move from here to optio
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from quire.errors import ConfigError
 
@@ -30,22 +30,28 @@ RENAMED = {
     "num_speculative_tokens": "spec_tokens",
     "override_pooler_config": "pooler_config",
     "mm_cache_preprocessor": "mm_processor_cache_gb",
+    "cuda_graph_sizes": "cudagraph_capture_sizes",
 }
 """Old or short name -> name."""
+SILENT = ("model_tag", "tp", "pp")
+"""Of these, those that are as good as the new ones."""
 
 _HARMLESS = {
     "quire captures the decode steps that occur, as they occur": """cudagraph_capture_sizes
         max_cudagraph_capture_size max_context_len_to_capture""",
     "quire runs no graph compiler": """compilation_config optimization_level
         cudagraph_metrics performance_mode jit_monitor_mode jit_monitor_verbose kernel_config
-        ir_op_priority enable_flashinfer_autotune monokernel attention_config""",
-    "it chooses among kernels quire does not have": """moe_backend linear_backend
+        ir_op_priority enable_flashinfer_autotune monokernel""",
+    "it chooses among kernels quire does not have": """attention_config moe_backend linear_backend
         sparse_indexer_topk_backend gdn_prefill_backend kda_prefill_backend kda_decode_backend
         mamba_backend mamba_ssu_algorithm use_fp64_gumbel disable_cascade_attn all2all_backend
         dcp_comm_backend dcp_q_replicate disable_nccl_for_dp_synchronization use_tqdm_on_download
         enable_flash_late_interaction swa_bounded_replay""",
     "there is one device": """disable_custom_all_reduce worker_use_ray ray_workers_use_nsight
-        max_parallel_loading_workers master_addr master_port node_rank
+        num_redundant_experts eplb_window_size eplb_step_interval eplb_log_balancedness
+        data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
+        dp_supervisor_probe_failure_threshold max_parallel_loading_workers
+        master_addr master_port node_rank
         distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_backend
         data_parallel_address data_parallel_rpc_port data_parallel_size_local dp_sync_interval
         dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
@@ -64,13 +70,15 @@ _HARMLESS = {
         disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
         ignore_patterns watermark prefix_cache_retention_interval shutdown_timeout
         stream_interval enable_sleep_mode code_revision model_impl runner
-        prefix_caching_hash_algo""",
+        prefix_caching_hash_algo tokenizer_pool_size tokenizer_pool_type
+        tokenizer_pool_extra_config full_cuda_graph override_neuron_config""",
     "it only changes what is logged or measured": """show_hidden_metrics_for_version
         kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
         enable_layerwise_nvtx_tracing enable_logging_iteration_details collect_detailed_traces
         otlp_traces_endpoint aggregate_engine_logging fail_on_environ_validation
         per_request_spec_decode_metrics disable_log_requests enable_log_requests logging_config
-        log_config_file watchdog_config profiler_config usage_context""",
+        log_config_file watchdog_config profiler_config usage_context exclude_log_deltas""",
+    "the name of a reasoning parser says it": "enable_reasoning",
     "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
         lora_extra_vocab_size long_lora_scaling_factors fully_sharded_loras lora_target_modules
         specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
@@ -87,17 +95,26 @@ _HARMLESS = {
         enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm
         prefix_match_unit kv_offloading_backend offload_backend cpu_offload_params
         offload_num_in_group offload_prefetch_step offload_params allow_deprecated_quantization
-        kv_cache_dtype_skip_layers ubatch_size
+        ubatch_size
         structured_outputs_config reasoning_config guided_decoding_disable_fallback
+        guided_decoding_disable_additional_properties logits_processor_pattern
         guided_decoding_disable_any_whitespace spec_tokens dbo sleep_preserve_parameter_names
-        ec_manager_config engram_config aux_output_config rope_theta ngram_prompt_lookup_max
-        ngram_prompt_lookup_min elastic_ep_max_dp_size""",
+        ec_manager_config engram_config aux_output_config elastic_ep_max_dp_size
+        trust_request_mm_kwargs disable_mm_preprocessor_cache max_prompt_adapters
+        enable_multimodal_encoder_data_parallel max_prompt_adapter_token enable_lora_bias
+        ngram_prompt_lookup_max
+        ngram_prompt_lookup_min speculative_disable_mqa_scorer speculative_max_model_len
+        speculative_draft_tensor_parallel_size speculative_disable_by_batch_size
+        speculative_model_quantization spec_decoding_acceptance_method
+        typical_acceptance_sampler_posterior_threshold typical_acceptance_sampler_posterior_alpha
+        disable_logprobs_during_spec_decoding cohere_is_reasoning_model cohere_format""",
 }
 
 _LATER = {
     "quantization": """quantization_config quantization_param_path
-        model_loader_extra_config""",
-    "LoRA": "enable_lora default_mm_loras lora_modules",
+        model_loader_extra_config kv_cache_dtype_skip_layers""",
+    "LoRA": """enable_lora default_mm_loras lora_modules enable_prompt_adapter prompt_adapters
+        qlora_adapter_name_or_path""",
     "speculative decoding": "speculative_config spec_method spec_model",
     "more than one device": """pipeline_parallel_size data_parallel_size data_parallel_rank
         data_parallel_start_rank data_parallel_hybrid_lb data_parallel_external_lb
@@ -109,8 +126,8 @@ _LATER = {
     "prompt embeddings": "enable_prompt_embeds",
     "pooling models": "convert pooler_config",
     "splitting reasoning and tool calls from the text": """reasoning_parser
-        reasoning_parser_plugin enable_reasoning tool_call_parser tool_parser_plugin
-        enable_auto_tool_choice tool_server""",
+        reasoning_parser_plugin tool_call_parser tool_parser_plugin enable_auto_tool_choice
+        tool_strict_level tool_server anthropic_disabled_thinking_effort""",
     "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
         kv_offloading_size kv_sharing_fast_prefill""",
     "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",
@@ -118,8 +135,10 @@ _LATER = {
         model_class_overrides additional_config""",
     "what it would return or do": """enable_return_routed_experts return_sampling_mask
         enable_trace_replay watermark_config diffusion_config max_num_active_seqs
-        max_num_queued_reqs max_num_queued_tokens rope_scaling tokenizer_pool_size
-        tokenizer_pool_type""",
+        max_num_queued_reqs max_num_queued_tokens rope_scaling rope_theta
+        override_attention_dtype""",
+    "a server without HTTP, or with a part of the routes": """headless grpc grpc_port tokens_only
+        enable_scale_out""",
 }
 
 HARMLESS = {name: why for why, names in _HARMLESS.items() for name in names.split()}
@@ -127,10 +146,15 @@ LATER = {name: what for what, names in _LATER.items() for name in names.split()}
 
 ADVICE = {
     "rope_scaling": 'say hf_overrides={"rope_scaling": {...}}',
+    "rope_theta": 'say hf_overrides={"rope_theta": N}',
+    "tokens_only": "prompts of token ids and return_token_ids work on every server",
+    "reasoning_parser": "leave it out: the text then holds the reasoning too",
+    "tool_call_parser": "leave it out: the text then holds the calls as the model wrote them",
     "quantization_config": 'say quantization="fp8"',
     "pipeline_parallel_size": "use one device",
     "data_parallel_size": "start one engine per device",
     "cpu_offload_gb": "choose a smaller model or dtype",
+    "max_num_queued_reqs": "requests wait in line",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
     "convert": "quire answers with generated text for now",
 }
@@ -148,6 +172,7 @@ QUANTIZATIONS = {"": None, "none": None, "fp8_per_block": "fp8_block", "fp8_per_
 CHOICES = {
     "quantization": ("fp8", "fp8_block"),
     "runner": GENERATE,
+    "config_format": ("auto", "hf"),
     "model_impl": ("auto", "vllm", "quire"),
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
@@ -173,14 +198,54 @@ _FLAGS = """
     engine_use_ray disable_async_output_proc jit_monitor_verbose data_parallel_hybrid_lb
     data_parallel_external_lb disable_frontend_multiprocessing long_prefill_token_threshold_adaptive
     swa_bounded_replay enable_flashinfer_autotune
-    enable_auto_tool_choice enable_sleep_mode"""
+    enable_auto_tool_choice enable_sleep_mode enable_batch_sharded_sampling enable_ep_weight_filter
+    sleep_mode_offload_cudagraph enable_nccl_comm_suspend enable_mamba_cache_stochastic_rounding
+    dcp_q_replicate data_parallel_multi_port_external_lb enable_hc_sp enable_shm_tensor_arena
+    disable_nccl_for_dp_synchronization enable_mamba_shared_prefix_checkpoint use_replayssm
+    mm_device_do_normalize enable_tower_connector_lora specialize_active_lora
+    enable_mixed_moe_lora_format enable_moe_shared_loras trust_request_mm_kwargs
+    cohere_is_reasoning_model tokens_only enable_scale_out enable_flash_late_interaction headless
+    grpc enable_prompt_adapter enable_lora_bias disable_mm_preprocessor_cache full_cuda_graph
+    enable_multimodal_encoder_data_parallel disable_logprobs_during_spec_decoding
+    eplb_log_balancedness speculative_disable_mqa_scorer guided_decoding_disable_fallback
+    guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties
+    exclude_log_deltas"""
 FLAGS = frozenset(_FLAGS.split())
 """Those that take no value on a command line."""
+
+
+_SHORT = """pipeline_parallel_size:-pp nnodes:-n node_rank:-r decode_context_parallel_size:-dcp
+    prefill_context_parallel_size:-pcp data_parallel_size:-dp data_parallel_rank:-dpn
+    data_parallel_start_rank:-dpr data_parallel_size_local:-dpl data_parallel_address:-dpa
+    data_parallel_rpc_port:-dpp data_parallel_backend:-dpb data_parallel_hybrid_lb:-dph
+    data_parallel_external_lb:-dpe data_parallel_multi_port_external_lb:-dpm
+    enable_expert_parallel:-ep speculative_config:-sc diffusion_config:-dc compilation_config:-cc
+    attention_config:-ac"""
+_LISTS = """cudagraph_capture_sizes cuda_graph_sizes lora_modules prompt_adapters device_ids
+    numa_bind_nodes numa_bind_cpus lora_target_modules allowed_media_domains ignore_patterns
+    collect_detailed_traces kv_cache_dtype_skip_layers sleep_preserve_parameter_names
+    cpu_offload_params offload_params"""
+LISTS = frozenset(_LISTS.split())
+"""Those that take several values on a command line."""
+SHORT = dict(pair.split(":") for pair in _SHORT.split())
+"""Name -> short flag."""
 
 
 def names() -> Iterable[str]:
     """Every name this table knows."""
     return sorted({*RENAMED, *HARMLESS, *LATER, "task"})
+
+
+def fate(name: str) -> str:
+    """What becomes of a name, in one sentence."""
+    if name == "task":
+        return "Accepted as auto or generate; other tasks are refused."
+    if name in RENAMED:
+        return f"Another name of {RENAMED[name]}."
+    if name in HARMLESS:
+        return f"Accepted, no effect: {HARMLESS[name]}."
+    advice = f"; {ADVICE[name]}" if name in ADVICE else ""
+    return f"Refused unless it is off: {LATER[name]} is not supported yet{advice}."
 
 
 def translate(flat: dict[str, object]) -> dict[str, object]:
@@ -190,6 +255,8 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
         name = RENAMED.get(given, given)
         if name != given and value is None:
             continue
+        if name != given and given not in SILENT:
+            log.info("%s is called %s now", given, name)
         if name != given and flat.get(name) not in (None, value):
             raise ConfigError(f"{given} is another name of {name}; they differ: give one")
         if value is not None or name not in out:
@@ -197,8 +264,17 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
     task = out.pop("task", None)
     if task is not None and task not in GENERATE:
         raise ConfigError(f"task={task!r} is not supported yet; allowed: auto, generate")
+    if task is not None:
+        log.info("task=%r has no effect: quire answers with generated text", task)
+    if _swap_is_idle(out):
+        log.info("swap_space has no effect without preemption_mode='swap'")
     out.update(_spellings(out))
     return out
+
+
+def _swap_is_idle(given: Mapping[str, object]) -> bool:
+    """swap_space was said, and preempted requests are computed again."""
+    return given.get("swap_space") is not None and given.get("preemption_mode") != "swap"
 
 
 def _spellings(given: dict[str, object]) -> dict[str, object]:

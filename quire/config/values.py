@@ -174,6 +174,8 @@ def _tuple(given: object) -> tuple[Any, ...]:
             return tuple(json.loads(given))
         return tuple(part.strip() for part in given.split(",") if part.strip())
     if isinstance(given, (list, tuple, set, frozenset)):
+        if len(given) == 1 and str(next(iter(given))).startswith("["):
+            return _tuple(next(iter(given)))  # a command line's ["a", "b"]
         return tuple(given)
     raise TypeError
 

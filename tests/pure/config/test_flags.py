@@ -1,0 +1,282 @@
+"""The command line of `quire serve`: every flag that users know, and what becomes of it."""
+
+import logging
+import shlex
+from pathlib import Path
+
+import pytest
+
+from quire.cli.flags import parse, serve_parser
+from quire.config import foreign
+from quire.config.options import specs
+from quire.config.words import Switch
+from quire.errors import ConfigError
+from quire.server.options import ABOUT, GROUPS, ServerOptions
+
+KNOWN = [
+    line.split()
+    for line in Path(__file__).with_name("known_flags.txt").read_text().splitlines()
+    if not line.startswith("#")
+]
+PARSER = serve_parser()
+
+
+def changed(words):
+    options, server = parse(shlex.split(words))
+    plain = ServerOptions()
+    said = {
+        n: getattr(server, n) for n in server.__slots__ if getattr(server, n) != getattr(plain, n)
+    }
+    return options.changed() | said
+
+
+def test_there_are_as_many_known_flags_as_there_should_be():
+    assert len(KNOWN) > 380
+
+
+@pytest.mark.parametrize(
+    ("kind", "names"), [(kind, names) for kind, *names in KNOWN], ids=lambda v: v[0]
+)
+def test_every_flag_users_know_is_known_here(kind, names):
+    actions = [PARSER._option_string_actions[name] for name in names]
+    for action in actions:
+        assert isinstance(action, Switch) == (kind == "switch") or action.nargs == 0
+        if kind == "switch":
+            assert f"--no-{names[0][2:]}" in PARSER._option_string_actions or action.nargs == 0
+        assert action.help, names
+
+
+@pytest.mark.parametrize("name", sorted(foreign.names()))
+def test_what_becomes_of_a_foreign_name_is_one_sentence(name):
+    fate = foreign.fate(name)
+    assert fate[0].isupper()
+    assert fate.endswith((".", "auto or generate; other tasks are refused."))
+
+
+def test_every_server_option_stands_under_one_heading_and_has_a_text():
+    names = [name for group in GROUPS.values() for name in group]
+    assert sorted(names) == sorted(ServerOptions.__slots__)
+    assert set(ABOUT) == set(GROUPS)
+    assert not set(names) & set(specs())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "m --tensor-parallel-size 1 --pipeline-parallel-size 1 -dp 1",
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        "Qwen2.5-7B-Instruct --served-model-name q --api_key muyu --host 192.168.110.131 --port 9000 "
+        "--trust_remote_code --tensor_parallel_size 2 --device cuda",
+        "Qwen2___5-7B --max_model_len 100000 --gpu_memory_utilization 0.90 --max_num_seqs 16",
+        "m --dtype auto --api-key token-abc123",
+        "m --chat-template ./path-to-chat-template.jinja",
+        "m --trust-remote-code --enable-chunked-prefill --max_num_batched_tokens 1024",
+    ],
+)
+def test_what_people_type_is_understood(words):
+    assert changed(words)
+
+
+OLD = """m --use-v2-block-manager --num-scheduler-steps 8 --device cpu --enable-reasoning --task generate
+    --guided-decoding-backend outlines --swap-space 16 --max-seq-len-to-capture 8192
+    --disable-async-output-proc --scheduler-delay-factor 0.5 --worker-use-ray -O3"""
+
+
+def test_flags_of_older_releases_are_accepted_and_told_of(caplog):
+    with caplog.at_level(logging.INFO, "quire"):
+        assert changed(OLD) == {"model": "m", "swap_space": 16.0, "device": "cpu"}
+    for name in ("use_v2_block_manager", "num_scheduler_steps", "enable_reasoning", "task", "swap_space",
+                 "guided_decoding_backend", "max_seq_len_to_capture", "optimization_level"):  # fmt: skip
+        assert name in caplog.text, name
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "-pp 2", "-dp 2", "--enable-lora", "--lora-modules a=b c=d", '-sc \'{"method": "ngram"}\'',
+        "--spec-method ngram", "--reasoning-parser deepseek_r1", "--tool-call-parser hermes",
+        "--enable-auto-tool-choice", "--headless", "--grpc", "--tokens-only", "--cpu-offload-gb 4",
+        "--max-num-queued-reqs 5", "--rope-theta 1e6", "--kv-transfer-config '{\"kv_connector\": \"x\"}'",
+        "--config-format mistral", "--kv-cache-dtype fp8_e5m2", "--quantization awq", "--runner pooling",
+        "--kv-cache-dtype-skip-layers 0 1",
+    ],
+)  # fmt: skip
+def test_what_would_change_results_is_refused(words):
+    with pytest.raises(ConfigError, match="not supported yet"):
+        parse(["m", *shlex.split(words)])
+
+
+def test_features_may_be_said_to_be_off():
+    off = (
+        "m --no-enable-lora --reasoning-parser '' --tool-call-parser None -dp 1 --cpu-offload-gb 0"
+    )
+    assert changed(off) == {"model": "m"}
+
+
+def test_lists_are_words_or_json():
+    assert changed("m --allowed-origins a b") == changed('m --allowed-origins \'["a", "b"]\'')
+    assert changed("m --api-key k --served-model-name x y")["api_key"] == ("k",)
+    assert changed("m --middleware a:b --middleware c:d")["middleware"] == ("a:b", "c:d")
+
+
+def test_sizes_take_units():
+    assert changed("m --max-body-bytes 64MiB")["max_body_bytes"] == 64 << 20
+    assert changed("m --max-num-batched-tokens 8k --max-model-len 16K")["max_model_len"] == 16384
+
+
+def test_none_and_nothing_mean_none():
+    assert changed("m --chat-template None --max-log-len None --uds '' --hf-config-path=") == {
+        "model": "m"
+    }
+
+
+def test_switches_take_a_word_too():
+    assert changed("m --enable-prefix-caching=False --enforce-eager True --strict=yes") == {
+        "model": "m", "enable_prefix_caching": False, "enforce_eager": True, "strict": True,
+    }  # fmt: skip
+    assert changed("--enforce-eager m") == {"model": "m", "enforce_eager": True}
+    with pytest.raises(ConfigError, match="--strict is True or False"):
+        parse(["--strict=maybe"])
+
+
+def test_enable_and_disable_are_opposites():
+    assert changed("--disable-chunked-prefill") == {"enable_chunked_prefill": False}
+    assert changed("--enable-log-stats") == {}
+    assert changed("--enable-log-requests --disable-log-requests") == {}
+
+
+def test_a_flag_given_twice_is_told_of_and_the_last_counts(caplog):
+    assert changed("m --seed 1 --max_model_len 8 --max-model-len=9") == {
+        "model": "m", "seed": 1, "max_model_len": 9,
+    }  # fmt: skip
+    assert caplog.text.count("given several times") == 1
+
+
+def test_keys_of_a_dict_join_what_json_says(caplog):
+    words = """--hf-overrides '{"a": {"b": 1}, "c": [1]}' --hf-overrides.a.d=2 --hf-overrides.c+ 3 --hf-overrides.c+ 4"""
+    assert changed(words)["hf_overrides"] == {"a": {"b": 1, "d": 2}, "c": [3, 4]}
+    assert "several times" not in caplog.text
+    with pytest.raises(ConfigError, match="give one of them"):
+        parse(shlex.split("-cc 3 -cc.backend x"))
+
+
+def test_levels_may_be_short(caplog):
+    for words in ("-O2", "-O 2", "-O=2", "--optimization-level 2"):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "quire"):
+            changed(words)
+        assert "optimization_level='2'" in caplog.text
+    with caplog.at_level(logging.INFO, "quire"):
+        changed("-O.mode=3")
+    assert '{"mode": 3}' in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("--port 70000", "port must be in"),
+        ("--ssl-keyfile x", "need ssl_certfile"),
+        ("--ssl-certfile /no/such", "no file"),
+        ("--ssl-cert-reqs 2", "needs ssl_ca_certs"),
+        ("--fingerprint-mode custom", "needs fingerprint_value"),
+        ("--stream-interval 0", "stream_interval must be >= 1"),
+        ("--log-format xml", "log_format must be 'text' or 'json'"),
+        ("--api-server-count 2 --enable-responses-store", "keeps answers in one process"),
+    ],
+)
+def test_bad_server_options_are_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        parse(["m", *shlex.split(words)])
+
+
+def test_keys_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "a, b")
+    assert changed("m")["api_key"] == ("a", "b")
+    assert changed("m --api-key c")["api_key"] == ("c",)
+    assert changed("m --api-key ''") == {"model": "m"}
+
+
+def test_options_of_the_server_may_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "7")
+    assert changed("m") == {"model": "m", "keep_alive_timeout": 7}
+    assert changed("m --keep-alive-timeout 9")["keep_alive_timeout"] == 9
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def test_a_list_at_the_end_of_a_file_does_not_swallow_the_model(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("port: 9\nserved_model_name: [x, y]\n")
+    assert changed(f"--config {path} m") == {
+        "port": 9,
+        "served_model_name": ("x", "y"),
+        "model": "m",
+    }
+
+
+def test_sections_of_a_file_may_be_nested(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("model:\n  model: m\n  seed: 3\ncache:\n  block_size: 32\nstrict: true\nhf_token: true\n"
+                    "compilation-config: {mode: 3}\ndisable-log-requests: true\n")  # fmt: skip
+    assert changed(f"--config {path} --seed 4") == {
+        "model": "m", "seed": 4, "block_size": 32, "strict": True, "hf_token": True,
+    }  # fmt: skip
+
+
+def test_an_unknown_key_of_a_file_names_the_nearest(tmp_path):
+    path = tmp_path / "c.yaml"
+    path.write_text("max_modle_len: 3\n")
+    with pytest.raises(
+        ConfigError, match=r"c.yaml has 'max_modle_len', .*did you mean max_model_len"
+    ):
+        parse(["--config", str(path)])
+
+
+def test_the_later_of_two_files_counts(tmp_path):
+    for name, port in (("a", 1), ("b", 2)):
+        (tmp_path / f"{name}.yaml").write_text(f"port: {port}\nseed: {port}\n")
+    words = f"--config {tmp_path}/a.yaml --config={tmp_path}/b.yaml --seed 9"
+    assert changed(words) == {"port": 2, "seed": 9}
+
+
+# -- help -------------------------------------------------------------------------------------
+
+
+def help_of(capsys, word=""):
+    with pytest.raises(SystemExit) as caught:
+        parse([f"--help={word}" if word else "--help"])
+    said = capsys.readouterr()
+    return caught.value.code, said.out + said.err
+
+
+def test_help_has_one_line_for_each_flag_of_ours(capsys):
+    status, text = help_of(capsys)
+    assert status == 0
+    for name in [*specs(), *ServerOptions.__slots__]:
+        assert f"  --{name.replace('_', '-')}" in text, name
+    assert "use-v2-block-manager" not in text
+    assert "--help=GROUP" in text
+
+
+@pytest.mark.parametrize("word", ["cache", "Cache", "CacheConfig", "cache options"])
+def test_help_shows_a_group(capsys, word):
+    status, text = help_of(capsys, word)
+    assert status == 0
+    assert "--block-size" in text
+    assert "--port" not in text
+
+
+def test_help_searches_names_and_texts(capsys):
+    assert "--ssl-certfile" in help_of(capsys, "TLS")[1]
+    assert "--max-model-len" in help_of(capsys, "max_model_len")[1]
+    assert "quire does this in its own way" in help_of(capsys, "num-scheduler-steps")[1]
+    status, text = help_of(capsys, "max-modle-len")
+    assert status == 2
+    assert "did you mean max-model-len" in text
+
+
+def test_help_all_has_the_names_of_other_engines_too(capsys):
+    text = help_of(capsys, "all")[1]
+    assert "--use-v2-block-manager" in text
+    assert "Folder, Hugging Face name" in text
