@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-
 Cuts = tuple[float, float, float, float, float, float]
 CUTS = ("queue", "prefill", "others", "preempted", "decode", "engine_other")
 
