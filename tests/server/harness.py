@@ -159,6 +159,9 @@ class Executor:
     def call(self, function):
         return [function(self.model)]
 
+    def forget_kv(self):
+        """Nothing to give back: the model knows its speech by heart."""
+
     def shutdown(self):
         self._tokens.clear()
 

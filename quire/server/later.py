@@ -1,0 +1,65 @@
+"""Routes of models that are not here yet: 501, with what this server has in their place.
+
+A route leaves this file when it is served.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import Unsupported
+from quire.server.services import services
+
+router = APIRouter()
+
+_POOLING = "models that give vectors or scores are not built yet"
+_SPEECH = "models that hear or speak are not built yet"
+_IMAGES = "models that make images are not built yet"
+
+LATER = {
+    "/v1/embeddings": _POOLING,
+    "/v2/embed": _POOLING,
+    "/pooling": _POOLING,
+    "/classify": _POOLING,
+    "/score": _POOLING,
+    "/v1/score": _POOLING,
+    "/rerank": _POOLING,
+    "/v1/rerank": _POOLING,
+    "/v2/rerank": _POOLING,
+    "/generative_scoring": _POOLING,
+    "/v1/audio/transcriptions": _SPEECH,
+    "/v1/audio/translations": _SPEECH,
+    "/v1/audio/speech": _SPEECH,
+    "/v1/images/generations": _IMAGES,
+    "/v1/moderations": "models that judge texts are not built yet",
+    "/v1/load_lora_adapter": "adapters are not built yet",
+    "/v1/unload_lora_adapter": "adapters are not built yet",
+    "/inference/v1/generate": "prompts as token ids go to /v1/completions, with return_token_ids",
+    "/v1/chat/completions/render": "/tokenize takes messages and shows the tokens of the prompt",
+    "/v1/completions/render": "/tokenize shows the tokens of a prompt",
+    "/v1/chat/completions/derender": "/detokenize makes text of tokens",
+    "/v1/completions/derender": "/detokenize makes text of tokens",
+}
+"""POST path -> what is missing, or what to do instead."""
+
+SERVED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /tokenize"
+
+
+def _refuse(path: str, why: str) -> Callable[[Request], Awaitable[Response]]:
+    async def route(http: Request) -> Response:
+        names = ", ".join(services(http).names)
+        raise Unsupported(f"{path} is not served: {why}. {names} is served at {SERVED}")
+
+    route.__doc__ = f"Not served yet: {why}."
+    return route
+
+
+for _path, _why in LATER.items():
+    _name = _path.strip("/").replace("/", "_")
+    router.add_api_route(
+        _path, _refuse(_path, _why), methods=["POST"], tags=["not served yet"], name=_name
+    )

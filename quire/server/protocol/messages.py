@@ -1,0 +1,325 @@
+"""The body of POST /v1/messages, and its content blocks as messages of OpenAI's chat route.
+
+One Anthropic message may become several: results of tools are blocks of a user's message there and
+messages of their own here. A conversation whose last message is the assistant's is gone on with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.errors import RequestError, Unsupported
+from quire.server.asked import Asked, Conversation, Message, Structure
+from quire.server.protocol.fields import Body, Texts
+from quire.server.strict import Ignored
+
+WORDS = {"stop": "stop_sequences"}
+
+BILLING = "x-anthropic-billing-header"
+"""A line that one client writes at the start of its system text. It changes with every request, so
+nothing behind it would ever be found in the prefix cache."""
+
+_UNSERVED = {
+    "container": "this server runs no code",
+    "mcp_servers": "this server asks no tool servers",
+    "context_management": "this server does not shorten conversations",
+    "diagnostics": "reasons of cache misses are not told",
+    "fallbacks": "there is one model here",
+}
+
+_HARMLESS = frozenset({"cache_control", "inference_geo", "user_profile_id"})
+"""Known fields of this dialect that change no answer here: every prefix is cached anyway."""
+
+Content = str | list[dict[str, Any]]
+
+
+class _Part(BaseModel):
+    """An object inside the body; unknown names are kept and mean nothing."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+
+class MessageParam(_Part):
+    """What one side said."""
+
+    role: str
+    content: Content
+
+
+class ToolChoice(_Part):
+    """Whether and which tools to use."""
+
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(_Part):
+    """Whether to think before the answer."""
+
+    type: str
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputConfig(_Part):
+    """How much to say, and in which form."""
+
+    effort: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class CountBody(Body):
+    """A conversation."""
+
+    model: str | None = None
+    messages: list[MessageParam]
+    system: Content | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    speed: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    def check(self) -> None:
+        """Raise RequestError for what only this dialect has."""
+        self.refuse_later_features()
+        for name, value in (self.model_extra or {}).items():
+            if name in _UNSERVED and value:
+                raise Unsupported(f"{name}: {_UNSERVED[name]}", param=name)
+        if self.speed not in (None, "standard"):
+            raise Unsupported("speed: requests run at one speed here", param="speed")
+        if self.thinking is not None and self.thinking.type not in _THINKS:
+            message = f"thinking.type must be one of {', '.join(_THINKS)}"
+            raise RequestError(message, param="thinking.type")
+        if self.tool_choice is not None and self.tool_choice.type not in _CHOICES:
+            message = f"tool_choice.type must be one of {', '.join(_CHOICES)}"
+            raise RequestError(message, param="tool_choice.type")
+
+    def ignored(self) -> list[Ignored]:
+        found = super().ignored()
+        return [Ignored(one.name, True) if one.name in _HARMLESS else one for one in found]
+
+    def to_asked(self) -> Asked:
+        """As a request for its prompt."""
+        self.check()
+        return Asked(source=self._conversation(), model=self.model, ignored=self.ignored())
+
+    def _conversation(self) -> Conversation:
+        goes_on = self.messages[-1:] and self.messages[-1].role == "assistant"
+        config = self.output_config or OutputConfig()
+        return Conversation(
+            messages=self._messages(),
+            tools=[_tool(one, i) for i, one in enumerate(self.tools or ())] or None,
+            variables=self._variables(),
+            reasoning_effort=config.effort,
+            add_generation_prompt=not goes_on,
+            continue_final_message=bool(goes_on),
+        )
+
+    def _messages(self) -> list[Message]:
+        made = [] if self.system is None else _system(self.system)
+        for i, message in enumerate(self.messages):
+            where = f"messages[{i}]"
+            if message.role not in _READERS:
+                raise _wrong(f"{where}.role", "user, assistant or system")
+            if isinstance(message.content, str):
+                made.append({"role": message.role, "content": message.content})
+            else:
+                made.extend(_READERS[message.role](message.content, f"{where}.content"))
+        return made
+
+    def _variables(self) -> dict[str, Any]:
+        """`enable_thinking` is what templates of models that can do both look at."""
+        thinks = None if self.thinking is None else _THINKS[self.thinking.type]
+        given = {} if thinks is None else {"enable_thinking": thinks}
+        return {**given, **(self.chat_template_kwargs or {})}
+
+
+class MessagesBody(CountBody):
+    """A conversation, and how it is to go on."""
+
+    max_tokens: int
+    stop_sequences: Texts | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    cache_salt: str | None = None
+    vllm_xargs: dict[str, Any] | None = None
+    priority: int | None = None
+    request_id: str | None = None
+    x_timing: bool | None = Field(None, description="Say where the time went.")
+
+    def to_asked(self) -> Asked:
+        self.check()
+        choice, thinking = self.tool_choice, self.thinking or Thinking(type="adaptive")
+        return Asked(
+            source=self._conversation(),
+            model=self.model,
+            sampling=self._sampling(),
+            words=WORDS,
+            structure=self._structure(),
+            tool_choice=None if choice is None else _tool_choice(choice),
+            parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
+            include_reasoning=thinking.display != "omitted",
+            stream=bool(self.stream),
+            include_usage=True,
+            timing=bool(self.x_timing),
+            priority=self.priority,
+            salt=self.cache_salt,
+            request_id=self.request_id,
+            ignored=self.ignored(),
+        )
+
+    def _sampling(self) -> dict[str, Any]:
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        given = {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "top_k": self.top_k,
+            "top_p": self.top_p,
+            "stop": self.stop_sequences or None,
+            "thinking_token_budget": budget,
+            "extra_args": self.vllm_xargs,
+        }
+        return {name: value for name, value in given.items() if value is not None}
+
+    def _structure(self) -> Structure | None:
+        wanted = (self.output_config or OutputConfig()).format
+        if wanted is None:
+            return None
+        kind = wanted.get("type")
+        if not isinstance(kind, str):
+            raise RequestError(
+                "output_config.format must have a 'type'", param="output_config.format"
+            )
+        return Structure(param="output_config.format", kind=kind, value=wanted)
+
+
+_THINKS = {"enabled": True, "adaptive": None, "disabled": False, "between_tools": None}
+"""By type of `thinking`: what the template is told. None: as it likes."""
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "function"}
+
+
+def _tool_choice(given: ToolChoice) -> str | dict[str, Any]:
+    if given.type == "tool":
+        return {"type": "function", "function": {"name": given.name}}
+    return _CHOICES[given.type]
+
+
+def _tool(given: Mapping[str, Any], i: int) -> dict[str, Any]:
+    """A tool as chat templates know it."""
+    kind, name = given.get("type") or "custom", given.get("name")
+    if kind != "custom":
+        message = f"tools[{i}]: {kind!r:.40} would run in this server; only the client's own do"
+        raise Unsupported(message, param="tools")
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"tools[{i}].name must be the name of a tool", param="tools")
+    if not isinstance(given.get("input_schema"), Mapping):
+        raise RequestError(f"tools[{i}].input_schema must be a JSON schema", param="tools")
+    function = {"name": name, "parameters": given["input_schema"]}
+    if given.get("description") is not None:
+        function["description"] = given["description"]
+    return {"type": "function", "function": function}
+
+
+def _system(given: Content) -> list[Message]:
+    if isinstance(given, str):
+        text = given
+        if given.startswith(BILLING):
+            text = given.partition("\n")[2]
+        return [{"role": "system", "content": text}] if text else []
+    parts = [_text(block, f"system[{i}]") for i, block in enumerate(given)]
+    kept = [part for part in parts if not part["text"].startswith(BILLING)]
+    return [{"role": "system", "content": kept}] if kept else []
+
+
+def _user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
+    """Text as it stands, and each result as a message of its own, in their order."""
+    made: list[Message] = []
+    texts: list[dict[str, Any]] | None = None
+    for i, block in enumerate(blocks):
+        if block.get("type") == "tool_result":
+            made.append(_tool_result(block, f"{where}[{i}]"))
+            texts = None
+            continue
+        if texts is None:
+            texts = []
+            made.append({"role": "user", "content": texts})
+        texts.append(_text(block, f"{where}[{i}]"))
+    return made or [{"role": "user", "content": ""}]
+
+
+def _tool_result(block: Mapping[str, Any], where: str) -> Message:
+    content = block.get("content", "")
+    if isinstance(content, list):
+        content = [_text(part, f"{where}.content[{j}]") for j, part in enumerate(content)]
+    elif not isinstance(content, str):
+        raise _wrong(f"{where}.content", "text or a list of blocks")
+    if not isinstance(block.get("tool_use_id"), str):
+        raise _wrong(f"{where}.tool_use_id", "the id of a tool_use block")
+    made: Message = {"role": "tool", "tool_call_id": block["tool_use_id"], "content": content}
+    if block.get("is_error"):
+        made["is_error"] = True
+    return made
+
+
+def _assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
+    """One message: thoughts, text, then calls. Redacted thoughts nobody here can read."""
+    texts: list[dict[str, Any]] = []
+    thoughts: list[str] = []
+    calls: list[dict[str, Any]] = []
+    for i, block in enumerate(blocks):
+        kind = block.get("type")
+        if kind == "thinking":
+            thoughts.append(str(block.get("thinking", "")))
+        elif kind == "tool_use":
+            calls.append(_call(block, f"{where}[{i}]"))
+        elif kind != "redacted_thinking":
+            texts.append(_text(block, f"{where}[{i}]"))
+    made: Message = {"role": "assistant", "content": texts or ""}
+    if thoughts:
+        made["reasoning"] = "\n".join(thoughts)
+    if calls:
+        made["tool_calls"] = calls
+    return [made]
+
+
+def _call(block: Mapping[str, Any], where: str) -> dict[str, Any]:
+    for name in ("id", "name"):
+        if not isinstance(block.get(name), str):
+            raise _wrong(f"{where}.{name}", "a string")
+    if not isinstance(block.get("input"), Mapping):
+        raise _wrong(f"{where}.input", "an object")
+    function = {"name": block["name"], "arguments": block["input"]}
+    return {"id": block["id"], "type": "function", "function": function}
+
+
+def _system_turn(blocks: Sequence[Mapping[str, Any]], where: str) -> list[Message]:
+    parts = [_text(block, f"{where}[{i}]") for i, block in enumerate(blocks)]
+    return [{"role": "system", "content": parts}]
+
+
+_READERS = {"user": _user, "assistant": _assistant, "system": _system_turn}
+
+
+def _text(block: object, where: str) -> dict[str, Any]:
+    if not isinstance(block, Mapping):
+        raise _wrong(where, "a block with a 'type'")
+    kind = block.get("type")
+    if kind != "text":
+        message = f"{where}: blocks of type {kind!r:.40} are not served: this model reads text only"
+        raise Unsupported(message, param="messages")
+    if not isinstance(block.get("text"), str):
+        raise _wrong(f"{where}.text", "a string")
+    return {"type": "text", "text": block["text"]}
+
+
+def _wrong(where: str, allowed: str) -> RequestError:
+    return RequestError(f"{where} must be {allowed}", param="messages")

@@ -1,0 +1,156 @@
+"""Responses that were kept, in the memory of this process: for GET, previous_response_id, cancel.
+
+Kept as JSON, so that what they weigh is known. The oldest goes first when there are too many or
+they weigh too much; one that still runs in the background never goes. Nothing outlives the process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import msgspec
+from starlette.exceptions import HTTPException
+
+from quire.errors import Overloaded
+from quire.server.asked import Message
+
+MAX_BYTES = 256 << 20
+RETRY_AFTER_S = 5.0
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+
+
+class Kept:
+    """One response: what it is by now, what was said before it, and the events of its stream.
+
+    live: the object while it runs; written by its ResponseShape.
+    """
+
+    def __init__(self, live: dict[str, Any], *, keeps_events: bool = False) -> None:
+        self.id = str(live["id"])
+        self.background = bool(live["background"])
+        self.keeps_events = keeps_events
+        self.cancel: Callable[[], None] | None = None
+        self.weight = 0  # bytes
+        self._live: dict[str, Any] | None = live
+        self._body = b""
+        self._messages = b"[]"
+        self._events: list[bytes] = []
+        self._news = asyncio.Event()
+
+    @property
+    def running(self) -> bool:
+        return self._live is not None
+
+    @property
+    def body(self) -> bytes:
+        """The response object, as JSON."""
+        return self._body if self._live is None else _encode(self._live)
+
+    @property
+    def status(self) -> str:
+        """Of the response object."""
+        return str(_decode(self.body)["status"])
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation so far, without instructions, with what the model said last."""
+        found: list[Message] = _decode(self._messages)
+        return found
+
+    def add(self, events: list[bytes]) -> None:
+        """More events of its stream."""
+        if self.keeps_events and events:
+            self._events += events
+            self.weight += sum(map(len, events))
+            self._wake()
+
+    def end(self, messages: list[Message]) -> None:
+        """Nothing more will come."""
+        self._body, self._messages = self.body, _encode(messages)
+        self.weight += len(self._body) + len(self._messages)
+        self._live = self.cancel = None
+        self._wake()
+
+    async def ended(self) -> None:
+        """Wait for its end."""
+        while self.running:
+            await self._news.wait()
+
+    async def events(self, start: int) -> AsyncIterator[bytes]:
+        """Its events from number `start` on, until it ends."""
+        while True:
+            news = self._news
+            while start < len(self._events):
+                batch = self._events[start:]
+                start += len(batch)
+                yield b"".join(batch)
+            if not self.running:
+                return
+            await news.wait()
+
+    def _wake(self) -> None:
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+
+class ResponseStore:
+    """By id, oldest first. Used by the event loop's thread alone."""
+
+    def __init__(self, most: int, max_bytes: int = MAX_BYTES) -> None:
+        self._most = most
+        self._max_bytes = max_bytes
+        self._kept: dict[str, Kept] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def add(self, one: Kept) -> None:
+        """Keep it. Raises Overloaded if as many as may be kept still run."""
+        if one.running and sum(other.running for other in self._kept.values()) >= self._most:
+            message = f"{self._most} responses run in the background already"
+            raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
+        self._kept[one.id] = one
+        self.trim()
+
+    def trim(self) -> None:
+        """Let the oldest go, as far as there are too many. What still runs does not count."""
+        ended = [one for one in self._kept.values() if not one.running]
+        weight = sum(one.weight for one in ended)
+        excess = len(ended) - self._most
+        for one in ended:
+            if excess <= 0 and weight <= self._max_bytes:
+                return
+            excess -= 1
+            weight -= one.weight
+            del self._kept[one.id]
+
+    def get(self, response_id: str) -> Kept:
+        """Raises HTTPException 404 if it is not kept (any more)."""
+        found = self._kept.get(response_id)
+        if found is None:
+            raise HTTPException(404, f"no response {response_id!r:.100} is kept here")
+        return found
+
+    def remove(self, response_id: str) -> None:
+        """Forget it; what still runs is ended. Raises HTTPException 404."""
+        found = self.get(response_id)
+        if found.cancel is not None:
+            found.cancel()
+        del self._kept[response_id]
+
+    def run(self, task: asyncio.Task[None]) -> None:
+        """Hold a task of the background till it ends."""
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """End what runs in the background."""
+        for one in list(self._kept.values()):
+            if one.cancel is not None:
+                one.cancel()
+        await asyncio.gather(*self._tasks)
