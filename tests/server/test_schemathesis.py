@@ -1,0 +1,238 @@
+"""Our own OpenAPI document against the server: what it promises holds for whatever is sent.
+
+schemathesis draws requests from the document, right ones and wrong ones. No answer may be a 5xx
+(but 501, which the document tells of), none may hang, and each must look as the document says.
+QUIRE_TEST_EXAMPLES=2000 looks longer.
+"""
+
+import json
+import os
+
+import hypothesis
+import jsonschema_rs
+import pytest
+import requests
+from hypothesis import strategies as st
+
+pytest.importorskip("schemathesis", reason="pip install schemathesis")
+
+import schemathesis
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.clients.sse import named_events, openai_chunks, read
+from tests.server.harness import Server
+
+EXAMPLES = int(os.environ.get("QUIRE_TEST_EXAMPLES", "40"))
+TIMEOUT_S = 20
+CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
+HEALTH = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much)
+SETTINGS = hypothesis.settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize=EXAMPLES == 40,
+    database=None,
+    suppress_health_check=HEALTH,
+    phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tokenizer):
+    with Server(tokenizer).running() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def document(fuzzed):
+    return requests.get(f"{fuzzed.url}/openapi.json", timeout=20).json()
+
+
+@pytest.fixture(scope="module")
+def schema(fuzzed, document):
+    made = schemathesis.openapi.from_dict(document)
+    made.config.update(base_url=fuzzed.url)
+    return made
+
+
+def operations(schema):
+    return [found.ok() for found in schema.get_all_operations()]
+
+
+def test_the_document_is_complete(document, fuzzed):
+    """Each route is in it, with what it reads and what it answers."""
+    routes = {
+        (method.lower(), route.path.replace(":path}", "}"))
+        for route in fuzzed.app.routes
+        if getattr(route, "include_in_schema", False)
+        for method in route.methods - {"HEAD", "OPTIONS"}
+    }
+    told = {(method, path) for path, found in document["paths"].items() for method in found}
+    assert routes <= told | {("get", "/openapi.json"), ("get", "/docs"), ("get", "/redoc")}
+    for path, found in document["paths"].items():
+        for method, operation in found.items():
+            assert operation.get("description") or operation.get("summary"), path
+            assert "500" in operation["responses"], path
+            if method == "post" and path in BODILESS:
+                continue
+            assert method != "post" or "requestBody" in operation, path
+
+
+BODILESS = {"/ping"}
+"""POST routes that read no body."""
+
+
+def check(case, response):
+    """No 5xx but 501; and what came is what the document says."""
+    if response.status_code != 501:
+        assert response.status_code < 500, response.text
+    case.validate_response(response, checks=CHECKS, excluded_checks=[not_a_server_error])
+    kind = response.headers.get("content-type", "")
+    if (kind if isinstance(kind, str) else kind[0]).startswith("text/event-stream"):
+        check_events(case.operation, response.content)
+
+
+def check_events(operation, raw):
+    events = read([raw])
+    item = operation.definition.raw["responses"]["200"]["content"]["text/event-stream"].get(
+        "x-item"
+    )
+    if item is None:
+        assert named_events(events)
+        return
+    components = operation.schema.raw_schema["components"]
+    valid = jsonschema_rs.validator_for({**item, "components": components})
+    error = jsonschema_rs.validator_for(
+        {"$ref": "#/components/schemas/ErrorAnswer", "components": components}
+    )
+    for chunk in openai_chunks(events):
+        assert valid.is_valid(chunk) or error.is_valid(chunk), (
+            next(valid.iter_errors(chunk)),
+            chunk,
+        )
+
+
+def of_document(operation, mode):
+    return operation.as_strategy(generation_mode=mode)
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+GOOD = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": "Hello"},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 9},
+    "/v1/messages/count_tokens": {"messages": HELLO},
+    "/tokenize": {"prompt": "Hello"},
+    "/detokenize": {"tokens": [1, 2]},
+    "/generate": {"prompt": "Hello", "max_tokens": 9},
+}
+"""Bodies that are answered with 200, to change a little."""
+
+WORDS = ["a", "", "text", "auto", "none", "user", "left", "json_object", "汉字🙂", "\0", "\ud800"]
+NUMBERS = [0, 1, -1, 2, 5, 20, 511, 512, 513, 2**31, 2**63, 2**64, -(2**63), 10**30]
+REALS = [0.0, -0.0, 0.5, 1.0, 1.0000001, 2.0, -2.0, 1e-45, 1e308, float("inf"), float("nan")]
+TEXTS = st.sampled_from(WORDS) | st.text(max_size=8)
+COUNTS = st.integers(0, 5) | st.sampled_from(NUMBERS)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | COUNTS | st.sampled_from(REALS) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def values(schema, document):
+    """Values of a JSON schema, small ones first, and now and then what it does not allow."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return values(document["components"]["schemas"][name], document)
+    if "enum" in schema:
+        return st.sampled_from(schema["enum"])
+    if "anyOf" in schema:
+        return st.one_of(*(values(one, document) for one in schema["anyOf"]))
+    kind = schema.get("type")
+    if kind == "array":
+        return st.lists(values(schema.get("items", {}), document), max_size=3)
+    if kind == "object" and "properties" in schema:
+        fields = {name: values(one, document) for name, one in schema["properties"].items()}
+        return st.fixed_dictionaries({}, optional=fields)
+    if kind == "object":
+        return st.dictionaries(TEXTS, ANYTHING, max_size=3)
+    simple = {
+        "integer": COUNTS,
+        "number": st.floats(0, 1) | st.sampled_from(REALS),
+        "string": TEXTS,
+        "boolean": st.booleans(),
+        "null": st.none(),
+    }
+    return simple.get(kind, ANYTHING)
+
+
+@st.composite
+def near_good(draw, operation, document):
+    """A good body with some fields of the document set, and now and then one that is wrong."""
+    case = operation.Case(body=dict(GOOD[operation.path]), media_type="application/json")
+    body = operation.definition.raw["requestBody"]["content"]["application/json"]["schema"]
+    forms = [
+        document["components"]["schemas"][one["$ref"].rpartition("/")[2]]
+        for one in body.get("anyOf", [body])
+    ]
+    fields = {name: one for form in forms for name, one in form["properties"].items()}
+    for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)):
+        wrong = draw(st.integers(0, 9)) == 9
+        case.body[name] = draw(ANYTHING if wrong else values(fields[name], document))
+    if "stream" in fields and draw(st.booleans()):
+        case.body["stream"] = True
+    return case
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_every_answer_is_one_that_the_document_promises(schema, fuzzed, mode):
+    failures = [run(one, of_document(one, mode)) for one in operations(schema)]
+    fuzzed.wait_idle()
+    assert not any(failures), "\n\n".join(filter(None, failures))
+
+
+def test_good_requests_with_a_field_or_two_changed(schema, document, fuzzed):
+    read_bodies = [one for one in operations(schema) if "requestBody" in one.definition.raw]
+    served = [one for one in read_bodies if one.path in GOOD]
+    assert {one.path for one in read_bodies} == {one.path for one in served}
+    failures = [run(one, near_good(one, document), EXAMPLES * 3, send) for one in served]
+    fuzzed.wait_idle()
+    assert not any(failures), "\n\n".join(filter(None, failures))
+
+
+def run(operation, strategy, examples=EXAMPLES, how=None):
+    """The first failure of one operation, made small; None if there is none."""
+
+    @hypothesis.settings(SETTINGS, max_examples=examples)
+    @hypothesis.given(case=strategy)
+    def once(case):
+        response = case.call(timeout=TIMEOUT_S) if how is None else how(case)
+        try:
+            check(case, response)
+        except (Exception, FailureGroup) as error:
+            error.add_note(f"{json.dumps(case.body)[:2000]} -> {response.status_code}")
+            raise
+
+    try:
+        once()
+    except hypothesis.errors.Unsatisfiable:
+        return None  # nothing to get wrong: the route takes no input
+    except (Exception, FailureGroup) as error:  # noqa: BLE001 - whatever it is, it is a failure
+        notes = "\n".join(getattr(error, "__notes__", []))
+        return f"{operation.label}: {type(error).__name__}: {error}\n{notes}"
+    return None
+
+
+def send(case):
+    """As the bytes that a careless client sends: NaN and lone surrogates arrive as they are."""
+    raw = json.dumps(case.body).encode()
+    url, headers = case.operation.base_url + case.path, {"Content-Type": "application/json"}
+    return requests.post(url, data=raw, headers=headers, timeout=TIMEOUT_S)
