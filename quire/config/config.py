@@ -65,6 +65,7 @@ class SchedulerSection:
     max_num_partial_prefills: int  # 0: no cap
     max_long_partial_prefills: int  # 0: no cap
     long_prefill_token_threshold: int  # 0: off
+    inter_token_target_s: float  # 0: none
     policy: Literal["fcfs", "priority"]
     preemption_mode: Literal["recompute", "swap"]
     steps_in_flight: int

@@ -69,7 +69,7 @@ class ModelOptions:
     """Work with token ids only: no tokenizer is loaded, no text is made."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
-    quantization: Literal["fp8", "fp8_block"] | None = None
+    quantization: Literal["fp8", "fp8_block"] | None = opt(None, short="-q")
     """Make the weights smaller as they are loaded. fp8: 8-bit floats with a scale per output;
     fp8_block: with a scale per 128 x 128 block. None: as the checkpoint has them."""
     dtype: Dtype = "auto"
@@ -170,6 +170,9 @@ class SchedulerOptions:
     long_prefill_token_threshold: int = opt(0, low=0, parse="count")
     """A longer prompt counts as long, and gets at most this many tokens of a step while others
     could use them. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
+    inter_token_target_ms: float | None = opt(None, low=0)
+    """While others wait for their next token, prompts get as much of a step as lets it end in so many
+    milliseconds. 0: no target. Default: 50 in a server, none offline."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None

@@ -34,6 +34,7 @@ from quire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
+INTER_TOKEN_S = 0.05
 LONG_PREFILL = 0.04
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
@@ -75,7 +76,7 @@ def resolve(
     config = EngineConfig(
         model=resolve_model(options, model, plan.shape),
         cache=resolve_cache(options, plan, why),
-        scheduler=resolve_scheduler(options, plan.shape, device, why),
+        scheduler=resolve_scheduler(options, plan.shape, device, why, server=server),
         load=LoadSection(
             format=options.load.load_format,
             download_dir=options.load.download_dir,
@@ -295,7 +296,7 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: Reasons) -> CacheSect
 
 
 def resolve_scheduler(
-    options: Options, shape: Shape, device: DeviceFacts, why: Reasons
+    options: Options, shape: Shape, device: DeviceFacts, why: Reasons, *, server: bool
 ) -> SchedulerSection:
     asked = options.scheduler
     return SchedulerSection(
@@ -306,6 +307,7 @@ def resolve_scheduler(
         max_num_partial_prefills=asked.max_num_partial_prefills,
         max_long_partial_prefills=asked.max_long_partial_prefills,
         long_prefill_token_threshold=_long_prefill(options, shape, why),
+        inter_token_target_s=_pace(options, server, why),
         policy=asked.scheduling_policy,
         preemption_mode=options.cache.preemption_mode,
         steps_in_flight=_depth(options, device, why),
@@ -320,6 +322,23 @@ def _long_prefill(options: Options, shape: Shape, why: Reasons) -> int:
     tokens = max(1, int(shape.max_model_len * LONG_PREFILL))
     reason = f"max_long_partial_prefills needs one: {LONG_PREFILL:.0%} of max_model_len"
     return int(why.add("scheduler.long_prefill_token_threshold", tokens, reason))
+
+
+def _pace(options: Options, server: bool, why: Reasons) -> float:
+    """Seconds that a step with decoding rows is to take at most; 0: as long as it takes."""
+    asked, name = options.scheduler.inter_token_target_ms, "scheduler.inter_token_target_s"
+    if options.scheduler.enable_chunked_prefill is False:
+        if asked:
+            raise ConfigError(
+                "inter_token_target_ms gives prompts in parts, which enable_chunked_prefill=False "
+                f"forbids; got {asked:g}: leave one of them out"
+            )
+        return 0.0
+    if asked is not None:
+        return float(why.add(name, asked / 1e3, "asked for"))
+    if server:
+        return float(why.add(name, INTER_TOKEN_S, "a server: streams wait for their next tokens"))
+    return 0.0
 
 
 def _depth(options: Options, device: DeviceFacts, why: Reasons) -> int:

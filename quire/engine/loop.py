@@ -144,7 +144,9 @@ class Engine:
             return self._ledger.landed(updates, self._clock() - began)
         waited = self._clock() - began
         self._in_flight.popleft()
-        return self._ledger.landed(self._scheduler.apply(plan, result), waited)
+        updates = self._ledger.landed(self._scheduler.apply(plan, result), waited)
+        self._scheduler.learn(*self._ledger.last)
+        return updates
 
 
 class _Failed:

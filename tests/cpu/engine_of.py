@@ -130,6 +130,7 @@ def engine_of(
             max_num_partial_prefills=0,
             max_long_partial_prefills=0,
             long_prefill_token_threshold=threshold,
+            inter_token_target_s=0.0,
             policy=policy,
             preemption_mode=preemption,
             steps_in_flight=depth,

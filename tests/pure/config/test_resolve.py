@@ -175,6 +175,16 @@ def test_a_cap_on_long_prompts_has_a_length_from_which_they_are_long():
     assert run(max_num_partial_prefills=2).config.scheduler.long_prefill_token_threshold == 0
 
 
+def test_a_server_has_a_target_for_the_time_between_tokens():
+    assert run().config.scheduler.inter_token_target_s == 0
+    assert run(server=True).config.scheduler.inter_token_target_s == 0.05
+    assert run(inter_token_target_ms=80).config.scheduler.inter_token_target_s == 0.08
+    assert run(server=True, inter_token_target_ms=0).config.scheduler.inter_token_target_s == 0
+    assert run(server=True, enable_chunked_prefill=False).config.scheduler.inter_token_target_s == 0
+    with pytest.raises(ConfigError, match="inter_token_target_ms"):
+        run(enable_chunked_prefill=False, inter_token_target_ms=80)
+
+
 def test_swap_space_is_taken_only_for_swapping():
     assert run().config.cache.num_host_blocks == 0
     cache = run(preemption_mode="swap", swap_space=1).config.cache

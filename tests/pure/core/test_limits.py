@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.draft import Draft
+from quire.core.limits.pace import LEAST, Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget, WholePrompts
@@ -23,7 +24,19 @@ MAKERS = {
     "chunk": ChunkCap,
     "partial": PartialPrefills,
     "long": lambda k: LongPrefills(k, 5),
+    "pace": lambda k: paced(k, known=False),
+    "pace, known": lambda k: paced(k, known=True),
 }
+
+
+def paced(decoding, *, known):
+    limit = Pace(0.05)
+    if known:
+        limit.learn(0, 0.01)
+        limit.learn(1000, 1000 * 0.04 / 3 + 0.01)
+    limit.take_ones(decoding)
+    return limit
+
 
 wishes = st.lists(
     st.tuples(st.integers(1, 12), st.integers(0, 5), st.booleans()), min_size=1, max_size=8
@@ -158,3 +171,54 @@ def test_short_prompts_do_not_count_as_long_ones():
     assert limit.passing
     assert limit.allow(sequence(prompt=range(9)), 3) == 0
     assert limit.allow(sequence(prompt=range(5)), 3) == 3
+
+
+def prompt_of(tokens):
+    return sequence(prompt=range(tokens), planned=0, state=State.WAITING)
+
+
+def told(limit, rows, prompt_tokens, seconds):
+    """A step of so many decoding rows was planned and landed."""
+    limit.begin(rows + 1)
+    limit.take_ones(rows)
+    limit.learn(prompt_tokens, seconds)
+    limit.begin(rows + 1)
+
+
+def test_prompts_beside_decoding_rows_get_what_the_target_leaves():
+    limit = Pace(0.050)
+    limit.learn(0, 0.010)  # a step that only decodes
+    told(limit, 4, 2000, 0.090)  # 40 us a prompt token
+    assert limit.allow(prompt_of(5000), 5000) == pytest.approx(1000, abs=1)
+    limit.take(prompt_of(600), 600)
+    assert limit.allow(prompt_of(5000), 5000) == pytest.approx(400, abs=1)
+
+
+def test_prompts_get_all_they_want_while_nobody_decodes():
+    limit = Pace(0.050)
+    told(limit, 0, 2000, 0.090)
+    assert limit.allow(prompt_of(5000), 5000) == 5000
+
+
+def test_a_prompt_gets_on_however_slow_the_device_is():
+    limit = Pace(0.050)
+    limit.learn(0, 0.2)
+    told(limit, 1, 100, 1.0)
+    assert limit.allow(prompt_of(5000), 5000) == LEAST
+
+
+def test_a_step_that_stalled_is_soon_forgotten():
+    limit = Pace(0.050)
+    limit.learn(0, 0.010)
+    for seconds in (0.09, 9.0, 0.09, 0.09, 0.09):
+        told(limit, 4, 2000, seconds)
+    assert limit.allow(prompt_of(5000), 5000) > 900
+
+
+def test_a_decoding_row_is_never_held_back():
+    limit = Pace(0.001)
+    told(limit, 4, 2000, 1.0)
+    limit.take(prompt_of(LEAST), LEAST)
+    row = sequence(prompt=range(3), output=[7], planned=3, state=State.RUNNING)
+    assert limit.allow(row, 1) == 1
+    assert limit.allow(prompt_of(9), 9) == 0
