@@ -7,10 +7,10 @@ The only place that knows all parts. Each part is given its section or plain val
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -33,17 +33,16 @@ from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import CacheSpec, Full, Window
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
-from quire.core.limits.pace import Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget, WholePrompts
 from quire.core.order.fifo import Fifo
 from quire.core.order.priority import Priority
-from quire.core.params import SamplingParams
 from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
 from quire.engine import gpu
 from quire.engine.device import DTYPES, device_half
+from quire.engine.front import Check, inputs_of, load_texts
 from quire.engine.loop import Engine
 from quire.engine.receipt import Receipt, table
 from quire.engine.warm import Half
@@ -56,26 +55,37 @@ from quire.models.build import build as build_model
 from quire.models.build import config_of
 from quire.platform import cpu, cuda, kernel_store
 from quire.runner.profile import Trace
-from quire.sampling.processors import LogitsProcessor, load_processors
+from quire.sampling.processors import load_processors
 from quire.text.inputs import InputProcessor
-from quire.text.tokenizer import Tokenizer, load_tokenizer
+from quire.text.tokenizer import Tokenizer
 from quire.weights.files import headers
 from quire.weights.files import resolve as resolve_folder
 
 log = logging.getLogger(__name__)
 
+Texts = Callable[[EngineConfig, Callable[[], Path]], None]
+"""Begins what has to do with text, beside the rest: given the config and how to find the folder of
+the tokenizer."""
+
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """An engine and what its users need beside it."""
+class Bare:
+    """An engine that knows tokens only."""
 
     engine: Engine
     config: EngineConfig
     plan: MemoryPlan
     why: tuple[Why, ...]
+    checks: tuple[Check, ...]  # of sampling parameters, by the logits processors of this engine
+    seconds: dict[str, float]  # what start-up was spent on, in order: quire.engine.receipt
+
+
+@dataclass(frozen=True, slots=True)
+class Built(Bare):
+    """An engine and what its users need beside it."""
+
     tokenizer: Tokenizer | None
     inputs: InputProcessor
-    seconds: dict[str, float]  # what start-up was spent on, in order: quire.engine.receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +100,67 @@ class Described:
 
 def build(options: Options, *, server: bool = False) -> Built:
     """Make everything that `options` asks for. Raises ConfigError, NoRoom or WeightError."""
-    environment = env.read()
+    with _starting(options) as receipt:
+        loading: list[Future[Tokenizer | None]] = []
+
+        def load(config: EngineConfig, folder: Callable[[], Path]) -> None:
+            work = lambda: load_texts(config, None if skipped(config) else folder())  # noqa: E731
+            loading.append(receipt.beside("tokenizer", work))
+
+        bare = _build(options, receipt, server=server, texts=load)
+        tokenizer = loading[0].result()
+        receipt.lap("tokenizer")
+        made = {one.name: getattr(bare, one.name) for one in fields(bare)}
+        made["seconds"] = receipt.seconds()
+        inputs = inputs_of(bare.config, tokenizer, checks=bare.checks)
+        built = Built(**made, tokenizer=tokenizer, inputs=inputs)
+    _say_ready(built, receipt)
+    return built
+
+
+def build_bare(
+    options: Options, found: Callable[[EngineConfig, Path | None], None], *, server: bool = False
+) -> Bare:
+    """Make the engine alone. Text is another process's business: `found` is told, in a thread,
+    the config so far and the folder of the tokenizer. Raises as build() does.
+    """
+    with _starting(options) as receipt:
+
+        def tell(config: EngineConfig, folder: Callable[[], Path]) -> None:
+            work = lambda: found(config, None if skipped(config) else folder())  # noqa: E731
+            told.append(receipt.beside("tokenizer files", work))
+
+        told: list[Future[None]] = []
+        bare = _build(options, receipt, server=server, texts=tell)
+        told[0].result()
+        bare = replace(bare, seconds=receipt.seconds())
+    _say_ready(bare, receipt)
+    return bare
+
+
+def skipped(config: EngineConfig) -> bool:
+    """There is to be no tokenizer."""
+    return config.model.skip_tokenizer_init
+
+
+@contextmanager
+def _starting(options: Options) -> Iterator[Receipt]:
     with Receipt() as receipt:
         if options.device.device != cpu.name:
             receipt.beside("CUDA driver", _know_gpu)
-        found = describe(options, environment)
-        receipt.lap("model files")
-        resolved = decide(found, options, environment, server=server)
-        receipt.lap("config")
-        built = _assemble(found, resolved, options, environment, receipt)
-    for one in built.why:
+        yield receipt
+
+
+def _build(options: Options, receipt: Receipt, *, server: bool, texts: Texts) -> Bare:
+    environment = env.read()
+    found = describe(options, environment)
+    receipt.lap("model files")
+    resolved = decide(found, options, environment, server=server)
+    receipt.lap("config")
+    bare = _assemble(found, resolved, options, environment, receipt, texts)
+    for one in bare.why:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
-    _say_ready(built, receipt)
-    return built
+    return bare
 
 
 def _assemble(
@@ -111,7 +169,8 @@ def _assemble(
     options: Options,
     environment: env.Env,
     receipt: Receipt,
-) -> Built:
+    texts: Texts,
+) -> Bare:
     """The parts, in the order that lets slow ones run beside each other."""
     config, plan, why = resolved
     device = torch_device(config.device.kind)
@@ -121,9 +180,7 @@ def _assemble(
         compilers = _compilers(config, environment)  # first: it has much to read
         opening.append(receipt.beside("CUDA context", lambda: _open_device(device)))
         opening.append(receipt.beside("Triton", lambda: _open_triton(config, environment)))
-    loading = receipt.beside(
-        "tokenizer", lambda: _tokenizer(found.folder, config, options, environment)
-    )
+    texts(config, lambda: _tokenizer_folder(found.folder, config, options, environment))
     held = torch.cuda.memory_allocated(device) if opening else 0
     model = _model(found, config, device)
     receipt.lap("weights")
@@ -143,10 +200,9 @@ def _assemble(
         engine = _engine(config, *started.half, check=environment.check)
     else:
         engine = _engine(config, *half(config), check=environment.check)
-    tokenizer = loading.result()
     receipt.lap("engine")
-    inputs = _inputs(config, tokenizer, processors)
-    return Built(engine, config, plan, why, tokenizer, inputs, receipt.seconds())
+    checks = tuple(one.validate_params for one in processors if hasattr(one, "validate_params"))
+    return Bare(engine, config, plan, why, checks, receipt.seconds())
 
 
 def _measured(why: Why, config: EngineConfig) -> Why:
@@ -169,21 +225,6 @@ def _model(found: Described, config: EngineConfig, device: torch.device) -> Lang
         groups=config.cache.groups,
         progress=config.load.progress,
         seed=config.model.seed,
-    )
-
-
-def _inputs(
-    config: EngineConfig, tokenizer: Tokenizer | None, processors: Sequence[LogitsProcessor]
-) -> InputProcessor:
-    return InputProcessor(
-        tokenizer,
-        max_model_len=config.scheduler.max_model_len,
-        vocab_size=config.model.vocab,
-        eos_ids=config.sampling.eos_ids,
-        defaults=SamplingParams(**config.sampling.defaults),
-        max_logprobs=config.model.max_logprobs,
-        seeds=random.Random(config.model.seed),
-        checks=[one.validate_params for one in processors if hasattr(one, "validate_params")],
     )
 
 
@@ -232,7 +273,7 @@ def _compilers(config: EngineConfig, environment: env.Env) -> Compilers | None:
     return Compilers(folder) if kernel_store.is_empty(folder) else None
 
 
-def _say_ready(built: Built, receipt: Receipt) -> None:
+def _say_ready(built: Bare, receipt: Receipt) -> None:
     config = built.config
     log.info(
         "%s ready in %.2f s: %d blocks of %d tokens; sequences of %d tokens, %.1f of those at once",
@@ -355,8 +396,6 @@ def limits_of(said: SchedulerSection) -> list[Limit]:
     if said.long_prefill_token_threshold:
         limits.append(ChunkCap(said.long_prefill_token_threshold))
     limits += [TokenBudget(said.max_num_batched_tokens), SeatLimit(said.max_num_seqs)]
-    if said.inter_token_target_s:
-        limits.append(Pace(said.inter_token_target_s))
     if not said.chunked_prefill:
         limits.append(WholePrompts(said.max_num_batched_tokens))
     if said.max_num_partial_prefills:
@@ -380,12 +419,11 @@ def _folder(name: str, revision: str | None, options: Options, environment: env.
     )
 
 
-def _tokenizer(
+def _tokenizer_folder(
     folder: Path, config: EngineConfig, options: Options, environment: env.Env
-) -> Tokenizer | None:
+) -> Path:
+    """Where the tokenizer is; it is fetched if it is not the model's own."""
     said = config.model
-    if said.skip_tokenizer_init:
-        return None
-    if options.model.tokenizer is not None or said.tokenizer_revision != said.revision:
-        folder = _folder(said.tokenizer, said.tokenizer_revision, options, environment)
-    return load_tokenizer(folder, said.tokenizer_mode, trust_remote_code=said.trust_remote_code)
+    if options.model.tokenizer is None and said.tokenizer_revision == said.revision:
+        return folder
+    return _folder(said.tokenizer, said.tokenizer_revision, options, environment)

@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from quire.core.snapshot import Snapshot
 from quire.core.stats import SchedulerStats
 from quire.core.types import Request, Update
 from quire.engine.messages import (
@@ -25,6 +26,7 @@ from quire.engine.messages import (
     Answer,
     Beat,
     Call,
+    Carried,
     Dead,
     FromEngine,
     News,
@@ -52,6 +54,22 @@ class Transport(Protocol):
 
     async def stop(self) -> None:
         """End it, and the engine if that is its own."""
+        ...
+
+
+class Observer(Protocol):
+    """Is told what passes a client, synchronously."""
+
+    def opened(self, requests: Sequence[Request]) -> None:
+        """The engine has accepted these; none of their updates was delivered yet."""
+        ...
+
+    def news(self, updates: Sequence[Update]) -> None:
+        """All that came for this process, also of streams that are closed."""
+        ...
+
+    def ended(self, request_id: str, index: int) -> None:
+        """A sequence was ended here, by a stop string: no update follows."""
         ...
 
 
@@ -95,7 +113,7 @@ class Stream:
         """Its text is complete (a stop string): the engine need not go on."""
         if (request_id, index) in self._live:
             self._live.discard((request_id, index))
-            self._client._tell(AbortSequence(request_id, index))
+            self._client._end_sequence(request_id, index)
 
     def close(self) -> None:
         """Abort what has not ended, and end the iteration. Harmless when called again."""
@@ -154,8 +172,10 @@ class EngineClient:
         self.transport = transport
         self.beat = time.monotonic()
         """When the engine last gave a sign of life."""
+        self.observer: Observer | None = None
         self._streams: dict[str, Stream] = {}
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._opening: dict[int, tuple[Request, ...]] = {}  # by the number of their Add
         self._numbers = itertools.count()
         self._asleep: frozenset[str] = frozenset()
         self._dead: EngineDead | None = None
@@ -189,11 +209,17 @@ class EngineClient:
             assert request_id not in self._streams, f"two requests with the id {request_id}"
             self._streams[request_id] = stream
         try:
-            await self._ask(lambda number: Add(number, travelling))
+            await self._ask(lambda number: self._adding(number, all_of_them, travelling))
         except BaseException:
             stream.close()  # also when the caller gave up while we waited
             raise
         return stream
+
+    def _adding(
+        self, number: int, requests: tuple[Request, ...], travelling: list[Carried]
+    ) -> ToEngine:
+        self._opening[number] = requests
+        return Add(number, travelling)
 
     def end_streams(self, error: EngineError) -> None:
         """Abort everything that is open; each stream raises `error`. New ones may be opened."""
@@ -218,6 +244,10 @@ class EngineClient:
     async def stats(self) -> SchedulerStats:
         """Counts of the scheduler, between two steps."""
         return await self._call(SchedulerStats, "stats")
+
+    async def snapshot(self, rows: int = 0, blocks: bool = False) -> Snapshot:
+        """The engine at this moment: the first so many rows, and the map of blocks if asked for."""
+        return await self._call(Snapshot, "snapshot", rows, blocks)
 
     async def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
         """Forget cached prefixes. False if blocks are in use. reset_running: end all first."""
@@ -288,6 +318,11 @@ class EngineClient:
         finally:
             self._asked.pop(number, None)
 
+    def _end_sequence(self, request_id: str, index: int) -> None:
+        self._tell(AbortSequence(request_id, index))
+        if self.observer is not None:
+            self.observer.ended(request_id, index)
+
     def _tell(self, message: ToEngine) -> None:
         if self._dead is None:
             self.transport.send(message)
@@ -303,6 +338,8 @@ class EngineClient:
         if isinstance(message, News):
             for answer in message.answers:
                 self._settle(answer)
+            if self.observer is not None and message.updates:
+                self.observer.news(message.updates)
             streams = self._streams
             for update in message.updates:
                 stream = streams.get(update.request_id)
@@ -314,6 +351,9 @@ class EngineClient:
             self._die(EngineDead(message.why))
 
     def _settle(self, answer: Answer) -> None:
+        opened = self._opening.pop(answer.number, None)
+        if opened is not None and answer.fault is None and self.observer is not None:
+            self.observer.opened(opened)
         reply = self._asked.get(answer.number)
         if reply is None or reply.done():
             return  # who asked has gone

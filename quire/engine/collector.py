@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 GROWTH = 50_000
 """Objects more than before, after which young ones are looked at."""
+NEVER = 1 << 30
 
 
 @contextmanager
@@ -26,3 +27,22 @@ def seldom() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(first, *rest)
+
+
+def freeze() -> None:
+    """What start-up made stays: no collection need look at it again."""
+    gc.collect()  # first: what is garbage now would stay for ever
+    gc.freeze()
+
+
+def hold_back() -> None:
+    """For a process that only serves: freeze, and let full collections come by collect() alone."""
+    freeze()
+    first, second, _ = gc.get_threshold()
+    if first:  # 0: somebody switched it off
+        gc.set_threshold(max(first, GROWTH), second, NEVER)
+
+
+def collect() -> None:
+    """Look at everything, now that there is time."""
+    gc.collect()

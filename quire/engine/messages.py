@@ -37,7 +37,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
 # -- to the engine ------------------------------------------------------------------------------
 
 
-class Hello(Message):
+class Hello(Message, frozen=True):
     protocol: int
     name: str  # who asks, for the log
 
@@ -60,23 +60,23 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     timed: bool
 
 
-class Add(Message):
+class Add(Message, frozen=True):
     """Run these, all or none."""
 
     number: int
     requests: list[Carried]
 
 
-class Abort(Message):
+class Abort(Message, frozen=True):
     request_ids: list[str]
 
 
-class AbortSequence(Message):
+class AbortSequence(Message, frozen=True):
     request_id: str
     index: int
 
 
-class Call(Message):
+class Call(Message, frozen=True):
     """Call one of the service's methods by name, between two steps."""
 
     number: int
@@ -90,7 +90,7 @@ ToEngine = Hello | Add | Abort | AbortSequence | Call
 # -- from the engine ----------------------------------------------------------------------------
 
 
-class Ready(Message):
+class Ready(Message, frozen=True):
     protocol: int
 
 
@@ -111,20 +111,20 @@ class Answer(msgspec.Struct, array_like=True, frozen=True):
     fault: Fault | None = None
 
 
-class News(Message):
+class News(Message, frozen=True):
     """All that one turn has for one asker."""
 
     updates: list[Update]
     answers: list[Answer]
 
 
-class Beat(Message):
+class Beat(Message, frozen=True):
     """The engine lives. asleep: what of it sleeps, see quire.engine.sleep."""
 
     asleep: tuple[str, ...]
 
 
-class Dead(Message):
+class Dead(Message, frozen=True):
     why: str
 
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from quire.core.stats import SchedulerStats
 from quire.core.types import Request, Update
 from quire.engine import sleep
+from quire.engine.front import Check
 from quire.engine.loop import Engine
 from quire.engine.messages import (
     PROTOCOL,
@@ -66,8 +67,9 @@ class _Owned:
 class Service:
     """Serves any number of senders over one engine. Called by one thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, checks: Iterable[Check] = ()) -> None:
         self.engine = engine
+        self._checks = tuple(checks)  # of logits processors, which live where the engine does
         self._boxes: dict[Any, _Box] = {}
         self._owned: dict[str, _Owned] = {}
         self._asleep: frozenset[str] = frozenset()
@@ -76,6 +78,7 @@ class Service:
         self._calls: dict[str, Callable[..., Any]] = {
             "stats": self._stats,
             "check": engine.check,
+            "snapshot": engine.snapshot,
             "abort_named": self._abort_named,
             "reset_prefix_cache": self._reset_prefix_cache,
             "wake_up": self._wake_up,
@@ -149,6 +152,13 @@ class Service:
             raise
 
     def _add_one(self, box: _Box, request: Request) -> None:
+        for check in self._checks:
+            try:
+                check(request.params)
+            except RequestError:
+                raise
+            except ValueError as error:
+                raise RequestError(str(error), param="extra_args") from error
         self.engine.add(request)
         self._owned[request.id] = _Owned(box, request.n)
 

@@ -6,7 +6,6 @@ them. Owns the table of running requests; a request leaves it with its last outp
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,7 @@ from quire.config.environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Update
 from quire.engine.build import Built, build
+from quire.engine.collector import freeze
 from quire.errors import RequestError, Unsupported
 from quire.outputs import RequestOutput
 from quire.text.assemble import Assembler
@@ -48,8 +48,7 @@ class LLMEngine:
     """Requests and their outputs over a built engine."""
 
     def __init__(self, built: Built) -> None:
-        gc.collect()  # first: what is garbage now, an engine before this one, would stay for ever
-        gc.freeze()  # what start-up made stays: looking through it again and again takes a sixth
+        freeze()  # looking through what start-up made again and again takes a sixth
         self.built = built
         self.engine = built.engine
         self.inputs = built.inputs

@@ -14,8 +14,9 @@ import httpx
 import openai
 import pytest
 
-from quire.cli.serve import _listener, main
+from quire.cli.serve import main
 from quire.errors import ConfigError
+from quire.server import listen
 from quire.server.options import ServerOptions
 
 
@@ -119,13 +120,13 @@ def test_a_taken_port_is_told_before_anything_is_loaded():
 
 def test_a_unix_socket_is_taken_over_from_the_dead_only(tmp_path):
     options = ServerOptions(uds=str(tmp_path / "s"))
-    first = _listener(options)
+    (first,) = listen.take(options)
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
     first.listen()
     with pytest.raises(ConfigError, match="another server"):
-        _listener(options)
+        listen.take(options)
     first.close()
-    _listener(options).close()
+    listen.take(options)[0].close()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,206 @@
+"""What processes of one server say to each other besides requests: start, ready, stop.
+
+A link is one end of a socket pair whose other end only one other process has. So a link that ends
+means that the process over there is gone, however it went: kill -9 included. Words are JSON lines.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.config.config import EngineConfig
+from quire.engine.messages import Fault
+
+GRACE_S = 5.0
+"""Time to end by oneself before one is killed."""
+
+W = TypeVar("W", bound="Word")
+
+
+class Word(msgspec.Struct, tag=True, frozen=True, kw_only=True):
+    """Base of all."""
+
+
+class RunEngine(Word, frozen=True):
+    """To an engine process: its orders."""
+
+    options: dict[str, Any]  # of quire.config.options, flat, as far as they were changed
+    folder: str  # where its socket goes; removed with everything in it
+    log_level: str
+    log_style: str = "text"
+    server: bool = True
+
+
+class Found(Word, frozen=True):
+    """From an engine process: the model is found, and its weights are being read.
+
+    tokenizer: its folder; None if there is to be none. config: but for the number of blocks.
+    """
+
+    config: EngineConfig
+    tokenizer: str | None
+
+
+class Built(Word, frozen=True):
+    """From an engine process: it takes requests."""
+
+    config: EngineConfig
+    seconds: dict[str, float]  # what its start was spent on: quire.engine.receipt
+
+
+class RunServer(Word, frozen=True):
+    """To an API process: its orders. sockets: file descriptors it was started with."""
+
+    options: dict[str, Any]  # of quire.server.options
+    folder: str
+    index: int
+    count: int
+    sockets: list[int]
+    log_level: str
+
+
+class Listening(Word, frozen=True):
+    """From an API process: it answers. welcome: what to tell people."""
+
+    welcome: str
+
+
+class Failed(Word, frozen=True):
+    """From any: it cannot do what it was started for."""
+
+    fault: Fault
+
+
+class Died(Word, frozen=True):
+    """To an API process: the engine is gone, or other parts of the server are."""
+
+    why: str
+
+
+class Stop(Word, frozen=True):
+    """To any: end well, now."""
+
+
+Any_ = RunEngine | Found | Built | RunServer | Listening | Failed | Died | Stop
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    raise TypeError(f"{value!r} works in one process only")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
+_decoder: msgspec.json.Decoder[Any_] = msgspec.json.Decoder(Any_)
+
+
+class Link:
+    """One end. Not for several threads at a time."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+        self._rest = b""
+
+    @classmethod
+    def pair(cls) -> tuple[Link, socket.socket]:
+        """A link, and the end to give away."""
+        ours, theirs = socket.socketpair()
+        return cls(ours), theirs
+
+    @classmethod
+    def inherited(cls, fd: int) -> Link:
+        """The end that this process was started with."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, word: Word) -> None:
+        """Say something; to one who is gone, nothing. Raises TypeError for what cannot travel."""
+        line = _encoder.encode(word) + b"\n"
+        try:
+            self._socket.sendall(line)
+        except OSError:
+            return  # whoever reads our end will be told that it is gone
+
+    def receive(self, timeout: float | None = None) -> Any_ | None:
+        """The next word, waited for. None: the other end is gone. Raises TimeoutError."""
+        self._socket.settimeout(timeout)
+        while b"\n" not in self._rest:
+            if not self._more():
+                return None
+        line, _, self._rest = self._rest.partition(b"\n")
+        return _decoder.decode(line)
+
+    def _more(self) -> bool:
+        try:
+            data = self._socket.recv(1 << 16)
+        except (ConnectionError, InterruptedError):
+            return False
+        self._rest += data
+        return bool(data)
+
+    @property
+    def has_word(self) -> bool:
+        """receive() has a word already, without reading the socket."""
+        return b"\n" in self._rest
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+# Child processes see the modules that we see, whatever the folder they are started in.
+_BOOT = """
+import importlib, json, sys
+path, module, fd = sys.argv[1:4]
+sys.path[:] = json.loads(path)
+sys.exit(importlib.import_module(module).main(int(fd)))
+"""
+
+
+class Child:
+    """A process of ours and the link to it."""
+
+    def __init__(
+        self,
+        module: str,
+        *,
+        env: Mapping[str, str] | None = None,
+        sockets: Sequence[socket.socket] = (),
+    ) -> None:
+        """Start `main(fd of the link)` of a module, with some of our sockets."""
+        self.link, theirs = Link.pair()
+        path = msgspec.json.encode(sys.path).decode()
+        fds = [theirs.fileno(), *(one.fileno() for one in sockets)]
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BOOT, path, module, str(theirs.fileno())],
+                pass_fds=fds,
+                env=env,
+                stdin=subprocess.DEVNULL,
+            )
+
+    def stop(self, timeout: float = GRACE_S) -> int:
+        """Have it end; kill it if it does not in time. Its exit status."""
+        if self.process.poll() is None:
+            self.link.send(Stop())
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            status = self.kill()
+        self.link.close()
+        return status
+
+    def kill(self) -> int:
+        """End it at once."""
+        self.process.kill()
+        return self.process.wait()

@@ -1,0 +1,178 @@
+"""The engine in a process of its own: one thread, which reads what was asked, makes a step, and
+tells. Started by quire.engine.spawn; ends when it is told to, or when its starter is gone.
+
+While there are steps to make the socket is only looked at between them; while there are none the
+thread sleeps in it, and wakes once a second to say that it lives. Nothing else in this process runs
+Python, so no step waits for the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire.config.config import EngineConfig
+from quire.config.environment import start_process
+from quire.config.options import Options
+from quire.engine import collector, wire
+from quire.engine.build import build_bare
+from quire.engine.link import Built, Failed, Found, Link, RunEngine, Stop
+from quire.engine.messages import Answer, Dead, News, fault_of
+from quire.engine.remote import address
+from quire.engine.service import Service
+from quire.engine.thread import BEAT_S
+from quire.errors import QuireError, RequestError
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_MS = 1000
+"""How long the last messages may take to leave."""
+
+
+def main(fd: int) -> int:
+    """Run one engine, as told over the link; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for who started us: that one ends us
+    link = Link.inherited(fd)
+    orders = link.receive()
+    if not isinstance(orders, RunEngine):
+        return 1
+    _name_process()
+    start_process(level=orders.log_level, style=orders.log_style)  # type: ignore[arg-type]
+    starter = Starter(link, orders.folder)
+    try:
+        server = EngineServer(orders, link, starter)
+    except QuireError as error:
+        link.send(Failed(fault=fault_of(error)))
+        return 1
+    return server.run()
+
+
+def _name_process() -> None:
+    """For `ps` and `top`."""
+    try:
+        Path("/proc/self/comm").write_text("quire-engine")
+    except OSError:
+        return
+
+
+class Starter:
+    """Watches who started us, in a thread that sleeps: a start and a step may take long.
+
+    Told to stop, the socket `wake` becomes readable. Without a starter this process ends at once,
+    and takes its folder along.
+    """
+
+    def __init__(self, link: Link, folder: str) -> None:
+        self.wake, self._bell = socket.socketpair()
+        self.stopping = False
+        self._link = link
+        self._folder = folder
+        threading.Thread(target=self._watch, name="quire-starter", daemon=True).start()
+
+    def _watch(self) -> None:
+        while (word := self._link.receive()) is not None:
+            if isinstance(word, Stop):
+                self.stopping = True
+                self._bell.send(b"!")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(1)
+
+
+class EngineServer:
+    """A Service at a ZeroMQ ROUTER socket."""
+
+    def __init__(self, orders: RunEngine, link: Link, starter: Starter) -> None:
+        self._starter = starter
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)  # a full queue would drop what a client waits for
+        self._socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+        self._socket.bind(address(orders.folder))
+
+        def found(config: EngineConfig, tokenizer: Path | None) -> None:
+            link.send(Found(config=config, tokenizer=None if tokenizer is None else str(tokenizer)))
+
+        bare = build_bare(Options.of(orders.options), found, server=orders.server)
+        self._service = Service(bare.engine, bare.checks)
+        self._beat_due = 0.0
+        self._busy = True  # since the last time there was nothing to do
+        collector.hold_back()
+        link.send(Built(config=bare.config, seconds=bare.seconds))
+
+    def run(self) -> int:
+        """Serve until told to stop; the exit status."""
+        status = 0
+        try:
+            while not self._starter.stopping:
+                self._wait()
+                self._read_inbox()
+                for sender, news in self._service.turn():
+                    self._send(sender, news)
+                self._beat()
+            self._service.engine.shutdown()
+        except Exception as error:
+            log.exception("the engine died")
+            self._tell_all(Dead(f"the engine died: {type(error).__name__}: {error}"))
+            status = 1
+        self._socket.close()
+        self._context.term()
+        return status
+
+    def _wait(self) -> None:
+        """Sleep if there is nothing to do, until there is or a sign of life is due."""
+        if not self._service.idle:
+            self._busy = True
+            return
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._starter.wake, zmq.POLLIN)
+        left = max(self._beat_due - time.monotonic(), 0.0)
+        if not poller.poll(int(left * 1000) + 1) and self._busy:
+            self._busy = False
+            collector.collect()
+
+    def _read_inbox(self) -> None:
+        """Obey what was said since the step before."""
+        while True:
+            try:
+                sender, *data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._obey(sender, data[-1] if data else b"")
+
+    def _obey(self, sender: bytes, data: bytes) -> None:
+        try:
+            message = wire.to_engine(data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            log.warning("cannot read what %s says: %s", sender.decode(errors="replace"), error)
+            number = wire.number_in(data)
+            if number is not None:
+                fault = fault_of(RequestError(f"the engine cannot read the request: {error}"))
+                self._send(sender, News([], [Answer(number, fault=fault)]))
+            return
+        answer = self._service.obey(sender, message)
+        if answer is not None:
+            self._send(sender, answer)
+
+    def _send(self, sender: bytes, message: News | object) -> None:
+        self._socket.send_multipart((sender, wire.encode(message)))  # type: ignore[arg-type]
+
+    def _tell_all(self, message: object) -> None:
+        for sender in self._service.senders():
+            self._send(sender, message)
+
+    def _beat(self) -> None:
+        now = time.monotonic()
+        if now >= self._beat_due:
+            self._beat_due = now + BEAT_S
+            self._tell_all(self._service.beat())

@@ -1,0 +1,125 @@
+"""The engine's process, seen from a process that speaks to people: a transport over ZeroMQ.
+
+A DEALER socket, read by the event loop itself: no thread of Python's runs beside it. The one thing
+to know: ZeroMQ's file descriptor tells of changes and not of states, so whoever was told reads
+until there is nothing left, and whoever sends looks once more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire.engine import wire
+from quire.engine.link import Died, Link, Stop
+from quire.engine.messages import PROTOCOL, FromEngine, Hello, ToEngine
+from quire.errors import EngineDead
+
+log = logging.getLogger(__name__)
+
+AT_ONCE = 64
+"""Messages that are read before others on the event loop have their turn."""
+
+
+def address(folder: str | Path) -> str:
+    """Where the engine of this folder listens."""
+    return f"ipc://{folder}/engine"
+
+
+class EngineSocket:
+    """A transport: carries messages between an EngineClient and an engine's process.
+
+    link: tells of the death of the engine (a Died word), and by its own end of that of whoever
+    holds the other. Without one, nobody tells.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        name: str,
+        link: Link | None = None,
+        *,
+        on_stop: Callable[[], None] | None = None,
+        gone: str = "the engine's process is gone",
+    ) -> None:
+        self._address = address(folder)
+        self._name = name
+        self._link = link
+        self._on_stop = on_stop
+        self._gone = gone
+        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+
+    def start(
+        self, deliver: Callable[[FromEngine], None], die: Callable[[EngineDead], None]
+    ) -> None:
+        """Begin. deliver and die are called on the running event loop."""
+        assert self._context is None, "start() was called twice"
+        self._loop = asyncio.get_running_loop()
+        self._deliver, self._die = deliver, die
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, self._name.encode())
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.set_hwm(0)  # a queue that is full would drop or block; neither may be
+        self._socket.setsockopt(zmq.RECONNECT_IVL, 10)
+        self._socket.connect(self._address)
+        self._loop.add_reader(self._socket.FD, self._read)
+        if self._link is not None:
+            self._loop.add_reader(self._link.fileno(), self._listen)
+        self.send(Hello(PROTOCOL, self._name))
+
+    def send(self, message: ToEngine) -> None:
+        """Raises RequestError for what cannot travel."""
+        if self._context is None:
+            return
+        self._socket.send(wire.encode(message), zmq.NOBLOCK)
+        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # sending has used up the sign that there is news
+            self._loop.call_soon(self._read)
+
+    async def stop(self) -> None:
+        """Hang up. The process goes on: whoever started it ends it."""
+        if self._context is None:
+            return
+        self._loop.remove_reader(self._socket.FD)
+        if self._link is not None:
+            self._loop.remove_reader(self._link.fileno())
+        self._socket.close()
+        self._context.term()
+        self._context = None
+
+    def _read(self) -> None:
+        if self._context is None:
+            return
+        for _ in range(AT_ONCE):
+            try:
+                data = self._socket.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                message = wire.from_engine(data)
+            except msgspec.DecodeError as error:
+                log.error("cannot read what the engine says: %s", error)  # noqa: TRY400 no trace
+                self._die(EngineDead(f"the engine speaks another language: {error}"))
+                return
+            self._deliver(message)
+        self._loop.call_soon(self._read)
+
+    def _listen(self) -> None:
+        """A word came over the link, or its end."""
+        assert self._link is not None
+        word = self._link.receive()
+        while word is not None:
+            if isinstance(word, Died):
+                self._die(EngineDead(word.why))
+            elif isinstance(word, Stop) and self._on_stop is not None:
+                self._on_stop()
+            if not self._link.has_word:
+                return
+            word = self._link.receive()
+        self._loop.remove_reader(self._link.fileno())
+        self._die(EngineDead(self._gone))

@@ -1,0 +1,74 @@
+"""Starts an engine's process, and ends it so that nothing is left behind.
+
+Light: imports no torch, so that the process may be started before anything else is imported and
+both get ready side by side.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+from quire.config.options import Options
+from quire.engine.link import Any_, Built, Child, Failed, Found, RunEngine
+from quire.engine.messages import error_of
+from quire.errors import ConfigError, EngineDead
+
+STOP_S = 10.0
+"""Time for an engine to end its step and let go of its device."""
+
+
+class EngineProcess:
+    """An engine's process and the folder of its socket. Whoever made it calls stop()."""
+
+    def __init__(
+        self, options: Options, *, log_level: str, log_style: str = "text", server: bool = False
+    ) -> None:
+        self.folder = tempfile.mkdtemp(prefix="quire-")  # 0700: nobody else may speak to the engine
+        orders = RunEngine(
+            options=dict(options.changed()),
+            folder=self.folder,
+            log_level=log_level,
+            log_style=log_style,
+            server=server,
+        )
+        self.child = Child("quire.engine.process")
+        try:
+            self.child.link.send(orders)
+        except TypeError as error:
+            self.stop()
+            raise ConfigError(
+                f"an option cannot be sent to the engine's process: {error}"
+            ) from None
+
+    def found(self) -> Found:
+        """Wait until the model is found. Raises what went wrong there: ConfigError, NoRoom ..."""
+        word = self._next()
+        assert isinstance(word, Found), word
+        return word
+
+    def built(self) -> Built:
+        """Wait until it takes requests. Raises what went wrong there."""
+        word = self._next()
+        assert isinstance(word, Built), word
+        return word
+
+    def _next(self) -> Any_:
+        word = self.child.link.receive()
+        if isinstance(word, Failed):
+            raise error_of(word.fault)
+        if word is None:
+            status = self.child.process.wait()
+            raise EngineDead(f"the engine's process ended while it started: {ended(status)}")
+        return word
+
+    def stop(self, timeout: float = STOP_S) -> int:
+        """End it; its exit status. Harmless when called again."""
+        status = self.child.stop(timeout)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        return status
+
+
+def ended(status: int) -> str:
+    """An exit status in words."""
+    return f"killed by signal {-status}" if status < 0 else f"exit status {status}"

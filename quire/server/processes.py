@@ -1,0 +1,280 @@
+"""An API process: uvicorn and the app, over an engine in another process.
+
+Started by quire.server.supervisor while the engine's process reads the weights: what is imported
+above main() is imported meanwhile. It ends when it is told to, or when its starter is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import shlex
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+import quire
+from quire.config.config import EngineConfig
+from quire.config.environment import start_process
+from quire.engine import collector
+from quire.engine.client import EngineClient
+from quire.engine.front import inputs_of, load_texts
+from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer
+from quire.engine.messages import fault_of
+from quire.engine.remote import EngineSocket
+from quire.errors import EngineDead, EngineError, QuireError
+from quire.server import heads, listen
+from quire.server.app import create_app
+from quire.server.options import ServerOptions
+from quire.server.services import Services
+from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+LAST_WORDS_S = 2
+"""Time to send the last event of requests that were ended."""
+REFRESH_S = 1.0
+"""How often TLS files are looked at, if they may change."""
+
+
+def main(fd: int) -> int:
+    """Serve as told over the link; the exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # meant for who started us: that one ends us
+    link = Link.inherited(fd)
+    orders = link.receive()
+    if not isinstance(orders, RunServer):
+        return 1
+    options = msgspec.convert(orders.options, ServerOptions)
+    _name_process()
+    start_process(level=orders.log_level, style=options.log_format)
+    try:
+        built = _prepare(link)
+        if built is None:
+            return 0
+        return Serving(orders, options, link, *built).run()
+    except QuireError as error:
+        link.send(Failed(fault=fault_of(error)))
+        return 1
+
+
+def _name_process() -> None:
+    """For `ps` and `top`."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("quire-api")
+
+
+def _prepare(link: Link) -> tuple[EngineConfig, Tokenizer | None] | None:
+    """Wait for the engine, and load the tokenizer meanwhile. None: it is over already."""
+    found = link.receive()
+    if not isinstance(found, Found):
+        return None
+    tokenizer = load_texts(found.config, None if found.tokenizer is None else Path(found.tokenizer))
+    built = link.receive()
+    return (built.config, tokenizer) if isinstance(built, Built) else None
+
+
+class Serving:
+    """The server and what it needs to end well."""
+
+    def __init__(
+        self,
+        orders: RunServer,
+        options: ServerOptions,
+        link: Link,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self._options = options
+        self._link = link
+        self._listener = socket.socket(fileno=orders.sockets[0])
+        self._dead: EngineDead | None = None
+        transport = EngineSocket(
+            orders.folder,
+            f"api-{orders.index}",
+            link,
+            on_stop=self._stop,
+            gone="the server's first process is gone",
+        )
+        client = EngineClient(transport, on_death=self._on_death)
+        self._services = services_of(config, tokenizer, options, client, orders=orders)
+        self._server = Server(
+            uvicorn_config(options, self._services), ready=self._announce, ending=self._end
+        )
+
+    def run(self) -> int:
+        """Serve until told to stop; the exit status."""
+        if self._options.access_log:
+            _show_access_log(self._options.disable_access_log_for_endpoints)
+        self._server.run([self._listener])
+        return 1 if self._dead is not None or not self._server.started else 0
+
+    def _stop(self) -> None:
+        self._server.should_exit = True
+
+    def _on_death(self, dead: EngineDead) -> None:
+        self._dead = dead
+        self._server.should_exit = True
+
+    async def _end(self) -> None:
+        """When running requests have had their time, tell them so: no stream just breaks off."""
+        await asyncio.sleep(self._options.shutdown_timeout)
+        self._services.engine.end_streams(EngineError("the server is shutting down"))
+
+    def _announce(self) -> None:
+        if self._options.enable_ssl_refresh:
+            self._refreshing = asyncio.create_task(refresh_tls(self._server.config, self._options))
+        collector.hold_back()
+        self._link.send(Listening(welcome=welcome(self._services, self._options, self._listener)))
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server; says when it is ready and when it begins to end. Signals are not its."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        ready: Callable[[], None],
+        ending: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        super().__init__(config)
+        self._ready = ready
+        self._ending = ending
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._ending())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+
+def uvicorn_config(options: ServerOptions, services: Services) -> uvicorn.Config:
+    """What the options mean to uvicorn."""
+    return uvicorn.Config(
+        create_app(services),
+        http=heads.protocol(options),
+        ws="none",
+        log_config=None,
+        log_level=options.uvicorn_log_level,
+        access_log=options.access_log,
+        root_path=options.root_path,
+        timeout_keep_alive=options.keep_alive_timeout,
+        timeout_graceful_shutdown=options.shutdown_timeout + LAST_WORDS_S,
+        lifespan="on",
+        server_header=False,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
+        ssl_ciphers=options.ssl_ciphers or "DEFAULT",
+    )
+
+
+def services_of(
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+    options: ServerOptions,
+    client: EngineClient,
+    *,
+    orders: RunServer,
+) -> Services:
+    """What routes need, from an engine that is ready."""
+    return Services(
+        engine=client,
+        inputs=inputs_of(config, tokenizer, process=orders.index),
+        tokenizer=tokenizer,
+        chat_template=config.model.chat_template,
+        names=config.model.served_names,
+        max_model_len=config.scheduler.max_model_len,
+        options=options,
+        defaults=config.sampling.defaults,
+        has_priorities=config.scheduler.policy == "priority",
+        root=config.model.name,
+        dtype=config.model.dtype,
+        _numbers=itertools.count(orders.index, orders.count),  # no id twice in one engine
+    )
+
+
+def welcome(services: Services, options: ServerOptions, listener: socket.socket) -> str:
+    """What to print when the server is ready, with a command that works as it stands."""
+    base = listen.shown(options, listener)
+    has_template = services.tokenizer is not None and bool(
+        services.chat_template or services.tokenizer.templates
+    )
+    path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
+    if has_template:
+        ask = {"role": "user", "content": "What is the capital of France?"}
+        path, body = "/v1/chat/completions", {"messages": [ask]}
+    words = ["curl", f"{base}{path}", "-H", "Content-Type: application/json"]
+    if options.uds is not None:
+        words[1:1] = ["--unix-socket", options.uds]
+    if options.ssl_certfile is not None:
+        words[1:1] = ["--cacert", options.ssl_certfile]
+    if options.api_key:
+        words += ["-H", "Authorization: Bearer YOUR_KEY"]
+    words += ["-d", json.dumps({"model": services.names[0], **body})]
+    return (
+        f"quire {quire.__version__} serves {services.names[0]} on {base} "
+        f"(OpenAI API under /v1, routes at /docs). Try:\n  {shlex.join(words)}"
+    )
+
+
+async def refresh_tls(config: uvicorn.Config, options: ServerOptions) -> None:
+    """Load the TLS files again whenever one of them has changed, for ever."""
+    paths = [options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs]
+    known = [_changed(path) for path in paths]
+    while True:
+        await asyncio.sleep(REFRESH_S)
+        now = [_changed(path) for path in paths]
+        if now == known or config.ssl is None:
+            continue
+        try:
+            listen.load_tls(config.ssl, options)
+        except (OSError, ValueError) as error:  # half of it is written: the next look may do
+            log.warning("cannot use the new TLS files yet, going on with the old: %s", error)
+            continue
+        known = now
+        log.info("the TLS files have changed: new connections use them")
+
+
+def _changed(path: str | None) -> tuple[int, int, int] | None:
+    """What differs when a file was written or replaced; a link's target counts."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _show_access_log(hidden: tuple[str, ...]) -> None:
+    access = logging.getLogger("uvicorn.access")
+    access.setLevel(logging.INFO)
+
+    def shown(record: logging.LogRecord) -> bool:
+        args = record.args
+        path = str(args[2]).partition("?")[0] if isinstance(args, tuple) and len(args) > 2 else ""
+        return path not in hidden
+
+    access.addFilter(shown)

@@ -1,0 +1,193 @@
+"""`quire serve` as a whole: one engine process, one or more API processes, and this one, which
+starts them, hears signals, and sees to it that all end together and nothing stays behind.
+
+It imports neither torch nor the server, so that the others are started at once and get ready side
+by side. The one idea: it holds a link to each of them. A link that ends means that its process is
+gone; and when this process is gone, however it went, theirs end and they go too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import selectors
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from quire.config.options import Options
+from quire.engine.link import Any_, Built, Child, Died, Failed, Found, Listening, RunServer, Stop
+from quire.engine.messages import error_of
+from quire.engine.spawn import EngineProcess, ended
+from quire.server.options import ServerOptions
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""Beyond the time that requests have, for what ends to end; then it is killed."""
+
+
+class Supervisor:
+    """All processes of one server."""
+
+    def __init__(
+        self,
+        options: Options,
+        server_options: ServerOptions,
+        listeners: list[socket.socket],
+        *,
+        log_level: str,
+    ) -> None:
+        self._options = server_options
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._stopping = False
+        self._deadline: float | None = None
+        self._status = 0
+        self._built = False
+        self._welcome: dict[Child, str] = {}
+        self.engine = EngineProcess(
+            options, log_level=log_level, log_style=server_options.log_format, server=True
+        )
+        self.api = [self._start_api(index, one, log_level) for index, one in enumerate(listeners)]
+        for one in listeners:
+            one.close()  # theirs now
+
+    def _start_api(self, index: int, listener: socket.socket, log_level: str) -> Child:
+        child = Child("quire.server.processes", sockets=[listener])
+        orders = RunServer(
+            options=dataclasses.asdict(self._options),
+            folder=self.engine.folder,
+            index=index,
+            count=self._options.api_server_count,
+            sockets=[listener.fileno()],
+            log_level=log_level,
+        )
+        child.link.send(orders)
+        return child
+
+    def run(self) -> int:
+        """Until all has ended; the exit status. Raises what kept the server from starting."""
+        with self._hearing_signals() as ear:
+            self._selector.register(ear, selectors.EVENT_READ, None)
+            for child in (self.engine.child, *self.api):
+                self._selector.register(child.link.fileno(), selectors.EVENT_READ, child)
+            try:
+                while self._living():
+                    self._turn(ear)
+            finally:
+                self._clean_up()
+        return self._status
+
+    def _living(self) -> list[Child]:
+        watched = self._selector.get_map().values()
+        return [key.data for key in watched if key.data in self.api]
+
+    def _turn(self, ear: socket.socket) -> None:
+        left = None if self._deadline is None else self._deadline - time.monotonic()
+        for key, _ in self._selector.select(left):
+            if key.data is None:
+                ear.recv(64)
+                self._on_signals()
+            else:
+                self._hear(key.data)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            log.error("what runs did not end in time: it is killed")
+            self._kill()
+
+    def _hear(self, child: Child) -> None:
+        word = child.link.receive()
+        if word is None:
+            self._selector.unregister(child.link.fileno())
+            self._lost(child)
+            return
+        if isinstance(word, Failed):
+            raise error_of(word.fault)
+        if isinstance(word, Listening):
+            self._listening(child, word.welcome)
+        elif isinstance(word, (Found, Built)):
+            self._built |= isinstance(word, Built)
+            self._tell_api(word)
+
+    def _listening(self, child: Child, welcome: str) -> None:
+        self._welcome[child] = welcome
+        if len(self._welcome) == len(self.api):
+            print(welcome, flush=True)  # noqa: T201 what people wait for
+
+    def _tell_api(self, word: Any_) -> None:
+        for child in self.api:
+            child.link.send(word)
+
+    # -- ends -----------------------------------------------------------------------------------
+
+    def _on_signals(self) -> None:
+        """The first asks for an end, and a second Ctrl-C for one at once."""
+        numbers, self._signals = self._signals, []
+        if self._stopping and signal.SIGINT in numbers:
+            self._kill()
+        elif numbers:
+            self._end()
+
+    def _lost(self, child: Child) -> None:
+        """A process is gone. That of itself is right only when all are ending."""
+        status = child.process.wait()
+        if self._stopping and not status:
+            return
+        name = "the engine's process" if child is self.engine.child else "an API process"
+        why = f"{name} ended: {ended(status)}"
+        if not self._status:
+            log.error("%s", why)
+        self._status = 1
+        if child is self.engine.child:
+            self._tell_api(Died(why=why))
+        self._end()
+
+    def _end(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._deadline = time.monotonic() + self._options.shutdown_timeout + GRACE_S
+        self._tell_api(Stop())
+        if not self._built:
+            self.engine.child.process.kill()  # nothing runs there yet, and a start takes long
+
+    def _kill(self) -> None:
+        for child in self.api:
+            if child.process.poll() is None:
+                child.process.kill()
+        self._status = 1
+
+    def _clean_up(self) -> None:
+        if not self._built or self._status:
+            self.engine.child.process.kill()
+        for child in self.api:
+            child.stop(0.0 if self._living() else GRACE_S)
+        status = self.engine.stop()
+        if status and not self._status and not self._stopping:
+            self._status = 1
+        if self._options.uds is not None:
+            Path(self._options.uds).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _hearing_signals(self) -> Iterator[socket.socket]:
+        """Signals arrive as bytes of a socket, and their numbers in _signals."""
+        ear, mouth = socket.socketpair()
+        ear.setblocking(False)
+        mouth.setblocking(False)
+        before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}
+        fd = signal.set_wakeup_fd(mouth.fileno())
+        try:
+            yield ear
+        finally:
+            signal.set_wakeup_fd(fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            ear.close()
+            mouth.close()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
