@@ -33,6 +33,7 @@ from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import CacheSpec, Full, Window
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
+from quire.core.limits.pace import Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget, WholePrompts
@@ -396,6 +397,8 @@ def limits_of(said: SchedulerSection) -> list[Limit]:
     if said.long_prefill_token_threshold:
         limits.append(ChunkCap(said.long_prefill_token_threshold))
     limits += [TokenBudget(said.max_num_batched_tokens), SeatLimit(said.max_num_seqs)]
+    if said.inter_token_target_s:
+        limits.append(Pace(said.inter_token_target_s))
     if not said.chunked_prefill:
         limits.append(WholePrompts(said.max_num_batched_tokens))
     if said.max_num_partial_prefills:
