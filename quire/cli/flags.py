@@ -69,11 +69,12 @@ is built; then requests are answered until SIGINT or SIGTERM. Running requests m
 def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
     """What a command line and the environment ask of engine and server. Raises ConfigError."""
     args = serve_parser().parse_args(argv)
-    environment.tell()
     server_options = server_options_from(args)
     own = {one.name for one in fields(ServerOptions)}
     others = {name: value for name, value in vars(args).items() if name not in own}
-    return environment.over(options_from(argparse.Namespace(**others))), server_options
+    options = environment.over(options_from(argparse.Namespace(**others)))
+    environment.tell(strict=options.observe.fail_on_environ_validation)
+    return options, server_options
 
 
 def serve_parser() -> OptionParser:

@@ -75,7 +75,7 @@ _HARMLESS = {
     "it only changes what is logged or measured": """show_hidden_metrics_for_version
         kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
         enable_layerwise_nvtx_tracing enable_logging_iteration_details collect_detailed_traces
-        otlp_traces_endpoint aggregate_engine_logging fail_on_environ_validation
+        otlp_traces_endpoint aggregate_engine_logging
         per_request_spec_decode_metrics disable_log_requests enable_log_requests logging_config
         log_config_file watchdog_config profiler_config usage_context exclude_log_deltas""",
     "the name of a reasoning parser says it": "enable_reasoning",
@@ -191,7 +191,7 @@ _FLAGS = """
     disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
     enable_mm_embeds mm_encoder_only interleave_mm_strings skip_mm_profiling kv_cache_metrics
     cudagraph_metrics enable_mfu_metrics enable_layerwise_nvtx_tracing enable_dbo
-    enable_logging_iteration_details aggregate_engine_logging fail_on_environ_validation
+    enable_logging_iteration_details aggregate_engine_logging
     use_fp64_gumbel enable_cumem_allocator monokernel enable_elastic_ep language_model_only
     fully_sharded_loras scheduler_reserve_full_isl disable_chunked_mm_input calculate_kv_scales
     kv_sharing_fast_prefill allow_deprecated_quantization enable_fault_tolerance enable_reasoning

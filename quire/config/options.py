@@ -171,8 +171,8 @@ class SchedulerOptions:
     """A longer prompt counts as long, and gets at most this many tokens of a step while others
     could use them. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
     inter_token_target_ms: float | None = opt(None, low=0)
-    """While others wait for their next token, prompts get as much of a step as lets it end in so many
-    milliseconds. 0: no target. Default: 50 in a server, none offline."""
+    """While others wait for their next token, prompts get as much of a step as lets it end in so
+    many milliseconds. 0: no target. None: 50 in a server, none offline."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None
@@ -207,6 +207,8 @@ class ObserveOptions:
 
     disable_log_stats: bool = False
     """Log no statistics."""
+    fail_on_environ_validation: bool = False
+    """A VLLM_* environment variable that nobody knows is an error, not a warning."""
     profile: str | None = None
     """Folder for a trace of some steps, by torch's profiler. None: no trace."""
     profile_skip: int = opt(20, low=0)

@@ -62,8 +62,8 @@ class LLMEngine:
     def from_engine_args(cls, engine_args: Any, usage_context: object = None) -> LLMEngine:
         """Build the engine that the arguments describe."""
         start_process()  # first: reading the options may have something to say
-        environment.tell()
         options = environment.over(options_of(engine_args))
+        environment.tell(strict=options.observe.fail_on_environ_validation)
         if options.observe.log_level is not None:
             start_process(level=options.observe.log_level)
         return cls(build(options))
