@@ -46,7 +46,7 @@ class Opening(msgspec.Struct, frozen=True):
     """By position; None where nothing is known."""
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """What is new of one choice. Its text may be empty: a character may not be whole yet."""
 
     index: int

@@ -9,7 +9,7 @@ engine and watches over the client. A sequence whose text is complete (a stop st
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from starlette.requests import Request
 
@@ -62,7 +62,7 @@ async def begin(
 class _Prompt:
     """One prompt of the body and what is known of its answers."""
 
-    __slots__ = ("assembler", "base", "is_open", "place", "prepared")
+    __slots__ = ("assembler", "base", "flows", "is_open", "place", "prepared")
 
     def __init__(self, place: int, prepared: Prepared, assembler: Assembler) -> None:
         self.place = place
@@ -70,9 +70,10 @@ class _Prompt:
         self.prepared = prepared
         self.assembler = assembler
         self.is_open = False
+        self.flows: list[Callable[[Sequence[int]], str]] | None = None
+        """Set when it is open, if text is all that is made of its tokens (Assembler.flows)."""
 
     def opening(self) -> Opening:
-        self.is_open = True
         assembler = self.assembler
         return Opening(
             self.place,
@@ -151,24 +152,35 @@ class Events:
         """The events that these updates make. Raises EngineError."""
         events: list[Event] = []
         for update in updates:
-            if update.finish == "error":
-                raise EngineError(f"the engine failed on this request: {update.error}")
             prompt = self._by_id[update.request_id]
-            assembler = prompt.assembler
-            answer = assembler.read(update)
-            for index in assembler.aborts:
-                self.stream.end_sequence(update.request_id, index)
-            if answer is None:
-                continue
-            if not prompt.is_open:
-                self._open(prompt, events)
-            if self._whole:
-                self._tell_all(prompt, events)
-            else:
-                self._tell(prompt.base + answer.index, answer, events)
+            if prompt.flows is None or update.finish is not None:
+                self._read(prompt, update, events)
+            elif ids := update.token_ids:
+                self.usage.completion += len(ids)
+                index = update.index
+                events.append(Delta(prompt.base + index, prompt.flows[index](ids), ids))
         return events
 
+    def _read(self, prompt: _Prompt, update: Update, events: list[Event]) -> None:
+        if update.finish == "error":
+            raise EngineError(f"the engine failed on this request: {update.error}")
+        assembler = prompt.assembler
+        answer = assembler.read(update)
+        for index in assembler.aborts:
+            self.stream.end_sequence(update.request_id, index)
+        if answer is None:
+            return
+        if not prompt.is_open:
+            self._open(prompt, events)
+        if self._whole:
+            self._tell_all(prompt, events)
+        else:
+            self._tell(prompt.base + answer.index, answer, events)
+
     def _open(self, prompt: _Prompt, events: list[Event]) -> None:
+        prompt.is_open = True
+        if not self._prompt_only and self._splitters is None:
+            prompt.flows = prompt.assembler.flows()
         opening = prompt.opening()
         self.usage.prompt += len(opening.prompt_ids)
         self.usage.cached += opening.cached

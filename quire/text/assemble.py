@@ -105,6 +105,17 @@ class Assembler:
             return None if self._running else answer
         return answer if answer.due(self._interval) else None
 
+    def flows(self) -> list[Callable[[Sequence[int]], str]] | None:
+        """For each sequence the function that makes text of tokens, where that is all there is.
+
+        Then, once a sequence has begun and until its update has `finish`, calling that does all
+        that read() and take() would do. None: stop strings, logprobs or an interval need more.
+        """
+        if self._kind is not RequestOutputKind.DELTA or self._interval > 1 or self._clock:
+            return None
+        flows = [answer.flow for answer in self._answers]
+        return None if None in flows else flows  # type: ignore[return-value]  # none of them is
+
     @property
     def cached(self) -> int:
         """Tokens of the prompt that came out of the prefix cache."""
@@ -193,6 +204,12 @@ class Answer:
         self._sum = 0.0
         self._sent = 0  # tokens given out
         self._began = False
+
+    @property
+    def flow(self) -> Callable[[Sequence[int]], str] | None:
+        """Tokens -> text, if nothing else is made of them; see Assembler.flows."""
+        text = self._text
+        return text.decode if type(text) is _Flowing and not self._sums else None
 
     def add(self, update: Update) -> None:
         ids, finish = update.token_ids, update.finish
@@ -285,18 +302,18 @@ class _Flowing:
         made = Detokenizer(
             tokenizer, prompt, params.skip_special_tokens, params.spaces_between_special_tokens
         )
-        self._decode, self._rest = made.push, made.finish
+        self.decode, self._rest = made.push, made.finish
         self._include = params.include_stop_str_in_output
         self._new = ""
         self._whole = ""
 
     def push(self, ids: Sequence[int], finish: str | None) -> int:
         if finish is None:
-            self._new += self._decode(ids)
+            self._new += self.decode(ids)
         else:
             # The token that ended the sequence is no text, unless asked for
             shown = ids[:-1] if finish == "stop" and not self._include else ids
-            self._new += self._decode(shown) + self._rest()
+            self._new += self.decode(shown) + self._rest()
         return len(ids)
 
     def take(self) -> str:
@@ -337,7 +354,7 @@ class _Stopping(_Flowing):
         # Token by token, so that the one that completes a stop string is known
         for count, token_id in enumerate(shown, 1):
             self._unsearched -= 1
-            if self._search(self._decode((token_id,)), self._unsearched < 0):
+            if self._search(self.decode((token_id,)), self._unsearched < 0):
                 return count
         if finish is not None and not self._search(self._rest(), self._unsearched <= 0):
             self._new += self._window.finish()

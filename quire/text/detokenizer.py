@@ -67,17 +67,28 @@ class _Bytes:
 
     def __init__(self, table: PieceTable, primer: Sequence[int]) -> None:
         self._table = table
+        self._texts = table.texts
         self._open = b""
         self.push(primer)
 
     def push(self, ids: Sequence[int]) -> str:
-        data: bytes = (
-            self._table[ids[0]] if len(ids) == 1 else b"".join([self._table[i] for i in ids])  # type: ignore[misc,assignment]  # bytes, see is_bytes
-        )
+        if len(ids) == 1:
+            text = None if self._open else self._texts.get(ids[0])
+            return self._one(ids[0]) if text is None else text
+        return self._add(b"".join([self._table[i] for i in ids]))  # type: ignore[misc]  # is_bytes
+
+    def _one(self, token_id: int) -> str:
+        was_open = self._open
+        text = self._add(self._table[token_id])  # type: ignore[arg-type]  # bytes, see is_bytes
+        if not was_open and not self._open:
+            self._texts[token_id] = text  # next time it is only looked up
+        return text
+
+    def _add(self, data: bytes) -> str:
         if self._open:
             data = self._open + data
         text, used = _decode(data, "replace", False)
-        self._open = data[used:] if used < len(data) else b""
+        self._open = data[used:]
         return text
 
     def finish(self) -> str:

@@ -45,6 +45,8 @@ class PieceTable(dict[int, Piece]):
         self.at_start = at_start
         self._nothing: Piece = b"" if is_bytes else ""
         self._bare: PieceTable | None = None
+        self.texts: dict[int, str] = {}
+        """Pieces of bytes that are whole characters by themselves, as far as they were met."""
 
     @property
     def bare(self) -> PieceTable:
