@@ -21,6 +21,8 @@ from quire.errors import RequestError, Unsupported
 from quire.server.body import read, read_bytes
 from quire.server.chat import create_chat_completion
 from quire.server.completions import create_completion
+from quire.server.protocol.chat import ChatBody
+from quire.server.protocol.completions import CompletionBody
 from quire.server.protocol.fields import Body, Texts
 from quire.server.services import VERSION, Services, services
 from quire.server.sse import json_response
@@ -42,7 +44,10 @@ class AbortBody(Body):
     request_ids: Texts
 
 
-BODIES = {"/abort_requests": (AbortBody,)}
+BODIES: dict[str, tuple[type[Body], ...]] = {
+    "/abort_requests": (AbortBody,),
+    "/invocations": (ChatBody, CompletionBody),
+}
 
 # -- models and version -----------------------------------------------------------------------
 
