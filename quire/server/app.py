@@ -22,7 +22,9 @@ from quire.server import (
     errors,
     generate,
     later,
+    live,
     messages,
+    page,
     responses,
     tokens,
 )
@@ -39,6 +41,8 @@ ROUTES: tuple[ModuleType, ...] = (
     generate,
     later,
     admin,
+    page,
+    live,
 )
 """Modules with a `router`, and BODIES if they read bodies by their own hands: path -> its forms."""
 
@@ -53,6 +57,7 @@ def create_app(to: Services) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.services = to
+    app.state.live = live.Feed(to.engine)
     for module in ROUTES:
         app.include_router(module.router)
     errors.install(app)

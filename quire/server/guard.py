@@ -12,8 +12,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-OPEN = frozenset({"/health", "/live", "/ready", "/ping"})
-"""Probes bring no key."""
+from quire.server import page
+
+OPEN = frozenset({"/health", "/live", "/ready", "/ping"}) | page.OPEN
+"""Probes bring no key, and a person must see the page to enter one."""
 
 
 class Guard:

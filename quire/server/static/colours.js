@@ -1,0 +1,52 @@
+// A colour for each request, the same in map and table; and CSS colours as numbers for the canvas.
+
+const GOLDEN = 137.508; // degrees: neighbours in time get hues far apart
+const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+
+const known = new Map();
+
+/** A CSS colour as 0xAABBGGRR, which is how ImageData lies in memory. */
+export function packed(css) {
+  if (known.size > 5000) known.clear();
+  if (!known.has(css)) known.set(css, paint(css));
+  return known.get(css);
+}
+
+function paint(css) {
+  pixel.canvas.width = pixel.canvas.height = 1;
+  pixel.clearRect(0, 0, 1, 1);
+  pixel.fillStyle = css;
+  pixel.fillRect(0, 0, 1, 1);
+  return new Uint32Array(pixel.getImageData(0, 0, 1, 1).data.buffer)[0];
+}
+
+export const isDark = () => {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen === "dark" || (chosen !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+};
+
+export class Colours {
+  constructor() {
+    this.hues = new Map();
+    this.next = 0;
+  }
+
+  /** CSS colour of a request. */
+  of(id) {
+    const hue = this.#hue(id);
+    return isDark() ? `oklch(0.72 0.13 ${hue})` : `oklch(0.6 0.14 ${hue})`;
+  }
+
+  /** Forget requests that are gone; their hues come again much later. */
+  only(ids) {
+    for (const id of this.hues.keys()) if (!ids.has(id)) this.hues.delete(id);
+  }
+
+  #hue(id) {
+    if (!this.hues.has(id)) {
+      this.hues.set(id, ((25 + this.next * GOLDEN) % 360).toFixed(1));
+      this.next += 1;
+    }
+    return this.hues.get(id);
+  }
+}
