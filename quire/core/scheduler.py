@@ -436,6 +436,7 @@ class Scheduler:
             preemptions=self._preemptions,
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
+            following=self._roster.followers,
         )
 
     def sequences(self) -> Iterator[Sequence]:

@@ -21,6 +21,7 @@ class SchedulerStats:
     preemptions: int
     prefix_query_tokens: int
     prefix_hit_tokens: int
+    following: int = 0  # of the waiting: their sibling computes the prompt
 
     @property
     def usage(self) -> float:

@@ -1,0 +1,88 @@
+"""Counters of this process where the other API processes of the server can read them.
+
+Each process has a file of numbers that it alone writes; whoever is asked for the metrics adds all
+files up. So what is told is exact whichever process is asked, a count costs one addition in memory,
+and what a process counted stays when it has gone. With one process there is no file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import mmap
+import os
+import struct
+import tempfile
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+HEAD = 8
+"""Bytes before the numbers: a digest of their names. Others than ours are not added."""
+
+
+class Board:
+    """One number (a float) for each name; `cells` is written by this process's event loop only."""
+
+    def __init__(self, names: Iterable[str], folder: Path | None = None) -> None:
+        self.place = {name: i for i, name in enumerate(names)}
+        self._folder = folder
+        self._head = hashlib.sha256("\n".join(self.place).encode()).digest()[:HEAD]
+        memory = self._memory(HEAD + 8 * len(self.place))
+        memory[:HEAD] = self._head
+        self.cells = memoryview(memory)[HEAD:].cast("d")
+
+    def add(self, name: str, amount: float = 1.0) -> None:
+        """For what is counted seldom; others remember the place."""
+        self.cells[self.place[name]] += amount
+
+    def totals(self) -> Sequence[float]:
+        """Of all processes, by place."""
+        if self._folder is None:
+            return list(self.cells)
+        found = [self._numbers(path) for path in sorted(self._folder.glob("metrics-*.bin"))]
+        return [sum(column) for column in zip(*(one for one in found if one))]
+
+    def _memory(self, size: int) -> bytearray | mmap.mmap:
+        if self._folder is None:
+            return bytearray(size)
+        descriptor, _ = tempfile.mkstemp(".bin", f"metrics-{os.getpid()}-", self._folder)
+        try:
+            os.truncate(descriptor, size)
+            return mmap.mmap(descriptor, size)
+        finally:
+            os.close(descriptor)
+
+    def _numbers(self, path: Path) -> list[float]:
+        raw = path.read_bytes()
+        if raw[:HEAD] != self._head:
+            return []
+        return [*struct.unpack(f"{len(self.place)}d", raw[HEAD:])]
+
+
+class Histogram:
+    """Buckets and a sum on a board."""
+
+    def __init__(self, board: Board, name: str, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self._cells = board.cells
+        self._first = board.place[bucket_name(name, 0)]
+        self._sum = board.place[sum_name(name)]
+
+    def see(self, value: float, times: int = 1) -> None:
+        """Count a value."""
+        cells = self._cells
+        cells[self._first + bisect_left(self.bounds, value)] += times
+        cells[self._sum] += value * times
+
+
+def histogram_names(name: str, bounds: Sequence[float]) -> list[str]:
+    """The numbers of a histogram, in order: each bucket, what is above them all, the sum."""
+    return [*(bucket_name(name, i) for i in range(len(bounds) + 1)), sum_name(name)]
+
+
+def bucket_name(name: str, i: int) -> str:
+    return f"{name} bucket {i}"
+
+
+def sum_name(name: str) -> str:
+    return f"{name} sum"

@@ -1,0 +1,156 @@
+"""Every metric of the server: name, kind, help, labels, bounds. quire.server.metrics fills them.
+
+Names are those that dashboards of this field know, without the prefix. `own` marks ours: they are
+told as quire:NAME whatever the prefix. All have the labels model_name and engine, except those of
+HTTP, which have no prefix either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.core.snapshot import STEP_TOKENS
+from quire.core.timing import CUTS
+
+Kind = Literal["counter", "gauge", "histogram", "summary"]
+
+
+def _seconds(words: str) -> tuple[float, ...]:
+    return tuple(map(float, words.split()))
+
+
+FIRST_TOKEN_S = _seconds(
+    "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+)
+TOKEN_S = _seconds("0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80")
+REQUEST_S = _seconds("0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680")
+CHOICES = (1, 2, 5, 10, 20)
+PREEMPTIONS = (1, 2, 3, 4, 5, 10, 20)
+HTTP_S = (0.1, 0.5, 1.0)
+HTTP_FINE_S = _seconds(
+    "0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60"
+)
+
+REASONS = ("stop", "length", "abort", "error", "repetition")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+def powers(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to `most`."""
+    found = [digit * 10**i for i in range(len(str(most))) for digit in (1, 2, 5)]
+    return tuple(one for one in found if one <= most)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One name. label: the one that tells its series apart, with all its values."""
+
+    name: str
+    kind: Kind
+    about: str
+    label: str | None = None
+    values: tuple[str, ...] = ()
+    bounds: tuple[float, ...] | Literal["context"] = ()
+    """Of a histogram's buckets; "context": 1, 2, 5, 10 ... up to the longest sequence."""
+    own: bool = False
+
+    def bounds_for(self, max_model_len: int) -> tuple[float, ...]:
+        return powers(max_model_len) if self.bounds == "context" else self.bounds
+
+
+def _counter(
+    name: str, about: str, label: str | None = None, *values: str, own: bool = False
+) -> Metric:
+    return Metric(name, "counter", about, label, values, own=own)
+
+
+def _gauge(name: str, about: str, label: str | None = None, *values: str) -> Metric:
+    return Metric(name, "gauge", about, label, values)
+
+
+def _histogram(name: str, bounds: tuple[float, ...] | Literal["context"], about: str) -> Metric:
+    return Metric(name, "histogram", about, bounds=bounds)
+
+
+OF_ENGINE = (
+    _gauge("num_requests_running", "Sequences aboard the steps."),
+    _gauge("num_requests_waiting", "Sequences that wait to run, preempted ones included."),
+    _gauge(
+        "num_requests_waiting_by_reason",
+        "Of those, by what they wait for: room, or a sibling that computes their prompt.",
+        "reason",
+        "capacity",
+        "deferred",
+    ),
+    _gauge("num_requests_swapped", "Sequences whose KV lies in host memory."),
+    _gauge("kv_cache_usage_perc", "Share of the KV blocks that sequences hold, 0 to 1."),
+    _gauge(
+        "engine_sleep_state", "1 at the state that the engine is in.", "sleep_state", *SLEEP_STATES
+    ),
+    Metric("cache_config_info", "gauge", "1, with the size of the KV cache in labels."),
+    _counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache."),
+    _counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache."),
+    _counter("num_preemptions", "Sequences that lost their blocks to others."),
+    _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
+    _counter("engine_steps", "Steps that had rows.", own=True),
+    _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
+    _counter(
+        "request_time_seconds",
+        "Where the time of ended sequences went in the engine.",
+        "cause",
+        *CUTS,
+        own=True,
+    ),
+)
+"""Asked of the engine when somebody reads the metrics."""
+
+OF_REQUESTS = (
+    _counter("prompt_tokens", "Tokens of prompts, cached ones included; once a request."),
+    _counter(
+        "prompt_tokens_by_source",
+        "The same, by where their KV came from.",
+        "source",
+        "local_compute",
+        "local_cache_hit",
+    ),
+    _counter("prompt_tokens_cached", "Tokens of prompts that the prefix cache had."),
+    _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device"),
+    _counter("generation_tokens", "Tokens generated."),
+    _counter("request_success", "Sequences that ended, by how.", "finished_reason", *REASONS),
+    _histogram("request_prompt_tokens", "context", "Tokens of a prompt."),
+    _histogram("request_generation_tokens", "context", "Tokens of an answer."),
+    _histogram(
+        "request_max_num_generation_tokens", "context", "Tokens of a request's longest answer."
+    ),
+    _histogram("request_params_max_tokens", "context", "max_tokens of a request."),
+    _histogram("request_params_n", CHOICES, "Answers that a request asked for."),
+    _histogram(
+        "request_prefill_kv_computed_tokens", "context", "Tokens of a prompt that were computed."
+    ),
+    _histogram("request_num_preemptions", PREEMPTIONS, "How often an answer was preempted."),
+    _histogram("time_to_first_token_seconds", FIRST_TOKEN_S, "From arrival to the first token."),
+    _histogram("inter_token_latency_seconds", TOKEN_S, "From a token to the next."),
+    _histogram(
+        "request_time_per_output_token_seconds", TOKEN_S, "Mean of an answer, without its first."
+    ),
+    _histogram("e2e_request_latency_seconds", REQUEST_S, "From arrival to the last token."),
+    _histogram("request_queue_time_seconds", REQUEST_S, "Until the first step with it."),
+    _histogram("request_prefill_time_seconds", REQUEST_S, "From there to the first token."),
+    _histogram("request_decode_time_seconds", REQUEST_S, "From the first token to the last."),
+    _histogram(
+        "request_inference_time_seconds", REQUEST_S, "From the first step to the last token."
+    ),
+)
+"""Counted by the API processes."""
+
+HTTP = (
+    _counter("http_requests_total", "Requests by handler, method and class of status."),
+    _histogram("http_request_duration_seconds", HTTP_S, "By handler and method."),
+    _histogram("http_request_duration_highr_seconds", HTTP_FINE_S, "Of all handlers."),
+    Metric("http_request_size_bytes", "summary", "Content-Length of requests, by handler."),
+    Metric("http_response_size_bytes", "summary", "Content-Length of answers, by handler."),
+)
+"""Without a prefix."""
+
+ALL = (*OF_ENGINE, *OF_REQUESTS, *HTTP)

@@ -1,0 +1,215 @@
+"""Where the time of one HTTP request went, from its first byte here to its last word.
+
+    received_at    handed_at    accepted_at                       ended_at        now
+    |-- prepare --|- transport -|-- what the engine says it was --|-- the rest ---|
+
+The rest is what this process still did when the engine was done: text work (`detokenize`), waiting
+for the client to take what it was sent (`client`), and what lay between (`transport`). What was
+done while the engine still worked cost nobody anything, and is not told.
+
+A `Watch` is made by the middleware in quire.server.observe, one for each HTTP request. It takes
+times only if somebody wants them (`time()`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.types import Message, Send
+
+from quire.core.timing import CUTS, Timing
+from quire.core.types import Update
+from quire.server.events import Event
+from quire.text.inputs import Prepared
+
+KEY = "quire.watch"
+"""Where a Watch is in the scope of its request."""
+
+MARKS = 16
+"""So many intervals are remembered; only those after the engine's end are looked at."""
+
+
+class Sink(Protocol):
+    """Who is told what passes: the request log, and traces."""
+
+    @property
+    def logs_answers(self) -> bool:
+        """said() is wanted."""
+        ...
+
+    def handed(
+        self, headers: Mapping[str, str], public_id: str, prepared: Sequence[Prepared]
+    ) -> None:
+        """These requests are given to the engine now."""
+        ...
+
+    def said(self, public_id: str, events: Sequence[Event]) -> None:
+        """This is what a generation says."""
+        ...
+
+
+class Watch:
+    """Looks at one HTTP request. Written by its task only."""
+
+    def __init__(
+        self,
+        received_at: float,
+        headers: Mapping[str, str],
+        sink: Sink | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.received_at = received_at
+        """When the request came, monotonic seconds."""
+        self.logs_answers = sink is not None and sink.logs_answers
+        self.timed = False
+        self.request_ids: tuple[str, ...] = ()
+        """Of the engine's requests that were made of it."""
+        self._headers = headers
+        self._sink = sink
+        self._clock = clock
+        self._public_id = ""
+        self._order: dict[str, int] = {}  # request -> index of its first choice
+        self._handed_at: float | None = None
+        self._timings: dict[int, Timing] = {}  # by choice
+        self._tokens = 0
+        self._state, self._since = "prepare", received_at
+        self._marks: deque[tuple[str, float, float]] = deque(maxlen=MARKS)
+
+    # -- what routes say ----------------------------------------------------------------------
+
+    def time(self) -> None:
+        """Somebody wants to know where the time goes."""
+        self.timed = True
+
+    def handed(self, public_id: str, prepared: Sequence[Prepared]) -> None:
+        """The requests are given to the engine now."""
+        self._handed_at = self._clock()
+        self._public_id = public_id
+        self.request_ids = tuple(one.request.id for one in prepared)
+        first = 0
+        for one in prepared:
+            self._order[one.request.id] = first
+            first += one.request.n
+        if self._sink is not None:
+            self._sink.handed(self._headers, public_id, prepared)
+        self._turn("wait", self._clock())
+
+    def took(self, updates: Sequence[Update]) -> None:
+        """These came from the engine; now they become text."""
+        self._turn("text", self._clock())
+        for update in updates:
+            self._tokens += len(update.token_ids)
+            if update.timing is not None:
+                choice = self._order[update.request_id] + update.index
+                self._timings[choice] = update.timing
+
+    def waits(self) -> None:
+        """There is nothing to do until more comes."""
+        self._turn("wait", self._clock())
+
+    def said(self, events: Sequence[Event]) -> None:
+        """This is what the client is told."""
+        if self._sink is not None:
+            self._sink.said(self._public_id, events)
+
+    async def sending(self, send: Send, message: Message) -> None:
+        """Send, and note how long the client lets us wait."""
+        self._turn("send", self._clock())
+        await send(message)
+        self._turn("wait", self._clock())
+
+    # -- what it says ---------------------------------------------------------------------------
+
+    def shown(self) -> dict[str, Any] | None:
+        """Seconds by cause, up to now; they sum to total_s. None: the engine has said nothing.
+
+        With several choices the causes are those of the last to end; `choices` has all of them.
+        """
+        now = self._clock()
+        if not self._timings or self._handed_at is None:
+            return None
+        last = max(self._timings.values(), key=lambda timing: timing.ended_at)
+        text = self._spent("text", last.ended_at, now)
+        client = self._spent("send", last.ended_at, now)
+        total = now - self.received_at
+        prepare = self._handed_at - self.received_at
+        found: dict[str, Any] = {
+            "total_s": total,
+            "prepare_s": prepare,
+            "transport_s": max(total - prepare - last.total - text - client, 0.0),
+            **_cuts(last),
+            "detokenize_s": text,
+            "client_s": client,
+        }
+        if len(self._timings) > 1:
+            found["choices"] = [
+                {"index": choice, "preemptions": timing.preemptions, **_cuts(timing)}
+                for choice, timing in sorted(self._timings.items())
+            ]
+        else:
+            found["preemptions"] = last.preemptions
+        return found
+
+    def metrics(self) -> dict[str, float | None] | None:
+        """Times in milliseconds by the names that clients know. None for several choices.
+
+        The first token counts from when the engine turned to the request.
+        """
+        if len(self._timings) != 1 or len(self._order) != 1:
+            return None
+        (timing,) = self._timings.values()
+        first = timing.first_token_at
+        if first is None:
+            return None
+        spent = timing.ended_at - first
+        more = self._tokens - 1
+        return {
+            "time_to_first_token_ms": (first - timing.accepted_at - timing.queue) * 1e3,
+            "generation_time_ms": spent * 1e3,
+            "queue_time_ms": timing.queue * 1e3,
+            "mean_itl_ms": spent / more * 1e3 if more > 0 else None,
+            "tokens_per_second": self._tokens / spent if spent > 0.0 else None,
+        }
+
+    def _turn(self, state: str, now: float) -> None:
+        if self.timed:
+            self._marks.append((self._state, self._since, now))
+            self._state, self._since = state, now
+
+    def _spent(self, state: str, since: float, now: float) -> float:
+        """Seconds in a state, of those after `since`."""
+        marks = [*self._marks, (self._state, self._since, now)]
+        return sum(max(end - max(start, since), 0.0) for kind, start, end in marks if kind == state)
+
+
+def watch(http: Request) -> Watch:
+    """The Watch of this request; one that began now, if the app is not observed."""
+    found = http.scope.get(KEY)
+    if found is None:
+        found = http.scope[KEY] = Watch(time.monotonic(), http.headers)
+    assert isinstance(found, Watch), found
+    return found
+
+
+def sender(seen: Watch, send: Send, began: Callable[[Message], None]) -> Send:
+    """`send` for an observed request: it passes messages on at next to no cost.
+
+    began: called with the message that has the status.
+    """
+
+    def observed(message: Message) -> Awaitable[None]:
+        if message["type"] == "http.response.start":
+            began(message)
+        if seen.timed:
+            return seen.sending(send, message)
+        return send(message)
+
+    return observed
+
+
+def _cuts(timing: Timing) -> dict[str, float]:
+    return {f"{name}_s": seconds for name, seconds in zip(CUTS, timing.cuts)}
