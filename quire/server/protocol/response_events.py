@@ -26,6 +26,7 @@ from quire.server.events import Closing, Delta, Event, Finish, Opening, ToolCall
 from quire.server.protocol import logprobs
 
 _encode = msgspec.json.Encoder().encode
+_DELTA = b"event: response.output_text.delta\ndata: "
 
 STATUS = {"length": "incomplete", "abort": "cancelled", "repetition": "incomplete"}
 """By reason of the finish; any other is a whole answer."""
@@ -185,7 +186,7 @@ class ResponseShape:
         if news.reasoning:
             self._thoughts += len(news.token_ids)
             self._say("reasoning", news.reasoning, [])
-        else:
+        elif self._top is not None:
             self._held += self._logprobs(news)
         if news.text:
             shown, self._held = self._held, []
@@ -202,7 +203,21 @@ class ResponseShape:
             self._of_item("reasoning_text.delta", item, content_index=0, delta=text)
             return
         item.logprobs += shown
-        self._of_item("output_text.delta", item, content_index=0, delta=text, logprobs=shown)
+        self._news.append(_DELTA + _encode(self._text_delta(item, text, shown)) + b"\n\n")
+
+    def _text_delta(self, item: _Item, text: str, shown: list[dict[str, Any]]) -> dict[str, object]:
+        """The event that comes thousands of times: as _emit() makes it, in one piece."""
+        number = self._number
+        self._number = number + 1
+        return {
+            "type": "response.output_text.delta",
+            "sequence_number": number,
+            "item_id": item.id,
+            "output_index": item.place,
+            "content_index": 0,
+            "delta": text,
+            "logprobs": shown,
+        }
 
     def _tool_call(self, call: ToolCall) -> None:
         item = self._item
