@@ -1,6 +1,7 @@
 """Errors to HTTP, once: which class is which status, and the body clients know.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": status}}
+    {"type": "error", "error": {"type": ..., "message": ...}}          on Anthropic's routes
 
 Nothing else in quire knows a status number. Messages of our own faults lose paths and addresses.
 """
@@ -14,10 +15,12 @@ from typing import Any
 
 import msgspec
 from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from quire.errors import (
     EngineDead,
@@ -56,6 +59,23 @@ _HTTP_TYPES = {
     403: "PermissionDeniedError",
     404: "NotFoundError",
     405: "MethodNotAllowedError",
+    409: "ConflictError",
+    413: "RequestTooLargeError",
+    503: "ServiceUnavailableError",
+}
+_ANTHROPIC_ROUTES = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
 }
 _PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
 
@@ -67,7 +87,7 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
             param = error.param if isinstance(error, RequestError) else None
             message = str(error) if status < 500 or status == 501 else scrub(str(error))
             return status, _body(message, name, param, status)
-    if isinstance(error, ValidationError):
+    if isinstance(error, (ValidationError, RequestValidationError)):
         return 400, _body(*_explain(error), 400)
     if isinstance(error, HTTPException):
         name = _HTTP_TYPES.get(error.status_code, "BadRequestError")
@@ -79,9 +99,23 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     return 500, _body(scrub(str(error)), "InternalServerError", None, 500)
 
 
-def error_response(error: Exception) -> Response:
-    """The answer for an exception."""
+def message_error(status: int, message: str) -> dict[str, Any]:
+    """The body of an error as Anthropic's clients read it."""
+    kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}
+
+
+def is_anthropic(scope: Scope) -> bool:
+    """The route belongs to Anthropic's dialect."""
+    path: str = scope["path"].removeprefix(scope.get("root_path", ""))
+    return path == _ANTHROPIC_ROUTES or path.startswith(f"{_ANTHROPIC_ROUTES}/")
+
+
+def error_response(error: Exception, scope: Scope) -> Response:
+    """The answer for an exception, in the dialect of the route."""
     status, body = error_body(error)
+    if is_anthropic(scope):
+        body = message_error(status, body["error"]["message"])
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
@@ -96,13 +130,17 @@ def scrub(message: str) -> str:
     return _PRIVATE.sub("...", message)
 
 
-def install(app: FastAPI) -> None:
-    """Let every exception of every route become its answer here."""
+def install(app: FastAPI, *, log_stack: bool = False) -> None:
+    """Let every exception of every route become its answer here. log_stack: say where it arose."""
 
     async def answer(http: Request, error: Exception) -> Response:
-        return error_response(error)
+        if log_stack:
+            log.warning(
+                "%s %s is answered with an error", http.method, http.url.path, exc_info=error
+            )
+        return error_response(error, http.scope)
 
-    for kind in (QuireError, ValidationError, HTTPException, Exception):
+    for kind in (QuireError, ValidationError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
 
 
@@ -110,12 +148,16 @@ def _body(message: str, name: str, param: str | None, status: int) -> dict[str, 
     return {"error": {"message": message, "type": name, "param": param, "code": status}}
 
 
-def _explain(error: ValidationError) -> tuple[str, str, str | None]:
-    """Message, type and param of a body that is not what the route reads."""
+def _explain(error: ValidationError | RequestValidationError) -> tuple[str, str, str | None]:
+    """Message, type and param of a body (or query) that is not what the route reads."""
     allowed: dict[str, list[str]] = {}
     given: dict[str, object] = {}
-    for one in error.errors(include_url=False, include_context=False):
-        field = str(one["loc"][0]) if one["loc"] else "body"
+    if isinstance(error, ValidationError):
+        found = [(e["loc"], e) for e in error.errors(include_url=False, include_context=False)]
+    else:
+        found = [(e["loc"][1:], e) for e in error.errors()]  # the first says: query, path
+    for place, one in found:
+        field = str(place[0]) if place else "body"
         given.setdefault(field, one["input"])
         said = one["msg"].removeprefix("Input should be ")
         if said not in allowed.setdefault(field, []):

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server import page
+from quire.server.errors import is_anthropic, message_error
 
 OPEN = frozenset({"/health", "/live", "/ready", "/ping"}) | page.OPEN
 """Probes bring no key, and a person must see the page to enter one."""
@@ -29,23 +30,42 @@ class Guard:
         if scope["type"] == "lifespan" or self._passes(scope):
             await self._app(scope, receive, send)
         else:
-            content = msgspec.json.encode({"error": "Unauthorized"})
-            headers = {"WWW-Authenticate": "Bearer"}
-            response = Response(content, 401, headers, "application/json")
-            await response(scope, receive, send)
+            await _refused(scope)(scope, receive, send)
 
     def _passes(self, scope: Scope) -> bool:
         if scope["type"] == "http":
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             if scope["method"] == "OPTIONS" or path in OPEN:
                 return True
-        said = [value for name, value in scope["headers"] if name == b"authorization"]
-        scheme, _, key = (said[0] if len(said) == 1 else b"").partition(b" ")
+        keys = _keys(scope["headers"])
+        return keys is not None and any(self._knows(key) for key in keys)
+
+    def _knows(self, key: bytes) -> bool:
         digest = hashlib.sha256(key).digest()
         found = False
         for known in self._digests:  # all of them, so that time tells nothing
             found |= hmac.compare_digest(digest, known)
-        return found and scheme.lower() == b"bearer"
+        return found
+
+
+def _keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
+    """What the client shows: a bearer token, Anthropic's x-api-key, or both. None: one twice."""
+    bearers = [value for name, value in headers if name == b"authorization"]
+    keys = [value for name, value in headers if name == b"x-api-key"]
+    if len(bearers) > 1 or len(keys) > 1:
+        return None
+    for value in bearers:
+        scheme, _, key = value.partition(b" ")
+        if scheme.lower() == b"bearer":
+            keys.append(key)
+    return keys
+
+
+def _refused(scope: Scope) -> Response:
+    message = "send one of this server's keys as Authorization: Bearer KEY"
+    body = message_error(401, message) if is_anthropic(scope) else {"error": "Unauthorized"}
+    headers = {"WWW-Authenticate": "Bearer"}
+    return Response(msgspec.json.encode(body), 401, headers, "application/json")
 
 
 class RequestIds:
