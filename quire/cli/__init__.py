@@ -11,15 +11,16 @@ from collections.abc import Sequence
 
 COMMANDS = {
     "serve": "start the OpenAI-compatible server",
-    "chat": "talk with a model in the terminal",
-    "generate": "complete prompts",
+    "chat": "talk with a model in the terminal, here or at a server",
+    "complete": "complete lines of text, here or at a server",
+    "generate": "complete prompts as one batch",
     "plan": "where memory would go, from config.json and tensor headers alone",
     "explain": "print every setting and why it is what it is",
     "bench": "measure latency, throughput, start-up, or a running server",
     "cache": "show, pack and unpack compiled GPU kernels",
     "env": "print the environment: versions, machine, variables",
 }
-ALIASES = {"collect-env": "env", "complete": "generate"}
+ALIASES = {"collect-env": "env"}
 FAILED, MISUSED, INTERRUPTED = 1, 2, 130
 
 
@@ -48,7 +49,7 @@ def run(name: str, argv: Sequence[str]) -> int:
 
     try:
         start_process()
-        command = importlib.import_module(f"quire.cli.{name}")
+        command = importlib.import_module(f"quire.cli.{name.replace('-', '_')}")
         return int(command.main(argv) or 0)
     except QuireError as error:
         print(f"quire {name}: error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""quire chat [MODEL]: talk with a model in this process.
+"""quire chat [MODEL]: talk with a model in this process, or with --url of a server.
 
 /help lists what can be said besides. A line that ends in \\ goes on in the next. Ctrl-C ends an
 answer, Ctrl-D the conversation.
@@ -10,9 +10,18 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from quire.cli.sampling import FLAGS, add_sampling, params_of, quiet, says_max_tokens
+from quire.cli.answer import Answer
+from quire.cli.remote import Remote, add_remote, remote_of, show
+from quire.cli.sampling import (
+    add_sampling,
+    body_of,
+    number,
+    params_of,
+    quiet,
+    says_max_tokens,
+)
 from quire.config.cli import OptionParser, add_options, options_from
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, RequestError
@@ -27,21 +36,18 @@ HELP = """/help             this
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     variables = _variables(args)
-    from quire.llm import LLM
-
-    llm = LLM.from_engine_args(options_from(args, quiet(args)))
-    params = params_of(args, llm.get_default_sampling_params())
-    if not says_max_tokens(args, llm):
-        params.max_tokens = None  # an answer may be as long as the context allows
-    talk = Talk(llm, params, system=args.system_prompt, variables=variables, stats=args.stats)
+    server = remote_of(args)
+    speaker = _local(args, variables) if server is None else Far(server, args, variables)
+    talk = Talk(speaker, system=args.system_prompt, stats=args.stats)
     if args.quick is not None:
         return talk.say(args.quick)
     return _loop(talk)
 
 
-def _parser() -> OptionParser:
+def parser() -> OptionParser:
+    """The flags of `quire chat`."""
     parser = OptionParser(prog="quire chat", usage="%(prog)s [MODEL] [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
@@ -55,6 +61,7 @@ def _parser() -> OptionParser:
         default=None,
         help="let the model think first, or not, if its template knows enable_thinking",
     )
+    add_remote(parser)
     add_sampling(parser)
     add_options(parser)
     return parser
@@ -72,23 +79,82 @@ def _variables(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-class Talk:
-    """One conversation: its messages, and how the model answers."""
+class Speaker(Protocol):
+    """Whoever answers."""
 
-    def __init__(
-        self,
-        llm: Any,
-        params: SamplingParams,
-        *,
-        system: str | None,
-        variables: dict[str, Any],
-        stats: bool,
-    ) -> None:
+    def answer(self, messages: Sequence[dict[str, str]]) -> Answer:
+        """Print the answer to a conversation, and return it."""
+        ...
+
+    def set(self, name: str, value: str) -> None:
+        """Change a sampling parameter. Raises RequestError."""
+        ...
+
+
+class Near:
+    """A model in this process."""
+
+    def __init__(self, llm: Any, params: SamplingParams, variables: dict[str, Any]) -> None:
         self._llm = llm
         self._params = params
         self._variables = variables
-        self._stats = stats
         self._count = 0
+
+    def answer(self, messages: Sequence[dict[str, str]]) -> Answer:
+        from quire.cli.stream import stream
+
+        template = self._llm.get_tokenizer().template(self._llm.chat_template)
+        self._count += 1
+        return stream(
+            self._llm.llm_engine,
+            str(template.render(messages, variables=self._variables)),
+            self._params,
+            request_id=f"chat-{self._count}",
+            add_special_tokens=False,
+        )
+
+    def set(self, name: str, value: str) -> None:
+        changed = self._params.clone()
+        setattr(changed, name, number(name, value))
+        changed.verify()
+        self._params = changed
+
+
+def _local(args: argparse.Namespace, variables: dict[str, Any]) -> Near:
+    from quire.llm import LLM
+
+    llm = LLM.from_engine_args(options_from(args, quiet(args)))
+    params = params_of(args, llm.get_default_sampling_params())
+    if not says_max_tokens(args, llm):
+        params.max_tokens = None  # an answer may be as long as the context allows
+    return Near(llm, params, variables)
+
+
+class Far:
+    """A model that a server runs."""
+
+    def __init__(self, server: Remote, args: argparse.Namespace, variables: dict[str, Any]) -> None:
+        self._server = server
+        name = args.model_name or args.model_tag
+        self._body = {"model": server.model(name), **body_of(args)}
+        self._body["stream_options"] = {"include_usage": True}
+        if variables:
+            self._body["chat_template_kwargs"] = variables
+
+    def answer(self, messages: Sequence[dict[str, str]]) -> Answer:
+        body = {**self._body, "messages": list(messages)}
+        return show(self._server.stream("/chat/completions", body))
+
+    def set(self, name: str, value: str) -> None:
+        self._body[name] = number(name, value)
+
+
+class Talk:
+    """One conversation: its messages, and who answers."""
+
+    def __init__(self, speaker: Speaker, *, system: str | None, stats: bool) -> None:
+        self._speaker = speaker
+        self._stats = stats
         self._system = system
         self._messages: list[dict[str, str]] = []
         self.clear()
@@ -100,18 +166,9 @@ class Talk:
 
     def say(self, text: str) -> int:
         """Send a message, print the answer, remember both. Returns an exit status."""
-        from quire.cli.stream import stream
-
         self._messages.append({"role": "user", "content": text})
-        self._count += 1
         try:
-            answer = stream(
-                self._llm.llm_engine,
-                self._prompt(),
-                self._params,
-                request_id=f"chat-{self._count}",
-                add_special_tokens=False,
-            )
+            answer = self._speaker.answer(self._messages)
         except RequestError:
             self._messages.pop()
             raise
@@ -139,7 +196,7 @@ class Talk:
             self._system = rest.strip('"') or None
             self.clear()
         elif name == "set":
-            self._set(*rest.partition(" ")[::2])
+            self._speaker.set(*rest.partition(" ")[::2])
         elif name == "retry":
             self.retry()
         elif name == "stats":
@@ -148,31 +205,15 @@ class Talk:
             print(HELP)
         return True
 
-    def _set(self, name: str, value: str) -> None:
-        if name not in FLAGS or name == "n":
-            known = ", ".join(one for one in FLAGS if one != "n")
-            raise RequestError(f"/set knows {known}; got {name!r}")
-        changed = self._params.clone()
-        try:
-            setattr(changed, name, FLAGS[name][0](value))
-        except ValueError:
-            raise RequestError(f"{name} must be a number, got {value!r}") from None
-        changed.verify()
-        self._params = changed
-
-    def _prompt(self) -> str:
-        template = self._llm.get_tokenizer().template(self._llm.chat_template)
-        return str(template.render(self._messages, variables=self._variables))
-
 
 def _loop(talk: Talk) -> int:
     """Read, answer, again."""
     if sys.stdin.isatty():
-        _line_editing()
+        line_editing()
         print("Say something; /help lists commands, Ctrl-D leaves.", file=sys.stderr)
     while True:
         try:
-            line = _read()
+            line = read_message()
         except EOFError:
             return 0
         except KeyboardInterrupt:
@@ -189,7 +230,7 @@ def _loop(talk: Talk) -> int:
             print(f"error: {error}", file=sys.stderr)
 
 
-def _read() -> str:
+def read_message() -> str:
     """One message: a line, or several joined by a \\ at the end."""
     prompt = "> " if sys.stdin.isatty() else ""
     line = input(prompt)
@@ -198,7 +239,7 @@ def _read() -> str:
     return line
 
 
-def _line_editing() -> None:
+def line_editing() -> None:
     """Arrow keys and history, where the platform has them."""
     import contextlib
 

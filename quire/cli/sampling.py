@@ -1,4 +1,4 @@
-"""Command-line flags for sampling, and a SamplingParams of them. Shared by generate and chat."""
+"""Command-line flags for sampling, and a SamplingParams of them. Shared by all that generate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from quire.core.params import SamplingParams
+from quire.errors import RequestError
 
 FLAGS: Mapping[str, tuple[type, str]] = {
     "max_tokens": (int, "most tokens to generate"),
@@ -44,6 +45,29 @@ def quiet(args: argparse.Namespace) -> dict[str, object]:
 def says_max_tokens(args: argparse.Namespace, llm: Any) -> bool:
     """The command line or the model's generation config says how long an answer may be."""
     return "max_tokens" in vars(args) or "max_tokens" in llm.llm_engine.config.sampling.defaults
+
+
+def body_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The given flags as fields of a request to a server."""
+    given: dict[str, Any] = {name: vars(args)[name] for name in FLAGS if name in vars(args)}
+    if args.stop:
+        given["stop"] = list(args.stop)
+    if args.ignore_eos:
+        given["ignore_eos"] = True
+    if args.sampling_seed is not None:
+        given["seed"] = args.sampling_seed
+    return given
+
+
+def number(name: str, value: str) -> Any:
+    """The value of a sampling parameter, from text. Raises RequestError."""
+    if name not in FLAGS or name == "n":
+        known = ", ".join(one for one in FLAGS if one != "n")
+        raise RequestError(f"/set knows {known}; got {name!r}")
+    try:
+        return FLAGS[name][0](value)
+    except ValueError:
+        raise RequestError(f"{name} must be a number, got {value!r}") from None
 
 
 def params_of(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:

@@ -1,0 +1,204 @@
+"""A running OpenAI-compatible server, as the commands `chat`, `complete` and `run-batch` use it.
+
+Standard library only, so that these commands work wherever Python does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from quire import env
+from quire.cli.answer import Answer, Stats
+from quire.errors import ConfigError, QuireError, RequestError
+
+HERE = "http://localhost:8000/v1"
+"""Where a server is, unless its flags say otherwise."""
+
+
+def add_remote(parser: argparse.ArgumentParser) -> None:
+    """The flags that say which server."""
+    group = parser.add_argument_group("remote options", "Ask a server instead of running a model.")
+    group.add_argument(
+        "--url",
+        nargs="?",
+        const=HERE,
+        help=f"Ask the server there. --url alone: {HERE}.",
+    )
+    group.add_argument("--model-name", metavar="NAME", help="The server's name of the model.")
+    group.add_argument("--api-key", metavar="KEY", help="Key of the server. None: OPENAI_API_KEY.")
+
+
+def remote_of(args: argparse.Namespace) -> Remote | None:
+    """The server that the flags name; None: none. Raises ConfigError."""
+    if args.url is None:
+        if args.model_name or args.api_key:
+            raise ConfigError("--model-name and --api-key belong to --url URL")
+        return None
+    given = set(vars(args)) & _engine_names()
+    if given:
+        flag = f"--{min(given).replace('_', '-')}"
+        raise ConfigError(f"{flag} is for a model run here; with --url the server has its own")
+    return Remote(args.url, args.api_key or env.client_key())
+
+
+def _engine_names() -> set[str]:
+    from quire.config import foreign
+    from quire.config.options import specs
+
+    return {*specs(), *foreign.names()} - {"model_tag"}
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole answer of a server."""
+
+    status: int
+    request_id: str
+    body: Any
+
+
+class Remote:
+    """One server."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        self._url = url.rstrip("/")
+        parts = urlsplit(self._url if "//" in self._url else f"http://{self._url}")
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"--url must be like {HERE}, got {url!r}")
+        self._parts = parts
+        self._headers = {"Content-Type": "application/json"}
+        if key:
+            self._headers["Authorization"] = f"Bearer {key}"
+
+    def model(self, wanted: str | None) -> str:
+        """The name of the model to ask: the wanted one, or the server's first."""
+        if wanted:
+            return wanted
+        reply = self.ask("GET", "/models")
+        if reply.status != 200:
+            raise RequestError(f"{self._url}: {message_of(reply.body) or reply.status}")
+        return str(reply.body["data"][0]["id"])
+
+    def ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Reply:
+        """One request and its whole answer, whatever its status. Raises QuireError without one."""
+        connection = self._connection()
+        try:
+            response = self._send(connection, method, path, body)
+            text = response.read()
+            found = _json(text)
+            return Reply(response.status, response.getheader("X-Request-Id", ""), found)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+
+    def stream(self, path: str, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The chunks of a streamed answer. Raises RequestError for what the server refuses."""
+        connection = self._connection()
+        try:
+            response = self._send(connection, "POST", path, {**body, "stream": True})
+            if response.status != 200:
+                found = _json(response.read())
+                raise RequestError(message_of(found) or f"status {response.status}")
+            yield from _chunks(response)
+        except (OSError, http.client.HTTPException) as error:
+            raise self._unreachable(error) from None
+        finally:
+            connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        assert self._parts.hostname is not None, self._url
+        if self._parts.scheme == "https":
+            return http.client.HTTPSConnection(self._parts.hostname, self._parts.port)
+        return http.client.HTTPConnection(self._parts.hostname, self._parts.port)
+
+    def _send(
+        self,
+        connection: http.client.HTTPConnection,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+    ) -> http.client.HTTPResponse:
+        data = None if body is None else json.dumps(body)
+        connection.request(method, self._parts.path + path, data, self._headers)
+        return connection.getresponse()
+
+    def _unreachable(self, error: Exception) -> QuireError:
+        return QuireError(f"{self._url} does not answer: {error or type(error).__name__}")
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text.decode(errors="replace")
+
+
+def message_of(body: Any) -> str:
+    """What an error body says, whatever its form."""
+    if isinstance(body, dict):
+        inner = body.get("error", body)
+        return str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)
+    return str(body)[:300]
+
+
+def _chunks(lines: Iterator[bytes] | Any) -> Iterator[dict[str, Any]]:
+    """The data of server-sent events, up to [DONE]."""
+    for line in lines:
+        if not line.startswith(b"data:"):
+            continue
+        data = line[5:].strip()
+        if data == b"[DONE]":
+            return
+        chunk = json.loads(data)
+        if "error" in chunk:
+            raise RequestError(message_of(chunk))
+        yield chunk
+
+
+def show(chunks: Iterator[dict[str, Any]]) -> Answer:
+    """Print an answer as it comes. Ctrl-C ends it early, as "abort"."""
+    began = time.perf_counter()
+    stats, pieces = Stats(), list[str]()
+    try:
+        for chunk in chunks:
+            _count(stats, chunk.get("usage"))
+            for choice in chunk.get("choices") or ():
+                text = _text(choice)
+                if text and not pieces:
+                    stats.first_s = time.perf_counter() - began
+                pieces.append(text)
+                stats.finish = choice.get("finish_reason") or stats.finish
+                sys.stdout.write(text)
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        stats.finish = "abort"
+    stats.total_s = time.perf_counter() - began
+    print()
+    return Answer("".join(pieces), stats)
+
+
+def _text(choice: Mapping[str, Any]) -> str:
+    """What a choice of a chunk adds for a reader: reasoning too."""
+    if "text" in choice:
+        return str(choice["text"])
+    delta = choice.get("delta") or {}
+    return (delta.get("reasoning") or delta.get("reasoning_content") or "") + (
+        delta.get("content") or ""
+    )
+
+
+def _count(stats: Stats, usage: Mapping[str, Any] | None) -> None:
+    if usage:
+        stats.prompt_tokens = usage["prompt_tokens"]
+        stats.output_tokens = usage["completion_tokens"]
+        details = usage.get("prompt_tokens_details") or {}
+        stats.cached_tokens = details.get("cached_tokens") or 0
