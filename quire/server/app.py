@@ -24,6 +24,7 @@ from quire.server import (
     later,
     live,
     messages,
+    outside,
     page,
     responses,
     tokens,
@@ -60,7 +61,7 @@ def create_app(to: Services) -> FastAPI:
     app.state.live = live.Feed(to.engine)
     for module in ROUTES:
         app.include_router(module.router)
-    errors.install(app)
+    errors.install(app, log_stack=to.options.log_error_stack)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     if to.options.enable_request_id_headers:
         app.add_middleware(RequestIds)
@@ -74,6 +75,8 @@ def create_app(to: Services) -> FastAPI:
             allow_headers=to.options.allowed_headers,
             allow_credentials=to.options.allow_credentials,
         )
+    for name in to.options.middleware:
+        outside.add(app, name)
     return app
 
 

@@ -14,7 +14,7 @@ engine's updates is quire.server.telling.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -92,9 +92,9 @@ class Closing(msgspec.Struct, frozen=True):
     """Nothing more will come."""
 
     usage: Usage
-    timing: dict[str, object] | None = None
+    timing: Mapping[str, object] | None = None
     """Where the time went, ready to be shown; None unless asked for (`x_timing`)."""
-    metrics: dict[str, object] | None = None
+    metrics: Mapping[str, object] | None = None
     """Rates and times of a response of one sequence; None unless the server offers them."""
 
 

@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
@@ -45,6 +46,12 @@ class Services:
     """Where the model comes from: a name or a folder's name."""
     dtype: str = ""
     """Of the weights, for the fingerprint."""
+    log_stats: bool = True
+    """Count what requests do, and log it now and then."""
+    shared_folder: Path | None = None
+    """Where the API processes of one server leave what others read; None: there is one process."""
+    process: int = 0
+    """Which of them this is."""
     created: int = field(default_factory=lambda: int(time.time()))
     ignored: Teller = field(default_factory=Teller)
     """Knows which fields without a meaning the log has told of."""
@@ -75,10 +82,6 @@ class Services:
             message = f"a request id must have at most {MAX_ID_CHARS} printable characters"
             raise RequestError(message, param="request_id")
         return prefix + base
-
-    def arrived_at(self, http: Request) -> float:
-        """When the request came, monotonic seconds."""
-        return time.monotonic()
 
     def splitters(self, asked: Asked, choices: int) -> list[Splitter] | None:
         """One for each choice; None: the text of this model is content and nothing else."""

@@ -33,6 +33,7 @@ from quire.server.events import (
 from quire.server.prepare import Terms, prepare
 from quire.server.presence import Presence
 from quire.server.services import Services
+from quire.server.timing import Watch, watch
 from quire.text.assemble import Answer, Assembler
 from quire.text.inputs import Prepared
 
@@ -47,16 +48,20 @@ async def begin(
     headers = http.headers
     admit.check(to, asked)
     public_id = to.public_id(prefix, http, asked.request_id)
-    terms = Terms(public_id, admit.priority(to, asked, headers), to.arrived_at(http))
+    watched = watch(http)
+    if asked.timing or to.options.enable_per_request_metrics:
+        watched.time()
+    terms = Terms(public_id, admit.priority(to, asked, headers), watched.received_at)
     presence = Presence(None if detached else http.receive, admit.deadline_s(headers))
     try:
         async with presence.waiting():
             prepared = await prepare(to, asked, terms)
+            watched.handed(public_id, prepared)
             stream = await to.engine.generate([one.request for one in prepared])
     except BaseException:
         presence.leave()
         raise
-    return Events(to, asked, public_id, prepared, stream, presence)
+    return Events(to, asked, public_id, prepared, stream, presence, watched)
 
 
 class _Prompt:
@@ -98,6 +103,7 @@ class Events:
         prepared: Sequence[Prepared],
         stream: Stream,
         presence: Presence,
+        watched: Watch,
     ) -> None:
         self.id = public_id
         self.asked = asked
@@ -105,6 +111,8 @@ class Events:
         self.usage = Usage()
         self.stream = stream
         self.presence = presence
+        self._watch = watched
+        self._has_metrics = to.options.enable_per_request_metrics
         self._prompts = [
             _Prompt(place, one, _assembler(to, one)) for place, one in enumerate(prepared)
         ]
@@ -146,10 +154,14 @@ class Events:
 
     def closing(self) -> Closing:
         """The last event."""
-        return Closing(self.usage)
+        timing = self._watch.shown() if self.asked.timing else None
+        return Closing(self.usage, timing, self._watch.metrics() if self._has_metrics else None)
 
     def read(self, updates: Sequence[Update]) -> list[Event]:
         """The events that these updates make. Raises EngineError."""
+        watched = self._watch
+        if watched.timed:
+            watched.took(updates)
         events: list[Event] = []
         for update in updates:
             prompt = self._by_id[update.request_id]
@@ -159,6 +171,10 @@ class Events:
                 self.usage.completion += len(ids)
                 index = update.index
                 events.append(Delta(prompt.base + index, prompt.flows[index](ids), ids))
+        if watched.logs_answers:
+            watched.said(events)
+        if watched.timed and self._whole:
+            watched.waits()
         return events
 
     def _read(self, prompt: _Prompt, update: Update, events: list[Event]) -> None:
