@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = (
     "README.md",
     "docs/quickstart.md",
+    "docs/serving.md",
+    "docs/observability.md",
+    "docs/migrating-from-vllm.md",
+    "docs/troubleshooting.md",
 )
 CODE = ("sh", "python")
 _BLOCK = re.compile(

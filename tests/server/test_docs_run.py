@@ -31,8 +31,8 @@ SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 @pytest.fixture(scope="module")
 def url():
     """A server of its own process, on any free port."""
-    words = [sys.executable, "-m", "quire", "serve", "--port", "0"]
-    words += ["--kv-cache-memory-bytes", "128MiB"]
+    words = [sys.executable, "-m", "quire", "serve", "--enable-dev-routes"]
+    words += ["--enable-responses-store", "--port", "0", "--kv-cache-memory-bytes", "128MiB"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         said = []
