@@ -401,6 +401,7 @@ TEXTS: Mapping[str, str] = {"get /metrics": "text/plain", "get /": "text/html"}
 ERRORS: Mapping[str, str] = {
     "400": "The request is wrong; `param` names the field.",
     "401": "No key, or a wrong one.",
+    "403": "The route is closed; the message says what opens it.",
     "404": "No such model, or nothing of that name.",
     "405": "Another method is meant.",
     "408": "The time that the request gave itself is over.",
