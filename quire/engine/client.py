@@ -19,6 +19,7 @@ import msgspec
 from quire.core.snapshot import Snapshot
 from quire.core.stats import SchedulerStats
 from quire.core.types import Request, Update
+from quire.engine.merge import merged
 from quire.engine.messages import (
     Abort,
     AbortSequence,
@@ -102,7 +103,7 @@ class Stream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         pending, self._pending = self._pending, {}
-        return [one[0] if len(one) == 1 else _merged(one) for one in pending.values()]
+        return [one[0] if len(one) == 1 else merged(one) for one in pending.values()]
 
     @property
     def unfinished(self) -> tuple[str, ...]:
@@ -147,19 +148,6 @@ class Stream:
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-
-def _merged(updates: Sequence[Update]) -> Update:
-    """Updates of one sequence as one. Prompt logprobs come once, with the first token."""
-    logprobs = [one for update in updates for one in update.logprobs or ()]
-    prompts = [update.prompt_logprobs for update in updates if update.prompt_logprobs is not None]
-    timings = [update.timing for update in updates if update.timing is not None]
-    return updates[-1]._replace(
-        token_ids=[token for update in updates for token in update.token_ids],
-        logprobs=logprobs or None,
-        prompt_logprobs=prompts[0] if prompts else None,
-        timing=timings[-1] if timings else None,
-    )
 
 
 class EngineClient:
@@ -261,6 +249,11 @@ class EngineClient:
     def asleep(self) -> bool:
         """The engine was sent to sleep, or is paused."""
         return bool(self._asleep)
+
+    @property
+    def sleeping(self) -> frozenset[str]:
+        """What sleeps, of weights, kv_cache and scheduling."""
+        return self._asleep
 
     @property
     def paused(self) -> bool:

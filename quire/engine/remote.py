@@ -78,7 +78,9 @@ class EngineSocket:
         if self._context is None:
             return
         self._socket.send(wire.encode(message), zmq.NOBLOCK)
-        if int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN:  # sending has used up the sign that there is news
+        if (
+            int(self._socket.get(zmq.EVENTS)) & zmq.POLLIN
+        ):  # sending has used up the sign that there is news
             self._loop.call_soon(self._read)
 
     async def stop(self) -> None:

@@ -11,11 +11,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from quire.core.params import RequestOutputKind
 from quire.core.stats import SchedulerStats
 from quire.core.types import Request, Update
 from quire.engine import sleep
 from quire.engine.front import Check
 from quire.engine.loop import Engine
+from quire.engine.merge import merged
 from quire.engine.messages import (
     PROTOCOL,
     Abort,
@@ -55,13 +57,19 @@ class _Box:
 
 
 class _Owned:
-    """A request under way: its owner's box, and which of its sequences live."""
+    """A request under way: its owner's box, and which of its sequences live.
 
-    __slots__ = ("box", "live")
+    kept: updates by sequence, if they are wanted at the end only; None: told as they come.
+    """
 
-    def __init__(self, box: _Box, n: int) -> None:
+    __slots__ = ("box", "kept", "live")
+
+    def __init__(self, box: _Box, request: Request) -> None:
         self.box = box
-        self.live = set(range(n))
+        self.live = set(range(request.n))
+        params = request.params
+        at_end = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop_strings
+        self.kept: dict[int, list[Update]] | None = {} if at_end else None
 
 
 class Service:
@@ -160,7 +168,7 @@ class Service:
             except ValueError as error:
                 raise RequestError(str(error), param="extra_args") from error
         self.engine.add(request)
-        self._owned[request.id] = _Owned(box, request.n)
+        self._owned[request.id] = _Owned(box, request)
 
     def _check_awake(self) -> None:
         if "kv_cache" in self._asleep or "weights" in self._asleep or self._falling:
@@ -204,7 +212,13 @@ class Service:
             owned = owners.get(update.request_id)
             if owned is None:
                 continue
-            owned.box.updates.append(update)
+            if owned.kept is None:
+                owned.box.updates.append(update)
+            else:
+                kept = owned.kept.setdefault(update.index, [])
+                kept.append(update)
+                if update.finish is not None:
+                    owned.box.updates.append(merged(kept))
             if update.finish is not None:
                 self._ended(owned, update.request_id, update.index)
 
