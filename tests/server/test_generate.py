@@ -1,3 +1,4 @@
+import itertools
 import json
 
 import pytest
@@ -29,7 +30,7 @@ def test_each_line_of_a_stream_has_all_that_was_said(http, server):
         lines = [json.loads(line) for line in response.iter_lines()]
     assert len(lines) >= 1
     assert lines[-1] == {"text": [PROMPT + answer(server, i) for i in range(2)]}
-    for before, after in zip(lines, lines[1:]):
+    for before, after in itertools.pairwise(lines):
         assert all(new.startswith(old) for old, new in zip(before["text"], after["text"]))
 
 

@@ -261,16 +261,18 @@ def test_logprobs_are_streamed_with_their_text(http):
 
 
 def test_a_fault_of_the_engine_is_the_last_event(tokenizer):
-    with Server(tokenizer, step_s=0.001).running() as broken:
-        with openai.OpenAI(base_url=f"{broken.url}/v1", api_key="none", max_retries=0) as made:
-            stream = made.responses.create(
-                model="tiny", input=HELLO, stream=True, extra_body={"ignore_eos": True}
-            )
-            events = []
-            for event in stream:
-                events.append(event)
-                if len(events) == 6:
-                    broken.executor.fail_with = RuntimeError("at /secret/place")
+    with (
+        Server(tokenizer, step_s=0.001).running() as broken,
+        openai.OpenAI(base_url=f"{broken.url}/v1", api_key="none", max_retries=0) as made,
+    ):
+        stream = made.responses.create(
+            model="tiny", input=HELLO, stream=True, extra_body={"ignore_eos": True}
+        )
+        events = []
+        for event in stream:
+            events.append(event)
+            if len(events) == 6:
+                broken.executor.fail_with = RuntimeError("at /secret/place")
     assert events[-1].type == "response.failed"
     assert events[-1].response.status == "failed"
     assert events[-1].response.error.code == "server_error"

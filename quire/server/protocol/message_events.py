@@ -16,30 +16,10 @@ from typing import Any
 import msgspec
 
 from quire.errors import EngineError
-from quire.server.errors import error_body
+from quire.server.errors import error_body, message_error
 from quire.server.events import Closing, Delta, Event, Finish, Opening, ToolCall, Whole
 
 _encode = msgspec.json.Encoder().encode
-
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    403: "permission_error",
-    404: "not_found_error",
-    408: "timeout_error",
-    413: "request_too_large",
-    422: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-    504: "timeout_error",
-    529: "overloaded_error",
-}
-
-
-def message_error(status: int, message: str) -> dict[str, Any]:
-    """The body of an error, as Anthropic's clients read it."""
-    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    return {"type": "error", "error": {"type": kind, "message": message}}
 
 
 class MessageShape:

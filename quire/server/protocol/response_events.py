@@ -264,9 +264,10 @@ class ResponseShape:
     def _finish(self, end: Finish) -> None:
         self._reason = end.reason
         status = STATUS.get(end.reason, "completed")
-        if not any(one["type"] != "reasoning" for one in self.response["output"]):
-            if self._item is None or self._item.kind == "reasoning":
-                self._begin_item("message")  # an answer has a message, if an empty one
+        kinds = [one["type"] for one in self.response["output"]]
+        kinds += [] if self._item is None else [self._item.kind]
+        if set(kinds) <= {"reasoning"}:
+            self._begin_item("message")  # an answer has a message, if an empty one
         if self._item is not None and self._item.kind == "message":
             self._item.logprobs += self._held
         self._end_item("completed" if status == "completed" else "incomplete")
