@@ -236,7 +236,12 @@ def test_a_conversation_that_is_too_long_is_counted(claude, server):
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 501, "api_error", "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, 501, "api_error", "tool_choice"),
         ({"output_config": {"format": {"type": "json_schema"}}}, 501, "api_error", "format"),
-        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, 501, "api_error", "budget"),
+        (
+            {"thinking": {"type": "enabled", "budget_tokens": 5}},
+            400,
+            "invalid_request_error",
+            "budget",
+        ),
         ({"container": "c"}, 501, "api_error", "container"),
         ({"speed": "fast"}, 501, "api_error", "speed"),
         ({"model": "other"}, 404, "not_found_error", "other"),
@@ -285,15 +290,19 @@ def test_what_is_not_built_is_not_tried_again(http):
 def test_fields_that_change_nothing_are_told(http):
     body = {
         "model": "tiny",
-        "max_tokens": 9,
+        "max_tokens": 1025,
         "messages": HELLO,
         "metadata": {"user_id": "me"},
         "cache_control": {"type": "ephemeral"},
+        "thinking": {"type": "enabled", "budget_tokens": 1024},
         "no_such_field": 1,
     }
     got = http.post("/v1/messages", json=body)
+    assert got.status_code == 200, got.text
     told = got.headers["x-quire-ignored"].split(",")
-    assert sorted(told) == ["cache_control", "metadata", "no_such_field"]
+    assert sorted(told) == [
+        *("cache_control", "metadata", "no_such_field", "thinking.budget_tokens")
+    ]
 
 
 @pytest.mark.parametrize("name", ["api_key", "auth_token"])

@@ -4,8 +4,10 @@ import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
+from starlette.exceptions import HTTPException
 
 from quire.server.options import ServerOptions
+from quire.server.response_store import Kept, ResponseStore
 from tests.server.harness import Server
 
 HELLO = "Say something nice."
@@ -490,3 +492,30 @@ def test_a_fault_of_the_background_is_told_to_who_asks(tokenizer):
             asked = made.responses.create(model="tiny", input=HELLO, background=True)
             got = wait_for(made, asked.id, "failed")
     assert got.error.code == "server_error"
+
+
+def ended(number, text):
+    body = {"id": f"resp_{number}", "background": False, "status": "completed", "output": text}
+    made = Kept(body)
+    made.end([])
+    return made
+
+
+def test_what_is_kept_weighs_no_more_than_it_may():
+    store = ResponseStore(most=100, max_bytes=5000)
+    for number in range(8):
+        store.add(ended(number, "x" * 1000))
+    assert len(store) == 4
+    with pytest.raises(HTTPException):
+        store.get("resp_3")
+    assert store.get("resp_4").weight > 1000
+
+
+def test_what_still_runs_is_never_dropped():
+    store = ResponseStore(most=2)
+    running = Kept({"id": "resp_run", "background": True, "status": "in_progress"})
+    store.add(running)
+    for number in range(5):
+        store.add(ended(number, ""))
+    assert store.get("resp_run") is running
+    assert len(store) == 3

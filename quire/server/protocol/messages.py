@@ -17,6 +17,8 @@ from quire.server.protocol.fields import Body, Texts
 from quire.server.strict import Ignored
 
 WORDS = {"stop": "stop_sequences"}
+SMALLEST_BUDGET = 1024
+"""Tokens of thinking, as this dialect has it."""
 
 BILLING = "x-anthropic-billing-header"
 """A line that one client writes at the start of its system text. It changes with every request, so
@@ -102,7 +104,10 @@ class CountBody(Body):
 
     def ignored(self) -> list[Ignored]:
         found = super().ignored()
-        return [Ignored(one.name, True) if one.name in _HARMLESS else one for one in found]
+        found = [Ignored(one.name, True) if one.name in _HARMLESS else one for one in found]
+        if self.thinking is not None and self.thinking.budget_tokens is not None:
+            found.append(Ignored("thinking.budget_tokens", True))
+        return found
 
     def to_asked(self) -> Asked:
         """As a request for its prompt."""
@@ -141,7 +146,11 @@ class CountBody(Body):
 
 
 class MessagesBody(CountBody):
-    """A conversation, and how it is to go on."""
+    """A conversation, and how it is to go on.
+
+    The budget of thinking is told of as ignored and not refused: a client cannot ask for thinking
+    without naming one, and max_tokens bounds it all.
+    """
 
     max_tokens: int
     stop_sequences: Texts | None = None
@@ -154,6 +163,16 @@ class MessagesBody(CountBody):
     priority: int | None = None
     request_id: str | None = None
     x_timing: bool | None = Field(None, description="Say where the time went.")
+
+    def check(self) -> None:
+        super().check()
+        budget = self.thinking.budget_tokens if self.thinking is not None else None
+        if budget is not None and not SMALLEST_BUDGET <= budget < self.max_tokens:
+            message = (
+                f"thinking.budget_tokens must be >= {SMALLEST_BUDGET} and less than max_tokens "
+                f"({self.max_tokens}), got {budget}"
+            )
+            raise RequestError(message, param="thinking.budget_tokens")
 
     def to_asked(self) -> Asked:
         self.check()
@@ -177,14 +196,12 @@ class MessagesBody(CountBody):
         )
 
     def _sampling(self) -> dict[str, Any]:
-        budget = self.thinking.budget_tokens if self.thinking is not None else None
         given = {
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_k": self.top_k,
             "top_p": self.top_p,
             "stop": self.stop_sequences or None,
-            "thinking_token_budget": budget,
             "extra_args": self.vllm_xargs,
         }
         return {name: value for name, value in given.items() if value is not None}
