@@ -48,8 +48,6 @@ def check(to: Services, asked: Asked) -> None:
     _check_stream(asked)
     if asked.beams is not None:
         _check_beams(asked)
-        message = "use_beam_search is not served over HTTP yet; LLM.beam_search does it"
-        raise Unsupported(message, param="use_beam_search")
 
 
 def deadline_s(headers: Mapping[str, str]) -> float | None:
@@ -159,6 +157,13 @@ def _check_beams(asked: Asked) -> None:
     if asked.n > MAX_BEAMS:
         message = f"n must be at most {MAX_BEAMS} with use_beam_search, got {asked.n}"
         raise RequestError(message, param="n")
+    allowed = asked.sampling.get("allowed_token_ids")
+    if allowed is not None and len(allowed) < asked.n:
+        message = f"n ({asked.n}) beams need as many allowed_token_ids, got {len(allowed)}"
+        raise RequestError(message, param="n")
+    if asked.timing:
+        message = "x_timing tells of one request; a beam search is many"
+        raise RequestError(message, param="x_timing")
     for name, value in asked.sampling.items():
         if name not in _BEAMS_KNOW and value not in (getattr(_NEUTRAL, name), [], -1):
             word = asked.words.get(name, name)

@@ -27,7 +27,7 @@ def add(app: FastAPI, name: str) -> None:
         message = f"middleware {name!r} was not found: {type(error).__name__}: {error}"
         raise ConfigError(message) from None
     if inspect.isclass(found):
-        app.add_middleware(found)
+        app.add_middleware(found)  # type: ignore[arg-type]  # what it takes is seen when it starts
     elif inspect.iscoroutinefunction(found):
         app.add_middleware(BaseHTTPMiddleware, dispatch=found)
     else:

@@ -10,14 +10,14 @@ engine and watches over the client. A sequence whose text is complete (a stop st
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
 
 from starlette.requests import Request
 
 from quire.core.types import Update
-from quire.engine.client import Stream
 from quire.errors import EngineError
 from quire.outputs import SampleLogprobs
-from quire.server import admit
+from quire.server import admit, beams
 from quire.server.asked import Asked
 from quire.server.events import (
     Closing,
@@ -57,11 +57,25 @@ async def begin(
         async with presence.waiting():
             prepared = await prepare(to, asked, terms)
             watched.handed(public_id, prepared)
-            stream = await to.engine.generate([one.request for one in prepared])
+            stream: Updates
+            if asked.beams is None:
+                stream = await to.engine.generate([one.request for one in prepared])
+            else:
+                prepared, stream = await beams.search(to, asked, prepared)
     except BaseException:
         presence.leave()
         raise
     return Events(to, asked, public_id, prepared, stream, presence, watched)
+
+
+class Updates(Protocol):
+    """The face of quire.engine.client.Stream."""
+
+    closed: bool
+
+    def __aiter__(self) -> AsyncIterator[list[Update]]: ...
+    def end_sequence(self, request_id: str, index: int) -> None: ...
+    def close(self) -> None: ...
 
 
 class _Prompt:
@@ -101,7 +115,7 @@ class Events:
         asked: Asked,
         public_id: str,
         prepared: Sequence[Prepared],
-        stream: Stream,
+        stream: Updates,
         presence: Presence,
         watched: Watch,
     ) -> None:

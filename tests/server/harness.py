@@ -105,7 +105,7 @@ class Reciter:
 
     def logprobs(self, place, chosen, count, worst=False):
         draw = random.Random(place)
-        others = [i for i in draw.sample(range(self.vocab), count + 4) if i != chosen][: count + 3]
+        others = [i for i in draw.sample(range(self.vocab), min(count + 4, self.vocab)) if i != chosen][: count + 3]
         ids = [*others, chosen] if worst else [chosen, *others]
         values = [-0.25 * (rank + 1) for rank in range(len(ids))]
         ranks = list(range(1, len(ids) + 1))

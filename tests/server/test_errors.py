@@ -41,7 +41,6 @@ SHARED = [
     *(("stream", v, 400) for v in ("yes", 1)),
     *(("model", v, 404) for v in ("other", "../../etc/passwd", "")),
     *(("model", v, 400) for v in (5, [])),
-    ("use_beam_search", True, 501),
     ("use_beam_search", "x", 400),
     *(("guided_json", v, 501) for v in ({"type": "object"},)),
     *(("structured_outputs", v, 501) for v in ({"json": {}}, {"regex": "(a+)+b"})),

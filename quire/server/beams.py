@@ -1,0 +1,150 @@
+"""Beam search over the engine's client: rounds of one-token requests, shown as a Stream.
+
+Not here: how beams are chosen (quire.engine.beams). The one idea: the search looks to the rest of
+the server like an engine that says everything at its end, one update for each beam, the best first.
+A round costs a message to the engine and one back, for all prompts together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from quire.core.params import BeamSearchParams
+from quire.core.types import Request, Update
+from quire.engine.beams import Beam, BeamSearch
+from quire.engine.client import EngineClient, Stream
+from quire.server.asked import Asked
+from quire.server.services import Services
+from quire.text.inputs import InputProcessor, Prepared
+
+
+async def search(
+    to: Services, asked: Asked, prepared: Sequence[Prepared]
+) -> tuple[list[Prepared], BeamStream]:
+    """Begin the searches; the prepared requests as the answers will be: one sequence a beam."""
+    assert asked.beams is not None
+    searches = [_search(to.inputs, one, asked.n, asked.beams.length_penalty) for one in prepared]
+    stream = BeamStream(to.engine, searches)
+    await stream.begin()
+    return [_widened(one, asked.n) for one in prepared], stream
+
+
+def _search(inputs: InputProcessor, one: Prepared, width: int, penalty: float) -> BeamSearch:
+    request, params = one.request, one.params
+    wanted = BeamSearchParams(
+        beam_width=width,
+        max_tokens=request.stop.max_tokens,
+        ignore_eos=params.ignore_eos,
+        temperature=params.temperature,
+        length_penalty=penalty,
+        include_stop_str_in_output=params.include_stop_str_in_output,
+        allowed_token_ids=params.allowed_token_ids,
+    )
+    return BeamSearch(
+        request.id,
+        request.prompt,
+        wanted,
+        eos_ids=inputs.eos_ids,
+        room=inputs.max_model_len - len(request.prompt),
+        vocab=inputs.vocab_size,
+        priority=request.priority,
+        salt=request.salt,
+    )
+
+
+def _widened(one: Prepared, width: int) -> Prepared:
+    params = one.params.clone()
+    params.n = width
+    return replace(one, request=replace(one.request, n=width), params=params)
+
+
+class BeamStream:
+    """The face of quire.engine.client.Stream: one batch of updates, when all searches are over."""
+
+    def __init__(self, client: EngineClient, searches: Sequence[BeamSearch]) -> None:
+        self._client = client
+        self._searches = searches
+        self._owner: dict[str, BeamSearch] = {}
+        self._cached: dict[str, int] = {}  # of each search's prompt
+        self._round: Stream | None = None
+        self._is_read = False
+        self._leaving: asyncio.Task[None] | None = None
+        self.closed = False
+
+    async def begin(self) -> None:
+        """Hand the first round to the engine. Raises what generate() raises."""
+        self._round = await self._next_round()
+
+    def __aiter__(self) -> BeamStream:
+        return self
+
+    async def __anext__(self) -> list[Update]:
+        if self._is_read or self.closed:
+            raise StopAsyncIteration
+        self._is_read = True
+        try:
+            while self._round is not None:
+                await self._take(self._round)
+                self._round = None if self.closed else await self._next_round()
+        finally:
+            await self._let_go()
+        if self.closed:
+            raise StopAsyncIteration
+        return [update for one in self._searches for update in self._updates(one)]
+
+    def end_sequence(self, request_id: str, index: int) -> None:
+        """Beams have no stop strings; nothing runs when they are told."""
+
+    def close(self) -> None:
+        """Give the searches up. Harmless when called again."""
+        if self._round is not None:
+            self._round.close()
+        if not self._is_read and not self.closed:  # else the reader lets go
+            self._leaving = asyncio.get_running_loop().create_task(self._let_go())
+        self.closed = True
+
+    async def _next_round(self) -> Stream | None:
+        """Ask for one more token of every live beam; None when all searches are over."""
+        live = [one for one in self._searches if not one.over]
+        requests: list[Request] = []
+        for one in live:
+            asked = one.requests()
+            self._owner.update((request.id, one) for request in asked)
+            requests += asked
+        if not requests:
+            return None
+        stream = await self._client.generate(requests)
+        await self._client.abort([parent for one in live for parent in one.parents()])
+        return stream
+
+    async def _take(self, stream: Stream) -> None:
+        try:
+            async for updates in stream:
+                for update in updates:
+                    one = self._owner[update.request_id]
+                    self._cached.setdefault(one.name, update.cached_tokens)
+                    one.take(update)
+        finally:
+            stream.close()
+        self._owner.clear()
+        if not self.closed:
+            for one in self._searches:
+                one.check()
+
+    async def _let_go(self) -> None:
+        """The last round's requests are held by the engine until somebody says so."""
+        await self._client.abort([held for one in self._searches for held in one.held()])
+
+    def _updates(self, one: BeamSearch) -> list[Update]:
+        cached = self._cached.get(one.name, 0)
+        return [
+            Update(one.name, index, self._tokens(beam), beam.finish, cached_tokens=cached)
+            for index, beam in enumerate(one.result())
+        ]
+
+    def _tokens(self, beam: Beam) -> Sequence[int]:
+        """As the engine says them: the token that ended a sequence is among them."""
+        is_shown = beam.stop_reason is None or beam.tokens[-1:] == (beam.stop_reason,)
+        return beam.tokens if is_shown else (*beam.tokens, beam.stop_reason or 0)
