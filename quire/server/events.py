@@ -75,6 +75,8 @@ class Usage(msgspec.Struct):
     completion: int = 0
     cached: int = 0
     """Of the prompt, out of the prefix cache."""
+    reasoning: int | None = None
+    """Of the completion, tokens of reasoning; None where nothing tells them apart."""
 
     def shown(self, *, details: bool) -> dict[str, object]:
         """As OpenAI's routes show it."""
@@ -85,6 +87,8 @@ class Usage(msgspec.Struct):
         }
         if details:
             body["prompt_tokens_details"] = {"cached_tokens": self.cached}
+        if self.reasoning is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning}
         return body
 
 

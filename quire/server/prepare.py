@@ -80,7 +80,7 @@ def sampling_params(to: Services, asked: Asked) -> SamplingParams:
     given: dict[str, Any] = {"max_tokens": asked.max_tokens, **to.defaults, **asked.sampling}
     if given["max_tokens"] == 0:
         word = asked.words.get("max_tokens", "max_tokens")
-        raise RequestError(f"{word} must be >= 1 without echo, got 0", param="max_tokens")
+        raise RequestError(f"{word} must be >= 1, got 0", param=word)
     if asked.beams is not None:
         given["n"] = 1  # the width of the search is no matter of one request
     return SamplingParams(**given, output_kind=kind, skip_clone=True)

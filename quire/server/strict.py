@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 HEADER = "X-Quire-Ignored"
 MOST_SHOWN = 16
+MOST_HINTS = 4
 MOST_CHARS = 64
 MOST_LOGGED = 256
 
@@ -48,10 +49,11 @@ class Teller:
 def find(given: Iterable[str], known: Iterable[str], harmless: frozenset[str]) -> list[Ignored]:
     """Those of the given names that mean nothing, with what was perhaps meant."""
     names = list(known)
-    return [
-        Ignored(name, True) if name in harmless else Ignored(name, False, _near(name, names))
-        for name in given
-    ]
+    found = [Ignored(name, name in harmless) for name in given]
+    for place, one in enumerate(found[:MOST_HINTS]):  # strangers may send a million names
+        if not one.is_known:
+            found[place] = one._replace(near=_near(one.name, names))
+    return found
 
 
 def refuse(ignored: Iterable[Ignored]) -> None:

@@ -134,6 +134,8 @@ class Events:
         self._whole = not asked.stream
         self._prompt_only = asked.prompt_only
         self._splitters: list[Splitter] | None = to.splitters(asked, len(prepared) * asked.n)
+        if self._splitters is not None:
+            self.usage.reasoning = 0
         presence.on_end(self.stream.close)
 
     @property
@@ -250,6 +252,8 @@ class Events:
             events.append(Delta(index, text, ids, logprobs))
             return
         for said in self._splitters[index].push(text, ids, last=last):
+            if said.reasoning and ids:
+                self.usage.reasoning = (self.usage.reasoning or 0) + len(ids)
             events.append(Delta(index, said.text, ids, logprobs, said.reasoning, said.tool_call))
             ids, logprobs = (), None  # they are told once
         if ids:
