@@ -14,6 +14,7 @@ COMMANDS = {
     "chat": "talk with a model in the terminal, here or at a server",
     "complete": "complete lines of text, here or at a server",
     "generate": "complete prompts as one batch",
+    "run-batch": "answer the requests of an OpenAI batch file",
     "plan": "where memory would go, from config.json and tensor headers alone",
     "explain": "print every setting and why it is what it is",
     "bench": "measure latency, throughput, start-up, or a running server",

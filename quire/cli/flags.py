@@ -87,14 +87,18 @@ def serve_parser() -> OptionParser:
     return parser
 
 
-def add_server_options(parser: argparse.ArgumentParser) -> None:
-    """A flag for each field of ServerOptions. Those not given do not appear in the namespace."""
+def add_server_options(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
+    """A flag for each field of ServerOptions. Those not given do not appear in the namespace.
+
+    only: the groups that mean something for a command.
+    """
     hints, about = get_type_hints(ServerOptions), _field_docs(ServerOptions)
-    for title, names in GROUPS.items():
+    for title in only or GROUPS:
+        names = GROUPS[title]
         group = parser.add_argument_group(f"{title} options", ABOUT_GROUPS[title])
         for name in names:
             _add(group, name, hints[name], about[name].replace("%", "%%"))
-    for flag, text in DEFAULTS.items():
+    for flag, text in DEFAULTS.items() if not only else ():
         group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
 
 

@@ -78,6 +78,11 @@ class Remote:
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
 
+    @property
+    def has_version(self) -> bool:
+        """The URL has the /v1 that the paths of a batch have too."""
+        return self._parts.path.endswith("/v1")
+
     def model(self, wanted: str | None) -> str:
         """The name of the model to ask: the wanted one, or the server's first."""
         if wanted:

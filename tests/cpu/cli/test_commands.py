@@ -122,3 +122,22 @@ def test_an_answer_is_not_cut_at_the_default_of_completions(capsys):
     assert status == 0
     assert len(out) > 20
     assert "Paris" in out
+
+
+def test_run_batch_answers_with_a_model_of_this_process(capsys, folder, tmp_path):
+    body = {"prompt": "Hello", "max_tokens": 3, "temperature": 0}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": body}
+    (tmp_path / "in").write_text(json.dumps(line) + "\nnot json\n")
+    words = [
+        "-i",
+        str(tmp_path / "in"),
+        "-o",
+        str(tmp_path / "out"),
+        "--enable-prompt-tokens-details",
+    ]
+    status, _, err = run(capsys, "run-batch", folder, *words, "--max-model-len", "64")
+    assert status == 0, err
+    good, bad = map(json.loads, (tmp_path / "out").read_text().splitlines())
+    assert good["response"]["body"]["usage"]["completion_tokens"] == 3
+    assert "prompt_tokens_details" in good["response"]["body"]["usage"]
+    assert bad["error"]
