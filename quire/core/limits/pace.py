@@ -35,7 +35,8 @@ class Pace(Limit):
         self.decoded, self.decoding = self.decoding, 0
         self.left = NO_BOUND
         if self.token_s:
-            self.left = max(LEAST, int((self.target_s - self.decode_s) / self.token_s))
+            tokens = int((self.target_s - self.decode_s) / self.token_s) + self.decoded
+            self.left = max(LEAST, _even(tokens) - self.decoded)
 
     def allow(self, seq: Sequence, want: int) -> int:
         if _decodes(seq) or not (self.decoding or self.decoded):
@@ -71,6 +72,17 @@ class Pace(Limit):
 def _decodes(seq: Sequence) -> bool:
     """Whether the row is of a next token, not of a prompt or of what was preempted."""
     return seq.pending == 1 and seq.planned >= seq.prompt_len
+
+
+def _even(tokens: int) -> int:
+    """So many or somewhat fewer: matrix products work in tiles, and pay for the last ones in full.
+
+    1,024 rows are about one round of tiles for all the multiprocessors of a large GPU.
+    """
+    for grain in (1024, 128):
+        if tokens >= grain:
+            return tokens - tokens % grain
+    return tokens
 
 
 def _nearer(known: float, seen: float) -> float:
