@@ -251,8 +251,6 @@ class Ledger:
         self._filling[account] = None
         if self._out:
             self._out.pop(account, None)
-        if seq.cached and not seq.preemptions and seq.index == 0:
-            self._counted.cached_tokens += seq.cached
         return account
 
     def _chunks(self) -> list[_Chunk]:
@@ -310,6 +308,9 @@ class Ledger:
                     account.first_token_at = now
                     firsts.add((seq.request.id, seq.index))
                     self._counted.first_token(now - self._arrival(seq.request, account))
+                    if account.family.prompt_done is None:
+                        self._counted.prompt(seq.prompt_len, seq.cached)
+                        account.family.prompt_done = self._timing(account, now)
                 self._turn(account, _Phase.DECODE, now)
         return firsts
 
@@ -360,8 +361,6 @@ class Ledger:
             timing = self._timing(account, now)
             updates[i] = update._replace(timing=timing)
             silent += not update.token_ids
-            if family.prompt_done is None and account.first_token_at is not None:
-                family.prompt_done = timing
             if update.finish is not None:
                 self._counted.ended(update.finish, timing.cuts)
                 self._forget(update.request_id, update.index)

@@ -46,8 +46,10 @@ class Counters(NamedTuple):
     """Time in which a step was under way."""
     prompt_tokens: int
     """Computed; tokens computed once more after a preemption included."""
+    answered_tokens: int
+    """Of prompts whose first answer has begun; once a request, whatever n."""
     cached_tokens: int
-    """Of prompts, found in the prefix cache."""
+    """Of those, found in the prefix cache."""
     generated_tokens: int
     finished: dict[str, int]
     """Sequences by how they ended; "stop_string" is an end that the text half decided on."""

@@ -14,7 +14,8 @@ class Tally:
     """Counters that only grow."""
 
     def __init__(self) -> None:
-        self.cached_tokens = self.prompt_tokens = 0
+        self.prompt_tokens = 0
+        self._answered = self._cached = 0
         self._finished: Counter[str] = Counter()
         self._cut_seconds = [0.0] * len(CUTS)
         self._steps = self._generated = self._step_tokens_sum = 0
@@ -29,6 +30,10 @@ class Tally:
         self._generated += generated
         self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
         self._step_tokens_sum += tokens
+
+    def prompt(self, tokens: int, cached: int) -> None:
+        self._answered += tokens
+        self._cached += cached
 
     def ended(self, reason: str, cuts: Iterable[float]) -> None:
         self._finished[reason] += 1
@@ -45,7 +50,8 @@ class Tally:
             steps=self._steps,
             step_seconds=self._step_seconds,
             prompt_tokens=self.prompt_tokens,
-            cached_tokens=self.cached_tokens,
+            answered_tokens=self._answered,
+            cached_tokens=self._cached,
             generated_tokens=self._generated,
             finished=dict(self._finished),
             cut_seconds=list(self._cut_seconds),

@@ -24,6 +24,7 @@ from quire.server import (
     later,
     live,
     messages,
+    observe,
     outside,
     page,
     responses,
@@ -77,6 +78,7 @@ def create_app(to: Services) -> FastAPI:
         )
     for name in to.options.middleware:
         outside.add(app, name)
+    observe.install(app, to, [module.router for module in ROUTES])  # last: it stands before all
     return app
 
 

@@ -92,6 +92,17 @@ OF_ENGINE = (
     _counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache."),
     _counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache."),
     _counter("num_preemptions", "Sequences that lost their blocks to others."),
+    _counter("prompt_tokens", "Tokens of prompts, cached ones included; once a request."),
+    _counter(
+        "prompt_tokens_by_source",
+        "The same, by where their KV came from.",
+        "source",
+        "local_compute",
+        "local_cache_hit",
+    ),
+    _counter("prompt_tokens_cached", "Tokens of prompts that the prefix cache had."),
+    _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device"),
+    _counter("generation_tokens", "Tokens generated."),
     _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
     _counter("engine_steps", "Steps that had rows.", own=True),
     _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
@@ -106,17 +117,6 @@ OF_ENGINE = (
 """Asked of the engine when somebody reads the metrics."""
 
 OF_REQUESTS = (
-    _counter("prompt_tokens", "Tokens of prompts, cached ones included; once a request."),
-    _counter(
-        "prompt_tokens_by_source",
-        "The same, by where their KV came from.",
-        "source",
-        "local_compute",
-        "local_cache_hit",
-    ),
-    _counter("prompt_tokens_cached", "Tokens of prompts that the prefix cache had."),
-    _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device"),
-    _counter("generation_tokens", "Tokens generated."),
     _counter("request_success", "Sequences that ended, by how.", "finished_reason", *REASONS),
     _histogram("request_prompt_tokens", "context", "Tokens of a prompt."),
     _histogram("request_generation_tokens", "context", "Tokens of an answer."),

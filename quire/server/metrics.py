@@ -33,7 +33,7 @@ Labels = Mapping[str, str]
 class Life:
     """What is remembered of a request while it lives. Times by the clock; by index where of n."""
 
-    __slots__ = ("cached", "firsts", "lasts", "open", "request", "timings", "tokens")
+    __slots__ = ("cached", "firsts", "lasts", "open", "reasons", "request", "timings", "tokens")
 
     def __init__(self, request: Request) -> None:
         self.request = request
@@ -42,6 +42,7 @@ class Life:
         self.lasts = [0.0] * request.n
         self.tokens = [0] * request.n
         self.timings: list[Timing | None] = [None] * request.n
+        self.reasons: list[str | None] = [None] * request.n
         self.cached = 0
 
 
@@ -57,11 +58,9 @@ class Recorder:
         clock: Clock = time.monotonic,
     ) -> None:
         self._board = board
-        self._cells = board.cells
         self._clock = clock
         self._over = over
         self._lives: dict[str, Life] = {}
-        self._generated = board.place["generation_tokens"]
         self._histograms = {
             one.name: Histogram(board, one.name, one.bounds_for(max_model_len))
             for one in names.OF_REQUESTS
@@ -77,25 +76,26 @@ class Recorder:
     def news(self, updates: Sequence[Update]) -> None:
         """Count tokens and ends. Runs for each token of each stream, so it is flat."""
         now, lives, see = self._clock(), self._lives, self._gaps.see
-        generated = 0
         for update in updates:
             life = lives.get(update.request_id)
             if life is None:
                 continue
             count, index = len(update.token_ids), update.index
             if count:
-                generated += count
                 if life.firsts[index] is None:
                     self._first(life, update, now)
                 else:
-                    see(now - life.lasts[index])
+                    see((now - life.lasts[index]) / count, count)
                 life.lasts[index] = now
                 life.tokens[index] += count
             if update.timing is not None:
                 life.timings[index] = update.timing
             if update.finish is not None:
                 self._end(life, index, update.finish)
-        self._cells[self._generated] += generated
+
+    def knows(self, request_id: str) -> bool:
+        """The request lives."""
+        return request_id in self._lives
 
     def ended(self, request_id: str, index: int) -> None:
         """A sequence was ended by its text."""
@@ -107,19 +107,18 @@ class Recorder:
         self._histograms[name].see(value)
 
     def _first(self, life: Life, update: Update, now: float) -> None:
-        life.firsts[update.index] = now
-        self._see("time_to_first_token_seconds", now - life.request.arrived_at)
-        if life.firsts.count(None) < life.request.n - 1:
-            return  # a sibling was first: the prompt is counted
+        """The first update of a sequence; the only one, if the engine keeps news to the end."""
+        timing, more = update.timing, len(update.token_ids) - 1
+        at = now
+        if more and timing is not None and timing.first_token_at is not None:
+            at = timing.first_token_at
+            self._gaps.see((timing.ended_at - at) / more, more)
+        life.firsts[update.index] = at
         life.cached = update.cached_tokens
-        prompt, add = len(life.request.prompt), self._board.add
-        add("prompt_tokens", prompt)
-        add("prompt_tokens_by_source local_compute", prompt - life.cached)
-        add("prompt_tokens_by_source local_cache_hit", life.cached)
-        add("prompt_tokens_cached", life.cached)
-        add("prompt_tokens_cached_by_source device", life.cached)
+        self._see("time_to_first_token_seconds", at - life.request.arrived_at)
 
     def _end(self, life: Life, index: int, reason: str) -> None:
+        life.reasons[index] = reason
         self._board.add(f"request_success {reason}")
         self._see("request_generation_tokens", life.tokens[index])
         timing, first, last = life.timings[index], life.firsts[index], life.lasts[index]
@@ -194,6 +193,14 @@ def of_engine(now: Snapshot, sleep_state: str, labels: Labels, prefix: str) -> I
         "num_requests_swapped": {"": stats.swapped},
         "kv_cache_usage_perc": {"": stats.usage},
         "engine_sleep_state": {state: state == sleep_state for state in names.SLEEP_STATES},
+        "prompt_tokens": {"": counters.answered_tokens},
+        "prompt_tokens_by_source": {
+            "local_compute": counters.answered_tokens - counters.cached_tokens,
+            "local_cache_hit": counters.cached_tokens,
+        },
+        "prompt_tokens_cached": {"": counters.cached_tokens},
+        "prompt_tokens_cached_by_source": {"device": counters.cached_tokens},
+        "generation_tokens": {"": counters.generated_tokens},
         "prefix_cache_queries": {"": stats.prefix_query_tokens},
         "prefix_cache_hits": {"": stats.prefix_hit_tokens},
         "num_preemptions": {"": stats.preemptions},

@@ -68,10 +68,11 @@ class Watch:
         self.timed = False
         self.request_ids: tuple[str, ...] = ()
         """Of the engine's requests that were made of it."""
+        self.public_id = ""
+        """The id that the client sees; empty before anything was handed to the engine."""
         self._headers = headers
         self._sink = sink
         self._clock = clock
-        self._public_id = ""
         self._order: dict[str, int] = {}  # request -> index of its first choice
         self._handed_at: float | None = None
         self._timings: dict[int, Timing] = {}  # by choice
@@ -88,7 +89,7 @@ class Watch:
     def handed(self, public_id: str, prepared: Sequence[Prepared]) -> None:
         """The requests are given to the engine now."""
         self._handed_at = self._clock()
-        self._public_id = public_id
+        self.public_id = public_id
         self.request_ids = tuple(one.request.id for one in prepared)
         first = 0
         for one in prepared:
@@ -103,9 +104,9 @@ class Watch:
         self._turn("text", self._clock())
         for update in updates:
             self._tokens += len(update.token_ids)
-            if update.timing is not None:
-                choice = self._order[update.request_id] + update.index
-                self._timings[choice] = update.timing
+            first = self._order.get(update.request_id)
+            if update.timing is not None and first is not None:
+                self._timings[first + update.index] = update.timing
 
     def waits(self) -> None:
         """There is nothing to do until more comes."""
@@ -114,7 +115,7 @@ class Watch:
     def said(self, events: Sequence[Event]) -> None:
         """This is what the client is told."""
         if self._sink is not None:
-            self._sink.said(self._public_id, events)
+            self._sink.said(self.public_id, events)
 
     async def sending(self, send: Send, message: Message) -> None:
         """Send, and note how long the client lets us wait."""

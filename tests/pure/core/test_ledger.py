@@ -308,7 +308,7 @@ def test_counters_count_steps_tokens_and_ends():
     scene.engine.abort_sequence("a", 0)
     scene.run()
     counters = scene.engine.snapshot().counters
-    assert counters.prompt_tokens == 11
+    assert counters.prompt_tokens == counters.answered_tokens == 11
     assert counters.generated_tokens == 4
     assert counters.finished == {"length": 1, "stop_string": 1}
     assert sum(counters.cut_seconds) == 4.0

@@ -1,0 +1,96 @@
+"""A line for each request (--enable-log-requests) and for each answer (--enable-log-outputs).
+
+Lines at INFO hold ids, lengths and parameters. The prompt itself is logged at DEBUG only, and cut
+at --max-log-len; headers, and so keys, are never looked at.
+"""
+
+from __future__ import annotations
+
+import logging
+import reprlib
+from collections.abc import Sequence
+from dataclasses import fields
+
+from quire.core.params import SamplingParams
+from quire.server.events import Delta, Event, Finish
+from quire.server.options import ServerOptions
+from quire.text.inputs import Prepared
+
+log = logging.getLogger(__name__)
+
+_OURS = ("max_tokens", "output_kind", "skip_clone", "bad_words_token_ids")
+_DEFAULTS = {
+    one.name: getattr(SamplingParams(), one.name)
+    for one in fields(SamplingParams)
+    if one.name not in _OURS
+}
+"""What a line need not say. `_OURS`: said apart, or no word of the client."""
+
+
+class RequestLog:
+    """What the options let the log tell. Keeps nothing but the beginnings of streamed answers."""
+
+    def __init__(self, options: ServerOptions) -> None:
+        self.requests = options.enable_log_requests
+        self.answers = options.enable_log_requests and options.enable_log_outputs
+        self._deltas = options.enable_log_deltas
+        self._most = options.max_log_len
+        self._texts: dict[tuple[str, int], str] = {}
+
+    def asked(self, public_id: str, prepared: Sequence[Prepared]) -> None:
+        """A request is given to the engine."""
+        if not self.requests:
+            return
+        for one in prepared:
+            request = one.request
+            log.info(
+                "request %s: %d prompt tokens, max_tokens %d, %s",
+                public_id,
+                len(request.prompt),
+                request.stop.max_tokens,
+                given(one.params) or "defaults",
+                extra={"request_id": public_id, "prompt_tokens": len(request.prompt)},
+            )
+            if log.isEnabledFor(logging.DEBUG):
+                text = one.prompt_text
+                shown = self._cut(text) if text is not None else list(request.prompt[: self._most])
+                log.debug("prompt of %s: %r", public_id, shown, extra={"request_id": public_id})
+
+    def said(self, public_id: str, events: Sequence[Event]) -> None:
+        """A generation says this."""
+        for event in events:
+            if isinstance(event, Delta):
+                self._add(public_id, event)
+            elif isinstance(event, Finish):
+                text = self._texts.pop((public_id, event.index), "")
+                log.info(
+                    "answer %d of %s ended (%s): %r",
+                    event.index,
+                    public_id,
+                    event.reason,
+                    text,
+                    extra={"request_id": public_id, "finish_reason": event.reason},
+                )
+
+    def forget(self, public_id: str) -> None:
+        """It is over, ended or not."""
+        for key in [key for key in self._texts if key[0] == public_id]:
+            del self._texts[key]
+
+    def _add(self, public_id: str, delta: Delta) -> None:
+        text = delta.reasoning + delta.text
+        key = public_id, delta.index
+        self._texts[key] = self._cut(self._texts.get(key, "") + text)
+        if self._deltas and text:
+            log.info("piece of answer %d of %s: %r", delta.index, public_id, self._cut(text))
+
+    def _cut(self, text: str) -> str:
+        return text if self._most is None else text[: self._most]
+
+
+def given(params: SamplingParams) -> str:
+    """The parameters that are not as they are by default, long ones cut."""
+    shown = ((name, getattr(params, name)) for name in _DEFAULTS)
+    return ", ".join(
+        f"{name} {reprlib.repr(value)}" for name, value in shown if value != _DEFAULTS[name]
+    )
