@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from quire import env
+from quire.config import environment
 from quire.config.plan import gib
 from quire.errors import ConfigError
 from quire.platform import cpu, cuda
@@ -23,6 +24,15 @@ PACKAGES = (
     "safetensors",
     "huggingface_hub",
     "numpy",
+    "fastapi",
+    "uvicorn",
+    "uvloop",
+    "pyzmq",
+    "msgspec",
+    "flash-attn-3",
+    "flash-attn",
+    "opentelemetry-sdk",
+    "openai",
 )
 
 
@@ -52,7 +62,21 @@ def report() -> dict[str, dict[str, str]]:
         "gpu": _gpu(),
     }
     packages = {name: _version(name) for name in PACKAGES}
-    return {"machine": machine, "packages": packages, "variables": dict(env.describe())}
+    variables = dict(env.describe()) | {name: _fate(name) for name in sorted(env.foreign())}
+    return {"machine": machine, "packages": packages, "variables": variables}
+
+
+def _fate(name: str) -> str:
+    """A variable of another engine that is set: its value, and what it means here."""
+    value = env.foreign()[name]
+    if name in environment.OPTIONS:
+        return f"{value}: --{environment.OPTIONS[name].replace('_', '-')}"
+    if name in environment.READ:
+        return "(set)" if "KEY" in name else f"{value}: heard"
+    why = (environment.WITHOUT | environment.MISSED).get(name)
+    if why is None and not environment.is_known(name):
+        return f"{value}: nobody knows it"
+    return f"{value}: no effect" + (f", {why}" if why else "")
 
 
 def _gpu() -> str:

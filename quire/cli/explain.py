@@ -1,35 +1,72 @@
-"""quire explain [MODEL] [options]: every setting the engine would run with, and why. No weights."""
+"""quire explain [MODEL] [options]: every setting the engine would run with, and why. It
+takes the flags of `quire serve` and reads no weights."""
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire import env
+from quire.cli.flags import add_server_options, server_options_from
 from quire.config.cli import OptionParser, add_options, options_from
 from quire.config.config import EngineConfig, Why
+from quire.config.environment import OPTIONS, over
+from quire.config.options import specs
 from quire.engine.build import decide, describe
+from quire.server.options import ServerOptions
+
+OWN = tuple(one.name for one in dataclasses.fields(ServerOptions))
 
 
 def main(argv: Sequence[str]) -> int:
+    args = parser().parse_args(argv)
+    asked = {name: value for name, value in vars(args).items() if name in OWN}
+    rest = {name: value for name, value in vars(args).items() if name not in OWN}
+    server = args.server or bool(asked)
+    environment = env.read()
+    options = over(options_from(argparse.Namespace(**rest)))
+    resolved = decide(describe(options, environment), options, environment, server=server)
+    settings, why = flat(resolved.config), list(resolved.why)
+    if server:
+        made = server_options_from(argparse.Namespace(**asked))
+        settings |= {f"server.{name}": getattr(made, name) for name in OWN}
+        settings["server.api_key"] = f"({len(made.api_key)} given)" if made.api_key else ()
+        why += [Why(f"server.{name}", value, "asked for") for name, value in asked.items()]
+    why += [Why(name, value, f"{variable} says so") for name, value, variable in _heard(vars(args))]
+    if args.json:
+        found = [dataclasses.asdict(one) for one in why if one.field != "server.api_key"]
+        print(json.dumps({"config": settings, "why": found}, indent=2, default=str))
+    else:
+        print(table(settings, why))
+    return 0
+
+
+def parser() -> OptionParser:
+    """The flags of `quire explain`: those of `quire serve` and two more."""
     parser = OptionParser(prog="quire explain", usage="%(prog)s [MODEL] [options]")
     parser.description = __doc__
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
-    parser.add_argument("--server", action="store_true", help="as `quire serve` would choose")
+    parser.add_argument(
+        "--server", action="store_true", help="as `quire serve` would choose; so do its flags"
+    )
     parser.add_argument("--json", action="store_true", help="as JSON")
+    add_server_options(parser)
     add_options(parser)
-    args = parser.parse_args(argv)
-    options, environment = options_from(args), env.read()
-    resolved = decide(describe(options, environment), options, environment, server=args.server)
-    settings = flat(resolved.config)
-    if args.json:
-        why = [dataclasses.asdict(one) for one in resolved.why]
-        print(json.dumps({"config": settings, "why": why}, indent=2, default=str))
-    else:
-        print(table(settings, resolved.why))
-    return 0
+    return parser
+
+
+def _heard(said: Mapping[str, object]) -> list[tuple[str, str, str]]:
+    """Settings that the environment says and the command line does not: name, value, variable."""
+    given = env.foreign()
+    found = []
+    for variable, option in OPTIONS.items():
+        if given.get(variable) and option not in said:
+            section = specs()[option].section if option in specs() else "server"
+            found.append((f"{section}.{option}", given[variable], variable))
+    return found
 
 
 def flat(config: EngineConfig) -> dict[str, Any]:

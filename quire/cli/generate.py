@@ -20,7 +20,7 @@ MAX_TOKENS = 256
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     texts = [sys.stdin.read() if text == "-" else text for text in args.prompt]
     # Imported after the arguments are known to be good: this takes a second
     from quire.llm import LLM
@@ -34,7 +34,8 @@ def main(argv: Sequence[str]) -> int:
     return _one(llm, texts[0], params, stats=args.stats)
 
 
-def _parser() -> OptionParser:
+def parser() -> OptionParser:
+    """The flags of `quire generate`."""
     parser = OptionParser(prog="quire generate", usage="%(prog)s PROMPT... [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
     parser.add_argument("prompt", nargs="+", metavar="PROMPT", help='text, or "-" for stdin')

@@ -157,7 +157,7 @@ def over(said: Options) -> Options:
         for name, value in options(env.foreign()).items()
         if name in flat and flat[name] == specs()[name].default
     }
-    return Options.of(flat | Options.of(given).changed()) if given else said
+    return Options.of(said.changed() | Options.of(given).changed()) if given else said
 
 
 def notes(given: Mapping[str, str]) -> Iterator[tuple[int, str]]:

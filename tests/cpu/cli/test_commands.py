@@ -105,6 +105,27 @@ def test_explain_gives_values_and_reasons(capsys, folder):
     assert any(why["field"] == "cache.num_blocks" for why in found["why"])
 
 
+def test_explain_takes_the_flags_of_the_server(capsys, folder, monkeypatch):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    words = ["--port", "9", "--api-key", "secret", "--json"]
+    found = json.loads(run(capsys, "explain", folder, *words)[1])
+    assert found["config"]["server.port"] == 9
+    assert "secret" not in str(found)
+    assert found["config"]["cache.num_blocks"] * found["config"]["cache.block_bytes"] <= 2**30
+    reasons = {why["field"]: why["reason"] for why in found["why"]}
+    assert reasons["server.port"] == "asked for"
+    assert reasons["cache.num_blocks"] == "cpu_kvcache_space"
+
+
+def test_env_says_what_foreign_variables_mean(capsys, monkeypatch):
+    for name, value in (("VLLM_API_KEY", "secret"), ("VLLM_HOST_IP", "1.2.3.4"), ("VLLM_ZZ", "1")):
+        monkeypatch.setenv(name, value)
+    out = run(capsys, "env")[1]
+    assert "secret" not in out
+    assert "1.2.3.4: no effect" in out
+    assert "1: nobody knows it" in out
+
+
 def test_env_reports_versions_and_variables(capsys):
     status, out, _ = run(capsys, "env")
     assert status == 0
