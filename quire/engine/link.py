@@ -109,6 +109,8 @@ class Link:
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._rest = b""
+        self.ended = False
+        """receive() has found the other end gone."""
 
     @classmethod
     def pair(cls) -> tuple[Link, socket.socket]:
@@ -137,6 +139,7 @@ class Link:
         self._socket.settimeout(timeout)
         while b"\n" not in self._rest:
             if not self._more():
+                self.ended = True
                 return None
         line, _, self._rest = self._rest.partition(b"\n")
         return _decoder.decode(line)
@@ -187,6 +190,7 @@ class Child:
                 pass_fds=fds,
                 env=env,
                 stdin=subprocess.DEVNULL,
+                start_new_session=True,  # a Ctrl-C in the terminal is for us alone
             )
 
     def stop(self, timeout: float = GRACE_S) -> int:

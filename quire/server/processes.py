@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,6 +22,7 @@ from typing import Any
 
 import msgspec
 import uvicorn
+from fastapi import FastAPI
 
 import quire
 from quire.config.config import EngineConfig
@@ -59,12 +61,13 @@ def main(fd: int) -> int:
     start_process(level=orders.log_level, style=options.log_format)
     try:
         built = _prepare(link)
-        if built is None:
-            return 0
-        return Serving(orders, options, link, *built).run()
+        return 0 if built is None else Serving(orders, options, link, *built).run()
     except QuireError as error:
         link.send(Failed(fault=fault_of(error)))
         return 1
+    finally:
+        if link.ended:  # nobody is left to do it
+            shutil.rmtree(orders.folder, ignore_errors=True)
 
 
 def _name_process() -> None:
@@ -107,9 +110,9 @@ class Serving:
         )
         client = EngineClient(transport, on_death=self._on_death)
         self._services = services_of(config, tokenizer, options, client, orders=orders)
-        self._server = Server(
-            uvicorn_config(options, self._services), ready=self._announce, ending=self._end
-        )
+        self._app = create_app(self._services)
+        config = uvicorn_config(options, self._app)
+        self._server = Server(config, ready=self._announce, ending=self._end)
 
     def run(self) -> int:
         """Serve until told to stop; the exit status."""
@@ -126,7 +129,10 @@ class Serving:
         self._server.should_exit = True
 
     async def _end(self) -> None:
-        """When running requests have had their time, tell them so: no stream just breaks off."""
+        """Streams without an end of their own end now. Requests have their time, and are then told
+        so: no stream just breaks off.
+        """
+        self._app.state.live.end()
         await asyncio.sleep(self._options.shutdown_timeout)
         self._services.engine.end_streams(EngineError("the server is shutting down"))
 
@@ -168,10 +174,10 @@ class Server(uvicorn.Server):
             ending.cancel()
 
 
-def uvicorn_config(options: ServerOptions, services: Services) -> uvicorn.Config:
+def uvicorn_config(options: ServerOptions, app: FastAPI) -> uvicorn.Config:
     """What the options mean to uvicorn."""
     return uvicorn.Config(
-        create_app(services),
+        app,
         http=heads.protocol(options),
         ws="none",
         log_config=None,

@@ -42,50 +42,67 @@ class Supervisor:
         *,
         log_level: str,
     ) -> None:
+        self._engine_options = options
         self._options = server_options
+        self._listeners = listeners
+        self._log_level = log_level
         self._selector = selectors.DefaultSelector()
         self._signals: list[int] = []
         self._stopping = False
         self._deadline: float | None = None
         self._status = 0
         self._built = False
+        self._killed: set[Child] = set()
         self._welcome: dict[Child, str] = {}
-        self.engine = EngineProcess(
-            options, log_level=log_level, log_style=server_options.log_format, server=True
-        )
-        self.api = [self._start_api(index, one, log_level) for index, one in enumerate(listeners)]
-        for one in listeners:
-            one.close()  # theirs now
-
-    def _start_api(self, index: int, listener: socket.socket, log_level: str) -> Child:
-        child = Child("quire.server.processes", sockets=[listener])
-        orders = RunServer(
-            options=dataclasses.asdict(self._options),
-            folder=self.engine.folder,
-            index=index,
-            count=self._options.api_server_count,
-            sockets=[listener.fileno()],
-            log_level=log_level,
-        )
-        child.link.send(orders)
-        return child
+        self._engine: EngineProcess | None = None
+        self._api: list[Child] = []
 
     def run(self) -> int:
         """Until all has ended; the exit status. Raises what kept the server from starting."""
         with self._hearing_signals() as ear:
             self._selector.register(ear, selectors.EVENT_READ, None)
-            for child in (self.engine.child, *self.api):
-                self._selector.register(child.link.fileno(), selectors.EVENT_READ, child)
             try:
+                self._start()
                 while self._living():
                     self._turn(ear)
             finally:
                 self._clean_up()
         return self._status
 
+    def _start(self) -> None:
+        """The engine first: it takes longest."""
+        self._engine = EngineProcess(
+            self._engine_options,
+            log_level=self._log_level,
+            log_style=self._options.log_format,
+            server=True,
+        )
+        self._watch(self._engine.child)
+        for index, listener in enumerate(self._listeners):
+            self._api.append(self._start_api(index, listener, self._engine.folder))
+            self._watch(self._api[-1])
+            listener.close()  # theirs now
+
+    def _start_api(self, index: int, listener: socket.socket, folder: str) -> Child:
+        child = Child("quire.server.processes", sockets=[listener])
+        orders = RunServer(
+            options=dataclasses.asdict(self._options),
+            folder=folder,
+            index=index,
+            count=self._options.api_server_count,
+            sockets=[listener.fileno()],
+            log_level=self._log_level,
+        )
+        child.link.send(orders)
+        return child
+
+    def _watch(self, child: Child) -> None:
+        self._selector.register(child.link.fileno(), selectors.EVENT_READ, child)
+
     def _living(self) -> list[Child]:
+        """API processes whose link has not ended."""
         watched = self._selector.get_map().values()
-        return [key.data for key in watched if key.data in self.api]
+        return [key.data for key in watched if key.data in self._api]
 
     def _turn(self, ear: socket.socket) -> None:
         left = None if self._deadline is None else self._deadline - time.monotonic()
@@ -97,7 +114,8 @@ class Supervisor:
                 self._hear(key.data)
         if self._deadline is not None and time.monotonic() >= self._deadline:
             log.error("what runs did not end in time: it is killed")
-            self._kill()
+            self._kill(*self._api)
+            self._status = 1
 
     def _hear(self, child: Child) -> None:
         word = child.link.receive()
@@ -115,11 +133,11 @@ class Supervisor:
 
     def _listening(self, child: Child, welcome: str) -> None:
         self._welcome[child] = welcome
-        if len(self._welcome) == len(self.api):
+        if len(self._welcome) == len(self._api):
             print(welcome, flush=True)  # noqa: T201 what people wait for
 
     def _tell_api(self, word: Any_) -> None:
-        for child in self.api:
+        for child in self._api:
             child.link.send(word)
 
     # -- ends -----------------------------------------------------------------------------------
@@ -128,21 +146,25 @@ class Supervisor:
         """The first asks for an end, and a second Ctrl-C for one at once."""
         numbers, self._signals = self._signals, []
         if self._stopping and signal.SIGINT in numbers:
-            self._kill()
+            self._kill(*self._api)
+            self._status = 1
         elif numbers:
             self._end()
+
+    def _is_engine(self, child: Child) -> bool:
+        return self._engine is not None and child is self._engine.child
 
     def _lost(self, child: Child) -> None:
         """A process is gone. That of itself is right only when all are ending."""
         status = child.process.wait()
-        if self._stopping and not status:
+        if self._stopping and (not status or child in self._killed):
             return
-        name = "the engine's process" if child is self.engine.child else "an API process"
+        name = "the engine's process" if self._is_engine(child) else "an API process"
         why = f"{name} ended: {ended(status)}"
         if not self._status:
             log.error("%s", why)
         self._status = 1
-        if child is self.engine.child:
+        if self._is_engine(child):
             self._tell_api(Died(why=why))
         self._end()
 
@@ -152,23 +174,20 @@ class Supervisor:
         self._stopping = True
         self._deadline = time.monotonic() + self._options.shutdown_timeout + GRACE_S
         self._tell_api(Stop())
-        if not self._built:
-            self.engine.child.process.kill()  # nothing runs there yet, and a start takes long
+        if not self._built and self._engine is not None:
+            self._kill(self._engine.child)  # nothing runs there yet, and a start takes long
 
-    def _kill(self) -> None:
-        for child in self.api:
-            if child.process.poll() is None:
-                child.process.kill()
-        self._status = 1
+    def _kill(self, *children: Child) -> None:
+        for child in children:
+            self._killed.add(child)
+            child.process.kill()
 
     def _clean_up(self) -> None:
-        if not self._built or self._status:
-            self.engine.child.process.kill()
-        for child in self.api:
-            child.stop(0.0 if self._living() else GRACE_S)
-        status = self.engine.stop()
-        if status and not self._status and not self._stopping:
-            self._status = 1
+        """Whatever happened: no process stays, nor the folder. The engine ends last."""
+        for child in self._api:
+            child.stop(0.0 if child in self._living() else GRACE_S)
+        if self._engine is not None:
+            self._engine.stop()
         if self._options.uds is not None:
             Path(self._options.uds).unlink(missing_ok=True)
 

@@ -1,14 +1,11 @@
 """`quire serve` as people start it: a process of its own, the printed command, a clean end."""
 
 import json
-import re
 import shlex
 import signal
 import socket
 import subprocess
-import sys
 import time
-from contextlib import contextmanager
 
 import httpx
 import openai
@@ -18,25 +15,7 @@ from quire.cli.serve import main
 from quire.errors import ConfigError
 from quire.server import listen
 from quire.server.options import ServerOptions
-
-
-@contextmanager
-def serving(*words):
-    """The process and the command it printed."""
-    command = [sys.executable, "-m", "quire", "serve", *map(str, words), "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if line.startswith("  curl "):
-                yield process, line.strip()
-                break
-        else:
-            raise AssertionError("".join(said))
-    finally:
-        process.kill()
-        process.communicate()
+from tests.server.running import SMALL, serving
 
 
 def run_printed(line):
@@ -74,12 +53,13 @@ def check_that_streams_agree(url):
 
 
 def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
-    with serving("--kv-cache-memory-bytes", "64MiB") as (process, line):
-        answer = run_printed(line)
+    with serving(*SMALL) as server:
+        process = server.process
+        answer = run_printed(server.line)
         assert answer["model"] == "embedded"
         assert "Paris" in answer["choices"][0]["message"]["content"]
         assert answer["choices"][0]["finish_reason"] == "stop"
-        url = re.search(r"http://[0-9.:]+", line)[0]
+        url = server.url
         check_that_streams_agree(url)
         body = {"prompt": "a", "max_tokens": 200, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
@@ -93,11 +73,8 @@ def test_the_printed_command_gets_a_sensible_answer_and_sigterm_lets_runs_end():
 
 
 def test_runs_that_outlast_the_shutdown_are_told_so():
-    with serving("embedded", "--kv-cache-memory-bytes", "64MiB", "--shutdown-timeout", "0") as (
-        process,
-        line,
-    ):
-        url = re.search(r"http://[0-9.:]+", line)[0]
+    with serving("embedded", *SMALL, "--shutdown-timeout", "0") as server:
+        url, process = server.url, server.process
         body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
         with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()

@@ -1,0 +1,65 @@
+"""`quire serve` as people start it: a process of its own, and what it printed."""
+
+import re
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+
+import psutil
+
+from quire.env import child as env_child
+
+SMALL = ("--kv-cache-memory-bytes", "64MiB")
+
+
+class Running:
+    """The first process, the command it printed, and the processes it has started."""
+
+    def __init__(self, process, said):
+        self.process = process
+        self.said = said
+        self.line = said[-1].strip()
+        self.url = re.search(r"https?://[0-9.:]+", self.line)[0]
+        children = psutil.Process(process.pid).children(recursive=True)
+        self.engine = next(p for p in children if "quire.engine.process" in p.cmdline())
+        self.api = [p for p in children if "quire.server.processes" in p.cmdline()]
+        self.family = [psutil.Process(process.pid), *children]
+
+    def gone(self, within_s=8.0):
+        """Whether all of them have ended."""
+        _, alive = psutil.wait_procs(self.family, within_s)
+        return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+def start(*words, folder=None):
+    """The command alone. folder: where it keeps its temporary files."""
+    command = [sys.executable, "-m", "quire", "serve", *map(str, words), "--port", "0"]
+    env = None if folder is None else env_child(TMPDIR=str(folder))
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+@contextmanager
+def serving(*words, folder=None):
+    """A server that answers, in the end killed."""
+    process = start(*words, folder=folder)
+    try:
+        said = []
+        for line in process.stdout:
+            said.append(line)
+            if line.startswith("  curl "):
+                yield Running(process, said)
+                break
+        else:
+            raise AssertionError("".join(said))
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_until(true, within_s=8.0):
+    deadline = time.monotonic() + within_s
+    while not true() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return true()

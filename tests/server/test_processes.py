@@ -1,0 +1,126 @@
+"""The processes of `quire serve`: all end together, however one of them ends, and leave nothing."""
+
+import json
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from quire.errors import ConfigError
+from quire.server import listen
+from quire.server.options import ServerOptions
+from tests.server.running import SMALL, serving, start, wait_until
+
+LONG = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+
+
+@pytest.fixture
+def folder():
+    """For the temporary files of a server; in the end it must be empty."""
+    made = Path(tempfile.mkdtemp(prefix="q"))  # short: the path of a socket has 107 bytes at most
+    yield made
+    assert wait_until(lambda: not list(made.iterdir())), list(made.iterdir())
+    made.rmdir()
+
+
+def last_words(lines):
+    """The events of a stream to its end, as far as it comes."""
+    said = []
+    try:
+        for line in lines:
+            said += [line] if line else []
+    except httpx.HTTPError:
+        said.append("broken off")
+    return said
+
+
+def connections(process):
+    return sum(c.status == "ESTABLISHED" for c in process.net_connections("tcp"))
+
+
+def test_processes_share_the_port_and_the_death_of_the_engine_ends_them_all(folder):
+    with serving("embedded", *SMALL, "--api-server-count", 2, folder=folder) as server:
+        clients = [httpx.Client(base_url=server.url, timeout=30) for _ in range(24)]
+        ids = {c.get("/v1/models").json()["data"][0]["id"] for c in clients}
+        assert ids == {"embedded"}
+        shares = [connections(process) for process in server.api]
+        assert sum(shares) == 24
+        assert min(shares) > 0  # one of them having none: 1 in 8 million
+        with clients[0].stream("POST", "/v1/completions", json=LONG) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.engine.kill()
+            said = last_words(lines)
+        assert said[-1] == "data: [DONE]"
+        assert json.loads(said[-2].removeprefix("data: "))["error"]["code"] == 500
+        assert server.process.wait(10) == 1
+        assert server.gone()
+    for client in clients:
+        client.close()
+
+
+def test_nothing_outlives_the_first_process_even_if_it_is_killed(folder):
+    with serving("embedded", *SMALL, folder=folder) as server:
+        with httpx.stream(
+            "POST", f"{server.url}/v1/completions", json=LONG, timeout=30
+        ) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.process.kill()
+            last_words(lines)
+        assert server.gone()
+
+
+def test_the_death_of_an_api_process_ends_the_server(folder):
+    with serving("embedded", *SMALL, folder=folder) as server:
+        server.api[0].kill()
+        assert server.process.wait(10) == 1
+        assert server.gone()
+        assert "an API process ended: killed by signal 9" in server.process.stdout.read()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_start_can_be_given_up(number, folder):
+    process = start("embedded", *SMALL, folder=folder)
+    assert wait_until(lambda: list(folder.iterdir()))  # the engine's process is being started
+    process.send_signal(number)
+    began = time.monotonic()
+    process.communicate(timeout=10)
+    assert process.returncode == 0
+    assert time.monotonic() - began < 8
+
+
+def test_what_is_wrong_with_the_options_is_said_in_one_line(folder):
+    process = start("embedded", "--max-model-len", 1000000, folder=folder)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert "quire serve: error: max_model_len" in said
+    assert "Traceback" not in said
+
+
+def test_a_port_shared_by_our_processes_is_shared_with_nobody_else():
+    ours = listen.take(ServerOptions(port=0, api_server_count=3))
+    ports = {one.getsockname()[1] for one in ours}
+    assert len(ports) == 1
+    for one in ours:
+        one.listen()
+    with pytest.raises(ConfigError, match="cannot listen"):
+        listen.take(ServerOptions(port=ports.pop(), api_server_count=3))
+    for one in ours:
+        one.close()
+
+
+def test_processes_at_a_unix_socket_wait_at_one(tmp_path):
+    ours = listen.take(ServerOptions(uds=str(tmp_path / "s"), api_server_count=2))
+    assert {one.getsockname() for one in ours} == {str(tmp_path / "s")}
+    ours[0].listen()
+    with socket.socket(socket.AF_UNIX) as client:
+        client.connect(str(tmp_path / "s"))
+        accepted, _ = ours[1].accept()
+        accepted.close()
+    for one in ours:
+        one.close()
