@@ -7,7 +7,8 @@ Who operates needs a switch: --enable-dev-routes for what touches everyone's req
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal
 
@@ -253,14 +254,27 @@ def _profiled(http: Request) -> Services:
 @router.post("/start_profile", tags=["operating"])
 async def start_profile(http: Request) -> Response:
     """Record what the engine does, until /stop_profile."""
-    await _profiled(http).engine.start_profile()
+    with _conflicts():
+        await _profiled(http).engine.start_profile()
     return Response()
 
 
 @router.post("/stop_profile", tags=["operating"])
 async def stop_profile(http: Request) -> Response:
     """Write the trace."""
-    return json_response({"path": await _profiled(http).engine.stop_profile()})
+    with _conflicts():
+        return json_response({"path": await _profiled(http).engine.stop_profile()})
+
+
+@contextmanager
+def _conflicts() -> Iterator[None]:
+    """What the engine refuses now, it would do at another time."""
+    try:
+        yield
+    except Unsupported:
+        raise
+    except RequestError as error:
+        raise HTTPException(409, str(error)) from None
 
 
 # -- one door for all -------------------------------------------------------------------------

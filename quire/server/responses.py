@@ -132,8 +132,8 @@ class _Talk:
             self._store.trim()
 
     def keep(self) -> None:
-        """A response of the foreground is kept once it is complete."""
-        if self._store is not None and self.shape.response["status"] in NEXT:
+        """A response of the foreground is kept once it has ended, well or not."""
+        if self._store is not None:
             self._end()
             self._store.add(self._kept)
 

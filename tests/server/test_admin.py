@@ -210,6 +210,12 @@ def test_a_prefix_cache_in_use_is_kept_unless_it_must_go(operate, opened):
     assert asking.result().json()["choices"][0]["finish_reason"] == "abort"
 
 
+def test_a_profile_that_was_not_begun_cannot_be_ended(operate):
+    got = operate.post("/stop_profile")
+    assert got.status_code == 409
+    assert got.json()["error"]["type"] == "ConflictError"
+
+
 def test_the_server_says_what_runs_but_no_secrets(operate):
     got = operate.get("/server_info")
     body = got.json()

@@ -374,6 +374,16 @@ def test_a_streamed_response_is_kept_as_well(kept):
     assert kept.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
 
 
+def test_a_response_that_failed_is_kept_as_it_was_told(kept):
+    late = {"X-Request-Timeout": "0.05"}
+    extra = {"ignore_eos": True}
+    *_, last = kept.responses.create(
+        model="tiny", input=HELLO, stream=True, extra_headers=late, extra_body=extra
+    )
+    assert last.response.status == "failed"
+    assert kept.responses.retrieve(last.response.id).to_dict() == last.response.to_dict()
+
+
 def test_what_is_not_to_be_stored_is_not(kept):
     made = kept.responses.create(model="tiny", input=HELLO, store=False)
     assert made.to_dict()["store"] is False

@@ -72,7 +72,7 @@ class ResponseShape:
     """Events -> one response. The keys of `response` are settled by the route but for the result.
 
     top_logprobs: alternatives to show of each token; None shows no logprobs at all. done: called
-    once, when a stream has been written to its end and nothing failed.
+    once, when a stream has been written to its end.
     """
 
     media_type = "text/event-stream"
@@ -111,15 +111,19 @@ class ResponseShape:
         """The events of one turn."""
         self.open()
         news = self.push(batch)
-        if self.ended and self._done is not None:
-            self._done()
+        self._tell_if_ended()
         return b"".join(news)
 
     def error(self, error: Exception) -> bytes:
         """The last event of a response that failed."""
         self.open()
         self.fail(error)
+        self._tell_if_ended()
         return b"".join(self.take())
+
+    def _tell_if_ended(self) -> None:
+        if self.ended and self._done is not None:
+            self._done()
 
     # -- as one object ----------------------------------------------------------------------
 
