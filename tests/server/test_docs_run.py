@@ -9,6 +9,7 @@ import contextlib
 import doctest
 import importlib
 import io
+import json
 import os
 import re
 import subprocess
@@ -144,3 +145,13 @@ def test_an_example_of_a_client_gets_an_answer(path, url):
 def test_each_example_is_told_of():
     page = (ROOT / "examples/README.md").read_text()
     assert all(f"`clients/{path.name}`" in page for path in CLIENTS)
+
+
+def test_the_example_of_a_batch_is_answered_line_by_line(tmp_path):
+    batch = ROOT / "examples/batch/requests.jsonl"
+    done = run_shell(f"quire run-batch -i {batch} -o answers.jsonl --model embedded", tmp_path)
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text().splitlines()]
+    asked = [json.loads(line) for line in batch.read_text().splitlines()]
+    assert [one["custom_id"] for one in answers] == [one["custom_id"] for one in asked]
+    assert all(one["response"]["status_code"] == 200 for one in answers)
