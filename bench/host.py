@@ -1,6 +1,6 @@
 """Where a step's time goes: host work per step by part, GPU busy share, kernels by time.
 
-usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12] [--batch 1]
+usage: python bench/host.py --model DIR [--rows 1,32,256,1024] [--prefill 4096] [--kernels 12] [--batch 1 --rounds 2]
 
 For each number of rows: decode steps of that many sequences, first timed as they are, then some of
 them under torch's profiler (device activity only). "busy" is the share of the profiled time in which a
@@ -215,11 +215,10 @@ class Watch:
             self.counts[name] = self.counts.get(name, 0) + 1
 
 
-def batch(llm, clock, share):
-    """offline.py's batch, or a share of its requests."""
-    watch = Watch(llm.llm_engine.engine)
+def batch(llm, clock, share, watch, number):
+    """offline.py's batch, or a share of its requests: other prompts for each number."""
     for part in (share / 8, share):
-        prompts, outs = case_specs(random.Random("batch-1"), 100000)["batch"]
+        prompts, outs = case_specs(random.Random(f"batch-{number}"), 100000)["batch"]
         count = int(len(prompts) * part)
         for i, (ids, tokens) in enumerate(zip(prompts[:count], outs)):
             params = SamplingParams(
@@ -228,7 +227,7 @@ def batch(llm, clock, share):
                 max_tokens=tokens,
                 output_kind=RequestOutputKind.FINAL_ONLY,
             )
-            llm.llm_engine.add_request(f"b{part}-{i}", {"prompt_token_ids": ids}, params)
+            llm.llm_engine.add_request(f"b{number}-{part}-{i}", {"prompt_token_ids": ids}, params)
         clock.take()
         watch.seconds.clear(), watch.counts.clear()
         before = start = time.perf_counter()
@@ -246,6 +245,7 @@ def batch(llm, clock, share):
         json.dumps(
             dict(
                 batch=count,
+                round=number,
                 s=round(wall, 2),
                 out_tok_s=round(sum(outs[:count]) / wall),
                 late=round(late, 4),
@@ -270,6 +270,7 @@ def main():
     ap.add_argument("--prefill", type=int, default=0, help="also prompts of this length")
     ap.add_argument("--kernels", type=int, default=0, help="how many kernels to list")
     ap.add_argument("--batch", type=float, default=0, help="share of the batch to run")
+    ap.add_argument("--rounds", type=int, default=2, help="how many batches")
     ap.add_argument("--kw", default="{}")
     args = ap.parse_args()
     start = time.perf_counter()
@@ -281,8 +282,9 @@ def main():
         decode(llm, clock, rng, rows, args)
     if args.prefill:
         prefill(llm, rng, args.prefill, args)
-    if args.batch:
-        batch(llm, clock, args.batch)
+    watch = Watch(llm.llm_engine.engine) if args.batch else None
+    for number in range(1, args.rounds + 1) if args.batch else ():
+        batch(llm, clock, args.batch, watch, number)
 
 
 if __name__ == "__main__":
