@@ -9,6 +9,8 @@ import pytest
 
 from quire.cli import flags
 from quire.config import environment, foreign
+from quire.core.timing import CUTS
+from quire.server import metric_names
 from tests.doc_blocks import CODE, PAGES, all_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -133,3 +135,21 @@ def test_a_flag_that_the_documents_name_exists():
     named = {flag for line in LINES for flag in re.findall(r"`(--[a-z][\w-]+)", line)}
     named = {flag.replace("_", "-") for flag in named}
     assert not sorted(flag for flag in named if flag not in known and flag not in OF_OTHERS)
+
+
+@pytest.mark.parametrize("metric", metric_names.ALL, ids=lambda metric: metric.name)
+def test_the_table_of_metrics_has_each_and_says_what_it_says(metric):
+    prefix = "" if metric in metric_names.HTTP else "quire:"
+    label = f"`{metric.label}`" if metric.label else ""
+    name = f"`{prefix}{metric.name}`{' *' if metric.own else ''}"
+    row = f"| {name} | {metric.kind} | {label} | {metric.about} |"
+    assert row in (ROOT / "docs/observability.md").read_text(), row
+
+
+def test_the_table_of_metrics_has_no_other():
+    assert len(rows_of("docs/observability.md", "Metrics")) == len(metric_names.ALL)
+
+
+def test_the_causes_of_one_request_are_those_that_are_shown():
+    page = re.findall(r"^\| `(\w+)_s` \|", (ROOT / "docs/observability.md").read_text(), re.M)
+    assert page == ["prepare", "transport", *CUTS, "detokenize", "client"]
