@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import zlib
 
 from tests.browser.conftest import wait_until
@@ -75,10 +76,18 @@ def test_charts_show_rates_and_times(page, site):
         "Time to first token",
         "Time between tokens",
     ]
-    assert "p50 1" in labels[2]  # a step takes about 12 ms
+    assert re.search(r"p50 [\d.]+ ms, p90 [\d.]+ ms, p99 [\d.]+ ms", labels[2])
     page.focus(".plot >> nth=0")
     page.keyboard.press("ArrowLeft")
     assert "2 s ago" in page.get_attribute(".plot >> nth=0", "aria-label")
+
+
+def test_an_answer_says_where_its_time_went(page, site):
+    site.says("Why?", LONG)
+    ask(page, "Why?")
+    page.wait_for_selector(".why .cuts")
+    assert "generating" in page.get_attribute(".why .cuts", "aria-label")
+    assert page.inner_text(".why .legend li >> nth=0").startswith("generating")
 
 
 def test_the_engine_is_left_alone_while_nobody_looks(page, site):
@@ -138,7 +147,7 @@ def test_maps_of_all_sizes_can_be_read(opened):
 
 
 def test_it_fits_a_phone(opened, site):
-    site.says("Narrow", "```\n" + "x" * 300 + "\n```\n\n" + "y" * 200)
+    site.says("Narrow", "```\n" + "x" * 90 + "\n```\n\n" + "y" * 60)
     page = opened(viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
     fits = "document.scrollingElement.scrollWidth <= innerWidth"
     ask(page, "Narrow")

@@ -30,17 +30,27 @@ export async function ask(path, { body, signal } = {}) {
   const headers = body === undefined ? {} : { "Content-Type": "application/json" };
   const used = key.get();
   if (used) headers.Authorization = `Bearer ${used}`;
-  const response = await fetch(address(path), {
+  const response = await reached(fetch(address(path), {
     method: body === undefined ? "GET" : "POST",
     headers,
     body: body === undefined ? undefined : JSON.stringify(body),
     signal,
     cache: "no-store",
     credentials: "omit",
-  });
+  }), "The server cannot be reached.");
   if (response.ok) return response;
   if (response.status === 401 && (await anotherKey(used))) return ask(path, { body, signal });
   throw new ApiError(response.status, await messageOf(response));
+}
+
+/** What the network did not bring is told in words; an abort stays an abort. */
+async function reached(promise, words) {
+  try {
+    return await promise;
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ApiError(0, words);
+  }
 }
 
 async function anotherKey(used) {
@@ -74,7 +84,7 @@ export async function* events(response) {
   let rest = "";
   try {
     for (;;) {
-      const { done, value } = await reader.read();
+      const { done, value } = await reached(reader.read(), "The connection to the server broke off.");
       if (done) return;
       const parts = (rest + value).split(/\r?\n\r?\n/);
       rest = parts.pop();

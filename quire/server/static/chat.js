@@ -22,6 +22,7 @@ export class Chat extends EventTarget {
     this.about = about;
     this.messages = [];
     this.views = [];
+    this.asTokens = false; // as the person last chose; new answers follow
     this.running = null; // the AbortController of the answer under way
     this.#wire();
     this.#restore();
@@ -79,7 +80,7 @@ export class Chat extends EventTarget {
       if (answer.finish === "broken") answer.error = "The stream ended before the answer did.";
     } catch (error) {
       if (this.running.signal.aborted) answer.finish = "stopped";
-      else answer.error = errorText(error);
+      else answer.error = error.message;
     }
     this.#finish(answer, view);
     return true;
@@ -150,7 +151,10 @@ export class Chat extends EventTarget {
       regenerate: () => this.#regenerate(message),
       curl: () => this.#curl(message),
       answerCalls: (results) => this.#answerCalls(message, results),
-    });
+      tokensShown: (shown) => {
+        this.asTokens = shown;
+      },
+    }, this.asTokens);
     this.messages.push(message);
     this.views.push(view);
     $("messages").append(view.node);
@@ -266,9 +270,4 @@ export class Chat extends EventTarget {
 /** What is kept of a message: neither its tokens nor the request that made it. */
 function plain({ role, content, reasoning, toolCalls, toolCallId, finish, answered }) {
   return { role, content, reasoning, toolCalls, toolCallId, finish, answered, tokens: [] };
-}
-
-function errorText(error) {
-  if (error instanceof TypeError) return "The server cannot be reached.";
-  return error.message;
 }

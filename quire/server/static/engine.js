@@ -180,11 +180,12 @@ export class EngineView {
       this.lines.set(name, line);
       $("rows").append(line);
     }
-    const [id, state, prompt, generated, blocks, time] = line.children;
+    const [id, state, prompt, cached, generated, blocks, time] = line.children;
     id.firstChild.style.backgroundColor = this.colours.of(row.id);
     say(state, row.state);
     state.className = `state ${row.state}`;
-    say(prompt, row.cached ? `${count(row.prompt)} (${count(row.cached)} cached)` : count(row.prompt));
+    say(prompt, count(row.prompt));
+    say(cached, count(row.cached));
     say(generated, count(row.generated));
     say(blocks, count(row.blocks));
     say(time, row.seconds.toFixed(1));
@@ -195,7 +196,7 @@ export class EngineView {
     const shown = row.index ? `${row.id} #${row.index}` : row.id;
     const line = el("tr", { data: { id: row.id } },
       el("th", { scope: "row", title: shown }, el("span", { class: "swatch" }), el("bdi", { text: shorten(shown) })),
-      ...Array.from({ length: 5 }, () => el("td")));
+      ...Array.from({ length: 6 }, () => el("td")));
     line.addEventListener("pointerenter", () => {
       this.#mark(row.id);
       this.map.highlight(row.id);
@@ -220,7 +221,12 @@ export class EngineView {
 }
 
 const nameOf = (row) => `${row.id} ${row.index}`;
-const shorten = (id) => (id.length > 22 ? `${id.slice(0, 13)}…${id.slice(-6)}` : id);
+
+/** Without the dialect's prefix, and only the two ends of what is long. */
+function shorten(id) {
+  const own = id.replace(/^(chatcmpl|cmpl|resp|msg|gen)[-_]/, "");
+  return own.length > 14 ? `${own.slice(0, 6)}…${own.slice(-5)}` : own;
+}
 
 /** Base64 of deflate -> bytes. */
 export async function unpack(packed) {

@@ -14,8 +14,8 @@ const ENDS = {
 };
 
 export class MessageView {
-  /** acts: {edit(text), regenerate(), curl(), answerCalls(results)}. */
-  constructor(message, acts) {
+  /** acts: {edit(text), regenerate(), curl(), answerCalls(results)}; asTokens: begin with the tokens. */
+  constructor(message, acts, asTokens = false) {
     this.message = message;
     this.acts = acts;
     this.text = el("div", { class: "text", dir: "auto" });
@@ -24,11 +24,12 @@ export class MessageView {
     this.error = el("p", { class: "bad", role: "alert", hidden: true });
     this.foot = el("p", { class: "facts" });
     this.tokens = null;
-    this.bar = el("div", { class: "actions", role: "toolbar", "aria-label": `${WHO[message.role]}: actions` });
+    this.bar = el("div", { class: "actions", role: "group", "aria-label": `${WHO[message.role]}: actions` });
     this.body = el("div", { class: "body" }, this.text, this.calls, this.error);
     this.node = el("li", { class: `message ${message.role}` },
       el("span", { class: "who", text: WHO[message.role] ?? message.role }), this.body, this.foot, this.bar);
     this.#buttons();
+    if (asTokens && message.streaming) this.#showTokens(true);
     this.update();
   }
 
@@ -95,8 +96,9 @@ export class MessageView {
     const isAnswer = message.role === "assistant";
     this.#button("Copy", () => copy(isAnswer ? partsOf(message).text : message.content), { told: "Copied" });
     if (isAnswer) {
-      const tokens = this.#button("Tokens", () => this.#toggleTokens(tokens), { fits: () => message.tokens.length > 0 });
-      tokens.setAttribute("aria-pressed", "false");
+      const fits = () => message.tokens.length > 0;
+      this.toggle = this.#button("Tokens", () => this.#showTokens(this.tokens === null), { fits });
+      this.toggle.setAttribute("aria-pressed", "false");
       this.#button("Regenerate", () => acts.regenerate());
       this.#button("Copy as curl", () => copy(acts.curl()), { told: "Copied" });
     }
@@ -118,13 +120,13 @@ export class MessageView {
     return made;
   }
 
-  #toggleTokens(button) {
-    const shown = this.tokens === null;
+  #showTokens(shown) {
     hideTip();
     this.tokens?.node.remove();
     this.tokens = shown ? new TokenView() : null;
-    button.setAttribute("aria-pressed", String(shown));
+    this.toggle.setAttribute("aria-pressed", String(shown));
     this.node.classList.toggle("shows-tokens", shown);
+    this.acts.tokensShown(shown);
     if (!shown) return;
     this.#tokenView();
     this.body.append(this.tokens.node);
