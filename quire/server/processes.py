@@ -217,6 +217,9 @@ def services_of(
         has_priorities=config.scheduler.policy == "priority",
         root=config.model.name,
         dtype=config.model.dtype,
+        log_stats=config.observe.log_stats,
+        shared_folder=Path(orders.folder) if orders.count > 1 else None,
+        process=orders.index,
         _numbers=itertools.count(orders.index, orders.count),  # no id twice in one engine
     )
 
