@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         Unsupported,
         WeightError,
     )
-    from quire.llm import LLM
+    from quire.llm import LLM, AsyncLLM, AsyncLLMEngine, LLMEngine
     from quire.outputs import CompletionOutput, Logprob, RequestOutput
     from quire.text.chat import load_chat_template
 
@@ -56,7 +56,7 @@ _PLACES = {
         "Unsupported",
         "WeightError",
     ),
-    "quire.llm": ("LLM",),
+    "quire.llm": ("LLM", "AsyncLLM", "AsyncLLMEngine", "LLMEngine"),
     "quire.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
     "quire.text.chat": ("load_chat_template",),
 }
@@ -69,12 +69,15 @@ _FOUND = {
 __all__ = [
     "LLM",
     "AsyncEngineArgs",
+    "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
     "ConfigError",
     "EngineArgs",
     "EngineDead",
     "EngineError",
+    "LLMEngine",
     "Logprob",
     "NoRoom",
     "Overloaded",

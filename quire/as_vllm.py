@@ -47,7 +47,7 @@ _SETTINGS = "AttentionConfig CompilationConfig KernelConfig ProfilerConfig"
 
 PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm": {
-        "quire.llm": "LLM LLMEngine",
+        "quire.llm": "LLM LLMEngine AsyncLLMEngine",
         "quire.core.params": "SamplingParams",
         "quire.config.args": _ARGS,
         "quire.outputs": _OUTPUTS,
@@ -64,6 +64,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.engine": {},
     "vllm.engine.arg_utils": {"quire.config.args": _ARGS},
     "vllm.engine.llm_engine": {"quire.llm": "LLMEngine"},
+    "vllm.engine.async_llm_engine": {"quire.llm": "AsyncLLMEngine"},
     "vllm.entrypoints": {},
     "vllm.entrypoints.llm": {"quire.llm": "LLM"},
     "vllm.entrypoints.chat_utils": {"quire.text.chat": "load_chat_template"},
@@ -82,6 +83,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.v1": {},
     "vllm.v1.engine": {},
     "vllm.v1.engine.llm_engine": {"quire.llm": "LLMEngine"},
+    "vllm.v1.engine.async_llm": {"quire.llm": "AsyncLLM"},
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.reader": {"quire.llm.metrics": _METRICS},
     "vllm.version": {},

@@ -57,6 +57,10 @@ class Transport(Protocol):
         """End it, and the engine if that is its own."""
         ...
 
+    def close(self) -> None:
+        """Carry nothing more; waits for nothing."""
+        ...
+
 
 class Observer(Protocol):
     """Is told what passes a client, synchronously."""

@@ -84,12 +84,17 @@ class EngineSocket:
             self._loop.call_soon(self._read)
 
     async def stop(self) -> None:
-        """Hang up. The process goes on: whoever started it ends it."""
+        """Hang up."""
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; also when the event loop is closed. The process goes on without us."""
         if self._context is None:
             return
-        self._loop.remove_reader(self._socket.FD)
-        if self._link is not None:
-            self._loop.remove_reader(self._link.fileno())
+        if not self._loop.is_closed():
+            self._loop.remove_reader(self._socket.FD)
+            if self._link is not None:
+                self._loop.remove_reader(self._link.fileno())
         self._socket.close()
         self._context.term()
         self._context = None

@@ -50,8 +50,12 @@ class EngineThread:
     async def stop(self) -> None:
         """End the thread after its step."""
         if self._thread is not None:
-            self._inbox.put(None)
+            self.close()
             await asyncio.to_thread(self._thread.join)
+
+    def close(self) -> None:
+        """Have the thread end after its step."""
+        self._inbox.put(None)
 
     # Below: the engine's own thread.
 

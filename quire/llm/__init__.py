@@ -1,12 +1,30 @@
-"""The offline API: LLM(model).generate(prompts). It owns an engine and inherits from nothing.
+"""The Python faces: LLM (offline.py) for scripts, LLMEngine (engine.py) step by step below it, and
+AsyncLLM (async_llm.py) for programs with an event loop, over an engine in its own process.
 
-offline.py is what scripts call, engine.py the step-by-step face under it (LLMEngine), and
-progress.py the bars and Ctrl-C.
+Names are imported when first used: AsyncLLM needs no torch in this process.
 """
 
 from __future__ import annotations
 
-from quire.llm.engine import LLMEngine
-from quire.llm.offline import LLM
+import importlib
+from typing import TYPE_CHECKING
 
-__all__ = ["LLM", "LLMEngine"]
+if TYPE_CHECKING:
+    from quire.llm.async_llm import AsyncLLM, AsyncLLMEngine
+    from quire.llm.engine import LLMEngine
+    from quire.llm.offline import LLM
+
+_PLACES = {
+    "AsyncLLM": "async_llm",
+    "AsyncLLMEngine": "async_llm",
+    "LLM": "offline",
+    "LLMEngine": "engine",
+}
+
+__all__ = ["LLM", "AsyncLLM", "AsyncLLMEngine", "LLMEngine"]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'quire.llm' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"quire.llm.{_PLACES[name]}"), name)

@@ -13,35 +13,19 @@ from typing import Any
 
 from quire.config import environment
 from quire.config.args import options_of
-from quire.config.config import EngineConfig, ModelSection, SchedulerSection
+from quire.config.config import EngineConfig
 from quire.config.environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Update
 from quire.engine.build import Built, build
 from quire.engine.collector import freeze
 from quire.errors import RequestError, Unsupported
+from quire.llm.views import ModelConfigView, refuse_lora
 from quire.outputs import RequestOutput
 from quire.text.assemble import Assembler
 from quire.text.inputs import Prepared
 from quire.text.prompts import Prompt
 from quire.text.tokenizer import Tokenizer
-
-
-class ModelConfigView:
-    """The few facts of the model that scripts read from llm_engine.model_config."""
-
-    def __init__(self, model: ModelSection, scheduler: SchedulerSection) -> None:
-        self.model = model.name
-        self.tokenizer = model.tokenizer
-        self.dtype = model.dtype
-        self.seed = model.seed
-        self.served_model_name = model.served_names[0]
-        self.max_logprobs = model.max_logprobs
-        self.max_model_len = scheduler.max_model_len
-        self.vocab_size = model.vocab
-
-    def get_vocab_size(self) -> int:
-        return self.vocab_size
 
 
 class LLMEngine:
@@ -175,10 +159,3 @@ class LLMEngine:
         for one in output.outputs:
             self.generation_tokens += len(one.token_ids)
             self.finished[one.finish_reason or "stop"] += 1
-
-
-def refuse_lora(lora_request: object | None) -> None:
-    """Adapters come later; a list of Nones is no adapter."""
-    given = lora_request if isinstance(lora_request, (list, tuple)) else [lora_request]
-    if any(one is not None for one in given):
-        raise Unsupported("lora_request: LoRA adapters are not supported yet", param="lora_request")

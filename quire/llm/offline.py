@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParams
+from quire.engine import sleep
+from quire.engine.collector import seldom
+from quire.engine.profile import Profile
 from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
 from quire.llm.beam_search import Finished, run
-from quire.engine.collector import seldom
-from quire.llm.engine import LLMEngine, refuse_lora
-from quire.engine.profile import Profile
+from quire.llm.engine import LLMEngine
 from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
 from quire.llm.prompts import conversations, listed
+from quire.llm.views import refuse_lora
 from quire.llm.worker import Worker
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.text.chat import load_chat_template
@@ -34,8 +36,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams]
 Conversation = Sequence[Any]
-SLEEP_LEVELS = (0, 1)
-SLEEP_MODES = ("abort", "wait", "keep")
 LATER = {
     "release_kv_cache_memory": "giving KV memory back",
     "init_weight_transfer_engine": "weight transfer",
@@ -45,7 +45,6 @@ LATER = {
     "get_weight_version": "weight transfer",
 }
 """Methods that come later, and the feature each waits for."""
-TAGS = frozenset(("weights", "kv_cache", "scheduling"))
 
 
 class LLM:
@@ -430,30 +429,20 @@ class LLM:
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Stop generating. 0: pause; 1: forget the KV cache too, and free it. See wake_up."""
-        if level not in SLEEP_LEVELS:
-            message = "sleep level must be 0 or 1 (2, discarding weights, is not supported yet)"
-            raise Unsupported(f"{message}, got {level!r}", param="level")
-        if mode not in SLEEP_MODES:
-            raise RequestError(f"mode must be one of {', '.join(SLEEP_MODES)}, got {mode!r}")
+        sleep.check(level, mode)
         if mode == "abort":
             self._give_up(list(self._order))
         elif mode == "wait":
             self._run_enqueued()
         elif level and self._order:
             raise RequestError("mode='keep' keeps requests, whose KV level 1 would forget: level=0")
-        self._asleep = TAGS if level else frozenset(("scheduling",))
+        self._asleep = sleep.asleep_at(level)
         if level:
             self.llm_engine.engine.forget_kv()
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""
-        unknown = set(tags or ()) - TAGS
-        if unknown:
-            message = f"tags must be of {', '.join(sorted(TAGS))}"
-            raise RequestError(f"{message}, got {', '.join(sorted(unknown))}", param="tags")
-        self._asleep = self._asleep - TAGS if tags is None else self._asleep - set(tags)
-        if self._asleep == {"scheduling"} and tags is not None:
-            self._asleep = frozenset()  # who woke the memory wants to generate
+        self._asleep = sleep.after_waking(self._asleep, tags)
         return not self._asleep
 
     def start_profile(

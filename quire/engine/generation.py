@@ -1,7 +1,7 @@
 """Requests under way: tokens become text, and a sequence whose text is complete is ended.
 
-Every route that generates comes through here with requests that quire.text.inputs prepared; what
-comes out are RequestOutputs, each with the place of its prompt in the body. No HTTP here.
+In go requests that quire.text.inputs prepared; what comes out are RequestOutputs, each with the
+place of its prompt among them. The server's routes have a leaner way (quire.server.events).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from quire.core.types import Update
 from quire.engine.client import EngineClient, Stream
 from quire.errors import EngineError
 from quire.outputs import RequestOutput
-from quire.text.assemble import Assembler
+from quire.text.assemble import Assembler, Clock
 from quire.text.inputs import Prepared
 from quire.text.tokenizer import Tokenizer
 
@@ -29,11 +29,16 @@ class Generation:
     """An iterator of what is new, in batches. Whoever began it calls close()."""
 
     def __init__(
-        self, stream: Stream, prepared: Sequence[Prepared], tokenizer: Tokenizer | None
+        self,
+        stream: Stream,
+        prepared: Sequence[Prepared],
+        tokenizer: Tokenizer | None,
+        clock: Clock | None = None,
     ) -> None:
         self._stream = stream
+        self.request_ids = stream.request_ids
         self._place = {p.request.id: place for place, p in enumerate(prepared)}
-        self._assemblers = [Assembler(p, tokenizer) for p in prepared]
+        self._assemblers = [Assembler(p, tokenizer, clock=clock) for p in prepared]
 
     @property
     def closed(self) -> bool:
@@ -49,16 +54,6 @@ class Generation:
             if news:
                 yield news
 
-    async def results(self) -> list[RequestOutput] | None:
-        """The final output of each prompt, in order; None if it was closed before the end."""
-        final: dict[int, RequestOutput] = {}
-        async for news in self:
-            for place, output in news:
-                final[place] = output
-        if len(final) < len(self._assemblers) or not all(o.finished for o in final.values()):
-            return None
-        return [final[place] for place in range(len(self._assemblers))]
-
     def _read(self, update: Update) -> News | None:
         if update.finish == "error":
             raise EngineError(f"the engine failed on this request: {update.error}")
@@ -71,8 +66,12 @@ class Generation:
 
 
 async def begin(
-    engine: EngineClient, prepared: Sequence[Prepared], tokenizer: Tokenizer | None
+    engine: EngineClient,
+    prepared: Sequence[Prepared],
+    tokenizer: Tokenizer | None,
+    *,
+    clock: Clock | None = None,
 ) -> Generation:
     """Hand the requests to the engine. Raises RequestError if it refuses one: none is run then."""
     stream = await engine.generate([p.request for p in prepared])
-    return Generation(stream, prepared, tokenizer)
+    return Generation(stream, prepared, tokenizer, clock)

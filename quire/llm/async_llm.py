@@ -1,0 +1,371 @@
+"""AsyncLLM: the engine for programs with an event loop. Requests in, outputs as they come.
+
+The engine runs in a process of its own, which ends with this object, or with this process. What
+runs here is text: prompts to tokens before, tokens to text after. Belongs to one event loop at a
+time; it may be used on another when the first is closed (asyncio.run twice).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+import weakref
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from quire.config import environment
+from quire.config.args import options_of
+from quire.config.config import EngineConfig
+from quire.config.environment import start_process
+from quire.core.params import SamplingParams
+from quire.engine.client import EngineClient, Transport
+from quire.engine.front import inputs_of, load_texts
+from quire.engine.generation import Generation, begin
+from quire.engine.remote import EngineSocket
+from quire.engine.spawn import EngineProcess
+from quire.errors import EngineDead, EngineError, RequestError, Unsupported
+from quire.llm.views import ModelConfigView, refuse_lora
+from quire.outputs import RequestOutput
+from quire.text.inputs import Prepared
+from quire.text.prompts import Prompt
+from quire.text.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+LONG_CHARS = 20_000
+"""Prompts beyond this are tokenized in another thread."""
+DRAIN_LOOK_S = 0.05
+LATER = {
+    "add_lora": "LoRA adapters",
+    "remove_lora": "LoRA adapters",
+    "list_loras": "LoRA adapters",
+    "pin_lora": "LoRA adapters",
+    "collective_rpc": "calling workers in another process (LLM has it)",
+    "release_kv_cache_memory": "giving KV memory back by itself (sleep(level=1) does)",
+    "scale_elastic_ep": "elastic expert parallelism",
+    "init_weight_transfer_engine": "weight transfer",
+    "start_weight_update": "weight transfer",
+    "update_weights": "weight transfer",
+    "finish_weight_update": "weight transfer",
+    "get_weight_version": "weight transfer",
+}
+"""Methods that come later, and the feature each waits for."""
+
+
+class AsyncLLM:
+    """An engine that is ready. Make one with from_engine_args(); end it with shutdown()."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        tokenizer: Tokenizer | None,
+        connect: Connect,
+        *,
+        process: EngineProcess | None = None,
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self.inputs = inputs_of(config, tokenizer)
+        self._connect = connect
+        self._numbers = itertools.count()
+        self._running: dict[str, list[Generation]] = {}  # by the user's id
+        self._client: EngineClient | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopped = False
+        self._end = weakref.finalize(self, process.stop) if process is not None else None
+
+    @classmethod
+    def from_engine_args(
+        cls,
+        engine_args: Any,
+        start_engine_loop: bool = True,
+        usage_context: object = None,
+        stat_loggers: object = None,
+    ) -> AsyncLLM:
+        """Start the engine that the arguments describe, and wait until it is ready.
+
+        engine_args: AsyncEngineArgs, Options, or a dict of flat option names. The last two
+        arguments are for scripts that give them; the loop runs in the engine's process.
+        """
+        if stat_loggers:
+            raise Unsupported("stat_loggers: read the engine with snapshot() or stats()")
+        start_process()
+        environment.tell()
+        options = environment.over(options_of(engine_args))
+        level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
+        start_process(level=level)
+        process = EngineProcess(options, log_level=level)
+        try:
+            found = process.found()
+            folder = None if found.tokenizer is None else Path(found.tokenizer)
+            tokenizer = load_texts(found.config, folder)
+            config = process.built().config
+        except BaseException:
+            process.stop(0.0)
+            raise
+        return cls(config, tokenizer, Connect(process), process=process)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        later = f" yet: {LATER[name]} is not built" if name in LATER else ""
+        raise AttributeError(f"AsyncLLM has no {name!r}{later}", name=name, obj=self)
+
+    # -- generating ---------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        prompt_text: str | None = None,
+        lora_request: object | None = None,
+        tokenization_kwargs: Mapping[str, object] | None = None,
+        trace_headers: Mapping[str, str] | None = None,
+        priority: int = 0,
+        data_parallel_rank: int | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        """The outputs of one prompt as they come, by the output_kind of its params.
+
+        Raises RequestError before anything runs, EngineError if the request fails, EngineDead.
+        Leaving the loop early aborts the request. request_id: may be in use; None makes one up.
+        """
+        if data_parallel_rank:
+            raise Unsupported("data_parallel_rank: there is one engine", param="data_parallel_rank")
+        refuse_lora(lora_request)
+        number = next(self._numbers)
+        name = f"request-{number}" if request_id is None else str(request_id)
+        client = self._on_this_loop()
+        prepared = await self._prepared(
+            prompt, sampling_params, f"{name}-{number}", tokenization_kwargs, priority
+        )
+        generation = await begin(client, [prepared], self.tokenizer, clock=self._clock)
+        self._running.setdefault(name, []).append(generation)
+        try:
+            async for news in generation:
+                for _, output in news:
+                    output.request_id = name
+                    yield output
+        finally:
+            generation.close()
+            self._forget(name, generation)
+
+    async def add_request(
+        self,
+        request_id: str,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        arrival_time: float | None = None,
+        **named: Any,
+    ) -> AsyncIterator[RequestOutput]:
+        """As generate(), in the form of older releases: `async for x in await add_request(...)`."""
+        return self.generate(prompt, params, request_id, **named)
+
+    async def _prepared(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        request_id: str,
+        tokenization: Mapping[str, object] | None,
+        priority: int,
+    ) -> Prepared:
+        if hasattr(prompt, "__aiter__"):
+            raise Unsupported("a prompt that comes piece by piece is not supported", param="prompt")
+        if priority and self.config.scheduler.policy != "priority":
+            message = "priorities need scheduling_policy='priority'; this engine has 'fcfs'"
+            raise RequestError(f"{message}, got priority={priority}", param="priority")
+        arrived_at = time.monotonic()
+
+        def work() -> Prepared:
+            return self.inputs.request(
+                prompt,
+                params,
+                request_id=request_id,
+                priority=priority,
+                arrived_at=arrived_at,
+                tokenization=tokenization,
+            )
+
+        text = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+        is_long = isinstance(text, str) and len(text) > LONG_CHARS
+        return await asyncio.to_thread(work) if is_long else work()
+
+    def _forget(self, name: str, generation: Generation) -> None:
+        left = [one for one in self._running.get(name, ()) if one is not generation]
+        if left:
+            self._running[name] = left
+        else:
+            self._running.pop(name, None)
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        """End requests now: their iterators give a last output. Unknown ids are ignored."""
+        names = [request_id] if isinstance(request_id, str) else list(request_id)
+        found = [one for name in names for one in self._running.get(name, ())]
+        if found:
+            await self._on_this_loop().abort(x for one in found for x in one.request_ids)
+
+    async def wait_for_requests_to_drain(self, drain_timeout: int = 300) -> None:
+        """Wait until nothing runs. Raises TimeoutError."""
+        deadline = time.monotonic() + drain_timeout
+        while self._running:
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"{len(self._running)} requests ran for {drain_timeout} s more")
+            await asyncio.sleep(DRAIN_LOOK_S)
+
+    async def encode(self, *given: Any, **named: Any) -> AsyncIterator[NoReturn]:
+        """Needs a pooling model."""
+        message = "encode() needs a pooling model; quire runs generating models so far"
+        raise Unsupported(message)
+        yield  # an async iterator, as with a model that could
+
+    # -- what is known ------------------------------------------------------------------------
+
+    async def get_tokenizer(self, lora_request: object | None = None) -> Tokenizer:
+        """The tokenizer. Raises Unsupported when there is none."""
+        refuse_lora(lora_request)
+        if self.tokenizer is None:
+            raise Unsupported("there is no tokenizer: skip_tokenizer_init was set")
+        return self.tokenizer
+
+    @property
+    def model_config(self) -> ModelConfigView:
+        return ModelConfigView(self.config.model, self.config.scheduler)
+
+    async def get_model_config(self) -> ModelConfigView:
+        return self.model_config
+
+    async def get_supported_tasks(self) -> tuple[str, ...]:
+        return ("generate",)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without sampling parameters gets: the model's generation config."""
+        return self.inputs.defaults.clone()
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def do_log_stats(self) -> None:
+        """Log what the engine holds now."""
+        log.info("%s", await self._on_this_loop().stats())
+
+    # -- life ---------------------------------------------------------------------------------
+
+    async def check_health(self) -> None:
+        """Have the engine answer. Raises EngineDead."""
+        await self._on_this_loop().stats()
+
+    @property
+    def is_running(self) -> bool:
+        return not self._stopped and not self.errored
+
+    @property
+    def is_stopped(self) -> bool:
+        return not self.is_running
+
+    @property
+    def errored(self) -> bool:
+        return self._client is not None and not self._stopped and self._client.dead is not None
+
+    @property
+    def dead_error(self) -> EngineDead:
+        dead = self._client.dead if self._client is not None else None
+        return dead or EngineDead("the engine was shut down")
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """End the engine and its process. What runs fails with EngineDead. timeout: not needed."""
+        if self._stopped:
+            return
+        self._stopped = True
+        if self._client is not None and self._loop is not None and not self._loop.is_closed():
+            self._client.end_streams(EngineDead("the engine was shut down"))
+            self._client.transport.close()
+        if self._end is not None:
+            self._end()
+
+    # -- the engine between requests ------------------------------------------------------------
+
+    async def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        """Forget cached prefixes. False while requests use them."""
+        client = self._on_this_loop()
+        return await client.reset_prefix_cache(reset_running=reset_running_requests)
+
+    async def reset_mm_cache(self) -> None:
+        """Nothing to forget: this model reads text only."""
+
+    async def reset_encoder_cache(self) -> None:
+        """Nothing to forget: this model reads text only."""
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Stop generating. 0: pause; 1: forget the KV cache too, and free it."""
+        await self._on_this_loop().sleep(level, mode)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Undo sleep, for some tags (weights, kv_cache, scheduling) or all."""
+        await self._on_this_loop().wake_up(tags)
+
+    async def is_sleeping(self) -> bool:
+        return self._on_this_loop().asleep
+
+    async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
+        """Make no steps until resume_generation(); new requests wait."""
+        keeps = mode == "keep"  # what it keeps needs its cache
+        await self._on_this_loop().pause(mode, clear_cache=clear_cache and not keeps)
+
+    async def resume_generation(self) -> None:
+        await self._on_this_loop().resume()
+
+    async def is_paused(self) -> bool:
+        return self._on_this_loop().paused
+
+    async def start_profile(self, profile_prefix: str | None = None) -> None:
+        """Record a trace of the engine's process until stop_profile()."""
+        if profile_prefix is not None:
+            raise Unsupported("profile_prefix is not supported", param="profile_prefix")
+        await self._on_this_loop().start_profile()
+
+    async def stop_profile(self) -> None:
+        """Write the trace."""
+        log.info("wrote %s", await self._on_this_loop().stop_profile())
+
+    # -- loops --------------------------------------------------------------------------------
+
+    @property
+    def _clock(self) -> Any:
+        return time.monotonic if self.config.observe.log_stats else None
+
+    def _on_this_loop(self) -> EngineClient:
+        """The client, begun on the running loop. Raises EngineDead, EngineError."""
+        if self._stopped:
+            raise EngineDead("the engine was shut down")
+        loop = asyncio.get_running_loop()
+        if self._client is not None and self._loop is loop:
+            return self._client
+        if self._client is not None:
+            assert self._loop is not None
+            if not self._loop.is_closed():
+                raise EngineError("this engine is in use on another event loop, which is open")
+            self._client.transport.close()
+            self._running.clear()
+        self._client, self._loop = EngineClient(self._connect()), loop
+        self._client.start()
+        return self._client
+
+
+class Connect:
+    """Makes a new connection to an engine's process each time it is called."""
+
+    def __init__(self, process: EngineProcess) -> None:
+        self._folder = process.folder
+        self._link = process.child.link
+        self._numbers = itertools.count()
+
+    def __call__(self) -> Transport:
+        return EngineSocket(self._folder, f"llm-{next(self._numbers)}", self._link)
+
+
+AsyncLLMEngine = AsyncLLM
+"""The name older releases use."""
