@@ -1,12 +1,14 @@
 """quire bench serve against a real server."""
 
 import json
+import random
 
 import pytest
 
 from quire.cli import main
 from quire.cli.bench.client import Answer
-from quire.cli.bench.serve import summary
+from quire.cli.bench.pace import Rate, starts
+from quire.cli.bench.result import summary
 
 
 def load(capsys, url, *argv):
@@ -53,3 +55,110 @@ def test_failed_requests_are_told_and_not_measured():
     assert found["p50_itl_ms"] == 1500
     assert found["mean_tpot_ms"] == 1500
     assert found["p50_e2el_ms"] == 4000
+
+
+SMALL = ["--num-prompts", "4", "--input-len", "5", "--output-len", "4"]
+
+
+def test_results_are_saved_under_the_names_tools_know(capsys, server, tmp_path):
+    words = [*SMALL, "--goodput", "ttft:60000", "e2el:0", "--metric-percentiles", "50,99.9"]
+    words += ["--percentile-metrics", "ttft,itl", "--metadata", "host=x", "--label", "y"]
+    words += [
+        "--save-result",
+        "--save-detailed",
+        "--result-dir",
+        str(tmp_path / "r"),
+        "--seed",
+        "3",
+    ]
+    status, found, _ = load(capsys, server.url, *words)
+    assert status == 0
+    (path,) = (tmp_path / "r").iterdir()
+    assert path.name.startswith("openai-infqps-tiny-")
+    saved = json.loads(path.read_text())
+    assert saved == found
+    assert (saved["host"], saved["label"], saved["model_id"], saved["request_rate"]) == (
+        "x",
+        "y",
+        "tiny",
+        "inf",
+    )
+    assert saved["request_goodput"] == 0
+    assert saved["p99.9_ttft_ms"] >= saved["p50_ttft_ms"] > 0
+    assert "mean_tpot_ms" not in saved
+    assert 1 <= saved["max_concurrent_requests"] <= 4
+    assert saved["max_output_tokens_per_s"] > 0
+    assert (
+        len(saved["generated_texts"]) == len(saved["start_times"]) == len(saved["queue_times"]) == 4
+    )
+    assert all(saved["generated_texts"])
+
+
+def test_results_may_be_appended_as_lines(capsys, server, tmp_path):
+    words = [*SMALL, "--append-result", "--result-filename", str(tmp_path / "all.jsonl")]
+    for _ in range(2):
+        load(capsys, server.url, *words)
+    assert len([json.loads(one) for one in (tmp_path / "all.jsonl").read_text().splitlines()]) == 2
+
+
+def test_prefixes_repeat_and_bodies_take_more_fields(capsys, server):
+    words = [
+        "--dataset-name",
+        "prefix_repetition",
+        "--num-prompts",
+        "6",
+        "--prefix-repetition-prefix-len",
+        "8",
+    ]
+    words += ["--prefix-repetition-suffix-len", "2", "--prefix-repetition-num-prefixes", "2"]
+    words += [
+        "--prefix-repetition-output-len",
+        "3",
+        "--extra-body",
+        '{"max_tokens": 2}',
+        "--top-p",
+        "0.9",
+    ]
+    _, found, _ = load(capsys, server.url, *words, "--save-detailed", "--header", "X-A=b")
+    assert found["input_lens"] == [10] * 6
+    assert found["output_lens"] == [2] * 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--goodput", "ttft"], ["--goodput", "itl:3"], ["--metric-percentiles", "x"], ["--metadata", "x"],
+        ["--percentile-metrics", "ttfx"], ["--header", "x"], ["--extra-body", "["], ["--request-rate", "0"],
+        ["--ramp-up-strategy", "linear"], ["--burstiness", "0", "--request-rate", "2"],
+        ["--backend", "openai", "--endpoint", "/v1/chat/completions"], ["--max-concurrency", "0"],
+    ],
+)  # fmt: skip
+def test_flags_that_mean_nothing_are_refused_before_the_load(capsys, words):
+    assert load(capsys, "http://127.0.0.1:9", *SMALL, "--model", "m", *words)[0] == 2
+
+
+def test_a_server_that_never_gets_ready_is_named(capsys):
+    status, _, err = load(capsys, "http://127.0.0.1:9", *SMALL, "--ready-check-timeout-sec", "0.1")
+    assert status == 2
+    assert "is not ready after 0.1 s" in err
+
+
+def test_goodput_counts_requests_that_keep_every_limit():
+    fast, slow = Answer(0.0, [0.1, 0.2], 1, 2), Answer(0.0, [0.1, 0.9], 1, 2)
+    found = summary([fast, slow], 2.0, [50], ["ttft"], {"ttft": 200, "tpot": 300})
+    assert found["request_goodput"] == 0.5
+
+
+def test_starts_keep_the_rate_and_the_ramp():
+    draw = random.Random(0)
+    even = starts(101, Rate(10), 1e6, draw)
+    assert even[-1] == pytest.approx(10)
+    assert even[50] == pytest.approx(5, abs=0.1)
+    assert starts(3, Rate(), 1.0, draw) == [0.0] * 3
+    bursts = starts(101, Rate(10), 0.1, draw)
+    assert bursts[-1] == pytest.approx(10)
+    assert bursts == sorted(bursts)
+    for ramp in ("linear", "exponential"):
+        times = starts(1001, Rate(ramp=ramp, start=1, end=100), 1e6, draw)
+        assert times[1] - times[0] == pytest.approx(1, rel=0.1)
+        assert times[-1] - times[-2] == pytest.approx(0.01, rel=0.1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
+import asyncio
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from quire import env
 from quire.cli.bench.workload import Item
 from quire.errors import ConfigError
 
@@ -22,6 +24,8 @@ class Answer:
     prompt_tokens: int = 0
     output_tokens: int = 0
     error: str | None = None
+    text: str = ""
+    due_at: float = 0.0
 
     def times(self, metric: str) -> list[float]:
         """Seconds of one metric; of itl one per gap, of others one or none."""
@@ -37,27 +41,81 @@ class Answer:
         return [(at[-1] - at[0]) / (self.output_tokens - 1)] if self.output_tokens > 1 else []
 
 
-def session(api_key: str | None) -> Any:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Whom to ask, and what every body has."""
+
+    http: Any
+    url: str
+    model: str
+    extra: dict[str, Any]
+
+
+def session(api_key: str | None, headers: Sequence[str] = (), *, insecure: bool = False) -> Any:
     """A client session without limits of its own. Raises ConfigError without aiohttp."""
     try:
         import aiohttp
     except ImportError:
         raise ConfigError("quire bench serve needs aiohttp: pip install 'quire[bench]'") from None
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    key = api_key or env.client_key()
+    sent = {"Authorization": f"Bearer {key}"} if key else {}
+    for word in headers:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"--header takes NAME=VALUE, got {word!r}")
+        sent[name] = value
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0),
+        connector=aiohttp.TCPConnector(limit=0, ssl=not insecure),
         timeout=aiohttp.ClientTimeout(total=None),
-        headers=headers,
+        headers=sent,
     )
 
 
-async def ask(http: Any, url: str, model: str, item: Item, args: argparse.Namespace) -> Answer:
+async def wait_ready(http: Any, base: str, seconds: float) -> None:
+    """Until the server answers /health, at most so long. Raises ConfigError."""
+    import aiohttp
+
+    deadline = time.perf_counter() + seconds
+    while seconds > 0:
+        try:
+            async with http.get(f"{base}/health") as response:
+                if response.status == 200:
+                    return
+                why = f"status {response.status}"
+        except (aiohttp.ClientError, OSError) as error:
+            why = str(error) or type(error).__name__
+        if time.perf_counter() > deadline:
+            raise ConfigError(f"{base} is not ready after {seconds:g} s: {why}")
+        await asyncio.sleep(0.1)
+
+
+async def first_model(http: Any, base: str) -> str:
+    """The first model that the server lists. Raises ConfigError."""
+    import aiohttp
+
+    try:
+        async with http.get(f"{base}/v1/models") as response:
+            response.raise_for_status()
+            return str((await response.json())["data"][0]["id"])
+    except (aiohttp.ClientError, OSError, LookupError, ValueError) as error:
+        raise ConfigError(f"{base}/v1/models does not answer: {error}; say --model") from None
+
+
+async def post(http: Any, url: str) -> None:
+    """Tell the server to do something. Raises ConfigError if it refuses."""
+    async with http.post(url) as response:
+        if response.status != 200:
+            text = (await response.text())[:300]
+            raise ConfigError(f"{url}: {response.status}: {text}")
+
+
+async def ask(target: Target, item: Item, due_at: float) -> Answer:
     """Send a request and read its stream to the end. Failures are in the answer."""
     import aiohttp
 
-    answer = Answer(time.perf_counter())
+    answer = Answer(time.perf_counter(), due_at=due_at)
     try:
-        async with http.post(url, json=_body(url, model, item, args)) as response:
+        async with target.http.post(target.url, json=_body(target, item)) as response:
             if response.status != 200:
                 answer.error = f"{response.status}: {(await response.text())[:300]}"
                 return answer
@@ -70,16 +128,15 @@ async def ask(http: Any, url: str, model: str, item: Item, args: argparse.Namesp
     return answer
 
 
-def _body(url: str, model: str, item: Item, args: argparse.Namespace) -> dict[str, Any]:
+def _body(target: Target, item: Item) -> dict[str, Any]:
     body: dict[str, Any] = {
-        "model": model,
+        "model": target.model,
         "max_tokens": item.output_len,
-        "temperature": args.temperature,
-        "ignore_eos": args.ignore_eos,
         "stream": True,
         "stream_options": {"include_usage": True},
+        **target.extra,
     }
-    if not url.endswith("/chat/completions"):
+    if not target.url.endswith("/chat/completions"):
         prompt = item.prompt
         return {**body, "prompt": prompt if isinstance(prompt, str) else list(prompt)}
     text = item.prompt if isinstance(item.prompt, str) else " ".join(map(str, item.prompt))
@@ -98,8 +155,10 @@ def _take(answer: Answer, line: bytes) -> None:
     if usage:
         answer.prompt_tokens = usage["prompt_tokens"]
         answer.output_tokens = usage["completion_tokens"]
-    if any(_has_text(choice) for choice in chunk.get("choices") or ()):
+    choices = chunk.get("choices") or ()
+    if any(_has_text(choice) for choice in choices):
         answer.chunks_at.append(now)
+        answer.text += "".join(_text(choice) for choice in choices)
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
@@ -107,4 +166,10 @@ def _has_text(choice: dict[str, Any]) -> bool:
     delta = choice.get("delta")
     if delta is None:
         return True
-    return bool(delta.get("content") or delta.get("reasoning_content") or delta.get("tool_calls"))
+    return any(
+        delta.get(name) for name in ("content", "reasoning", "reasoning_content", "tool_calls")
+    )
+
+
+def _text(choice: dict[str, Any]) -> str:
+    return str(choice.get("text") or (choice.get("delta") or {}).get("content") or "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def write(found: Mapping[str, object], to: str | None) -> None:
     """The result as JSON, if asked for."""
     if to is None:
         return
-    text = json.dumps(found, indent=2)
+    text = as_json(found, indent=2)
     if to == "-":
         print(text)
         return
@@ -45,6 +46,15 @@ def write(found: Mapping[str, object], to: str | None) -> None:
         Path(to).write_text(text + "\n")
     except OSError as error:
         raise ConfigError(f"--output-json {to}: {error.strerror or error}") from None
+
+
+def as_json(found: Mapping[str, object], *, indent: int | None = None) -> str:
+    """JSON with null for what there was nothing to compute from: NaN is no JSON."""
+    plain = {
+        name: None if isinstance(value, float) and math.isnan(value) else value
+        for name, value in found.items()
+    }
+    return json.dumps(plain, indent=indent)
 
 
 def show(title: str, rows: Sequence[tuple[str, str]]) -> None:

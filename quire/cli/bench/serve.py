@@ -1,4 +1,4 @@
-"""quire bench serve --model NAME: load on a running OpenAI-compatible server.
+"""quire bench serve: load on a running OpenAI-compatible server.
 
 Requests start at --request-rate a second (inf: at once), at most --max-concurrency at a time, and
 stream. TTFT: request sent to first chunk with text. ITL: the gap between chunks. TPOT: (last chunk
@@ -9,132 +9,207 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from quire.cli.bench.client import Answer, ask, session
-from quire.cli.bench.report import add_json, percentile, show, write
-from quire.cli.bench.workload import Item, add_workload, items
+from quire.cli.bench.client import Answer, Target, ask, first_model, post, session, wait_ready
+from quire.cli.bench.pace import INF, Rate, starts
+from quire.cli.bench.report import add_json, show, write
+from quire.cli.bench.result import (
+    about_run,
+    add_result,
+    details,
+    limits_of,
+    metrics_of,
+    percentiles_of,
+    save,
+    summary,
+)
+from quire.cli.bench.workload import Item, add_workload, as_text, items
+from quire.config.cli import OptionParser
 from quire.errors import ConfigError
 
-METRICS = ("ttft", "tpot", "itl", "e2el")
+ENDPOINTS = {
+    "openai": "/v1/completions",
+    "vllm": "/v1/completions",
+    "quire": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+}
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+            "repetition_penalty")  # fmt: skip
 
 
 def main(argv: Sequence[str]) -> int:
-    args = _parser().parse_args(argv)
-    if args.request_rate <= 0 or args.burstiness <= 0:
-        raise ConfigError("--request-rate and --burstiness must be > 0")
+    args = parser().parse_args(argv)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ConfigError(f"--max-concurrency must be >= 1, got {args.max_concurrency}")
-    work = items(args, args.vocab_size)
-    answers, seconds = asyncio.run(_load(args, work))
-    found = summary(answers, seconds, [float(q) for q in args.metric_percentiles.split(",")])
+    wanted, metrics = percentiles_of(args.metric_percentiles), metrics_of(args.percentile_metrics)
+    limits = limits_of(args.goodput)
+    rate = Rate(
+        args.request_rate, args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps
+    )
+    work = as_text(items(args, args.vocab_size), args.tokenizer)
+    times = starts(len(work), rate, args.burstiness, random.Random(args.workload_seed))
+    extra = _extra(args)
+    about_run(args, "")  # what is wrong with it is told before the load
+    answers, began, seconds, model = asyncio.run(_run(args, work, times, extra))
+    found = about_run(args, model) | summary(answers, seconds, wanted, metrics, limits)
+    _print(found, metrics)
     if args.save_detailed:
-        found |= _detail(answers)
-    _print(found)
+        found |= details(answers, began)
     write(found, args.output_json)
+    path = save(found, args)
+    if path is not None:
+        print(f"written to {path}", file=sys.stderr)
     return 1 if found["completed"] == 0 else 0
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="quire bench serve", description=__doc__)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--base-url", default=None, help="default: http://HOST:PORT")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=8000)
-    parser.add_argument(
-        "--endpoint", choices=["/v1/completions", "/v1/chat/completions"], default="/v1/completions"
-    )
-    parser.add_argument("--model", required=True, help="the name the server gives the model")
-    parser.add_argument("--api-key", default=None)
-    parser.add_argument("--request-rate", type=float, default=float("inf"))
-    parser.add_argument(
+def parser() -> OptionParser:
+    """The flags of `quire bench serve`."""
+    parser = OptionParser(prog="quire bench serve", usage="%(prog)s [options]")
+    parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
+    _add_target(parser)
+    group = parser.add_argument_group("load")
+    group.add_argument("--request-rate", type=float, default=INF, help="requests a second")
+    group.add_argument(
         "--burstiness", type=float, default=1.0, help="1: Poisson; more: more even; less: burstier"
     )
-    parser.add_argument("--max-concurrency", type=int, default=None)
-    parser.add_argument("--num-warmups", type=int, default=1)
-    parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--no-ignore-eos", dest="ignore_eos", action="store_false")
-    parser.add_argument("--vocab-size", type=int, default=100_000, help="random ids lie below it")
-    parser.add_argument("--metric-percentiles", default="50,90,99")
-    parser.add_argument("--save-detailed", action="store_true", help="every request in the JSON")
-    add_workload(parser, prompts=1000)
+    group.add_argument("--ramp-up-strategy", choices=["linear", "exponential"])
+    group.add_argument("--ramp-up-start-rps", type=float, default=0.0, help="rate at the start")
+    group.add_argument("--ramp-up-end-rps", type=float, default=0.0, help="rate at the end")
+    group.add_argument("--max-concurrency", type=int, default=None, help="requests at a time")
+    group.add_argument("--num-warmups", type=int, default=1, help="requests before, not measured")
+    group.add_argument("--profile", action="store_true", help="let the server profile the load")
+    _add_body(parser)
+    add_workload(parser, prompts=1000, seed=("--seed",))
+    add_result(parser)
     add_json(parser)
     return parser
 
 
-async def _load(args: argparse.Namespace, work: Sequence[Item]) -> tuple[list[Answer], float]:
-    url = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/") + args.endpoint
-    seats = asyncio.Semaphore(args.max_concurrency or len(work))
-    rng = random.Random(args.workload_seed)
-    async with session(args.api_key) as http:
+def _add_target(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("server")
+    group.add_argument("--backend", choices=list(ENDPOINTS), default=None, help="the dialect")
+    group.add_argument("--base-url", default=None, help="default: http://HOST:PORT")
+    group.add_argument("--host", default="127.0.0.1")
+    group.add_argument("--port", type=int, default=8000)
+    group.add_argument("--endpoint", choices=sorted(set(ENDPOINTS.values())), default=None)
+    group.add_argument("--header", nargs="+", default=[], metavar="NAME=VALUE")
+    group.add_argument("--api-key", default=None, help="default: OPENAI_API_KEY")
+    group.add_argument("--insecure", action="store_true", help="check no TLS certificate")
+    group.add_argument("--model", default=None, help="default: the server's first")
+    group.add_argument("--served-model-name", default=None, help="the name to ask for, if another")
+    group.add_argument(
+        "--ready-check-timeout-sec", type=float, default=0, help="wait so long for the server"
+    )
+    group.add_argument(
+        "--tokenizer", default=None, help="folder or name: send random prompts as text made with it"
+    )
+    group.add_argument("--vocab-size", type=int, default=100_000, help="random ids lie below it")
 
-        async def one(item: Item) -> Answer:
-            async with seats:
-                return await ask(http, url, args.model, item, args)
 
+def _add_body(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("requests")
+    for name in SAMPLING:
+        default = 0.0 if name == "temperature" else None
+        kind = int if name == "top_k" else float
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, default=default)
+    group.add_argument("--logprobs", type=int, default=None)
+    group.add_argument(
+        "--ignore-eos", action=argparse.BooleanOptionalAction, default=True,
+        help="answer with exactly the tokens asked for; this is the default",
+    )  # fmt: skip
+    group.add_argument("--extra-body", metavar="JSON", default=None, help="more fields")
+
+
+def _extra(args: argparse.Namespace) -> dict[str, Any]:
+    """Fields of every body. Raises ConfigError."""
+    given = {name: getattr(args, name) for name in SAMPLING}
+    extra = {name: value for name, value in given.items() if value is not None}
+    extra["ignore_eos"] = args.ignore_eos
+    if args.logprobs is not None:
+        is_chat = _endpoint(args).endswith("/chat/completions")
+        extra |= (
+            {"logprobs": True, "top_logprobs": args.logprobs}
+            if is_chat
+            else {"logprobs": args.logprobs}
+        )
+    try:
+        more = json.loads(args.extra_body or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--extra-body is not JSON: {error}") from None
+    if not isinstance(more, dict):
+        raise ConfigError("--extra-body must be a JSON object")
+    return extra | more
+
+
+def _endpoint(args: argparse.Namespace) -> str:
+    """The path to ask: what was said, or the backend's. Settles the backend, too."""
+    if args.backend is None:
+        args.backend = "openai-chat" if "/chat/" in (args.endpoint or "") else "openai"
+    endpoint = args.endpoint or ENDPOINTS[args.backend]
+    if endpoint != ENDPOINTS[args.backend]:
+        raise ConfigError(f"--backend {args.backend} asks {ENDPOINTS[args.backend]}")
+    return str(endpoint)
+
+
+async def _run(
+    args: argparse.Namespace, work: Sequence[Item], times: Sequence[float], extra: dict[str, Any]
+) -> tuple[list[Answer], float, float, str]:
+    """The answers, when the load began, how long it took, and the model's name."""
+    base = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
+    endpoint = _endpoint(args)
+    async with session(args.api_key, args.header, insecure=args.insecure) as http:
+        await wait_ready(http, base, args.ready_check_timeout_sec)
+        model = args.served_model_name or args.model or await first_model(http, base)
+        target = Target(http, base + endpoint, model, extra)
         for item in work[: args.num_warmups]:
-            warm = await one(item)
+            warm = await ask(target, item, time.perf_counter())
             if warm.error is not None:
-                raise ConfigError(f"{url} does not answer: {warm.error}")
+                raise ConfigError(f"{target.url} does not answer: {warm.error}")
+        if args.profile:
+            await post(http, f"{base}/start_profile")
         began = time.perf_counter()
-        tasks = []
-        for item in work:
-            tasks.append(asyncio.create_task(one(item)))
-            if args.request_rate != float("inf"):
-                scale = 1 / (args.request_rate * args.burstiness)
-                await asyncio.sleep(rng.gammavariate(args.burstiness, scale))
-        answers = await asyncio.gather(*tasks)
-        return list(answers), time.perf_counter() - began
+        answers = await _load(target, work, [began + at for at in times], args.max_concurrency)
+        seconds = time.perf_counter() - began
+        if args.profile:
+            await post(http, f"{base}/stop_profile")
+        return answers, began, seconds, model
 
 
-def summary(answers: Sequence[Answer], seconds: float, wanted: Sequence[float]) -> dict[str, Any]:
-    """The figures of a run, under the names that tools for such results know."""
-    good = [one for one in answers if one.error is None]
-    read = sum(one.prompt_tokens for one in good)
-    made = sum(one.output_tokens for one in good)
-    found: dict[str, Any] = {
-        "duration": seconds,
-        "completed": len(good),
-        "failed": len(answers) - len(good),
-        "total_input_tokens": read,
-        "total_output_tokens": made,
-        "request_throughput": len(good) / seconds,
-        "output_throughput": made / seconds,
-        "total_token_throughput": (read + made) / seconds,
-        "errors": sorted({one.error for one in answers if one.error is not None})[:10],
-    }
-    for name in METRICS:
-        values = [v * 1e3 for one in good for v in one.times(name)]
-        mean = sum(values) / len(values) if values else float("nan")
-        found[f"mean_{name}_ms"] = mean
-        found[f"median_{name}_ms"] = percentile(values, 50)
-        spread = sum((v - mean) ** 2 for v in values) / len(values) if values else float("nan")
-        found[f"std_{name}_ms"] = spread**0.5
-        found |= {f"p{q:g}_{name}_ms": percentile(values, q) for q in wanted}
-    return found
+async def _load(
+    target: Target, work: Sequence[Item], due: Sequence[float], at_once: int | None
+) -> list[Answer]:
+    seats = asyncio.Semaphore(at_once or len(work))
+
+    async def one(item: Item, at: float) -> Answer:
+        async with seats:
+            return await ask(target, item, at)
+
+    tasks = []
+    for item, at in zip(work, due):
+        wait = at - time.perf_counter()
+        if wait > 0:
+            await asyncio.sleep(wait)
+        tasks.append(asyncio.create_task(one(item, at)))
+    return list(await asyncio.gather(*tasks))
 
 
-def _detail(answers: Sequence[Answer]) -> dict[str, Any]:
-    return {
-        "input_lens": [one.prompt_tokens for one in answers],
-        "output_lens": [one.output_tokens for one in answers],
-        "ttfts": [next(iter(one.times("ttft")), None) for one in answers],
-        "itls": [one.times("itl") for one in answers],
-    }
-
-
-def _print(found: dict[str, Any]) -> None:
+def _print(found: dict[str, Any], metrics: Sequence[str]) -> None:
     rows = [
         ("completed / failed", f"{found['completed']} / {found['failed']}"),
         ("requests", f"{found['request_throughput']:.2f} /s"),
         ("output", f"{found['output_throughput']:,.1f} tok/s"),
         ("in and out", f"{found['total_token_throughput']:,.1f} tok/s"),
+        ("most at once", str(found["max_concurrent_requests"])),
     ]
-    for name in METRICS:
+    if found["request_goodput"] is not None:
+        rows.append(("goodput", f"{found['request_goodput']:.2f} /s"))
+    for name in metrics:
         marks = [key for key in found if key.startswith("p") and key.endswith(f"_{name}_ms")]
         cells = [f"{key.split('_')[0]} {found[key]:.2f}" for key in marks]
         rows.append(

@@ -26,10 +26,15 @@ class Item:
     output_len: int
 
 
-def add_workload(parser: argparse.ArgumentParser, *, prompts: int) -> None:
-    """The flags that `items` reads."""
+NAMES = ("random", "sharegpt", "custom", "prefix_repetition")
+
+
+def add_workload(
+    parser: argparse.ArgumentParser, *, prompts: int, seed: Sequence[str] = ()
+) -> None:
+    """The flags that `items` reads. seed: further names of --workload-seed."""
     group = parser.add_argument_group("workload")
-    group.add_argument("--dataset-name", choices=["random", "sharegpt", "custom"], default=None)
+    group.add_argument("--dataset-name", choices=NAMES, default=None)
     group.add_argument(
         "--dataset-path",
         metavar="FILE",
@@ -37,7 +42,9 @@ def add_workload(parser: argparse.ArgumentParser, *, prompts: int) -> None:
     )
     group.add_argument("--num-prompts", type=int, default=prompts)
     group.add_argument("--input-len", "--random-input-len", type=int, default=1024)
-    group.add_argument("--output-len", "--random-output-len", type=int, default=None)
+    lengths = ("random", "sharegpt", "custom", "prefix-repetition")
+    names = ("--output-len", *(f"--{one}-output-len" for one in lengths))
+    group.add_argument(*names, type=int, default=None, help="tokens of each answer")
     group.add_argument("--prefix-len", "--random-prefix-len", type=int, default=0)
     group.add_argument(
         "--range-ratio",
@@ -46,7 +53,13 @@ def add_workload(parser: argparse.ArgumentParser, *, prompts: int) -> None:
         default=0.0,
         help="random lengths lie within this share of input-len and output-len (0 to 1)",
     )
-    group.add_argument("--workload-seed", type=int, default=0, help="of prompts and lengths")
+    for name, default in REPETITION.items():
+        group.add_argument(f"--prefix-repetition-{name}", type=int, default=default)
+    group.add_argument("--workload-seed", *seed, type=int, default=0, help="of prompts and lengths")
+
+
+REPETITION = {"num-prefixes": 10, "prefix-len": 256, "suffix-len": 256}
+"""Flags of prefix_repetition: so many prefixes, each with an equal share of the prompts."""
 
 
 def items(args: argparse.Namespace, vocab: int) -> list[Item]:
@@ -56,6 +69,8 @@ def items(args: argparse.Namespace, vocab: int) -> list[Item]:
     rng = random.Random(args.workload_seed)
     if name == "random":
         return _random(args, vocab, rng)
+    if name == "prefix_repetition":
+        return _repeated(args, vocab, rng)
     if args.dataset_path is None:
         raise ConfigError(f"--dataset-name {name} needs --dataset-path FILE")
     found = _read(Path(args.dataset_path), name, args.output_len)
@@ -90,6 +105,41 @@ def _random(args: argparse.Namespace, vocab: int, rng: random.Random) -> list[It
     prefix, answer = ids(args.prefix_len), args.output_len or 128
     return [
         Item(prefix + ids(length(args.input_len)), length(answer)) for _ in range(args.num_prompts)
+    ]
+
+
+def _repeated(args: argparse.Namespace, vocab: int, rng: random.Random) -> list[Item]:
+    """Prompts that begin alike, in groups, shuffled."""
+    low = min(FIRST_ID, vocab - 1)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(rng.randrange(low, vocab) for _ in range(count))
+
+    count, answer = args.prefix_repetition_num_prefixes, args.output_len or 128
+    if min(count, args.prefix_repetition_prefix_len, args.prefix_repetition_suffix_len) < 1:
+        raise ConfigError("--prefix-repetition-* must be >= 1")
+    prefixes = [ids(args.prefix_repetition_prefix_len) for _ in range(count)]
+    found = [
+        Item(prefixes[n % count] + ids(args.prefix_repetition_suffix_len), answer)
+        for n in range(args.num_prompts)
+    ]
+    rng.shuffle(found)
+    return found
+
+
+def as_text(work: Sequence[Item], tokenizer: str | None) -> list[Item]:
+    """The same prompts as text, made with a tokenizer; None: as they are."""
+    if tokenizer is None:
+        return list(work)
+    from quire.text.tokenizer import load_tokenizer
+    from quire.weights.files import resolve
+
+    loaded = load_tokenizer(resolve(tokenizer, want="tokenizer"))
+    return [
+        one
+        if isinstance(one.prompt, str)
+        else Item(loaded.decode(list(one.prompt)), one.output_len)
+        for one in work
     ]
 
 

@@ -1,0 +1,191 @@
+"""What a run against a server found: figures under the names that tools for such results know."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from quire.cli.bench.client import Answer
+from quire.cli.bench.report import as_json, percentile
+from quire.errors import ConfigError
+
+METRICS = ("ttft", "tpot", "itl", "e2el")
+
+
+def add_result(parser: argparse.ArgumentParser) -> None:
+    """The flags that say what is measured and where it goes."""
+    group = parser.add_argument_group("result")
+    group.add_argument(
+        "--percentile-metrics", default=",".join(METRICS), help="of which: ttft,tpot,itl,e2el"
+    )
+    group.add_argument("--metric-percentiles", default="50,90,99", help="which percentiles")
+    group.add_argument(
+        "--goodput", nargs="+", default=[], metavar="METRIC:MS",
+        help="count requests that keep all of these: ttft:200 tpot:50 e2el:3000",
+    )  # fmt: skip
+    group.add_argument("--save-result", action="store_true", help="write a JSON file")
+    group.add_argument("--save-detailed", action="store_true", help="every request in the JSON")
+    group.add_argument("--append-result", action="store_true", help="as a line of the file")
+    group.add_argument("--result-dir", metavar="FOLDER")
+    group.add_argument("--result-filename", metavar="FILE")
+    group.add_argument(
+        "--metadata", nargs="+", default=[], metavar="NAME=VALUE", help="also to be in the JSON"
+    )
+    group.add_argument("--label", help="the same as --metadata label=...")
+
+
+def limits_of(words: Iterable[str]) -> dict[str, float]:
+    """METRIC:MS words as a table. Raises ConfigError."""
+    found: dict[str, float] = {}
+    for word in words:
+        name, _, value = word.partition(":")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            raise ConfigError(f"--goodput takes METRIC:MS, got {word!r}") from None
+        if name not in ("ttft", "tpot", "e2el") or found[name] < 0:
+            raise ConfigError(f"--goodput knows ttft, tpot and e2el, in ms >= 0; got {word!r}")
+    return found
+
+
+def percentiles_of(text: str) -> list[float]:
+    """Numbers with commas. Raises ConfigError."""
+    try:
+        found = [float(one) for one in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--metric-percentiles takes 50,90,99; got {text!r}") from None
+    if not all(0 <= one <= 100 for one in found):
+        raise ConfigError(f"--metric-percentiles lie in [0, 100], got {text!r}")
+    return found
+
+
+def metrics_of(text: str) -> list[str]:
+    """Names with commas. Raises ConfigError."""
+    found = [one.strip() for one in text.split(",") if one.strip()]
+    if not set(found) <= set(METRICS):
+        raise ConfigError(f"--percentile-metrics knows {', '.join(METRICS)}; got {text!r}")
+    return found
+
+
+def summary(
+    answers: Sequence[Answer],
+    seconds: float,
+    wanted: Sequence[float],
+    metrics: Sequence[str] = METRICS,
+    limits: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """The figures of a run."""
+    good = [one for one in answers if one.error is None]
+    read = sum(one.prompt_tokens for one in good)
+    made = sum(one.output_tokens for one in good)
+    kept = [one for one in good if _keeps(one, limits)] if limits else None
+    found: dict[str, Any] = {
+        "duration": seconds,
+        "completed": len(good),
+        "failed": len(answers) - len(good),
+        "total_input_tokens": read,
+        "total_output_tokens": made,
+        "request_throughput": len(good) / seconds,
+        "request_goodput": None if kept is None else len(kept) / seconds,
+        "output_throughput": made / seconds,
+        "total_token_throughput": (read + made) / seconds,
+        "max_output_tokens_per_s": _busiest_second(good),
+        "max_concurrent_requests": _most_at_once(good),
+        "errors": sorted({one.error for one in answers if one.error is not None})[:10],
+    }
+    for name in metrics:
+        found |= _figures(name, [v * 1e3 for one in good for v in one.times(name)], wanted)
+    return found
+
+
+def _figures(name: str, values: Sequence[float], wanted: Sequence[float]) -> dict[str, float]:
+    mean = sum(values) / len(values) if values else float("nan")
+    spread = sum((v - mean) ** 2 for v in values) / len(values) if values else float("nan")
+    found = {f"mean_{name}_ms": mean, f"median_{name}_ms": percentile(values, 50)}
+    found[f"std_{name}_ms"] = spread**0.5
+    return found | {f"p{q:g}_{name}_ms": percentile(values, q) for q in wanted}
+
+
+def _keeps(answer: Answer, limits: Mapping[str, float]) -> bool:
+    """No time of the request is over its limit. What it has none of, it keeps."""
+    return all(v * 1e3 <= most for name, most in limits.items() for v in answer.times(name))
+
+
+def _busiest_second(answers: Iterable[Answer]) -> float:
+    """Most tokens in one second of the clock; a request's are spread evenly over its chunks."""
+    counts: defaultdict[int, float] = defaultdict(float)
+    for one in answers:
+        for at in one.chunks_at:
+            counts[int(at)] += one.output_tokens / len(one.chunks_at)
+    return max(counts.values(), default=0.0)
+
+
+def _most_at_once(answers: Iterable[Answer]) -> int:
+    ends = [(one.chunks_at[-1], -1) for one in answers if one.chunks_at]
+    begins = [(one.sent_at, 1) for one in answers if one.chunks_at]
+    now = most = 0
+    for _, change in sorted(ends + begins):
+        now += change
+        most = max(most, now)
+    return most
+
+
+def details(answers: Sequence[Answer], began: float) -> dict[str, Any]:
+    """Every request, as columns. `errors` is then one a request."""
+    first = [next(iter(one.times("ttft")), None) for one in answers]
+    return {
+        "input_lens": [one.prompt_tokens for one in answers],
+        "output_lens": [one.output_tokens for one in answers],
+        "ttfts": first,
+        "itls": [one.times("itl") for one in answers],
+        "latencies": [next(iter(one.times("e2el")), None) for one in answers],
+        "start_times": [one.sent_at - began for one in answers],
+        "queue_times": [one.sent_at - one.due_at for one in answers],
+        "generated_texts": [one.text for one in answers],
+        "errors": [one.error or "" for one in answers],
+    }
+
+
+def save(found: Mapping[str, Any], args: argparse.Namespace) -> Path | None:
+    """Write the result as the flags ask. Returns the file, or None if none was asked for."""
+    if not (args.save_result or args.append_result or args.result_filename):
+        return None
+    path = Path(args.result_dir or ".") / (args.result_filename or _name(found))
+    text = as_json(found, indent=None if args.append_result else 2)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a" if args.append_result else "w", encoding="utf-8") as into:
+            into.write(text + "\n")
+    except OSError as error:
+        raise ConfigError(f"--result-filename {path}: {error.strerror or error}") from None
+    return path
+
+
+def _name(found: Mapping[str, Any]) -> str:
+    """backend-rate-model-date.json."""
+    model = str(found["model_id"]).replace("/", "_")
+    return f"{found['backend']}-{found['request_rate']}qps-{model}-{found['date']}.json"
+
+
+def about_run(args: argparse.Namespace, model: str) -> dict[str, Any]:
+    """What was run, for those who read the result later. Raises ConfigError."""
+    found: dict[str, Any] = {
+        "date": time.strftime("%Y%m%d-%H%M%S"),
+        "backend": args.backend,
+        "model_id": model,
+        "num_prompts": args.num_prompts,
+        "request_rate": args.request_rate if args.request_rate < float("inf") else "inf",
+        "burstiness": args.burstiness,
+        "max_concurrency": args.max_concurrency,
+    }
+    pairs = [*args.metadata, *([f"label={args.label}"] if args.label else [])]
+    for word in pairs:
+        name, equals, value = word.partition("=")
+        if not equals:
+            raise ConfigError(f"--metadata takes NAME=VALUE, got {word!r}")
+        found[name] = value
+    return found
