@@ -105,7 +105,9 @@ class Reciter:
 
     def logprobs(self, place, chosen, count, worst=False):
         draw = random.Random(place)
-        others = [i for i in draw.sample(range(self.vocab), min(count + 4, self.vocab)) if i != chosen][: count + 3]
+        others = [
+            i for i in draw.sample(range(self.vocab), min(count + 4, self.vocab)) if i != chosen
+        ][: count + 3]
         ids = [*others, chosen] if worst else [chosen, *others]
         values = [-0.25 * (rank + 1) for rank in range(len(ids))]
         ranks = list(range(1, len(ids) + 1))
@@ -184,7 +186,9 @@ def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False):
 class Server:
     """A running server, and the handles a test needs."""
 
-    def __init__(self, tokenizer, *, options=None, defaults=None, step_s=0.0, **engine):
+    def __init__(
+        self, tokenizer, *, options=None, defaults=None, step_s=0.0, services=None, **engine
+    ):
         self.model = Reciter(tokenizer)
         self.tokenizer = tokenizer
         self.executor = Executor(self.model, step_s)
@@ -201,6 +205,7 @@ class Server:
             options=options or ServerOptions(),
             defaults=defaults or {},
             root="tiny-root",
+            **(services or {}),
         )
         self.app = create_app(self.services)
         self.loop = None
