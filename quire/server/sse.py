@@ -125,7 +125,8 @@ class EventStream(Response):
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             async with self._watched(send):
-                last = await self._send_all(send)
+                # A task of its own wakes without passing through every middleware's frame
+                last = await asyncio.create_task(self._send_all(send))
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self._events.close()
@@ -170,9 +171,11 @@ class EventStream(Response):
         self._events.presence.give_up()
 
     async def _keep_alive(self, send: Send) -> None:
-        before = -1
+        before, silent = -1, 0  # half intervals
         while True:
-            if self._chunks == before and not self._sending:
+            silent = silent + 1 if self._chunks == before and not self._sending else 0
+            if silent >= 2:
                 await send({"type": "http.response.body", "body": KEEP_ALIVE, "more_body": True})
+                silent = 0
             before = self._chunks
-            await asyncio.sleep(self._keep_alive_s)
+            await asyncio.sleep(self._keep_alive_s / 2)

@@ -128,7 +128,7 @@ def test_a_client_that_reads_no_more_keeps_no_engine_busy(tokenizer, monkeypatch
 
 def test_comments_keep_a_silent_stream_open(tokenizer):
     options = ServerOptions(sse_keep_alive_interval=1)
-    with Server(tokenizer, options=options, step_s=1.3).running() as silent:
+    with Server(tokenizer, options=options, step_s=1.8).running() as silent:
         body = {**BODIES[CHAT], "max_tokens": 2, "stream": True}
         got = httpx.post(f"{silent.url}{CHAT}", json=body, timeout=20)
     assert ": keep-alive\n\n" in got.text
