@@ -38,7 +38,6 @@ def test_the_reader_refuses_what_is_broken(raw):
 
 def stream(served, path, body, size=None):
     """(headers, events) of a stream."""
-    served.need(path)
     with httpx.stream(
         "POST",
         served.url + path,
