@@ -13,6 +13,7 @@ there is.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import dis
 import gc
@@ -21,12 +22,17 @@ import importlib.abc
 import importlib.machinery
 import logging
 import runpy
+import socket
 import sys
+import uuid
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
-from quire.errors import ConfigError
+from quire import env
+from quire.errors import ConfigError, EngineError
 
 VERSION = "0.33.0"
 """The release whose names these are; scripts compare it."""
@@ -67,14 +73,27 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.engine.async_llm_engine": {"quire.llm": "AsyncLLMEngine"},
     "vllm.entrypoints": {},
     "vllm.entrypoints.llm": {"quire.llm": "LLM"},
+    "vllm.entrypoints.utils": {"quire.as_vllm": "cli_env_setup"},
+    "vllm.entrypoints.openai": {},
+    "vllm.entrypoints.openai.api_server": {"quire.as_vllm": "run_server"},
+    "vllm.entrypoints.openai.cli_args": {
+        "quire.as_vllm": "make_arg_parser validate_parsed_serve_args"
+    },
     "vllm.entrypoints.chat_utils": {"quire.text.chat": "load_chat_template"},
     "vllm.lora": {},
     "vllm.lora.request": {"quire.core.params": "LoRARequest"},
     "vllm.tokenizers": {"quire.as_vllm": "get_tokenizer"},
     "vllm.transformers_utils": {},
     "vllm.transformers_utils.tokenizer": {"quire.as_vllm": "get_tokenizer"},
-    "vllm.utils": {"quire.config.cli": "FlexibleArgumentParser=OptionParser"},
+    "vllm.utils": {
+        "quire.config.cli": "FlexibleArgumentParser=OptionParser",
+        "quire.as_vllm": "get_open_port random_uuid",
+    },
     "vllm.utils.argparse_utils": {"quire.config.cli": "FlexibleArgumentParser=OptionParser"},
+    "vllm.utils.network_utils": {"quire.as_vllm": "get_open_port"},
+    "vllm.envs": {},
+    "vllm.usage": {},
+    "vllm.usage.usage_lib": {"quire.as_vllm": "UsageContext"},
     "vllm.logger": {"quire.as_vllm": "init_logger"},
     "vllm.distributed": {"quire.as_vllm": "cleanup_dist_env_and_memory"},
     "vllm.distributed.parallel_state": {
@@ -84,6 +103,11 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.v1.engine": {},
     "vllm.v1.engine.llm_engine": {"quire.llm": "LLMEngine"},
     "vllm.v1.engine.async_llm": {"quire.llm": "AsyncLLM"},
+    "vllm.v1.sample": {},
+    "vllm.v1.sample.logits_processor": {
+        "quire.sampling.processors": "AdapterLogitsProcessor BatchUpdate LogitsProcessor "
+        "MoveDirectionality"
+    },
     "vllm.v1.metrics": {},
     "vllm.v1.metrics.reader": {"quire.llm.metrics": _METRICS},
     "vllm.version": {},
@@ -94,6 +118,9 @@ COMMANDS = {
     "vllm": (),
     "vllm.entrypoints.cli.main": (),
     "vllm.entrypoints.openai.api_server": ("serve",),
+    "vllm.entrypoints.api_server": ("serve",),
+    "vllm.entrypoints.openai.run_batch": ("run-batch",),
+    "vllm.collect_env": ("collect-env",),
 }
 """Modules that are run rather than imported -> the words of quire's command line they mean."""
 
@@ -122,6 +149,8 @@ class Alias(ModuleType):
         module = self.__name__
         if name == "__version__" and module in ("vllm", "vllm.version"):
             return VERSION
+        if module == "vllm.envs" and name.startswith("VLLM_"):
+            return env.foreign().get(name)
         place = _names(module).get(name)
         if place is not None:
             found = getattr(importlib.import_module(place[0]), place[1])
@@ -211,6 +240,58 @@ def get_tokenizer(
         raise ConfigError(f"get_tokenizer: quire knows no {', '.join(named)} here")
     folder = resolve(tokenizer_name, want="tokenizer")
     return load_tokenizer(folder, trust_remote_code=trust_remote_code)
+
+
+class UsageContext(Enum):
+    """Who uses the engine. quire tells nobody."""
+
+    UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
+    LLM_CLASS = "LLM_CLASS"
+    API_SERVER = "API_SERVER"
+    OPENAI_API_SERVER = "OPENAI_API_SERVER"
+    OPENAI_BATCH_RUNNER = "OPENAI_BATCH_RUNNER"
+    ENGINE_CONTEXT = "ENGINE_CONTEXT"
+
+
+def make_arg_parser(parser: Any) -> Any:
+    """Add the flags of `quire serve` to a FlexibleArgumentParser."""
+    from quire.cli.flags import add_serve_flags
+
+    return add_serve_flags(parser)
+
+
+def validate_parsed_serve_args(args: argparse.Namespace) -> None:
+    """Raise ConfigError if a parsed command line of the server asks for what is not there."""
+    from quire.cli.flags import options_in
+
+    options_in(args)
+
+
+async def run_server(args: argparse.Namespace, **uvicorn_kwargs: object) -> None:
+    """Serve until SIGINT or SIGTERM. Nothing else runs in this event loop meanwhile."""
+    from quire.cli.flags import options_in
+    from quire.cli.serve import serve
+
+    if uvicorn_kwargs:
+        raise ConfigError(f"run_server: say {', '.join(uvicorn_kwargs)} as flags of the server")
+    status = serve(*options_in(args))
+    if status:
+        raise EngineError(f"the server ended with status {status}")
+
+
+def cli_env_setup() -> None:
+    """Nothing to set up: a process of quire reads the environment when it starts."""
+
+
+def random_uuid() -> str:
+    return uuid.uuid4().hex
+
+
+def get_open_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def init_logger(name: str) -> logging.Logger:

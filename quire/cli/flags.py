@@ -68,7 +68,11 @@ is built; then requests are answered until SIGINT or SIGTERM. Running requests m
 
 def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
     """What a command line and the environment ask of engine and server. Raises ConfigError."""
-    args = serve_parser().parse_args(argv)
+    return options_in(serve_parser().parse_args(argv))
+
+
+def options_in(args: argparse.Namespace) -> tuple[Options, ServerOptions]:
+    """The same, of a command line that is parsed already. Other names in it are left alone."""
     server_options = server_options_from(args)
     own = {one.name for one in fields(ServerOptions)}
     others = {name: value for name, value in vars(args).items() if name not in own}
@@ -78,9 +82,14 @@ def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
 
 
 def serve_parser() -> OptionParser:
+    """The flags of `quire serve`."""
     parser = OptionParser(prog="quire serve", usage="%(prog)s [MODEL] [options]")
     parser.description = ABOUT
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    return add_serve_flags(parser)
+
+
+def add_serve_flags(parser: OptionParser) -> OptionParser:
+    """Add the model and every flag of the server and of the engine."""
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
     add_server_options(parser)
     add_options(parser)

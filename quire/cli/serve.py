@@ -12,12 +12,18 @@ from collections.abc import Sequence
 from quire import env
 from quire.cli.flags import parse
 from quire.config.environment import start_process
+from quire.config.options import Options
 from quire.server import listen
+from quire.server.options import ServerOptions
 from quire.server.supervisor import Supervisor
 
 
 def main(argv: Sequence[str]) -> int:
-    options, server_options = parse(argv)
+    return serve(*parse(argv))
+
+
+def serve(options: Options, server_options: ServerOptions) -> int:
+    """Until the server ends; the exit status. Raises what keeps it from starting."""
     level = options.observe.log_level or env.read().log_level
     start_process(level=level, style=server_options.log_format)
     listen.check_tls(server_options)

@@ -22,7 +22,9 @@ def _post_init(self: Any) -> None:
 
 def _options(self: Any) -> Options:
     """The options tree of what was said."""
-    return Options.of({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+    said = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    defaults = {spec.name: spec.default for spec in specs().values()}
+    return Options.of({name: v for name, v in said.items() if v != defaults.get(name)})
 
 
 def _repr(self: Any) -> str:
@@ -37,7 +39,9 @@ def _repr(self: Any) -> str:
 def _from_cli_args(cls: Callable[..., Any], args: argparse.Namespace) -> Any:
     """From a parsed command line; names that are no options are left alone."""
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    return cls(**{name: value for name, value in vars(args).items() if name in names})
+    given = {name: value for name, value in vars(args).items() if name in names}
+    model = given.pop("model_tag", None)
+    return cls(**(given | ({} if model is None else {"model": model})))
 
 
 def _add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:

@@ -1,6 +1,7 @@
 """What importing costs, and that public names are where users look for them."""
 
 import importlib.abc
+import re
 import subprocess
 import sys
 
@@ -98,6 +99,41 @@ def test_settings_of_other_engines_can_be_made_and_given():
     from vllm.config import CompilationConfig
 
     assert quire.EngineArgs(compilation_config=CompilationConfig(level=3)).options()
+
+
+@pytest.mark.parametrize("module", sorted(as_vllm.PLACES))
+def test_every_name_of_the_alias_has_a_place(module):
+    for place, names in as_vllm.PLACES[module].items():
+        path = as_vllm.Path(as_vllm.__file__).parent.parent / place.replace(".", "/")
+        source = (
+            path.with_suffix(".py") if path.with_suffix(".py").exists() else path / "__init__.py"
+        )
+        text = source.read_text()
+        for name in names.split():
+            ours = name.partition("=")[2] or name
+            assert re.search(rf"\b{ours}\b", text), f"{place} has no {ours}"
+
+
+@pytest.mark.usefixtures("installed")
+def test_module_paths_that_scripts_import_are_there(monkeypatch):
+    import vllm.envs as envs
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.entrypoints.openai.api_server import run_server
+    from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.lora.request import LoRARequest
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.utils import FlexibleArgumentParser, get_open_port, random_uuid
+
+    monkeypatch.setenv("VLLM_HOST_IP", "1.2.3.4")
+    assert envs.VLLM_HOST_IP == "1.2.3.4"
+    args = make_arg_parser(FlexibleArgumentParser()).parse_args(["m", "--max_model_len", "8k"])
+    validate_parsed_serve_args(args)
+    assert AsyncEngineArgs.from_cli_args(args).max_model_len == "8k"
+    assert random_uuid() != random_uuid()
+    assert get_open_port() > 0
+    assert UsageContext.API_SERVER
+    assert callable(run_server)
+    assert LoRARequest.__name__ == "LoRARequest"
 
 
 def test_installing_twice_is_harmless_and_too_late_is_an_error(monkeypatch):

@@ -103,6 +103,7 @@ def test_engine_args_are_a_dataclass_over_the_same_names():
     assert Options.of(dataclasses.asdict(args)).changed() == {"model": "m", "max_model_len": 64}
     assert repr(EngineArgs(model="m", hf_token="secret")) == "EngineArgs(model='m')"
     assert options_of(AsyncEngineArgs(model="m")).model.model == "m"
+    assert EngineArgs(policy="priority").options().changed() == {"scheduling_policy": "priority"}
     with pytest.raises(ConfigError):
         EngineArgs(quantization="awq")
     with pytest.raises(TypeError):
