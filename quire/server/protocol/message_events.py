@@ -164,7 +164,7 @@ class MessageShape:
         """How it ended, in this dialect's words."""
         if reason == "abort":
             raise EngineError("the request was aborted")
-        sequence = stop if reason == "stop" and isinstance(stop, str) else None
+        sequence = stop if isinstance(stop, str) else None
         said = _REASONS.get(reason, "end_turn") if sequence is None else "stop_sequence"
         return {"stop_reason": said, "stop_sequence": sequence}
 
