@@ -84,7 +84,9 @@ _WITHOUT = {
     "it only changes what is logged or measured": """VLLM_DEBUG_LOG_API_SERVER_RESPONSE
         VLLM_REQUEST_BODY_LOG_LEVEL VLLM_GC_DEBUG VLLM_CUSTOM_SCOPES_FOR_PROFILING
         VLLM_NVTX_SCOPES_FOR_PROFILING VLLM_DEBUG_DUMP_PATH VLLM_LOG_MODEL_INSPECTION
-        VLLM_COMPUTE_NANS_IN_LOGITS VLLM_RINGBUFFER_WARNING_INTERVAL VLLM_TORCH_PROFILER_DIR""",
+        VLLM_COMPUTE_NANS_IN_LOGITS VLLM_RINGBUFFER_WARNING_INTERVAL""",
+    "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
+        VLLM_TORCH_PROFILER_DIR""",
 }
 _MISSED = {
     "say hf_overrides={\"max_position_embeddings\": N} and max_model_len":

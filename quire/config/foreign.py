@@ -76,8 +76,12 @@ _HARMLESS = {
         kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
         enable_layerwise_nvtx_tracing enable_logging_iteration_details collect_detailed_traces
         otlp_traces_endpoint aggregate_engine_logging
-        per_request_spec_decode_metrics disable_log_requests enable_log_requests logging_config
-        log_config_file watchdog_config profiler_config usage_context exclude_log_deltas""",
+        per_request_spec_decode_metrics disable_log_requests enable_log_requests
+        watchdog_config usage_context exclude_log_deltas""",
+    "--log-level, --log-format and VLLM_LOGGING_CONFIG_PATH say such things": """logging_config
+        log_config_file""",
+    "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
+        profiler_config""",
     "the name of a reasoning parser says it": "enable_reasoning",
     "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
         lora_extra_vocab_size long_lora_scaling_factors fully_sharded_loras lora_target_modules
@@ -280,7 +284,7 @@ def _swap_is_idle(given: Mapping[str, object]) -> bool:
 def _spellings(given: dict[str, object]) -> dict[str, object]:
     """Values of options that other releases spell in another way."""
     fixed: dict[str, object] = {}
-    if given.get("max_model_len") == -1:
+    if given.get("max_model_len") in (-1, "-1"):
         fixed["max_model_len"] = "auto"
     method = given.get("quantization")
     if isinstance(method, str):

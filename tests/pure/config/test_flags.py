@@ -124,6 +124,10 @@ def test_sizes_take_units():
     assert changed("m --max-num-batched-tokens 8k --max-model-len 16K")["max_model_len"] == 16384
 
 
+def test_minus_one_is_the_longest_that_fits():
+    assert changed("m --max-model-len -1") == changed("m --max-model-len auto")
+
+
 def test_none_and_nothing_mean_none():
     assert changed("m --chat-template None --max-log-len None --uds '' --hf-config-path=") == {
         "model": "m"
