@@ -1,0 +1,157 @@
+"""What the engine's process spends on being asked: per turn, and per request. JSON lines.
+
+    python bench/serving.py [--rows 256] [--senders 1,4]
+
+A turn: look at the socket, route the updates of `rows` decoding sequences, make messages, send them
+over ZeroMQ to processes that read and decode them. The step itself is not in it. The median and the
+99th percentile of 2,000 turns, in microseconds. Needs no model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from multiprocessing import get_context
+
+import zmq
+
+from quire.core.params import SamplingParams
+from quire.core.types import Request, Stop, Update
+from quire.engine import wire
+from quire.engine.messages import PROTOCOL, Add, Hello, carried
+from quire.engine.process import EngineServer
+from quire.engine.remote import address
+from quire.engine.service import Service
+
+TURNS = 2000
+
+
+class Stub:
+    """An engine that says one token of each sequence at every step."""
+
+    idle = False
+
+    def __init__(self):
+        self.ids = []
+
+    def add(self, request):
+        self.ids.append(request.id)
+
+    def step(self):
+        return [Update(one, 0, (12345,), cached_tokens=16) for one in self.ids]
+
+    def check(self):
+        """Nothing to prove."""
+
+    snapshot = check
+
+
+class Starter:
+    stopping = False
+
+
+def asker(folder, number, rows):
+    """Add requests, then read what comes until the engine is gone."""
+    context = zmq.Context()
+    socket = context.socket(zmq.DEALER)
+    socket.setsockopt(zmq.ROUTING_ID, b"api-%d" % number)
+    socket.set_hwm(0)
+    socket.setsockopt(zmq.RCVTIMEO, 2000)
+    socket.connect(address(folder))
+    socket.send(wire.encode(Hello(PROTOCOL, "bench")))
+    for i in range(rows):
+        socket.send(wire.encode(Add(i, [carried(request(f"{number}-{i}"))])))
+    try:
+        while True:
+            wire.from_engine(socket.recv())
+    except zmq.Again:
+        os._exit(0)
+
+
+def request(name):
+    params = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
+    name = f"chatcmpl-0123456789abcdef0123456789abcdef-{name}"
+    return Request(name, tuple(range(10_000, 10_512)), Stop(128), params, arrived_at=1e5)
+
+
+def server(folder, engine):
+    """The real one's loop, over an engine that costs nothing."""
+    made = EngineServer.__new__(EngineServer)
+    made._starter = Starter()
+    made._context = zmq.Context()
+    made._socket = made._context.socket(zmq.ROUTER)
+    made._socket.set_hwm(0)
+    made._socket.bind(address(folder))
+    made._service = Service(engine)
+    made._beat_due = 0.0
+    made._busy = True
+    return made
+
+
+def measure(rows, senders):
+    engine = Stub()
+    spawn = get_context("spawn")
+    with tempfile.TemporaryDirectory() as folder:
+        made = server(folder, engine)
+        each = rows // senders
+        for number in range(senders):
+            spawn.Process(target=asker, args=(folder, number, each), daemon=True).start()
+        adding = 0.0
+        while len(engine.ids) < each * senders:
+            began = time.perf_counter()
+            before = len(engine.ids)
+            made._read_inbox()
+            adding += (time.perf_counter() - began) if len(engine.ids) > before else 0.0
+        stubs = timed(engine.step)
+        turns = timed(lambda: turn(made))
+        made._socket.close(0)
+        made._context.term()
+    print(
+        json.dumps(
+            {
+                "bench": "serving",
+                "rows": rows,
+                "senders": senders,
+                "turn_us": round(statistics.median(turns) - statistics.median(stubs), 1),
+                "turn_p99_us": round(sorted(turns)[int(len(turns) * 0.99)], 1),
+                "add_us": round(adding / (each * senders) * 1e6, 1),
+            }
+        ),
+        flush=True,
+    )
+
+
+def turn(made):
+    """The body of EngineServer.run's loop."""
+    made._wait()
+    made._read_inbox()
+    for sender, news in made._service.turn():
+        made._send(sender, news)
+    made._beat()
+
+
+def timed(function):
+    found = []
+    for _ in range(TURNS):
+        began = time.perf_counter()
+        function()
+        found.append((time.perf_counter() - began) * 1e6)
+        time.sleep(0.0005)  # where the step would be: the sockets' own threads need their time
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--senders", default="1,4")
+    args = parser.parse_args()
+    for senders in map(int, args.senders.split(",")):
+        measure(args.rows, senders)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,139 @@
+"""What travels between processes arrives as it was sent."""
+
+import dataclasses
+
+import pytest
+
+from quire import errors
+from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quire.core.stats import SchedulerStats
+from quire.core.timing import Timing
+from quire.core.types import Request, Stop, TokenLogprobs, Update
+from quire.engine import wire
+from quire.engine.messages import (
+    Add,
+    Answer,
+    Carried,
+    Hello,
+    News,
+    carried,
+    error_of,
+    fault_of,
+    request_of,
+)
+from quire.errors import Overloaded, RequestError, TooLong, Unsupported
+
+OTHERS = {
+    "id": "mine-1",
+    "prompt": (5, 6, 7),
+    "stop": Stop(9, 2, frozenset({1}), frozenset({2, 3})),
+    "params": SamplingParams(temperature=0.5, stop=["x"], logit_bias={7: -1.5}, n=2, seed=-(2**63)),
+    "n": 2,
+    "seed": 2**63 - 1,
+    "priority": -3,
+    "arrived_at": 12.25,
+    "salt": b"\x00\xff",
+    "read_prefix_cache": False,
+    "parent": "other-1",
+    "hold": True,
+    "timed": True,
+}
+
+
+def sent(request):
+    (one,) = wire.to_engine(wire.encode(Add(1, [carried(request)]))).requests
+    return request_of(one)
+
+
+def test_a_request_arrives_whole():
+    names = [one.name for one in dataclasses.fields(Request)]
+    assert sorted(OTHERS) == sorted(names), "a new field of Request: give it a value here"
+    assert list(Carried.__struct_fields__) == names
+    request = Request(**OTHERS)
+    assert sent(request) == request
+    plain = Request("a", (1,), Stop(1))
+    assert sent(plain) == plain
+
+
+def test_fields_of_params_that_are_more_than_plain_data_arrive_as_what_they_were():
+    params = SamplingParams(
+        output_kind=RequestOutputKind.DELTA,
+        structured_outputs=StructuredOutputsParams(json={"type": "object"}),
+        repetition_detection={"max_pattern_size": 4, "min_count": 3},
+        extra_args={"deep": [{"a": 1.5}]},
+        bad_words=["no"],
+    )
+    params.bad_words_token_ids = [[4], [5, 6]]
+    arrived = sent(Request("a", (1,), Stop(1), params)).params
+    assert arrived == params
+    assert arrived.output_kind is RequestOutputKind.DELTA
+    assert arrived.stop_strings == []
+
+
+def test_requests_that_arrived_share_no_list():
+    one, two = sent(Request("a", (1,), Stop(1))), sent(Request("b", (1,), Stop(1)))
+    one.params.stop_token_ids.append(3)
+    assert two.params.stop_token_ids == []
+    assert SamplingParams().stop_token_ids == []
+
+
+def test_only_what_differs_from_the_defaults_travels():
+    assert carried(Request("a", (1,), Stop(1), SamplingParams(top_k=3))).params == {"top_k": 3}
+
+
+def test_what_cannot_travel_is_the_askers_fault():
+    for params, error in (
+        (SamplingParams(logits_processors=[lambda ids, logits: logits]), Unsupported),
+        (SamplingParams(extra_args={"f": object()}), RequestError),
+    ):
+        with pytest.raises(error):
+            sent(Request("a", (1,), Stop(1), params))
+
+
+def test_numbers_and_sets_of_python_code_become_plain():
+    class Half(float):
+        pass
+
+    params = SamplingParams(temperature=Half(0.5), stop_token_ids={4})
+    arrived = sent(Request("a", (1,), Stop(1), params)).params
+    assert type(arrived.temperature) is float
+    assert arrived.temperature == 0.5
+    assert arrived.stop_token_ids == [4]
+
+
+def test_updates_arrive_as_they_are():
+    logprobs = [TokenLogprobs([3, 4], [-0.5, -1.0], [1, 2])]
+    timing = Timing(1.0, 2.0, None, *[0.125] * 6)
+    updates = [
+        Update("a", 0, [3]),
+        Update("a", 1, [], "error", None, None, None, 16, "broken"),
+        Update("b", 0, [3], "stop", 3, logprobs, logprobs, 16, None, timing),
+    ]
+    news = wire.from_engine(wire.encode(News(updates, [Answer(4, SchedulerStats(*range(12)))])))
+    assert news.updates == updates
+    assert news.answers[0].value["free_blocks"] == 6
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in vars(errors).values() if isinstance(k, type) and k is not Overloaded]
+)
+def test_errors_arrive_as_what_they_were(kind):
+    arrived = error_of(fault_of(kind("bad luck")))
+    assert type(arrived) is kind
+    assert str(arrived) == "bad luck"
+
+
+def test_errors_keep_what_they_carry():
+    assert error_of(fault_of(TooLong("no", param="prompt"))).param == "prompt"
+    assert error_of(fault_of(Overloaded("no", retry_after_s=2.5))).retry_after_s == 2.5
+    foreign = error_of(fault_of(ZeroDivisionError("by zero")))
+    assert type(foreign) is errors.EngineError
+    assert str(foreign) == "ZeroDivisionError: by zero"
+
+
+def test_the_number_of_a_message_that_cannot_be_read_can_be():
+    import msgspec
+
+    assert wire.number_in(msgspec.msgpack.encode(["Add", 7, "nonsense"])) == 7
+    for data in (b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), wire.encode(Hello(1, "x"))):
+        assert wire.number_in(data) is None

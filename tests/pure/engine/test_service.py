@@ -1,0 +1,246 @@
+"""The engine's half of the protocol, by itself: who is told what, and what hurts nobody else."""
+
+import pytest
+
+from quire.core.block_pool import BlockPool
+from quire.core.kv_cache import KVCache
+from quire.core.limits.seats import SeatLimit
+from quire.core.limits.tokens import TokenBudget
+from quire.core.order.fifo import Fifo
+from quire.core.params import RequestOutputKind, SamplingParams
+from quire.core.scheduler import Scheduler
+from quire.core.types import Request, Stop
+from quire.engine.loop import Engine
+from quire.engine.messages import (
+    PROTOCOL,
+    Abort,
+    AbortSequence,
+    Add,
+    Call,
+    Dead,
+    Hello,
+    Ready,
+    carried,
+)
+from quire.engine.service import Service
+from quire.executors.fake import Executor
+
+
+class Forgetful(Executor):
+    def forget_kv(self):
+        self.forgot = True
+
+
+def service(**how):
+    kv = KVCache(BlockPool(64), 4)
+    scheduler = Scheduler(kv, [TokenBudget(64), SeatLimit(8)], Fifo(), max_seqs=8, max_len=100)
+    engine = Engine(scheduler, Forgetful(lambda tokens: len(tokens)), check=True)
+    return Service(engine, **how)
+
+
+def request(name, max_tokens=5, *, n=1, prompt=3, kind=RequestOutputKind.DELTA, **params):
+    made = SamplingParams(n=n, max_tokens=max_tokens, output_kind=kind, **params)
+    return carried(Request(name, (1,) * prompt, Stop(max_tokens), made, n=n))
+
+
+def add(to, sender, *requests, number=0):
+    to.obey(sender, Add(number, list(requests)))
+
+
+def turns(to, count=100):
+    """(sender, news) of turns until nothing is left to do."""
+    told = []
+    for _ in range(count):
+        if to.idle:
+            break
+        told += to.turn()
+    return told
+
+
+def updates(told, sender):
+    return [u for who, news in told if who == sender for u in news.updates]
+
+
+def answers(told, sender):
+    return [a for who, news in told if who == sender for a in news.answers]
+
+
+def test_each_sender_is_told_of_its_own_requests_once_a_turn():
+    to = service()
+    add(to, 1, request("a"), request("b"))
+    add(to, 2, request("c"))
+    while not to.idle:
+        told = to.turn()
+        assert len({who for who, _ in told}) == len(told)
+        assert {u.request_id for u in updates(told, 1)} <= {"a", "b"}
+        assert {u.request_id for u in updates(told, 2)} <= {"c"}
+    assert not to._owned
+
+
+def test_a_refused_request_takes_the_others_of_its_message_with_it():
+    to = service()
+    add(to, 1, request("a"), request("b", prompt=101), number=7)
+    told = turns(to)
+    assert updates(told, 1) == []
+    (answer,) = answers(told, 1)
+    assert (answer.number, answer.fault.kind) == (7, "TooLong")
+    assert to.engine.stats().held_blocks == 0
+    assert not to._owned
+
+
+def test_an_id_that_is_taken_is_refused_and_the_first_goes_on():
+    to = service()
+    add(to, 1, request("a"))
+    add(to, 2, request("a"), number=3)
+    told = turns(to)
+    assert answers(told, 2)[0].fault.kind == "RequestError"
+    assert updates(told, 1)[-1].finish == "length"
+
+
+def test_an_abort_tells_the_owner_whoever_asked_for_it():
+    to = service()
+    add(to, 1, request("a", 50))
+    to.turn()
+    to.obey(2, Abort(["a", "nobody"]))
+    assert [u.finish for u in updates(turns(to), 1)] == ["abort"]
+
+
+def test_requests_are_aborted_by_the_name_that_clients_know():
+    to = service()
+    add(to, 1, request("x-1-0", 50), request("x-1-1", 50), request("x-12-0"))
+    to.turn()
+    to.obey(2, Call(5, "abort_named", [["x-1"]]))
+    told = turns(to)
+    assert answers(told, 2)[0].value == 2
+    ends = {u.request_id: u.finish for u in updates(told, 1) if u.finish}
+    assert ends == {"x-1-0": "abort", "x-1-1": "abort", "x-12-0": "length"}
+
+
+def test_an_ended_sequence_is_told_no_more_and_its_request_is_forgotten():
+    to = service()
+    add(to, 1, request("a", 50, n=2, temperature=1.0))
+    to.turn()
+    to.obey(1, AbortSequence("a", 0))
+    to.obey(1, AbortSequence("a", 0))
+    assert {u.index for u in updates([*to.turn(), *to.turn()], 1)} == {1}
+    to.obey(1, AbortSequence("a", 1))
+    assert to.engine.stats().running == 0
+    assert not to._owned
+
+
+def test_what_is_wanted_at_the_end_only_is_told_at_the_end():
+    to = service()
+    add(to, 1, request("a", 20, kind=RequestOutputKind.FINAL_ONLY), request("b", 20))
+    add(to, 1, request("c", 20, kind=RequestOutputKind.FINAL_ONLY, stop=["x"]))
+    told = turns(to)
+    by_id = {}
+    for u in updates(told, 1):
+        by_id.setdefault(u.request_id, []).append(u)
+    assert {name: len(us) for name, us in by_id.items()} == {"a": 1, "b": 20, "c": 20}
+    assert by_id["a"][0].token_ids == [t for u in by_id["b"] for t in u.token_ids]
+    assert by_id["a"][0].finish == "length"
+
+
+@pytest.mark.parametrize(
+    ("name", "args"), [("no_such_call", []), ("stats", [1, 2]), ("sleep", [1]), ("wake_up", [7])]
+)
+def test_a_call_that_makes_no_sense_is_answered_with_a_fault(name, args):
+    to = service()
+    to.obey(1, Call(9, name, args))
+    (answer,) = answers(turns(to), 1)
+    assert answer.number == 9
+    assert answer.fault is not None
+
+
+def test_another_protocol_is_refused():
+    to = service()
+    assert isinstance(to.obey(1, Hello(PROTOCOL, "x")), Ready)
+    refusal = to.obey(2, Hello(PROTOCOL + 1, "x"))
+    assert isinstance(refusal, Dead)
+    assert "two versions" in refusal.why
+
+
+def test_checks_of_logits_processors_are_made_where_they_live():
+    def check(params):
+        if params.extra_args:
+            raise ValueError("no extras")
+
+    to = service(checks=[check])
+    add(to, 1, request("a", extra_args={"x": 1}))
+    (answer,) = answers(turns(to), 1)
+    assert (answer.fault.kind, answer.fault.param) == ("RequestError", "extra_args")
+
+
+# -- sleep --------------------------------------------------------------------------------------
+
+
+def call(to, name, *args, number=1):
+    to.obey(1, Call(number, name, list(args)))
+
+
+def test_sleep_ends_what_runs_frees_the_cache_and_refuses_what_comes():
+    to = service()
+    add(to, 2, request("a", 50))
+    to.turn()
+    call(to, "sleep", 1, "abort", False)
+    told = turns(to)
+    assert updates(told, 2)[-1].finish == "abort"
+    assert sorted(answers(told, 1)[0].value) == ["kv_cache", "scheduling", "weights"]
+    assert to.engine._executor.forgot
+    add(to, 2, request("b"), number=4)
+    (answer,) = answers(to.turn(), 2)
+    assert answer.fault.kind == "Overloaded"
+    assert to.beat().asleep == ("kv_cache", "scheduling", "weights")
+    call(to, "wake_up", None)
+    assert answers(turns(to), 1)[0].value == []
+    add(to, 2, request("c"))
+    assert updates(turns(to), 2)[-1].finish == "length"
+
+
+def test_a_sleep_that_waits_is_answered_when_the_last_request_has_ended():
+    to = service()
+    add(to, 2, request("a", 10))
+    to.turn()
+    call(to, "sleep", 1, "wait", False)
+    add(to, 2, request("b"), number=4)
+    told = turns(to)
+    assert updates(told, 2)[-1].finish == "length"
+    assert answers(told, 2)[-1].fault.kind == "Overloaded"
+    assert answers(told, 1)[0].fault is None
+    assert to.beat().asleep
+
+
+def test_a_pause_keeps_what_runs_and_lets_what_comes_wait():
+    to = service()
+    add(to, 2, request("a", 10))
+    to.turn()
+    call(to, "sleep", 0, "keep", False)
+    add(to, 2, request("b", 10))
+    told = turns(to)
+    assert to.idle
+    assert updates(told, 2) == []
+    call(to, "wake_up", None)
+    ends = [u for u in updates(turns(to), 2) if u.finish]
+    assert [(u.request_id, u.finish) for u in ends] == [("a", "length"), ("b", "length")]
+
+
+def test_what_is_kept_keeps_its_cache():
+    to = service()
+    add(to, 2, request("a", 10))
+    to.turn()
+    for args in ((1, "keep", False), (0, "keep", True), (2, "abort", False), (0, "nap", False)):
+        call(to, "sleep", *args)
+        assert answers(to.turn(), 1)[0].fault is not None
+    assert to.beat().asleep == ()
+
+
+def test_a_cache_that_is_in_use_is_reset_only_with_those_who_use_it():
+    to = service()
+    add(to, 2, request("a", 50))
+    to.turn()
+    call(to, "reset_prefix_cache")
+    assert answers(to.turn(), 1)[0].value is False
+    call(to, "reset_prefix_cache", True)
+    told = turns(to)
+    assert answers(told, 1)[0].value is True
+    assert updates(told, 2)[-1].finish == "abort"

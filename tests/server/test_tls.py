@@ -1,0 +1,166 @@
+"""HTTPS, and heads of requests that are too long: uvicorn as `quire serve` sets it up."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from quire.errors import ConfigError
+from quire.server import listen, processes
+from quire.server.options import ServerOptions
+from tests.server.harness import Server
+from tests.server.running import wait_until
+
+needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
+
+
+def make_certificate(folder, name):
+    """A certificate that signs itself, and its key, in place of those that were there."""
+    key, cert = folder / "key.pem", folder / "cert.pem"
+    new = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2")
+    names = ("-subj", f"/CN={name}", "-addext", "subjectAltName=IP:127.0.0.1")
+    files = ("-keyout", key, "-out", cert)
+    subprocess.run(
+        ["openssl", "req", "-x509", *new, *names, *files], check=True, capture_output=True
+    )
+    return cert, key
+
+
+@contextmanager
+def serving(tokenizer, options):
+    """The server of the harness behind uvicorn as an API process runs it; its address."""
+    harness = Server(tokenizer, options=options)
+    (listener,) = listen.take(options)
+    refreshing = []
+
+    def ready():
+        if options.enable_ssl_refresh:
+            coroutine = processes.refresh_tls(server.config, options)
+            refreshing.append(processes.asyncio.create_task(coroutine))
+        started.set()
+
+    async def ending():
+        """Nothing is left to tell."""
+
+    started = threading.Event()
+    config = processes.uvicorn_config(options, harness.app)
+    server = processes.Server(config, ready=ready, ending=ending)
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    assert started.wait(10)
+    try:
+        yield listen.shown(options, listener)
+    finally:
+        server.should_exit = True
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def names_shown(url):
+    """The name in the certificate that a new connection gets."""
+    host, _, port = url.removeprefix("https://").partition(":")
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with socket.create_connection((host, int(port))) as plain, context.wrap_socket(plain) as tls:
+        return tls.getpeercert(binary_form=True)
+
+
+@needs_openssl
+def test_a_new_certificate_is_used_without_a_restart(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "REFRESH_S", 0.02)
+    cert, key = make_certificate(tmp_path, "first")
+    options = ServerOptions(
+        port=0, ssl_certfile=str(cert), ssl_keyfile=str(key), enable_ssl_refresh=True
+    )
+    listen.check_tls(options)
+    with serving(tokenizer, options) as url:
+        with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
+            assert client.get(f"{url}/v1/models").status_code == 200
+        before = names_shown(url)
+        cert.write_text("half of it")  # as it may be seen while it is written
+        make_certificate(tmp_path, "second")
+        assert wait_until(lambda: names_shown(url) != before)
+        with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
+            assert client.get(f"{url}/v1/models").status_code == 200
+
+
+@needs_openssl
+def test_clients_may_have_to_show_a_certificate(tokenizer, tmp_path):
+    cert, key = make_certificate(tmp_path, "both")
+    options = ServerOptions(
+        port=0,
+        ssl_certfile=str(cert),
+        ssl_keyfile=str(key),
+        ssl_ca_certs=str(cert),
+        ssl_cert_reqs=2,
+    )
+    listen.check_tls(options)
+    with serving(tokenizer, options) as url:
+        context = ssl.create_default_context(cafile=cert)
+        with httpx.Client(verify=context) as client, pytest.raises(httpx.TransportError):
+            client.get(f"{url}/v1/models")
+        context.load_cert_chain(cert, key)
+        with httpx.Client(verify=context) as client:
+            assert client.get(f"{url}/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"ssl_keyfile": "k"}, "ssl_keyfile needs ssl_certfile"),
+        ({"ssl_cert_reqs": 2}, "ssl_cert_reqs needs ssl_certfile"),
+        ({"ssl_certfile": "/nowhere/c"}, "cannot use the TLS files"),
+    ],
+)
+def test_tls_files_that_are_of_no_use_are_told_before_anything_is_loaded(given, said):
+    with pytest.raises(ConfigError, match=said):
+        listen.check_tls(ServerOptions(**given))
+
+
+@needs_openssl
+def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(tmp_path):
+    cert, key = make_certificate(tmp_path, "x")
+    locked = tmp_path / "locked.pem"
+    words = ["openssl", "ec", "-in", key, "-out", locked, "-aes128", "-passout", "pass:secret"]
+    subprocess.run(words, check=True, capture_output=True)
+    with pytest.raises(ConfigError, match="encrypted"):
+        listen.check_tls(ServerOptions(ssl_certfile=str(cert), ssl_keyfile=str(locked)))
+
+
+def head(url, *lines):
+    """What a server says to raw lines of a request's head."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        connection.sendall("\r\n".join(["GET /v1/models HTTP/1.1", "Host: x", *lines]).encode())
+        said = b""
+        while b"\r\n" not in said and (more := connection.recv(1 << 16)):
+            said += more
+    return said.partition(b"\r\n")[0].decode()
+
+
+def test_a_head_that_is_too_long_is_refused(tokenizer):
+    options = ServerOptions(port=0, h11_max_header_count=20, h11_max_incomplete_event_size=4096)
+    with serving(tokenizer, options) as url:
+        few = [f"X-{i}: y" for i in range(18)]
+        assert head(url, *few, "", "") == "HTTP/1.1 200 OK"
+        assert head(url, *few, "X-19: y", "X-20: y", "", "") == "HTTP/1.1 400 Bad Request"
+        assert head(url, "X-Long: " + "y" * 5000) == "HTTP/1.1 400 Bad Request"  # and no end
+        body = {"prompt": "x" * 300, "max_tokens": 3, "user": "u" * 8000}
+        with httpx.Client(base_url=url) as client:
+            for _ in range(3):  # a body is no head, and the next head begins anew
+                assert client.post("/v1/completions", json=body).status_code == 200
+
+
+def test_a_unix_socket_serves_below_a_path_of_a_proxy(tokenizer, tmp_path):
+    options = ServerOptions(uds=str(tmp_path / "s"), root_path="/below")
+    with serving(tokenizer, options) as url:
+        transport = httpx.HTTPTransport(uds=options.uds)
+        with httpx.Client(transport=transport, base_url=url) as client:
+            assert client.get("/v1/models").status_code == 200
+            document = client.get("/openapi.json").json()
+    assert document["servers"] == [{"url": "/below"}]
