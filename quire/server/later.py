@@ -45,6 +45,7 @@ LATER = {
     "/inference/v1/generate": "prompts as token ids go to /v1/completions, with return_token_ids",
     "/v1/chat/completions/render": "/tokenize takes messages and shows the tokens of the prompt",
     "/v1/completions/render": "/tokenize shows the tokens of a prompt",
+    "/v1/responses/render": "/tokenize takes messages and shows the tokens of the prompt",
     "/v1/chat/completions/derender": "/detokenize makes text of tokens",
     "/v1/completions/derender": "/detokenize makes text of tokens",
 }
@@ -56,7 +57,8 @@ SERVED = "/v1/chat/completions, /v1/completions, /v1/responses, /v1/messages, /t
 def _refuse(path: str, why: str) -> Callable[[Request], Awaitable[Response]]:
     async def route(http: Request) -> Response:
         names = ", ".join(services(http).names)
-        raise Unsupported(f"{path} is not served: {why}. {names} is served at {SERVED}")
+        message = f"{path} is not served: {why}. This server has {SERVED}, with the model {names}"
+        raise Unsupported(message)
 
     route.__doc__ = f"Not served yet: {why}."
     return route

@@ -30,7 +30,7 @@ SAID = [
     [Delta(0, "The sum", [10])],
     [Delta(0, " is", [11]), *CALLS],
     [Finish(0, "tool_calls")],
-    [Closing(Usage(prompt=5, completion=9, cached=2))],
+    [Closing(Usage(prompt=5, completion=9, cached=2, reasoning=3))],
 ]
 WHOLE = Whole(
     openings=[SAID[0][0]],
@@ -115,7 +115,6 @@ def test_a_response_is_the_same_streamed_or_not():
     streamed = response_events()[-1]["response"]
     whole = response_shape().whole(WHOLE)
     for one in (streamed, whole):
-        one["usage"].pop("output_tokens_details")  # a whole does not tell whose its tokens are
         one.pop("created_at"), one.pop("completed_at")
     assert whole == streamed
 
@@ -348,6 +347,13 @@ def test_calls_and_their_results_become_messages_of_the_chat_route():
         {"role": "tool", "tool_call_id": "3", "content": ""},
         {"role": "user", "content": [{"type": "text", "text": "go on"}]},
     ]
+
+
+def test_text_and_results_keep_their_order():
+    texts = [{"type": "text", "text": text} for text in ("before", "after")]
+    result = {"type": "tool_result", "tool_use_id": "1", "content": "2"}
+    messages = [{"role": "user", "content": [texts[0], result, texts[1]]}]
+    assert [one["role"] for one in anthropic_messages(messages)] == ["user", "tool", "user"]
 
 
 @pytest.mark.parametrize(

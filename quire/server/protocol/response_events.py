@@ -96,7 +96,6 @@ class ResponseShape:
         self._item: _Item | None = None
         self._call: int | None = None  # the place of the tool call that is being said
         self._reason = ""
-        self._thoughts = 0
         self._held: list[dict[str, Any]] = []  # logprobs of tokens whose text is held back
         self._news: list[bytes] = []
 
@@ -188,7 +187,6 @@ class ResponseShape:
 
     def _delta(self, news: Delta) -> None:
         if news.reasoning:
-            self._thoughts += len(news.token_ids)
             self._say("reasoning", news.reasoning, [])
         elif self._top is not None:
             self._held += self._logprobs(news)
@@ -288,7 +286,7 @@ class ResponseShape:
             "input_tokens": usage.prompt,
             "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
             "output_tokens": usage.completion,
-            "output_tokens_details": {"reasoning_tokens": self._thoughts},
+            "output_tokens_details": {"reasoning_tokens": usage.reasoning or 0},
             "total_tokens": usage.prompt + usage.completion,
         }
         if closing.timing is not None:
