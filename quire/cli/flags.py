@@ -74,6 +74,8 @@ def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
 def options_in(args: argparse.Namespace) -> tuple[Options, ServerOptions]:
     """The same, of a command line that is parsed already. Other names in it are left alone."""
     server_options = server_options_from(args)
+    if server_options.log_format == "json":
+        environment.start_process(style="json")  # what is said of the other flags is JSON, too
     own = {one.name for one in fields(ServerOptions)}
     others = {name: value for name, value in vars(args).items() if name not in own}
     options = environment.over(options_from(argparse.Namespace(**others)))

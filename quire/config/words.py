@@ -172,7 +172,10 @@ def _yaml(path: Path) -> dict[str, Any]:
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--config takes a .yaml file, got {str(path)!r}")
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+        text = path.read_text(encoding="utf-8")
+        given = yaml.safe_load(text) or {}
+        for name in _twice(yaml.compose(text, yaml.SafeLoader)):
+            log.warning("%s has %s several times; the last one counts", path, name)
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as e:
@@ -180,6 +183,17 @@ def _yaml(path: Path) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ConfigError(f"--config: {path} must hold `name: value` lines")
     return given
+
+
+def _twice(node: Any) -> list[str]:
+    """Keys that a YAML mapping, or one in it, has more than once."""
+    import yaml
+
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    keys = [key.value for key, _ in node.value]
+    again = sorted({str(key) for key in keys if keys.count(key) > 1})
+    return again + [name for _, value in node.value for name in _twice(value)]
 
 
 def _flat(given: Mapping[str, Any], actions: Actions) -> Iterable[tuple[str, Any]]:

@@ -228,6 +228,13 @@ def test_sections_of_a_file_may_be_nested(tmp_path):
     }  # fmt: skip
 
 
+def test_a_key_that_a_file_has_twice_is_told_of(tmp_path, caplog):
+    path = tmp_path / "c.yaml"
+    path.write_text("seed: 1\nmodel: {seed: 2, seed: 3}\n")
+    assert changed(f"--config {path}") == {"seed": 3}
+    assert "c.yaml has seed several times" in caplog.text
+
+
 def test_an_unknown_key_of_a_file_names_the_nearest(tmp_path):
     path = tmp_path / "c.yaml"
     path.write_text("max_modle_len: 3\n")
