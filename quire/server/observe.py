@@ -79,18 +79,15 @@ class Telemetry:
         if self.tracing is not None:
             self.tracing.handed(headers, [one.request.id for one in prepared])
 
-    def said(self, public_id: str, events: Sequence[Event]) -> None:
+    def said(self, public_id: str, texts: dict[int, str], events: Sequence[Event]) -> None:
         """This is what a generation says."""
-        self.requests.said(public_id, events)
+        self.requests.said(public_id, texts, events)
 
     def over(self, seen: Watch, handled: Handled) -> None:
         """An HTTP request is over."""
         self.http.over(handled)
-        gone = [one for one in seen.request_ids if not self.recorder.knows(one)]
-        if gone and len(gone) == len(seen.request_ids):
-            self.requests.forget(seen.public_id)
-        if gone and self.tracing is not None:
-            self.tracing.forget(gone)
+        if self.tracing is not None:
+            self.tracing.forget([one for one in seen.request_ids if not self.recorder.knows(one)])
 
     # -- what is asked ----------------------------------------------------------------------------
 

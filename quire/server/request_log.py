@@ -28,14 +28,13 @@ _DEFAULTS = {
 
 
 class RequestLog:
-    """What the options let the log tell. Keeps nothing but the beginnings of streamed answers."""
+    """What the options let the log tell. Keeps nothing."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.requests = options.enable_log_requests
         self.answers = options.enable_log_requests and options.enable_log_outputs
         self._deltas = options.enable_log_deltas
         self._most = options.max_log_len
-        self._texts: dict[tuple[str, int], str] = {}
 
     def asked(self, public_id: str, prepared: Sequence[Prepared]) -> None:
         """A request is given to the engine."""
@@ -56,33 +55,25 @@ class RequestLog:
                 shown = self._cut(text) if text is not None else list(request.prompt[: self._most])
                 log.debug("prompt of %s: %r", public_id, shown, extra={"request_id": public_id})
 
-    def said(self, public_id: str, events: Sequence[Event]) -> None:
-        """A generation says this."""
+    def said(self, public_id: str, texts: dict[int, str], events: Sequence[Event]) -> None:
+        """A generation says this. texts: what it has said before, by choice; we go on there."""
         for event in events:
             if isinstance(event, Delta):
-                self._add(public_id, event)
+                text = event.reasoning + event.text
+                texts[event.index] = self._cut(texts.get(event.index, "") + text)
+                if self._deltas and text:
+                    log.info(
+                        "piece of answer %d of %s: %r", event.index, public_id, self._cut(text)
+                    )
             elif isinstance(event, Finish):
-                text = self._texts.pop((public_id, event.index), "")
                 log.info(
                     "answer %d of %s ended (%s): %r",
                     event.index,
                     public_id,
                     event.reason,
-                    text,
+                    texts.pop(event.index, ""),
                     extra={"request_id": public_id, "finish_reason": event.reason},
                 )
-
-    def forget(self, public_id: str) -> None:
-        """It is over, ended or not."""
-        for key in [key for key in self._texts if key[0] == public_id]:
-            del self._texts[key]
-
-    def _add(self, public_id: str, delta: Delta) -> None:
-        text = delta.reasoning + delta.text
-        key = public_id, delta.index
-        self._texts[key] = self._cut(self._texts.get(key, "") + text)
-        if self._deltas and text:
-            log.info("piece of answer %d of %s: %r", delta.index, public_id, self._cut(text))
 
     def _cut(self, text: str) -> str:
         return text if self._most is None else text[: self._most]

@@ -47,8 +47,8 @@ class Sink(Protocol):
         """These requests are given to the engine now."""
         ...
 
-    def said(self, public_id: str, events: Sequence[Event]) -> None:
-        """This is what a generation says."""
+    def said(self, public_id: str, texts: dict[int, str], events: Sequence[Event]) -> None:
+        """This is what a generation says. texts: for the sink, to remember what it said before."""
         ...
 
 
@@ -76,6 +76,7 @@ class Watch:
         self._order: dict[str, int] = {}  # request -> index of its first choice
         self._handed_at: float | None = None
         self._timings: dict[int, Timing] = {}  # by choice
+        self._texts: dict[int, str] = {}  # by choice
         self._tokens = 0
         self._state, self._since = "prepare", received_at
         self._marks: deque[tuple[str, float, float]] = deque(maxlen=MARKS)
@@ -115,7 +116,7 @@ class Watch:
     def said(self, events: Sequence[Event]) -> None:
         """This is what the client is told."""
         if self._sink is not None:
-            self._sink.said(self.public_id, events)
+            self._sink.said(self.public_id, self._texts, events)
 
     async def sending(self, send: Send, message: Message) -> None:
         """Send, and note how long the client lets us wait."""
