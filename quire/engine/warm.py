@@ -38,6 +38,9 @@ VOCAB = 2
 PIECE = MIB // 2
 """Bytes of a tensor that torch keeps apart from larger ones."""
 
+CHUNK = 64
+"""Tokens of a prompt beside rows that decode."""
+
 CAPTURE_S = 0.6
 """Spent on graphs before ready; the others are captured when their steps occur."""
 HOT = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -140,6 +143,8 @@ def rehearse_sizes(half: Half, config: EngineConfig) -> None:
     with _Rehearsal(), abridged(executor.runner.model):
         for size in _some(rows):
             run(half, [1] * size, RANDOM)
+        for size in _doublings(rows - 1):
+            run(half, [1] * size + [min(CHUNK, longest)], GREEDY)
         for length in _some(longest):
             run(half, [1, length][: min(2, rows)], GREEDY)
 
@@ -148,6 +153,12 @@ def _some(most: int) -> list[int]:
     """Sizes that kernels may treat apart: all small ones, then doublings, and the largest."""
     doublings = [1 << k for k in range(5, most.bit_length())]
     return [*range(1, min(most, 17)), *(n for n in doublings if n < most), most]
+
+
+def _doublings(most: int) -> list[int]:
+    """Fewer sizes, for what is told apart coarsely: doublings, and one between each two."""
+    found = {n for k in range(most.bit_length()) for n in (1 << k, 3 << k >> 1)}
+    return sorted(n for n in found if n <= most)
 
 
 @contextmanager

@@ -108,7 +108,7 @@ def decode(
         (rows * kv_heads * cut.splits, 1, 1),
         (
             q, cache, tables, extras.rows, contexts, out,
-            *workspace(q, kv_heads, rows, cut.splits, extras.counters), extras.sinks, extras.alibi,
+            *workspace(q, kv_heads, rows, cut, extras.counters), extras.sinks, extras.alibi,
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
@@ -117,7 +117,7 @@ def decode(
         (
             kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0),
             max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
-            cut.tile, cut.chunk, cut.splits > 1, cut.stages, extras.rows is not None,
+            cut.tile, cut.chunk, cut.may_split, cut.stages, extras.rows is not None,
             extras.window is not None, extras.softcap is not None, extras.sinks is not None,
             extras.alibi is not None, extras.v_scale != 1.0, q.dtype == torch.float32, pdl,
         ),

@@ -50,6 +50,12 @@ class Cut(NamedTuple):
     warps: int
     stages: int
     splits: int
+    longest: int = 1  # what `splits` is for contexts as long as can be
+
+    @property
+    def may_split(self) -> bool:
+        """Which kernel it is: as the longest contexts need, or each step would compile its own."""
+        return max(self.splits, self.longest) > 1
 
 
 class Tiles(NamedTuple):
@@ -78,7 +84,8 @@ def decode_cut(q: Tensor, cache: Tensor, tables: Tensor, rows: int, extras: Extr
     else:
         cut = _many(programs, at_once(q.device), 32 if wide else 64)
     bound = min(extras.max_context or 1 << 30, tables.shape[1] * block)
-    return cut._replace(splits=max(1, min(cut.splits, -(-bound // cut.chunk))))
+    splits = max(1, min(cut.splits, -(-bound // cut.chunk)))
+    return cut._replace(splits=splits, longest=cut.splits)
 
 
 def _few(room: int, wide: bool) -> Cut:
@@ -129,12 +136,12 @@ def prefill_tiles(q: Tensor, kv_heads: int) -> Tiles:
 
 
 def workspace(
-    q: Tensor, kv_heads: int, rows: int, splits: int, counters: Tensor | None
+    q: Tensor, kv_heads: int, rows: int, cut: Cut, counters: Tensor | None
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(parts, their maxima and sums, counters) of a split launch."""
-    if splits == 1:
+    if not cut.may_split:
         return None, None, None
-    cells = rows * q.shape[1] * splits
+    cells = rows * q.shape[1] * cut.splits
     part = torch.empty(cells * q.shape[2], dtype=torch.float32, device=q.device)
     stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
     if counters is None or counters.numel() < rows * kv_heads:

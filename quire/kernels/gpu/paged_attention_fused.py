@@ -311,7 +311,7 @@ def launch(
         (rows * kv_heads * cut.splits, 1, 1),
         (
             q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, tables,
-            how.rows, contexts, out, *workspace(q, kv_heads, rows, cut.splits, how.counters),
+            how.rows, contexts, out, *workspace(q, kv_heads, rows, cut, how.counters),
             how.sinks,
         ),
         (
@@ -321,7 +321,7 @@ def launch(
         (
             kv_heads, group, size, block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
             tables.stride(0), max(16, next_power_of_2(group)), cut.tile, cut.chunk,
-            cut.splits > 1, cut.stages, norms is not None, interleaved, how.rows is not None,
+            cut.may_split, cut.stages, norms is not None, interleaved, how.rows is not None,
             how.window is not None, how.softcap is not None, how.sinks is not None, fp8,
             q.dtype == torch.float32, pdl,
         ),
