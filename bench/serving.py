@@ -87,7 +87,7 @@ def server(folder, engine):
     made._socket.set_hwm(0)
     made._socket.bind(address(folder))
     made._service = Service(engine)
-    made._beat_due = 0.0
+    made._beat_due, made._askers = 0.0, None
     made._busy = True
     return made
 

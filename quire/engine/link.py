@@ -36,6 +36,7 @@ class RunEngine(Word, frozen=True):
     log_level: str
     log_style: str = "text"
     server: bool = True
+    askers: int | None = None  # how many will connect, once each; None: any number, at any time
 
 
 class Found(Word, frozen=True):

@@ -26,7 +26,7 @@ from quire.config.options import Options
 from quire.engine import collector, wire
 from quire.engine.build import build_bare
 from quire.engine.link import Built, Failed, Found, Link, RunEngine, Stop
-from quire.engine.messages import Answer, Dead, News, fault_of
+from quire.engine.messages import Answer, Dead, Hello, News, fault_of
 from quire.engine.remote import address
 from quire.engine.service import Service
 from quire.engine.thread import BEAT_S
@@ -104,6 +104,7 @@ class EngineServer:
 
         bare = build_bare(Options.of(orders.options), found, server=orders.server)
         self._service = Service(bare.engine, bare.checks)
+        self._folder, self._askers = orders.folder, orders.askers
         self._beat_due = 0.0
         self._busy = True  # since the last time there was nothing to do
         collector.hold_back()
@@ -163,6 +164,18 @@ class EngineServer:
         answer = self._service.obey(sender, message)
         if answer is not None:
             self._send(sender, answer)
+        if isinstance(message, Hello):
+            self._close_door()
+
+    def _close_door(self) -> None:
+        """When all are in that will come, nobody else can, and no end can leave the socket behind.
+
+        The folder goes too if nobody else keeps anything in it.
+        """
+        if self._askers is not None and len(self._service.senders()) >= self._askers:
+            (Path(self._folder) / "engine").unlink(missing_ok=True)
+            if self._askers == 1:
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     def _send(self, sender: bytes, message: News | object) -> None:
         self._socket.send_multipart((sender, wire.encode(message)))  # type: ignore[arg-type]

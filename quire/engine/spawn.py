@@ -22,8 +22,15 @@ class EngineProcess:
     """An engine's process and the folder of its socket. Whoever made it calls stop()."""
 
     def __init__(
-        self, options: Options, *, log_level: str, log_style: str = "text", server: bool = False
+        self,
+        options: Options,
+        *,
+        log_level: str,
+        log_style: str = "text",
+        server: bool = False,
+        askers: int | None = None,
     ) -> None:
+        """askers: how many processes will connect, once each; None: any number, at any time."""
         self.folder = tempfile.mkdtemp(prefix="quire-")  # 0700: nobody else may speak to the engine
         orders = RunEngine(
             options=dict(options.changed()),
@@ -31,6 +38,7 @@ class EngineProcess:
             log_level=log_level,
             log_style=log_style,
             server=server,
+            askers=askers,
         )
         self.child = Child("quire.engine.process")
         try:

@@ -111,8 +111,9 @@ class Serving:
         client = EngineClient(transport, on_death=self._on_death)
         self._services = services_of(config, tokenizer, options, client, orders=orders)
         self._app = create_app(self._services)
-        config = uvicorn_config(options, self._app)
-        self._server = Server(config, ready=self._announce, ending=self._end)
+        self._server = Server(
+            uvicorn_config(options, self._app), ready=self._announce, ending=self._end
+        )
 
     def run(self) -> int:
         """Serve until told to stop; the exit status."""
@@ -243,8 +244,8 @@ def welcome(services: Services, options: ServerOptions, listener: socket.socket)
         words += ["-H", "Authorization: Bearer YOUR_KEY"]
     words += ["-d", json.dumps({"model": services.names[0], **body})]
     return (
-        f"quire {quire.__version__} serves {services.names[0]} on {base} "
-        f"(OpenAI API under /v1, routes at /docs). Try:\n  {shlex.join(words)}"
+        f"quire {quire.__version__} serves {services.names[0]} on {base} (open it in a browser; "
+        f"OpenAI API under /v1, routes at /docs). Try:\n  {shlex.join(words)}"
     )
 
 

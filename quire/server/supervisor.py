@@ -76,6 +76,7 @@ class Supervisor:
             log_level=self._log_level,
             log_style=self._options.log_format,
             server=True,
+            askers=len(self._listeners),
         )
         self._watch(self._engine.child)
         for index, listener in enumerate(self._listeners):
