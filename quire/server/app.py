@@ -60,6 +60,7 @@ def create_app(to: Services) -> FastAPI:
     )
     app.state.services = to
     app.state.live = live.Feed(to.engine)
+    app.state.responses = responses.store_of(to.options)
     for module in ROUTES:
         app.include_router(module.router)
     errors.install(app, log_stack=to.options.log_error_stack)
@@ -89,6 +90,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     try:
         yield
     finally:
+        await app.state.responses.close()
         await engine.stop()
 
 

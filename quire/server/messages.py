@@ -28,7 +28,7 @@ async def create_message(http: Request) -> Response:
     body = await read(http, MessagesBody, to.options.max_body_bytes)
     events = await begin(to, body.to_asked(), http, "msg_")
     shape = MessageShape(events.id, to.names[0])
-    headers = {"request-id": events.id}
+    headers = {"request-id": events.id} if events.id.isascii() else None
     if body.stream:
         keep_alive_s = to.options.sse_keep_alive_interval
         return EventStream(events, shape, headers=headers, keep_alive_s=keep_alive_s)

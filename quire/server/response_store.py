@@ -7,6 +7,7 @@ they weigh too much; one that still runs in the background never goes. Nothing o
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from starlette.exceptions import HTTPException
 
 from quire.errors import Overloaded
 from quire.server.asked import Message
+from quire.server.sse import KEEP_ALIVE
 
 MAX_BYTES = 256 << 20
 RETRY_AFTER_S = 5.0
@@ -80,8 +82,8 @@ class Kept:
         while self.running:
             await self._news.wait()
 
-    async def events(self, start: int) -> AsyncIterator[bytes]:
-        """Its events from number `start` on, until it ends."""
+    async def events(self, start: int, keep_alive_s: float = 0) -> AsyncIterator[bytes]:
+        """Its events from number `start` on, until it ends; comments meanwhile."""
         while True:
             news = self._news
             while start < len(self._events):
@@ -90,7 +92,11 @@ class Kept:
                 yield b"".join(batch)
             if not self.running:
                 return
-            await news.wait()
+            try:
+                async with asyncio.timeout(keep_alive_s or None):
+                    await news.wait()
+            except TimeoutError:
+                yield KEEP_ALIVE
 
     def _wake(self) -> None:
         news, self._news = self._news, asyncio.Event()
@@ -101,7 +107,7 @@ class ResponseStore:
     """By id, oldest first. Used by the event loop's thread alone."""
 
     def __init__(self, most: int, max_bytes: int = MAX_BYTES) -> None:
-        self._most = most
+        self.most = most
         self._max_bytes = max_bytes
         self._kept: dict[str, Kept] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -111,8 +117,8 @@ class ResponseStore:
 
     def add(self, one: Kept) -> None:
         """Keep it. Raises Overloaded if as many as may be kept still run."""
-        if one.running and sum(other.running for other in self._kept.values()) >= self._most:
-            message = f"{self._most} responses run in the background already"
+        if one.running and sum(other.running for other in self._kept.values()) >= self.most:
+            message = f"{self.most} responses run in the background already"
             raise Overloaded(message, retry_after_s=RETRY_AFTER_S)
         self._kept[one.id] = one
         self.trim()
@@ -121,13 +127,19 @@ class ResponseStore:
         """Let the oldest go, as far as there are too many. What still runs does not count."""
         ended = [one for one in self._kept.values() if not one.running]
         weight = sum(one.weight for one in ended)
-        excess = len(ended) - self._most
+        excess = len(ended) - self.most
         for one in ended:
             if excess <= 0 and weight <= self._max_bytes:
                 return
             excess -= 1
             weight -= one.weight
             del self._kept[one.id]
+
+    def free_id(self, wanted: str) -> str:
+        """The id, or one like it if it is taken: clients may send one X-Request-Id twice."""
+        if wanted not in self._kept:
+            return wanted
+        return next(one for i in itertools.count(2) if (one := f"{wanted}_{i}") not in self._kept)
 
     def get(self, response_id: str) -> Kept:
         """Raises HTTPException 404 if it is not kept (any more)."""

@@ -8,11 +8,9 @@ on after its POST was answered; all others end when their client goes away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import APIRouter, FastAPI
+from fastapi import APIRouter
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -20,6 +18,7 @@ from starlette.responses import Response, StreamingResponse
 from quire.errors import RequestError
 from quire.server.asked import Message
 from quire.server.body import read
+from quire.server.options import ServerOptions
 from quire.server.protocol.response_events import ResponseShape, response_body
 from quire.server.protocol.responses import Items, ResponsesBody
 from quire.server.response_store import Kept, ResponseStore
@@ -35,18 +34,12 @@ NEXT = ("completed", "incomplete")
 BODIES = {"/v1/responses": (ResponsesBody,)}
 
 
-@asynccontextmanager
-async def _store(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
-    options = app.state.services.options
-    if not options.enable_responses_store:
-        yield {"responses": None}
-        return
-    made = ResponseStore(options.responses_store_size)
-    yield {"responses": made}
-    await made.close()
+router = APIRouter()
 
 
-router = APIRouter(lifespan=_store)
+def store_of(options: ServerOptions) -> ResponseStore:
+    """A place for responses; one that keeps none unless it is wished for."""
+    return ResponseStore(options.responses_store_size if options.enable_responses_store else 0)
 
 
 @router.post("/v1/responses", tags=["responses"])
@@ -84,12 +77,13 @@ class _Talk:
         earlier: list[Message],
         store: ResponseStore | None,
     ) -> None:
+        self._to = to
         self._body = body
         self._events = events
         self._earlier = earlier
         self._store = store
         self.shape = ResponseShape(
-            _response(to, body, events, stored=store is not None),
+            _response(to, body, events, store),
             top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
             tokens_as_ids=to.options.return_tokens_as_token_ids,
             done=self.keep,
@@ -107,7 +101,7 @@ class _Talk:
         self._kept.cancel = self._events.close
         self._store.run(asyncio.create_task(self._go_on()))
         if self._body.stream:
-            return _replay(self._kept, 0)
+            return _replay(self._to, self._kept, 0)
         return Response(self._kept.body, media_type="application/json")
 
     async def _go_on(self) -> None:
@@ -145,22 +139,25 @@ class _Talk:
         self._kept.end([*asked, *Items().read(said)] if said else asked)
 
 
-def _response(to: Services, body: ResponsesBody, events: Events, *, stored: bool) -> dict[str, Any]:
+def _response(
+    to: Services, body: ResponsesBody, events: Events, store: ResponseStore | None
+) -> dict[str, Any]:
     """The response as it begins: what was asked, and what holds where nothing was said."""
     params = events.prepared[0].params
     return response_body(
-        id=events.id,
+        id=events.id if store is None else store.free_id(events.id),
         model=to.names[0],
-        stored=stored,
+        stored=store is not None,
         asked=body.model_dump(mode="json", exclude_none=True),
         used={"temperature": params.temperature, "top_p": params.top_p},
     )
 
 
 def _kept_here(http: Request) -> ResponseStore | None:
-    found = http.state.responses
-    assert found is None or isinstance(found, ResponseStore), found
-    return found
+    """Where responses are kept; None if they are not."""
+    found = http.app.state.responses
+    assert isinstance(found, ResponseStore), found
+    return found if found.most else None
 
 
 def _earlier(http: Request, response_id: str | None) -> list[Message]:
@@ -191,7 +188,8 @@ async def show_response(
         if not kept.keeps_events:
             message = "only responses that were made with background and stream can be streamed"
             raise RequestError(message, param="stream")
-        return _replay(kept, 0 if starting_after is None else starting_after + 1)
+        start = 0 if starting_after is None else starting_after + 1
+        return _replay(services(http), kept, max(start, 0))
     if starting_after is not None:
         raise RequestError("starting_after needs stream=true", param="starting_after")
     return Response(kept.body, media_type="application/json")
@@ -227,6 +225,7 @@ def _found(http: Request, response_id: str) -> Kept:
     return store.get(response_id)
 
 
-def _replay(kept: Kept, start: int) -> Response:
+def _replay(to: Services, kept: Kept, start: int) -> Response:
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    return StreamingResponse(kept.events(max(start, 0)), 200, headers, "text/event-stream")
+    events = kept.events(start, to.options.sse_keep_alive_interval)
+    return StreamingResponse(events, 200, headers, "text/event-stream")

@@ -305,6 +305,14 @@ def test_fields_that_change_nothing_are_told(http):
     ]
 
 
+@pytest.mark.parametrize("name", ["mine", "汉"])
+def test_a_message_bears_the_name_that_was_wished(http, name):
+    body = {"model": "tiny", "max_tokens": 9, "messages": HELLO, "request_id": name}
+    got = http.post("/v1/messages", json=body)
+    assert got.json()["id"] == f"msg_{name}"
+    assert got.headers.get("request-id") == ("msg_mine" if name == "mine" else None)
+
+
 @pytest.mark.parametrize("name", ["api_key", "auth_token"])
 def test_the_key_comes_in_either_header(tokenizer, name):
     with Server(tokenizer, options=ServerOptions(api_key=("secret",))).running() as locked:

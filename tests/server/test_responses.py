@@ -1,3 +1,4 @@
+import asyncio
 import json
 
 import openai
@@ -475,6 +476,15 @@ def test_a_stream_of_the_background_can_be_taken_up_again(kept, keeper):
     assert rest[-1].response.output_text == keeper.answer(user(HELLO))
 
 
+def test_an_id_that_is_taken_is_not_given_twice(kept):
+    named = {"X-Request-Id": "mine"}
+    made = [
+        kept.responses.create(model="tiny", input=HELLO, extra_headers=named).id for _ in range(2)
+    ]
+    assert made == ["resp_mine", "resp_mine_2"]
+    assert [kept.responses.retrieve(one).id for one in made] == made
+
+
 def test_background_needs_that_it_may_be_stored(kept):
     with pytest.raises(openai.BadRequestError, match="store"):
         kept.responses.create(model="tiny", input=HELLO, background=True, store=False)
@@ -529,3 +539,16 @@ def test_what_still_runs_is_never_dropped():
         store.add(ended(number, ""))
     assert store.get("resp_run") is running
     assert len(store) == 3
+
+
+def test_a_stream_that_is_slow_to_come_is_kept_alive():
+    async def watch():
+        kept = Kept({"id": "resp_1", "background": True, "status": "queued"}, keeps_events=True)
+        kept.add([b"first"])
+        events = kept.events(0, 0.01)
+        seen = [await anext(events), await anext(events)]
+        kept.add([b"second"])
+        kept.end([])
+        return seen + [one async for one in events]
+
+    assert asyncio.run(watch()) == [b"first", b": keep-alive\n\n", b"second"]
