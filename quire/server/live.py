@@ -22,6 +22,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.core.block_pool import BlockState
 from quire.core.snapshot import Counters, Snapshot, percentiles
+from quire.core.timing import CUTS
 from quire.engine.client import EngineClient
 from quire.errors import EngineError, QuireError
 from quire.server.sse import error_event, event
@@ -229,6 +230,7 @@ def describe(snapshot: Snapshot) -> dict[str, Any]:
             "preemptions": stats.preemptions,
             "queried": stats.prefix_query_tokens,
             "hit": stats.prefix_hit_tokens,
+            "cuts": dict(zip(CUTS, counters.cut_seconds)),
         },
         "blocks": {
             "size": snapshot.block_size,

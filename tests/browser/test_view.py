@@ -88,6 +88,7 @@ def test_an_answer_says_where_its_time_went(page, site):
     page.wait_for_selector(".why .cuts")
     assert "generating" in page.get_attribute(".why .cuts", "aria-label")
     assert page.inner_text(".why .legend li >> nth=0").startswith("generating")
+    page.wait_for_selector("#why-all .cuts")
 
 
 def test_the_engine_is_left_alone_while_nobody_looks(page, site):
@@ -119,7 +120,7 @@ def frame_of(total, rows=50):
     return {
         "at": 5.0, "running": rows, "waiting": 3, "preempted": 1, "max_seqs": 64,
         "rows": [{**row, "id": f"chatcmpl-{i}", "blocks": 9, "preemptions": 0, "seconds": 1.0} for i in range(rows)],
-        "totals": {"prompt": 9, "generated": 9, "steps": 3, "finished": 0, "preemptions": 1, "queried": 4, "hit": 1},
+        "totals": {"prompt": 9, "generated": 9, "steps": 3, "finished": 0, "preemptions": 1, "queried": 4, "hit": 1, "cuts": {}},
         "blocks": {"size": 16, "total": total, "held": held + 10, "shared": 10, "cached": total - held - 20, "free": 10},
         "first": [0.01, 0.02, 0.03], "gap": None, "map": base64.b64encode(zlib.compress(packed)).decode(),
     }  # fmt: skip

@@ -156,19 +156,15 @@ def snapshot(at=1.0, states=b"\x02\x03\x01\x00", owners=(1, 1, 0, 0), first=0):
     stats = SchedulerStats(1, 0, 0, 4, 2, 1, 1, 0, 0, 0, 10, 5)
     times = [0] * TIME_BUCKETS
     times[40] = first
-    counters = Counters(
-        steps=3,
-        step_seconds=0.5,
-        prompt_tokens=7,
-        cached_tokens=5,
-        generated_tokens=9,
-        finished={"stop": 2},
-        cut_seconds=[],
-        step_tokens=[],
-        step_tokens_sum=0,
-        first_token_times=times,
-        inter_token_times=[0] * TIME_BUCKETS,
-    )
+    told = {
+        "steps": 3,
+        "generated_tokens": 9,
+        "finished": {"stop": 2},
+        "cut_seconds": [0.5, 1.0, 0.0, 0.0, 2.0, 0.25],
+        "first_token_times": times,
+        "inter_token_times": [0] * TIME_BUCKETS,
+    }
+    counters = Counters(**{**dict.fromkeys(Counters._fields, 0), **told})
     row = RequestRow("chatcmpl-mine-17", 0, "running", 6, 2, 6, 3, 2, 0, 0.25)
     packed = b"".join(one.to_bytes(2, "little") for one in owners)
     return Snapshot(at, stats, 0, 8, 16, counters, [row], states, packed)
@@ -202,6 +198,8 @@ def test_a_frame_tells_of_requests_by_the_ids_their_clients_know():
         told = decoded(await anext(watch))
         assert told["rows"][0]["id"] == "chatcmpl-mine"
         assert told["rows"][0]["generated"] == 3
+        assert told["totals"]["cuts"]["queue"] == 0.5
+        assert told["totals"]["cuts"]["engine_other"] == 0.25
         assert told["blocks"] == {"size": 16, "total": 4, "held": 2, "shared": 1} | {
             "cached": 1,
             "free": 1,

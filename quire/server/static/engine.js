@@ -2,11 +2,12 @@
 
 import { ask, events } from "./api.js";
 import { BlockMap } from "./blockmap.js";
-import { Chart } from "./chart.js";
+import { Chart, WINDOW_S } from "./chart.js";
 import { Colours } from "./colours.js";
 import { $, el, say } from "./dom.js";
 import { count, percent, plural, seconds, short } from "./format.js";
 import { History } from "./history.js";
+import { showAllWhy } from "./why.js";
 
 const SHOWN_ROWS = 40;
 const MANY_BLOCKS = 1500;
@@ -111,6 +112,7 @@ export class EngineView {
     this.#blocks(frame, map);
     this.#table(frame);
     for (const chart of this.charts) chart.update(this.history);
+    showAllWhy(this.history.since(WINDOW_S), frame);
   }
 
   #tiles(frame) {

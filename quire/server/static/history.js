@@ -18,6 +18,11 @@ export class History {
     frame.rates = this.#rates(this.frames.length - 1);
   }
 
+  /** The oldest frame of the last `window` seconds. */
+  since(window) {
+    return this.frames.find((frame) => this.last.at - frame.at <= window);
+  }
+
   get last() {
     return this.frames.at(-1);
   }

@@ -1,7 +1,8 @@
-// Where the time of an answer went: one bar, cut as the server cut it.
+// Where time went: a bar for each of the last answers given here, cut as the server cut it, and one
+// for all requests that ended in the last minute.
 
-import { $, el } from "./dom.js";
-import { seconds } from "./format.js";
+import { $, el, say } from "./dom.js";
+import { plural, seconds } from "./format.js";
 
 const KEEP = 4;
 const PARTS = {
@@ -23,9 +24,20 @@ export function showWhy(answer) {
   if (!cuts.length) return;
   const box = $("why");
   if (box.querySelector(".hint")) box.replaceChildren();
-  const total = cuts.reduce((sum, [, s]) => sum + s, 0);
-  box.prepend(bar(cuts, total));
+  box.prepend(bar(cuts));
   while (box.children.length > KEEP) box.lastChild.remove();
+}
+
+/** Show what the requests spent that ended between two frames. */
+export function showAllWhy(then, now) {
+  const ended = now.totals.finished - then.totals.finished;
+  const spent = Object.entries(now.totals.cuts).map(([name, s]) => [name, s - (then.totals.cuts[name] ?? 0)]);
+  const cuts = cutsOf(Object.fromEntries(spent));
+  say($("why-all-sum"), ended ? plural(ended, "sequence") : "");
+  const shown = JSON.stringify(cuts.map(([name, s]) => [name, s.toPrecision(3)]));
+  if ($("why-all").dataset.shown === shown) return;
+  $("why-all").dataset.shown = shown;
+  $("why-all").replaceChildren(cuts.length ? bar(cuts) : el("p", { class: "hint", text: "None ended." }));
 }
 
 /** [[name, seconds]] of what took any time, in the order of PARTS. */
@@ -37,7 +49,8 @@ export function cutsOf(timing) {
     .filter(([, s]) => s > 0);
 }
 
-function bar(cuts, total) {
+function bar(cuts) {
+  const total = cuts.reduce((sum, [, s]) => sum + s, 0);
   const line = el("div", { class: "cuts", role: "img", "aria-label": cuts.map(([n, s]) => `${PARTS[n]} ${seconds(s)}`).join(", ") });
   for (const [name, s] of cuts) {
     const piece = el("span", { class: `cut ${name}`, title: `${PARTS[name]}: ${seconds(s)}` });
