@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from quire.errors import RequestError, Unsupported
+from quire.server import strict
 from quire.server.body import read, read_bytes
 from quire.server.chat import create_chat_completion
 from quire.server.completions import create_completion
@@ -213,8 +214,12 @@ async def abort_requests(http: Request) -> Response:
     """End requests of whatever client, in whatever process. Their answers end with "abort"."""
     to = _operated(http)
     body = await read(http, AbortBody, to.options.max_body_bytes)
+    ignored = body.ignored()
+    if to.options.strict:
+        strict.refuse(ignored)
     names = [prefix + name for name in body.request_ids for prefix in PREFIXES]
-    return json_response({"aborted": await to.engine.abort_named(names)})
+    aborted = await to.engine.abort_named(names)
+    return json_response({"aborted": aborted}, strict.headers(ignored))
 
 
 @router.get("/server_info", tags=["operating"])

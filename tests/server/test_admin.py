@@ -195,6 +195,12 @@ def test_requests_are_ended_by_their_name(operate, opened, name):
         assert asking.result().json()["choices"][0]["finish_reason"] == "abort"
 
 
+def test_nobody_is_ended_by_a_name_that_nobody_has(operate):
+    got = operate.post("/abort_requests", json={"request_ids": ["x"], "reason": "why"})
+    assert got.json() == {"aborted": 0}
+    assert got.headers["x-quire-ignored"] == "reason"
+
+
 def test_the_prefix_cache_is_forgotten(operate, opened):
     chat(operate)
     assert opened.stats().cached_blocks > 0
