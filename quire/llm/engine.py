@@ -37,7 +37,6 @@ class LLMEngine:
         self.engine = built.engine
         self.inputs = built.inputs
         self.finished: Tally[str] = Tally()
-        self.prompt_tokens = self.generation_tokens = 0
         self._running: dict[str, Assembler] = {}
         self._watching: dict[str, Callable[[Update], None]] = {}
         self._clock = time.monotonic if built.config.observe.log_stats else None
@@ -155,7 +154,5 @@ class LLMEngine:
         return self.engine.reset_prefix_cache()
 
     def _count(self, output: RequestOutput) -> None:
-        self.prompt_tokens += len(output.prompt_token_ids or ())
         for one in output.outputs:
-            self.generation_tokens += len(one.token_ids)
             self.finished[one.finish_reason or "stop"] += 1

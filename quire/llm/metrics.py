@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from quire.core import figures
 from quire.llm.engine import LLMEngine
 
 REASONS = ("stop", "length", "abort", "error", "repetition")
+COUNTERS = (
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+    "num_preemptions",
+    "prompt_tokens",
+    "prompt_tokens_cached",
+    "generation_tokens",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +58,18 @@ class Histogram(Metric):
 
 def snapshot(engine: LLMEngine) -> list[Metric]:
     """Every metric, now."""
-    stats = engine.engine.stats()
+    now = engine.engine.snapshot(rows=0, blocks=False)
     labels = {"model_name": engine.config.model.served_names[0], "engine": "0"}
-    gauges: dict[str, float] = {
-        "num_requests_running": stats.running,
-        "num_requests_waiting": stats.waiting,
-        "num_requests_swapped": stats.swapped,
-        "kv_cache_usage_perc": stats.usage,
-    }
-    counters = {
-        "prefix_cache_queries": stats.prefix_query_tokens,
-        "prefix_cache_hits": stats.prefix_hit_tokens,
-        "num_preemptions": stats.preemptions,
-        "prompt_tokens": engine.prompt_tokens,
-        "generation_tokens": engine.generation_tokens,
-    }
-    found: list[Metric] = [Gauge(f"vllm:{n}", labels, v) for n, v in gauges.items()]
-    found += [Counter(f"vllm:{name}", labels, value) for name, value in counters.items()]
+    found: list[Metric] = [
+        Gauge(f"vllm:{name}", labels, values[""])
+        for name, values in figures.gauges(now).items()
+        if "" in values
+    ]
+    found += [
+        Counter(f"vllm:{name}", labels, int(values[""]))
+        for name, values in figures.counters(now).items()
+        if name in COUNTERS
+    ]
     found += [
         Counter(
             "vllm:request_success", labels | {"finished_reason": reason}, engine.finished[reason]

@@ -19,8 +19,9 @@ from prometheus_client.core import (
     Metric as Family,
 )
 
+from quire.core import figures
 from quire.core.snapshot import Snapshot
-from quire.core.timing import CUTS, Timing
+from quire.core.timing import Timing
 from quire.core.types import Request, Update
 from quire.server import metric_names as names
 from quire.server.board import Board, Histogram, histogram_names
@@ -182,37 +183,13 @@ def of_requests(
 
 def of_engine(now: Snapshot, sleep_state: str, labels: Labels, prefix: str) -> Iterator[Family]:
     """What the engine has counted, and how it is."""
-    stats, counters = now.stats, now.counters
-    cells: dict[str, dict[str, float]] = {
-        "num_requests_running": {"": stats.running},
-        "num_requests_waiting": {"": stats.waiting},
-        "num_requests_waiting_by_reason": {
-            "capacity": stats.waiting - stats.following,
-            "deferred": stats.following,
-        },
-        "num_requests_swapped": {"": stats.swapped},
-        "kv_cache_usage_perc": {"": stats.usage},
-        "engine_sleep_state": {state: state == sleep_state for state in names.SLEEP_STATES},
-        "prompt_tokens": {"": counters.answered_tokens},
-        "prompt_tokens_by_source": {
-            "local_compute": counters.answered_tokens - counters.cached_tokens,
-            "local_cache_hit": counters.cached_tokens,
-        },
-        "prompt_tokens_cached": {"": counters.cached_tokens},
-        "prompt_tokens_cached_by_source": {"device": counters.cached_tokens},
-        "generation_tokens": {"": counters.generated_tokens},
-        "prefix_cache_queries": {"": stats.prefix_query_tokens},
-        "prefix_cache_hits": {"": stats.prefix_hit_tokens},
-        "num_preemptions": {"": stats.preemptions},
-        "engine_steps": {"": counters.steps},
-        "engine_step_seconds": {"": counters.step_seconds},
-        "request_time_seconds": dict(zip(CUTS, counters.cut_seconds)),
-    }
+    cells = figures.gauges(now) | figures.counters(now)
+    cells["engine_sleep_state"] = {one: float(one == sleep_state) for one in names.SLEEP_STATES}
     for one in names.OF_ENGINE:
         if one.name == "cache_config_info":
             yield _cache_info(one, now, labels, prefix)
         elif one.kind == "histogram":
-            numbers = [*counters.step_tokens, counters.step_tokens_sum]
+            numbers = [*now.counters.step_tokens, now.counters.step_tokens_sum]
             bounds = one.bounds_for(0)
             yield histogram(f"{prefix}:{one.name}", one.about, bounds, numbers, labels)
         else:

@@ -1,0 +1,51 @@
+"""The engine's numbers by the names that dashboards know: one definition for server and LLM.
+
+Prefixes, labels of the model and help texts are the business of those who show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.core.snapshot import Snapshot
+from quire.core.timing import CUTS
+
+Figures = dict[str, Mapping[str, float]]
+"""Name -> value of its own label -> number. The label's value is "" where there is none."""
+
+
+def gauges(now: Snapshot) -> Figures:
+    """How the engine is."""
+    stats = now.stats
+    return {
+        "num_requests_running": {"": stats.running},
+        "num_requests_waiting": {"": stats.waiting},
+        "num_requests_waiting_by_reason": {
+            "capacity": stats.waiting - stats.following,
+            "deferred": stats.following,
+        },
+        "num_requests_swapped": {"": stats.swapped},
+        "kv_cache_usage_perc": {"": stats.usage},
+    }
+
+
+def counters(now: Snapshot) -> Figures:
+    """What the engine has done since its start."""
+    stats, counted = now.stats, now.counters
+    cached = counted.cached_tokens
+    return {
+        "prefix_cache_queries": {"": stats.prefix_query_tokens},
+        "prefix_cache_hits": {"": stats.prefix_hit_tokens},
+        "num_preemptions": {"": stats.preemptions},
+        "prompt_tokens": {"": counted.answered_tokens},
+        "prompt_tokens_by_source": {
+            "local_compute": counted.answered_tokens - cached,
+            "local_cache_hit": cached,
+        },
+        "prompt_tokens_cached": {"": cached},
+        "prompt_tokens_cached_by_source": {"device": cached},
+        "generation_tokens": {"": counted.generated_tokens},
+        "engine_steps": {"": counted.steps},
+        "engine_step_seconds": {"": counted.step_seconds},
+        "request_time_seconds": dict(zip(CUTS, counted.cut_seconds)),
+    }
