@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from quire.core.params import RequestOutputKind, SamplingParams
+from quire.core.timing import Timing
 from quire.core.types import TokenLogprobs, Update
 from quire.outputs import (
     CompletionOutput,
@@ -152,6 +153,8 @@ class Assembler:
             self._error = update.error
         if self._clock is not None and self.stats is not None and update.token_ids:
             _count(self.stats, len(update.token_ids), self._clock())
+        if self.stats is not None and update.timing is not None:
+            _stamp(self.stats, update.timing)
 
     def best(self) -> list[CompletionOutput]:
         """Of all answers at the end, those to return: all, or the n likeliest of best_of."""
@@ -402,3 +405,10 @@ def _count(stats: RequestStateStats, tokens: int, now: float) -> None:
         stats.first_token_latency = now - stats.arrival_time
     stats.num_generation_tokens += tokens
     stats.last_token_ts = now
+
+
+def _stamp(stats: RequestStateStats, timing: Timing) -> None:
+    """What the engine knows better. Of several sequences, the one that spoke last."""
+    stats.queued_ts = timing.accepted_at
+    stats.scheduled_ts = timing.accepted_at + timing.queue
+    stats.num_preemptions = timing.preemptions

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.params import RequestOutputKind, SamplingParams
+from quire.core.timing import Timing
 from quire.core.types import TokenLogprobs, Update
 from quire.text.assemble import Assembler
 from quire.text.inputs import InputProcessor
@@ -350,6 +351,13 @@ def test_times_are_kept_when_there_is_a_clock():
     )
     assert stats.first_token_latency == 10.0
     assert push(assembler(output_kind=FINAL), updates([5]))[0][-1].metrics is None
+
+
+def test_metrics_say_when_the_engine_took_the_request_in_and_up():
+    to = assembler(output_kind=DELTA, clock=lambda: 9.0)
+    timing = Timing(2.0, 8.0, 7.0, 3.0, 2.0, 0.0, 0.0, 1.0, 0.0, preemptions=4)
+    stats = to.push(Update("r", 0, [5], "length", timing=timing)).metrics
+    assert (stats.queued_ts, stats.scheduled_ts, stats.num_preemptions) == (2.0, 5.0, 4)
 
 
 def test_random_streams_end_exactly_once():
