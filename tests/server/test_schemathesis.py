@@ -27,17 +27,18 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from quire.server import later
+from quire.server.options import ServerOptions
 from tests.clients.sse import named_events, openai_chunks, read
 from tests.server.harness import Server
 
-EXAMPLES = int(os.environ.get("QUIRE_TEST_EXAMPLES", "40"))
+EXAMPLES = int(os.environ.get("QUIRE_TEST_EXAMPLES", "16"))
 TIMEOUT_S = 20
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 HEALTH = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much)
 SETTINGS = hypothesis.settings(
     max_examples=EXAMPLES,
     deadline=None,
-    derandomize=EXAMPLES == 40,
+    derandomize=EXAMPLES == 16,
     database=None,
     suppress_health_check=HEALTH,
     phases=[hypothesis.Phase.generate, hypothesis.Phase.shrink],
@@ -200,7 +201,10 @@ def near_good(draw, operation, document):
 
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 def test_every_answer_is_one_that_the_document_promises(schema, fuzzed, mode):
-    failures = [run(one, of_document(one, mode)) for one in operations(schema)]
+    failures = [
+        run(one, of_document(one, mode), 4 if one.path in later.LATER else EXAMPLES)
+        for one in operations(schema)
+    ]
     fuzzed.wait_idle()
     assert not any(failures), "\n\n".join(filter(None, failures))
 
@@ -209,8 +213,42 @@ def test_good_requests_with_a_field_or_two_changed(schema, document, fuzzed):
     read_bodies = [one for one in operations(schema) if "requestBody" in one.definition.raw]
     served = [one for one in read_bodies if one.path in GOOD]
     assert {one.path for one in read_bodies} == {one.path for one in served}
-    failures = [run(one, near_good(one, document), EXAMPLES * 3, send) for one in served]
+    failures = [run(one, near_good(one, document), EXAMPLES * 4, send) for one in served]
     fuzzed.wait_idle()
+    assert not any(failures), "\n\n".join(filter(None, failures))
+
+
+OPEN = {
+    *("/sleep", "/wake_up", "/is_sleeping", "/pause", "/resume", "/is_paused", "/server_info"),
+    *("/reset_prefix_cache", "/abort_requests", "/v1/responses/{response_id}"),
+    *("/v1/responses/{response_id}/cancel", "/v1/responses", "/tokenizer_info", "/load"),
+}
+"""Routes that answer otherwise where they are open, or where there is a store."""
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
+def test_routes_that_are_open_by_a_switch(tokenizer, document, mode):
+    options = ServerOptions(
+        enable_dev_routes=True,
+        enable_responses_store=True,
+        enable_tokenizer_info_endpoint=True,
+    )
+    with Server(tokenizer, options=options).running() as server:
+
+        def call(case):
+            response = case.call(timeout=TIMEOUT_S)
+            for path in ("/resume", "/wake_up"):
+                assert requests.post(server.url + path, timeout=TIMEOUT_S).status_code == 200
+            return response
+
+        opened = schemathesis.openapi.from_dict(document)
+        opened.config.update(base_url=server.url)
+        failures = [
+            run(one, of_document(one, mode), how=call)
+            for one in operations(opened)
+            if one.path in OPEN
+        ]
+        server.wait_idle()
     assert not any(failures), "\n\n".join(filter(None, failures))
 
 

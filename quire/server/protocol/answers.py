@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, RootModel
 from pydantic.json_schema import models_json_schema
 
 Json = dict[str, Any]
@@ -172,6 +172,17 @@ class ChatAnswer(_Response):
     prompt_logprobs: PromptSteps | None = None
     prompt_token_ids: list[int] | None = None
     prompt_text: str | None = None
+
+
+class ChatBatchAnswer(_Response):
+    """The answer of /v1/chat/completions/batch: a choice for each conversation."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: UsageAnswer
+    prompt_logprobs: list[PromptSteps | None] | PromptSteps | None = None
+    prompt_token_ids: list[list[int]] | list[int] | None = None
+    prompt_text: list[str] | str | None = None
 
 
 class ChatDelta(_Answer):
@@ -362,7 +373,63 @@ class GenerateAnswer(_Answer):
     text: list[str]
 
 
+class AbortAnswer(_Answer):
+    """How many requests were ended."""
+
+    aborted: int
+
+
+class ProfileAnswer(_Answer):
+    """Where the trace is."""
+
+    path: str
+
+
+class DeletedResponse(_Answer):
+    """A response that is kept no more."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class SleepingAnswer(_Answer):
+    """Whether anything of the engine sleeps."""
+
+    is_sleeping: bool
+
+
+class PausedAnswer(_Answer):
+    """Whether no steps are made."""
+
+    is_paused: bool
+
+
+class StatusAnswer(_Answer):
+    """What was done."""
+
+    status: Literal["paused", "resumed"]
+
+
+class ServerInfo(_Answer):
+    """What runs here."""
+
+    version: str
+    model: Json
+    server_options: Json
+    engine: Json
+
+
+class InvocationsAnswer(RootModel[ChatAnswer | CompletionAnswer]):
+    """As the route answers to which the body belongs."""
+
+
+class InvocationsChunk(RootModel[ChatChunk | CompletionChunk]):
+    """As the route answers to which the body belongs."""
+
+
 ANSWERS: Mapping[str, type[BaseModel]] = {
+    "post /invocations": InvocationsAnswer,
     "post /v1/chat/completions": ChatAnswer,
     "post /v1/completions": CompletionAnswer,
     "post /v1/responses": ResponseAnswer,
@@ -377,10 +444,20 @@ ANSWERS: Mapping[str, type[BaseModel]] = {
     "get /v1/models/{name}": ModelCard,
     "get /version": VersionAnswer,
     "get /load": LoadAnswer,
+    "post /v1/chat/completions/batch": ChatBatchAnswer,
+    "delete /v1/responses/{response_id}": DeletedResponse,
+    "post /abort_requests": AbortAnswer,
+    "post /stop_profile": ProfileAnswer,
+    "get /is_sleeping": SleepingAnswer,
+    "get /is_paused": PausedAnswer,
+    "post /pause": StatusAnswer,
+    "post /resume": StatusAnswer,
+    "get /server_info": ServerInfo,
 }
 """Method and path -> the JSON of a good answer. Others have no body that needs words."""
 
 CHUNKS: Mapping[str, type[BaseModel]] = {
+    "post /invocations": InvocationsChunk,
     "post /v1/chat/completions": ChatChunk,
     "post /v1/completions": CompletionChunk,
 }
@@ -392,6 +469,7 @@ STREAMS: Mapping[str, str] = {
     "post /v1/responses": "text/event-stream",
     "get /v1/responses/{response_id}": "text/event-stream",
     "post /v1/messages": "text/event-stream",
+    "post /invocations": "text/event-stream",
     "post /generate": "application/x-ndjson",
 }
 """What they answer if a stream is asked for."""
@@ -416,7 +494,8 @@ ERRORS: Mapping[str, str] = {
 
 def describe(document: Json) -> None:
     """Fill in what every operation of an OpenAPI document answers."""
-    kinds = {ErrorAnswer, MessageErrorAnswer, *ANSWERS.values(), *CHUNKS.values()}
+    errors_of: tuple[type[BaseModel], ...] = (ErrorAnswer, MessageErrorAnswer)
+    kinds = {*errors_of, *ANSWERS.values(), *CHUNKS.values()}
     refs, made = models_json_schema(
         [(kind, "validation") for kind in sorted(kinds, key=lambda kind: kind.__name__)],
         ref_template="#/components/schemas/{model}",
