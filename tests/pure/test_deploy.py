@@ -1,0 +1,294 @@
+"""deploy/: what stands there parses, its flags, routes and variables exist, its rights are few.
+
+The tools of others (kubectl, systemd-analyze, kubernetes-validate) look too where they are installed.
+"""
+
+import importlib.util
+import json
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+
+import pytest
+import yaml
+
+from quire.cli import flags
+from quire.engine.spawn import STOP_S
+from quire.server import metric_names
+from quire.server.supervisor import GRACE_S
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+KUBERNETES = DEPLOY / "kubernetes"
+PARTS = ("base", "gpu", "example")
+LAST_WORDS_S = GRACE_S + STOP_S
+"""What a server may take to end, beyond --shutdown-timeout."""
+
+
+def yaml_of(path):
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def instructions(path):
+    """(stage, word, rest) of each line of a Dockerfile, continuations joined."""
+    lines = [line for line in path.read_text().splitlines() if not line.lstrip().startswith("#")]
+    stage, found = "", []
+    for line in re.sub(r"\\\n\s*", " ", "\n".join(lines)).splitlines():
+        if line.strip():
+            word, _, rest = line.strip().partition(" ")
+            stage = rest.rpartition(" AS ")[2] if word == "FROM" else stage
+            found.append((stage, word, rest))
+    return found
+
+
+def seconds(text):
+    number, unit = re.fullmatch(r"(\d+)(s|m)", text).groups()
+    return int(number) * {"s": 1, "m": 60}[unit]
+
+
+DOCKERFILE = instructions(DEPLOY / "Dockerfile")
+COMPOSE = yaml_of(DEPLOY / "compose.yaml")[0]
+OURS = {name: one for name, one in COMPOSE["services"].items() if name.startswith("quire")}
+BASE = {one["kind"]: one for path in (KUBERNETES / "base").glob("*.yaml") for one in yaml_of(path)}
+POD = BASE["Deployment"]["spec"]["template"]["spec"]
+(CONTAINER,) = POD["containers"]
+PATCHES = yaml_of(KUBERNETES / "gpu/kustomization.yaml")[0]["patches"]
+GPU_ARGS = yaml.safe_load(PATCHES[0]["patch"])[0]["value"]
+UNIT = (DEPLOY / "systemd/quire.service").read_text()
+SETTINGS = [line.split("=", 1) for line in UNIT.splitlines() if re.match(r"\w+=", line)]
+EXEC = shlex.split(dict(SETTINGS)["ExecStart"])
+IMAGE_CMD = json.loads(next(rest for _, word, rest in DOCKERFILE if word == "CMD"))
+COMMANDS = {
+    "image": IMAGE_CMD,
+    "pod": CONTAINER["args"],
+    "gpu pod": GPU_ARGS,
+    "unit": EXEC[1:],
+    **{f"compose {name}": one["command"] for name, one in OURS.items()},
+}
+
+
+def routes():
+    text = "".join(path.read_text() for path in (ROOT / "quire/server").glob("*.py"))
+    return set(re.findall(r"@router\.get\(\s*\"([^\"]+)\"", text))
+
+
+# -- what is common -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
+def test_a_command_is_one_that_quire_takes(words):
+    assert words[0] == "serve"
+    options, server = flags.parse(words[1:])
+    assert server.port == 8000
+    assert options.model.model in ("embedded", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
+
+
+def test_what_runs_in_a_container_is_reached_from_outside_it():
+    for name, words in COMMANDS.items():
+        assert flags.parse(words[1:])[1].host == ("127.0.0.1" if name == "unit" else "0.0.0.0")
+
+
+def test_variables_named_are_read_by_someone():
+    text = "".join(p.read_text() for p in DEPLOY.rglob("*") if p.is_file())
+    known = (ROOT / "quire/env.py").read_text()
+    for name in set(re.findall(r"\bQUIRE_[A-Z_]+\b", text)):
+        assert re.search(rf"\b{name}\b", known), name
+
+
+def test_nothing_secret_stands_in_these_files():
+    for path in DEPLOY.rglob("*"):
+        if path.is_file():
+            found = re.findall(
+                r"(?i)(?:key|token|password|secret)\w*[=:] *[\"']?(\S+)", path.read_text()
+            )
+            kept = [
+                v
+                for v in found
+                if not v.startswith(("${", "{", "...", "quire-", "api-", "hf-", "/"))
+            ]
+            assert not [v for v in kept if re.fullmatch(r"[\w-]{12,}", v)], path
+
+
+def test_all_yaml_and_json_parses():
+    for path in DEPLOY.rglob("*.yaml"):
+        assert yaml_of(path), path
+    for path in DEPLOY.rglob("*.json"):
+        assert json.loads(path.read_text()), path
+
+
+# -- Dockerfile -----------------------------------------------------------------------------------
+
+
+def test_each_image_ends_as_a_user_who_is_not_root():
+    for target in ("cpu", "cuda"):
+        users = [rest for stage, word, rest in DOCKERFILE if stage == target and word == "USER"]
+        assert users == ["10001:10001"], target
+
+
+def test_what_is_copied_exists_and_is_let_in():
+    let_in = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for _, word, rest in DOCKERFILE:
+        if word == "COPY" and not rest.startswith("--from"):
+            for source in rest.split()[:-1]:
+                assert (ROOT / source).exists(), source
+                assert f"!{source}" in let_in, source
+
+
+def test_base_images_are_pinned_and_caches_are_not_kept():
+    for _, word, rest in DOCKERFILE:
+        assert word != "ADD"
+        if word == "FROM" and ":" in rest:
+            assert not rest.split()[0].endswith(":latest")
+        for command in rest.split("&&") if word == "RUN" else ():
+            assert "pip install" not in command or "--no-cache-dir" in command
+            assert "apt-get install" not in command or "--no-install-recommends" in command
+
+
+def test_the_extras_that_the_image_installs_exist():
+    project = (ROOT / "pyproject.toml").read_text()
+    for _, word, rest in DOCKERFILE:
+        for extra in re.findall(r"'\.\[(\w+)\]'", rest) if word == "RUN" else ():
+            assert re.search(rf"^{extra} = \[", project, re.M), extra
+
+
+def test_the_image_asks_a_route_that_exists_whether_it_is_well():
+    (check,) = [rest for _, word, rest in DOCKERFILE if word == "HEALTHCHECK"]
+    assert re.search(r":8000(/\w+)", check)[1] in routes()
+    command = json.loads(check.partition("CMD ")[2])
+    compile(command[2], "healthcheck", "exec")
+
+
+# -- compose --------------------------------------------------------------------------------------
+
+
+def test_compose_gives_running_requests_their_time_and_opens_ports_here_only():
+    for one in OURS.values():
+        timeout = flags.parse(one["command"][1:])[1].shutdown_timeout
+        assert seconds(one["stop_grace_period"]) >= timeout + LAST_WORDS_S
+        assert one["read_only"]
+        assert one["cap_drop"] == ["ALL"]
+    for one in COMPOSE["services"].values():
+        assert all(port.startswith("127.0.0.1:") for port in one["ports"])
+
+
+def test_what_compose_mounts_and_builds_exists():
+    stages = {stage for stage, _, _ in DOCKERFILE}
+    for one in COMPOSE["services"].values():
+        for volume in one.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert (
+                (DEPLOY / source).exists()
+                if source.startswith(".")
+                else source in COMPOSE["volumes"]
+            )
+        if "build" in one:
+            assert one["build"]["target"] in stages
+            assert one["image"].partition(":")[2] == one["build"]["target"]
+
+
+# -- Kubernetes -----------------------------------------------------------------------------------
+
+
+def test_probes_ask_routes_that_exist_at_the_port_served():
+    ports = {port["name"]: port["containerPort"] for port in CONTAINER["ports"]}
+    for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
+        probe = CONTAINER[kind]["httpGet"]
+        assert probe["path"] in routes(), kind
+        assert ports[probe["port"]] == flags.parse(CONTAINER["args"][1:])[1].port
+    assert BASE["Service"]["spec"]["ports"][0]["targetPort"] in ports
+
+
+@pytest.mark.parametrize("args", [CONTAINER["args"], GPU_ARGS], ids=["base", "gpu"])
+def test_a_pod_is_killed_only_after_running_requests_had_their_time(args):
+    before = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
+    needs = before + flags.parse(args[1:])[1].shutdown_timeout + LAST_WORDS_S
+    assert POD["terminationGracePeriodSeconds"] >= needs
+
+
+def test_a_pod_has_few_rights():
+    assert POD["securityContext"]["runAsNonRoot"]
+    assert POD["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert POD["automountServiceAccountToken"] is False
+    assert CONTAINER["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def test_what_a_pod_writes_to_is_mounted():
+    assert {one["mountPath"] for one in CONTAINER["volumeMounts"]} == {"/cache", "/tmp"}
+    assert {one["name"] for one in CONTAINER["volumeMounts"]} == {v["name"] for v in POD["volumes"]}
+    claim = POD["volumes"][0]["persistentVolumeClaim"]["claimName"]
+    assert BASE["PersistentVolumeClaim"]["metadata"]["name"] == claim
+
+
+def test_selectors_choose_the_pods():
+    labels = BASE["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    for chosen in (
+        BASE["Deployment"]["spec"]["selector"]["matchLabels"],
+        BASE["Service"]["spec"]["selector"],
+        BASE["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+        BASE["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+    ):
+        assert chosen.items() <= labels.items()
+
+
+def test_the_scaler_reads_the_metric_that_the_adapter_offers():
+    (scaler,) = yaml_of(KUBERNETES / "autoscale/scaler.yaml")
+    (rules,) = yaml_of(KUBERNETES / "autoscale/adapter-rule.yaml")
+    (rule,) = rules["rules"]["custom"]
+    assert scaler["spec"]["metrics"][0]["pods"]["metric"]["name"] == rule["name"]["as"]
+    name = re.search(r"__name__=\"quire:(\w+)\"", rule["seriesQuery"])[1]
+    assert name in {metric.name for metric in metric_names.ALL}
+
+
+@pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
+@pytest.mark.parametrize("part", PARTS)
+def test_kustomize_builds_it(part, tmp_path):
+    run = subprocess.run(
+        ["kubectl", "kustomize", str(KUBERNETES / part)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    made = list(yaml.safe_load_all(run.stdout))
+    assert {"Deployment", "Service", "PodDisruptionBudget", "NetworkPolicy"} <= {
+        one["kind"] for one in made
+    }
+    if importlib.util.find_spec("kubernetes_validate") is not None:
+        import kubernetes_validate
+
+        for one in made:
+            kubernetes_validate.validate(one, kubernetes_validate.latest_version(), strict=True)
+
+
+# -- systemd --------------------------------------------------------------------------------------
+
+
+def test_the_unit_gives_running_requests_their_time():
+    timeout = flags.parse(EXEC[2:])[1].shutdown_timeout
+    assert int(dict(SETTINGS)["TimeoutStopSec"]) >= timeout + LAST_WORDS_S
+
+
+def test_each_setting_of_the_unit_is_given_once():
+    names = [name for name, _ in SETTINGS if name not in ("DeviceAllow", "After", "Wants")]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
+def test_systemd_finds_the_unit_sound_and_its_exposure_low(tmp_path):
+    unit = tmp_path / "quire.service"
+    unit.write_text(UNIT.replace(EXEC[0], shutil.which("true")))
+    run = subprocess.run(
+        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (0, "")
+    run = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=25", str(unit)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stdout[-200:]
