@@ -26,6 +26,8 @@ LONGEST_TIMEOUT_S = 24 * 3600.0
 TIMEOUT = "x-request-timeout"
 PRIORITY = "x-vllm-priority"
 
+_SPEAK = ("user", "system", "developer")
+"""Roles whose messages are nothing without content; an assistant may call tools in its place."""
 _BEAMS_KNOW = frozenset(
     {
         *("n", "max_tokens", "temperature", "ignore_eos", "skip_special_tokens", "seed"),
@@ -104,12 +106,13 @@ def _refuse_what_is_not_built(asked: Asked) -> None:
 def _check_conversation(to: Services, one: Conversation) -> None:
     if one.tools is not None and not one.tools:
         raise RequestError("tools must not be empty; leave it out", param="tools")
+    for place, message in enumerate(one.messages):
+        if message.get("content") is None and message.get("role") in _SPEAK:
+            told = f"messages[{place}] has no content: a {message['role']} must say something"
+            raise RequestError(told, param="messages")
     if one.template is not None and not to.options.trust_request_chat_template:
-        message = (
-            "this server does not run chat templates that requests bring "
-            "(--trust-request-chat-template)"
-        )
-        raise RequestError(message, param="chat_template")
+        told = "this server does not run chat templates that requests bring"
+        raise RequestError(f"{told} (--trust-request-chat-template)", param="chat_template")
 
 
 def _check_counts(asked: Asked) -> None:

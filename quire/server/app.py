@@ -14,11 +14,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
 
 from quire.server import (
     admin,
     chat,
     completions,
+    docs_page,
     errors,
     generate,
     later,
@@ -56,13 +59,17 @@ def create_app(to: Services) -> FastAPI:
         title="quire",
         lifespan=_lifespan,
         openapi_url="/openapi.json" if docs else None,
+        docs_url=None if to.options.enable_offline_docs else "/docs",
+        redoc_url=None if to.options.enable_offline_docs else "/redoc",
         redirect_slashes=False,
     )
+    if docs and to.options.enable_offline_docs:
+        app.add_route("/docs", _offline_docs, include_in_schema=False)
     app.state.services = to
     app.state.live = live.Feed(to.engine)
     app.state.responses = responses.store_of(to.options)
     for module in ROUTES:
-        app.include_router(module.router)
+        app.router.routes.extend(module.router.routes)
     errors.install(app, log_stack=to.options.log_error_stack)
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     if to.options.enable_request_id_headers:
@@ -92,6 +99,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         await app.state.responses.close()
         await engine.stop()
+
+
+async def _offline_docs(http: Request) -> Response:
+    return HTMLResponse(docs_page.page(http.app.openapi()))
 
 
 def _bodies() -> dict[str, tuple[type[Body], ...]]:

@@ -8,6 +8,7 @@ Nothing else in quire knows a status number. Messages of our own faults lose pat
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import reprlib
@@ -77,6 +78,9 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
+_BARE = ("Not Found", "Method Not Allowed")
+MOST_CHARS = 100
+"""Of what was asked for, in a message."""
 _PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
 
 
@@ -138,10 +142,25 @@ def install(app: FastAPI, *, log_stack: bool = False) -> None:
             log.warning(
                 "%s %s is answered with an error", http.method, http.url.path, exc_info=error
             )
+        if isinstance(error, HTTPException) and error.detail in _BARE:
+            error = HTTPException(error.status_code, _where(app, http, error), error.headers)
         return error_response(error, http.scope)
 
     for kind in (QuireError, ValidationError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
+
+
+def _where(app: FastAPI, http: Request, error: HTTPException) -> str:
+    """What there is in place of what was asked for."""
+    path = http.scope["path"].removeprefix(http.scope.get("root_path", ""))
+    asked = f"{http.method} {path[:MOST_CHARS]}"
+    allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
+    if error.status_code == 405 and allowed:
+        return f"{asked}: only {allowed}"
+    known = [str(vars(route)["path"]) for route in app.routes if "path" in vars(route)]
+    near = difflib.get_close_matches(path[:MOST_CHARS], known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ";"
+    return f"no route {asked}{hint} GET /openapi.json lists them"
 
 
 def _body(message: str, name: str, param: str | None, status: int) -> dict[str, Any]:
@@ -169,6 +188,8 @@ def _explain(error: ValidationError | RequestValidationError) -> tuple[str, str,
 
 
 def _line(field: str, allowed: list[str], given: object) -> str:
+    if field == "body" and allowed == ["an object"]:
+        return f"the body must be a JSON object, got a {type(given).__name__}"
     if field == "body" or allowed == ["Field required"]:
         return f"{field}: {allowed[0]}"
     shown = reprlib.repr(given)

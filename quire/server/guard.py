@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server import page
 from quire.server.errors import is_anthropic, message_error
+from quire.server.services import MAX_ID_CHARS, REQUEST_ID
 
 OPEN = frozenset({"/health", "/live", "/ready", "/ping"}) | page.OPEN
 """Probes bring no key, and a person must see the page to enter one."""
@@ -78,7 +79,10 @@ class RequestIds:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        wanted = Headers(scope=scope).get("x-request-id") or uuid.uuid4().hex
+        wanted = Headers(scope=scope).get("x-request-id", "")
+        if not 0 < len(wanted) <= MAX_ID_CHARS:
+            wanted = uuid.uuid4().hex
+        scope[REQUEST_ID] = wanted  # a new one is in the answer's own id too
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":

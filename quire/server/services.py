@@ -24,6 +24,8 @@ from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer
 
 MAX_ID_CHARS = 128
+REQUEST_ID = "quire.request_id"
+"""Where the id of a request stands in its scope, if answers are to tell it."""
 VERSION = str(quire.__version__)
 
 
@@ -77,7 +79,8 @@ class Services:
 
         prefix: with its separator, "chatcmpl-".
         """
-        base = http.headers.get("x-request-id") or wanted or uuid.uuid4().hex
+        base = http.headers.get("x-request-id") or wanted
+        base = base or http.scope.get(REQUEST_ID) or uuid.uuid4().hex
         if len(base) > MAX_ID_CHARS or not base.isprintable():
             message = f"a request id must have at most {MAX_ID_CHARS} printable characters"
             raise RequestError(message, param="request_id")

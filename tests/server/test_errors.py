@@ -185,6 +185,34 @@ def test_unknown_routes_and_methods_have_the_same_error_shape(http):
         assert got.json()["error"]["code"] == status
 
 
+def test_what_is_not_there_is_answered_with_what_is(http):
+    near = http.post("/v1/chat/completion").json()["error"]["message"]
+    assert "no route POST /v1/chat/completion" in near
+    assert "/v1/chat/completions?" in near
+    assert len(http.get(f"/{'x' * 60_000}").text) < 400
+    assert "only POST" in http.get(CHAT).json()["error"]["message"]
+
+
+def test_the_param_of_a_prompt_of_ids_is_the_word_of_the_route(http):
+    error = http.post(COMPLETE, json={"prompt": [10**6]}).json()["error"]
+    assert error["param"] == "prompt"
+    assert error["message"].startswith("prompt holds")
+
+
+@pytest.mark.parametrize("role", ["user", "system", "developer"])
+def test_a_message_without_content_is_refused_where_it_makes_no_sense(http, role):
+    for message in ({"role": role}, {"role": role, "content": None}):
+        got = http.post(CHAT, json={"messages": [message]})
+        assert (got.status_code, got.json()["error"]["param"]) == (400, "messages")
+    fine = [*HELLO, {"role": "assistant", "content": None}, *HELLO]
+    assert http.post(CHAT, json={"messages": fine, "max_tokens": 1}).status_code == 200
+
+
+def test_a_body_that_is_no_object_is_called_what_it_is(http):
+    got = http.post(CHAT, content="[]", headers={"content-type": "application/json"})
+    assert "the body must be a JSON object, got a list" in got.json()["error"]["message"]
+
+
 def test_the_official_client_raises_its_own_errors(client):
     with pytest.raises(openai.NotFoundError) as caught:
         client.completions.create(model="other", prompt="a")

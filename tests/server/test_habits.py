@@ -247,6 +247,23 @@ def test_the_tokenizer_tells_about_itself_if_it_may(tokenizer, http):
     assert "im_start" in got["chat_template"]
 
 
+# -- documents ----------------------------------------------------------------------------------------
+
+
+def test_the_documents_can_be_read_without_the_internet(tokenizer):
+    with Server(tokenizer, options=ServerOptions(enable_offline_docs=True)).running() as running:
+        got = httpx.get(f"{running.url}/docs")
+        assert httpx.get(f"{running.url}/redoc").status_code == 404
+    assert got.headers["content-type"] == "text/html; charset=utf-8"
+    assert "<script" not in got.text
+    assert re.findall(r'(?:src|href)="([^"]*)"', got.text) == ["openapi.json"]
+    for told in ("POST /v1/chat/completions", "max_completion_tokens", "list of integer"):
+        assert told in got.text
+    hidden = ServerOptions(enable_offline_docs=True, disable_fastapi_docs=True)
+    with Server(tokenizer, options=hidden).running() as running:
+        assert httpx.get(f"{running.url}/docs").status_code == 404
+
+
 # -- what the model is called -------------------------------------------------------------------------
 
 
@@ -254,6 +271,18 @@ def test_any_name_means_the_model_if_names_are_not_looked_at(tokenizer):
     options = ServerOptions(skip_model_name_validation=True)
     got = post(tokenizer, options, COMPLETE, {**BODIES[COMPLETE], "model": "gpt-4o"})
     assert got.json()["model"] == "tiny"
+
+
+def test_the_id_in_the_header_is_the_one_in_the_answer(tokenizer):
+    options = ServerOptions(enable_request_id_headers=True)
+    with Server(tokenizer, options=options).running() as running:
+        url = f"{running.url}{COMPLETE}"
+        new = httpx.post(url, json=BODIES[COMPLETE])
+        own = httpx.post(url, json=BODIES[COMPLETE], headers={"X-Request-Id": "mine"})
+        long = httpx.get(f"{running.url}/version", headers={"X-Request-Id": "x" * 10_000})
+    assert new.json()["id"] == f"cmpl-{new.headers['x-request-id']}"
+    assert (own.json()["id"], own.headers["x-request-id"]) == ("cmpl-mine", "mine")
+    assert len(long.headers["x-request-id"]) == 32
 
 
 # -- middlewares ----------------------------------------------------------------------------------------

@@ -54,6 +54,7 @@ class CompletionBody(SamplingBody):
             source=Prompts(prompts=self.prompts(), add_special_tokens=special),
             sampling=self.sampling(),
             max_tokens=16,
+            words={"prompt_token_ids": "prompt"},
             structure=structure_of(self.response_format),
             echo=self.echo,
             prompt_only=self.scores_only,
