@@ -78,25 +78,11 @@ def request(name):
     return Request(name, tuple(range(10_000, 10_512)), Stop(128), params, arrived_at=1e5)
 
 
-def server(folder, engine):
-    """The real one's loop, over an engine that costs nothing."""
-    made = EngineServer.__new__(EngineServer)
-    made._starter = Starter()
-    made._context = zmq.Context()
-    made._socket = made._context.socket(zmq.ROUTER)
-    made._socket.set_hwm(0)
-    made._socket.bind(address(folder))
-    made._service = Service(engine)
-    made._beat_due, made._askers = 0.0, None
-    made._busy = True
-    return made
-
-
 def measure(rows, senders):
     engine = Stub()
     spawn = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        made = server(folder, engine)
+        made = EngineServer(Service(engine), folder, Starter())
         each = rows // senders
         for number in range(senders):
             spawn.Process(target=asker, args=(folder, number, each), daemon=True).start()
@@ -107,7 +93,7 @@ def measure(rows, senders):
             made._read_inbox()
             adding += (time.perf_counter() - began) if len(engine.ids) > before else 0.0
         stubs = timed(engine.step)
-        turns = timed(lambda: turn(made))
+        turns = timed(made.turn)
         made._socket.close(0)
         made._context.term()
     print(
@@ -123,15 +109,6 @@ def measure(rows, senders):
         ),
         flush=True,
     )
-
-
-def turn(made):
-    """The body of EngineServer.run's loop."""
-    made._wait()
-    made._read_inbox()
-    for sender, news in made._service.turn():
-        made._send(sender, news)
-    made._beat()
 
 
 def timed(function):

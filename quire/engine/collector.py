@@ -36,11 +36,19 @@ def freeze() -> None:
 
 
 def hold_back() -> None:
-    """For a process that only serves: freeze, and let full collections come by collect() alone."""
+    """For a process that makes steps: freeze, and let full collections come by collect() alone."""
     freeze()
     first, second, _ = gc.get_threshold()
     if first:  # 0: somebody switched it off
         gc.set_threshold(max(first, GROWTH), second, NEVER)
+
+
+def slow_down() -> None:
+    """For a process that serves and has no pause of its own: freeze, and collect more seldom."""
+    freeze()
+    first, *rest = gc.get_threshold()
+    if first:
+        gc.set_threshold(max(first, GROWTH), *rest)
 
 
 def collect() -> None:

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 LAST_WORDS_MS = 1000
 """How long the last messages may take to leave."""
+COLLECT_S = 300.0
+"""Garbage is collected when there is nothing to do, but at least this often."""
 
 
 def main(fd: int) -> int:
@@ -49,11 +51,19 @@ def main(fd: int) -> int:
     _name_process()
     start_process(level=orders.log_level, style=orders.log_style)  # type: ignore[arg-type]
     starter = Starter(link, orders.folder)
+
+    def found(config: EngineConfig, tokenizer: Path | None) -> None:
+        link.send(Found(config=config, tokenizer=None if tokenizer is None else str(tokenizer)))
+
     try:
-        server = EngineServer(orders, link, starter)
+        bare = build_bare(Options.of(orders.options), found, server=orders.server)
     except QuireError as error:
         link.send(Failed(fault=fault_of(error)))
         return 1
+    service = Service(bare.engine, bare.checks)
+    server = EngineServer(service, orders.folder, starter, askers=orders.askers)
+    collector.hold_back()
+    link.send(Built(config=bare.config, seconds=bare.seconds))
     return server.run()
 
 
@@ -91,35 +101,28 @@ class Starter:
 class EngineServer:
     """A Service at a ZeroMQ ROUTER socket."""
 
-    def __init__(self, orders: RunEngine, link: Link, starter: Starter) -> None:
+    def __init__(
+        self, service: Service, folder: str, starter: Starter, *, askers: int | None = None
+    ) -> None:
+        self._service = service
+        self._folder = folder
         self._starter = starter
+        self._askers = askers
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)  # a full queue would drop what a client waits for
         self._socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
-        self._socket.bind(address(orders.folder))
-
-        def found(config: EngineConfig, tokenizer: Path | None) -> None:
-            link.send(Found(config=config, tokenizer=None if tokenizer is None else str(tokenizer)))
-
-        bare = build_bare(Options.of(orders.options), found, server=orders.server)
-        self._service = Service(bare.engine, bare.checks)
-        self._folder, self._askers = orders.folder, orders.askers
+        self._socket.bind(address(folder))
         self._beat_due = 0.0
         self._busy = True  # since the last time there was nothing to do
-        collector.hold_back()
-        link.send(Built(config=bare.config, seconds=bare.seconds))
+        self._collect_due = time.monotonic() + COLLECT_S
 
     def run(self) -> int:
         """Serve until told to stop; the exit status."""
         status = 0
         try:
             while not self._starter.stopping:
-                self._wait()
-                self._read_inbox()
-                for sender, news in self._service.turn():
-                    self._send(sender, news)
-                self._beat()
+                self.turn()
             self._service.engine.shutdown()
         except Exception as error:
             log.exception("the engine died")
@@ -128,6 +131,14 @@ class EngineServer:
         self._socket.close()
         self._context.term()
         return status
+
+    def turn(self) -> None:
+        """Read, make a step if there is one to make, tell."""
+        self._wait()
+        self._read_inbox()
+        for sender, news in self._service.turn():
+            self._send(sender, news)
+        self._beat()
 
     def _wait(self) -> None:
         """Sleep if there is nothing to do, until there is or a sign of life is due."""
@@ -140,7 +151,7 @@ class EngineServer:
         left = max(self._beat_due - time.monotonic(), 0.0)
         if not poller.poll(int(left * 1000) + 1) and self._busy:
             self._busy = False
-            collector.collect()
+            self._collect()
 
     def _read_inbox(self) -> None:
         """Obey what was said since the step before."""
@@ -189,3 +200,9 @@ class EngineServer:
         if now >= self._beat_due:
             self._beat_due = now + BEAT_S
             self._tell_all(self._service.beat())
+            if now >= self._collect_due:
+                self._collect()  # it never was idle
+
+    def _collect(self) -> None:
+        collector.collect()
+        self._collect_due = time.monotonic() + COLLECT_S

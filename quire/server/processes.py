@@ -140,7 +140,7 @@ class Serving:
     def _announce(self) -> None:
         if self._options.enable_ssl_refresh:
             self._refreshing = asyncio.create_task(refresh_tls(self._server.config, self._options))
-        collector.hold_back()
+        collector.slow_down()
         self._link.send(Listening(welcome=welcome(self._services, self._options, self._listener)))
 
 

@@ -1,18 +1,30 @@
 """The processes of `quire serve`: all end together, however one of them ends, and leave nothing."""
 
+import contextlib
 import json
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
+import zmq
 
+from quire.engine import wire
+from quire.engine.messages import PROTOCOL, Call, Hello, News, Ready
+from quire.engine.process import EngineServer
+from quire.engine.remote import address
+from quire.engine.service import Service
 from quire.errors import ConfigError
 from quire.server import listen
 from quire.server.options import ServerOptions
+from tests.server.harness import Executor, Reciter, make_engine
 from tests.server.running import SMALL, serving, start, wait_until
 
 LONG = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
@@ -124,3 +136,74 @@ def test_processes_at_a_unix_socket_wait_at_one(tmp_path):
         accepted.close()
     for one in ours:
         one.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [
+        ("quire.cli.serve", {"torch", "fastapi", "uvicorn", "zmq"}),
+        ("quire.server.processes", {"torch", "transformers"}),
+    ],
+)
+def test_processes_import_only_what_they_need(module, heavy):
+    code = f"import sys, {module}; sys.exit(str({heavy!r} & sys.modules.keys() or ''))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert run.stderr.strip() == ""
+
+
+class Bell:
+    """In place of the process that started an engine's."""
+
+    def __init__(self):
+        self.wake, self._other = socket.socketpair()
+        self.stopping = False
+
+    def ring(self):
+        self.stopping = True
+        self._other.send(b"!")
+
+
+@contextlib.contextmanager
+def engine_server(tokenizer, folder):
+    """The engine's side of the socket, in a thread; and a socket to speak to it."""
+    bell = Bell()
+    engine = make_engine(Executor(Reciter(tokenizer)), check=True)
+    server = EngineServer(Service(engine), str(folder), bell, askers=1)
+    statuses = []
+    thread = threading.Thread(target=lambda: statuses.append(server.run()))
+    thread.start()
+    context = zmq.Context()
+    asker = context.socket(zmq.DEALER)
+    asker.setsockopt(zmq.RCVTIMEO, 10_000)
+    asker.setsockopt(zmq.LINGER, 0)
+    asker.connect(address(folder))
+    try:
+        yield asker
+    finally:
+        bell.ring()
+        thread.join(10)
+        asker.close()
+        context.term()
+    assert statuses == [0]
+
+
+def answer(asker):
+    """The first answer, past signs of life."""
+    while True:
+        message = wire.from_engine(asker.recv())
+        if isinstance(message, News):
+            return message.answers[0]
+
+
+def test_words_that_cannot_be_read_hurt_only_who_said_them(tokenizer, folder):
+    with engine_server(tokenizer, folder) as asker:
+        asker.send(wire.encode(Hello(PROTOCOL, "test")))
+        assert wire.from_engine(asker.recv()) == Ready(PROTOCOL)
+        assert wait_until(lambda: not folder.exists())  # all are connected: the door is closed
+        folder.mkdir()
+        for data in (b"", b"\xc1\xc1", msgspec.msgpack.encode(["Shout", 1])):
+            asker.send(data)
+        asker.send(msgspec.msgpack.encode(["Add", 7, [{"id": 3}]]))
+        assert answer(asker).fault.kind == "RequestError"
+        asker.send(wire.encode(Call(8, "stats", [])))
+        assert answer(asker).number == 8
