@@ -225,19 +225,24 @@ def _is_text(delta: Delta) -> bool:
 
 def _news(one: Delta) -> dict[str, Any]:
     """The delta of a chunk. Keys without news are left out: clients look whether they are there."""
+    news: dict[str, Any] = {}
     if one.reasoning:
-        return {"reasoning": one.reasoning, "reasoning_content": one.reasoning}
-    call = one.tool_call
-    if call is None:
-        return {"content": one.text}
-    function = {"name": call.name} if call.name is not None else {}
-    shown: dict[str, Any] = {
-        "index": call.place,
-        "function": {**function, "arguments": call.arguments},
-    }
+        news["reasoning"] = news["reasoning_content"] = one.reasoning
+    if one.tool_call is not None:
+        news["tool_calls"] = [_piece(one.tool_call)]
+    if one.text or not news:
+        news["content"] = one.text
+    return news
+
+
+def _piece(call: ToolCall) -> dict[str, Any]:
+    function = {"arguments": call.arguments}
+    if call.name is not None:
+        function["name"] = call.name
+    shown: dict[str, Any] = {"index": call.place, "function": function}
     if call.id is not None:
         shown.update(id=call.id, type="function")
-    return {"tool_calls": [shown]}
+    return shown
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from quire.text.inputs import Prepared
 
 T = TypeVar("T")
 
-LONG_CHARS = 20_000
-"""Prompts beyond this are prepared in another thread."""
+LONG_CHARS = 8_000
+"""Prompts beyond this take milliseconds, and are prepared in another thread."""
 LONG_ANSWER = 20_000
 """Tokens with their logprobs, beyond which an answer is put together in another thread."""
 
