@@ -89,12 +89,14 @@ class Engine:
 
     def __init__(self, tokenizer, step_s=0.0):
         self.model = Reciter(tokenizer)
-        self.executor = Executor(self.model, step_s)
+        self.step_s = step_s
         self.threads = []
         self.llm = AsyncLLM(config(len(tokenizer)), tokenizer, self.connect)
 
     def connect(self):
-        self.threads.append(EngineThread(make_engine(self.executor, check=True)))
+        self.threads.append(
+            EngineThread(make_engine(Executor(self.model, self.step_s), check=True))
+        )
         return self.threads[-1]
 
     def speech(self, prompt=PROMPT):
