@@ -10,7 +10,7 @@ import http.client
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -113,7 +113,7 @@ class Remote:
             if response.status != 200:
                 found = _json(response.read())
                 raise RequestError(message_of(found) or f"status {response.status}")
-            yield from _chunks(response)
+            yield from events(response)
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from None
         finally:
@@ -155,7 +155,7 @@ def message_of(body: Any) -> str:
     return str(body)[:300]
 
 
-def _chunks(lines: Iterator[bytes] | Any) -> Iterator[dict[str, Any]]:
+def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The data of server-sent events, up to [DONE]."""
     for line in lines:
         if not line.startswith(b"data:"):

@@ -1,12 +1,13 @@
 """`quire chat` and `quire complete` as clients of a server."""
 
 import io
+import json
 
 import pytest
 
 from quire.cli import main
-from quire.cli.remote import Remote, message_of
-from quire.errors import ConfigError, QuireError
+from quire.cli.remote import Remote, events, message_of, show
+from quire.errors import ConfigError, QuireError, RequestError
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
 
@@ -81,6 +82,14 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
     assert "http://127.0.0.1:9/v1 does not answer" in err
     with pytest.raises(QuireError):
         Remote("127.0.0.1:9/v1", None).model(None)
+
+
+def test_an_error_in_the_middle_of_a_stream_is_told(capsys):
+    chunks = [{"choices": [{"delta": {"content": "hi"}}]}, {"error": {"message": "it broke"}}]
+    lines = [b"data: " + json.dumps(one).encode() + b"\n" for one in chunks]
+    with pytest.raises(RequestError, match="it broke"):
+        show(events(lines))
+    assert capsys.readouterr().out == "hi"
 
 
 def test_flags_that_would_mean_nothing_are_refused(capsys, server):

@@ -8,6 +8,7 @@ import pytest
 
 from quire.cli.flags import parse, serve_parser
 from quire.config import foreign
+from quire.config.cli import OptionParser, add_switch
 from quire.config.options import specs
 from quire.config.words import Switch
 from quire.errors import ConfigError
@@ -117,6 +118,19 @@ def test_lists_are_words_or_json():
     assert changed("m --allowed-origins a b") == changed('m --allowed-origins \'["a", "b"]\'')
     assert changed("m --api-key k --served-model-name x y")["api_key"] == ("k",)
     assert changed("m --middleware a:b --middleware c:d")["middleware"] == ("a:b", "c:d")
+
+
+def test_a_flag_that_adds_up_may_be_repeated_in_silence(caplog):
+    changed("m --middleware a:b --middleware c:d")
+    assert caplog.text == ""
+
+
+def test_an_opposite_whose_name_is_taken_is_left_out():
+    parser = OptionParser(prog="x")
+    parser.add_argument("--disable-cats", action="store_true", default=None, dest="mine")
+    add_switch(parser.add_argument_group("g"), ["--enable-cats"], "cats", "Cats.")
+    said = parser.parse_args(["--enable-cats", "--disable-cats"])
+    assert (said.cats, said.mine) == (True, True)
 
 
 def test_sizes_take_units():
