@@ -56,7 +56,7 @@ def page() -> str:
         if actions and group.title != OTHERS:
             parts.append(_group(group.title or "", group.description or "", actions))
     parts += [VARIABLES, "\n".join(_variables()), ""]
-    parts += [FOREIGN, "\n".join(_foreign()), ""]
+    parts += [FOREIGN, "\n".join(_foreign(parser)), ""]
     parts += [FOREIGN_VARIABLES, "\n".join(_foreign_variables())]
     return "\n".join(parts) + "\n"
 
@@ -88,10 +88,12 @@ def _variables() -> Iterable[str]:
         yield f"- `{variable}`: {meaning}"
 
 
-def _foreign() -> Iterable[str]:
+def _foreign(parser: argparse.ArgumentParser) -> Iterable[str]:
+    """Those that are no flags of the server of ours, nor opposites of such."""
+    others = next(group for group in parser._action_groups if group.title == OTHERS)
     yield "| name | what becomes of it |"
     yield "|---|---|"
-    for name in foreign.names():
+    for name in [action.dest for action in others._group_actions]:
         short = f", `{foreign.SHORT[name]}`" if name in foreign.SHORT else ""
         yield f"| `--{name.replace('_', '-')}`{short} | {_cell(foreign.fate(name))} |"
 
