@@ -93,8 +93,8 @@ class AsyncLLM:
         if stat_loggers:
             raise Unsupported("stat_loggers: read the engine with snapshot() or stats()")
         start_process()
-        environment.tell()
         options = environment.over(options_of(engine_args))
+        environment.tell(strict=options.observe.fail_on_environ_validation)
         level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
         start_process(level=level)
         process = EngineProcess(options, log_level=level)
