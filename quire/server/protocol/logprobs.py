@@ -19,10 +19,11 @@ def name(token_id: int, one: Logprob, as_ids: bool) -> str:
 
 
 def _entry(token_id: int, one: Logprob, as_ids: bool) -> dict[str, Any]:
-    token = name(token_id, one, as_ids)
+    token = f"token_id:{token_id}" if as_ids else one.decoded_token or ""
+    value = one.logprob
     return {
         "token": token,
-        "logprob": max(one.logprob, FLOOR),
+        "logprob": value if value > FLOOR else FLOOR,
         "bytes": list(token.encode("utf-8", "replace")),
     }
 
