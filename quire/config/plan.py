@@ -65,6 +65,7 @@ class MemoryPlan:
     longest: int  # tokens of the longest sequence that fits
     layers: tuple[LayerFacts, ...]
     groups: tuple[Group, ...]
+    sized_by: str | None = None  # the option that gave the cache's bytes, if one did
 
     @property
     def concurrency(self) -> float:
@@ -244,9 +245,14 @@ def require_room(plan: MemoryPlan) -> None:
     if plan.longest > 0:
         cures.append(f"max_model_len={plan.longest} (or auto)")
     share = -(-wanted * 100 // plan.device_bytes) / 100 if plan.device_bytes else 2
-    if share <= 1:
-        cures.append(f"gpu_memory_utilization={share:.2f}")
-    cures.append(f"gpu_memory={gib(wanted + wanted // 100)}")
+    if plan.sized_by == "cpu_kvcache_space":
+        cures.append(f"cpu_kvcache_space={-(-plan.need_bytes * 100 // GIB) / 100:.2f}")
+    elif plan.sized_by is not None:
+        cures.append(f"{plan.sized_by}={gib(plan.need_bytes)}")
+    else:
+        if share <= 1:
+            cures.append(f"gpu_memory_utilization={share:.2f}")
+        cures.append(f"gpu_memory={gib(wanted + wanted // 100)}")
     cures.append(f"num_gpu_blocks_override={blocks_of(plan.groups, plan.shape, length)}")
     raise NoRoom(
         f"needs {need}; there is room for {room} of {gib(plan.allowed_bytes)} allowed "

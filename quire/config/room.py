@@ -32,13 +32,15 @@ def resolve_memory(
     """Bytes for the cache, by the most direct thing that was said."""
     cache = options.cache
     allowed, reason = _allowed(options, device)
-    kv_bytes = most = None
+    kv_bytes = most = sized_by = None
     if cache.num_gpu_blocks_override is not None:
         reason = "num_gpu_blocks_override"
     elif cache.kv_cache_memory_bytes is not None:
         kv_bytes, reason = cache.kv_cache_memory_bytes, "kv_cache_memory_bytes"
+        sized_by = reason
     elif cache.cpu_kvcache_space and device.kind == "cpu":
         kv_bytes, reason = int(cache.cpu_kvcache_space * GIB), "cpu_kvcache_space"
+        sized_by = reason
     elif not _share_asked(options) and device.kind == "cpu":
         one = plan_memory(model, shape, device_bytes=0, allowed_bytes=0, kv_bytes=0)
         kv_bytes = min(max(CPU_KV_BYTES, one.need_bytes), device.free_bytes // 2)
@@ -61,7 +63,7 @@ def resolve_memory(
         most_bytes=most,
     )
     why.add("cache.num_blocks", plan.num_blocks, reason)
-    return plan
+    return replace(plan, sized_by=sized_by)
 
 
 def _share_asked(options: Options) -> bool:

@@ -8,6 +8,7 @@ Model files know none of this; it is done to their modules from outside, by type
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -42,6 +43,10 @@ MODELS = Registry("quire.models")
 def config_of(hf: Hf) -> tuple[str, ModelConfig]:
     """(model type, Config) of a parsed config.json. Raises ConfigError for what we cannot run."""
     model_type = field_of(hf, "model_type", str)
+    if model_type not in (known := MODELS.names()):
+        near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"models of type {model_type!r} are not built yet; {hint}")
     quantized = read_quantization(hf)
     return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
 

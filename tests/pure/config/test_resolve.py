@@ -87,6 +87,23 @@ def test_a_cpu_where_nothing_was_said_serves_what_fits(caplog):
         run(HF, cpu(free=8), max_model_len=131072)
 
 
+@pytest.mark.parametrize(
+    ("said", "cure"),
+    [
+        ({"kv_cache_memory_bytes": "1MiB"}, "kv_cache_memory_bytes"),
+        ({"cpu_kvcache_space": 0.01}, "cpu_kvcache_space"),
+        ({"gpu_memory": "15.4GiB"}, "gpu_memory"),
+    ],
+)
+def test_what_would_fit_is_said_of_the_option_that_was_too_small(said, cure):
+    with pytest.raises(NoRoom) as e:
+        run(HF, max_model_len=131072, **said)
+    cures = dict(one.split("=") for one in str(e.value).split("What would fit: ")[1].split("; "))
+    assert ("gpu_memory" in cures) == (cure == "gpu_memory")
+    value = cures[cure]
+    run(HF, cpu(free=24), max_model_len=131072, **{cure: value})  # and it does fit
+
+
 def test_memory_is_said_in_four_ways():
     block = run(HF, max_model_len=1024).config.cache.block_bytes
     by_blocks = run(HF, max_model_len=1024, num_gpu_blocks_override=100)
