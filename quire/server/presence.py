@@ -7,9 +7,10 @@ asks nothing in between. One task a request waits for the disconnect; nothing is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
+import anyio
 from starlette.types import Receive
 
 from quire.errors import QuireError
@@ -38,19 +39,18 @@ class Presence:
         self._seconds = seconds
         self._timer = None if seconds is None else loop.call_later(seconds, self._expire)
 
-    @asynccontextmanager
-    async def waiting(self) -> AsyncIterator[None]:
-        """Around an await before there is anything to close: raises what ended it."""
-        async with asyncio.timeout(None) as scope:
-            self.on_end(lambda: scope.reschedule(0))
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Around awaits before there is anything to close: raises what ended them."""
+        with anyio.CancelScope() as scope:
+            self.on_end(scope.cancel)
             try:
                 yield
-            except asyncio.CancelledError:
-                if self.over is None:
-                    raise
-                raise self.over from None
             finally:
                 self._on_end = None
+        if scope.cancelled_caught:
+            assert self.over is not None, "nobody else cancels this scope"
+            raise self.over
 
     def on_end(self, what: Callable[[], None]) -> None:
         """Call this when the client goes or the deadline passes; at once if that has happened."""

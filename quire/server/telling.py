@@ -54,7 +54,7 @@ async def begin(
     terms = Terms(public_id, admit.priority(to, asked, headers), watched.received_at)
     presence = Presence(None if detached else http.receive, admit.deadline_s(headers))
     try:
-        async with presence.waiting():
+        with presence.waiting():
             prepared = await prepare(to, asked, terms)
             watched.handed(public_id, prepared)
             stream: Updates
