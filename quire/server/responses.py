@@ -19,7 +19,7 @@ from quire.errors import RequestError
 from quire.server.asked import Message
 from quire.server.body import read
 from quire.server.options import ServerOptions
-from quire.server.protocol.response_events import ResponseShape, response_body
+from quire.server.protocol.response_events import SHOWN, ResponseShape, response_body
 from quire.server.protocol.responses import Items, ResponsesBody
 from quire.server.response_store import Kept, ResponseStore
 from quire.server.services import Services, services
@@ -148,7 +148,7 @@ def _response(
         id=events.id if store is None else store.free_id(events.id),
         model=to.names[0],
         stored=store is not None,
-        asked=body.model_dump(mode="json", exclude_none=True),
+        asked=body.model_dump(mode="json", include=set(SHOWN), exclude_none=True),
         used={"temperature": params.temperature, "top_p": params.top_p},
     )
 

@@ -353,3 +353,11 @@ _TOLD_BACK = (
     *("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id"),
     *("prompt_cache_key", "safety_identifier", "user"),
 )
+SHOWN = frozenset(
+    {
+        *_TOLD_BACK,
+        *("background", "metadata", "parallel_tool_calls", "reasoning", "text", "tool_choice"),
+        *("tools", "top_logprobs", "truncation"),
+    }
+)
+"""Fields of the request that its response shows. The input, which may be long, is none of them."""
