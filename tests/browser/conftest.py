@@ -11,6 +11,7 @@ import pytest
 from tests.server.harness import Server, make_tokenizer
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+BLOCKS = 240
 STEP_S = 0.008
 """Time of a step: slow enough to be watched."""
 
@@ -56,7 +57,7 @@ class Site:
 
 @pytest.fixture(scope="session")
 def site(chromium, tokenizer):
-    with Server(tokenizer, step_s=STEP_S, blocks=240).running() as server:
+    with Server(tokenizer, step_s=STEP_S, blocks=BLOCKS).running() as server:
         yield Site(server)
 
 

@@ -96,6 +96,15 @@ def test_the_page_needs_no_key_but_what_it_shows_does(tokenizer):
         assert told.status_code == 200
 
 
+def test_behind_a_path_of_a_proxy_the_page_needs_no_key_either(tokenizer):
+    options = ServerOptions(api_key=(SECRET,), root_path="/behind")
+    guarded = Server(tokenizer, options=options)
+    with guarded.running(), httpx.Client(base_url=guarded.url) as http:
+        assert http.get("/").status_code == 200
+        assert http.get("/quire/page/app.js").status_code == 200
+        assert http.get("/quire/about").status_code == 401
+
+
 # -- what the page is told -----------------------------------------------------------------------
 
 

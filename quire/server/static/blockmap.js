@@ -46,6 +46,7 @@ export class BlockMap {
     if (states) [this.states, this.owners] = [states, owners];
     [this.rows, this.size] = [rows, size];
     if (this.at >= this.states.length) this.at = -1;
+    if (this.at >= 0) this.#choose(); // the block may have another owner by now
     this.#tell();
     this.draw();
   }
@@ -225,11 +226,14 @@ export class BlockMap {
   #point(block) {
     if (block === this.at) return;
     this.at = block;
-    const row = block < 0 ? null : this.rows[this.owners[block] - 1] ?? null;
-    this.request = row?.id ?? null;
-    this.onChoose(this.request);
+    this.#choose();
     this.#tell();
     this.draw();
+  }
+
+  #choose() {
+    this.request = this.rows[this.owners[this.at] - 1]?.id ?? null;
+    this.onChoose(this.request);
   }
 
   #tell() {

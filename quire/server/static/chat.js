@@ -9,9 +9,9 @@ import { partsOf } from "./split.js";
 const KEPT = "quire-chat";
 const IDEAS = [
   "What is the capital of France?",
-  "What is 17 + 25?",
-  "How do I sort a list in Python?",
-  "Repeat after me: a quiet morning by the sea.",
+  "Tom has 12 apples and buys 7 more. How many apples does he have?",
+  "Extract the name and the city as JSON: Anna Berg lives in Oslo.",
+  "What can you do?",
 ];
 
 export class Chat extends EventTarget {

@@ -227,7 +227,7 @@ const nameOf = (row) => `${row.id} ${row.index}`;
 /** Without the dialect's prefix, and only the two ends of what is long. */
 function shorten(id) {
   const own = id.replace(/^(chatcmpl|cmpl|resp|msg|gen)[-_]/, "");
-  return own.length > 14 ? `${own.slice(0, 6)}…${own.slice(-5)}` : own;
+  return own.length > 11 ? `${own.slice(0, 4)}…${own.slice(-4)}` : own;
 }
 
 /** Base64 of deflate -> bytes. */

@@ -52,7 +52,10 @@ export class TokenView {
   #move(event) {
     const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     const now = this.node.contains(document.activeElement) ? document.activeElement : null;
-    if (event.key === "Escape") hideTip();
+    if (event.key === "Escape" && !$("token-tip").hidden) {
+      event.stopPropagation(); // it ends the look, not the answer
+      hideTip();
+    }
     if (!now || (!step && event.key !== "Home" && event.key !== "End")) return;
     event.preventDefault();
     const back = getComputedStyle(this.node).direction === "rtl" && event.key.match(/Left|Right/);
