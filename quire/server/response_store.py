@@ -93,9 +93,8 @@ class Kept:
             if not self.running:
                 return
             try:
-                async with asyncio.timeout(keep_alive_s or None):
-                    await news.wait()
-            except TimeoutError:
+                await asyncio.wait_for(news.wait(), keep_alive_s or None)
+            except asyncio.TimeoutError:
                 yield KEEP_ALIVE
 
     def _wake(self) -> None:
