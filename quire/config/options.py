@@ -173,6 +173,9 @@ class SchedulerOptions:
     inter_token_target_ms: float | None = opt(None, low=0)
     """While others wait for their next token, prompts get as much of a step as lets it end in so
     many milliseconds. 0: no target. None: 50 in a server, none offline."""
+    max_num_queued_reqs: int | None = opt(None, low=1, parse="count")
+    """Most requests in a server at once, running and waiting; more get 429 with Retry-After. None:
+    all may wait."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None

@@ -308,6 +308,7 @@ def resolve_scheduler(
         max_long_partial_prefills=asked.max_long_partial_prefills,
         long_prefill_token_threshold=_long_prefill(options, shape, why),
         inter_token_target_s=_pace(options, server, why),
+        max_num_queued_reqs=asked.max_num_queued_reqs,
         policy=asked.scheduling_policy,
         preemption_mode=options.cache.preemption_mode,
         steps_in_flight=_depth(options, device, why),

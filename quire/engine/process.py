@@ -60,7 +60,8 @@ def main(fd: int) -> int:
     except QuireError as error:
         link.send(Failed(fault=fault_of(error)))
         return 1
-    service = Service(bare.engine, bare.checks)
+    most = bare.config.scheduler.max_num_queued_reqs
+    service = Service(bare.engine, bare.checks, most=most)
     server = EngineServer(service, orders.folder, starter, askers=orders.askers)
     collector.hold_back()
     link.send(Built(config=bare.config, seconds=bare.seconds))

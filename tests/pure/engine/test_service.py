@@ -1,5 +1,6 @@
 """The engine's half of the protocol, by itself: who is told what, and what hurts nobody else."""
 
+import msgspec
 import pytest
 
 from quire.core.block_pool import BlockPool
@@ -244,3 +245,28 @@ def test_a_cache_that_is_in_use_is_reset_only_with_those_who_use_it():
     told = turns(to)
     assert answers(told, 1)[0].value is True
     assert updates(told, 2)[-1].finish == "abort"
+
+
+def test_more_requests_than_may_be_here_are_told_to_come_again():
+    to = service(most=2)
+    add(to, 1, request("a", 2), request("b"), number=1)
+    add(to, 2, request("c"), number=2)
+    told = to.turn()
+    (answer,) = answers(told, 2)
+    assert (answer.fault.kind, answer.fault.retry_after_s) == ("Overloaded", 1.0)
+    assert "2 of at most 2 requests" in answer.fault.message
+    turns(to)
+    add(to, 2, request("d"), request("e"), request("f"), number=3)
+    assert answers(to.turn(), 2)[0].fault.kind == "Overloaded"
+    add(to, 2, request("g"), number=4)
+    assert answers(to.turn(), 2)[0].fault is None
+
+
+def test_forks_of_a_held_request_find_room_in_a_full_engine():
+    to = service(most=1)
+    add(to, 1, msgspec.structs.replace(request("a", 2), hold=True), number=1)
+    turns(to)
+    add(to, 1, request("fills it"), number=2)
+    to.turn()
+    add(to, 1, msgspec.structs.replace(request("b"), parent="a"), number=3)
+    assert answers(to.turn(), 1)[0].fault is None
