@@ -304,7 +304,7 @@ class Ledger:
         for chunk in flight.chunks:
             account, seq = chunk.account, chunk.account.seq
             if chunk.samples and seq is not None and account.life == chunk.life:
-                if account.first_token_at is None:
+                if account.first_token_at is None and _has_spoken(seq):
                     account.first_token_at = now
                     firsts.add((seq.request.id, seq.index))
                     self._counted.first_token(now - self._arrival(seq.request, account))
@@ -395,3 +395,8 @@ class Ledger:
         if not any(family.members):
             del self._families[request_id]
             self._timed.discard(request_id)
+
+
+def _has_spoken(seq: Sequence) -> bool:
+    """Its first token is known: the step that was to say it may have failed."""
+    return len(seq.tokens) > seq.prompt_len and seq.tokens[seq.prompt_len] != UNKNOWN

@@ -5,6 +5,7 @@ from collections import deque
 
 import pytest
 
+from quire.core.snapshot import time_bucket
 from quire.core.timing import CUTS
 from quire.core.types import Request, Stop
 from quire.engine.loop import Engine
@@ -63,7 +64,7 @@ def engine_of(setup, clock, seconds):
 
 def drive(engine, requests, setup, clock, rng):
     """Run it all; terminal updates by sequence, and when each request was given to the engine."""
-    todo, given, ends, step = list(requests), {}, {}, 0
+    todo, given, ends, step, begun = list(requests), {}, {}, 0, set()
     while todo or not engine.idle:
         for request in todo[:3]:
             before = clock.now
@@ -79,10 +80,13 @@ def drive(engine, requests, setup, clock, rng):
         clock.now += TICK * rng.choice([0, 0, 5, 100])
         news += engine.step()
         for update in news:
+            place = update.request_id, update.index
+            if update.token_ids and place not in begun:
+                begun.add(place)
+                assert update.timing.first_token_at == update.timing.ended_at
             if update.finish:
-                ends[update.request_id, update.index] = update
-            else:
-                assert update.timing is None or update.token_ids
+                ends[place] = update
+                assert (update.timing.first_token_at is None) == (place not in begun)
         step += 1
         assert step < 20_000
     return given, ends
@@ -242,6 +246,7 @@ def test_a_preempted_one_waits_and_is_computed_again_on_that_account():
     scene.run()
     cuts = scene.cuts("b")
     assert cuts["preempted"] > 1.0
+    assert cuts["prefill"] + cuts["others"] < 1.5  # computing it again is none of it
     assert "queue" not in cuts
     assert scene.timings["b", 0][-1].preemptions == 1
     assert sum(cuts.values()) == pytest.approx(scene.timings["b", 0][-1].total)
@@ -252,6 +257,33 @@ def test_a_swapped_one_waits_on_the_same_account():
     scene.engine.add(request("a", prompt=4, most=8))
     scene.engine.add(request("b", prompt=4, most=4))
     assert scene.run().cuts("b")["preempted"] > 1.0
+
+
+def squeezed():
+    """A scene in which b was just preempted."""
+    scene = Scene(blocks=6, block_size=2, prefix_caching=False)
+    scene.engine.add(request("a", prompt=4, most=8))
+    scene.engine.add(request("b", prompt=4, most=8))
+    while not scene.engine.snapshot().preempted:
+        scene.step()
+    return scene
+
+
+def test_who_was_preempted_is_counted_until_it_is_aboard_again():
+    scene = squeezed()
+    while scene.engine.snapshot().rows[0].request_id == "a":
+        assert scene.engine.snapshot().preempted == 1
+        scene.step()
+    scene.step()
+    assert [row.state for row in scene.engine.snapshot().rows] == ["running"]
+    assert scene.engine.snapshot().preempted == 0
+
+
+def test_who_is_aborted_while_preempted_is_counted_no_more():
+    scene = squeezed()
+    (update,) = scene.engine.abort("b")
+    assert update.timing.preemptions == 1
+    assert scene.engine.snapshot().preempted == 0
 
 
 def test_siblings_wait_for_the_prompt_as_the_first_does():
@@ -299,6 +331,38 @@ def test_time_without_anybody_is_nobodys():
     assert scene.run().cuts("b") == {"prefill": 1.0}
 
 
+def test_planning_belongs_to_the_step():
+    scene = Scene()
+    plan = scene.engine._scheduler.plan
+
+    def slow():
+        scene.clock.now += 0.5
+        return plan()
+
+    scene.engine._scheduler.plan = slow
+    scene.engine.add(request("a", most=1))
+    assert scene.run().cuts("a") == {"prefill": 1.5}
+
+
+def test_rows_that_failed_have_generated_nothing():
+    scene = Scene(fails=frozenset({2}))
+    scene.engine.add(request("a"))
+    scene.engine.add(request("b"))
+    scene.run()
+    counters = scene.engine.snapshot().counters
+    assert (counters.generated_tokens, counters.finished) == (2, {"error": 2})
+    assert not sum(counters.inter_token_times)
+
+
+def test_a_step_that_failed_has_brought_no_first_token():
+    scene = Scene(fails=frozenset({1}))
+    scene.engine.add(request("a"))
+    (timing,) = scene.run().timings["a", 0]
+    assert timing.first_token_at is None
+    assert not sum(scene.engine.snapshot().counters.first_token_times)
+    assert scene.engine.snapshot().counters.answered_tokens == 0
+
+
 def test_counters_count_steps_tokens_and_ends():
     scene = Scene()
     scene.engine.add(request("a", prompt=8, most=4))
@@ -315,4 +379,4 @@ def test_counters_count_steps_tokens_and_ends():
     assert (counters.steps, counters.step_seconds) == (2, 2.0)
     assert counters.step_tokens_sum == 13
     assert sum(counters.first_token_times) == 2
-    assert sum(counters.inter_token_times) == 2
+    assert counters.inter_token_times[time_bucket(1.0)] == sum(counters.inter_token_times) == 2
