@@ -102,7 +102,7 @@ class LLM:
             found = self._search(given, sampling_params, lora_request, use_tqdm, None, priority)
             return [one.as_request_output() for one in found]
         if guided_options_request is not None:
-            raise Unsupported("guided_options_request is not supported; use structured_outputs")
+            raise Unsupported("guided_options_request: structured outputs are not built yet")
         ids = self.enqueue(
             prompts,
             sampling_params,
@@ -435,7 +435,7 @@ class LLM:
         elif mode == "wait":
             self._run_enqueued()
         elif level and self._order:
-            raise RequestError("mode='keep' keeps requests, whose KV level 1 would forget: level=0")
+            raise RequestError("mode='keep' keeps requests, whose KV level 1 would forget: use level 0")
         self._asleep = sleep.asleep_at(level)
         if level:
             self.llm_engine.engine.forget_kv()
