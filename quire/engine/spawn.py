@@ -16,6 +16,8 @@ from quire.errors import ConfigError, EngineDead
 
 STOP_S = 10.0
 """Time for an engine to end its step and let go of its device."""
+LONGEST = 80
+"""Characters of a folder in which a socket can be."""
 
 
 class EngineProcess:
@@ -31,7 +33,7 @@ class EngineProcess:
         askers: int | None = None,
     ) -> None:
         """askers: how many processes will connect, once each; None: any number, at any time."""
-        self.folder = tempfile.mkdtemp(prefix="quire-")  # 0700: nobody else may speak to the engine
+        self.folder = _private_folder()
         orders = RunEngine(
             options=dict(options.changed()),
             folder=self.folder,
@@ -75,6 +77,12 @@ class EngineProcess:
         status = self.child.stop(timeout)
         shutil.rmtree(self.folder, ignore_errors=True)
         return status
+
+
+def _private_folder() -> str:
+    """0700: nobody else may speak to the engine. Short: a unix socket's path has its limit."""
+    usual = tempfile.gettempdir()
+    return tempfile.mkdtemp(prefix="quire-", dir=usual if len(usual) <= LONGEST else "/tmp")
 
 
 def ended(status: int) -> str:

@@ -8,10 +8,12 @@ import time
 import pytest
 
 from quire.core.params import SamplingParams
-from quire.core.types import Request, Stop
+from quire.core.timing import Timing
+from quire.core.types import Request, Stop, TokenLogprobs, Update
 from quire.engine.client import EngineClient
+from quire.engine.merge import merged
 from quire.engine.thread import EngineThread
-from quire.errors import EngineDead, RequestError, TooLong
+from quire.errors import EngineDead, Overloaded, RequestError, TooLong
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
 
 
@@ -250,3 +252,101 @@ def test_steps_in_flight_change_nothing(tokenizer):
             return tokens
 
     assert asyncio.run(main(1)) == asyncio.run(main(2))
+
+
+def test_what_piles_up_is_handed_over_as_one_update_a_sequence(tokenizer):
+    async def main():
+        async with started(tokenizer) as (client, _):
+            stream = await client.generate([request("a", n=2), request("b")])
+            await idle(client)  # nobody has read so far
+            batches = [batch async for batch in stream]
+            assert len(batches) == 1
+            sizes = {(u.request_id, u.index): len(u.token_ids) for u in batches[0]}
+            assert sizes == {("a", 0): 20, ("a", 1): 20, ("b", 0): 20}
+            assert {u.finish for u in batches[0]} == {"length"}
+
+    asyncio.run(main())
+
+
+def test_merged_updates_say_what_the_single_ones_said():
+    first, last = TokenLogprobs([1], [-0.5], [1]), TokenLogprobs([2], [-1.5], [2])
+    timing = Timing(1.0, 2.0, 1.5, *[0.0] * (len(Timing._fields) - 3))
+    updates = [
+        Update("a", 0, (1,), None, None, [first], [last], 16, None, timing),
+        Update("a", 0, [2], None, None, [last], None, 16),
+        Update("a", 0, (), "abort", cached_tokens=16),
+    ]
+    one = Update("a", 0, [1, 2], "abort", None, [first, last], [last], 16, None, timing)
+    assert merged(updates) == one
+    assert merged(updates[1:2]) is updates[1]
+
+
+class Watcher:
+    """An observer that remembers."""
+
+    def __init__(self):
+        self.open, self.said, self.ends = [], [], []
+
+    def opened(self, requests):
+        self.open += [r.id for r in requests]
+
+    def news(self, updates):
+        assert {u.request_id for u in updates} <= set(self.open)
+        self.said += updates
+
+    def ended(self, request_id, index):
+        self.ends.append((request_id, index))
+
+
+def test_an_observer_is_told_of_all_that_passes(tokenizer):
+    async def main():
+        async with started(tokenizer, step_s=0.001) as (client, _):
+            watcher = client.observer = Watcher()
+            stream = await client.generate([request("a", n=2), request("b", max_tokens=400)])
+            await anext(stream)
+            stream.end_sequence("a", 0)
+            stream.end_sequence("a", 0)
+            with pytest.raises(TooLong):
+                await client.generate([request("c", prompt=range(MAX_LEN + 1))])
+            while not any(u.finish for u in watcher.said):
+                await anext(stream)
+            stream.close()
+            await idle(client)
+            assert watcher.open == ["a", "b"]
+            assert watcher.ends == [("a", 0)]
+            ends = {(u.request_id, u.index): u.finish for u in watcher.said if u.finish}
+            assert ends == {("a", 1): "length", ("b", 0): "abort"}
+
+    asyncio.run(main())
+
+
+def test_an_idle_engine_gives_signs_of_life(tokenizer, monkeypatch):
+    monkeypatch.setattr("quire.engine.thread.BEAT_S", 0.02)
+
+    async def main():
+        async with started(tokenizer) as (client, _):
+            for _ in range(3):
+                before = client.beat
+                while client.beat == before:
+                    await asyncio.sleep(0.005)
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+
+
+def test_all_who_ask_one_engine_know_that_it_sleeps(tokenizer):
+    async def main():
+        async with started(tokenizer) as (client, _):
+            await client.sleep(1)
+            assert client.asleep
+            with pytest.raises(Overloaded):
+                await client.generate([request("a")])
+            assert not await client.wake_up(["weights"])
+            assert await client.wake_up(["kv_cache"])
+            assert not client.asleep
+            await client.pause()
+            assert client.paused
+            await client.resume()
+            stream = await client.generate([request("a")])
+            assert [u async for batch in stream for u in batch]
+
+    asyncio.run(main())
