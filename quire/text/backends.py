@@ -12,13 +12,15 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
 from quire.errors import ConfigError
 from quire.text.tokenizer_files import NAMED, TokenizerFiles
 
 Side = Literal["left", "right"]
+LONG = 4096
+"""Characters of a text that takes more than a millisecond or two."""
 _TIDY = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
 
 
@@ -55,11 +57,18 @@ class Fast:
         self._affixes = tokenizer.num_special_tokens_to_add(False)
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        ids: list[int] = self._encoding(text, add_special_tokens).ids
         return ids
 
+    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        """`encode` keeps the GIL however long it takes; batches give it up, for some overhead."""
+        if len(text) < LONG:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        made = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return made[0]
+
     def encode_cut(self, text: str, add_special_tokens: bool, most: int, side: Side) -> list[int]:
-        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._encoding(text, False)
         affixes = self._affixes if add_special_tokens else 0
         # `truncate` names the side it drops from "left" as well
         encoding.truncate(max(most - affixes, 0), direction=side)
