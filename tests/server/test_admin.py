@@ -51,12 +51,12 @@ def chat(http, **more):
 class Asking:
     """A request that another thread waits for."""
 
-    def __init__(self, http, **more):
-        self._thread = threading.Thread(target=self._run, args=(http, more))
+    def __init__(self, http, path="/v1/chat/completions", **more):
+        self._thread = threading.Thread(target=self._run, args=(http, path, more))
         self._thread.start()
 
-    def _run(self, http, more):
-        self.got = chat(http, **more)
+    def _run(self, http, path, more):
+        self.got = http.post(path, json={"messages": HELLO, **more})
 
     def result(self):
         self._thread.join(20)
@@ -193,6 +193,20 @@ def test_requests_are_ended_by_their_name(operate, opened, name):
         got = operate.post("/abort_requests", json={"request_ids": [name, "another"]})
         assert got.json() == {"aborted": 1}
         assert asking.result().json()["choices"][0]["finish_reason"] == "abort"
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_message_that_was_ended_is_an_error_that_is_not_tried_again(operate, opened, stream):
+    body = {"max_tokens": 400, "temperature": 0, "stream": stream, "stop_sequences": ["\0"]}
+    opened.executor.step_s = 0.05
+    asking = Asking(operate, "/v1/messages", **body, request_id="mine")
+    wait_until(opened, lambda stats: stats.running)
+    operate.post("/abort_requests", json={"request_ids": ["mine"]}).raise_for_status()
+    opened.executor.step_s = 0.001
+    got = asking.result()
+    assert got.status_code == (200 if stream else 499)
+    assert '"message":"the request was aborted"' in got.text
+    assert "message_stop" not in got.text
 
 
 def test_nobody_is_ended_by_a_name_that_nobody_has(operate):

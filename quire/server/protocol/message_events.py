@@ -14,9 +14,9 @@ import json
 from typing import Any
 
 import msgspec
+from starlette.exceptions import HTTPException
 
-from quire.errors import EngineError
-from quire.server.errors import error_body, message_error
+from quire.server.errors import CLIENT_GONE, error_body, message_error
 from quire.server.events import Closing, Delta, Event, Finish, Opening, ToolCall, Whole
 
 _encode = msgspec.json.Encoder().encode
@@ -77,7 +77,7 @@ class MessageShape:
     # -- as one object ----------------------------------------------------------------------
 
     def whole(self, said: Whole) -> dict[str, Any]:
-        """The message. Raises EngineError if it was aborted: there is no word for that."""
+        """The message. Raises HTTPException if it was aborted: there is no word for it."""
         choice = said.choices[0]
         content: list[dict[str, Any]] = []
         if choice.reasoning:
@@ -162,8 +162,8 @@ class MessageShape:
 
     def _end(self, reason: str, stop: int | str | None) -> dict[str, Any]:
         """How it ended, in this dialect's words."""
-        if reason == "abort":
-            raise EngineError("the request was aborted")
+        if reason == "abort":  # a status that official clients do not try again
+            raise HTTPException(CLIENT_GONE, "the request was aborted")
         sequence = stop if isinstance(stop, str) else None
         said = _REASONS.get(reason, "end_turn") if sequence is None else "stop_sequence"
         return {"stop_reason": said, "stop_sequence": sequence}
