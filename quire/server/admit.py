@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from quire.core.params import MAX_SEQUENCES, SamplingParams
+from quire.core.params import INT64, MAX_SEQUENCES, SamplingParams
 from quire.errors import RequestError, Unsupported
 from quire.server import strict
 from quire.server.asked import Asked, Conversation, Prompts
@@ -75,9 +75,11 @@ def priority(to: Services, asked: Asked, headers: Mapping[str, str]) -> int:
     said = headers.get(PRIORITY)
     if said is not None:
         param = "X-Vllm-Priority"
-        if not said.removeprefix("-").isdecimal() or len(said) > 19:
+        if not (said.isascii() and said.removeprefix("-").isdecimal() and len(said) <= 20):
             raise RequestError(f"{param} must be an integer, got {said!r:.40}", param=param)
         wanted = int(said)
+    if wanted not in INT64:
+        raise RequestError(f"{param} must be a 64-bit integer, got {wanted}", param=param)
     if wanted and not to.has_priorities:
         message = f"priority {wanted} needs a server with --scheduling-policy priority"
         raise RequestError(message, param=param)
@@ -106,6 +108,8 @@ def _refuse_what_is_not_built(asked: Asked) -> None:
 def _check_conversation(to: Services, one: Conversation) -> None:
     if one.tools is not None and not one.tools:
         raise RequestError("tools must not be empty; leave it out", param="tools")
+    for place, tool in enumerate(one.tools or ()):
+        _check_tool(f"tools[{place}]", tool)
     for place, message in enumerate(one.messages):
         if message.get("content") is None and message.get("role") in _SPEAK:
             told = f"messages[{place}] has no content: a {message['role']} must say something"
@@ -113,6 +117,16 @@ def _check_conversation(to: Services, one: Conversation) -> None:
     if one.template is not None and not to.options.trust_request_chat_template:
         told = "this server does not run chat templates that requests bring"
         raise RequestError(f"{told} (--trust-request-chat-template)", param="chat_template")
+
+
+def _check_tool(where: str, tool: Mapping[str, Any]) -> None:
+    if tool.get("type") != "function":
+        message = f"{where}.type must be 'function', got {tool.get('type')!r:.40}"
+        raise RequestError(message, param="tools")
+    function = tool.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if not isinstance(name, str) or not name:
+        raise RequestError(f"{where}.function.name must be a non-empty string", param="tools")
 
 
 def _check_counts(asked: Asked) -> None:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import RequestError
 from quire.server.errors import BodyTooLarge
+from quire.server.presence import ClientGone, DeadlinePassed
 from quire.server.protocol.fields import Body
 
 B = TypeVar("B", bound=Body)
+
+SLOWEST_S = 120.0
+"""Time for a body to come: a connection is not held by sending a byte now and then."""
 
 
 async def read(http: Request, kind: type[B], limit: int) -> B:
@@ -31,11 +36,14 @@ async def read_bytes(http: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        async for chunk in http.stream():
-            size += len(chunk)
-            if size > limit:
-                raise too_large
-            chunks.append(chunk)
+        with anyio.fail_after(SLOWEST_S):
+            async for chunk in http.stream():
+                size += len(chunk)
+                if size > limit:
+                    raise too_large
+                chunks.append(chunk)
     except ClientDisconnect:
-        raise RequestError("the client went away before its body was complete") from None
+        raise ClientGone("the client went away before its body was complete") from None
+    except TimeoutError:
+        raise DeadlinePassed(f"the body did not come within {SLOWEST_S:g} s") from None
     return b"".join(chunks)

@@ -72,7 +72,8 @@ ONLY_CHAT = [
     *(("top_logprobs", v, 400) for v in (3, -2, "x")),
     *(("logprobs", v, 400) for v in (3, "x")),
     *(("max_completion_tokens", v, 400) for v in ("x", True)),
-    *(("tools", v, 400) for v in ([], "x", [5])),
+    *(("tools", v, 400) for v in ([], "x", [5], [{}], [{"type": "web_search"}])),
+    *(("tools", [{"type": "function", **v}], 400) for v in ({}, {"function": {"name": ""}})),
     *(
         ("tool_choice", v, 501)
         for v in ("required", {"type": "function", "function": {"name": "f"}})

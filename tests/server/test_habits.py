@@ -40,6 +40,12 @@ def test_ignored_fields_are_told_in_a_header(http, path, stream):
     assert "x-quire-ignored" not in http.post(path, json=BODIES[path]).headers
 
 
+def test_options_of_a_stream_are_no_place_to_ignore_things_in(http):
+    options = {"include_usage": True, "include_usages": True}
+    got = http.post(CHAT, json={**BODIES[CHAT], "stream": True, "stream_options": options})
+    assert got.headers["x-quire-ignored"] == "stream_options.include_usages"
+
+
 def test_a_strangers_field_cannot_write_headers(http):
     body = {**BODIES[CHAT], "a\r\nSet-Cookie: x": 1, "汉": 2, "b" * 500: 3}
     shown = http.post(CHAT, json=body).headers["x-quire-ignored"]

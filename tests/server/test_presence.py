@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from quire.server import sse
+from quire.server import body, sse
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
 
@@ -45,8 +45,8 @@ def test_an_answer_that_takes_too_long_is_given_up(slow, path):
 
 @pytest.mark.parametrize("path", BODIES)
 def test_a_stream_that_takes_too_long_ends_with_an_error_event(slow, path):
-    body = {**BODIES[path], "stream": True}
-    got = httpx.post(f"{slow.url}{path}", json=body, headers={"X-Request-Timeout": "0.2"})
+    asked = {**BODIES[path], "stream": True}
+    got = httpx.post(f"{slow.url}{path}", json=asked, headers={"X-Request-Timeout": "0.2"})
     events = [e.removeprefix("data: ") for e in got.text.split("\n\n") if e]
     assert len(events) > 3
     assert json.loads(events[-2])["error"]["code"] == 408
@@ -95,21 +95,34 @@ def test_a_deadline_that_is_none_is_refused(slow, said):
 
 
 def test_a_deadline_that_is_kept_changes_nothing(slow):
-    body = {**BODIES[COMPLETE], "max_tokens": 3}
-    got = httpx.post(f"{slow.url}{COMPLETE}", json=body, headers={"X-Request-Timeout": "30"})
+    asked = {**BODIES[COMPLETE], "max_tokens": 3}
+    got = httpx.post(f"{slow.url}{COMPLETE}", json=asked, headers={"X-Request-Timeout": "30"})
     assert got.json()["usage"]["completion_tokens"] == 3
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(slow, monkeypatch):
+    monkeypatch.setattr(body, "SLOWEST_S", 0.2)
+
+    def trickle():
+        yield b"{"
+        time.sleep(0.6)
+        yield b"}"
+
+    headers = {"content-type": "application/json"}
+    got = httpx.post(f"{slow.url}{CHAT}", content=trickle(), headers=headers)
+    assert (got.status_code, got.json()["error"]["type"]) == (408, "TimeoutError")
 
 
 def test_a_client_that_reads_no_more_keeps_no_engine_busy(tokenizer, monkeypatch):
     """Its socket is full: what is sent waits, and after a while it is as good as gone."""
     monkeypatch.setattr(sse, "STALLED_S", 0.2)
-    body = {**BODIES[COMPLETE], "n": 60, "stream": True, "logprobs": 5, "temperature": 1.0}
+    asked = {**BODIES[COMPLETE], "n": 60, "stream": True, "logprobs": 5, "temperature": 1.0}
     with Server(tokenizer, step_s=0.005).running() as stuffed:
         port = int(stuffed.url.rpartition(":")[2])
 
         async def main():
             _, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**10)
-            raw = json.dumps(body).encode()
+            raw = json.dumps(asked).encode()
             head = f"POST {COMPLETE} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(raw)}\r\n\r\n"
             writer.write(head.encode() + raw)
             deadline = time.monotonic() + 15
@@ -129,8 +142,8 @@ def test_a_client_that_reads_no_more_keeps_no_engine_busy(tokenizer, monkeypatch
 def test_comments_keep_a_silent_stream_open(tokenizer):
     options = ServerOptions(sse_keep_alive_interval=1)
     with Server(tokenizer, options=options, step_s=1.8).running() as silent:
-        body = {**BODIES[CHAT], "max_tokens": 2, "stream": True}
-        got = httpx.post(f"{silent.url}{CHAT}", json=body, timeout=20)
+        asked = {**BODIES[CHAT], "max_tokens": 2, "stream": True}
+        got = httpx.post(f"{silent.url}{CHAT}", json=asked, timeout=20)
     assert ": keep-alive\n\n" in got.text
     assert got.text.endswith("data: [DONE]\n\n")
     assert all(e.startswith(("data: ", ": keep-alive")) for e in got.text.split("\n\n") if e)

@@ -86,7 +86,7 @@ class Body(BaseModel):
 class StreamOptions(BaseModel):
     """What a stream holds besides the text."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, extra="allow")
 
     include_usage: bool | None = None
     """End with a chunk that has the usage and no choices."""
@@ -141,6 +141,14 @@ class SamplingBody(Body):
     use_beam_search: bool | None = None
     length_penalty: float | None = None
     x_timing: bool | None = Field(None, description="Show where the time went.")
+
+    def ignored(self) -> list[Ignored]:
+        options = self.stream_options
+        inner = (
+            find(options.model_extra or (), type(options).model_fields, HARMLESS) if options else []
+        )
+        named = [one._replace(name=f"stream_options.{one.name}") for one in inner]
+        return [*super().ignored(), *named]
 
     def sampling(self) -> dict[str, Any]:
         """The fields of SamplingParams that were given, by their names there."""
