@@ -60,8 +60,7 @@ def main(fd: int) -> int:
     _name_process()
     start_process(level=orders.log_level, style=options.log_format)
     try:
-        built = _prepare(link)
-        return 0 if built is None else Serving(orders, options, link, *built).run()
+        return _serve(orders, options, link)
     except QuireError as error:
         link.send(Failed(fault=fault_of(error)))
         return 1
@@ -76,43 +75,53 @@ def _name_process() -> None:
         Path("/proc/self/comm").write_text("quire-api")
 
 
-def _prepare(link: Link) -> tuple[EngineConfig, Tokenizer | None] | None:
-    """Wait for the engine, and load the tokenizer meanwhile. None: it is over already."""
+def _serve(orders: RunServer, options: ServerOptions, link: Link) -> int:
+    """Get everything ready while the engine reads its weights, so that faults are told then."""
     found = link.receive()
     if not isinstance(found, Found):
-        return None
+        return 0  # it is over already
     tokenizer = load_texts(found.config, None if found.tokenizer is None else Path(found.tokenizer))
+    if tokenizer is not None and found.config.model.chat_template is not None:
+        tokenizer.template(found.config.model.chat_template)  # what is wrong with it is told now
+    serving = Serving(orders, options, link, tokenizer)
+    serving.prepare(found.config)
     built = link.receive()
-    return (built.config, tokenizer) if isinstance(built, Built) else None
+    if not isinstance(built, Built):
+        return 0
+    if built.config.scheduler != found.config.scheduler:  # lengths, as its memory turned out
+        serving.prepare(built.config)
+    return serving.run()
 
 
 class Serving:
     """The server and what it needs to end well."""
 
     def __init__(
-        self,
-        orders: RunServer,
-        options: ServerOptions,
-        link: Link,
-        config: EngineConfig,
-        tokenizer: Tokenizer | None,
+        self, orders: RunServer, options: ServerOptions, link: Link, tokenizer: Tokenizer | None
     ) -> None:
+        self._orders = orders
         self._options = options
         self._link = link
+        self._tokenizer = tokenizer
         self._listener = socket.socket(fileno=orders.sockets[0])
         self._dead: EngineDead | None = None
+
+    def prepare(self, config: EngineConfig) -> None:
+        """Make the app for an engine of this config. Raises ConfigError."""
         transport = EngineSocket(
-            orders.folder,
-            f"api-{orders.index}",
-            link,
+            self._orders.folder,
+            f"api-{self._orders.index}",
+            self._link,
             on_stop=self._stop,
             gone="the server's first process is gone",
         )
         client = EngineClient(transport, on_death=self._on_death)
-        self._services = services_of(config, tokenizer, options, client, orders=orders)
+        self._services = services_of(
+            config, self._tokenizer, self._options, client, orders=self._orders
+        )
         self._app = create_app(self._services)
         self._server = Server(
-            uvicorn_config(options, self._app), ready=self._announce, ending=self._end
+            uvicorn_config(self._options, self._app), ready=self._announce, ending=self._end
         )
 
     def run(self) -> int:

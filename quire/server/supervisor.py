@@ -22,7 +22,7 @@ from types import FrameType
 from quire.config.options import Options
 from quire.engine.link import Any_, Built, Child, Died, Failed, Found, Listening, RunServer, Stop
 from quire.engine.messages import error_of
-from quire.engine.spawn import EngineProcess, ended
+from quire.engine.spawn import STOP_S, EngineProcess, ended
 from quire.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -188,7 +188,7 @@ class Supervisor:
         for child in self._api:
             child.stop(0.0 if child in self._living() else GRACE_S)
         if self._engine is not None:
-            self._engine.stop()
+            self._engine.stop(STOP_S if self._built else 0.0)  # a start would not listen
         if self._options.uds is not None:
             Path(self._options.uds).unlink(missing_ok=True)
 
