@@ -435,7 +435,9 @@ class LLM:
         elif mode == "wait":
             self._run_enqueued()
         elif level and self._order:
-            raise RequestError("mode='keep' keeps requests, whose KV level 1 would forget: use level 0")
+            raise RequestError(
+                "mode='keep' keeps requests, whose KV level 1 would forget: use level 0"
+            )
         self._asleep = sleep.asleep_at(level)
         if level:
             self.llm_engine.engine.forget_kv()

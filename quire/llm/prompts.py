@@ -43,7 +43,9 @@ def listed(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     """
     if prompt_token_ids is None:
         if prompts is None:
-            raise RequestError("prompts are missing: give a text, token ids, or a list", param="prompts")
+            raise RequestError(
+                "prompts are missing: give a text, token ids, or a list", param="prompts"
+            )
         if not hasattr(prompts, "__iter__"):
             message = "prompts must be text, token ids, a dict, or a list of those"
             raise RequestError(f"{message}; got a {type(prompts).__name__}", param="prompts")
