@@ -29,6 +29,7 @@ FOLDER = Path(__file__).parent / "static"
 SCRIPTS = (
     *("theme", "app", "api", "dom", "format", "settings", "request", "chat", "message"),
     *("markdown", "split", "tokens", "engine", "blockmap", "colours", "chart", "history", "why"),
+    "weave",
 )
 FILES = (*(f"{name}.js" for name in SCRIPTS), "base.css", "chat.css", "engine.css", "icon.svg")
 OPEN = frozenset({"/", *(f"/quire/page/{name}" for name in FILES)})

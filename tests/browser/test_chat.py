@@ -94,6 +94,23 @@ def test_tokens_show_their_probability_and_alternatives_on_hover(page, site):
     assert page.locator("#token-tip .tip-list li").count() == 5
 
 
+def test_pointing_at_a_word_of_an_answer_shows_how_likely_it_was(page, site):
+    text = "<think>\nhm\n</think>\n\n1. a **bold** `x\\*y` 汉\n2. \\*z\n\n```python\np = 1\n```"
+    site.says("Weave", text)
+    ask(page, "Weave")
+    told = page.eval_on_selector_all(
+        f"{LAST} .text .piece", "all => all.map(one => [one.textContent, Number(one.dataset.i)])"
+    )
+    tokens = [one for char in text for one in char.encode().decode("latin-1")]  # one for each byte
+    assert [piece for piece, i in told if piece != tokens[i]] == []
+    assert "".join(piece for piece, _ in told) == "a boldx\\*y *zp = 1"  # 汉 is no one token's
+    assert page.inner_text(f"{LAST} li >> nth=1") == "*z"
+    page.hover(f"{LAST} .text strong .piece >> nth=1")
+    assert '"o"' in page.inner_text("#token-tip .tip-head")
+    page.hover("#say")
+    assert page.is_hidden("#token-tip")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -5,6 +5,7 @@ import { plural, seconds } from "./format.js";
 import { render } from "./markdown.js";
 import { partsOf } from "./split.js";
 import { TokenView, hideTip } from "./tokens.js";
+import { watch, weave } from "./weave.js";
 
 const WHO = { user: "You", assistant: "Model", tool: "Tool result", system: "System" };
 const ENDS = {
@@ -12,6 +13,8 @@ const ENDS = {
   abort: "The server ended it.",
   stopped: "You stopped it.",
 };
+
+const AFTER_THOUGHT = "</think>";
 
 export class MessageView {
   /** acts: {edit(text), regenerate(), curl(), answerCalls(results)}; asTokens: begin with the tokens. */
@@ -28,6 +31,7 @@ export class MessageView {
     this.body = el("div", { class: "body" }, this.text, this.calls, this.error);
     this.node = el("li", { class: `message ${message.role}` },
       el("span", { class: "who", text: WHO[message.role] ?? message.role }), this.body, this.foot, this.bar);
+    watch(this.text, () => this.message.tokens ?? []);
     this.#buttons();
     if (asTokens && message.streaming) this.#showTokens(true);
     this.update();
@@ -40,6 +44,7 @@ export class MessageView {
     this.#reason(parts);
     if (message.role === "assistant") render(this.text, parts.text);
     else say(this.text, parts.text);
+    if (message.tokens?.length && !message.streaming) this.#weave();
     this.node.classList.toggle("waiting", Boolean(message.streaming) && !parts.text && !parts.reasoning);
     this.node.classList.toggle("streaming", Boolean(message.streaming));
     this.#call(parts.calls);
@@ -54,6 +59,7 @@ export class MessageView {
     if (!reasoning && !thinking) return;
     if (!this.reasoning) {
       this.reasoning = el("details", { class: "reasoning" }, el("summary"), el("div", { class: "thoughts", dir: "auto" }));
+      watch(this.reasoning.lastChild, () => this.message.tokens ?? []);
       this.body.prepend(this.reasoning);
     }
     const [summary, thoughts] = this.reasoning.children;
@@ -62,6 +68,15 @@ export class MessageView {
     say(summary, thinking && message.streaming ? "Thinking…" : `Thought${took}`);
     this.reasoning.classList.toggle("active", Boolean(thinking && message.streaming));
     render(thoughts, reasoning);
+  }
+
+  /** Let a pointer over the text find its tokens. */
+  #weave() {
+    const { reasoning, content, tokens } = this.message;
+    const source = (reasoning ?? "") + content;
+    const end = source.indexOf(AFTER_THOUGHT);
+    weave(this.text, source, end < 0 ? reasoning?.length ?? 0 : end + AFTER_THOUGHT.length, tokens);
+    if (this.reasoning) weave(this.reasoning.lastChild, source, 0, tokens);
   }
 
   #call(calls) {

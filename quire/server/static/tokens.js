@@ -68,17 +68,19 @@ export class TokenView {
   }
 }
 
-function showTip(node, token) {
+/** Show what was likely where `token` was chosen, beside `node`. */
+export function showTip(node, token) {
   const tip = $("token-tip");
   tip.replaceChildren(...tipOf(token));
   tip.hidden = false;
+  for (const one of document.querySelectorAll('[aria-describedby="token-tip"]')) one.removeAttribute("aria-describedby");
   node.setAttribute("aria-describedby", "token-tip");
   place(tip, node.getClientRects()[0] ?? node.getBoundingClientRect());
 }
 
 export function hideTip() {
   $("token-tip").hidden = true;
-  for (const one of document.querySelectorAll('.token[aria-describedby="token-tip"]')) {
+  for (const one of document.querySelectorAll('[aria-describedby="token-tip"]')) {
     one.removeAttribute("aria-describedby");
   }
 }
