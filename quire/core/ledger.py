@@ -19,10 +19,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Set
-from enum import Enum, auto
 from operator import itemgetter
 from typing import NamedTuple
 
+from quire.core.accounts import Account, Chunk, Family, Flight, Phase
 from quire.core.snapshot import Counters
 from quire.core.tally import Tally
 from quire.core.timing import Cuts, Timing
@@ -34,91 +34,11 @@ HIDDEN_S = 50e-6
 _FINISH = itemgetter(Update._fields.index("finish"))
 
 
-class _Phase(Enum):
-    QUEUE = auto()
-    PREFILL = auto()
-    DECODE = auto()
-    OUT = auto()  # preempted, and waiting
-    REBUILD = auto()  # aboard again, on the way to where it had been
-
-
-class _Account:
-    """Of one sequence. `since` and the three below it belong to the phase it is in."""
-
-    __slots__ = (
-        "accepted_at",
-        "cuts",
-        "family",
-        "first_token_at",
-        "index",
-        "life",
-        "others",
-        "outside",
-        "own",
-        "phase",
-        "planned",
-        "seq",
-        "since",
-    )
-
-    def __init__(self, family: _Family, index: int, now: float) -> None:
-        self.family = family
-        self.index = index
-        self.accepted_at = self.since = now
-        self.phase = _Phase.QUEUE
-        self.others = self.outside = self.own = 0.0
-        self.cuts: Cuts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-        self.first_token_at: float | None = None
-        self.seq: Sequence | None = None  # while it is aboard, as far as was planned
-        self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
-        self.life = 0  # rows of an earlier life are dead
-
-
-class _Family:
-    """The sequences of one request; None where one has ended."""
-
-    __slots__ = ("members", "prompt_done")
-
-    def __init__(self, request: Request, now: float) -> None:
-        self.members: list[_Account | None] = [_Account(self, i, now) for i in range(request.n)]
-        self.prompt_done: Timing | None = None  # of the first whose prompt was computed
-
-
-class _Chunk:
-    """Tokens of one prompt in a plan."""
-
-    __slots__ = ("account", "life", "samples", "tokens")
-
-    def __init__(self, account: _Account, tokens: int, samples: bool) -> None:
-        self.account = account
-        self.life = account.life
-        self.tokens = tokens
-        self.samples = samples
-
-
 class Landing(NamedTuple):
     """A step that was applied."""
 
     prompt_tokens: int
     seconds: float
-
-
-class _Flight:
-    """A plan under way: who comes aboard, who was put off, and the prompts it computes."""
-
-    __slots__ = ("chunks", "joins", "put_off", "tokens")
-
-    def __init__(
-        self,
-        joins: list[_Account],
-        put_off: list[_Account],
-        chunks: list[_Chunk],
-        tokens: int,
-    ) -> None:
-        self.joins = joins
-        self.put_off = put_off
-        self.chunks = chunks
-        self.tokens = tokens
 
 
 class Ledger:
@@ -127,11 +47,11 @@ class Ledger:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.last = Landing(0, 0.0)
-        self._families: dict[str, _Family] = {}
+        self._families: dict[str, Family] = {}
         self._timed: set[str] = set()  # requests whose every update is told
-        self._flights: deque[_Flight] = deque()
-        self._filling: dict[_Account, None] = {}  # whose prompts are not planned to the end
-        self._out: dict[_Account, None] = {}  # who was preempted and has not come back
+        self._flights: deque[Flight] = deque()
+        self._filling: dict[Account, None] = {}  # whose prompts are not planned to the end
+        self._out: dict[Account, None] = {}  # who was preempted and has not come back
         self._others = 0.0
         self._outside = 0.0
         self._hold_up = 0.0  # outside of step() in the period that runs
@@ -142,7 +62,7 @@ class Ledger:
 
     def accept(self, request: Request) -> None:
         """The engine took it in."""
-        self._families[request.id] = _Family(request, self._clock())
+        self._families[request.id] = Family(request, self._clock())
         if request.timed:
             self._timed.add(request.id)
 
@@ -190,7 +110,7 @@ class Ledger:
         joins = [self._aboard(seq) for seq in plan.joins] if plan.joins else []
         chunks = self._chunks() if self._filling else []
         tokens = len(plan.rows) - len(chunks) + sum([chunk.tokens for chunk in chunks])
-        self._flights.append(_Flight(joins, put_off, chunks, tokens))
+        self._flights.append(Flight(joins, put_off, chunks, tokens))
         if len(self._flights) == 1:
             self._begin(self._entered_at)
 
@@ -228,9 +148,9 @@ class Ledger:
 
     # -- plans -------------------------------------------------------------------------------
 
-    def _put_off(self, request_ids: Iterable[str]) -> list[_Account]:
+    def _put_off(self, request_ids: Iterable[str]) -> list[Account]:
         """Whom the plan just made has preempted. Of a request's n it may be any."""
-        found: list[_Account] = []
+        found: list[Account] = []
         for request_id in dict.fromkeys(request_ids):
             for account in self._families[request_id].members:
                 if account is None or account.seq is None:
@@ -243,7 +163,7 @@ class Ledger:
                     found.append(account)
         return found
 
-    def _aboard(self, seq: Sequence) -> _Account:
+    def _aboard(self, seq: Sequence) -> Account:
         account = self._families[seq.request.id].members[seq.index]
         assert account is not None, f"{seq.request.id} came aboard after its end"
         account.seq = seq
@@ -253,16 +173,16 @@ class Ledger:
             self._out.pop(account, None)
         return account
 
-    def _chunks(self) -> list[_Chunk]:
+    def _chunks(self) -> list[Chunk]:
         """What the plan just made computes of prompts."""
-        chunks: list[_Chunk] = []
+        chunks: list[Chunk] = []
         for account in list(self._filling):
             seq = account.seq
             assert seq is not None, "only who is aboard computes a prompt"
             tokens = seq.planned - account.planned
             if tokens:
                 samples = seq.tokens[-1] == UNKNOWN
-                chunks.append(_Chunk(account, tokens, samples))
+                chunks.append(Chunk(account, tokens, samples))
                 account.planned = seq.planned
                 if samples:
                     del self._filling[account]
@@ -276,22 +196,22 @@ class Ledger:
         self._hold_up = 0.0
         flight = self._flights[0]
         for account in flight.put_off:
-            self._turn(account, _Phase.OUT, now)
+            self._turn(account, Phase.OUT, now)
         for account in flight.joins:
-            if account.phase is _Phase.OUT:
-                self._turn(account, _Phase.REBUILD, now)
+            if account.phase is Phase.OUT:
+                self._turn(account, Phase.REBUILD, now)
             else:
                 self._start(account, now)
 
-    def _start(self, account: _Account, now: float) -> None:
+    def _start(self, account: Account, now: float) -> None:
         """Its queue is over. What a sibling computed for it is time of its own, and no queue."""
         done = account.family.prompt_done
         if done is not None and done.first_token_at is not None:
             account.cuts = done.cuts
             account.since = done.first_token_at
-        self._turn(account, _Phase.PREFILL, now)
+        self._turn(account, Phase.PREFILL, now)
 
-    def _share_out(self, flight: _Flight, step: float, now: float) -> set[tuple[str, int]]:
+    def _share_out(self, flight: Flight, step: float, now: float) -> set[tuple[str, int]]:
         """Book a step that computed prompts. Who got a first token by it."""
         each = step / flight.tokens
         prompts = 0
@@ -307,18 +227,20 @@ class Ledger:
                 if account.first_token_at is None and _has_spoken(seq):
                     account.first_token_at = now
                     firsts.add((seq.request.id, seq.index))
-                    self._counted.first_token(now - self._arrival(seq.request, account))
-                    if account.family.prompt_done is None:
-                        self._counted.prompt(seq.prompt_len, seq.cached)
-                        account.family.prompt_done = self._timing(account, now)
-                self._turn(account, _Phase.DECODE, now)
+                    self._count_first(seq, account, now)
+                self._turn(account, Phase.DECODE, now)
         return firsts
 
-    def _arrival(self, request: Request, account: _Account) -> float:
-        """When the request arrived, if it says so on our clock."""
-        return request.arrived_at if request.arrived_at else account.accepted_at
+    def _count_first(self, seq: Sequence, account: Account, now: float) -> None:
+        """Count a first token, unless it is of a round of a larger search, which holds blocks."""
+        if not seq.request.hold:
+            self._counted.first_token(now - (seq.request.arrived_at or account.accepted_at))
+        if account.family.prompt_done is None:
+            account.family.prompt_done = self._timing(account, now)
+            if not seq.request.hold:
+                self._counted.prompt(seq.prompt_len, seq.cached)
 
-    def _turn(self, account: _Account, phase: _Phase, now: float) -> None:
+    def _turn(self, account: Account, phase: Phase, now: float) -> None:
         """End the phase it is in, and begin another."""
         account.cuts = self._cuts(account, now)
         account.phase = phase
@@ -327,22 +249,22 @@ class Ledger:
         account.outside = self._outside
         account.own = 0.0
 
-    def _cuts(self, account: _Account, now: float) -> Cuts:
+    def _cuts(self, account: Account, now: float) -> Cuts:
         """Its seconds up to now: those of phases that are over, and of the one it is in."""
         queue, prefill, others, preempted, decode, outside = account.cuts
         seconds, phase = now - account.since, account.phase
-        if phase is _Phase.QUEUE:
+        if phase is Phase.QUEUE:
             return (queue + seconds, prefill, others, preempted, decode, outside)
-        if phase is _Phase.OUT:
+        if phase is Phase.OUT:
             return (queue, prefill, others, preempted + seconds, decode, outside)
         for_others = max(self._others - account.others - account.own, 0.0)
         not_in_step = self._outside - account.outside
         seconds = max(seconds - for_others - not_in_step, 0.0)
         others += for_others
         outside += not_in_step
-        if phase is _Phase.PREFILL:
+        if phase is Phase.PREFILL:
             prefill += seconds
-        elif phase is _Phase.DECODE:
+        elif phase is Phase.DECODE:
             decode += seconds
         else:
             preempted += seconds
@@ -380,7 +302,7 @@ class Ledger:
             return []
         return [i for i, finish in enumerate(finishes) if finish is not None]
 
-    def _timing(self, account: _Account, now: float) -> Timing:
+    def _timing(self, account: Account, now: float) -> Timing:
         cuts = self._cuts(account, now)
         return Timing(account.accepted_at, now, account.first_token_at, *cuts, account.life)
 

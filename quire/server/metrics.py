@@ -70,9 +70,10 @@ class Recorder:
         self._gaps = self._histograms["inter_token_latency_seconds"]
 
     def opened(self, requests: Sequence[Request]) -> None:
-        """The engine has accepted these."""
+        """The engine has accepted these. A round of a larger search is no request of anybody."""
         for request in requests:
-            self._lives[request.id] = Life(request)
+            if not request.hold:
+                self._lives[request.id] = Life(request)
 
     def news(self, updates: Sequence[Update]) -> None:
         """Count tokens and ends. Runs for each token of each stream, so it is flat."""

@@ -270,6 +270,17 @@ def test_a_request_is_over_once_when_its_last_sequence_ends():
     watching.news([Update("r", 0, [5])])  # late, of nobody
 
 
+def test_rounds_of_a_beam_search_are_no_requests(fresh):
+    server = fresh()
+    complete(server.url, use_beam_search=True, n=3)
+    server.wait_idle()
+    found = read(server.url)
+    assert found["quire:generation_tokens_total",] > 0
+    assert found["quire:prompt_tokens_total",] == 0
+    assert found["quire:e2e_request_latency_seconds_count",] == 0
+    assert found["quire:time_to_first_token_seconds_count",] == 0
+
+
 # -- several processes ----------------------------------------------------------------------------
 
 

@@ -1,0 +1,90 @@
+"""What the ledger keeps of each sequence and of each plan under way. It alone writes here."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from quire.core.timing import Cuts, Timing
+from quire.core.types import Request, Sequence
+
+
+class Phase(Enum):
+    """Where a sequence is, as far as its time goes."""
+
+    QUEUE = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    OUT = auto()  # preempted, and waiting
+    REBUILD = auto()  # aboard again, on the way to where it had been
+
+
+class Account:
+    """Of one sequence. `since` and the three below it belong to the phase it is in."""
+
+    __slots__ = (
+        "accepted_at",
+        "cuts",
+        "family",
+        "first_token_at",
+        "index",
+        "life",
+        "others",
+        "outside",
+        "own",
+        "phase",
+        "planned",
+        "seq",
+        "since",
+    )
+
+    def __init__(self, family: Family, index: int, now: float) -> None:
+        self.family = family
+        self.index = index
+        self.accepted_at = self.since = now
+        self.phase = Phase.QUEUE
+        self.others = self.outside = self.own = 0.0
+        self.cuts: Cuts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self.first_token_at: float | None = None
+        self.seq: Sequence | None = None  # while it is aboard, as far as was planned
+        self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
+        self.life = 0  # rows of an earlier life are dead
+
+
+class Family:
+    """The sequences of one request; None where one has ended."""
+
+    __slots__ = ("members", "prompt_done")
+
+    def __init__(self, request: Request, now: float) -> None:
+        self.members: list[Account | None] = [Account(self, i, now) for i in range(request.n)]
+        self.prompt_done: Timing | None = None  # of the first whose prompt was computed
+
+
+class Chunk:
+    """Tokens of one prompt in a plan."""
+
+    __slots__ = ("account", "life", "samples", "tokens")
+
+    def __init__(self, account: Account, tokens: int, samples: bool) -> None:
+        self.account = account
+        self.life = account.life
+        self.tokens = tokens
+        self.samples = samples
+
+
+class Flight:
+    """A plan under way: who comes aboard, who was put off, and the prompts it computes."""
+
+    __slots__ = ("chunks", "joins", "put_off", "tokens")
+
+    def __init__(
+        self,
+        joins: list[Account],
+        put_off: list[Account],
+        chunks: list[Chunk],
+        tokens: int,
+    ) -> None:
+        self.joins = joins
+        self.put_off = put_off
+        self.chunks = chunks
+        self.tokens = tokens
