@@ -28,6 +28,7 @@ PRIORITY = "x-vllm-priority"
 
 _SPEAK = ("user", "system", "developer")
 """Roles whose messages are nothing without content; an assistant may call tools in its place."""
+_JINJA = ("{{", "{%", "{#")
 _BEAMS_KNOW = frozenset(
     {
         *("n", "max_tokens", "temperature", "ignore_eos", "skip_special_tokens", "seed"),
@@ -44,9 +45,15 @@ def check(to: Services, asked: Asked) -> None:
         strict.refuse(asked.ignored)
     to.ignored.tell(asked.ignored)
     _refuse_what_is_not_built(asked)
+    _check_counts(asked)
+    source = asked.source
+    if isinstance(source, Prompts):
+        for prompt in source.prompts:
+            to.check_chars(len(prompt), "prompt")
+    else:
+        to.check_chars(asked.chars, "messages")
     for conversation in asked.conversations:
         _check_conversation(to, conversation)
-    _check_counts(asked)
     _check_stream(asked)
     if asked.beams is not None:
         _check_beams(asked)
@@ -117,6 +124,10 @@ def _check_conversation(to: Services, one: Conversation) -> None:
     if one.template is not None and not to.options.trust_request_chat_template:
         told = "this server does not run chat templates that requests bring"
         raise RequestError(f"{told} (--trust-request-chat-template)", param="chat_template")
+    if one.template is not None and not any(mark in one.template for mark in _JINJA):
+        # A text without them is the name of a file to whom the operator gives it
+        told = "chat_template must be the text of a Jinja template"
+        raise RequestError(f"{told}, got {one.template!r:.80}", param="chat_template")
 
 
 def _check_tool(where: str, tool: Mapping[str, Any]) -> None:

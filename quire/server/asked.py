@@ -124,8 +124,27 @@ class Asked:
         return 1 if given is None else given
 
     @property
+    def chars(self) -> int:
+        """Characters of all texts (and ids) that are to become prompts; tools are not counted."""
+        if isinstance(self.source, Prompts):
+            return sum(map(len, self.source.prompts))
+        return sum(_chars(one.messages) for one in self.conversations)
+
+    @property
     def conversations(self) -> Sequence[Conversation]:
         """The conversations, if it is about such."""
         if isinstance(self.source, Conversation):
             return (self.source,)
         return () if isinstance(self.source, Prompts) else self.source
+
+
+def _chars(messages: Sequence[Message]) -> int:
+    """What is no message at all is found out later."""
+    found = 0
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else (content,)
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            found += len(text) if isinstance(text, str) else 16
+    return found

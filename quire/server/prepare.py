@@ -39,7 +39,7 @@ async def prepare(to: Services, asked: Asked, terms: Terms) -> list[Prepared]:
     """A request for each prompt. Raises RequestError, TooLong, Unsupported."""
     try:
         params = sampling_params(to, asked)
-        return await off_loop(lambda: _prepared(to, asked, params, terms), _size(asked), LONG_CHARS)
+        return await off_loop(lambda: _prepared(to, asked, params, terms), asked.chars, LONG_CHARS)
     except RequestError as error:
         raise reworded(error, asked.words) from None
 
@@ -61,7 +61,7 @@ def render(to: Services, asked: Asked, one: Conversation) -> str:
         variables["reasoning_effort"] = options.reasoning_effort_map.get(effort, effort)
     template = to.text().template(one.template or to.chat_template, tools)
     try:
-        return template.render(
+        text = template.render(
             one.messages,
             tools,
             add_generation_prompt=one.add_generation_prompt,
@@ -72,6 +72,8 @@ def render(to: Services, asked: Asked, one: Conversation) -> str:
         )
     except Unsupported as e:
         raise RequestError(str(e), param=e.param) from None  # a fault of the messages, to a client
+    to.check_chars(len(text), "messages")
+    return text
 
 
 def sampling_params(to: Services, asked: Asked) -> SamplingParams:
@@ -84,24 +86,6 @@ def sampling_params(to: Services, asked: Asked) -> SamplingParams:
     if asked.beams is not None:
         given["n"] = 1  # the width of the search is no matter of one request
     return SamplingParams(**given, output_kind=kind, skip_clone=True)
-
-
-def _size(asked: Asked) -> int:
-    if isinstance(asked.source, Prompts):
-        return sum(map(len, asked.source.prompts))
-    return sum(_chars(one.messages) for one in asked.conversations)
-
-
-def _chars(messages: Sequence[dict[str, Any]]) -> int:
-    """Characters of all texts; what is no message at all is found out later."""
-    found = 0
-    for message in messages:
-        content = message.get("content")
-        parts = content if isinstance(content, list) else (content,)
-        for part in parts:
-            text = part.get("text") if isinstance(part, dict) else part
-            found += len(text) if isinstance(text, str) else 16
-    return found
 
 
 def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) -> list[Prepared]:

@@ -15,7 +15,7 @@ from starlette.requests import Request
 
 import quire
 from quire.engine.client import EngineClient
-from quire.errors import RequestError, UnknownModel
+from quire.errors import RequestError, TooLong, UnknownModel
 from quire.server.asked import Asked
 from quire.server.events import Splitter
 from quire.server.options import ServerOptions
@@ -24,6 +24,9 @@ from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer
 
 MAX_ID_CHARS = 128
+MOST_CHARS = 1 << 20
+CHARS_A_TOKEN = 64
+"""No language has that many on average."""
 REQUEST_ID = "quire.request_id"
 """Where the id of a request stands in its scope, if answers are to tell it."""
 VERSION = str(quire.__version__)
@@ -66,6 +69,16 @@ class Services:
         if not self.options.skip_model_name_validation:
             known = ", ".join(self.names)
             raise UnknownModel(f"no model {name!r:.100} here; there is {known}", param="model")
+
+    def check_chars(self, chars: int, param: str) -> None:
+        """Raise TooLong for what is hopeless: tokenizing it would take minutes and gigabytes."""
+        most = max(MOST_CHARS, CHARS_A_TOKEN * self.max_model_len)
+        if chars > most:
+            message = (
+                f"{param} has {chars} characters; this server reads at most {most} "
+                f"(its model has a context of {self.max_model_len} tokens)"
+            )
+            raise TooLong(message, param=param)
 
     def text(self) -> Tokenizer:
         """The tokenizer, for what cannot do without."""

@@ -83,6 +83,16 @@ def test_a_request_may_bring_a_template_if_the_server_trusts_it(tokenizer, http)
     assert post(tokenizer, trusting, CHAT, body).json()["prompt_text"] == "told: Hi"
 
 
+@pytest.mark.parametrize("path", [CHAT, "/tokenize"])
+def test_a_template_of_a_request_is_never_the_name_of_a_file(tokenizer, tmp_path, path):
+    secret = tmp_path / "secret"
+    secret.write_text("{{ messages }} secret")
+    with Server(tokenizer, options=ServerOptions(trust_request_chat_template=True)).running() as r:
+        for name in (str(secret), f"{secret}\n", "default", ""):
+            got = httpx.post(f"{r.url}{path}", json={**BODIES[CHAT], "chat_template": name})
+            assert (got.status_code, got.json()["error"]["param"]) == (400, "chat_template")
+
+
 def test_tools_stay_out_of_the_prompt_when_none_may_be_called(tokenizer, http):
     body = {**BODIES[CHAT], "tools": TOOLS, "tool_choice": "none", "return_prompt_text": True}
     assert "<|im_start|>tools" in http.post(CHAT, json=body).json()["prompt_text"]
@@ -241,6 +251,24 @@ def test_a_bad_batch_is_refused(http, body, param):
 
 
 # -- tokens -------------------------------------------------------------------------------------------
+
+
+def test_texts_that_can_never_fit_are_not_tokenized(http):
+    text = "x" * (2 << 20)
+    said = [{"role": "user", "content": text}]
+    tools = [{"type": "function", "function": {"name": "f", "description": text}}]
+    for path, body, param in (
+        ("/tokenize", {"prompt": text}, "prompt"),
+        ("/tokenize", {"messages": said}, "messages"),
+        ("/tokenize", {"messages": HELLO, "tools": tools}, "messages"),
+        (CHAT, {"messages": said, "truncate_prompt_tokens": 5}, "messages"),
+        (COMPLETE, {"prompt": ["a", text], "truncate_prompt_tokens": 5}, "prompt"),
+        ("/v1/messages/count_tokens", {"model": "tiny", "messages": said}, "messages"),
+    ):
+        got = http.post(path, json=body)
+        assert got.status_code == 400, (path, got.text[:300])
+        assert param in got.text
+        assert got.elapsed.total_seconds() < 2
 
 
 def test_the_tokenizer_tells_about_itself_if_it_may(tokenizer, http):
