@@ -23,9 +23,9 @@ from quire.config.cli import (
     options_from,
     takes_tuple,
 )
-from quire.config.options import Options
+from quire.config.options import ModelOptions, Options
 from quire.config.values import coerce
-from quire.errors import ConfigError
+from quire.errors import ConfigError, RequestError
 from quire.server.options import ABOUT as ABOUT_GROUPS
 from quire.server.options import GROUPS, ServerOptions
 
@@ -81,6 +81,25 @@ def options_in(args: argparse.Namespace) -> tuple[Options, ServerOptions]:
     options = environment.over(options_from(argparse.Namespace(**others)))
     environment.tell(strict=options.observe.fail_on_environ_validation)
     return options, server_options
+
+
+def check_files(said: ModelOptions) -> None:
+    """Find out now what would be found out after seconds, or by the first request.
+
+    Raises ConfigError for a folder or a chat template that is not there or cannot be used.
+    """
+    name = said.model
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().exists():
+        raise ConfigError(f"no model at {name!r}")
+    template = said.chat_template
+    if template is None or (template.isidentifier() and not Path(template).is_file()):
+        return  # none, or the name of one of the tokenizer's
+    from quire.text.chat import ChatTemplate, load_chat_template
+
+    try:
+        ChatTemplate(str(load_chat_template(template)))
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
 
 
 def serve_parser() -> OptionParser:
@@ -158,10 +177,13 @@ def _check_together(made: ServerOptions) -> None:
         raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
     if made.ssl_cert_reqs and made.ssl_ca_certs is None:
         raise ConfigError(f"ssl_cert_reqs={made.ssl_cert_reqs} needs ssl_ca_certs")
-    for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
-        path = getattr(made, name)
-        if path is not None and not Path(path).is_file():
-            raise ConfigError(f"{name}: no file {path!r}")
+    if made.otlp_traces_endpoint is not None:
+        from quire.server.tracing import checked_endpoint
+
+        checked_endpoint(made.otlp_traces_endpoint)
+    for name in made.middleware:
+        if not name.replace(":", ".").rpartition(".")[0]:
+            raise ConfigError(f"middleware must be module:name, got {name!r}")
     if made.fingerprint_mode == "custom" and not made.fingerprint_value:
         raise ConfigError("fingerprint_mode='custom' needs fingerprint_value")
     if made.api_server_count > 1 and made.enable_responses_store:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.flags import parse, serve_parser
+from quire.cli.flags import check_files, parse, serve_parser
 from quire.config import foreign
 from quire.config.cli import OptionParser, add_switch
 from quire.config.options import specs
@@ -194,7 +194,6 @@ def test_levels_may_be_short(caplog):
     [
         ("--port 70000", "port must be in"),
         ("--ssl-keyfile x", "need ssl_certfile"),
-        ("--ssl-certfile /no/such", "no file"),
         ("--ssl-cert-reqs 2", "needs ssl_ca_certs"),
         ("--fingerprint-mode custom", "needs fingerprint_value"),
         ("--stream-interval 0", "stream_interval must be >= 1"),
@@ -305,3 +304,44 @@ def test_help_all_has_the_names_of_other_engines_too(capsys):
     text = help_of(capsys, "all")[1]
     assert "--use-v2-block-manager" in text
     assert "Folder, Hugging Face name" in text
+
+
+# -- what is found out before anything starts --------------------------------------------------
+
+
+def check(*argv):
+    check_files(parse(argv)[0].model)
+
+
+def test_a_chat_template_that_cannot_be_used_is_refused(tmp_path):
+    bad, good = tmp_path / "bad.jinja", tmp_path / "good.jinja"
+    bad.write_text("{% if %}")
+    good.write_text("{{ messages }}")
+    check("m", "--chat-template", str(good))
+    check("m", "--chat-template", "tool_use")
+    for value, why in (
+        (str(bad), "not valid"),
+        ("/nope.jinja", "neither the text"),
+        ("{{", "not valid"),
+    ):
+        with pytest.raises(ConfigError, match=why):
+            check("m", "--chat-template", value)
+
+
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path):
+    check(str(tmp_path))
+    for name in ("/no/such/model", "./nope", "~/nope/nope"):
+        with pytest.raises(ConfigError, match="no model at"):
+            check(name)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        ("--otlp-traces-endpoint localhost:4317", "must be an HTTP URL"),
+        ("--middleware x", "module:name"),
+    ],
+)
+def test_names_that_cannot_be_right_are_refused(words, why):
+    with pytest.raises(ConfigError, match=why):
+        parse(["m", *words.split()])
