@@ -6,6 +6,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from quire.server.options import ServerOptions
+from quire.server.services import MOST_CHARS
 from tests.server.harness import Server
 
 HELLO = [{"role": "user", "content": "Say something nice."}]
@@ -214,6 +215,13 @@ def test_a_conversation_that_is_too_long_is_counted(claude, server):
     messages = [{"role": "user", "content": "word " * 1000}]
     got = claude.messages.count_tokens(model="tiny", messages=messages)
     assert got.input_tokens == len(server.chat_ids(messages))
+
+
+def test_what_would_take_minutes_to_count_is_refused(http):
+    messages = [{"role": "user", "content": "x" * (MOST_CHARS + 1)}]
+    got = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": messages})
+    assert got.status_code == 400
+    assert "characters" in got.json()["error"]["message"]
 
 
 # -- refused ----------------------------------------------------------------------------------
