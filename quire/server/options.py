@@ -31,8 +31,9 @@ class ServerOptions:
     """Path under which a proxy shows this server."""
     max_body_bytes: int = 32 << 20
     """Largest body of a request."""
-    keep_alive_timeout: int = 5
-    """Seconds that a connection may stay open between two requests."""
+    keep_alive_timeout: int = 75
+    """Seconds that a connection may stay open between two requests. Longer than proxies keep
+    theirs: who closes first makes the other's next request fail."""
     h11_max_incomplete_event_size: int = 4 << 20
     """Most bytes of a request's head."""
     h11_max_header_count: int = 256
