@@ -27,12 +27,12 @@ class Account:
         "family",
         "first_token_at",
         "index",
-        "life",
         "others",
         "outside",
         "own",
         "phase",
         "planned",
+        "preemptions",
         "seq",
         "since",
     )
@@ -47,7 +47,7 @@ class Account:
         self.first_token_at: float | None = None
         self.seq: Sequence | None = None  # while it is aboard, as far as was planned
         self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
-        self.life = 0  # rows of an earlier life are dead
+        self.preemptions = 0
 
 
 class Family:
@@ -63,11 +63,10 @@ class Family:
 class Chunk:
     """Tokens of one prompt in a plan."""
 
-    __slots__ = ("account", "life", "samples", "tokens")
+    __slots__ = ("account", "samples", "tokens")
 
     def __init__(self, account: Account, tokens: int, samples: bool) -> None:
         self.account = account
-        self.life = account.life
         self.tokens = tokens
         self.samples = samples
 

@@ -157,7 +157,7 @@ class Ledger:
                     continue
                 if account.seq.state is not State.RUNNING:
                     account.seq = None
-                    account.life += 1
+                    account.preemptions += 1
                     self._filling.pop(account, None)
                     self._out[account] = None
                     found.append(account)
@@ -223,7 +223,7 @@ class Ledger:
         firsts: set[tuple[str, int]] = set()
         for chunk in flight.chunks:
             account, seq = chunk.account, chunk.account.seq
-            if chunk.samples and seq is not None and account.life == chunk.life:
+            if chunk.samples and seq is not None:
                 if account.first_token_at is None and _has_spoken(seq):
                     account.first_token_at = now
                     firsts.add((seq.request.id, seq.index))
@@ -304,7 +304,7 @@ class Ledger:
 
     def _timing(self, account: Account, now: float) -> Timing:
         cuts = self._cuts(account, now)
-        return Timing(account.accepted_at, now, account.first_token_at, *cuts, account.life)
+        return Timing(account.accepted_at, now, account.first_token_at, *cuts, account.preemptions)
 
     def _forget(self, request_id: str, index: int) -> None:
         family = self._families[request_id]

@@ -96,6 +96,7 @@ def random_drive(seed):
     rng = random.Random(f"ledger {seed}")
     requests = random_requests(rng)
     setup = random_setup(rng, requests)
+    setup.depth = rng.choice([1, 2, 2, 3])
     setup.aborts = random_aborts(rng, requests) if rng.random() < 0.4 else {}
     setup.fails = frozenset(rng.sample(range(2, 30), 2)) if rng.random() < 0.2 else frozenset()
     clock = Clock(rng)
