@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-import anyio
 from starlette.requests import ClientDisconnect, Request
 
 from quire.errors import RequestError
 from quire.server.errors import BodyTooLarge
-from quire.server.presence import ClientGone, DeadlinePassed
+from quire.server.presence import ClientGone, at_most
 from quire.server.protocol.fields import Body
 
 B = TypeVar("B", bound=Body)
@@ -36,7 +35,7 @@ async def read_bytes(http: Request, limit: int) -> bytes:
     chunks: list[bytes] = []
     size = 0
     try:
-        with anyio.fail_after(SLOWEST_S):
+        with at_most(SLOWEST_S, "the body"):
             async for chunk in http.stream():
                 size += len(chunk)
                 if size > limit:
@@ -44,6 +43,4 @@ async def read_bytes(http: Request, limit: int) -> bytes:
                 chunks.append(chunk)
     except ClientDisconnect:
         raise ClientGone("the client went away before its body was complete") from None
-    except TimeoutError:
-        raise DeadlinePassed(f"the body did not come within {SLOWEST_S:g} s") from None
     return b"".join(chunks)

@@ -202,8 +202,9 @@ class InputProcessor:
             )
 
     def _check_ids(self, param: str, ids: Iterable[int]) -> None:
-        bad = next((i for i in ids if not 0 <= i < self.vocab_size), None)
-        if bad is not None:
+        given = tuple(ids)
+        if given and not (min(given) >= 0 and max(given) < self.vocab_size):
+            bad = next(i for i in given if not 0 <= i < self.vocab_size)
             raise RequestError(
                 f"{param} holds {bad}; token ids of this model are in [0, {self.vocab_size})",
                 param=param,
