@@ -117,7 +117,7 @@ def compile_for(
     if cold:
         count = max(min(COMPILERS, cpu.threads() - 1), 1)  # one core is for us
         compilers = compilers or Compilers(cache.folder())
-        missing = compilers.compile(missing, len(absent), count, COMPILE_S)
+        missing = compilers.make_ready(missing, len(absent), count, COMPILE_S)
     elif compilers is not None:
         compilers.end()
     # Only now in threads: the rehearsal's calls into torch would wait for the GIL behind them all.

@@ -79,7 +79,7 @@ class Compilers:
         self._process.kill()
         self._process.wait()
 
-    def compile(
+    def make_ready(
         self, wanted: Sequence[Wanted], urgent: int, count: int, seconds: float
     ) -> list[Wanted]:
         """Have all compiled into the folder, and load the first `urgent` as they come.

@@ -57,7 +57,7 @@ first, again = [], []
 with cache.rehearsal(first.append):
     results = step()
 absent = len(cache.load_kept(first))
-late = Compilers(cache.folder()).compile(first[:3], 3, 2, 120)
+late = Compilers(cache.folder()).make_ready(first[:3], 3, 2, 120)
 assert late == [], late
 left = cache.load_kept(first)
 with ThreadPoolExecutor(2) as pool:
