@@ -7,6 +7,7 @@ from what was counted anyway: while it runs, tracing costs nothing.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ from quire.server.metrics import Life
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
 
+LAST_SPANS_S = 2.0
+"""So long the end of the server waits for a collector."""
 CARRIED = ("traceparent", "tracestate")
 """Headers that say whose child a span is."""
 
@@ -65,8 +68,10 @@ class Tracing:
         span.end(_ns(now + epoch))
 
     def stop(self) -> None:
-        """Send what was not sent yet. Blocks."""
-        self._provider.shutdown()
+        """Send what was not sent yet, in LAST_SPANS_S at most. Blocks."""
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(LAST_SPANS_S)
 
     def _add_phases(self, parent: Any, life: Life, epoch: float) -> None:
         from opentelemetry.trace import set_span_in_context
@@ -141,7 +146,7 @@ def tracing_to(endpoint: str, model: str, version: str) -> Tracing:
             "pip install 'quire[otel]'"
         ) from None
     resource = Resource.create({"service.name": "quire", "service.version": version})
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # stop() does it
     exporter = OTLPSpanExporter(endpoint=checked_endpoint(endpoint))
     provider.add_span_processor(BatchSpanProcessor(exporter))
     return Tracing(provider, model)

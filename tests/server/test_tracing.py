@@ -1,6 +1,9 @@
 """Traces: a span for each request, a child of the caller's, with what the field calls things."""
 
 import builtins
+import gzip
+import http.server
+import threading
 
 import httpx
 import pytest
@@ -157,13 +160,27 @@ def test_spans_are_sent_to_a_collector_over_http(tokenizer, httpserver_log):
     assert b"llm_request" in body
 
 
+def test_a_collector_that_does_not_answer_holds_the_end_up_for_a_moment_only(monkeypatch):
+    monkeypatch.setattr(tracing, "LAST_SPANS_S", 0.05)
+    stuck, over = threading.Event(), threading.Event()
+
+    class Stuck:
+        def get_tracer(self, name):
+            return None
+
+        def shutdown(self):
+            stuck.wait(10)
+            over.set()
+
+    tracing.Tracing(Stuck(), "m").stop()
+    assert not over.is_set()
+    stuck.set()
+    assert over.wait(10)
+
+
 @pytest.fixture
 def httpserver_log():
     """A collector that keeps what it is sent: its URL, and (path, body) of each post."""
-    import gzip
-    import http.server
-    import threading
-
     got = []
 
     class Collector(http.server.BaseHTTPRequestHandler):
