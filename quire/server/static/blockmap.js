@@ -1,5 +1,6 @@
 // The map of KV blocks, on a canvas: a cell for each block of the pool, from 60 to 100,000; or, where
-// those would be too small to see, larger cells for the blocks in use and as many free ones as fit.
+// those would be too small to see, larger cells for all held blocks and, as far as there is room, for
+// cached ones (the last held first) and free ones.
 // Held blocks have their request's colour. Pointer or arrow keys choose a block; what it is stands
 // below in words, and the other blocks of its request stay while the rest fades.
 
@@ -19,9 +20,12 @@ const CLOSE_CELLS = [18, 14, 11, 9, 7, 6, 5, 4, 3, 2, 1];
 const GAP_FROM = 5; // cells this large have a gap between them
 
 export class BlockMap {
-  /** colourOf(id) -> CSS colour; onChoose(id or null): a request is pointed at. */
-  constructor(parent, said, colourOf, onChoose) {
+  /** colourOf(id) -> CSS colour; onChoose(id or null): a request is pointed at.
+   * said: where the block pointed at is told; note: what is not drawn.
+   */
+  constructor(parent, said, note, colourOf, onChoose) {
     this.said = said;
+    this.note = note;
     this.colourOf = colourOf;
     this.onChoose = onChoose;
     this.states = new Uint8Array(0);
@@ -31,6 +35,8 @@ export class BlockMap {
     this.at = -1; // the block that is pointed at
     this.request = null; // the one that stands out
     this.all = true;
+    this.heldAt = new Uint32Array(0); // number of the update in which a block was last held
+    this.updates = 0;
     this.canvas = el("canvas", {
       tabindex: "0", role: "img", "aria-roledescription": "map of KV blocks", "aria-describedby": said.id,
     });
@@ -44,6 +50,7 @@ export class BlockMap {
   /** states: a byte a block; owners: k + 1 is rows[k]. Null: as before. */
   update(states, owners, rows, size) {
     if (states) [this.states, this.owners] = [states, owners];
+    this.#remember();
     [this.rows, this.size] = [rows, size];
     if (this.at >= this.states.length) this.at = -1;
     if (this.at >= 0) this.#choose(); // the block may have another owner by now
@@ -51,7 +58,14 @@ export class BlockMap {
     this.draw();
   }
 
-  /** Show all blocks, or those in use. */
+  /** Note when each block was last held: a close look keeps those that were cached just now. */
+  #remember() {
+    if (this.heldAt.length !== this.states.length) this.heldAt = new Uint32Array(this.states.length);
+    this.updates += 1;
+    for (let i = 0; i < this.states.length; i += 1) if (this.states[i] >= HELD) this.heldAt[i] = this.updates;
+  }
+
+  /** Show all blocks, or a close look at those held. */
   showAll(all) {
     this.all = all;
     this.draw();
@@ -74,7 +88,7 @@ export class BlockMap {
   /** {cell, columns, lines, order}: size of a cell, and which block stands where (null: as numbered). */
   #layout() {
     const width = Math.max(this.canvas.parentElement.clientWidth, 20);
-    return this.all ? this.#layoutAll(width) : this.#layoutUsed(width);
+    return this.all ? this.#layoutAll(width) : this.#layoutClose(width);
   }
 
   #layoutAll(width) {
@@ -86,21 +100,20 @@ export class BlockMap {
     return { cell, columns, lines: Math.ceil(n / columns), order: null };
   }
 
-  #layoutUsed(width) {
+  #layoutClose(width) {
     const { states } = this;
-    let used = 0;
-    for (const state of states) used += state === FREE ? 0 : 1;
-    const room = (cell) => Math.floor(width / cell) * Math.floor(CLOSE_HEIGHT / cell);
-    const cell = CLOSE_CELLS.find((one) => room(one) >= used) ?? 1;
-    const columns = Math.floor(width / cell);
-    const shown = Math.min(Math.max(room(cell), used), states.length);
-    const order = new Uint32Array(shown);
-    let [next, free] = [0, used];
+    const [held, cached, free] = [[], [], []];
     for (let block = 0; block < states.length; block += 1) {
-      if (states[block] !== FREE) order[next++] = block;
-      else if (free < shown) order[free++] = block;
+      (states[block] >= HELD ? held : states[block] === CACHED ? cached : free).push(block);
     }
-    return { cell, columns, lines: Math.ceil(shown / columns), order };
+    const room = (cell) => Math.floor(width / cell) * Math.floor(CLOSE_HEIGHT / cell);
+    const cell = CLOSE_CELLS.find((one) => room(one) >= held.length * 1.5) ?? 1;
+    const columns = Math.floor(width / cell);
+    const left = Math.max(room(cell) - held.length, 0);
+    if (cached.length > left) cached.sort((a, b) => this.heldAt[b] - this.heldAt[a] || a - b);
+    const used = [...held, ...cached.slice(0, left)].sort((a, b) => a - b);
+    const order = Uint32Array.from([...used, ...free.slice(0, Math.max(left - cached.length, 0))]);
+    return { cell, columns, lines: Math.ceil(order.length / columns), order };
   }
 
   #draw() {
@@ -112,6 +125,7 @@ export class BlockMap {
       [canvas.width, canvas.height] = [Math.round(width * dpr), Math.round(height * dpr)];
       [canvas.style.width, canvas.style.height] = [`${width}px`, `${height}px`];
     }
+    this.note.textContent = this.at >= 0 || !order ? "" : this.#missing(order.length);
     this.#fillCells(columns, lines, order);
     const paint = canvas.getContext("2d");
     paint.imageSmoothingEnabled = false;
@@ -239,8 +253,13 @@ export class BlockMap {
   #tell() {
     const total = this.states.length;
     this.canvas.setAttribute("aria-label", `Map of ${plural(total, "KV block")} of ${this.size} tokens. Arrow keys go from block to block.`);
-    const text = this.at < 0 ? " " : this.#words(this.at);
+    const text = this.at < 0 ? "" : this.#words(this.at);
     if (this.said.textContent !== text) this.said.textContent = text;
+  }
+
+  #missing(shown) {
+    const hidden = this.states.length - shown;
+    return hidden ? `A close look: ${plural(hidden, "cached or free block")} more` : "";
   }
 
   #words(block) {

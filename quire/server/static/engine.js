@@ -23,7 +23,7 @@ export class EngineView {
   constructor() {
     this.history = new History();
     this.colours = new Colours();
-    this.map = new BlockMap($("map"), $("map-said"), (id) => this.colours.of(id), (id) => this.#mark(id));
+    this.map = new BlockMap($("map"), $("map-said"), $("map-note"), (id) => this.colours.of(id), (id) => this.#mark(id));
     this.charts = [
       new Chart({ title: "Tokens per second", format: short, series: [
         { name: "out", of: (frame) => frame.rates.out }, { name: "in", of: (frame) => frame.rates.in }] }),
@@ -147,7 +147,7 @@ export class EngineView {
     });
   }
 
-  /** A large pool begins with the blocks in use: a cell for each would be too small to see. */
+  /** A large pool begins with a close look: a cell for each block would be too small to see. */
   #choose(total) {
     if (this.total === total) return;
     this.total = total;

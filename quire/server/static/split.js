@@ -7,7 +7,7 @@ const CALL = ["<tool_call>", "</tool_call>"];
 
 /** {reasoning, thinking, text, calls} of a message; `thinking` while the reasoning goes on. */
 export function partsOf(message) {
-  const own = thinkIn(message.content ?? "");
+  const own = thoughtIn(message.content ?? "");
   const reasoning = (message.reasoning ?? "") + own.reasoning;
   const found = callsIn(own.text);
   const told = (message.toolCalls ?? []).map((one) => one.function ?? {});
@@ -15,7 +15,7 @@ export function partsOf(message) {
   return { reasoning: reasoning.trim(), thinking, text: found.text.trim(), calls: [...told, ...found.calls] };
 }
 
-function thinkIn(content) {
+function thoughtIn(content) {
   const start = content.trimStart();
   if (start.startsWith(THINK[0])) {
     const end = start.indexOf(THINK[1]);
