@@ -328,8 +328,10 @@ def test_a_chat_template_that_cannot_be_used_is_refused(tmp_path):
             check("m", "--chat-template", value)
 
 
-def test_a_folder_that_is_not_there_is_told_at_once(tmp_path):
+def test_a_folder_that_is_not_there_is_told_at_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path.parent))
     check(str(tmp_path))
+    check("--model", f"~/{tmp_path.name}")
     for name in ("/no/such/model", "./nope", "~/nope/nope"):
         with pytest.raises(ConfigError, match="no model at"):
             check(name)
