@@ -11,6 +11,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.snapshot import RequestRow, Snapshot
 from quire.core.types import NO_BLOCK, UNKNOWN, Sequence, State
 
+_STATES = {state: state.name.lower() for state in State}
 MOST_ROWS = 65_534
 """More could not be told apart in the map's two bytes."""
 
@@ -33,18 +34,23 @@ def look(scheduler: Scheduler, ledger: Ledger, *, at: float, most: int, blocks: 
 
 
 def _row(seq: Sequence, seconds: float) -> RequestRow:
-    known = len(seq.tokens) - (_unknown(seq.tokens) if seq.state is State.RUNNING else 0)
+    """Hundreds a look, so by position and without a call where there is nothing to say."""
+    prompt, tokens = seq.prompt_len, seq.tokens
+    on_the_way = _unknown(tokens) if tokens[-1] == UNKNOWN else 0
+    blocks = 0
+    for table in seq.tables:
+        blocks += len(table) - table.count(NO_BLOCK)
     return RequestRow(
-        request_id=seq.request.id,
-        index=seq.index,
-        state=_state(seq),
-        prompt=seq.prompt_len,
-        cached=seq.cached,
-        computed=seq.computed,
-        generated=known - seq.prompt_len,
-        blocks=sum(len(table) - table.count(NO_BLOCK) for table in seq.tables),
-        preemptions=seq.preemptions,
-        seconds=seconds,
+        seq.request.id,
+        seq.index,
+        "preempted" if seq.preemptions and seq.state is State.WAITING else _STATES[seq.state],
+        prompt,
+        seq.cached,
+        seq.computed,
+        len(tokens) - on_the_way - prompt,
+        blocks,
+        seq.preemptions,
+        seconds,
     )
 
 
@@ -54,12 +60,6 @@ def _unknown(tokens: list[int]) -> int:
     while tokens[-1 - count] == UNKNOWN:
         count += 1
     return count
-
-
-def _state(seq: Sequence) -> str:
-    if seq.state is State.WAITING and seq.preemptions:
-        return "preempted"
-    return seq.state.name.lower()
 
 
 def _owners(shown: Iterable[Sequence], blocks: int) -> bytes:

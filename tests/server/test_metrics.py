@@ -248,6 +248,14 @@ def test_without_statistics_nothing_is_observed(tokenizer):
     assert server.client.observer is None
 
 
+def test_without_statistics_http_is_told_and_nothing_of_requests(fresh):
+    url = fresh(services={"log_stats": False}).url
+    complete(url)
+    told = {key[0] for key in read(url)}
+    assert "http_requests_total" in told
+    assert not [name for name in told if ":" in name]
+
+
 def test_inter_token_times_are_of_each_token_though_updates_be_merged():
     watching, board, clock, _ = recorder()
     watching.opened([Request("r", (1,), Stop(9), arrived_at=99.0)])
