@@ -15,12 +15,16 @@ from quire.core.types import Request, Sequence, State
 
 @dataclass(slots=True, eq=False)
 class Family:
-    """followers: those that have not forked yet, in order."""
+    """followers: those that have not forked yet, in order. left: how many have not ended.
+
+    There may be thousands: what is done for each of them must not look at all of them.
+    """
 
     request: Request
     sequences: tuple[Sequence, ...]
     leader: Sequence
-    followers: list[Sequence]
+    followers: dict[Sequence, None]
+    left: int
     hold: bool
 
     @classmethod
@@ -33,7 +37,9 @@ class Family:
             Sequence(request, i, list(request.prompt), new_tables(), end=end, stop_ids=stop_ids)
             for i in range(request.n)
         )
-        return cls(request, (first, *others), first, others, request.hold)
+        return cls(
+            request, (first, *others), first, dict.fromkeys(others), request.n, request.hold
+        )
 
     @property
     def alive(self) -> list[Sequence]:

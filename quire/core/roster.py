@@ -58,7 +58,7 @@ class Roster:
         if family.shared_len:
             self.followers += len(family.followers)
         else:
-            followers, family.followers = family.followers, []
+            followers, family.followers = family.followers, {}
             for seq in followers:
                 self.order.push(seq)
 
@@ -69,7 +69,7 @@ class Roster:
         family = self.families[leader.request.id]
         if leader is not family.leader or leader.computed < family.shared_len:
             return
-        followers, family.followers = family.followers, []
+        followers, family.followers = family.followers, {}
         self.followers -= len(followers)
         for seq in reversed(followers):
             self._fork(leader, seq, family.shared_len)
@@ -123,12 +123,14 @@ class Roster:
         held = seq.state is State.RUNNING and family.hold
         self._remove(seq, family)
         seq.state = State.FINISHED
+        family.left -= 1
         if held:
             self.spare.held[seq] = None
         else:
             self._kv.release(seq, self._flights.step)
         if seq is family.leader and family.followers:
-            family.leader = family.followers.pop(0)
+            family.leader = next(iter(family.followers))
+            del family.followers[family.leader]
             self.followers -= 1
             self.order.put_back(family.leader)
         self._forget_if_over(family)
@@ -137,7 +139,7 @@ class Roster:
         if seq.state is State.RUNNING:
             self.leave(seq)
         elif seq in family.followers:
-            family.followers.remove(seq)
+            del family.followers[seq]
             self.followers -= 1
         else:
             self.order.remove(seq)
@@ -164,7 +166,7 @@ class Roster:
         return True
 
     def _forget_if_over(self, family: Family) -> None:
-        if not family.hold and not family.alive:
+        if not family.hold and not family.left:
             self.families.pop(family.request.id, None)
 
     # -- invariants ---------------------------------------------------------------------------
@@ -183,6 +185,7 @@ class Roster:
         assert self.swapped == [seq.state for seq in self.order].count(State.SWAPPED)
         families = self.families.values()
         assert self.followers == sum(len(family.followers) for family in families)
-        alive = sum(len(family.alive) for family in families)
+        assert all(family.left == len(family.alive) for family in families), "miscounted"
+        alive = sum(family.left for family in families)
         assert len(live) + self.followers == alive, f"{alive} live, {len(live)} in their places"
         self._kv.check([*live, *self.spare.held])
