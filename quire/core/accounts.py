@@ -53,10 +53,11 @@ class Account:
 class Family:
     """The sequences of one request; None where one has ended."""
 
-    __slots__ = ("members", "prompt_done")
+    __slots__ = ("left", "members", "prompt_done")
 
     def __init__(self, request: Request, now: float) -> None:
         self.members: list[Account | None] = [Account(self, i, now) for i in range(request.n)]
+        self.left = request.n  # members that have not ended
         self.prompt_done: Timing | None = None  # of the first whose prompt was computed
 
 

@@ -314,7 +314,8 @@ class Ledger:
         account.seq = None
         self._filling.pop(account, None)
         self._out.pop(account, None)
-        if not any(family.members):
+        family.left -= 1
+        if not family.left:
             del self._families[request_id]
             self._timed.discard(request_id)
 
