@@ -16,7 +16,7 @@ import shlex
 import shutil
 import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -290,10 +290,16 @@ def _changed(path: str | None) -> tuple[int, int, int] | None:
 def _show_access_log(hidden: tuple[str, ...]) -> None:
     access = logging.getLogger("uvicorn.access")
     access.setLevel(logging.INFO)
+    access.addFilter(shows(hidden))
+
+
+def shows(hidden: Iterable[str]) -> Callable[[logging.LogRecord], bool]:
+    """A filter of the access log that leaves out these paths, each alone or several with commas."""
+    paths = {path.strip() for one in hidden for path in one.split(",")}
 
     def shown(record: logging.LogRecord) -> bool:
-        args = record.args
-        path = str(args[2]).partition("?")[0] if isinstance(args, tuple) and len(args) > 2 else ""
-        return path not in hidden
+        args = record.args  # client, method, path with query, HTTP version, status
+        path = str(args[2]) if isinstance(args, tuple) and len(args) > 2 else ""
+        return path.partition("?")[0] not in paths
 
-    access.addFilter(shown)
+    return shown

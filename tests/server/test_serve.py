@@ -1,6 +1,7 @@
 """`quire serve` as people start it: a process of its own, the printed command, a clean end."""
 
 import json
+import logging
 import shlex
 import signal
 import socket
@@ -13,7 +14,7 @@ import pytest
 
 from quire.cli.serve import main
 from quire.errors import ConfigError
-from quire.server import listen
+from quire.server import listen, processes
 from quire.server.options import ServerOptions
 from tests.server.running import SMALL, serving
 
@@ -125,3 +126,14 @@ def test_an_unknown_flag_names_the_nearest(capsys):
     with pytest.raises(SystemExit):
         main(["embedded", "--prot", "80"])
     assert "--port" in capsys.readouterr().err
+
+
+def test_the_access_log_leaves_out_the_paths_it_is_told_to():
+    shown = processes.shows(["/health,/live", "/metrics"])
+
+    def line(path):
+        args = ("127.0.0.1:5", "GET", path, "1.1", 200)
+        return logging.LogRecord("uvicorn.access", 20, "", 0, '%s - "%s %s HTTP/%s" %d', args, None)
+
+    assert not any(shown(line(path)) for path in ("/health", "/live?x=1", "/metrics"))
+    assert all(shown(line(path)) for path in ("/v1/models", "/healthy", "/"))
