@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import logging
 import zlib
 from collections import deque
 from collections.abc import Callable
@@ -24,10 +23,7 @@ from quire.core.block_pool import BlockState
 from quire.core.snapshot import Counters, Snapshot, percentiles
 from quire.core.timing import CUTS
 from quire.engine.client import EngineClient
-from quire.errors import EngineError, QuireError
 from quire.server.sse import error_event, event
-
-log = logging.getLogger(__name__)
 
 router = APIRouter(include_in_schema=False)
 
@@ -133,16 +129,10 @@ class Feed:
                     watch.wake()
                 await asyncio.sleep(self._period_s)
         except Exception as error:  # noqa: BLE001 - a border: it goes to those who look
-            self._fail(error)
+            for watch in self._watches:
+                watch.fail(error)
         finally:
             self._task = None
-
-    def _fail(self, error: Exception) -> None:
-        if not isinstance(error, QuireError):
-            log.error("no snapshot of the engine", exc_info=error)
-            error = EngineError("the server could not look at its engine; its log says why")
-        for watch in self._watches:
-            watch.fail(error)
 
     async def _look(self) -> Frame:
         snapshot = await self._engine.snapshot(rows=ROWS, blocks=True)

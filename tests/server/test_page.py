@@ -161,7 +161,7 @@ class FakeEngine:
         return found
 
 
-def snapshot(at=1.0, states=b"\x02\x03\x01\x00", owners=(1, 1, 0, 0), first=0):
+def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0):
     stats = SchedulerStats(1, 0, 0, 4, 2, 1, 1, 0, 0, 0, 10, 5)
     times = [0] * TIME_BUCKETS
     times[40] = first
@@ -213,7 +213,7 @@ def test_a_frame_tells_of_requests_by_the_ids_their_clients_know():
             "cached": 1,
             "free": 1,
         }
-        assert zlib.decompress(base64.b64decode(told["map"])) == b"\2\3\1\0\1\0\1\0\0\0\0\0"
+        assert zlib.decompress(base64.b64decode(told["map"])) == b"\2\2\3\0\1\0\1\0\1\0\0\0"
         watch.close()
 
     looked(FakeEngine(snapshot()), scene)

@@ -259,7 +259,7 @@ export class BlockMap {
 
   #missing(shown) {
     const hidden = this.states.length - shown;
-    return hidden ? `A close look: ${plural(hidden, "cached or free block")} more` : "";
+    return hidden ? `A close look: ${plural(hidden, "cached or free block is", "cached or free blocks are")} not drawn.` : "";
   }
 
   #words(block) {

@@ -1,6 +1,6 @@
 // A colour for each request, the same in map and table; and CSS colours as numbers for the canvas.
 
-const GOLDEN = 137.508; // degrees: neighbours in time get hues far apart
+const GOLDEN = 137.508; // degrees: the first n multiples are spread as evenly as can be
 const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
 
 const known = new Map();
@@ -27,26 +27,28 @@ export const isDark = () => {
 
 export class Colours {
   constructor() {
-    this.hues = new Map();
-    this.next = 0;
+    this.places = new Map(); // request -> which of the golden hues
   }
 
   /** CSS colour of a request. */
   of(id) {
-    const hue = this.#hue(id);
+    const hue = ((25 + this.#place(id) * GOLDEN) % 360).toFixed(1);
     return isDark() ? `oklch(0.72 0.13 ${hue})` : `oklch(0.6 0.14 ${hue})`;
   }
 
-  /** Forget requests that are gone; their hues come again much later. */
+  /** Forget requests that are gone: their hues are free again. */
   only(ids) {
-    for (const id of this.hues.keys()) if (!ids.has(id)) this.hues.delete(id);
+    for (const id of this.places.keys()) if (!ids.has(id)) this.places.delete(id);
   }
 
-  #hue(id) {
-    if (!this.hues.has(id)) {
-      this.hues.set(id, ((25 + this.next * GOLDEN) % 360).toFixed(1));
-      this.next += 1;
+  /** The first place that no other has: few requests at a time get hues far apart. */
+  #place(id) {
+    if (!this.places.has(id)) {
+      const taken = new Set(this.places.values());
+      let place = 0;
+      while (taken.has(place)) place += 1;
+      this.places.set(id, place);
     }
-    return this.hues.get(id);
+    return this.places.get(id);
   }
 }
