@@ -10,22 +10,26 @@ from types import ModuleType
 
 from quire.errors import ConfigError
 
-FRAME = frozenset({"base", "build", "select"})
+FRAME = frozenset({"base", "build", "choose", "machine", "select"})
 """Modules of a plug-in folder that are no plug-ins: contract, and what chooses or assembles."""
 
 
 class Registry:
-    """One kind of plug-in: the modules of a package, plus entry points of a group of that name."""
+    """One kind of plug-in: the modules of a package, plus entry points of a group.
 
-    def __init__(self, package: str) -> None:
+    group: of the entry points; the package's name if not given.
+    """
+
+    def __init__(self, package: str, group: str | None = None) -> None:
         self.package = package
+        self.group = group or package
 
     def names(self) -> list[str]:
         """Names of all plug-ins, sorted. FRAME and files that start with _ are not plug-ins."""
         path = importlib.import_module(self.package).__path__
         own = {m.name for m in pkgutil.iter_modules(path)}
         own = {name for name in own if name not in FRAME and not name.startswith("_")}
-        return sorted(own | {e.name for e in entry_points(group=self.package)})
+        return sorted(own | {e.name for e in entry_points(group=self.group)})
 
     def load(self, name: str) -> ModuleType:
         """Import one plug-in, and only that one. Unknown names get the nearest suggestions."""
@@ -34,7 +38,7 @@ class Registry:
             near = difflib.get_close_matches(name, names, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
             raise ConfigError(f"no {name!r} in {self.package}; {hint}")
-        for found in entry_points(group=self.package, name=name):
+        for found in entry_points(group=self.group, name=name):
             module = found.load()
             assert isinstance(module, ModuleType), f"{found.value} is not a module"
             return module
