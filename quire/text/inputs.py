@@ -111,10 +111,12 @@ class InputProcessor:
         ids = self._ids(parsed, how)
         self._check_length(len(ids))
         salt = prompts.cache_salt(cache_salt) or parsed.salt
+        stop = self._stop(asked, len(ids))
+        _check_that_a_token_is_left(asked, stop)
         made = Request(
             id=request_id,
             prompt=ids,
-            stop=self._stop(asked, len(ids)),
+            stop=stop,
             params=_for_engine(asked),
             n=asked.num_sequences,
             seed=self._seed(asked),
@@ -342,6 +344,21 @@ class InputProcessor:
                 self._bad_words.clear()
             self._bad_words[word] = found
         return [list(ids) for ids in found]
+
+
+def _check_that_a_token_is_left(params: SamplingParams, stop: Stop) -> None:
+    """Raise RequestError if no token may be the first: only the request is to blame for that."""
+    if params.allowed_token_ids is None:
+        return
+    banned = {ids[0] for ids in params.bad_words_token_ids if len(ids) == 1}
+    if stop.min_tokens:
+        banned |= stop.eos_ids | stop.token_ids
+    if banned.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            "allowed_token_ids leaves no token: bad_words, or min_tokens with EOS and "
+            "stop_token_ids, forbid all of them",
+            param="allowed_token_ids",
+        )
 
 
 def _cut(ids: tuple[int, ...], how: Tokenization) -> tuple[int, ...]:

@@ -329,3 +329,32 @@ def test_what_the_request_says_of_itself_is_kept():
         3,
         1.5,
     )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        dict(allowed_token_ids=[7], stop_token_ids=[7], min_tokens=1),
+        dict(allowed_token_ids=[7, 8], stop_token_ids=[7, 8, 9], min_tokens=3),
+        dict(allowed_token_ids=[7], min_tokens=1),  # 7 is EOS here
+    ],
+)
+def test_a_request_that_forbids_every_token_is_refused(fields):
+    inputs = processor(eos_ids=[7])
+    with pytest.raises(RequestError, match="leaves no token") as caught:
+        made([1, 2], inputs, **fields)
+    assert caught.value.param == "allowed_token_ids"
+
+
+def test_a_word_of_one_token_may_not_be_all_that_is_allowed():
+    (letter,) = face("byte_level").encode("a")
+    spaced = face("byte_level").encode(" a")
+    banned = [letter, *spaced] if len(spaced) == 1 else [letter]
+    with pytest.raises(RequestError, match="leaves no token"):
+        made([1], allowed_token_ids=banned[:1], bad_words=["a"])
+    assert made([1], allowed_token_ids=[letter, 9], bad_words=["a"])
+
+
+def test_tokens_that_end_may_be_all_that_is_allowed_if_nothing_must_come_before():
+    assert made([1], processor(eos_ids=[7]), allowed_token_ids=[7])
+    assert made([1], processor(eos_ids=[7]), allowed_token_ids=[7], min_tokens=1, ignore_eos=True)
