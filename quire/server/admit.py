@@ -14,10 +14,9 @@ from typing import Any
 from quire.core.params import INT64, MAX_SEQUENCES, SamplingParams
 from quire.errors import RequestError, Unsupported
 from quire.server import strict
-from quire.server.asked import Asked, Conversation, Prompts
+from quire.server.asked import MAX_PROMPTS, Asked, Conversation, Prompts
 from quire.server.services import Services
 
-MAX_PROMPTS = 1024
 MAX_STOPS = 64
 """Stop strings of one request: each is searched for in all new text."""
 MAX_BEAMS = 64

@@ -16,6 +16,9 @@ from quire.server.strict import Ignored
 
 Message = dict[str, Any]
 
+MAX_PROMPTS = 1024
+"""Of one body."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:

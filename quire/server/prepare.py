@@ -33,13 +33,17 @@ class Terms:
     public_id: str
     priority: int = 0
     arrived_at: float = 0.0
+    size: int = 0
+    """Of the body, in bytes: long ones are prepared in another thread."""
 
 
 async def prepare(to: Services, asked: Asked, terms: Terms) -> list[Prepared]:
     """A request for each prompt. Raises RequestError, TooLong, Unsupported."""
     try:
         params = sampling_params(to, asked)
-        return await off_loop(lambda: _prepared(to, asked, params, terms), asked.chars, LONG_CHARS)
+        return await off_loop(
+            lambda: _prepared(to, asked, params, terms), max(asked.chars, terms.size), LONG_CHARS
+        )
     except RequestError as error:
         raise reworded(error, asked.words) from None
 

@@ -51,7 +51,13 @@ async def begin(
     watched = watch(http)
     if asked.timing or to.options.enable_per_request_metrics:
         watched.time()
-    terms = Terms(public_id, admit.priority(to, asked, headers), watched.received_at)
+    said = headers.get("content-length", "")
+    terms = Terms(
+        public_id,
+        admit.priority(to, asked, headers),
+        watched.received_at,
+        int(said) if said.isdecimal() else 0,
+    )
     presence = Presence(None if detached else http.receive, admit.deadline_s(headers))
     try:
         with presence.waiting():

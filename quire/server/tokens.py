@@ -27,6 +27,9 @@ from quire.server.sse import json_response
 router = APIRouter()
 BODIES = {"/tokenize": (TokenizeBody, TokenizeChatBody), "/detokenize": (DetokenizeBody,)}
 
+MOST_TOKENS = 1 << 16
+"""To make text of, where the context is short."""
+
 
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(http: Request) -> Response:
@@ -67,12 +70,20 @@ async def detokenize(http: Request) -> Response:
     body.refuse_later_features()
     ignored = body.ignored()
     check(to, Asked(source=body.prompts(), model=body.model, ignored=ignored))
-    size = len(to.text())
-    for one in body.tokens:
-        if not 0 <= one < size:
-            raise RequestError(f"tokens must be in [0, {size}), got {one}", param="tokens")
+    _check_tokens(to, body.tokens)
     text = await off_loop(lambda: to.text().decode(body.tokens), len(body.tokens), LONG_CHARS)
     return json_response({"prompt": text}, strict.headers(ignored))
+
+
+def _check_tokens(to: Services, tokens: list[int]) -> None:
+    most = max(MOST_TOKENS, 4 * to.max_model_len)
+    if len(tokens) > most:
+        message = f"tokens must hold at most {most} ids, got {len(tokens)}"
+        raise RequestError(message, param="tokens")
+    size = len(to.text())
+    for one in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= one < size:
+            raise RequestError(f"tokens must be in [0, {size}), got {one}", param="tokens")
 
 
 @router.get("/tokenizer_info", tags=["tokens"])

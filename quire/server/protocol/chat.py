@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quire.errors import RequestError
-from quire.server.asked import Asked, Conversation
+from quire.server.asked import MAX_PROMPTS, Asked, Conversation
 from quire.server.protocol.fields import SamplingBody, structure_of
 
 Messages = list[dict[str, Any]]
@@ -97,7 +97,7 @@ class ChatBody(ChatFields):
 class ChatBatchBody(ChatFields):
     """Several conversations; the answer has a choice for each. Not streamed."""
 
-    messages: Annotated[list[Messages], Field(min_length=1)]
+    messages: Annotated[list[Messages], Field(min_length=1, max_length=MAX_PROMPTS)]
 
     def to_asked(self) -> Asked:
         self.refuse_later_features()

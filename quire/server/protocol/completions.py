@@ -7,14 +7,19 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from quire.errors import Unsupported
-from quire.server.asked import Asked, Prompts
-from quire.server.protocol.fields import Ids, SamplingBody, Texts, structure_of
+from quire.server.asked import MAX_PROMPTS, Asked, Prompts
+from quire.server.protocol.fields import Ids, SamplingBody, structure_of
 
 
 class CompletionBody(SamplingBody):
     """One or more prompts to go on with."""
 
-    prompt: str | Texts | Ids | Annotated[list[Ids], Field(fail_fast=True)]
+    prompt: (
+        str
+        | Annotated[list[str], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+        | Ids
+        | Annotated[list[Ids], Field(fail_fast=True, max_length=MAX_PROMPTS)]
+    )
     echo: bool = False
     logprobs: int | None = None
     suffix: str | None = Field(None, description="Refused: no model here fills in the middle.")

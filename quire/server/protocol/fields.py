@@ -18,7 +18,11 @@ from quire.errors import RequestError, Unsupported
 from quire.server.asked import Beams, Structure
 from quire.server.strict import Ignored, find
 
-Ids = Annotated[list[int], Field(fail_fast=True)]
+MOST_IDS = 1 << 21
+"""Of one list: more than any context has, and few enough to be read in a moment."""
+MOST_UNKNOWN = 1000
+
+Ids = Annotated[list[int], Field(fail_fast=True, max_length=MOST_IDS)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
 
 _STRUCTURE = "structured outputs are not built yet"
@@ -79,6 +83,8 @@ class Body(BaseModel):
     def ignored(self) -> list[Ignored]:
         """The fields that mean nothing here; None asks for nothing anyway."""
         extra = self.model_extra or {}
+        if len(extra) > MOST_UNKNOWN:
+            raise RequestError(f"the body has {len(extra)} fields that nobody knows")
         given = [name for name, value in extra.items() if name not in LATER and value is not None]
         return find(given, [*type(self).model_fields, *LATER], HARMLESS) if given else []
 
