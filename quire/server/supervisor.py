@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import logging
+import resource
 import selectors
 import signal
 import socket
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 """Beyond the time that requests have, for what ends to end; then it is killed."""
+MANY_FILES = 65536
 
 
 class Supervisor:
@@ -59,6 +61,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Until all has ended; the exit status. Raises what kept the server from starting."""
+        _allow_many_files()
         with self._hearing_signals() as ear:
             self._selector.register(ear, selectors.EVENT_READ, None)
             try:
@@ -211,3 +214,11 @@ class Supervisor:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         self._signals.append(number)
+
+
+def _allow_many_files() -> None:
+    """A connection is a file, and the usual limit of 1,024 is for programs that have few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MANY_FILES if hard == resource.RLIM_INFINITY else min(hard, MANY_FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from quire.errors import ConfigError
-from quire.server import listen, processes
+from quire.server import heads, listen, processes
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
 from tests.server.running import wait_until
@@ -164,3 +164,30 @@ def test_a_unix_socket_serves_below_a_path_of_a_proxy(tokenizer, tmp_path):
             assert client.get("/v1/models").status_code == 200
             document = client.get("/openapi.json").json()
     assert document["servers"] == [{"url": "/below"}]
+
+
+def hung_up_on(url, *words):
+    """Whether the server closes a connection after these bytes and no more."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=10) as connection:
+        for word in words:
+            connection.sendall(word)
+        while said := connection.recv(1 << 16):
+            if said.endswith(b"}"):  # the answer to a whole request
+                continue
+        return said == b""
+
+
+def test_who_does_not_get_a_request_sent_is_hung_up_on(tokenizer, monkeypatch):
+    monkeypatch.setattr(heads, "HEAD_S", 0.1)
+    monkeypatch.setattr(heads, "BODY_S", 0.2)
+    whole = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
+    body = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"
+    options = ServerOptions(port=0, keep_alive_timeout=30)
+    with serving(tokenizer, options) as url:
+        for words in ((), (whole[:20],), (whole, whole[:20]), (body,)):
+            assert hung_up_on(url, *words)
+        ask = {"prompt": "x", "max_tokens": 400, "ignore_eos": True}
+        with httpx.Client(base_url=url) as client:
+            for _ in range(2):  # who waits for an answer, or asks again later, is not
+                assert client.post("/v1/completions", json=ask).status_code == 200
