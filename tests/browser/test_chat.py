@@ -284,6 +284,9 @@ def test_the_conversation_is_kept_only_if_asked_for(page, site):
 def test_a_key_is_asked_for_where_the_server_wants_one(opened, tokenizer):
     with Server(tokenizer, options=ServerOptions(api_key=("sesame",))).running() as guarded:
         page = opened(guarded.url, ready=False, allow=("401",))
+        page.click("#key-cancel")
+        assert page.is_disabled("#say")
+        page.click("#enter-key")
         page.fill("#key", "wrong")
         page.press("#key", "Enter")
         page.wait_for_selector("#key-error:not(:empty)")

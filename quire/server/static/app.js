@@ -21,6 +21,7 @@ async function start() {
   $("model").title = `${about.model}: up to ${about.max_model_len} tokens, quire ${about.version}`;
   if (!about.text) say($("welcome-text"), "This server has no tokenizer: it takes token ids only, so there is no chat here.");
   else if (!about.chat) say($("welcome-text"), "This model has no chat template: it goes on from what you write.");
+  $("open-settings").disabled = false; // till now there was nothing behind these
   $("say").disabled = $("send").disabled = !about.text;
   const settings = new Settings(about, () => $("keep").checked && chat.keep());
   const chat = new Chat(settings, about);
