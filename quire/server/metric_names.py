@@ -75,7 +75,9 @@ def _histogram(name: str, bounds: tuple[float, ...] | Literal["context"], about:
 
 OF_ENGINE = (
     _gauge("num_requests_running", "Sequences aboard the steps."),
-    _gauge("num_requests_waiting", "Sequences that wait to run; those on the host are counted apart."),
+    _gauge(
+        "num_requests_waiting", "Sequences that wait to run; those on the host are counted apart."
+    ),
     _gauge(
         "num_requests_waiting_by_reason",
         "Of those, by what they wait for: room, or a sibling that computes their prompt.",
