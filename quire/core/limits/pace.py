@@ -1,9 +1,9 @@
 """Prompts leave room for those who decode: a step of both takes no longer than a target.
 
-    seconds of a step  =  seconds of a step that only decodes  +  prompt tokens x seconds of each
-
-Both are learnt from steps as they land, so nothing needs to be known of the device. Where nobody
-decodes, prompts get all there is: nobody waits for a next token then.
+How many prompt tokens that are is learnt from each step that landed: so many more or fewer as it
+was quicker or slower than the target. A step has fixed costs, so this errs on the small side and
+comes nearer with each step; it needs no model of the device, and forgets a stall in a few steps.
+Where nobody decodes, prompts get all there is: nobody waits for a token then.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ from quire.core.types import Sequence
 
 LEAST = 64
 """Prompt tokens a step may always have, whatever the target: prompts must get on too."""
-WEIGHT = 0.5
-"""Of the newest step in what is learnt."""
-JUMP = 2.0
-"""A step counts as at most this many times slower than learnt: one that stalls teaches little."""
+FULL = 0.4
+"""Of what is allowed, so much makes a step full: rounding may take more than half."""
 
 
 class Pace(Limit):
@@ -25,8 +23,7 @@ class Pace(Limit):
     def __init__(self, target_s: float) -> None:
         assert target_s > 0, target_s
         self.target_s = target_s
-        self.decode_s = 0.0
-        self.token_s = 0.0  # 0: not known yet
+        self.most = float(NO_BOUND)  # prompt tokens of a step
         self.left = NO_BOUND
         self.decoding = 0  # rows of this step
         self.decoded = 0  # rows of the step before: those of this one may come late in it
@@ -34,9 +31,8 @@ class Pace(Limit):
     def begin(self, sequences: int) -> None:
         self.decoded, self.decoding = self.decoding, 0
         self.left = NO_BOUND
-        if self.token_s:
-            tokens = int((self.target_s - self.decode_s) / self.token_s) + self.decoded
-            self.left = max(LEAST, _even(tokens) - self.decoded)
+        if self.most < NO_BOUND:
+            self.left = max(LEAST, _even(int(self.most) + self.decoded) - self.decoded)
 
     def allow(self, seq: Sequence, want: int) -> int:
         if _decodes(seq) or not (self.decoding or self.decoded):
@@ -62,11 +58,13 @@ class Pace(Limit):
         self.decoding += rows
 
     def learn(self, prompt_tokens: int, seconds: float) -> None:
-        if not prompt_tokens:
-            self.decode_s = _nearer(self.decode_s, seconds)
-        elif prompt_tokens >= LEAST:
-            each = max(seconds - self.decode_s, 0.1 * seconds) / prompt_tokens
-            self.token_s = _nearer(self.token_s, each)
+        if prompt_tokens < LEAST or seconds <= 0:
+            return
+        fits = max(prompt_tokens * self.target_s / seconds, LEAST)
+        if fits < prompt_tokens or prompt_tokens >= FULL * self.most:
+            self.most = fits
+        else:
+            self.most = max(self.most, fits)
 
 
 def _decodes(seq: Sequence) -> bool:
@@ -77,13 +75,7 @@ def _decodes(seq: Sequence) -> bool:
 def _even(tokens: int) -> int:
     """So many or somewhat fewer: matrix products work in tiles, and pay for the last ones in full.
 
-    1,024 rows are about one round of tiles for all the multiprocessors of a large GPU.
+    Not by much: a step that got a third less would not show that the third had fitted.
     """
-    for grain in (1024, 128):
-        if tokens >= grain:
-            return tokens - tokens % grain
-    return tokens
-
-
-def _nearer(known: float, seen: float) -> float:
-    return known + WEIGHT * (min(seen, JUMP * known) - known) if known else seen
+    grain = 256 if tokens >= 1024 else 128 if tokens >= 512 else 1
+    return tokens - tokens % grain

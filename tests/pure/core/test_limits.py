@@ -32,8 +32,7 @@ MAKERS = {
 def paced(decoding, *, known):
     limit = Pace(0.05)
     if known:
-        limit.learn(0, 0.01)
-        limit.learn(1000, 1000 * 0.04 / 3 + 0.01)
+        limit.learn(1000, 0.05)
     limit.take_ones(decoding)
     return limit
 
@@ -178,30 +177,56 @@ def prompt_of(tokens):
 
 
 def told(limit, rows, prompt_tokens, seconds):
-    """A step of so many decoding rows was planned and landed."""
+    """A step of so many decoding rows was planned and landed; the next is being planned."""
     limit.begin(rows + 1)
     limit.take_ones(rows)
     limit.learn(prompt_tokens, seconds)
     limit.begin(rows + 1)
 
 
-def test_prompts_beside_decoding_rows_get_what_the_target_leaves():
+def granted(limit, rows=4):
+    """Prompt tokens that the next step may have."""
+    limit.begin(rows + 1)
+    limit.take_ones(rows)
+    return limit.allow(prompt_of(9000), 9000)
+
+
+def run_full_steps(limit, fixed_s, token_s, steps, rows=4):
+    """Steps that take all they are allowed, on a device with a fixed cost a step."""
+    seconds = 0.0
+    for _ in range(steps):
+        tokens = granted(limit, rows)
+        seconds = fixed_s + token_s * (tokens + rows)
+        limit.learn(tokens, seconds)
+    return seconds
+
+
+def test_prompts_beside_decoding_rows_get_what_fits_the_target():
     limit = Pace(0.050)
-    limit.learn(0, 0.010)  # a step that only decodes
-    told(limit, 4, 2000, 0.090)  # 40 us a prompt token
+    told(limit, 4, 2000, 0.100)
     most = limit.allow(prompt_of(5000), 5000)
     assert 850 < most <= 1000
     limit.take(prompt_of(600), 600)
     assert limit.allow(prompt_of(5000), 5000) == most - 600
 
 
-@pytest.mark.parametrize(("rows", "token_us", "tokens"), [(250, 20, 2048), (48, 40, 1024)])
-def test_a_step_beside_decoding_rows_fills_the_tiles_of_products(rows, token_us, tokens):
+@pytest.mark.parametrize(
+    ("rows", "fits", "tokens"), [(250, 1900, 2048), (48, 1100, 1024), (20, 700, 640)]
+)
+def test_a_step_beside_decoding_rows_fills_the_tiles_of_products(rows, fits, tokens):
     limit = Pace(0.050)
-    limit.learn(0, 0.008)
-    told(limit, rows, 2000, 0.008 + 2000 * token_us * 1e-6)
+    told(limit, rows, 2 * fits, 0.100)
     limit.take_ones(rows)
     assert limit.allow(prompt_of(9000), 9000) + rows == tokens
+
+
+@pytest.mark.parametrize(("fixed_s", "token_s"), [(0.0, 22e-6), (0.02, 22e-6), (0.005, 2e-3)])
+def test_steps_come_near_the_target_and_not_over_it_whatever_a_step_costs(fixed_s, token_s):
+    limit = Pace(0.050)
+    limit.learn(8000, fixed_s + 8000 * token_s)
+    seconds = run_full_steps(limit, fixed_s, token_s, 30)
+    least = fixed_s + (LEAST + 4) * token_s
+    assert max(0.022, least) <= seconds <= max(0.055, least)
 
 
 def test_prompts_get_all_they_want_while_nobody_decodes():
@@ -212,17 +237,28 @@ def test_prompts_get_all_they_want_while_nobody_decodes():
 
 def test_a_prompt_gets_on_however_slow_the_device_is():
     limit = Pace(0.050)
-    limit.learn(0, 0.2)
-    told(limit, 1, 100, 1.0)
+    told(limit, 1, 100, 10.0)
     assert limit.allow(prompt_of(5000), 5000) == LEAST
 
 
-def test_a_step_that_stalled_is_soon_forgotten():
+def test_a_step_that_stalled_is_forgotten_after_some_full_ones():
     limit = Pace(0.050)
-    limit.learn(0, 0.010)
-    for seconds in (0.09, 9.0, 0.09, 0.09, 0.09):
-        told(limit, 4, 2000, seconds)
-    assert limit.allow(prompt_of(5000), 5000) > 800
+    run_full_steps(limit, 0.02, 22e-6, 20)
+    before = granted(limit)
+    limit.learn(granted(limit), 9.0)
+    assert granted(limit) == LEAST
+    run_full_steps(limit, 0.02, 22e-6, 12)
+    assert granted(limit) >= 0.75 * before
+
+
+def test_a_step_with_few_prompts_teaches_nothing_of_many():
+    limit = Pace(0.050)
+    limit.learn(2000, 0.100)
+    granted(limit)
+    before = granted(limit)
+    for _ in range(20):
+        limit.learn(100, 0.012)
+    assert granted(limit) == before
 
 
 def test_a_decoding_row_is_never_held_back():

@@ -1,0 +1,128 @@
+"""How prompts share steps with decoding rows: clients in a closed loop over the real scheduler, with
+made-up step times. No model and no GPU: what it shows is the scheduler's policy alone. JSON lines.
+
+usage: python bench/pacing.py [--concurrency 32,128,256] [--targets 0,50,30] [--host-ms 10]
+
+A step takes the longer of its arithmetic and its weights, and its KV reads, as an 8B model does on an
+H200 (14 GFLOP a token at 670 TFLOP/s, 15 GB of weights and 131 KB of KV a token at 4.2 TB/s), and at
+least --host-ms if there is a prompt in it. 512 tokens in, 128 out, 4 requests a client.
+"""
+
+import argparse
+import itertools
+import json
+import random
+
+from quire.core.block_pool import BlockPool
+from quire.core.kv_cache import KVCache
+from quire.core.limits.pace import Pace
+from quire.core.limits.seats import SeatLimit
+from quire.core.limits.tokens import TokenBudget
+from quire.core.order.fifo import Fifo
+from quire.core.scheduler import Scheduler
+from quire.core.types import Request, StepResult, Stop
+
+INPUT, OUTPUT, DEPTH, BUDGET = 512, 128, 2, 8192
+
+
+def step_s(prompts, rows, host_s):
+    arithmetic = (prompts + rows) * 14e9 / 670e12
+    kv = rows * (INPUT + OUTPUT / 2) * 131e3 / 4.2e12
+    return max(max(arithmetic, 15e9 / 4.2e12) + kv + 4e-4, host_s if prompts else 0.0)
+
+
+class Loop:
+    """Clients, each of which sends its next request when the last has ended; a clock of its own."""
+
+    def __init__(self, clients, target_s, host_s):
+        limits = [TokenBudget(BUDGET), SeatLimit(1024)]
+        if target_s:
+            limits.append(Pace(target_s))
+        kv = KVCache(BlockPool(56000), 16)
+        self.scheduler = Scheduler(
+            kv, limits, Fifo(), max_seqs=1024, max_len=4096, steps_in_flight=DEPTH
+        )
+        self.host_s = host_s
+        self.left = 4 * clients
+        self.now = self.free_at = 0.0
+        self.sent, self.last, self.first, self.gaps = {}, {}, [], []
+        self.ids, self.draw = itertools.count(), random.Random(1)
+        self.flights = []
+        for _ in range(clients):
+            self.send()
+
+    def send(self):
+        if self.left:
+            self.left -= 1
+            name = f"r{next(self.ids)}"
+            prompt = tuple(self.draw.randrange(10, 99999) for _ in range(INPUT))
+            self.sent[name] = self.now
+            self.scheduler.add(Request(name, prompt, Stop(OUTPUT), read_prefix_cache=False))
+
+    def run(self):
+        while not self.scheduler.idle or self.flights:
+            self.launch()
+            self.land()
+
+    def launch(self):
+        while len(self.flights) < DEPTH and not self.scheduler.idle:
+            plan = self.scheduler.plan()
+            prompts = sum(row.count for row in plan.rows if row.count > 1)
+            rows = sum(row.count == 1 for row in plan.rows)
+            begun = max(self.free_at, self.now)
+            self.free_at = begun + (step_s(prompts, rows, self.host_s) if plan.rows else 0.0)
+            self.flights.append((plan, prompts, self.free_at - begun, self.free_at))
+
+    def land(self):
+        plan, prompts, seconds, at = self.flights.pop(0)
+        self.now = max(self.now, at)
+        result = StepResult([(7,) if row.samples else () for row in plan.rows])
+        for update in self.scheduler.apply(plan, result):
+            self.tell(update)
+        self.scheduler.learn(prompts, seconds)
+
+    def tell(self, update):
+        name = update.request_id
+        if update.token_ids:
+            if name in self.last:
+                self.gaps.append(self.now - self.last[name])
+            else:
+                self.first.append(self.now - self.sent[name])
+            self.last[name] = self.now
+        if update.finish:
+            self.send()
+
+
+def ms(values, share):
+    return round(sorted(values)[min(len(values) - 1, int(share * len(values)))] * 1e3, 1)
+
+
+def main():
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--concurrency", default="32,128,256")
+    ap.add_argument("--targets", default="0,50,30", help="ms; 0: none")
+    ap.add_argument("--host-ms", type=float, default=10)
+    a = ap.parse_args()
+    for clients in map(int, a.concurrency.split(",")):
+        for target in map(float, a.targets.split(",")):
+            loop = Loop(clients, target / 1e3, a.host_ms / 1e3)
+            loop.run()
+            print(
+                json.dumps(
+                    dict(
+                        bench="pacing",
+                        concurrency=clients,
+                        target_ms=target,
+                        out_tok_s=round(4 * clients * OUTPUT / loop.now),
+                        ttft_p50=ms(loop.first, 0.5),
+                        ttft_p99=ms(loop.first, 0.99),
+                        itl_p50=ms(loop.gaps, 0.5),
+                        itl_p99=ms(loop.gaps, 0.99),
+                    )
+                ),
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
