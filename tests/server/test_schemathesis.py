@@ -26,7 +26,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from quire.server import later
+from quire.server import guard, later
 from quire.server.options import ServerOptions
 from tests.clients.sse import named_events, openai_chunks, read
 from tests.server.harness import Server
@@ -250,6 +250,20 @@ def test_routes_that_are_open_by_a_switch(tokenizer, document, mode):
         ]
         server.wait_idle()
     assert not any(failures), "\n\n".join(filter(None, failures))
+
+
+def test_without_a_key_every_route_says_what_the_document_promises(tokenizer, document):
+    options = ServerOptions(api_key=("k",))
+    with Server(tokenizer, options=options).running() as server:
+        closed = schemathesis.openapi.from_dict(document)
+        closed.config.update(base_url=server.url)
+        for operation in operations(closed):
+            path = operation.path.replace("{name}", "a").replace("{response_id}", "a")
+            response = requests.request(operation.method, server.url + path, timeout=TIMEOUT_S)
+            if response.status_code != 401:
+                assert path in guard.OPEN, path
+                continue
+            operation.Case().validate_response(response, checks=CHECKS)
 
 
 def run(operation, strategy, examples=EXAMPLES, how=None):

@@ -35,6 +35,12 @@ class ErrorAnswer(_Answer):
     error: ErrorDetail
 
 
+class UnauthorizedAnswer(_Answer):
+    """No key, or a wrong one: said before any route is asked."""
+
+    error: str
+
+
 class MessageErrorDetail(_Answer):
     """As Anthropic's clients read it."""
 
@@ -494,7 +500,7 @@ ERRORS: Mapping[str, str] = {
 
 def describe(document: Json) -> None:
     """Fill in what every operation of an OpenAPI document answers."""
-    errors_of: tuple[type[BaseModel], ...] = (ErrorAnswer, MessageErrorAnswer)
+    errors_of: tuple[type[BaseModel], ...] = (ErrorAnswer, MessageErrorAnswer, UnauthorizedAnswer)
     kinds = {*errors_of, *ANSWERS.values(), *CHUNKS.values()}
     refs, made = models_json_schema(
         [(kind, "validation") for kind in sorted(kinds, key=lambda kind: kind.__name__)],
@@ -507,6 +513,8 @@ def describe(document: Json) -> None:
             status: {"description": text, "content": _json(refs[kind, "validation"])}
             for status, text in ERRORS.items()
         }
+        if kind is ErrorAnswer:
+            errors["401"]["content"] = _json(refs[UnauthorizedAnswer, "validation"])
         for method, operation in methods.items():
             responses = operation["responses"]
             responses.pop("422", None)  # FastAPI's own; ours are 400
