@@ -310,10 +310,11 @@ def test_an_error_of_the_server_is_told(opened):
 
 
 def test_right_to_left_text_runs_right_to_left(page, site):
-    site.says("مرحبا", "أهلا **بك**\n\n- واحد\n\n```\nx = 1\n```")
+    site.says("مرحبا", "Hello.\n\nأهلا **بك**\n\n- واحد\n\n```\nx = 1\n```")
     ask(page, "مرحبا")
     direction = "one => getComputedStyle(one).direction"
     assert page.eval_on_selector(".message.user .text", direction) == "rtl"
-    assert page.eval_on_selector(f"{LAST} .text p", direction) == "rtl"
+    assert page.eval_on_selector(f"{LAST} .text p >> nth=0", direction) == "ltr"
+    assert page.eval_on_selector(f"{LAST} .text p >> nth=1", direction) == "rtl"
     assert page.eval_on_selector(f"{LAST} .text li", direction) == "rtl"
     assert page.eval_on_selector(f"{LAST} .text pre", direction) == "ltr"

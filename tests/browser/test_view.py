@@ -88,9 +88,9 @@ def test_charts_show_rates_and_times(page, site):
 def test_an_answer_says_where_its_time_went(page, site):
     site.says("Why?", LONG)
     ask(page, "Why?")
-    page.wait_for_selector(".why .cuts")
-    assert "generating" in page.get_attribute(".why .cuts", "aria-label")
-    assert page.inner_text(".why .legend li >> nth=0").startswith("generating")
+    page.wait_for_selector("#why .cuts")
+    assert "generating" in page.get_attribute("#why .cuts", "aria-label")
+    assert page.inner_text("#why .legend li >> nth=0").startswith("generating")
     page.wait_for_selector("#why-all .cuts")
 
 
