@@ -1,0 +1,92 @@
+"""Calls as a model of a dialect would have written them: the inverse of reading.
+
+For the history of a conversation, for tests, and for output that is forced to begin as a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from quire.text.tools._values import escaped
+from quire.text.tools.base import Dialect, Written
+
+_PLACE = re.compile("«([a-z]+)»")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call to be written."""
+
+    name: str
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """What stands around the arguments of a call that are one JSON object."""
+
+    begin: str
+    end: str
+
+
+def render(dialect: Dialect, calls: Sequence[Asked]) -> str:
+    """The text of these calls."""
+    how = dialect.written
+    texts = [_call(how, call, place) for place, call in enumerate(calls)]
+    return how.before + how.between.join(texts) + how.after
+
+
+def frame(dialect: Dialect, name: str) -> Frame | None:
+    """What a model writes before and after the JSON arguments of one call of a function; None if
+    its arguments are no JSON object."""
+    how = dialect.written
+    if how.values != "json":
+        return None
+    begin, _, end = how.call.partition("«arguments»")
+    known = {"name": escaped(name) if how.name_in_json else name, "place": "0"}
+    return Frame(how.before + _filled(begin, known), _filled(end, known) + how.after)
+
+
+def _call(how: Written, call: Asked, place: int) -> str:
+    known = {"name": escaped(call.name) if how.name_in_json else call.name, "place": str(place)}
+    if how.values == "json":
+        known["arguments"] = _json(call.arguments)
+    elif how.values == "braces":
+        known["arguments"] = _braces(call.arguments, how.quote)
+    else:
+        items = [_param(how, key, item) for key, item in call.arguments.items()]
+        known["params"] = how.param_between.join(items)
+    return _filled(how.call, known)
+
+
+def _filled(template: str, known: Mapping[str, str]) -> str:
+    return _PLACE.sub(lambda found: known[found[1]], template)
+
+
+def _param(how: Written, key: str, item: object) -> str:
+    if how.values == "python":
+        return _filled(how.param, {"key": key, "value": repr(item)})
+    text = isinstance(item, str)
+    known = {
+        "key": key,
+        "value": item if isinstance(item, str) else _json(item),
+        "type": how.text_attribute if text else how.json_attribute,
+    }
+    return _filled(how.param, known)
+
+
+def _json(item: object) -> str:
+    return json.dumps(item, ensure_ascii=False)
+
+
+def _braces(item: object, quote: str) -> str:
+    """As FunctionGemma writes: keys bare, strings between tokens."""
+    if isinstance(item, Mapping):
+        return "{" + ",".join(f"{key}:{_braces(one, quote)}" for key, one in item.items()) + "}"
+    if isinstance(item, (list, tuple)):
+        return "[" + ",".join(_braces(one, quote) for one in item) + "]"
+    return f"{quote}{item}{quote}" if isinstance(item, str) else _json(item)

@@ -1,0 +1,258 @@
+"""What a dialect of tool calls is made of: declarations, which quire.text.tools.machine walks.
+
+A dialect is a few forms; a form begins with a literal in the text and goes on with steps. Between
+steps whitespace means nothing. No step has code of its own here, and no dialect has any: what a
+dialect cannot say, the machine cannot read.
+
+    hermes      <tool_call>  Object  </tool_call>
+    qwen3       <tool_call>  Many( <function=  Name  Params )  </tool_call>
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+from quire.text.tools._values import JSON, PYTHON, Language
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One of these literals comes next."""
+
+    texts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """One of these literals ends what was told. Where the text ends instead, that is no fault."""
+
+    texts: tuple[str, ...]
+    optional: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """Text up to a literal that says nothing of the call."""
+
+    end: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """The function's name, up to one of `end`, or to one of `before`, which stays for the next."""
+
+    end: tuple[str, ...] = ()
+    before: tuple[str, ...] = ()
+    id_after: str = ""
+    """The one of `end` after which an id comes, up to another."""
+    numbered: bool = False
+    """functions.NAME:IDX, which is the call's id as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """The arguments as one object."""
+
+    language: Language = JSON
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A JSON object that is a call, or (`many`) a JSON list of them or a single one."""
+
+    name: tuple[str, ...] = ("name",)
+    arguments: tuple[str, ...] = ("arguments", "parameters")
+    id: tuple[str, ...] = ()
+    many: bool = False
+    keyed: bool = False
+    """{"f": {...}}: the key is the name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """Arguments one by one: key_open KEY key_close, attributes, value_open VALUE value_close."""
+
+    key_open: str
+    key_close: str
+    value_close: str
+    close: tuple[str, ...]
+    """What ends the parameters, and the call."""
+    value_open: str = ""
+    """After the key; what stands before it are attributes."""
+    outer: tuple[str, ...] = ()
+    """What comes after `close`: ends the parameters too if `close` was forgotten."""
+    trim: bool = False
+    """One newline after the opening and one before the closing tag belong to the layout."""
+    text_mark: str = ""
+    """The attribute of a value that is text, whatever the schema says."""
+    json_mark: str = ""
+    """The attribute of a value that is JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class PythonCalls:
+    """f(k='v', n=1), g(): in brackets, or (`lines`) one below the other."""
+
+    lines: bool = False
+    language: Language = PYTHON
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A message of the harmony format: who it is for decides what its body is."""
+
+    body: str
+    """Ends the header."""
+    ends: tuple[str, ...]
+    before: tuple[str, ...]
+    """Begins the next message, if nothing ended this one."""
+    header: str = ""
+    """The part of the header that the form began with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Many:
+    """The steps once or more often. Without separators the first step must be a Mark."""
+
+    steps: tuple[Step, ...]
+    between: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Either:
+    """The first steps if one of these literals comes next, else the others."""
+
+    next: tuple[str, ...]
+    then: tuple[Step, ...]
+    other: tuple[Step, ...]
+
+
+Step = (
+    Mark
+    | Close
+    | Label
+    | Name
+    | Arguments
+    | Object
+    | Params
+    | PythonCalls
+    | Message
+    | Many
+    | Either
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to begin a call, or several, in the text."""
+
+    begin: tuple[str, ...]
+    steps: tuple[Step, ...]
+    keep: int = 0
+    """Characters at the end of `begin` that the first step reads again."""
+    bare: bool = False
+    """Nothing but `begin` marks it: only at the beginning of a line is it looked for, only a
+    declared function is a call, and what is no call is content without a note."""
+
+
+Values = Literal["json", "params", "python", "braces"]
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """How a model writes calls. «name» «arguments» «params» «key» «value» «id» stand for
+    themselves; «begin» is Written.begin of the next message where calls are messages."""
+
+    call: str
+    before: str = ""
+    after: str = ""
+    between: str = ""
+    param: str = ""
+    """One of «params»."""
+    param_between: str = ""
+    values: Values = "json"
+    quote: str = ""
+    """Around strings of `braces`."""
+    text_attribute: str = ""
+    json_attribute: str = ""
+    """«type» of a text and of another value."""
+    name_in_json: bool = False
+    """The name stands in a JSON string."""
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How one family of models writes tool calls."""
+
+    name: str
+    forms: tuple[Form, ...]
+    written: Written
+    signs: tuple[tuple[str, ...], ...] = ()
+    """A chat template with all texts of one of these is of this dialect ..."""
+    without: tuple[str, ...] = ()
+    """... unless it has one of these."""
+    ids: Literal["hex", "nine", "numbered"] = "hex"
+    """chatcmpl-tool-<hex>, nine letters and digits, functions.NAME:IDX."""
+    drop: tuple[str, ...] = ()
+    """Literals that mean nothing where they stand alone."""
+
+    def detect(self, template: str) -> bool:
+        """Whether a chat template teaches this dialect."""
+        if any(text in template for text in self.without):
+            return False
+        return any(all(text in template for text in texts) for texts in self.signs)
+
+    @cached_property
+    def marks(self) -> tuple[str, ...]:
+        """Literals that begin a form, longest first."""
+        found = {text for form in self.forms for text in form.begin}
+        return tuple(sorted(found, key=lambda text: (-len(text), text)))
+
+
+def closes(steps: Iterable[Step]) -> tuple[str, ...]:
+    """All literals by which these steps can end."""
+    found: list[str] = []
+    for step in steps:
+        if isinstance(step, Close):
+            found += step.texts
+        elif isinstance(step, Params):
+            found += step.close
+        elif isinstance(step, Many):
+            found += closes(step.steps)
+        elif isinstance(step, Either):
+            found += closes(step.then) + closes(step.other)
+    return tuple(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A declared function."""
+
+    name: str
+    parameters: Mapping[str, object] = field(default_factory=dict)
+    """JSON Schema of its arguments; empty if none was given."""
+
+    @property
+    def needs(self) -> bool:
+        """Whether a call without arguments would be wrong."""
+        return bool(self.parameters.get("required"))
+
+
+def declared(tools: Sequence[Mapping[str, object]]) -> dict[str, Tool]:
+    """Tools as callers write them ({"type": "function", "function": {...}}), by name."""
+    found: dict[str, Tool] = {}
+    for tool in tools:
+        function = tool.get("function", tool)
+        if not isinstance(function, Mapping):
+            continue
+        name, parameters = function.get("name"), function.get("parameters")
+        if isinstance(name, str):
+            found[name] = Tool(name, parameters if isinstance(parameters, Mapping) else {})
+    return found
+
+
+Ids = Callable[[], str]
+"""A source of fresh hex texts."""

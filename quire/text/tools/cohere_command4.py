@@ -1,0 +1,7 @@
+"""Command of the fourth generation: the dialect of the third."""
+
+from __future__ import annotations
+
+from quire.text.tools.cohere_command3 import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]

@@ -1,0 +1,7 @@
+"""The dialect of FunctionGemma by a shorter name."""
+
+from __future__ import annotations
+
+from quire.text.tools.functiongemma import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]

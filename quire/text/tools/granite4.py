@@ -1,0 +1,7 @@
+"""Granite 4: the dialect of Hermes."""
+
+from __future__ import annotations
+
+from quire.text.tools.hermes import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]

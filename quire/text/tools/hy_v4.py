@@ -1,0 +1,7 @@
+"""Hunyuan 4: the dialect of Hunyuan 3."""
+
+from __future__ import annotations
+
+from quire.text.tools.hy_v3 import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]

@@ -1,0 +1,7 @@
+"""Ling 3: the dialect of GLM 4.5."""
+
+from __future__ import annotations
+
+from quire.text.tools.glm45 import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]

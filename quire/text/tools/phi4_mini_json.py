@@ -1,0 +1,7 @@
+"""The dialect of Phi 4 mini by its other name."""
+
+from __future__ import annotations
+
+from quire.text.tools.phi4_mini import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]

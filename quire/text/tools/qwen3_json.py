@@ -1,0 +1,7 @@
+"""Qwen 3, when it writes calls as JSON: the dialect of Hermes."""
+
+from __future__ import annotations
+
+from quire.text.tools.hermes import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]

@@ -1,0 +1,7 @@
+"""Step 3.5: the dialect of Qwen 3 Coder."""
+
+from __future__ import annotations
+
+from quire.text.tools.qwen3_coder import DIALECT, detect
+
+__all__ = ["DIALECT", "detect"]
