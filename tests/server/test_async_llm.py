@@ -165,6 +165,7 @@ def test_leaving_the_loop_aborts_the_request(tokenizer):
             async for _ in outputs:
                 break
         await idle(llm)
+        assert engine.threads[0].engine._executor.said < 200  # and not 400
         await llm.wait_for_requests_to_drain(1)
 
     run(tokenizer, body, step_s=0.001)

@@ -12,6 +12,7 @@ from quire.core.timing import Timing
 from quire.core.types import Request, Stop, TokenLogprobs, Update
 from quire.engine.client import EngineClient
 from quire.engine.merge import merged
+from quire.engine.messages import Beat
 from quire.engine.thread import EngineThread
 from quire.errors import EngineDead, Overloaded, RequestError, TooLong
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
@@ -346,6 +347,8 @@ def test_all_who_ask_one_engine_know_that_it_sleeps(tokenizer):
             await client.pause()
             assert client.paused
             await client.resume()
+            client._deliver(Beat(("kv_cache", "scheduling", "weights")))  # another sent it there
+            assert client.asleep
             stream = await client.generate([request("a")])
             assert [u async for batch in stream for u in batch]
 

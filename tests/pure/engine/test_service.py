@@ -81,6 +81,7 @@ def test_each_sender_is_told_of_its_own_requests_once_a_turn():
 def test_a_refused_request_takes_the_others_of_its_message_with_it():
     to = service()
     add(to, 1, request("a"), request("b", prompt=101), number=7)
+    assert to.engine.idle  # "a" does not run
     told = turns(to)
     assert updates(told, 1) == []
     (answer,) = answers(told, 1)
@@ -124,6 +125,8 @@ def test_an_ended_sequence_is_told_no_more_and_its_request_is_forgotten():
     to.obey(1, AbortSequence("a", 0))
     to.obey(1, AbortSequence("a", 0))
     assert {u.index for u in updates([*to.turn(), *to.turn()], 1)} == {1}
+    to.obey(1, AbortSequence("a", 7))
+    to.obey(1, AbortSequence("nobody", 0))
     to.obey(1, AbortSequence("a", 1))
     assert to.engine.stats().running == 0
     assert not to._owned
