@@ -186,7 +186,7 @@ def test_a_wrong_key_is_an_authentication_error(client):
 
 def test_a_timeout_is_a_timeout_and_ends_the_run(client, served):
     with pytest.raises(anthropic.APITimeoutError):
-        client.with_options(timeout=0.03).messages.create(**with_defaults(CASES["a joke"]))
+        client.with_options(timeout=0.004).messages.create(**with_defaults(CASES["a joke"]))
     served.wait_idle()
 
 
