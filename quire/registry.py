@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import importlib
 import pkgutil
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 
 from quire.errors import ConfigError
@@ -24,12 +25,20 @@ class Registry:
         self.package = package
         self.group = group or package
 
+    @functools.cached_property
+    def _entries(self) -> dict[str, EntryPoint]:
+        """By name. Looked for once: what is installed does not change while we run."""
+        return {entry.name: entry for entry in entry_points(group=self.group)}
+
+    @functools.cached_property
+    def _own(self) -> frozenset[str]:
+        path = importlib.import_module(self.package).__path__
+        found = {m.name for m in pkgutil.iter_modules(path)}
+        return frozenset(n for n in found if n not in FRAME and not n.startswith("_"))
+
     def names(self) -> list[str]:
         """Names of all plug-ins, sorted. FRAME and files that start with _ are not plug-ins."""
-        path = importlib.import_module(self.package).__path__
-        own = {m.name for m in pkgutil.iter_modules(path)}
-        own = {name for name in own if name not in FRAME and not name.startswith("_")}
-        return sorted(own | {e.name for e in entry_points(group=self.group)})
+        return sorted(self._own | self._entries.keys())
 
     def load(self, name: str) -> ModuleType:
         """Import one plug-in, and only that one. Unknown names get the nearest suggestions."""
@@ -38,8 +47,9 @@ class Registry:
             near = difflib.get_close_matches(name, names, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
             raise ConfigError(f"no {name!r} in {self.package}; {hint}")
-        for found in entry_points(group=self.group, name=name):
-            module = found.load()
-            assert isinstance(module, ModuleType), f"{found.value} is not a module"
-            return module
-        return importlib.import_module(f"{self.package}.{name}")
+        entry = self._entries.get(name)
+        if entry is None:
+            return importlib.import_module(f"{self.package}.{name}")
+        module = entry.load()
+        assert isinstance(module, ModuleType), f"{entry.value} is not a module"
+        return module

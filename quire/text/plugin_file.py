@@ -1,0 +1,29 @@
+"""Plug-ins of the operator's own: a file of Python, run once when the server starts."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from quire.errors import ConfigError
+
+
+def load_file(path: str, what: str) -> ModuleType:
+    """Run the file. Its name without .py is the module's. Raises ConfigError.
+
+    what: what it should hold, for the error.
+    """
+    file = Path(path).expanduser()
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if not file.is_file() or spec is None or spec.loader is None:
+        raise ConfigError(f"{what} plug-in {path!r} is not a file of Python")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # the operator's code may raise anything
+        message = f"{what} plug-in {path!r} failed: {type(error).__name__}: {error}"
+        raise ConfigError(message) from error
+    if not hasattr(module, "DIALECT"):
+        raise ConfigError(f"{what} plug-in {path!r} has no DIALECT")
+    return module

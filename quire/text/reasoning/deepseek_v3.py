@@ -1,0 +1,13 @@
+"""DeepSeek V3.1 and V3.2: reason where the template was told to (`thinking`)."""
+
+from __future__ import annotations
+
+from quire.text.reasoning.base import Tags
+
+DIALECT = Tags(
+    ("<think>", "</think>"), implied=True, switches=("thinking", "enable_thinking"), default=False
+)
+
+
+def detect(template: str) -> bool:
+    return "<｜Assistant｜>" in template and "</think>" in template and "thinking" in template

@@ -1,0 +1,11 @@
+"""Gemma 4: a channel for thoughts."""
+
+from __future__ import annotations
+
+from quire.text.reasoning.base import Tags
+
+DIALECT = Tags(("<|channel>thought", "<channel|>"), anywhere=True)
+
+
+def detect(template: str) -> bool:
+    return "<|channel>" in template

@@ -1,0 +1,11 @@
+"""MiniMax M2: everything before </think> is reasoning, whoever opened it."""
+
+from __future__ import annotations
+
+from quire.text.reasoning.base import Tags
+
+DIALECT = Tags(("<think>", "</think>"), implied=True)
+
+
+def detect(template: str) -> bool:
+    return "<minimax:tool_call>" in template

@@ -1,0 +1,11 @@
+"""OLMo 3 Think: the template opens <think>."""
+
+from __future__ import annotations
+
+from quire.text.reasoning.base import Tags
+
+DIALECT = Tags(("<think>", "</think>"))
+
+
+def detect(template: str) -> bool:
+    return "<function_calls>" in template and "<think>" in template

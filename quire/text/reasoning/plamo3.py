@@ -1,0 +1,11 @@
+"""PLaMo 3: tokens of its own."""
+
+from __future__ import annotations
+
+from quire.text.reasoning.base import Tags
+
+DIALECT = Tags(("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"))
+
+
+def detect(template: str) -> bool:
+    return "<|plamo:begin_think:plamo|>" in template

@@ -1,0 +1,11 @@
+"""Step 3: everything before </think> is reasoning."""
+
+from __future__ import annotations
+
+from quire.text.reasoning.base import Tags
+
+DIALECT = Tags(("<think>", "</think>"), implied=True)
+
+
+def detect(template: str) -> bool:
+    return "steptml:" in template

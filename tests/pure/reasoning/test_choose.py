@@ -1,0 +1,77 @@
+"""Which dialect is meant."""
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.text.reasoning.choose import choose, detected
+from quire.text.reasoning.deepseek_r1 import DIALECT as R1
+from quire.text.reasoning.qwen3 import DIALECT as QWEN3
+
+TEMPLATES = {
+    "qwen3": "<|im_start|>{{ x.split('</think>') }}",
+    "deepseek_r1": "{{'<｜Assistant｜>'}}{{ content.split('</think>')[-1] }}<think>\n",
+    "deepseek_v3": "{% if not thinking is defined %}<｜Assistant｜></think>{% endif %}",
+    "glm45": "[gMASK]<sop><|assistant|>{{ '<think></think>' }}",
+    "kimi_k2": "<|tool_calls_section_begin|><think></think>",
+    "minimax_m2": "<minimax:tool_call>]~b]ai\n<think>\n</think>",
+    "minimax_m3": "<mm:think>",
+    "seed_oss": "<seed:think></seed:think>",
+    "step3": "<think></think><steptml:invoke>",
+    "olmo3": "<function_calls><think></think>",
+    "ernie45": "<think></think><response></response>",
+    "hunyuan_a13b": "<think></think><answer></answer>",
+    "granite": "Write 'Here is my thought process:' first",
+    "mistral": "[THINK][/THINK]",
+    "gemma4": "<|channel>thought\n<channel|>",
+    "openai_gptoss": "<|start|>assistant<|channel|>final<|message|>",
+    "cohere_command3": "<|START_THINKING|><|START_RESPONSE|>",
+    "cohere_command4": "<|START_THINKING|><|START_TEXT|>",
+}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_the_template_shows_the_dialect(name):
+    assert detected(TEMPLATES[name]) == name
+    assert choose("auto", TEMPLATES[name]) is choose(name)
+
+
+def test_a_template_without_reasoning_has_no_dialect():
+    assert choose("auto", "<|im_start|>{{ messages[0].content }}") is None
+
+
+def test_a_name_may_have_dashes():
+    assert choose("deepseek-r1") is R1
+
+
+def test_an_unknown_name_gets_the_nearest():
+    with pytest.raises(ConfigError, match="did you mean qwen3"):
+        choose("qwen33")
+
+
+PLUGIN = "from quire.text.reasoning.base import Tags\nDIALECT = Tags(('<a>', '</a>'))\n"
+
+
+@pytest.mark.parametrize(
+    ("extra", "name"), [("", "mine"), ("NAME = 'yours'\n", "yours"), ("", "auto")]
+)
+def test_a_file_brings_a_dialect(tmp_path, extra, name):
+    file = tmp_path / "mine.py"
+    file.write_text(PLUGIN + extra)
+    assert choose(name, plugin=str(file)).start("x<a>", {}) == "reasoning <a>"
+    assert choose("qwen3", plugin=str(file)) is QWEN3
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [("", "has no DIALECT"), ("1 / 0", "failed: ZeroDivisionError"), ("DIALECT = 1", "must be a")],
+)
+def test_a_file_that_brings_none_is_refused(tmp_path, text, fault):
+    file = tmp_path / "mine.py"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match=fault):
+        choose("mine", plugin=str(file))
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="is not a file"):
+        choose("mine", plugin=str(tmp_path / "mine.py"))

@@ -1,0 +1,92 @@
+"""Every dialect of reasoning on its samples: what it says, and that no cut of the text matters."""
+
+import functools
+import itertools
+import json
+import pathlib
+import random
+
+import pytest
+
+from quire.text.reasoning.choose import REASONING, choose
+from quire.text.reasoning.machine import Machine
+from quire.text.speech import gather
+
+CORPUS = [
+    json.loads(line)
+    for line in pathlib.Path(__file__).with_name("corpus.jsonl").read_text().splitlines()
+]
+RANDOM_CUTS = 10_000
+ALIASES = {
+    *("step5", "deepseek_v41", "mimo", "nemotron_v3", "granite_thinking_parser", "step3p5"),
+    *("minicpmv", "glm47", "ling3"),
+}
+
+
+dialect = functools.cache(choose)
+
+
+def reader(sample):
+    return Machine(
+        dialect(sample["dialect"]),
+        sample.get("prompt", ""),
+        sample.get("variables"),
+        begun=sample.get("begun", ""),
+    )
+
+
+def read(sample, parts):
+    """(what is said, where the reasoning is)."""
+    made = reader(sample)
+    pieces = [piece for part in parts for piece in made.push(part, last=False)]
+    return gather(pieces + made.push("", last=True)), made.spans
+
+
+def cut(text, places):
+    edges = [0, *sorted(places), len(text)]
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def name_of(sample):
+    return f"{sample['dialect']}: {sample['text'][:40]}"
+
+
+@pytest.mark.parametrize("sample", CORPUS, ids=name_of)
+def test_a_sample_is_read_as_it_is_meant(sample):
+    speech, _ = read(sample, [sample["text"]])
+    assert (speech.reasoning, speech.text) == (sample["reasoning"], sample["content"])
+    assert len(speech.notes) == sample.get("notes", 0), speech.notes
+
+
+@pytest.mark.parametrize("sample", CORPUS, ids=name_of)
+def test_no_cut_in_two_changes_what_is_said(sample):
+    text = sample["text"]
+    whole = read(sample, [text])
+    for place in range(len(text) + 1):
+        assert read(sample, cut(text, [place])) == whole, place
+    assert read(sample, list(text)) == whole
+
+
+def test_no_random_cuts_change_what_is_said():
+    draw = random.Random(5)
+    whole = {}
+    for _ in range(RANDOM_CUTS):
+        index = draw.randrange(len(CORPUS))
+        sample = CORPUS[index]
+        text = sample["text"]
+        if index not in whole:
+            whole[index] = read(sample, [text])
+        places = [draw.randint(0, len(text)) for _ in range(draw.randint(1, 9))]
+        assert read(sample, cut(text, places)) == whole[index], (text, places)
+
+
+@pytest.mark.parametrize("sample", CORPUS, ids=name_of)
+def test_spans_are_where_the_reasoning_is(sample):
+    _, spans = read(sample, [sample["text"]])
+    found = "\n".join(sample["text"][start:end] for start, end in spans)
+    assert found.split() == sample["reasoning"].split()
+
+
+def test_every_dialect_has_samples_or_is_a_second_name():
+    sampled = {sample["dialect"] for sample in CORPUS}
+    assert set(REASONING.names()) - sampled == ALIASES

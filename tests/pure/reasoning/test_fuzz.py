@@ -1,0 +1,111 @@
+"""Whatever a model writes: nothing raises, nothing is lost, and time is linear."""
+
+import random
+import time
+
+import pytest
+
+from quire.text.marks import Eraser, Marks
+from quire.text.reasoning.base import WHITE
+from quire.text.reasoning.choose import REASONING, choose
+from quire.text.reasoning.machine import Machine
+from quire.text.speech import gather
+
+DIALECTS = {name: choose(name) for name in REASONING.names()}
+WORDS = ["a", "<", "</", "\n", "  ", "é", "😀", "[", "|>", '{"x": "<think>"}', "to=f", "analysis"]
+
+
+def marks_of(dialect):
+    return sorted(
+        {mark for some in (dialect.marks, dialect.first) for m in some.values() for mark in m.all}
+    )
+
+
+def accounted(text, reasoning, content, marks):
+    """Whether the two hold the text, each in its order, but for marks, headers and white space."""
+    states, seen = {(0, 0, 0)}, set()
+    while states:
+        here = i, j, k = states.pop()
+        if here == (len(text), len(reasoning), len(content)):
+            return True
+        if here in seen or i == len(text):
+            continue
+        seen.add(here)
+        if text[i] in WHITE:
+            states.add((i + 1, j, k))
+        if text[i] == reasoning[j : j + 1]:
+            states.add((i + 1, j + 1, k))
+        if text[i] == content[k : k + 1]:
+            states.add((i + 1, j, k + 1))
+        states |= {(i + len(mark), j, k) for mark in marks if text.startswith(mark, i)}
+        if text.startswith(("<|start|>", "<|channel|>"), i) and "<|message|>" in text[i:]:
+            states.add((text.index("<|message|>", i) + 11, j, k))
+    return False
+
+
+def bare(text):
+    return "".join(text.split())
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_random_texts_are_read_alike_however_they_are_cut_and_nothing_is_lost(name):
+    draw = random.Random(name)
+    dialect = DIALECTS[name]
+    marks = marks_of(dialect)
+    words = WORDS + marks * 2 + [mark[: len(mark) // 2] for mark in marks]
+    prompts = ["", *(mark for mark in marks), "x <think>", "</think>\n\n"]
+    for _ in range(60):
+        text = "".join(draw.choices(words, k=draw.randint(0, 12)))
+        prompt = draw.choice(prompts)
+        whole = gather(Machine(dialect, prompt).push(text, last=True))
+        cut = Machine(dialect, prompt)
+        assert (
+            gather([p for c in text for p in cut.push(c, last=False)] + cut.push("", last=True))
+            == whole
+        )
+        content = bare(whole.text.removeprefix(dialect.prefix))
+        assert accounted(text, bare(whole.reasoning), content, marks), (prompt, text, whole)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_a_prompt_that_is_gone_on_with_never_speaks(name):
+    draw = random.Random(name)
+    marks = marks_of(DIALECTS[name])
+    for _ in range(40):
+        begun = "".join(draw.choices(WORDS + marks, k=5)).strip()
+        made = Machine(DIALECTS[name], "assistant\n" + begun, begun=begun)
+        speech = gather(made.push("more", last=True))
+        assert "".join((speech.reasoning + speech.text).split()) == "more"
+
+
+@pytest.mark.parametrize("unit", ["a", "\n", "<", "</think>", "<think>", "<|channel|>", "<|end|>a"])
+@pytest.mark.parametrize("name", ["qwen3", "gemma4", "openai_gptoss", "granite"])
+def test_time_is_linear(name, unit):
+    def seconds(count, whole):
+        parts = [unit * count] if whole else [unit] * count
+        best = 9e9
+        for _ in range(3):
+            made = Machine(DIALECTS[name], "<think>")
+            began = time.process_time()
+            for part in parts:
+                made.push(part, last=False)
+            made.push("", last=True)
+            best = min(best, time.process_time() - began)
+        return best
+
+    for whole in (True, False):
+        assert seconds(16_000, whole) < 16 * max(seconds(2_000, whole), 0.002)
+
+
+def test_marks_are_taken_out_however_the_text_is_cut():
+    marks = Marks(["<|a|>", "<|bc|>"])
+    text = "x<|a|>y<|b<|bc|>z<|a|"
+    for place in range(len(text)):
+        made = Eraser(marks)
+        parts = made.push(text[:place]) + made.push(text[place:]) + made.push("", last=True)
+        assert parts == "xy<|bz<|a|"
+
+
+def test_a_mark_that_begins_another_is_refused():
+    with pytest.raises(AssertionError, match="beginning"):
+        Marks(["<a", "<a>"])

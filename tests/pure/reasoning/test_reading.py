@@ -1,0 +1,94 @@
+"""The chain: reasoning, then calls, then content without special tokens; and how many tokens."""
+
+import pytest
+
+from quire.text.reading import Reading, ReasoningTokens, hidden_marks
+from quire.text.reasoning.machine import Machine
+from quire.text.reasoning.qwen3 import DIALECT
+from quire.text.speech import Call, Piece, gather
+
+HIDDEN = hidden_marks(["<|im_end|>", "<|x|>", ""])
+
+
+class Shouts:
+    """A reader of tools: every word in capitals is a call."""
+
+    def __init__(self):
+        self._word, self._calls = "", 0
+
+    def push(self, text, *, last):
+        pieces = []
+        for char in text:
+            self._word += char
+            if char == " ":
+                pieces += self._take()
+        return pieces + (self._take() if last else [])
+
+    def _take(self):
+        word, self._word = self._word, ""
+        if not word.strip().isupper():
+            return [Piece(word)] if word else []
+        self._calls += 1
+        return [Piece(call=Call(self._calls - 1, "id", word.strip(), "{}", "whole"))]
+
+
+TEXT = "<think>\nhm LOUD <|x|>\n</think>\n\nIt <|x|>says GO now<|im_end|> RUN "
+
+
+def read(parts, **options):
+    made = Reading(Machine(DIALECT), Shouts(), HIDDEN, **options)
+    pieces = [piece for part in parts for piece in made.push(part, last=False)]
+    return gather(pieces + made.push("", last=True)), made
+
+
+def test_calls_are_read_behind_reasoning_only_and_no_special_token_is_left():
+    speech, made = read([TEXT])
+    assert speech.reasoning == "hm LOUD "
+    assert speech.text == "It says now "
+    assert [call.name for call in speech.calls] == ["GO", "RUN"]
+    assert made.calls == 2
+
+
+def test_no_cut_changes_what_is_said():
+    whole = read([TEXT])[0]
+    for place in range(len(TEXT)):
+        assert read([TEXT[:place], TEXT[place:]])[0] == whole, place
+    assert read(list(TEXT))[0] == whole
+
+
+def test_of_several_calls_only_the_first_is_told_on_request():
+    speech, made = read(list(TEXT), first_call_only=True)
+    assert [call.name for call in speech.calls] == ["GO"]
+    assert made.calls == 1
+    assert len(speech.notes) == 1
+
+
+def test_what_comes_first_is_told_first():
+    made = Reading(Machine(DIALECT), Shouts(), HIDDEN)
+    pieces = made.push(TEXT, last=True)
+    kinds = ["r" if p.reasoning else "c" if p.call else "t" for p in pieces]
+    assert "".join(kinds).replace("tt", "t") == "rtctc"
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 50])
+def test_tokens_of_reasoning_are_counted_alike_however_they_come(size):
+    tokens = ["<think>", "\n", "hm", ",", " so", "\n", "</think>", "\n\n", "Yes", "."]
+    made = Machine(DIALECT)
+    counter = ReasoningTokens(made, lambda ids: "".join(tokens[i] for i in ids))
+    for at in range(0, len(tokens), size):
+        ids = range(at, min(at + size, len(tokens)))
+        counter.push(ids)
+        made.push("".join(tokens[i] for i in ids), last=False)
+        counter.settle()
+    made.push("", last=True)
+    counter.settle()
+    assert counter.count == 5  # with the line ends around
+
+
+def test_reasoning_without_end_is_counted_to_the_end():
+    made = Machine(DIALECT, "<think>")
+    counter = ReasoningTokens(made, lambda ids: "ab" * len(ids))
+    counter.push([1, 2, 3])
+    made.push("ababab", last=True)
+    counter.settle()
+    assert counter.count == 3
