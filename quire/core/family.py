@@ -37,9 +37,7 @@ class Family:
             Sequence(request, i, list(request.prompt), new_tables(), end=end, stop_ids=stop_ids)
             for i in range(request.n)
         )
-        return cls(
-            request, (first, *others), first, dict.fromkeys(others), request.n, request.hold
-        )
+        return cls(request, (first, *others), first, dict.fromkeys(others), request.n, request.hold)
 
     @property
     def alive(self) -> list[Sequence]:
