@@ -45,24 +45,16 @@ async def begin(
 
     detached: it goes on when the client leaves. Raises QuireErrors; then nothing runs.
     """
-    headers = http.headers
     admit.check(to, asked)
-    public_id = to.public_id(prefix, http, asked.request_id)
     watched = watch(http)
     if asked.timing or to.options.enable_per_request_metrics:
         watched.time()
-    said = headers.get("content-length", "")
-    terms = Terms(
-        public_id,
-        admit.priority(to, asked, headers),
-        watched.received_at,
-        int(said) if said.isdecimal() else 0,
-    )
-    presence = Presence(None if detached else http.receive, admit.deadline_s(headers))
+    terms = _terms(to, asked, http, prefix, watched)
+    presence = Presence(None if detached else http.receive, admit.deadline_s(http.headers))
     try:
         with presence.waiting():
             prepared = await prepare(to, asked, terms)
-            watched.handed(public_id, prepared)
+            watched.handed(terms.public_id, prepared)
             stream: Updates
             if asked.beams is None:
                 stream = await to.engine.generate([one.request for one in prepared])
@@ -71,7 +63,17 @@ async def begin(
     except BaseException:
         presence.leave()
         raise
-    return Events(to, asked, public_id, prepared, stream, presence, watched)
+    return Events(to, asked, terms.public_id, prepared, stream, presence, watched)
+
+
+def _terms(to: Services, asked: Asked, http: Request, prefix: str, watched: Watch) -> Terms:
+    said = http.headers.get("content-length", "")
+    return Terms(
+        to.public_id(prefix, http, asked.request_id),
+        admit.priority(to, asked, http.headers),
+        watched.received_at,
+        int(said) if said.isdecimal() else 0,
+    )
 
 
 class Updates(Protocol):

@@ -12,7 +12,6 @@ all a server needs that streams thousands of pieces a second.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.core.timing import Timing
@@ -26,9 +25,8 @@ from quire.outputs import (
     RequestStateStats,
     SampleLogprobs,
 )
-from quire.text.detokenizer import Detokenizer
+from quire.text.flow import Flowing, Late, Silent, Stopping, Text
 from quire.text.inputs import Prepared
-from quire.text.stops import StopWindow
 from quire.text.tokenizer import Tokenizer
 
 Clock = Callable[[], float]
@@ -132,11 +130,11 @@ class Assembler:
         late = self._kind is RequestOutputKind.FINAL_ONLY
         text: Text
         if self._tokenizer is None:
-            text = _Silent()
+            text = Silent()
         elif params.stop_strings:
-            text = _Stopping(self._tokenizer, request.prompt, params)
+            text = Stopping(self._tokenizer, request.prompt, params)
         else:
-            text = (_Late if late else _Flowing)(self._tokenizer, request.prompt, params)
+            text = (Late if late else Flowing)(self._tokenizer, request.prompt, params)
         return Answer(index, params, text, self._tokenizer, self._ranks)
 
     def _note(self, update: Update) -> None:
@@ -212,7 +210,7 @@ class Answer:
     def flow(self) -> Callable[[Sequence[int]], str] | None:
         """Tokens -> text, if nothing else is made of them; see Assembler.flows."""
         text = self._text
-        return text.decode if type(text) is _Flowing and not self._sums else None
+        return text.decode if type(text) is Flowing and not self._sums else None
 
     def add(self, update: Update) -> None:
         ids, finish = update.token_ids, update.finish
@@ -262,112 +260,6 @@ class Answer:
             stop_reason=self.stop_reason,
             lora_request=lora_request,
         )
-
-
-class Text(Protocol):
-    """Tokens -> the text of a sequence. take() and whole() are not to be mixed."""
-
-    stop: str | None
-    """The stop string that ended it."""
-
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        """Add tokens; how many of them belong to the answer (the rest is behind a stop string)."""
-        ...
-
-    def take(self) -> str:
-        """What is new since the last take."""
-        ...
-
-    def whole(self) -> str: ...
-
-
-class _Silent:
-    """The text of a sequence nobody wants text of."""
-
-    stop: str | None = None
-
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        return len(ids)
-
-    def take(self) -> str:
-        return ""
-
-    def whole(self) -> str:
-        return ""
-
-
-class _Flowing:
-    """Tokens become text as they come."""
-
-    stop: str | None = None
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
-        made = Detokenizer(
-            tokenizer, prompt, params.skip_special_tokens, params.spaces_between_special_tokens
-        )
-        self.decode, self._rest = made.push, made.finish
-        self._include = params.include_stop_str_in_output
-        self._new = ""
-        self._whole = ""
-
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        if finish is None:
-            self._new += self.decode(ids)
-        else:
-            # The token that ended the sequence is no text, unless asked for
-            shown = ids[:-1] if finish == "stop" and not self._include else ids
-            self._new += self.decode(shown) + self._rest()
-        return len(ids)
-
-    def take(self) -> str:
-        new, self._new = self._new, ""
-        return new
-
-    def whole(self) -> str:
-        if self._new:
-            self._whole += self._new
-            self._new = ""
-        return self._whole
-
-
-class _Late(_Flowing):
-    """Tokens are gathered and become text at the end, all at once."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
-        super().__init__(tokenizer, prompt, params)
-        self._ids: list[int] = []
-
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        self._ids.extend(ids)
-        if finish is not None:
-            super().push(self._ids, finish)
-        return len(ids)
-
-
-class _Stopping(_Flowing):
-    """Text that is cut at a stop string."""
-
-    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
-        super().__init__(tokenizer, prompt, params)
-        self._window = StopWindow(params.stop_strings, self._include)
-        self._unsearched = params.min_tokens  # tokens in which no stop string may end
-
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        shown = ids[:-1] if finish == "stop" and not self._include else ids
-        # Token by token, so that the one that completes a stop string is known
-        for count, token_id in enumerate(shown, 1):
-            self._unsearched -= 1
-            if self._search(self.decode((token_id,)), self._unsearched < 0):
-                return count
-        if finish is not None and not self._search(self._rest(), self._unsearched <= 0):
-            self._new += self._window.finish()
-        return len(ids)
-
-    def _search(self, text: str, search: bool) -> bool:
-        piece = self._window.push(text, search)
-        self._new += piece.text
-        self.stop = piece.stop
-        return piece.stop is not None
 
 
 def _sample_logprobs(params: SamplingParams) -> SampleLogprobs | None:

@@ -1,0 +1,120 @@
+"""The text of one sequence, as its tokens come: cut at a stop string, or made at the end only.
+
+Not here: tokens to text (quire.text.detokenizer), who needs which (quire.text.assemble).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from quire.core.params import SamplingParams
+from quire.text.detokenizer import Detokenizer
+from quire.text.stops import StopWindow
+from quire.text.tokenizer import Tokenizer
+
+
+class Text(Protocol):
+    """Tokens -> the text of a sequence. take() and whole() are not to be mixed."""
+
+    stop: str | None
+    """The stop string that ended it."""
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        """Add tokens; how many of them belong to the answer (the rest is behind a stop string)."""
+        ...
+
+    def take(self) -> str:
+        """What is new since the last take."""
+        ...
+
+    def whole(self) -> str: ...
+
+
+class Silent:
+    """The text of a sequence nobody wants text of."""
+
+    stop: str | None = None
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        return len(ids)
+
+    def take(self) -> str:
+        return ""
+
+    def whole(self) -> str:
+        return ""
+
+
+class Flowing:
+    """Tokens become text as they come."""
+
+    stop: str | None = None
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        made = Detokenizer(
+            tokenizer, prompt, params.skip_special_tokens, params.spaces_between_special_tokens
+        )
+        self.decode, self._rest = made.push, made.finish
+        self._include = params.include_stop_str_in_output
+        self._new = ""
+        self._whole = ""
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        if finish is None:
+            self._new += self.decode(ids)
+        else:
+            # The token that ended the sequence is no text, unless asked for
+            shown = ids[:-1] if finish == "stop" and not self._include else ids
+            self._new += self.decode(shown) + self._rest()
+        return len(ids)
+
+    def take(self) -> str:
+        new, self._new = self._new, ""
+        return new
+
+    def whole(self) -> str:
+        if self._new:
+            self._whole += self._new
+            self._new = ""
+        return self._whole
+
+
+class Late(Flowing):
+    """Tokens are gathered and become text at the end, all at once."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        super().__init__(tokenizer, prompt, params)
+        self._ids: list[int] = []
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        self._ids.extend(ids)
+        if finish is not None:
+            super().push(self._ids, finish)
+        return len(ids)
+
+
+class Stopping(Flowing):
+    """Text that is cut at a stop string."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int], params: SamplingParams) -> None:
+        super().__init__(tokenizer, prompt, params)
+        self._window = StopWindow(params.stop_strings, self._include)
+        self._unsearched = params.min_tokens  # tokens in which no stop string may end
+
+    def push(self, ids: Sequence[int], finish: str | None) -> int:
+        shown = ids[:-1] if finish == "stop" and not self._include else ids
+        # Token by token, so that the one that completes a stop string is known
+        for count, token_id in enumerate(shown, 1):
+            self._unsearched -= 1
+            if self._search(self.decode((token_id,)), self._unsearched < 0):
+                return count
+        if finish is not None and not self._search(self._rest(), self._unsearched <= 0):
+            self._new += self._window.finish()
+        return len(ids)
+
+    def _search(self, text: str, search: bool) -> bool:
+        piece = self._window.push(text, search)
+        self._new += piece.text
+        self.stop = piece.stop
+        return piece.stop is not None
