@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 
 from quire.text.tools._source import Tell
-from quire.text.tools._values import JSON, PYTHON, escaped, whole
+from quire.text.tools._values import JSON, PYTHON, begun, escaped, whole
 from quire.text.tools.base import Tool
 
 MOST_REFERENCES = 16
@@ -143,6 +143,7 @@ class Value:
         self._tell(as_json("".join(self._parts), self._kinds) if self._kinds else '"')
 
     def cut(self) -> None:
-        """The text ended here."""
-        if self._kinds:
-            self._tell('"' + escaped("".join(self._parts)))
+        """The text ended here: of an object or array its beginning is told, of a scalar nothing."""
+        text = "".join(self._parts)
+        if not self._kinds.isdisjoint({"object", "array"}) and text.lstrip()[:1] in ("{", "["):
+            self._tell(begun(text))

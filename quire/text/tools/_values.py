@@ -118,6 +118,8 @@ def _key(src: Source, tell: Tell, language: Language) -> Walk[None]:
         yield from _scalar(src, tell, language, char)
     elif language.bare or language.python:
         word = yield from _word(src, bare=language.bare, stop=":")
+        if src.over:
+            raise Cut
         if not word:
             raise Malformed(f"{char!r} where a key belongs")
         plain = _plain_scalar(word, language) if language.python else word
@@ -148,9 +150,9 @@ def _scalar(src: Source, tell: Tell, language: Language, char: str) -> Walk[None
         yield from string(src, tell, language)
         return
     word = yield from _word(src, bare=language.bare, stop="")
-    if src.over and not language.bare:
-        if _NUMBER.fullmatch(word):  # perhaps not all of it, but what there is of a cut call
-            tell(word)
+    if src.over:
+        if language is JSON and _NUMBER.fullmatch(word):
+            tell(word)  # perhaps not all of it, but a beginning in any case
         raise Cut
     plain = _plain_scalar(word, language)
     if plain is None and language.bare and word:
@@ -227,6 +229,8 @@ def string(src: Source, tell: Tell, language: Language = JSON) -> Walk[None]:
     if language.python:
         quote = yield from src.literal((quote * 3, quote * 2, quote))
         if len(quote) == 2:
+            if src.over:
+                raise Cut  # a third may have been meant to follow
             tell('""')
             return
     else:
@@ -314,6 +318,23 @@ def decoded(src: Source, most: int, what: str) -> Walk[str]:
     text = json.loads("".join(parts))
     assert isinstance(text, str)
     return text
+
+
+def begun(text: str) -> str:
+    """The beginning of a value, as JSON as far as it goes; "" if it is the beginning of none."""
+    for language in (JSON, PYTHON):
+        src = Source()
+        src.push(text, last=True)
+        parts: list[str] = []
+        try:
+            for _ in value(src, parts.append, language):
+                raise AssertionError("a whole text has nothing to wait for")
+        except Malformed:
+            continue
+        except Cut:
+            pass
+        return "".join(parts)
+    return ""
 
 
 def whole(text: str, language: Language = JSON) -> str | None:

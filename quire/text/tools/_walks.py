@@ -307,14 +307,10 @@ class Walks:
         while True:
             try:
                 yield from src.until((step.value_close,), sink.push)
-            except Cut:
-                sink.cut()
-                raise
-            gap = yield from src.space()
-            try:
+                gap = yield from src.space()
                 found = yield from src.literal(follow, take=False, or_cut=True)
             except Cut:
-                sink.end()
+                sink.cut()
                 raise
             if found:
                 sink.end()

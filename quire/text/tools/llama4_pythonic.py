@@ -21,7 +21,7 @@ DIALECT = Dialect(
         param="«key»=«value»",
         param_between=", ",
     ),
-    signs=(("<|python_start|>",),),
+    signs=(("<|python_start|>",), ("[func_name1(param1=",)),
 )
 
 detect = DIALECT.detect

@@ -16,7 +16,7 @@ DIALECT = Dialect(
         param="«key»=«value»",
         param_between=", ",
     ),
-    signs=(("[func_name1(",),),
+    signs=(("[func_name1(params_name1=",),),
     without=("<|python_start|>", "<function_calls>", "<|tool_call_start|>"),
 )
 
