@@ -129,11 +129,30 @@ class RequestStateStats:
 
 
 @dataclass
+class FunctionCall:
+    """arguments: JSON text."""
+
+    name: str
+    arguments: str
+
+
+@dataclass
+class ToolCall:
+    """A call that a model asks for; `dataclasses.asdict` makes what a message wants to have."""
+
+    id: str
+    function: FunctionCall
+    type: str = "function"
+
+
+@dataclass
 class CompletionOutput:
     """One answer to a prompt.
 
     finish_reason: "stop", "length", "abort", "error", "repetition", or None while it goes on.
     stop_reason: the stop string or stop token id that ended it; None on EOS.
+    reasoning, tool_calls: what chat() read in the text if it was asked to; `text` is the rest, and
+    finish_reason may be "tool_calls". notes: what looked like them and made no sense.
     """
 
     index: int
@@ -148,6 +167,9 @@ class CompletionOutput:
     sampling_mask: object | None = None
     spec_decode_metrics: object | None = None
     weight_versions: list[tuple[str, int, int]] | None = None
+    reasoning: str | None = None
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def finished(self) -> bool:
         return self.finish_reason is not None

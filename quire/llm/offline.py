@@ -23,12 +23,14 @@ from quire.llm.beam_search import Finished, run
 from quire.llm.engine import LLMEngine
 from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
 from quire.llm.prompts import conversations, listed
+from quire.llm.reading import reads
 from quire.llm.views import refuse_lora
 from quire.llm.worker import Worker
 from quire.outputs import BeamSearchOutput, RequestOutput
 from quire.text.chat import load_chat_template
 from quire.text.inputs import Prepared
 from quire.text.prompts import Prompt
+from quire.text.readers import Parsers
 from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -130,11 +132,28 @@ class LLM:
         chat_template_kwargs: Mapping[str, object] | None = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
         mm_processor_kwargs: Mapping[str, object] | None = None,
+        *,
+        reasoning_parser: str | None = None,
+        tool_parser: str | None = None,
     ) -> list[RequestOutput]:
-        """Answer one conversation, or each of several."""
+        """Answer one conversation, or each of several.
+
+        reasoning_parser, tool_parser: names as `quire serve` knows them, or "auto"; then outputs
+        have `reasoning` and `tool_calls`, and `text` is what is left.
+        """
+        given = conversations(messages)
+        reading = reads(
+            Parsers(reasoning_parser, tool_parser),
+            self.get_tokenizer(),
+            self._template if chat_template is None else load_chat_template(chat_template),
+            tools=tools,
+            variables=chat_template_kwargs,
+            goes_on=continue_final_message,
+        )
+        asked = [] if reading is None else self._each_params(sampling_params, len(given))
         ids = self.enqueue_chat(
-            messages,
-            sampling_params,
+            given,
+            sampling_params if reading is None else reading.params(asked),
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
@@ -147,7 +166,11 @@ class LLM:
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
         )
-        return self._collect(ids, use_tqdm)
+        outputs = self._collect(ids, use_tqdm)
+        if reading is not None:
+            for output, conversation, params in zip(outputs, given, asked):
+                reading.read(output, conversation, params)
+        return outputs
 
     def enqueue(
         self,

@@ -44,8 +44,6 @@ class Reading:
         self._thoughts = _Eraser(hidden, lambda text: Piece(reasoning=text))
         self._first_call_only = first_call_only
         self._dropped: set[int] = set()
-        self.calls = 0
-        """Calls told so far."""
 
     def push(self, text: str, *, last: bool) -> list[Piece]:
         """See Reader."""
@@ -74,7 +72,9 @@ class Reading:
 
     def _say(self, pieces: Sequence[Piece], out: list[Piece]) -> None:
         for piece in pieces:
-            if piece.text:
+            if piece.reasoning:
+                out += self._text.push("", last=True) + self._thoughts.push(piece.reasoning)
+            elif piece.text:
                 out += self._thoughts.push("", last=True) + self._text.push(piece.text)
             elif piece.call is not None:
                 out += self._thoughts.push("", last=True) + self._text.push("", last=True)
@@ -93,7 +93,6 @@ class Reading:
                     Piece(note=f"parallel_tool_calls=false: a further call of {name} is left out")
                 )
             return
-        self.calls = max(self.calls, place + 1)
         out.append(piece)
 
 

@@ -159,7 +159,7 @@ class Machine:
     def _end(self) -> None:
         if self._mode.kind is Kind.HEADER:
             self._no_header("the text ends in a header; it is left in the text", self.sure)
-        else:
+        elif not self._mode.tail:
             self._settle()
 
     # -- from mode to mode --------------------------------------------------------------------

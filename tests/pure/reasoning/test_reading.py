@@ -38,28 +38,26 @@ TEXT = "<think>\nhm LOUD <|x|>\n</think>\n\nIt <|x|>says GO now<|im_end|> RUN "
 def read(parts, **options):
     made = Reading(Machine(DIALECT), Shouts(), HIDDEN, **options)
     pieces = [piece for part in parts for piece in made.push(part, last=False)]
-    return gather(pieces + made.push("", last=True)), made
+    return gather(pieces + made.push("", last=True))
 
 
 def test_calls_are_read_behind_reasoning_only_and_no_special_token_is_left():
-    speech, made = read([TEXT])
+    speech = read([TEXT])
     assert speech.reasoning == "hm LOUD "
     assert speech.text == "It says now "
     assert [call.name for call in speech.calls] == ["GO", "RUN"]
-    assert made.calls == 2
 
 
 def test_no_cut_changes_what_is_said():
-    whole = read([TEXT])[0]
+    whole = read([TEXT])
     for place in range(len(TEXT)):
-        assert read([TEXT[:place], TEXT[place:]])[0] == whole, place
-    assert read(list(TEXT))[0] == whole
+        assert read([TEXT[:place], TEXT[place:]]) == whole, place
+    assert read(list(TEXT)) == whole
 
 
 def test_of_several_calls_only_the_first_is_told_on_request():
-    speech, made = read(list(TEXT), first_call_only=True)
+    speech = read(list(TEXT), first_call_only=True)
     assert [call.name for call in speech.calls] == ["GO"]
-    assert made.calls == 1
     assert len(speech.notes) == 1
 
 
