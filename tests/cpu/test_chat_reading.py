@@ -79,7 +79,7 @@ def test_a_call_that_the_length_cuts_is_no_reason_to_call(llm):
         out = answer(llm, ASK, SamplingParams(temperature=0, max_tokens=most), **BOTH)
         assert out.finish_reason == "length"
         assert whole.reasoning.startswith(out.reasoning or "")
-        assert out.text == ""
+        assert not out.text or (out.notes and out.text.startswith("<tool_call>"))
 
 
 def test_an_answer_that_goes_on_reads_on(llm):
