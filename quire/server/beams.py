@@ -75,7 +75,11 @@ class BeamStream:
 
     async def begin(self) -> None:
         """Hand the first round to the engine. Raises what generate() raises."""
-        self._round = await self._next_round()
+        try:
+            self._round = await self._next_round()
+        except BaseException:
+            await self._let_go()  # it may have been answered while the client went away
+            raise
 
     def __aiter__(self) -> BeamStream:
         return self
