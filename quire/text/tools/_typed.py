@@ -13,7 +13,7 @@ from quire.text.tools._source import Tell
 from quire.text.tools._values import JSON, PYTHON, begun, escaped, whole
 from quire.text.tools.base import Tool
 
-MOST_REFERENCES = 16
+MOST_DEEP = 64
 
 _INTEGER = re.compile(r"-?(?:0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
@@ -33,23 +33,30 @@ def kinds_of(tool: Tool | None, key: str) -> frozenset[str]:
     schema = properties.get(key) if isinstance(properties, Mapping) else None
     if schema is None:
         schema = tool.parameters.get("additionalProperties")
-    return _kinds(schema, tool.parameters, 0)
+    return _kinds(schema, tool.parameters, set(), 0)
 
 
-def _kinds(schema: object, root: Mapping[str, object], depth: int) -> frozenset[str]:
-    if not isinstance(schema, Mapping) or depth > MOST_REFERENCES:
+def _kinds(
+    schema: object, root: Mapping[str, object], seen: set[str], depth: int
+) -> frozenset[str]:
+    """seen: references that were followed already; each is followed once."""
+    if not isinstance(schema, Mapping) or depth > MOST_DEEP:
         return frozenset()
     named = schema.get("type")
     if isinstance(named, str):
         return frozenset({named})
     if isinstance(named, (list, tuple)):
         return frozenset(kind for kind in named if isinstance(kind, str))
-    if isinstance(schema.get("$ref"), str):
-        return _kinds(_resolved(str(schema["$ref"]), root), root, depth + 1)
+    reference = schema.get("$ref")
+    if isinstance(reference, str):
+        if reference in seen:
+            return frozenset()
+        seen.add(reference)
+        return _kinds(_resolved(reference, root), root, seen, depth + 1)
     for word in ("anyOf", "oneOf", "allOf"):
         options = schema.get(word)
         if isinstance(options, (list, tuple)):
-            return frozenset().union(*(_kinds(option, root, depth + 1) for option in options))
+            return frozenset().union(*(_kinds(option, root, seen, depth + 1) for option in options))
     return _kinds_of_values(schema)
 
 

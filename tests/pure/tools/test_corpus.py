@@ -4,10 +4,11 @@ import json
 import random
 
 import pytest
+
 from tests.pure.tools.samples import DIALECTS, HERE, calls_of, corpus, dialect_of, read
 
 RANDOM_SPLITS = 10_000
-LONG = 250
+LONG = 180
 
 
 def short(dialect):

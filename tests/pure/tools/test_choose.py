@@ -1,0 +1,149 @@
+"""Choosing a dialect: by name, by what a chat template teaches, or out of a file."""
+
+import importlib.metadata
+
+import pytest
+
+from quire.errors import ConfigError
+from quire.registry import Registry
+from quire.text.speech import Piece
+from quire.text.tools.choose import TOOLS, choose, detected
+from tests.pure.tools.samples import DIALECTS, dialect_of
+
+TEMPLATES = {
+    "hermes": "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>",
+    "qwen3_coder": "<tool_call>\n<function=example>\n<parameter=one>\nvalue\n</parameter>",
+    "seed_oss": "<seed:tool_call>\n<function=example>\n<parameter=one>value</parameter>",
+    "llama3_json": 'Respond in the format {"name": function name, "parameters": dictionary}.',
+    "pythonic": "[func_name1(params_name1=params_value1, params_name2=params_value2), func_name2(params)]",
+    "llama4_pythonic": "Use exact format: [func_name1(param1=value1, param2=value2), func_name2(...)]",
+    "lfm2": "List of tools: <|tool_list_start|> ... <|tool_call_start|>",
+    "olmo3": "<function_calls>\nget_weather(city='x')\n</function_calls>",
+    "mistral": '{{- "[TOOL_CALLS] [" }}',
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + tool['type'] + '<｜tool▁sep｜>' + name + '\\n```json",
+    "deepseek_v31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>' + name + '<｜tool▁sep｜>",
+    "deepseek_v32": '<｜DSML｜function_calls>\n<｜DSML｜invoke name="$TOOL">',
+    "deepseek_v4": '<｜DSML｜tool_calls>\n<｜DSML｜invoke name="$TOOL">',
+    "granite": "write <|tool_call|> followed by a JSON list of tools used",
+    "granite_20b_fc": '<function_call> {"name": "no_function", "arguments": {}}',
+    "internlm": "<|im_start|>system name=<|plugin|>\n[",
+    "jamba": '<tool_calls>[{"name": "func_name1", "arguments": {}}]</tool_calls>',
+    "phi4_mini": 'formatted as functools[{"name": [function name]}]',
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>",
+    "glm45": "<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>",
+    "hy_v3": "<tool_calls>\n<tool_call>name<tool_sep>\n<arg_key>k</arg_key>",
+    "minimax_m2": "{%- set toolcall_begin_token = '<minimax:tool_call>' -%}",
+    "openai": "<|start|>assistant<|channel|>commentary to=functions.x<|message|>",
+    "functiongemma": "<start_function_call>call:",
+    "gemma4": "<|tool_call>call:",
+    "longcat": "<longcat_tool_call>",
+    "apertus": "{%- set tool_calls_token = '<|tools_prefix|>' -%}",
+    "xlam": '[{"name": "tool_call_name", "arguments": {}}, ... (additional parallel tool calls as needed)]',
+    "cohere_command3": "<|START_ACTION|>",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", TEMPLATES)
+def test_a_template_is_recognised_by_what_it_teaches(dialect):
+    assert detected(TEMPLATES[dialect]) == [dialect]
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_two_dialects_claim_one_template(dialect):
+    signs = dialect_of(dialect).signs
+    for texts in signs:
+        assert detected(" ".join(texts)) == [dialect]
+
+
+def test_auto_takes_the_one_that_the_template_teaches():
+    assert choose("auto", template=TEMPLATES["kimi_k2"]).name == "kimi_k2"
+
+
+def test_auto_says_what_it_found_if_that_is_not_one():
+    with pytest.raises(ConfigError, match="several tool parsers: kimi_k2, mistral;"):
+        choose("auto", template=TEMPLATES["kimi_k2"] + TEMPLATES["mistral"])
+    with pytest.raises(ConfigError, match=r"no tool parser that is known; name one of: .*hermes"):
+        choose("auto", template="{{ messages }}")
+    with pytest.raises(ConfigError, match="no chat template"):
+        choose("auto")
+
+
+@pytest.mark.parametrize("name", TOOLS.names())
+def test_every_name_makes_a_reader(name):
+    assert choose(name).reader([]).push("Hello.", last=True) == [Piece("Hello.")]
+
+
+def test_names_may_be_written_with_dashes():
+    assert choose("granite-20b-fc").name == "granite_20b_fc"
+
+
+def test_a_wrong_name_gets_the_nearest():
+    with pytest.raises(ConfigError, match=r"did you mean .*hermes"):
+        choose("hermees")
+
+
+PLUGIN = """
+from quire.text.tools.base import Close, Dialect, Form, Object, Written
+DIALECT = Dialect(
+    "mine", (Form(("<mine>",), (Object(), Close(("</mine>",)))),), Written("<mine>{}</mine>")
+)
+"""
+OWN_WAY = """
+from quire.text.speech import Piece
+class Parser:
+    def __init__(self, tools, *, parallel, eager, ids): pass
+    def push(self, text, *, last=False): return [Piece(text.upper())]
+"""
+
+
+def written(folder, source, name="my-parser.py"):
+    path = folder / name
+    path.write_text(source)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["mine", "my-parser", "my_parser", "auto"])
+def test_a_plug_in_file_is_chosen_by_its_own_or_its_files_name(tmp_path, name):
+    chosen = choose(name, plugin=written(tmp_path, PLUGIN))
+    (piece,) = chosen.reader([]).push('<mine>{"name": "f", "arguments": {}}</mine>', last=True)
+    assert piece.call.name == "f"
+
+
+def test_a_plug_in_may_read_in_its_own_way(tmp_path):
+    chosen = choose("my-parser", plugin=written(tmp_path, OWN_WAY))
+    assert chosen.reader([]).push("a", last=True) == [Piece("A")]
+
+
+def test_a_plug_in_file_leaves_the_other_names_as_they_are(tmp_path):
+    assert choose("hermes", plugin=written(tmp_path, PLUGIN)).name == "hermes"
+    with pytest.raises(
+        ConfigError, match=r"no tool parser 'mien'; .* has 'mine'; did you mean mine"
+    ):
+        choose("mien", plugin=written(tmp_path, PLUGIN))
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("x = 1", "neither a DIALECT nor a Parser"),
+        ("x =", "cannot be loaded"),
+        ("import nope_", "nope_"),
+    ],
+)
+def test_a_plug_in_file_that_is_none_is_refused(tmp_path, source, says):
+    with pytest.raises(ConfigError, match=says):
+        choose("mine", plugin=written(tmp_path, source))
+
+
+def test_a_plug_in_file_that_is_not_there_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="no tool parser plug-in at"):
+        choose("mine", plugin=str(tmp_path / "none.py"))
+
+
+def test_entry_points_add_names(monkeypatch):
+    entry = importlib.metadata.EntryPoint("mine", "quire.text.tools.longcat", "quire.tool_parsers")
+    installed = {"quire.tool_parsers": [entry]}
+    monkeypatch.setattr("quire.registry.entry_points", lambda *, group: installed[group])
+    fresh = Registry(TOOLS.package, TOOLS.group)
+    monkeypatch.setattr("quire.text.tools.choose.TOOLS", fresh)
+    assert choose("mine").dialect is dialect_of("longcat")

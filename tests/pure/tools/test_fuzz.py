@@ -1,0 +1,141 @@
+"""Made-up texts: whatever is written, nothing is raised, nothing is lost, nothing is invented."""
+
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from quire.text.tools._write import Asked, frame, render
+from quire.text.tools.base import closes
+from tests.pure.tools.samples import DECLARED, DIALECTS, dialect_of, function, read
+
+LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+
+
+def fragments(dialect):
+    """Shards of calls of a dialect, of other ones, and of nothing in particular."""
+    one = dialect_of(dialect)
+    marks = [m for form in one.forms for m in form.begin]
+    ends = [c for form in one.forms for c in closes(form.steps)]
+    call = render(one, [Asked("get_weather", {"city": "Rom", "days": 2})])
+    shards = [call[a : a + 9] for a in range(0, len(call), 5)]
+    plain = [
+        '"',
+        "\\",
+        "{",
+        "}",
+        "[",
+        "]",
+        ",",
+        ":",
+        "\n",
+        " ",
+        "name",
+        "now",
+        "é",
+        "<",
+        "\ud800",
+        "\0",
+    ]
+    known = st.sampled_from([call, *marks, *ends, *shards, *plain, "<tool_call>", "<think>"])
+    return st.lists(known | st.text(max_size=6), max_size=14).map("".join)
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_whatever_is_written_is_told_the_same_at_every_split_and_not_lost(dialect, often):
+    @settings(max_examples=25 * often, deadline=None, suppress_health_check=LOOSE)
+    @given(fragments(dialect), st.data())
+    def check(text, data):
+        said = read(dialect, text)
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+        parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
+        assert read(dialect, *parts) == said
+        for call in said.calls:
+            assert call.name
+            assert call.arguments, "a call with nothing in it"
+            if call.end == "whole":
+                assert isinstance(json.loads(call.arguments), dict)
+        if not said.calls and dialect != "openai":
+            assert said.text == text
+        if said.notes or not said.calls:
+            return
+        assert all(call.end == "whole" for call in said.calls)
+
+    check()
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,12}", fullmatch=True)
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False) | TEXTS
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
+    max_leaves=6,
+)
+KINDS = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array"}
+
+
+def declared_for(calls):
+    """Schemas that say of each argument what it is."""
+    tools = []
+    for call in calls:
+        kinds = {key: kind_of(value) for key, value in call.arguments.items()}
+        tools.append(function(call.name, **{key: {"type": kind} for key, kind in kinds.items()}))
+    return tools
+
+
+def kind_of(value):
+    if value is None:
+        return "null"
+    return KINDS.get(type(value), "object")
+
+
+CALLS = st.lists(
+    st.builds(Asked, NAMES, st.dictionaries(NAMES, VALUES, max_size=4)),
+    min_size=1, max_size=3, unique_by=lambda call: call.name,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_what_is_written_as_calls_is_read_as_those_calls(dialect, often):
+    @settings(max_examples=20 * often, deadline=None, suppress_health_check=LOOSE)
+    @given(CALLS)
+    def check(calls):
+        said = read(dialect, render(dialect_of(dialect), calls), tools=declared_for(calls))
+        told = [(call.name, json.loads(call.arguments)) for call in said.calls]
+        assert told == [(call.name, dict(call.arguments)) for call in calls]
+        assert (said.text, said.notes) == ("", [])
+
+    check()
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_words_between_calls_are_all_kept(dialect):
+    one = dialect_of(dialect)
+    call = render(one, [Asked("now", {})])
+    between = (
+        "<|start|>assistant<|channel|>final<|message|>{}<|end|>" if dialect == "openai" else "{}"
+    )
+    words = ["first", "second", "third"]
+    text = "\n".join(part for word in words for part in (between.format(word), call))
+    said = read(dialect, text)
+    assert "".join(said.text.split()) == "".join(words)
+    assert len(said.calls) == 3
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_a_frame_around_json_arguments_is_a_call(dialect):
+    around = frame(dialect_of(dialect), "get_weather")
+    if around is None:
+        assert dialect_of(dialect).written.values != "json"
+        return
+    said = read(dialect, around.begin + '{"city": "Rom"}' + around.end)
+    assert [(c.name, c.arguments, c.end) for c in said.calls] == [
+        ("get_weather", '{"city": "Rom"}', "whole")
+    ]
+    assert said.text == ""
+    assert DECLARED
