@@ -20,6 +20,7 @@ T = TypeVar("T")
 Walk = Generator[None, None, T]
 Tell = Callable[[str], None]
 
+SPACES = " \t\r\n"
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -98,13 +99,15 @@ class Source:
 
     def space(self) -> Walk[str]:
         """Whitespace, consumed. Waits until something else, or the end, is seen."""
+        if self.pos < len(self.buf) and self.buf[self.pos] not in SPACES:
+            return ""
         parts = []
         while True:
             self.steps += 1
             found = _SPACE.match(self.buf, self.pos)
             assert found is not None
-            parts.append(found[0])
             self.pos = found.end()
+            parts.append(found[0])
             if self.pos < len(self.buf) or self.last:
                 return "".join(parts)
             yield
@@ -120,11 +123,15 @@ class Source:
         while True:
             self.steps += 1
             rest = self.buf[self.pos : self.pos + longest]
-            begun = any(len(text) > len(rest) and text.startswith(rest) for text in texts)
+            found, begun = "", False
+            for text in texts:
+                if rest.startswith(text):
+                    found = text if len(text) > len(found) else found
+                elif text.startswith(rest):
+                    begun = True
             if not begun or self.last:
                 break
             yield
-        found = max((text for text in texts if rest.startswith(text)), key=len, default="")
         if begun and or_cut and not found:
             raise Cut
         if take:

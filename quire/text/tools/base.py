@@ -206,10 +206,14 @@ class Dialect:
         return any(all(text in template for text in texts) for texts in self.signs)
 
     @cached_property
-    def marks(self) -> tuple[str, ...]:
-        """Literals that begin a form, longest first."""
-        found = {text for form in self.forms for text in form.begin}
-        return tuple(sorted(found, key=lambda text: (-len(text), text)))
+    def marks(self) -> dict[str, Form]:
+        """Literals that begin a form."""
+        return {text: form for form in self.forms for text in form.begin}
+
+    @cached_property
+    def ends(self) -> tuple[str, ...]:
+        """Literals that end one."""
+        return tuple(text for form in self.forms for text in closes(form.steps))
 
 
 def closes(steps: Iterable[Step]) -> tuple[str, ...]:

@@ -13,13 +13,12 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 
 from quire.text.speech import Piece, joined
-from quire.text.tools._source import Cut, Malformed, Source, Walk, plain_before
+from quire.text.tools._source import SPACES, Cut, Malformed, Source, Walk, plain_before
 from quire.text.tools._telling import Calls
 from quire.text.tools._walks import Walks
 from quire.text.tools.base import Dialect, Form, Ids, Message, closes, declared
 
-_SPACES = " \t\r\n"
-_BETWEEN = _SPACES + ",;"
+_BETWEEN = SPACES + ",;"
 
 
 def fresh_hex() -> str:
@@ -65,9 +64,8 @@ class Parser:
         self._new_line = True  # nothing stands before this on its line
         self._silent = True  # no content yet
         self._after_call = False  # nothing but whitespace since a call
-        self._marks = {mark: form for form in dialect.forms for mark in form.begin}
-        ends = tuple(text for form in dialect.forms for text in closes(form.steps))
-        self._plain = plain_before((*_SPACES, *dialect.marks, *ends, *dialect.drop))
+        self._marks = dialect.marks
+        self._plain = plain_before((*SPACES, *dialect.marks, *dialect.ends, *dialect.drop))
         self._walk: Iterator[None] = self._read()
 
     @property
@@ -101,7 +99,7 @@ class Parser:
             if src.pos == len(src.buf):
                 yield
                 continue
-            if src.buf[src.pos] in _SPACES:
+            if src.buf[src.pos] in SPACES:
                 space = yield from src.space()
                 self._new_line = self._new_line or "\n" in space
                 continue

@@ -8,7 +8,7 @@ import pytest
 from tests.pure.tools.samples import DIALECTS, HERE, calls_of, corpus, dialect_of, read
 
 RANDOM_SPLITS = 10_000
-LONG = 180
+LONG = 150
 
 
 def short(dialect):

@@ -44,7 +44,7 @@ def fragments(dialect):
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_whatever_is_written_is_told_the_same_at_every_split_and_not_lost(dialect, often):
-    @settings(max_examples=25 * often, deadline=None, suppress_health_check=LOOSE)
+    @settings(max_examples=12 * often, deadline=None, suppress_health_check=LOOSE)
     @given(fragments(dialect), st.data())
     def check(text, data):
         said = read(dialect, text)
@@ -102,7 +102,7 @@ CALLS = st.lists(
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_what_is_written_as_calls_is_read_as_those_calls(dialect, often):
-    @settings(max_examples=20 * often, deadline=None, suppress_health_check=LOOSE)
+    @settings(max_examples=10 * often, deadline=None, suppress_health_check=LOOSE)
     @given(CALLS)
     def check(calls):
         said = read(dialect, render(dialect_of(dialect), calls), tools=declared_for(calls))
