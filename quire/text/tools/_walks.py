@@ -155,9 +155,10 @@ class Walks:
         self._calls.whole()
 
     def _objects(self, step: Object) -> Walk[None]:
-        """A list of calls, or one that stands alone."""
+        """A list of calls, or calls that stand alone."""
         if (yield from self._next()) == "{":
-            yield from self._object(step)
+            while (yield from self._next()) == "{":
+                yield from self._object(step)
             return
         yield from self._char("[")
         while (yield from self._next()) != "]":

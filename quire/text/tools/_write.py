@@ -27,10 +27,16 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What stands around the arguments of a call that are one JSON object."""
+    """What stands around the arguments of one call of a function.
+
+    Several calls are written.before, frames with written.between between them, written.after.
+    """
 
     begin: str
     end: str
+    written: Written
+    """Its `values` say what stands between: "json" one JSON object, "params" any number of
+    written.param, ..."""
 
 
 def render(dialect: Dialect, calls: Sequence[Asked]) -> str:
@@ -40,19 +46,21 @@ def render(dialect: Dialect, calls: Sequence[Asked]) -> str:
     return how.before + how.between.join(texts) + how.after
 
 
-def frame(dialect: Dialect, name: str) -> Frame | None:
-    """What a model writes before and after the JSON arguments of one call of a function; None if
-    its arguments are no JSON object."""
+def frame(dialect: Dialect, name: str, place: int = 0) -> Frame:
+    """What a model writes before and after the arguments of a call of this function."""
     how = dialect.written
-    if how.values != "json":
-        return None
-    begin, _, end = how.call.partition("«arguments»")
-    known = {"name": escaped(name) if how.name_in_json else name, "place": "0"}
-    return Frame(how.before + _filled(begin, known), _filled(end, known) + how.after)
+    middle = "«arguments»" if "«arguments»" in how.call else "«params»"
+    begin, _, end = how.call.partition(middle)
+    known = _known(how, name, place)
+    return Frame(_filled(begin, known), _filled(end, known), how)
+
+
+def _known(how: Written, name: str, place: int) -> dict[str, str]:
+    return {"name": escaped(name) if how.name_in_json else name, "place": str(place)}
 
 
 def _call(how: Written, call: Asked, place: int) -> str:
-    known = {"name": escaped(call.name) if how.name_in_json else call.name, "place": str(place)}
+    known = _known(how, call.name, place)
     if how.values == "json":
         known["arguments"] = _json(call.arguments)
     elif how.values == "braces":

@@ -61,7 +61,7 @@ class Arguments:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A JSON object that is a call, or (`many`) a JSON list of them or a single one."""
+    """A JSON object that is a call, or (`many`) a JSON list of them, or some one after another."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")

@@ -18,6 +18,7 @@ from typing import Protocol
 from quire.errors import ConfigError
 from quire.registry import Registry
 from quire.text.speech import Reader
+from quire.text.tools._write import Frame, frame
 from quire.text.tools.base import Dialect, Ids
 from quire.text.tools.machine import Parser, fresh_hex
 
@@ -57,6 +58,10 @@ class Chosen:
     ) -> Reader:
         """A reader of one text; what the words mean is said at quire.text.tools.machine.Parser."""
         return self.make(tools, parallel=parallel, eager=eager, ids=ids)
+
+    def frame(self, name: str, place: int = 0) -> Frame | None:
+        """What is written around the arguments of a call of a function; None if that is unknown."""
+        return None if self.dialect is None else frame(self.dialect, name, place)
 
 
 def choose(name: str, *, template: str | None = None, plugin: str | None = None) -> Chosen:

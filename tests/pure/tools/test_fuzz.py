@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.text.tools._write import Asked, frame, render
 from quire.text.tools.base import closes
-from tests.pure.tools.samples import DECLARED, DIALECTS, dialect_of, function, read
+from tests.pure.tools.samples import DIALECTS, dialect_of, function, read
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -128,14 +128,14 @@ def test_words_between_calls_are_all_kept(dialect):
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-def test_a_frame_around_json_arguments_is_a_call(dialect):
-    around = frame(dialect_of(dialect), "get_weather")
-    if around is None:
-        assert dialect_of(dialect).written.values != "json"
-        return
-    said = read(dialect, around.begin + '{"city": "Rom"}' + around.end)
-    assert [(c.name, c.arguments, c.end) for c in said.calls] == [
-        ("get_weather", '{"city": "Rom"}', "whole")
-    ]
-    assert said.text == ""
-    assert DECLARED
+def test_frames_with_arguments_in_them_are_calls(dialect):
+    call = Asked("get_weather", {"city": "Rom"})
+    first = frame(dialect_of(dialect), "get_weather", 0)
+    how = first.written
+    alone = render(dialect_of(dialect), [call])
+    inside = alone[len(how.before + first.begin) : len(alone) - len(first.end + how.after)]
+    second = frame(dialect_of(dialect), "get_weather", 1)
+    calls = how.between.join(one.begin + inside + one.end for one in (first, second))
+    assert how.before + calls + how.after == render(dialect_of(dialect), [call, call])
+    if how.values == "json":
+        assert json.loads(inside) == {"city": "Rom"}

@@ -62,10 +62,30 @@ def test_a_call_that_breaks_after_it_was_told_ends_as_broken_and_its_rest_is_con
     assert len(said.notes) == 1
 
 
+def test_several_objects_in_one_tag_are_several_calls():
+    one = '{"name": "now", "arguments": {}}'
+    said = read("jamba", f"<tool_calls>\n{one}\n{one}\n</tool_calls>")
+    assert (calls_of(said), said.text, said.notes) == ([("now", {})] * 2, "", [])
+
+
+def test_what_breaks_behind_the_arguments_leaves_the_call_whole():
+    text = '<tool_call>{"name": "now", "arguments": {}, "id": "x" oops}</tool_call> y'
+    said = read("hermes", text)
+    assert calls_of(said) == [("now", {})]
+    assert said.text == " oops} y"
+    assert len(said.notes) == 1
+
+
 def test_with_eager_off_a_call_that_breaks_is_content_to_its_beginning():
     text = '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}</tool_call> x'
     said = read("hermes", text, eager=False)
     assert (said.calls, said.text) == ([], text)
+
+
+def test_with_eager_off_a_call_that_breaks_takes_no_place():
+    broken = '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}'
+    (call,) = read("hermes", broken + WEATHER, eager=False).calls
+    assert (call.place, call.name) == (0, "get_weather")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -121,6 +141,47 @@ def test_a_number_without_end_is_no_number():
 def test_what_is_no_json_never_ends_whole(word):
     said = read("hermes", f'<tool_call>{{"name": "now", "arguments": {{"a": {word}}}}}</tool_call>')
     assert said.calls[0].end == "broken"
+
+
+def string_as_read(dialect, literal):
+    """What a string is that was written so; the same whether or not it came in characters."""
+    form = '<tool_call>{{"name": "search", "arguments": {{"query": {}}}}}</tool_call>'
+    text = (form if dialect == "hermes" else "[search(query={})]").format(literal)
+    (found,) = calls_of(read(dialect, text))
+    assert calls_of(read(dialect, *text, "")) == [found]
+    return found[1]["query"]
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        (r'"\d\/\'\\"', "\\d/'\\"),
+        (r'"\u00e9\ud83d\ude00"', "é😀"),
+        (r'"\uZZ \u12"', r"\uZZ \u12"),
+        (r'"\x41"', r"\x41"),
+        (r"""'it is "so"'""", 'it is "so"'),
+        ('"a\nb"', "a\nb"),
+    ],
+)
+def test_a_string_of_json_and_its_slips(literal, value):
+    assert string_as_read("hermes", literal) == value
+
+
+@pytest.mark.parametrize(
+    ("literal", "value"),
+    [
+        (r'"\d\/\'\\"', "\\d\\/'\\"),
+        (r"'\x41\u00e9\U0001f600'", "Aé😀"),
+        (r"'\ud83d\ude00'", "😀"),
+        (r"'\x4 \uZZ \U99999999'", r"\x4 \uZZ \U99999999"),
+        (r"'\a\v\0'", "\a\v\0"),
+        ("'a\\\nb'", "ab"),
+        ("''", ""),
+        ("'''a''b'''", "a''b"),
+    ],
+)
+def test_a_string_of_python(literal, value):
+    assert string_as_read("pythonic", literal) == value
 
 
 def test_a_null_character_in_a_string_is_escaped():
