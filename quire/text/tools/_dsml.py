@@ -1,0 +1,42 @@
+"""The tags of DeepSeek V3.2 and later, which differ in the outer tag and in a space."""
+
+from __future__ import annotations
+
+from quire.text.tools.base import Close, Dialect, Form, Many, Mark, Name, Params, Written
+
+MARKER = "｜DSML｜"
+
+
+def dsml(name: str, outer: tuple[str, ...], *, space: str = "", sign: str) -> Dialect:
+    """A dialect whose calls stand in one of these outer tags; the first is what models write.
+
+    space: after the marker of every tag. sign: what a chat template shows beside the marker.
+    """
+    begin, end = f"<{MARKER}{space}", f"</{MARKER}{space}"
+    closings = tuple(f"{end}{tag}>" for tag in outer)
+    params = Params(
+        key_open=f'{begin}parameter name="',
+        key_close='"',
+        value_open=">",
+        value_close=f"{end}parameter>",
+        close=(f"{end}invoke>",),
+        outer=closings,
+        text_mark='string="true"',
+        json_mark='string="false"',
+    )
+    call = (Mark((f'{begin}invoke name="',)), Name(end=('"',)), Mark((">",)), params)
+    return Dialect(
+        name=name,
+        forms=(Form(tuple(f"{begin}{tag}>" for tag in outer), (Many(call), Close(closings))),),
+        written=Written(
+            call=f'{begin}invoke name="«name»">\n«params»{end}invoke>',
+            before=f"{begin}{outer[0]}>\n",
+            after=f"\n{closings[0]}",
+            between="\n",
+            values="params",
+            param=f'{begin}parameter name="«key»" string="«type»">«value»{end}parameter>\n',
+            text_attribute="true",
+            json_attribute="false",
+        ),
+        signs=((MARKER, sign),),
+    )
