@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import logging
 from collections.abc import Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -28,6 +29,8 @@ from quire.config.values import coerce
 from quire.errors import ConfigError, RequestError
 from quire.server.options import ABOUT as ABOUT_GROUPS
 from quire.server.options import GROUPS, ServerOptions
+
+log = logging.getLogger(__name__)
 
 ALSO = {
     "api_server_count": ("-asc",),
@@ -184,11 +187,32 @@ def _check_together(made: ServerOptions) -> None:
     for name in made.middleware:
         if not name.replace(":", ".").rpartition(".")[0]:
             raise ConfigError(f"middleware must be module:name, got {name!r}")
+    _check_parsers(made)
     if made.fingerprint_mode == "custom" and not made.fingerprint_value:
         raise ConfigError("fingerprint_mode='custom' needs fingerprint_value")
     if made.api_server_count > 1 and made.enable_responses_store:
         message = "enable_responses_store keeps answers in one process; say api_server_count=1"
         raise ConfigError(message)
+
+
+def _check_parsers(made: ServerOptions) -> None:
+    """That parsers are said whole and exist. What "auto" means is known when there is a model."""
+    if made.enable_auto_tool_choice and made.tool_call_parser is None:
+        raise ConfigError("enable_auto_tool_choice needs tool_call_parser (a name, or auto)")
+    if made.reasoning_parser_plugin is not None and made.reasoning_parser is None:
+        raise ConfigError("reasoning_parser_plugin needs reasoning_parser: a name in it, or auto")
+    if made.tool_parser_plugin is not None and made.tool_call_parser is None:
+        raise ConfigError("tool_parser_plugin needs tool_call_parser: a name in it, or auto")
+    if made.tool_call_parser is not None and not made.enable_auto_tool_choice:
+        log.warning("tool_call_parser has no effect without enable_auto_tool_choice")
+    if made.reasoning_parser is not None and made.reasoning_parser != "auto":
+        from quire.text.reasoning import choose as reasoning
+
+        reasoning.choose(made.reasoning_parser, None, made.reasoning_parser_plugin)
+    if made.tool_call_parser is not None and made.tool_call_parser != "auto":
+        from quire.text.tools import choose as tools
+
+        tools.choose(made.tool_call_parser, plugin=made.tool_parser_plugin)
 
 
 def _field_docs(kind: type) -> dict[str, str]:

@@ -83,6 +83,8 @@ _HARMLESS = {
     "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
         profiler_config""",
     "the name of a reasoning parser says it": "enable_reasoning",
+    "a server has it, and LLM.chat takes reasoning_parser and tool_parser": """reasoning_parser
+        reasoning_parser_plugin tool_call_parser tool_parser_plugin enable_auto_tool_choice""",
     "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
         lora_extra_vocab_size long_lora_scaling_factors fully_sharded_loras lora_target_modules
         specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
@@ -129,9 +131,8 @@ _LATER = {
         video_pruning_rate""",
     "prompt embeddings": "enable_prompt_embeds",
     "pooling models": "convert pooler_config",
-    "splitting reasoning and tool calls from the text": """reasoning_parser
-        reasoning_parser_plugin tool_call_parser tool_parser_plugin enable_auto_tool_choice
-        tool_strict_level tool_server anthropic_disabled_thinking_effort""",
+    "forcing tool calls, and tools that the server runs": """tool_strict_level tool_server
+        anthropic_disabled_thinking_effort""",
     "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
         kv_offloading_size kv_sharing_fast_prefill""",
     "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",
@@ -152,8 +153,6 @@ ADVICE = {
     "rope_scaling": 'say hf_overrides={"rope_scaling": {...}}',
     "rope_theta": 'say hf_overrides={"rope_theta": N}',
     "tokens_only": "prompts of token ids and return_token_ids work on every server",
-    "reasoning_parser": "leave it out: the text then holds the reasoning too",
-    "tool_call_parser": "leave it out: the text then holds the calls as the model wrote them",
     "quantization_config": 'say quantization="fp8"',
     "pipeline_parallel_size": "use one device",
     "data_parallel_size": "start one engine per device",

@@ -43,7 +43,7 @@ def check(to: Services, asked: Asked) -> None:
     if to.options.strict:
         strict.refuse(asked.ignored)
     to.ignored.tell(asked.ignored)
-    _refuse_what_is_not_built(asked)
+    _refuse_what_is_not_built(to, asked)
     _check_counts(asked)
     source = asked.source
     if isinstance(source, Prompts):
@@ -92,7 +92,7 @@ def priority(to: Services, asked: Asked, headers: Mapping[str, str]) -> int:
     return wanted
 
 
-def _refuse_what_is_not_built(asked: Asked) -> None:
+def _refuse_what_is_not_built(to: Services, asked: Asked) -> None:
     if asked.structure is not None:
         word, kind = asked.structure.param, asked.structure.kind
         message = f"{word} {kind!r:.40}: structured outputs are not built yet"
@@ -101,14 +101,28 @@ def _refuse_what_is_not_built(asked: Asked) -> None:
         word = asked.words.get("tool_choice", "tool_choice")
         message = f"{word} must be 'none' or 'auto': forced tool calls are not built yet"
         raise Unsupported(message, param=word)
-    if not asked.parallel_tool_calls and any(one.tools for one in asked.conversations):
-        message = "parallel_tool_calls=false: reading tool calls out of the text is not built yet"
-        raise Unsupported(message, param="parallel_tool_calls")
-    if not asked.include_reasoning:
-        message = "include_reasoning=false: telling reasoning from text is not built yet"
-        raise Unsupported(message, param="include_reasoning")
+    _check_reading(to, asked)
     if list(asked.modalities) != ["text"]:
         raise Unsupported("modalities must be ['text']", param="modalities")
+
+
+def _check_reading(to: Services, asked: Asked) -> None:
+    """What is to be left out must first be told from the rest."""
+    readers = to.readers
+    reads_calls = readers is not None and readers.tools is not None
+    has_tools = any(one.tools for one in asked.conversations)
+    if has_tools and not asked.parallel_tool_calls and not reads_calls:
+        message = "parallel_tool_calls=false needs a server that reads tool calls"
+        flags = "--enable-auto-tool-choice --tool-call-parser"
+        raise Unsupported(f"{message} ({flags})", param="parallel_tool_calls")
+    if asked.include_reasoning:
+        return
+    if readers is None or readers.reasoning is None:
+        message = "include_reasoning=false needs a server that tells reasoning from text"
+        raise Unsupported(f"{message} (--reasoning-parser)", param="include_reasoning")
+    if asked.token_ids or asked.sampling.get("logprobs") is not None:
+        message = "include_reasoning=false: logprobs and token ids would show the reasoning"
+        raise RequestError(message, param="include_reasoning")
 
 
 def _check_conversation(to: Services, one: Conversation) -> None:

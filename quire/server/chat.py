@@ -108,9 +108,10 @@ class ChatShape:
 
     def _choice(self, one: Choice) -> dict[str, Any]:
         voice = self._voices[one.index // self._n]
+        content = voice.echo + one.text
         message: dict[str, Any] = {
             "role": voice.role,
-            "content": voice.echo + one.text,
+            "content": content or (None if one.tool_calls or one.reasoning else ""),
             "refusal": None,
             "annotations": None,
             "audio": None,
@@ -127,6 +128,8 @@ class ChatShape:
             "finish_reason": one.reason,
             "stop_reason": one.stop_reason,
         }
+        if one.notes:
+            choice["x_notes"] = list(one.notes)
         if self._asked.token_ids:
             choice["token_ids"] = list(one.token_ids)
         return choice
@@ -201,6 +204,8 @@ class ChatShape:
         chunk = self._head.body([choice])
         if finish is not None:
             choice["stop_reason"] = finish.stop_reason
+            if finish.notes:
+                choice["x_notes"] = list(finish.notes)
             chunk["system_fingerprint"] = self._head.fingerprint
         if self._asked.continuous_usage:
             chunk["usage"] = self._usage.shown(details=self._details)

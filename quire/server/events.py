@@ -66,6 +66,8 @@ class Finish(msgspec.Struct, frozen=True):
     """stop, length, abort, repetition or tool_calls."""
     stop_reason: int | str | None = None
     """The stop string or stop token that ended it."""
+    notes: Sequence[str] = ()
+    """What was meant as markup and made no sense: it is in the text."""
 
 
 class Usage(msgspec.Struct):
@@ -130,6 +132,16 @@ class Said(msgspec.Struct, frozen=True):
 class Splitter(Protocol):
     """Reads the text of one choice as it comes. Any cut of the text gives the same pieces."""
 
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; None where nothing tells them apart."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Diagnostics so far: markup that made no sense."""
+        ...
+
     def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> Sequence[Said]:
         """What `text` adds, as far as it is certain; `last`: give out what was held back."""
         ...
@@ -141,6 +153,9 @@ class Splitter(Protocol):
 
 class Plain:
     """Text is content."""
+
+    reasoning_tokens = None
+    notes: Sequence[str] = ()
 
     def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> Sequence[Said]:
         return (Said(text),)
@@ -160,6 +175,7 @@ class Choice(msgspec.Struct):
     logprobs: SampleLogprobs | None = None
     reason: str = ""
     stop_reason: int | str | None = None
+    notes: Sequence[str] = ()
 
     def add(self, delta: Delta) -> None:
         """Put the next Delta behind what is there."""
@@ -211,6 +227,7 @@ def gather(events: Iterable[Event]) -> Whole:
                 choice.add(event)
             else:
                 choice.reason, choice.stop_reason = event.reason, event.stop_reason
+                choice.notes = event.notes
     return Whole(
         [openings[place] for place in sorted(openings)],
         [choices[index] for index in sorted(choices)],

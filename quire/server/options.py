@@ -93,6 +93,20 @@ class ServerOptions:
     """JSON: from the reasoning_effort of a request to the word the chat template gets."""
     exclude_tools_when_tool_choice_none: bool = False
     """Leave tools out of the prompt when tool_choice is none."""
+    reasoning_parser: str | None = None
+    """How answers mark reasoning: the name of a dialect (deepseek_r1, qwen3, openai_gptoss, ...),
+    or auto: what the chat template shows. Answers then have it as `reasoning`, apart from content.
+    None: it stays in the content."""
+    reasoning_parser_plugin: str | None = None
+    """A Python file with a reasoning dialect of your own (`DIALECT`); its name is the file's."""
+    enable_auto_tool_choice: bool = False
+    """Read tool calls out of answers, where a request has tools and leaves the choice to the
+    model. Needs --tool-call-parser."""
+    tool_call_parser: str | None = None
+    """How answers mark tool calls: the name of a dialect (hermes, llama3_json, mistral, ...), or
+    auto: what the chat template shows."""
+    tool_parser_plugin: str | None = None
+    """A Python file with a tool call dialect of your own (`DIALECT`); its name is the file's."""
     response_role: str = "assistant"
     """Role of the messages that the model writes."""
     return_tokens_as_token_ids: bool = False
@@ -159,7 +173,9 @@ _GROUPS = {
     "enable_dev_routes enable_profiler_routes",
     "answers": "strict skip_model_name_validation chat_template_content_format "
     "trust_request_chat_template default_chat_template_kwargs reasoning_effort_map "
-    "exclude_tools_when_tool_choice_none response_role return_tokens_as_token_ids stream_interval "
+    "exclude_tools_when_tool_choice_none reasoning_parser reasoning_parser_plugin "
+    "enable_auto_tool_choice tool_call_parser tool_parser_plugin response_role "
+    "return_tokens_as_token_ids stream_interval "
     "sse_keep_alive_interval enable_force_include_usage enable_prompt_tokens_details "
     "enable_per_request_metrics enable_request_id_headers enable_tokenizer_info_endpoint "
     "fingerprint_mode fingerprint_value enable_responses_store responses_store_size",

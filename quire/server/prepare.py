@@ -16,6 +16,7 @@ from quire.errors import RequestError, Unsupported
 from quire.server.admit import reworded
 from quire.server.asked import Asked, Conversation, Prompts
 from quire.server.services import Services
+from quire.server.splitting import splits
 from quire.text.inputs import Prepared
 
 T = TypeVar("T")
@@ -89,6 +90,8 @@ def sampling_params(to: Services, asked: Asked) -> SamplingParams:
         raise RequestError(f"{word} must be >= 1, got 0", param=word)
     if asked.beams is not None:
         given["n"] = 1  # the width of the search is no matter of one request
+    if splits(to.readers, asked):
+        given["skip_special_tokens"] = False  # they are marks; who reads them takes them out
     return SamplingParams(**given, output_kind=kind, skip_clone=True)
 
 

@@ -33,11 +33,13 @@ from quire.engine.front import inputs_of, load_texts
 from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer
 from quire.engine.messages import fault_of
 from quire.engine.remote import EngineSocket
-from quire.errors import EngineDead, EngineError, QuireError
+from quire.errors import ConfigError, EngineDead, EngineError, QuireError
 from quire.server import heads, listen
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
 from quire.server.services import Services
+from quire.server.splitting import parsers
+from quire.text.readers import Readers, readers
 from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -224,6 +226,7 @@ def services_of(
         max_model_len=config.scheduler.max_model_len,
         options=options,
         defaults=config.sampling.defaults,
+        readers=_readers(options, tokenizer, config.model.chat_template),
         has_priorities=config.scheduler.policy == "priority",
         root=config.model.name,
         dtype=config.model.dtype,
@@ -232,6 +235,18 @@ def services_of(
         process=orders.index,
         _numbers=itertools.count(orders.index, orders.count),  # no id twice in one engine
     )
+
+
+def _readers(
+    options: ServerOptions, tokenizer: Tokenizer | None, chat_template: str | None
+) -> Readers | None:
+    """What tells reasoning and tool calls from content. Raises ConfigError."""
+    said = parsers(options)
+    if said.reasoning is None and said.tools is None:
+        return None
+    if tokenizer is None:
+        raise ConfigError("reasoning and tool parsers read text: this engine has no tokenizer")
+    return readers(said, tokenizer, chat_template)
 
 
 def welcome(services: Services, options: ServerOptions, listener: socket.socket) -> str:

@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from starlette.requests import Request
 import quire
 from quire.engine.client import EngineClient
 from quire.errors import RequestError, TooLong, UnknownModel
+from quire.server import splitting
 from quire.server.asked import Asked
 from quire.server.events import Splitter
 from quire.server.options import ServerOptions
 from quire.server.strict import Teller
-from quire.text.inputs import InputProcessor
+from quire.text.inputs import InputProcessor, Prepared
+from quire.text.readers import Readers
 from quire.text.tokenizer import Tokenizer
 
 MAX_ID_CHARS = 128
@@ -47,6 +49,8 @@ class Services:
     """Fields of SamplingParams, from the model's generation config."""
     has_priorities: bool = False
     """The scheduler looks at the priority of a request."""
+    readers: Readers | None = None
+    """Tell reasoning and tool calls from content; None: nothing does."""
     root: str = ""
     """Where the model comes from: a name or a folder's name."""
     dtype: str = ""
@@ -99,9 +103,12 @@ class Services:
             raise RequestError(message, param="request_id")
         return prefix + base
 
-    def splitters(self, asked: Asked, choices: int) -> list[Splitter] | None:
-        """One for each choice; None: the text of this model is content and nothing else."""
-        return None
+    def splitters(self, asked: Asked, prepared: Sequence[Prepared]) -> list[Splitter] | None:
+        """One for each choice; None: the text of the answers is content and nothing else."""
+        if self.readers is None or not splitting.splits(self.readers, asked):
+            return None
+        defaults = self.options.default_chat_template_kwargs
+        return splitting.splitters(self.readers, asked, prepared, defaults)
 
     def fingerprint(self) -> str | None:
         """`system_fingerprint` of answers: what they depend on besides the request."""

@@ -9,6 +9,7 @@ engine and watches over the client. A sequence whose text is complete (a stop st
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Protocol
 
@@ -36,6 +37,8 @@ from quire.server.services import Services
 from quire.server.timing import Watch, watch
 from quire.text.assemble import Answer, Assembler
 from quire.text.inputs import Prepared
+
+log = logging.getLogger(__name__)
 
 
 async def begin(
@@ -141,8 +144,8 @@ class Events:
         self._by_id = {one.prepared.request.id: one for one in self._prompts}
         self._whole = not asked.stream
         self._prompt_only = asked.prompt_only
-        self._splitters: list[Splitter] | None = to.splitters(asked, len(prepared) * asked.n)
-        if self._splitters is not None:
+        self._splitters: list[Splitter] | None = to.splitters(asked, prepared)
+        if self._splitters and self._splitters[0].reasoning_tokens is not None:
             self.usage.reasoning = 0
         presence.on_end(self.stream.close)
 
@@ -259,20 +262,27 @@ class Events:
         if self._splitters is None:
             events.append(Delta(index, text, ids, logprobs))
             return
-        for said in self._splitters[index].push(text, ids, last=last):
-            if said.reasoning and ids:
-                self.usage.reasoning = (self.usage.reasoning or 0) + len(ids)
+        splitter = self._splitters[index]
+        thought = splitter.reasoning_tokens
+        for said in splitter.push(text, ids, last=last):
             events.append(Delta(index, said.text, ids, logprobs, said.reasoning, said.tool_call))
             ids, logprobs = (), None  # they are told once
-        if ids:
+        if thought is not None:
+            more = (splitter.reasoning_tokens or 0) - thought
+            self.usage.reasoning = (self.usage.reasoning or 0) + more
+        if ids and (self.asked.token_ids or logprobs is not None):
             events.append(Delta(index, "", ids, logprobs))
 
     def _finish(
         self, index: int, reason: str, stop_reason: int | str | None, events: list[Event]
     ) -> None:
+        notes: Sequence[str] = ()
         if self._splitters is not None:
             reason = self._splitters[index].finish(reason)
-        events.append(Finish(index, reason, stop_reason))
+            notes = self._splitters[index].notes
+        for note in notes:
+            log.info("%s, choice %d: %s", self.id, index, note)
+        events.append(Finish(index, reason, stop_reason, notes))
 
 
 def _assembler(to: Services, prepared: Prepared) -> Assembler:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.errors import ConfigError
 from quire.text.detokenizer import Detokenizer
 from quire.text.marks import Marks
 from quire.text.reading import Reading, ReasoningTokens, hidden_marks
@@ -155,6 +156,8 @@ def readers(said: Parsers, tokenizer: Tokenizer, chat_template: str | None) -> R
 
 
 def _source(tokenizer: Tokenizer, chat_template: str | None, tools: object) -> str:
+    if chat_template is None and not tokenizer.templates:
+        raise ConfigError("no chat template to tell the parser from: name the parser")
     return tokenizer.template(chat_template, tools).source
 
 

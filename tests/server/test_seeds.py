@@ -60,22 +60,28 @@ SERVE = {
     "--enable-chunked-prefill --max_num_batched_tokens 1024": {"max_num_batched_tokens": 1024},
     "vllm serve facebook/opt-13b --tensor-parallel-size 4": {"tensor_parallel_size": 4},
     "vllm serve SOME_MODEL --use-v2-block-manager --num-scheduler-steps 8": {},
+    "vllm serve DeepSeek-R1-Distill-Qwen-7B --max_model_len 50000 "
+    "--served-model-name deepseek-r1:7b --gpu_memory_utilization 0.90 --tensor-parallel-size 2 "
+    "--api_key muyu --host 192.168.110.131 --port 9000 --trust_remote_code --enable-reasoning "
+    "--reasoning-parser deepseek_r1": {
+        "reasoning_parser": "deepseek_r1",
+        "tensor_parallel_size": 2,
+    },
+    "vllm serve meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice "
+    "--tool-call-parser llama3_json "
+    "--chat-template examples/tool_chat_template_llama3_json.jinja": {
+        "enable_auto_tool_choice": True,
+        "tool_call_parser": "llama3_json",
+    },
 }
 """Command -> options that must come of it."""
 
 LATER = {
-    "vllm serve DeepSeek-R1-Distill-Qwen-7B --max_model_len 50000 "
-    "--served-model-name deepseek-r1:7b --gpu_memory_utilization 0.90 --tensor-parallel-size 2 "
-    "--api_key muyu --host 192.168.110.131 --port 9000 --trust_remote_code --enable-reasoning "
-    "--reasoning-parser deepseek_r1": "reasoning_parser",
     "vllm serve gpt2 --tensor-parallel-size 4 --pipeline-parallel-size 2": "pipeline_parallel",
     "vllm serve /path/to/the/model/in/the/container --tensor-parallel-size 8 "
     "--pipeline-parallel-size 2": "pipeline_parallel_size",
     "vllm serve meta-llama/Llama-2-7b-hf --enable-lora "
     "--lora-modules sql-lora=$HOME/snapshots/0dfa347e/": "enable_lora",
-    "vllm serve meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice "
-    "--tool-call-parser llama3_json "
-    "--chat-template examples/tool_chat_template_llama3_json.jinja": "enable_auto_tool_choice",
 }
 """Command -> the option that is refused by name, as its feature is not built yet."""
 

@@ -14,8 +14,11 @@ CHAT = "/v1/chat/completions"
 class FirstWordIsThought:
     """Up to the first space: reasoning; then content; at the end a call with what was said."""
 
+    notes = ()
+
     def __init__(self):
         self._all = ""
+        self.reasoning_tokens = 0
 
     def push(self, text, token_ids, *, last):
         before, self._all = self._all, self._all + text
@@ -25,6 +28,7 @@ class FirstWordIsThought:
         else:
             thought, space, rest = text.partition(" ")
             said.append(Said(reasoning=thought + space))
+            self.reasoning_tokens += len(token_ids)
             if rest:
                 said.append(Said(rest))
         if last:
@@ -39,8 +43,8 @@ class FirstWordIsThought:
 
 @pytest.fixture
 def thinking(monkeypatch):
-    def splitters(self, asked, choices):
-        return [FirstWordIsThought() for _ in range(choices)]
+    def splitters(self, asked, prepared):
+        return [FirstWordIsThought() for _ in range(asked.n * len(prepared))]
 
     monkeypatch.setattr(Services, "splitters", splitters)
 
@@ -91,7 +95,7 @@ def test_a_stream_says_the_same_in_pieces(http, server, more):
 
 
 def test_a_plain_splitter_changes_nothing(http, server, monkeypatch):
-    monkeypatch.setattr(Services, "splitters", lambda self, asked, choices: [Plain()] * choices)
+    monkeypatch.setattr(Services, "splitters", lambda self, asked, prepared: [Plain()] * asked.n)
     got = http.post(CHAT, json={"messages": HELLO, "stop": ["s"]}).json()["choices"][0]
     text = server.answer(HELLO)
     assert got["message"]["content"] == text.partition("s")[0]

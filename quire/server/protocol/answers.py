@@ -156,6 +156,7 @@ class ChatChoice(_Answer):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason
     stop_reason: int | str | None
+    x_notes: list[str] | None = None
     token_ids: list[int] | None = None
 
 

@@ -55,7 +55,6 @@ def test_an_unknown_name_gets_the_nearest():
         {"model_impl": "transformers"},
         {"prefix_caching_hash_algo": "xxhash"},
         {"kv_cache_dtype": "fp8_e5m2"},
-        {"reasoning_parser": "qwen3"},
         {"rope_scaling": {"factor": 2}},
     ],
 )
