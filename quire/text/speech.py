@@ -106,8 +106,7 @@ def _alike(a: Piece, b: Piece) -> bool:
     if a.note or b.note:
         return False
     if a.call is not None or b.call is not None:
-        same = a.call is not None and b.call is not None and a.call.place == b.call.place
-        return same and b.call is not None and b.call.name is None
+        return a.call is not None and b.call is not None and a.call.place == b.call.place
     return bool(a.text) == bool(b.text) and bool(a.reasoning) == bool(b.reasoning)
 
 

@@ -138,6 +138,26 @@ class Source:
             self.pos += len(found)
         return found
 
+    def expect(self, texts: Sequence[str]) -> Walk[str]:
+        """Consume the one of `texts` that comes next. Malformed if none does, Cut at the end."""
+        found = yield from self.literal(texts, or_cut=True)
+        if not found:
+            raise Malformed(f"{self.buf[self.pos]!r} where {texts[0]!r} belongs")
+        return found
+
+    def char(self, *wanted: str) -> Walk[str]:
+        """Consume one of these characters, after whitespace. Malformed if another comes."""
+        char = yield from self.after_space()
+        if char not in wanted:
+            raise Malformed(f"{char!r} where {' or '.join(map(repr, wanted))} belongs")
+        self.pos += 1
+        return char
+
+    def after_space(self) -> Walk[str]:
+        """The next character that is not whitespace, not consumed. Cut if there is none."""
+        yield from self.space()
+        return (yield from self.ahead())
+
     def until(self, ends: Sequence[str], tell: Tell) -> Walk[str]:
         """Tell text up to the first of `ends`, consume that one and return it.
 

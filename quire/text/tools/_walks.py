@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 
+from quire.text.tools._params import params
+from quire.text.tools._python import python_calls
 from quire.text.tools._source import Cut, Malformed, Source, Tell, Walk
 from quire.text.tools._telling import MOST_LONG_NAME, Calls
-from quire.text.tools._typed import ANY, TEXT, Value, kinds_of
-from quire.text.tools._values import decoded, escaped, string, value, whole
+from quire.text.tools._values import decoded, string, value, whole
 from quire.text.tools.base import (
     Arguments,
     Close,
@@ -26,7 +27,6 @@ from quire.text.tools.base import (
 )
 
 MOST_LONG_HEADER = 1024
-_IDENTIFIER = re.compile(r"[\w.\-]+")
 _CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=([^\s<]+)")
 _NUMBERED = re.compile(r":\d+\Z")
@@ -60,7 +60,7 @@ class Walks:
     def _one(self, step: Step) -> Walk[None]:
         match step:
             case Mark():
-                yield from self._mark(step.texts)
+                yield from self._src.expect(step.texts)
             case Close():
                 yield from self._close(step)
             case Label():
@@ -72,9 +72,9 @@ class Walks:
             case Object():
                 yield from self._objects(step) if step.many else self._object(step)
             case Params():
-                yield from self._params(step)
+                yield from params(self._src, self._calls, step)
             case PythonCalls():
-                yield from self._python_calls(step)
+                yield from python_calls(self._src, self._calls, step, bare=self._bare)
             case Message():
                 yield from self._message(step)
             case Many():
@@ -82,26 +82,6 @@ class Walks:
             case Either():
                 found = yield from self._src.literal(step.next, take=False, or_cut=True)
                 yield from self._run(step.then if found else step.other)
-
-    def _char(self, *wanted: str) -> Walk[str]:
-        """One of these characters, consumed, after whitespace."""
-        yield from self._src.space()
-        char = yield from self._src.ahead()
-        if char not in wanted:
-            raise Malformed(f"{char!r} where {' or '.join(map(repr, wanted))} belongs")
-        self._src.pos += 1
-        return char
-
-    def _next(self) -> Walk[str]:
-        """The next character that is not whitespace, not consumed."""
-        yield from self._src.space()
-        return (yield from self._src.ahead())
-
-    def _mark(self, texts: Sequence[str]) -> Walk[str]:
-        found = yield from self._src.literal(texts, or_cut=True)
-        if not found:
-            raise Malformed(f"{self._src.buf[self._src.pos]!r} where {texts[0]!r} belongs")
-        return found
 
     def _close(self, step: Close) -> Walk[None]:
         try:
@@ -156,23 +136,23 @@ class Walks:
 
     def _objects(self, step: Object) -> Walk[None]:
         """A list of calls, or calls that stand alone."""
-        if (yield from self._next()) == "{":
-            while (yield from self._next()) == "{":
+        if (yield from self._src.after_space()) == "{":
+            while (yield from self._src.after_space()) == "{":
                 yield from self._object(step)
             return
-        yield from self._char("[")
-        while (yield from self._next()) != "]":
+        yield from self._src.char("[")
+        while (yield from self._src.after_space()) != "]":
             yield from self._object(step)
-            if (yield from self._next()) == ",":
+            if (yield from self._src.after_space()) == ",":
                 self._src.pos += 1
             elif self._src.buf[self._src.pos] != "]":
                 break
-        yield from self._char("]")
+        yield from self._src.char("]")
         self._settle()
 
     def _object(self, step: Object) -> Walk[None]:
         calls, before = self._calls, self._calls.told
-        yield from self._char("{")
+        yield from self._src.char("{")
         try:
             yield from self._members(step, before)
         except Cut:
@@ -187,16 +167,16 @@ class Walks:
 
     def _members(self, step: Object, before: int) -> Walk[None]:
         src = self._src
-        while (yield from self._next()) != "}":
+        while (yield from self._src.after_space()) != "}":
             key = yield from decoded(src, MOST_LONG_NAME, "a key")
-            yield from self._char(":")
-            char = yield from self._next()
+            yield from self._src.char(":")
+            char = yield from self._src.after_space()
             yield from self._member(step, key, char, before)
             if self._calls.told > before:
                 src.settle()
-            if (yield from self._next()) == "}":
+            if (yield from self._src.after_space()) == "}":
                 break
-            yield from self._char(",")
+            yield from self._src.char(",")
         src.pos += 1
 
     def _member(self, step: Object, key: str, char: str, before: int) -> Walk[None]:
@@ -258,125 +238,6 @@ class Walks:
         yield from value(self._src, parts.append)
         if parts != ["null"]:
             raise Malformed("something that is no object where the arguments belong")
-
-    # arguments between tags
-
-    def _params(self, step: Params) -> Walk[None]:
-        src, calls = self._src, self._calls
-        follow = (step.key_open, *step.close, *step.outer)
-        before = "{"
-        while True:
-            yield from src.space()
-            found = yield from self._mark(follow)
-            if found != step.key_open:
-                break
-            key, _ = yield from src.short((step.key_close,), "a key", MOST_LONG_NAME)
-            key = key.strip().strip("\"'")
-            kinds = yield from self._kinds(step, key)
-            if not calls.open:
-                calls.announce()
-            calls.tell(f'{before}"{escaped(key)}": ')
-            before = ", "
-            yield from self._value(step, kinds, follow)
-        if found in step.outer:
-            src.pos -= len(found)
-        if not calls.open:
-            calls.announce()
-            calls.tell("{")
-        calls.tell("}")
-        calls.whole()
-
-    def _kinds(self, step: Params, key: str) -> Walk[frozenset[str]]:
-        """What a value may be, by its attributes or by the schema."""
-        attributes = ""
-        if step.value_open:
-            attributes, _ = yield from self._src.short(
-                (step.value_open,), "attributes", MOST_LONG_HEADER
-            )
-        if step.text_mark and step.text_mark in attributes:
-            return TEXT
-        if step.json_mark and step.json_mark in attributes:
-            return ANY
-        if attributes.strip() and not step.text_mark:
-            raise Malformed(f"{attributes[:80]!r} between a key and its value")
-        return kinds_of(self._calls.tool, key)
-
-    def _value(self, step: Params, kinds: frozenset[str], follow: Sequence[str]) -> Walk[None]:
-        """A value and its closing tag, which counts only where something of the call follows."""
-        src = self._src
-        sink = Value(self._calls.tell, kinds, trim=step.trim)
-        while True:
-            try:
-                yield from src.until((step.value_close,), sink.push)
-                gap = yield from src.space()
-                found = yield from src.literal(follow, take=False, or_cut=True)
-            except Cut:
-                sink.cut()
-                raise
-            if found:
-                sink.end()
-                return
-            sink.push(step.value_close + gap)
-
-    # calls as Python writes them
-
-    def _python_calls(self, step: PythonCalls) -> Walk[None]:
-        if not step.lines:
-            yield from self._char("[")
-        while True:
-            yield from self._python_call(step)
-            if step.lines:
-                char = yield from self._next()
-                if not (char.isalpha() or char == "_"):
-                    return
-            elif (yield from self._char(",", "]")) == "]":
-                break
-            elif (yield from self._next()) == "]":
-                self._src.pos += 1  # after a comma that says nothing
-                break
-        self._src.settle()
-
-    def _python_call(self, step: PythonCalls) -> Walk[None]:
-        calls = self._calls
-        name = yield from self._identifier("a function")
-        yield from self._char("(")
-        calls.named(name, bare=self._bare)
-        before = "{"
-        while (yield from self._next()) != ")":
-            key = yield from self._identifier("a parameter")
-            yield from self._char("=")
-            if not calls.open:
-                calls.announce()
-            calls.tell(f'{before}"{escaped(key)}": ')
-            before = ", "
-            yield from value(self._src, calls.tell, step.language)
-            if (yield from self._next()) == ")":
-                break
-            yield from self._char(",")
-        self._src.pos += 1
-        if not calls.open:
-            calls.announce()
-            calls.tell("{")
-        calls.tell("}")
-        calls.whole()
-
-    def _identifier(self, what: str) -> Walk[str]:
-        src = self._src
-        yield from src.space()
-        parts: list[str] = []
-        while True:
-            yield from src.ahead()
-            found = _IDENTIFIER.match(src.buf, src.pos)
-            if not found:
-                break
-            src.pos = found.end()
-            parts.append(found[0])
-            if sum(map(len, parts)) > MOST_LONG_NAME:
-                raise Malformed(f"the name of {what} is longer than {MOST_LONG_NAME} characters")
-        name = "".join(parts)
-        if not name or not (name[0].isalpha() or name[0] == "_"):
-            raise Malformed(f"{name or src.buf[src.pos]!r} where {what} belongs")
-        return name
 
     # messages
 
