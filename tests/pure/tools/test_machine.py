@@ -110,6 +110,20 @@ def test_a_call_cut_before_its_arguments_is_content():
     assert (said.calls, said.text, len(said.notes)) == ([], text, 1)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("llama3_json", '{"name": "now", "parameters": {}}; '),
+        ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}},\n'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}}\n</tool_'),
+        ("hermes", '<tool_call>{"name": "now", "arguments": {}}</tool_call>\n'),
+    ],
+)
+def test_what_stands_between_calls_is_no_content_where_the_text_ends(dialect, text):
+    said = read(dialect, text)
+    assert (calls_of(said), said.text) == ([("now", {})], "")
+
+
 def test_one_call_only_tells_the_first_and_counts_the_others():
     said = read("hermes", WEATHER * 3, parallel=False)
     assert calls_of(said) == [("get_weather", {"city": "Rom", "days": 2})]
