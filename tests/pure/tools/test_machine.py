@@ -124,6 +124,12 @@ def test_what_stands_between_calls_is_no_content_where_the_text_ends(dialect, te
     assert (calls_of(said), said.text) == ([("now", {})], "")
 
 
+@pytest.mark.parametrize("text", ["<tool_calls>[]</tool_calls>", "<tool_calls>[ ] and more"])
+def test_a_list_of_no_calls_is_content_with_a_note(text):
+    said = read("jamba", text)
+    assert (said.calls, said.text, len(said.notes)) == ([], text, 1)
+
+
 def test_one_call_only_tells_the_first_and_counts_the_others():
     said = read("hermes", WEATHER * 3, parallel=False)
     assert calls_of(said) == [("get_weather", {"city": "Rom", "days": 2})]
