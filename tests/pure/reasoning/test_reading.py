@@ -32,7 +32,7 @@ class Shouts:
         return [Piece(call=Call(self._calls - 1, "id", word.strip(), "{}", "whole"))]
 
 
-TEXT = "<think>\nhm LOUD <|x|>\n</think>\n\nIt <|x|>says GO now<|im_end|> RUN "
+TEXT = "<think>\nhm LOUD <|x|>\n</think>\n\nIt <|x|>says GO now<|im_end|> RUN"
 
 
 def read(parts, **options):
@@ -86,7 +86,7 @@ def test_tokens_of_reasoning_are_counted_alike_however_they_come(size):
 def test_reasoning_without_end_is_counted_to_the_end():
     made = Machine(DIALECT, "<think>")
     counter = ReasoningTokens(made, lambda ids: "ab" * len(ids))
-    counter.push([1, 2, 3])
-    made.push("ababab", last=True)
+    counter.push([1, 2, 3, 4])
+    made.push("ababab", last=True)  # the last one ended the answer: it is no text
     counter.settle()
     assert counter.count == 3
