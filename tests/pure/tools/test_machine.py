@@ -130,6 +130,25 @@ def test_a_list_of_no_calls_is_content_with_a_note(text):
     assert (said.calls, said.text, len(said.notes)) == ([], text, 1)
 
 
+@pytest.mark.parametrize(
+    ("dialect", "text"),
+    [
+        ("hermes", '<tool_call>{"name": "now", "name": "search", "arguments": {}}</tool_call>'),
+        (
+            "hermes",
+            '<tool_call>{"arguments": {}, "arguments": {"a": 1}, "name": "now"}</tool_call>',
+        ),
+        (
+            "glm45",
+            "<tool_call>now\n<arg_key>a</arg_key> lost? <arg_value>1</arg_value></tool_call>",
+        ),
+    ],
+)
+def test_what_could_be_read_in_two_ways_is_content(dialect, text):
+    said = read(dialect, text)
+    assert (said.calls, said.text, len(said.notes)) == ([], text, 1)
+
+
 def test_one_call_only_tells_the_first_and_counts_the_others():
     said = read("hermes", WEATHER * 3, parallel=False)
     assert calls_of(said) == [("get_weather", {"city": "Rom", "days": 2})]
