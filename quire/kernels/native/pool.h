@@ -2,14 +2,10 @@
 // The caller is rank 0. Workers spin for a moment after a program, so that the next one finds them
 // awake, then sleep: an idle engine burns nothing. A forked child starts threads of its own.
 // A second caller at the same time runs its program alone; results do not depend on the ranks.
-// A rank that loses its core to another process makes all others wait. Where that costs more than
-// the rank brings (a server whose clients run on the same cores), the team goes without it for a
-// while, and tries again.
 #pragma once
 #include <pthread.h>
 #include <sched.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -18,10 +14,6 @@
 #include <vector>
 
 #include "simd.h"
-
-using Clock = std::chrono::steady_clock;
-
-constexpr int PATIENCE = 2000;  // turns at a barrier, 50 us: ranks that run are apart by less
 
 INLINE void relax() {
 #if defined(__x86_64__)
@@ -38,7 +30,6 @@ struct Team {
   std::atomic<long>* next;      // work counter, 0 when the op starts
   std::atomic<int>* arrived;
   std::atomic<uint32_t>* phase;
-  std::atomic<long>* lost;      // ns that ranks waited for one without a core
 
   void barrier() const {
     if (size == 1) return;
@@ -48,17 +39,11 @@ struct Team {
       phase->store(now + 1, std::memory_order_release);
       return;
     }
-    for (int spins = 0; spins < PATIENCE; spins++) {
-      if (phase->load(std::memory_order_acquire) != now) return;
-      relax();
-    }
-    const auto since = Clock::now();
     for (long spins = 1; phase->load(std::memory_order_acquire) == now; spins++)
-      if (spins < 8000 || spins % 512)
+      if (spins < 10000 || spins % 512)
         relax();
       else
         sched_yield();  // a rank lost its core: let it run, should it be waiting for this one
-    lost->fetch_add((Clock::now() - since).count(), std::memory_order_relaxed);
   }
 
   long take(long count) const { return next->fetch_add(count, std::memory_order_relaxed); }
@@ -80,67 +65,34 @@ class Pool {
       std::thread([this, rank] { work(rank); }).detach();  // they live as long as the process
   }
 
-  // How many ranks the next program has.
-  int ranks() const { return Clock::now() < short_until_ ? size_ - 1 : size_; }
-
-  void run(Job job, const void* program, char* scratch, int ranks) {
-    const auto began = Clock::now();
+  void run(Job job, const void* program, char* scratch) {
     job_ = job;
     cores_[0].store(core(), std::memory_order_relaxed);
     program_ = program;
     scratch_ = scratch;
     next_[0].store(0, std::memory_order_relaxed);
     next_[1].store(0, std::memory_order_relaxed);
-    epoch_.store(((epoch_.load() >> RANKS) + 1) << RANKS | (uint32_t)ranks);
+    epoch_.fetch_add(1);
     if (asleep_.load() > 0) {
       std::lock_guard<std::mutex> hold(lock_);
       wake_.notify_all();
     }
-    const Team mine = team(0, ranks);
-    job(program, mine);
-    mine.barrier();  // nobody touches the program after this
-    if (ranks == size_) judge(began);
+    job(program, team(0));
+    team(0).barrier();  // nobody touches the program after this
   }
 
   std::mutex busy;
 
  private:
-  static constexpr int RANKS = 10;  // bits of the epoch that hold the number of ranks
-  static constexpr auto WINDOW = std::chrono::milliseconds(20);
-  static constexpr auto SHORTEST = std::chrono::milliseconds(100);
-  static constexpr auto LONGEST = std::chrono::milliseconds(1600);
+  Team team(int rank) { return {rank, size_, scratch_, next_, &arrived_, &phase_}; }
 
-  Team team(int rank, int ranks) {
-    return {rank, ranks, scratch_, next_, &arrived_, &phase_, &lost_};
-  }
-
-  // After a program of all ranks: whether the last one is worth waiting for. Seen over a window,
-  // since one wait says little; each time that it was not, the pause before the next try doubles.
-  void judge(Clock::time_point began) {
-    const auto now = Clock::now();
-    spent_ += now - began;
-    if (spent_ < WINDOW) return;
-    const auto lost = std::chrono::nanoseconds(lost_.exchange(0)) / (size_ - 1);
-    if (lost * 4 > spent_) {
-      short_until_ = now + pause_;
-      pause_ = std::min<Clock::duration>(pause_ * 2, LONGEST);
-    } else {
-      pause_ = SHORTEST;
-    }
-    spent_ = Clock::duration::zero();
-  }
-
-  // A rank that is left out of a program may miss it altogether; one that is not cannot: the
-  // others wait for it.
   void work(int rank) {
     for (uint32_t seen = 0;;) {
-      seen = wait(seen);
-      const int ranks = (int)(seen & ((1u << RANKS) - 1));
-      if (rank >= ranks) continue;
+      wait(seen);
+      seen++;
       spread(rank);
-      const Team mine = team(rank, ranks);
-      job_(program_, mine);
-      mine.barrier();
+      job_(program_, team(rank));
+      team(rank).barrier();
     }
   }
 
@@ -177,21 +129,18 @@ class Pool {
 #endif
   }
 
-  // The epoch after the one seen: a program has begun.
-  uint32_t wait(uint32_t seen) {
-    uint32_t now;
+  void wait(uint32_t seen) {
     auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(200);
     do {
       for (int i = 0; i < 100; i++) {
-        if ((now = epoch_.load(std::memory_order_acquire)) != seen) return now;
+        if (epoch_.load(std::memory_order_acquire) != seen) return;
         relax();
       }
     } while (std::chrono::steady_clock::now() < until);
     std::unique_lock<std::mutex> hold(lock_);
     asleep_.fetch_add(1);
-    wake_.wait(hold, [&] { return (now = epoch_.load()) != seen; });
+    wake_.wait(hold, [&] { return epoch_.load() != seen; });
     asleep_.fetch_sub(1);
-    return now;
   }
 
   const int size_;
@@ -204,9 +153,6 @@ class Pool {
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> phase_{0};
   alignas(64) std::atomic<long> next_[2] = {};
-  alignas(64) std::atomic<long> lost_{0};
-  Clock::duration spent_{0}, pause_{SHORTEST};  // these three: the caller's
-  Clock::time_point short_until_{};
   std::mutex lock_;
   std::condition_variable wake_;
 };

@@ -64,7 +64,7 @@ void walk(const void* given, const Team& team) {
       if (team.rank == 0) team.next[turn & 1].store(0, std::memory_order_relaxed);
     } else if (team.rank == 0) {
       std::atomic<long> next{0};
-      op.run(step->args(), Team{0, 1, team.scratch, &next, nullptr, nullptr, nullptr});
+      op.run(step->args(), Team{0, 1, team.scratch, &next, nullptr, nullptr});
     }
   }
 }
@@ -117,18 +117,19 @@ void quire_run(const void* at, long bytes) {
   const Program program{(const char*)at, bytes};
   const Step* end = (const Step*)(program.at + bytes);
   bool parallel = false;
-  for (const Step* s = (const Step*)at; s < end && !parallel; s = s->next())
-    parallel = OPS[s->op].plan(s->args(), threads).parallel;
-  std::unique_lock<std::mutex> hold;
-  Pool* shared = parallel && threads > 1 ? get_pool() : nullptr;
-  if (shared) hold = std::unique_lock<std::mutex>(shared->busy, std::try_to_lock);
-  const int ranks = hold.owns_lock() ? shared->ranks() : 1;
   long need = 0;
-  for (const Step* s = (const Step*)at; s < end; s = s->next())
-    need = std::max(need, OPS[s->op].plan(s->args(), ranks).scratch);
+  for (const Step* s = (const Step*)at; s < end; s = s->next()) {
+    const Plan p = OPS[s->op].plan(s->args(), threads);
+    parallel |= p.parallel;
+    if (p.scratch > need) need = p.scratch;
+  }
   char* room = scratch.need(need);
-  if (ranks > 1) return shared->run(walk, &program, room, ranks);
-  walk(&program, Team{0, 1, room, nullptr, nullptr, nullptr, nullptr});
+  if (parallel && threads > 1) {
+    Pool* shared = get_pool();
+    std::unique_lock<std::mutex> hold(shared->busy, std::try_to_lock);
+    if (hold.owns_lock()) return shared->run(walk, &program, room);
+  }
+  walk(&program, Team{0, 1, room, nullptr, nullptr, nullptr});
 }
 
 // Ask for large pages under fresh memory: streaming a weight then misses the TLB 512 times less.
