@@ -6,11 +6,14 @@ means that the process over there is gone, however it went: kill -9 included. Wo
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -160,6 +163,23 @@ class Link:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def inherit(fd: int, orders: type[W], name: str) -> tuple[Link, W] | None:
+    """In a child: its link and its orders, to begin with. None: there are none to carry out.
+
+    Signals are ignored from here on: they are meant for who started us, and that one ends us.
+    name: of this process, for `ps` and `top`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    link = Link.inherited(fd)
+    word = link.receive()
+    if not isinstance(word, orders):
+        return None
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+    return link, word
 
 
 # Child processes see the modules that we see, whatever the folder they are started in.

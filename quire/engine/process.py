@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -25,7 +24,7 @@ from quire.config.environment import start_process
 from quire.config.options import Options
 from quire.engine import collector, wire
 from quire.engine.build import build_bare
-from quire.engine.link import Built, Failed, Found, Link, RunEngine, Stop
+from quire.engine.link import Built, Failed, Found, Link, RunEngine, Stop, inherit
 from quire.engine.messages import Answer, Dead, Hello, News, fault_of
 from quire.engine.remote import address
 from quire.engine.service import Service
@@ -42,13 +41,10 @@ COLLECT_S = 300.0
 
 def main(fd: int) -> int:
     """Run one engine, as told over the link; the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for who started us: that one ends us
-    link = Link.inherited(fd)
-    orders = link.receive()
-    if not isinstance(orders, RunEngine):
+    inherited = inherit(fd, RunEngine, "quire-engine")
+    if inherited is None:
         return 1
-    _name_process()
+    link, orders = inherited
     start_process(level=orders.log_level, style=orders.log_style)  # type: ignore[arg-type]
     starter = Starter(link, orders.folder)
 
@@ -66,14 +62,6 @@ def main(fd: int) -> int:
     collector.hold_back()
     link.send(Built(config=bare.config, seconds=bare.seconds))
     return server.run()
-
-
-def _name_process() -> None:
-    """For `ps` and `top`."""
-    try:
-        Path("/proc/self/comm").write_text("quire-engine")
-    except OSError:
-        return
 
 
 class Starter:

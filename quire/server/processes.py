@@ -14,7 +14,6 @@ import logging
 import os
 import shlex
 import shutil
-import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
@@ -30,7 +29,7 @@ from quire.config.environment import start_process
 from quire.engine import collector
 from quire.engine.client import EngineClient
 from quire.engine.front import inputs_of, load_texts
-from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer
+from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer, inherit
 from quire.engine.messages import fault_of
 from quire.engine.remote import EngineSocket
 from quire.errors import ConfigError, EngineDead, EngineError, QuireError
@@ -52,14 +51,11 @@ REFRESH_S = 1.0
 
 def main(fd: int) -> int:
     """Serve as told over the link; the exit status."""
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # meant for who started us: that one ends us
-    link = Link.inherited(fd)
-    orders = link.receive()
-    if not isinstance(orders, RunServer):
+    inherited = inherit(fd, RunServer, "quire-api")
+    if inherited is None:
         return 1
+    link, orders = inherited
     options = msgspec.convert(orders.options, ServerOptions)
-    _name_process()
     start_process(level=orders.log_level, style=options.log_format)
     try:
         return _serve(orders, options, link)
@@ -69,12 +65,6 @@ def main(fd: int) -> int:
     finally:
         if link.ended:  # nobody is left to do it
             shutil.rmtree(orders.folder, ignore_errors=True)
-
-
-def _name_process() -> None:
-    """For `ps` and `top`."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("quire-api")
 
 
 def _serve(orders: RunServer, options: ServerOptions, link: Link) -> int:
