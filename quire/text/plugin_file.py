@@ -17,13 +17,12 @@ def load_file(path: str, what: str) -> ModuleType:
     file = Path(path).expanduser()
     spec = importlib.util.spec_from_file_location(file.stem, file)
     if not file.is_file() or spec is None or spec.loader is None:
-        raise ConfigError(f"{what} plug-in {path!r} is not a file of Python")
+        raise ConfigError(f"no {what} plug-in at {path}: it is not a file of Python")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # the operator's code may raise anything
-        message = f"{what} plug-in {path!r} failed: {type(error).__name__}: {error}"
+        why = f"{type(error).__name__}: {error}"
+        message = f"the {what} plug-in {path} cannot be loaded, it failed: {why}"
         raise ConfigError(message) from error
-    if not hasattr(module, "DIALECT"):
-        raise ConfigError(f"{what} plug-in {path!r} has no DIALECT")
     return module

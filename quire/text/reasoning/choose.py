@@ -27,7 +27,7 @@ def choose(name: str, template: str | None = None, plugin: str | None = None) ->
     """
     if plugin is not None:
         module = load_file(plugin, "reasoning parser")
-        if name in (module.NAME if hasattr(module, "NAME") else module.__name__, "auto"):
+        if name in (vars(module).get("NAME", module.__name__), "auto"):
             return _dialect(module)
     if name == "auto":
         found = detected(template or "")
@@ -43,7 +43,9 @@ def detected(template: str) -> str | None:
 
 
 def _dialect(module: ModuleType) -> Dialect:
-    dialect = module.DIALECT
+    dialect = vars(module).get("DIALECT")
+    if dialect is None:
+        raise ConfigError(f"the reasoning parser {module.__name__!r} has no DIALECT")
     if not isinstance(dialect, Dialect):
         message = f"{module.__name__}: DIALECT must be a quire.text.reasoning.base.Dialect"
         raise ConfigError(message)

@@ -8,7 +8,6 @@ Parser that is called as quire.text.tools.machine.Parser is, without the dialect
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Protocol
 
 from quire.errors import ConfigError
 from quire.registry import Registry
+from quire.text.plugin_file import load_file
 from quire.text.speech import Reader
 from quire.text.tools._write import Frame, frame
 from quire.text.tools.base import Dialect, Ids
@@ -103,18 +103,7 @@ def _maker(dialect: Dialect) -> Make:
 
 def _from_file(path: str) -> Chosen:
     """The dialect of a plug-in file. The file is run: it is the operator's own code."""
-    stem = Path(path).stem.replace("-", "_")
-    if not Path(path).is_file():
-        raise ConfigError(f"no tool parser plug-in at {path}")
-    spec = importlib.util.spec_from_file_location(f"quire_tool_parser_{stem}", path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"the tool parser plug-in {path} is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (ImportError, SyntaxError) as error:
-        raise ConfigError(f"the tool parser plug-in {path} cannot be loaded: {error}") from error
-    chosen = _of(stem, module)
+    chosen = _of(Path(path).stem.replace("-", "_"), load_file(path, "tool parser"))
     return Chosen(chosen.dialect.name, chosen.make, chosen.dialect) if chosen.dialect else chosen
 
 
