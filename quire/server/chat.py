@@ -24,7 +24,7 @@ from quire.server.events import (
 )
 from quire.server.protocol import logprobs
 from quire.server.protocol.chat import ChatBatchBody, ChatBody
-from quire.server.protocol.shape import Head, add_closing, encode
+from quire.server.protocol.shape import Head, add_closing, closing_chunk, encode
 from quire.server.services import Services, services
 from quire.server.sse import DONE, EventStream, answer, error_event, event
 from quire.server.telling import Events, begin
@@ -212,16 +212,8 @@ class ChatShape:
         return chunk
 
     def _closing(self, one: Closing) -> bytes:
-        """The chunk without choices, if there is something to put into it."""
-        chunk = self._head.body([])
-        before = len(chunk)
-        if self._ends_with_usage:
-            chunk["usage"] = one.usage.shown(details=self._details)
-        add_closing(chunk, one)
-        if len(chunk) == before:
-            return b""
-        chunk["system_fingerprint"] = self._head.fingerprint
-        return event(chunk)
+        chunk = closing_chunk(self._head, one, usage=self._ends_with_usage, details=self._details)
+        return b"" if chunk is None else event(chunk)
 
 
 def _is_text(delta: Delta) -> bool:

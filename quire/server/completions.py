@@ -13,7 +13,7 @@ from quire.server.body import read
 from quire.server.events import Closing, Delta, Event, Finish, Opening, Whole, paired
 from quire.server.protocol import logprobs
 from quire.server.protocol.completions import CompletionBody
-from quire.server.protocol.shape import Head, add_closing, encode
+from quire.server.protocol.shape import Head, add_closing, closing_chunk, encode
 from quire.server.services import Services, services
 from quire.server.sse import DONE, EventStream, answer, error_event, event
 from quire.server.telling import Events, begin
@@ -115,16 +115,8 @@ class CompletionShape:
         return event(chunk)
 
     def _closing(self, one: Closing) -> bytes:
-        """The chunk without choices, if there is something to put into it."""
-        chunk = self._head.body([])
-        before = len(chunk)
-        if self._ends_with_usage:
-            chunk["usage"] = one.usage.shown(details=self._details)
-        add_closing(chunk, one)
-        if len(chunk) == before:
-            return b""
-        chunk["system_fingerprint"] = self._head.fingerprint
-        return event(chunk)
+        chunk = closing_chunk(self._head, one, usage=self._ends_with_usage, details=self._details)
+        return b"" if chunk is None else event(chunk)
 
     def _choice(self, one: Delta, finish: Finish | None) -> dict[str, Any]:
         """The whole of a choice, or what is new of it; its first news has the echo."""

@@ -44,6 +44,21 @@ class Head:
         return b"data: " + head, tail + b"\n\n"
 
 
+def closing_chunk(
+    head: Head, closing: Closing, *, usage: bool, details: bool
+) -> dict[str, Any] | None:
+    """The chunk without choices that ends a stream; None if there is nothing to put into it."""
+    chunk = head.body([])
+    before = len(chunk)
+    if usage:
+        chunk["usage"] = closing.usage.shown(details=details)
+    add_closing(chunk, closing)
+    if len(chunk) == before:
+        return None
+    chunk["system_fingerprint"] = head.fingerprint
+    return chunk
+
+
 def add_closing(body: dict[str, Any], closing: Closing) -> None:
     """What is known at the end and was asked for."""
     if closing.timing is not None:
