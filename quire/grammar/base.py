@@ -1,0 +1,77 @@
+"""The contract of grammar backends, which step code relies on and every backend is tested against.
+
+    compiler.compile(form) -> Grammar     slow: never on the step loop (quire.grammar.pool)
+    grammar.matcher()      -> Matcher     quick: one for each sequence
+    matcher.accept / fill / rollback      each step
+
+A mask is a row of 32-bit words over the model's vocabulary: bit t % 32 of word t // 32 says whether
+token t may come next. The end of the text is one of the vocabulary's end tokens, which masks allow
+where the text may end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.grammar.forms import Form
+
+Words = npt.NDArray[np.int32]
+
+
+class Matcher(Protocol):
+    """How far one sequence has come. Not thread-safe; different ones may be used at once."""
+
+    def accept(self, token: int) -> bool:
+        """Take the next token, an end token included. False, and nothing changed: not allowed."""
+        ...
+
+    def rollback(self, tokens: int) -> None:
+        """Take back the last so many tokens that were accepted."""
+        ...
+
+    def fill(self, words: Words) -> None:
+        """Write the mask of the next token: words [ceil(V / 32)]."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """The text so far is whole: it may end here."""
+        ...
+
+    @property
+    def over(self) -> bool:
+        """Only the end can follow, or it has been accepted."""
+        ...
+
+    def copy(self) -> Matcher:
+        """Another one in the same state."""
+        ...
+
+
+class Grammar(Protocol):
+    """A compiled form. Immutable, and shared by all sequences that are bound to it."""
+
+    size: int
+    """Bytes of memory it holds, about: caches of grammars are bounded by it."""
+
+    def matcher(self) -> Matcher:
+        """A fresh matcher."""
+        ...
+
+
+class Compiler(Protocol):
+    """One backend over one vocabulary."""
+
+    name: str
+
+    def compile(self, form: Form) -> Grammar:
+        """Raises RequestError with what is wrong with the form, or what it asks too much."""
+        ...
+
+    def fill_all(self, matchers: Sequence[tuple[int, Matcher]], words: Words) -> None:
+        """words[row] is filled by each (row, matcher), in parallel where that is quicker."""
+        ...
