@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar, overload
 
+from quire.errors import RequestError
+
 
 @dataclass(slots=True)
 class Logprob:
@@ -203,6 +205,7 @@ class RequestOutput:
     kv_transfer_params: dict[str, object] | None = None
     ec_transfer_params: dict[str, object] | None = None
     error: str | None = None  # why, when an output's finish_reason is "error"
+    fault: RequestError | None = None  # the error, where the request is to blame for it
 
     def __repr__(self) -> str:
         return (

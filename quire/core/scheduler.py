@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from collections.abc import Sequence as Seq
 from typing import Literal
 
 from quire.core.admission import check_length, check_request
@@ -27,7 +26,7 @@ from quire.core.order.base import Order
 from quire.core.prompt_logprobs import PromptLogprobs
 from quire.core.roster import Roster
 from quire.core.stats import SchedulerStats as SchedulerStats
-from quire.core.stop import finish
+from quire.core.stop import Finish, finish
 from quire.core.types import (
     UNKNOWN,
     Request,
@@ -36,7 +35,6 @@ from quire.core.types import (
     State,
     StepPlan,
     StepResult,
-    TokenLogprobs,
     Update,
 )
 
@@ -348,7 +346,7 @@ class Scheduler:
 
     def _slow_rows(self, flight: Flight, result: StepResult) -> set[int]:
         """Rows that carry more than a token, or mean nothing any more."""
-        slow = {*result.logprobs, *result.prompt_logprobs, *result.errors}
+        slow = {*result.logprobs, *result.prompt_logprobs, *result.errors, *result.ends}
         special = flight.dead | self._prompt_logprobs.known.keys()
         if special:
             slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
@@ -366,11 +364,12 @@ class Scheduler:
         if i in result.prompt_logprobs:
             self._prompt_logprobs.add(row, result.prompt_logprobs[i])
         if row.samples:
-            updates.append(self._say(row, result.token_ids[i], result.logprobs.get(i)))
+            updates.append(self._say(i, row, result))
 
-    def _say(self, row: Row, ids: Seq[int], logprobs: list[TokenLogprobs] | None) -> Update:
+    def _say(self, i: int, row: Row, result: StepResult) -> Update:
         """Append the tokens of a row, up to one that ends the sequence."""
         seq, at = row.seq, row.start + row.count
+        ids, logprobs = result.token_ids[i], result.logprobs.get(i)
         assert ids, f"step result has no token for {seq.request.id}"
         assert len(ids) == 1 or len(seq.tokens) == at + 1, "later steps counted on one token"
         done = None
@@ -382,6 +381,8 @@ class Scheduler:
             if done is not None:
                 del seq.tokens[at:]
                 break
+        if i in result.ends and kept == len(ids) and (done is None or done.token is None):
+            done = Finish(result.ends[i])
         ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
         prompt_logprobs = self._prompt_logprobs.pop(seq)
         if done is not None:

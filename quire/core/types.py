@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
+from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
 from quire.core.timing import Timing
+from quire.errors import EngineError, RequestError
 
 UNKNOWN = -1
 """A token a step in flight will produce: the runner has it in its own slots, the core not yet."""
@@ -64,6 +66,7 @@ class Request:
     parent: str | None = None  # id of a held request whose KV is shared as far as prompts agree
     hold: bool = False  # keep blocks after the end, until the scheduler's release(id)
     timed: bool = False  # every update says where the time went, not only the first and the last
+    constraint: Constraint | None = None  # what the output is bound to
 
 
 @dataclass(slots=True, eq=False)
@@ -165,6 +168,9 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # row -> positions start+1 .. start+count of the prompt (those that exist)
     errors: dict[int, str] = field(default_factory=dict)  # row -> why this sequence must end
+    ends: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
+    # row -> the sequence ends with its last token here: its text is whole, and nothing but the end
+    # could follow. Counts more than min_tokens, ignore_eos and the length
 
 
 class Update(NamedTuple):
@@ -180,3 +186,11 @@ class Update(NamedTuple):
     cached_tokens: int = 0
     error: str | None = None
     timing: Timing | None = None  # of the first and the last, and of each if request.timed
+    fault: Literal["engine", "request"] = "engine"  # whose fault the error is
+    param: str | None = None  # of the request's fault: the caller's word for the field
+
+    def exception(self) -> RequestError | EngineError:
+        """The error as an exception, of an update that has one."""
+        if self.fault == "request":
+            return RequestError(str(self.error), param=self.param)
+        return EngineError(f"the engine failed on this request: {self.error}")

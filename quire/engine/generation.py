@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from quire.core.types import Update
 from quire.engine.client import EngineClient, Stream
-from quire.errors import EngineError
 from quire.outputs import RequestOutput
 from quire.text.assemble import Assembler, Clock
 from quire.text.inputs import Prepared
@@ -56,7 +55,7 @@ class Generation:
 
     def _read(self, update: Update) -> News | None:
         if update.finish == "error":
-            raise EngineError(f"the engine failed on this request: {update.error}")
+            raise update.exception()
         place = self._place[update.request_id]
         assembler = self._assemblers[place]
         output = assembler.push(update)

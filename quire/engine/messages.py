@@ -22,12 +22,13 @@ from typing import Any
 import msgspec
 
 from quire import errors
+from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.types import Request, Stop, Update
 from quire.errors import EngineError, Overloaded, QuireError, RequestError, Unsupported
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -58,6 +59,7 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     parent: str | None
     hold: bool
     timed: bool
+    constraint: Constraint | None
 
 
 class Add(Message, frozen=True):

@@ -346,6 +346,8 @@ class LLM:
                     for output in self.llm_engine.step():
                         self._done[output.request_id] = output
                         if output.request_id in missing:
+                            if output.fault is not None:
+                                raise output.fault  # as if it had been refused at once
                             missing.remove(output.request_id)
                             bar.finished(output)
         except BaseException:

@@ -16,7 +16,6 @@ from typing import Protocol
 from starlette.requests import Request
 
 from quire.core.types import Update
-from quire.errors import EngineError
 from quire.outputs import SampleLogprobs
 from quire.server import admit, beams
 from quire.server.asked import Asked
@@ -185,7 +184,7 @@ class Events:
         return Closing(self.usage, timing, self._watch.metrics() if self._has_metrics else None)
 
     def read(self, updates: Sequence[Update]) -> list[Event]:
-        """The events that these updates make. Raises EngineError."""
+        """The events that these updates make. Raises RequestError and EngineError."""
         watched = self._watch
         if watched.timed:
             watched.took(updates)
@@ -206,7 +205,7 @@ class Events:
 
     def _read(self, prompt: _Prompt, update: Update, events: list[Event]) -> None:
         if update.finish == "error":
-            raise EngineError(f"the engine failed on this request: {update.error}")
+            raise update.exception()
         assembler = prompt.assembler
         answer = assembler.read(update)
         for index in assembler.aborts:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.core.timing import Timing
 from quire.core.types import TokenLogprobs, Update
+from quire.errors import RequestError
 from quire.outputs import (
     CompletionOutput,
     FlatLogprobs,
@@ -66,6 +67,7 @@ class Assembler:
         self._cached: int | None = None
         self._notes = True
         self._error: str | None = None
+        self._fault: RequestError | None = None
         self.aborts: list[int] = []
         self.stats = RequestStateStats(arrival_time=prepared.request.arrived_at) if clock else None
 
@@ -149,6 +151,8 @@ class Assembler:
                 _append(self._prompt_logprobs, one, self._tokenizer)
         if update.error is not None:
             self._error = update.error
+            error = update.exception()
+            self._fault = error if isinstance(error, RequestError) else None
         if self._clock is not None and self.stats is not None and update.token_ids:
             _count(self.stats, len(update.token_ids), self._clock())
         if self.stats is not None and update.timing is not None:
@@ -180,6 +184,7 @@ class Assembler:
             lora_request=self._lora,
             num_cached_tokens=self._cached,
             error=self._error,
+            fault=self._fault,
         )
 
 

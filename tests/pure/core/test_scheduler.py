@@ -511,3 +511,50 @@ def test_a_watermark_keeps_blocks_free_for_those_who_run():
     assert len(step(engine(requests, blocks=10, watermark=0.9))[0].rows) == 1
     run = Run(Setup(blocks=10, watermark=0.9), requests)
     check_outcome(run, run.go())
+
+
+def ends(plan, reason, token=1):
+    return answer(plan, token, ends=dict.fromkeys(range(len(plan.rows)), reason))
+
+
+@pytest.mark.parametrize("reason", ["stop", "length"])
+def test_a_result_that_says_so_ends_a_row_with_its_token(reason):
+    scheduler = engine([request("a", max_tokens=9)])
+    step(scheduler)
+    plan = scheduler.plan()
+    [update] = scheduler.apply(plan, ends(plan, reason, 3))
+    assert (update.token_ids, update.finish, update.stop_reason) == ((3,), reason, None)
+    scheduler.check()
+    assert scheduler.idle
+
+
+def test_an_end_that_the_result_tells_counts_more_than_the_least_and_the_most():
+    stop = Stop(1, min_tokens=9)
+    scheduler = engine([request("a", stop=stop)])
+    plan = scheduler.plan()
+    [update] = scheduler.apply(plan, ends(plan, "stop"))
+    assert update.finish == "stop"
+
+
+def test_an_end_that_the_result_tells_keeps_the_stop_token():
+    scheduler = engine([request("a", stop=Stop(9, token_ids=frozenset({4})))])
+    plan = scheduler.plan()
+    [update] = scheduler.apply(plan, ends(plan, "length", 4))
+    assert (update.finish, update.stop_reason) == ("stop", 4)
+
+
+def test_a_row_of_a_sequence_that_ended_by_the_result_means_nothing():
+    scheduler = engine([request("a", range(5), 9)], depth=2)
+    first = scheduler.plan()
+    second = scheduler.plan()
+    assert [u.finish for u in scheduler.apply(first, ends(first, "stop"))] == ["stop"]
+    assert scheduler.apply(second, answer(second, 2)) == []
+    scheduler.check()
+
+
+def test_only_the_rows_that_end_leave_the_fast_path():
+    scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
+    step(scheduler)
+    plan = scheduler.plan()
+    updates = scheduler.apply(plan, answer(plan, ends={1: "stop"}))
+    assert [(u.request_id, u.finish) for u in updates] == [("a", None), ("b", "stop")]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from quire.core.types import StepPlan
+from quire.core.types import StepPlan, Update
+from quire.errors import EngineError, RequestError
 
 
 class Masks:
@@ -15,3 +16,13 @@ def test_a_plan_finds_its_parts_by_type():
     assert plan.part(Masks) is masks
     assert plan.part(str) == "a text"
     assert plan.part(int) is None
+
+
+def test_an_error_says_whose_fault_it_is():
+    ours = Update("a", 0, (), "error", error="device lost").exception()
+    assert isinstance(ours, EngineError)
+    assert "device lost" in str(ours)
+    theirs = Update("a", 0, (), "error", error="too deep", fault="request", param="max_tokens")
+    error = theirs.exception()
+    assert isinstance(error, RequestError)
+    assert (str(error), error.param) == ("too deep", "max_tokens")

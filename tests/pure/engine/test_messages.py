@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from quire import errors
+from quire.core.constraint import Constraint
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.stats import SchedulerStats
 from quire.core.timing import Timing
@@ -37,6 +38,7 @@ OTHERS = {
     "parent": "other-1",
     "hold": True,
     "timed": True,
+    "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
 }
 
 
@@ -108,6 +110,7 @@ def test_updates_arrive_as_they_are():
         Update("a", 0, [3]),
         Update("a", 1, [], "error", None, None, None, 16, "broken"),
         Update("b", 0, [3], "stop", 3, logprobs, logprobs, 16, None, timing),
+        Update("c", 0, [], "error", error="too deep", fault="request", param="max_tokens"),
     ]
     news = wire.from_engine(wire.encode(News(updates, [Answer(4, SchedulerStats(*range(12)))])))
     assert news.updates == updates
