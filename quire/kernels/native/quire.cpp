@@ -28,6 +28,7 @@ struct Op {
 const Op OPS[] = {
     OP(LinearArgs), OP(PackArgs), OP(EmbeddingArgs), OP(NormArgs),
     OP(RopeArgs),   OP(MapArgs),  OP(WriteArgs),     OP(AttentionArgs),
+    OP(MaskArgs),
 };
 constexpr long OP_COUNT = sizeof OPS / sizeof *OPS;
 

@@ -227,3 +227,36 @@ inline void run(const WriteArgs& a, const Team& team) {
     }
   }
 }
+
+// Logits whose bit in the row's mask is 0 become -inf; the others are not touched.
+struct MaskArgs {
+  char* x;
+  long x_row, vocab;  // elements
+  const uint32_t* words;
+  long width;
+  const int32_t* rows;
+  long masks, dtype;
+};
+
+inline Plan plan(const MaskArgs& a, int) { return {a.masks * a.vocab > 4 * SMALL, 0}; }
+
+template <class U>
+void mask(const MaskArgs& a, U lowest, const Team& team) {
+  long from, to;
+  team.share(a.masks, from, to);
+  for (long i = from; i < to; i++) {
+    if (a.rows[i] < 0) continue;  // nobody's
+    U* x = (U*)a.x + a.rows[i] * a.x_row;
+    const uint32_t* words = a.words + i * a.width;
+    for (long at = 0; at < a.vocab; at += 32) {
+      const uint32_t word = words[at / 32];
+      const long n = a.vocab - at < 32 ? a.vocab - at : 32;
+      if (word == 0xffffffffu) continue;
+      for (long j = 0; j < n; j++) x[at + j] = word >> j & 1 ? x[at + j] : lowest;
+    }
+  }
+}
+
+inline void run(const MaskArgs& a, const Team& team) {
+  a.dtype ? mask<uint16_t>(a, 0xff80, team) : mask<uint32_t>(a, 0xff800000u, team);
+}

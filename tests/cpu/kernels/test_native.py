@@ -16,12 +16,13 @@ from quire.kernels import (
     paged_attention,
     rms_norm,
     rope,
+    token_mask,
 )
 from quire.kernels.op import OPS
 from quire.kernels.packed import PackedWeight, pack_panels
 
 FILES = (act, add, copy_blocks, embedding, kv_write, layer_norm, linear, paged_attention)
-FILES += (rms_norm, rope)
+FILES += (rms_norm, rope, token_mask)
 CPU = torch.device("cpu")
 BF16, FP32 = torch.bfloat16, torch.float32
 NATIVE = sorted(name for name, op in OPS.items() if op.native)
@@ -35,7 +36,7 @@ def tensors(result):
 
 def run(body, case):
     """The results of one body, the cache included where it is written."""
-    case = {k: v.clone() if k == "cache" else v for k, v in case.items()}
+    case = {k: v.clone() if k in ("cache", "logits") else v for k, v in case.items()}
     out = body(**case)
     if out is NotImplemented:
         return None
