@@ -381,8 +381,9 @@ class Scheduler:
             if done is not None:
                 del seq.tokens[at:]
                 break
+        whole = False
         if i in result.ends and kept == len(ids) and (done is None or done.token is None):
-            done = Finish(result.ends[i])
+            done, whole = Finish(result.ends[i]), token not in seq.stop_ids
         ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
         prompt_logprobs = self._prompt_logprobs.pop(seq)
         if done is not None:
@@ -396,6 +397,7 @@ class Scheduler:
             logprobs,
             prompt_logprobs,
             seq.cached,
+            whole=whole,
         )
 
     # -- ends, and what it tells ---------------------------------------------------------------

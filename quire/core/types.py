@@ -188,6 +188,7 @@ class Update(NamedTuple):
     timing: Timing | None = None  # of the first and the last, and of each if request.timed
     fault: Literal["engine", "request"] = "engine"  # whose fault the error is
     param: str | None = None  # of the request's fault: the caller's word for the field
+    whole: bool = False  # it ended because its text is whole: the last token is text, no end token
 
     def exception(self) -> RequestError | EngineError:
         """The error as an exception, of an update that has one."""

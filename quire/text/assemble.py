@@ -219,7 +219,8 @@ class Answer:
 
     def add(self, update: Update) -> None:
         ids, finish = update.token_ids, update.finish
-        kept = self._text.push(ids, finish)
+        ended = finish == "stop" and not update.whole
+        kept = self._text.push(ids, last=finish is not None, ended=ended)
         self._token_ids.extend(ids if kept == len(ids) else ids[:kept])
         if self._sums and update.logprobs is not None:
             self._add_logprobs(update.logprobs[:kept])

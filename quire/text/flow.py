@@ -20,8 +20,11 @@ class Text(Protocol):
     stop: str | None
     """The stop string that ended it."""
 
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        """Add tokens; how many of them belong to the answer (the rest is behind a stop string)."""
+    def push(self, ids: Sequence[int], *, last: bool, ended: bool) -> int:
+        """Add tokens; how many of them belong to the answer (the rest is behind a stop string).
+
+        last: nothing follows. ended: the last of them is what ended the sequence, and no text.
+        """
         ...
 
     def take(self) -> str:
@@ -36,7 +39,7 @@ class Silent:
 
     stop: str | None = None
 
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
+    def push(self, ids: Sequence[int], *, last: bool, ended: bool) -> int:
         return len(ids)
 
     def take(self) -> str:
@@ -60,12 +63,12 @@ class Flowing:
         self._new = ""
         self._whole = ""
 
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        if finish is None:
+    def push(self, ids: Sequence[int], *, last: bool, ended: bool) -> int:
+        if not last:
             self._new += self.decode(ids)
         else:
             # The token that ended the sequence is no text, unless asked for
-            shown = ids[:-1] if finish == "stop" and not self._include else ids
+            shown = ids[:-1] if ended and not self._include else ids
             self._new += self.decode(shown) + self._rest()
         return len(ids)
 
@@ -87,10 +90,10 @@ class Late(Flowing):
         super().__init__(tokenizer, prompt, params)
         self._ids: list[int] = []
 
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
+    def push(self, ids: Sequence[int], *, last: bool, ended: bool) -> int:
         self._ids.extend(ids)
-        if finish is not None:
-            super().push(self._ids, finish)
+        if last:
+            super().push(self._ids, last=True, ended=ended)
         return len(ids)
 
 
@@ -102,14 +105,14 @@ class Stopping(Flowing):
         self._window = StopWindow(params.stop_strings, self._include)
         self._unsearched = params.min_tokens  # tokens in which no stop string may end
 
-    def push(self, ids: Sequence[int], finish: str | None) -> int:
-        shown = ids[:-1] if finish == "stop" and not self._include else ids
+    def push(self, ids: Sequence[int], *, last: bool, ended: bool) -> int:
+        shown = ids[:-1] if ended and not self._include else ids
         # Token by token, so that the one that completes a stop string is known
         for count, token_id in enumerate(shown, 1):
             self._unsearched -= 1
             if self._search(self.decode((token_id,)), self._unsearched < 0):
                 return count
-        if finish is not None and not self._search(self._rest(), self._unsearched <= 0):
+        if last and not self._search(self._rest(), self._unsearched <= 0):
             self._new += self._window.finish()
         return len(ids)
 

@@ -540,7 +540,15 @@ def test_an_end_that_the_result_tells_keeps_the_stop_token():
     scheduler = engine([request("a", stop=Stop(9, token_ids=frozenset({4})))])
     plan = scheduler.plan()
     [update] = scheduler.apply(plan, ends(plan, "length", 4))
-    assert (update.finish, update.stop_reason) == ("stop", 4)
+    assert (update.finish, update.stop_reason, update.whole) == ("stop", 4, False)
+
+
+def test_an_end_that_the_result_tells_says_whether_the_last_token_is_text():
+    stop = Stop(9, min_tokens=5, eos_ids=frozenset({2}))
+    scheduler = engine([request("a", stop=stop), request("b", stop=stop)])
+    plan = scheduler.plan()
+    updates = scheduler.apply(plan, StepResult([(2,), (3,)], ends={0: "stop", 1: "stop"}))
+    assert [(u.finish, u.whole) for u in updates] == [("stop", False), ("stop", True)]
 
 
 def test_a_row_of_a_sequence_that_ended_by_the_result_means_nothing():

@@ -134,6 +134,26 @@ def test_the_last_token_is_text_when_the_length_ended_it():
     )
 
 
+@pytest.mark.parametrize("kind", RequestOutputKind)
+@pytest.mark.parametrize("stop", [[], ["zz"]])
+def test_the_last_token_is_text_when_the_text_is_whole(kind, stop):
+    news = updates(ids_of("hi!"), "stop")
+    news[-1] = news[-1]._replace(whole=True)
+    outputs, _ = push(assembler(output_kind=kind, stop=stop), news)
+    last = outputs[-1].outputs[0]
+    assert last.finish_reason == "stop"
+    shown = outputs if kind is DELTA else outputs[-1:]
+    assert "".join(one.outputs[0].text for one in shown) == "hi!"
+
+
+def test_an_error_of_the_request_comes_as_an_exception_to_raise():
+    news = Update("r", 0, [], "error", error="no", fault="request", param="max_tokens")
+    output = assembler(output_kind=FINAL).push(news)
+    assert (output.error, str(output.fault), output.fault.param) == ("no", "no", "max_tokens")
+    ours = assembler(output_kind=FINAL).push(Update("r", 0, [], "error", error="lost"))
+    assert (ours.error, ours.fault) == ("lost", None)
+
+
 def test_half_a_character_at_the_end_is_a_hole():
     ids = ids_of("a🦊")[:-1]
     for kind in RequestOutputKind:
