@@ -1,8 +1,8 @@
-"""What a caller may ask of one request: sampling, beams, structure. Plain data, no torch.
+"""What a caller may ask of one request: sampling, beams. Plain data, no torch.
 
-Not here: what needs a vocabulary, a tokenizer or the engine's own limits. quire.text.inputs checks
-that at the edge. The one idea: an object that exists is valid by itself; `verify()` proves it again
-for one whose fields were changed after it was made.
+Not here: the form of the text (quire.core.structured); what needs a vocabulary, a tokenizer or the
+engine's own limits, which quire.text.inputs checks at the edge. The one idea: an object that exists
+is valid by itself; `verify()` proves it again for one whose fields were changed after it was made.
 
 Names, defaults and ranges are those that users of this kind of engine know. A field whose feature
 is not built yet is kept and checked here, and refused at the edge (`LATER`), never ignored.
@@ -12,14 +12,20 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from enum import Enum, IntEnum
+from enum import IntEnum
 from typing import Any
 
+from quire.core.checks import check_float, check_ids, check_int, check_strings, fail
+from quire.core.structured import (
+    GuidedDecodingParams as GuidedDecodingParams,
+)
+from quire.core.structured import (
+    StructuredOutputsParams as StructuredOutputsParams,
+)
 from quire.errors import RequestError, Unsupported
 
 log = logging.getLogger(__name__)
@@ -28,7 +34,6 @@ MAX_SEQUENCES = 16384
 MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BIASED_TOKENS = 1024
-MAX_SCHEMA_DEPTH = 64
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 HIGHEST_TEMPERATURE = 2.0
@@ -39,7 +44,6 @@ LogitsProcessor = Callable[..., Any]
 """f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits, one row at a time."""
 
 LATER = {
-    "structured_outputs": "structured outputs are not built yet",
     "thinking_token_budget": "a budget of thinking tokens is not built yet",
     "repetition_detection": "repetition detection is not built yet",
     "prompt_logprob_token_ids": "prompt scores of chosen token ids are not built yet",
@@ -66,34 +70,6 @@ class SamplingType(IntEnum):
     RANDOM = 1
 
 
-class StructureKind(str, Enum):
-    """What kind of text a StructuredOutputsParams constrains to."""
-
-    JSON = "json"
-    REGEX = "regex"
-    CHOICE = "choice"
-    GRAMMAR = "grammar"
-    JSON_OBJECT = "json_object"
-    STRUCTURAL_TAG = "structural_tag"
-
-
-def _fail(param: str, given: object, allowed: str) -> RequestError:
-    return RequestError(f"{param} must be {allowed}, got {given!r}", param=param)
-
-
-def _check_int(param: str, given: object, low: int, high: int | None, allowed: str) -> None:
-    good = isinstance(given, int) and not isinstance(given, bool) and given >= low
-    if not good or (high is not None and given > high):  # type: ignore[operator]
-        raise _fail(param, given, allowed)
-
-
-def _check_float(param: str, given: object, low: float, high: float, allowed: str) -> None:
-    if isinstance(given, bool) or not isinstance(given, (int, float)):
-        raise _fail(param, given, allowed)
-    if not (math.isfinite(given) and low <= given <= high):
-        raise _fail(param, given, allowed)
-
-
 def _is_off(name: str, value: object) -> bool:
     """Whether a field of a later feature asks for nothing."""
     if isinstance(value, RepetitionDetectionParams):
@@ -101,114 +77,6 @@ def _is_off(name: str, value: object) -> bool:
     if name == "thinking_token_budget":
         return value is None  # 0: no thinking at all
     return value is None or value is False or value == 0
-
-
-def _check_ids(param: str, given: object, *, empty: bool = True) -> None:
-    allowed = f"a {'' if empty else 'non-empty '}list of token ids (integers >= 0)"
-    if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, set, frozenset)):
-        raise _fail(param, given, allowed)
-    if not empty and not given:
-        raise _fail(param, given, allowed)
-    for one in given:
-        if isinstance(one, bool) or not isinstance(one, int) or one < 0:
-            raise RequestError(f"{param} must be {allowed}, got {one!r} in it", param=param)
-
-
-def _check_strings(param: str, given: object) -> None:
-    if isinstance(given, str) or not isinstance(given, Sequence):
-        raise _fail(param, given, "a list of non-empty strings")
-    for one in given:
-        if not isinstance(one, str) or not one:
-            raise RequestError(
-                f"{param} must hold non-empty strings, got {one!r} in it", param=param
-            )
-
-
-def _depth(value: object) -> int:
-    """Nesting of a JSON value. 0 for a scalar. Not recursive: schemas come from strangers."""
-    deepest, layer = 0, [value]
-    while layer and deepest <= MAX_SCHEMA_DEPTH + 16:
-        below: list[object] = []
-        for one in layer:
-            if isinstance(one, dict):
-                below.extend(one.values())
-            elif isinstance(one, (list, tuple)):
-                below.extend(one)
-        deepest += any(isinstance(one, (dict, list, tuple)) for one in layer)
-        layer = below
-    return deepest
-
-
-@dataclass(slots=True)
-class StructuredOutputsParams:
-    """Exactly one constraint on the text, and how strictly to read it."""
-
-    json: str | dict[str, Any] | None = None
-    """A JSON schema, as text or as a dict."""
-    regex: str | None = None
-    """A regular expression the whole text matches."""
-    choice: list[str] | None = None
-    """The text is one of these."""
-    grammar: str | None = None
-    """A grammar in EBNF or Lark form."""
-    json_object: bool | None = None
-    """True: any JSON object."""
-    disable_any_whitespace: bool = False
-    """Only the white space JSON needs."""
-    disable_additional_properties: bool = False
-    """Objects hold what the schema names and no more."""
-    whitespace_pattern: str | None = None
-    """A regular expression for the white space between JSON tokens."""
-    structural_tag: str | None = None
-    """JSON text: schemas that begin at given markers."""
-
-    def __post_init__(self) -> None:
-        given = [k.value for k in StructureKind if getattr(self, k.value) is not None]
-        if len(given) != 1:
-            names = ", ".join(k.value for k in StructureKind)
-            what = f"got {' and '.join(given)}" if given else "got none"
-            raise RequestError(f"give exactly one of {names}; {what}", param="structured_outputs")
-        self._check(StructureKind(given[0]))
-
-    @property
-    def kind(self) -> StructureKind:
-        """Which of the constraints is given."""
-        return next(k for k in StructureKind if getattr(self, k.value) is not None)
-
-    def _check(self, kind: StructureKind) -> None:
-        param, given = f"structured_outputs.{kind.value}", getattr(self, kind.value)
-        if kind is StructureKind.JSON_OBJECT:
-            if given is not True:
-                raise _fail(param, given, "True, or left out")
-        elif kind is StructureKind.CHOICE:
-            if not given:
-                raise _fail(param, given, "a non-empty list of strings")
-            _check_strings(param, given)
-        elif kind is StructureKind.JSON:
-            _check_schema(param, given, MAX_SCHEMA_DEPTH)
-        elif not isinstance(given, str) or not given:
-            raise _fail(param, given, "non-empty text")
-        elif kind is StructureKind.REGEX and "\0" in given:
-            raise RequestError(f"{param} must not hold a NUL character", param=param)
-        elif kind is StructureKind.STRUCTURAL_TAG:
-            _check_schema(param, given, MAX_SCHEMA_DEPTH + 16)
-
-
-GuidedDecodingParams = StructuredOutputsParams
-"""The name older releases use."""
-
-
-def _check_schema(param: str, given: object, most: int) -> None:
-    value = given
-    if isinstance(given, str):
-        try:
-            value = json.loads(given)
-        except (ValueError, RecursionError) as e:
-            raise RequestError(f"{param} is not JSON: {e}", param=param) from None
-    if not isinstance(value, (dict, bool)):
-        raise _fail(param, given, "a JSON schema: an object, as text or as a dict")
-    if _depth(value) > most:
-        raise RequestError(f"{param} is nested deeper than {most} levels", param=param)
 
 
 @dataclass(slots=True)
@@ -224,14 +92,14 @@ class RepetitionDetectionParams:
 
     def __post_init__(self) -> None:
         name = "repetition_detection"
-        _check_int(f"{name}.max_pattern_size", self.max_pattern_size, 0, None, "an integer >= 0")
-        _check_int(f"{name}.min_pattern_size", self.min_pattern_size, 0, None, "an integer >= 0")
+        check_int(f"{name}.max_pattern_size", self.max_pattern_size, 0, None, "an integer >= 0")
+        check_int(f"{name}.min_pattern_size", self.min_pattern_size, 0, None, "an integer >= 0")
         if self.max_pattern_size == 0:
             return
         if self.min_pattern_size > self.max_pattern_size:
             allowed = f"at most max_pattern_size ({self.max_pattern_size})"
-            raise _fail(f"{name}.min_pattern_size", self.min_pattern_size, allowed)
-        _check_int(f"{name}.min_count", self.min_count, 2, None, "an integer >= 2")
+            raise fail(f"{name}.min_pattern_size", self.min_pattern_size, allowed)
+        check_int(f"{name}.min_count", self.min_count, 2, None, "an integer >= 2")
 
 
 @dataclass
@@ -409,39 +277,39 @@ class SamplingParams:
                 self.output_kind = RequestOutputKind(self.output_kind)
             except ValueError:
                 names = ", ".join(k.name for k in RequestOutputKind)
-                raise _fail("output_kind", self.output_kind, f"one of {names}") from None
+                raise fail("output_kind", self.output_kind, f"one of {names}") from None
 
     def _verify_counts(self) -> None:
-        _check_int("n", self.n, 1, MAX_SEQUENCES, f"an integer in [1, {MAX_SEQUENCES}]")
+        check_int("n", self.n, 1, MAX_SEQUENCES, f"an integer in [1, {MAX_SEQUENCES}]")
         if self.best_of is not None:
             allowed = f"an integer in [n = {self.n}, {MAX_SEQUENCES}]"
-            _check_int("best_of", self.best_of, self.n, MAX_SEQUENCES, allowed)
+            check_int("best_of", self.best_of, self.n, MAX_SEQUENCES, allowed)
         if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1, or None")
-        _check_int("min_tokens", self.min_tokens, 0, None, "an integer >= 0")
+            check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1, or None")
+        check_int("min_tokens", self.min_tokens, 0, None, "an integer >= 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise _fail("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+            raise fail("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
         if self.stream_interval is not None:
-            _check_int("stream_interval", self.stream_interval, 1, None, "an integer >= 1, or None")
+            check_int("stream_interval", self.stream_interval, 1, None, "an integer >= 1, or None")
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             allowed = "an integer >= 1, -1 or None"
-            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None, allowed)
+            check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None, allowed)
         if self.seed is not None and (not isinstance(self.seed, int) or self.seed not in INT64):
-            raise _fail("seed", self.seed, "a 64-bit integer, or None")
+            raise fail("seed", self.seed, "a 64-bit integer, or None")
 
     def _verify_distribution(self) -> None:
-        _check_float("presence_penalty", self.presence_penalty, -2, 2, "a number in [-2, 2]")
-        _check_float("frequency_penalty", self.frequency_penalty, -2, 2, "a number in [-2, 2]")
+        check_float("presence_penalty", self.presence_penalty, -2, 2, "a number in [-2, 2]")
+        check_float("frequency_penalty", self.frequency_penalty, -2, 2, "a number in [-2, 2]")
         high = math.inf
-        _check_float("repetition_penalty", self.repetition_penalty, 0, high, "a finite number > 0")
+        check_float("repetition_penalty", self.repetition_penalty, 0, high, "a finite number > 0")
         if self.repetition_penalty == 0:
-            raise _fail("repetition_penalty", self.repetition_penalty, "a finite number > 0")
-        _check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
-        _check_float("top_p", self.top_p, 0, 1, "a number in (0, 1]")
+            raise fail("repetition_penalty", self.repetition_penalty, "a finite number > 0")
+        check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
+        check_float("top_p", self.top_p, 0, 1, "a number in (0, 1]")
         if self.top_p == 0:
-            raise _fail("top_p", self.top_p, "a number in (0, 1]")
-        _check_int("top_k", self.top_k, -1, None, "an integer >= 1, or 0 or -1 for all tokens")
-        _check_float("min_p", self.min_p, 0, 1, "a number in [0, 1]")
+            raise fail("top_p", self.top_p, "a number in (0, 1]")
+        check_int("top_k", self.top_k, -1, None, "an integer >= 1, or 0 or -1 for all tokens")
+        check_float("min_p", self.min_p, 0, 1, "a number in [0, 1]")
         if self.greedy:
             self._verify_greedy()
         elif self.temperature < LOWEST_TEMPERATURE:
@@ -456,68 +324,71 @@ class SamplingParams:
         self.top_p, self.top_k, self.min_p = 1.0, 0, 0.0
 
     def _verify_stops(self) -> None:
-        _check_strings("stop", self.stop)
+        check_strings("stop", self.stop)
         if self.stop and not self.detokenize:
             message = "stop strings need text: set detokenize=True or use stop_token_ids"
             raise RequestError(message, param="stop")
-        _check_ids("stop_token_ids", self.stop_token_ids)
+        check_ids("stop_token_ids", self.stop_token_ids)
 
     def _verify_logprobs(self) -> None:
         for param in ("logprobs", "prompt_logprobs"):
             if getattr(self, param) is not None:
                 allowed = "an integer >= 0, -1 for the whole vocabulary, or None"
-                _check_int(param, getattr(self, param), -1, None, allowed)
+                check_int(param, getattr(self, param), -1, None, allowed)
         ids = self.logprob_token_ids
         if ids is not None:
-            _check_ids("logprob_token_ids", ids)
+            check_ids("logprob_token_ids", ids)
             if len(ids) > MAX_LOGPROB_TOKEN_IDS:
                 allowed = f"at most {MAX_LOGPROB_TOKEN_IDS} ids"
-                raise _fail("logprob_token_ids", f"{len(ids)} ids", allowed)
+                raise fail("logprob_token_ids", f"{len(ids)} ids", allowed)
             if self.logprobs is not None and self.logprobs != len(ids):
                 allowed = f"left out or equal to the number of logprob_token_ids ({len(ids)})"
-                raise _fail("logprobs", self.logprobs, allowed)
+                raise fail("logprobs", self.logprobs, allowed)
 
     def _verify_masks(self) -> None:
         if self.allowed_token_ids is not None:
-            _check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
+            check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
         if self.bad_words is not None:
-            _check_strings("bad_words", self.bad_words)
+            check_strings("bad_words", self.bad_words)
             if len(self.bad_words) > MAX_BAD_WORDS:
-                raise _fail("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
+                raise fail("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
         if self.logit_bias is not None:
             self.logit_bias = _tidy_bias(self.logit_bias)
         for one in self.logits_processors or ():
             if not callable(one):
-                raise _fail("logits_processors", one, "a list of functions")
+                raise fail("logits_processors", one, "a list of functions")
 
     def _verify_rest(self) -> None:
         if self.thinking_token_budget is not None:
             allowed = "an integer >= 0, or -1 or None for no budget"
-            _check_int("thinking_token_budget", self.thinking_token_budget, 0, None, allowed)
+            check_int("thinking_token_budget", self.thinking_token_budget, 0, None, allowed)
         start = self.routed_experts_prompt_start
-        _check_int("routed_experts_prompt_start", start, 0, None, "an integer >= 0")
+        check_int("routed_experts_prompt_start", start, 0, None, "an integer >= 0")
         if isinstance(self.structured_outputs, dict):
-            self.structured_outputs = StructuredOutputsParams(**self.structured_outputs)
+            self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
+        if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            allowed = "StructuredOutputsParams, or a dict of its fields"
+            raise fail("structured_outputs", self.structured_outputs, allowed)
         if isinstance(self.repetition_detection, dict):
             self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
         for name, value in (self.extra_args or {}).items():
             if isinstance(value, int) and not INT64.start <= value < UINT64_END:
-                raise _fail(f"extra_args.{name}", value, "an integer of at most 64 bits")
+                raise fail(f"extra_args.{name}", value, "an integer of at most 64 bits")
 
 
 def _tidy_bias(given: object) -> dict[int, float]:
     """Ids as integers (JSON has them as text), values within [-100, 100]."""
     allowed = "a dict of token id to number"
     if not isinstance(given, dict):
-        raise _fail("logit_bias", given, allowed)
+        raise fail("logit_bias", given, allowed)
     tidy: dict[int, float] = {}
     for key, value in given.items():
         try:
             token, bias = int(key), float(value)
         except (TypeError, ValueError):
-            raise _fail("logit_bias", {key: value}, allowed) from None
+            raise fail("logit_bias", {key: value}, allowed) from None
         if token < 0 or math.isnan(bias):
-            raise _fail("logit_bias", {key: value}, allowed)
+            raise fail("logit_bias", {key: value}, allowed)
         tidy[token] = min(100.0, max(-100.0, bias))
     return tidy
 
@@ -548,19 +419,21 @@ class BeamSearchParams:
     """Choose among these only."""
 
     def __post_init__(self) -> None:
-        _check_int("beam_width", self.beam_width, 1, None, "an integer >= 1")
-        _check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1")
-        _check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
+        check_int("beam_width", self.beam_width, 1, None, "an integer >= 1")
+        check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1")
+        check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
         high = math.inf
-        _check_float("length_penalty", self.length_penalty, -high, high, "a finite number")
+        check_float("length_penalty", self.length_penalty, -high, high, "a finite number")
         if self.allowed_token_ids is not None:
-            _check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
+            check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
 
     def refuse_later_features(self) -> None:
         """Raise Unsupported if a field is set whose feature does not exist yet."""
-        for name in ("structured_outputs", "watermarking"):
-            if getattr(self, name) not in (None, False):
-                raise Unsupported(f"{name}: {LATER[name]}", param=name)
+        if self.structured_outputs is not None:
+            message = "structured_outputs: a beam search cannot be bound to a form; sample instead"
+            raise Unsupported(message, param="structured_outputs")
+        if self.watermarking:
+            raise Unsupported(f"watermarking: {LATER['watermarking']}", param="watermarking")
 
 
 @dataclass(slots=True, eq=False)
@@ -581,9 +454,9 @@ class LoRARequest:
     """Its expert weights are three-dimensional."""
 
     def __post_init__(self) -> None:
-        _check_int("lora_int_id", self.lora_int_id, 1, None, "an integer >= 1")
+        check_int("lora_int_id", self.lora_int_id, 1, None, "an integer >= 1")
         if not self.lora_path:
-            raise _fail("lora_path", self.lora_path, "a folder")
+            raise fail("lora_path", self.lora_path, "a folder")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoRARequest) and self.lora_name == other.lora_name

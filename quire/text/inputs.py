@@ -14,6 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Stop
 from quire.errors import RequestError, TooLong
@@ -98,14 +99,17 @@ class InputProcessor:
         tokenization: Mapping[str, object] | None = None,
         add_special_tokens: bool = True,
         timed: bool = False,
+        constraint: Constraint | None = None,
     ) -> Prepared:
         """Check a prompt and its parameters and make a Request of them.
 
         tokenization: `tokenization_kwargs` of the callers' API (TOKENIZATION_KEYS).
+        constraint: what params.structured_outputs means; who calls has made it (quire.grammar).
         Raises: RequestError, TooLong, Unsupported.
         """
         asked = self._params(params)
         self._check_params(asked)
+        assert constraint is not None or asked.structured_outputs is None, "text without its form"
         how = self._tokenization(asked, tokenization, add_special_tokens)
         parsed = prompts.parse(prompt)
         ids = self._ids(parsed, how)
@@ -125,6 +129,7 @@ class InputProcessor:
             salt=b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "replace")).digest(),
             read_prefix_cache=_reads_cache(asked),
             timed=timed,
+            constraint=constraint,
         )
         return Prepared(made, parsed.text, asked)
 
@@ -368,11 +373,17 @@ def _cut(ids: tuple[int, ...], how: Tokenization) -> tuple[int, ...]:
 
 
 def _for_engine(asked: SamplingParams) -> SamplingParams:
-    """best_of ranks by cumulative logprob, so the engine must report the chosen tokens' ones."""
-    if asked.num_sequences == asked.n or asked.logprobs is not None:
+    """best_of ranks by cumulative logprob, so the engine must report the chosen tokens' ones.
+
+    The form of the text travels as a constraint, once.
+    """
+    ranks = asked.num_sequences != asked.n and asked.logprobs is None
+    if not ranks and asked.structured_outputs is None:
         return asked
     engine = asked.clone()
-    engine.logprobs = 0
+    engine.structured_outputs = None
+    if ranks:
+        engine.logprobs = 0
     return engine
 
 

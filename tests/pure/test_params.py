@@ -8,8 +8,8 @@ from quire.core.params import (
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
-    StructureKind,
 )
+from quire.core.structured import StructureKind, guided
 from quire.errors import RequestError, Unsupported
 
 
@@ -146,7 +146,6 @@ def test_later_features_are_refused_not_ignored():
     with pytest.raises(Unsupported):  # 0 is a budget: no thinking at all
         SamplingParams(thinking_token_budget=0).refuse_later_features()
     for field, value in {
-        "structured_outputs": StructuredOutputsParams(regex="a"),
         "thinking_token_budget": 5,
         "repetition_detection": RepetitionDetectionParams(3, 1, 2),
         "trace_decode_token_ids": [1],
@@ -171,12 +170,58 @@ def test_exactly_one_structure_is_given():
         {"choice": []},
         {"json": "{"},
         {"json": 3},
+        {"json": '{"const": NaN}'},
+        {"choice": ["\ud800"]},
+        {"regex": "a", "backend": "xgrammar:no-such-setting"},
+        {"regex": "a", "disable_any_whitespace": 1},
         {"json_object": False},
         {"grammar": ""},
         {"structural_tag": "["},
     ]:
         with pytest.raises(RequestError):
             StructuredOutputsParams(**given)
+
+
+def test_a_structure_may_come_as_its_fields():
+    given = SamplingParams(structured_outputs={"choice": ["a"], "regex": None})
+    assert given.structured_outputs == StructuredOutputsParams(choice=["a"])
+    with pytest.raises(RequestError, match="did you mean choice"):
+        SamplingParams(structured_outputs={"choices": ["a"]})
+    with pytest.raises(RequestError, match="StructuredOutputsParams"):
+        SamplingParams(structured_outputs="a")
+
+
+def test_a_class_of_pydantic_is_its_schema():
+    class Model:
+        @classmethod
+        def model_json_schema(cls):
+            return {"type": "object"}
+
+    assert StructuredOutputsParams(json=Model).json == {"type": "object"}
+
+
+def test_settings_behind_a_backend_are_read():
+    given = StructuredOutputsParams(json={}, backend="xgrammar:disable-any-whitespace,no-fallback")
+    assert (given.backend, given.disable_any_whitespace, given.disable_fallback) == (
+        "xgrammar",
+        True,
+        True,
+    )
+    assert StructuredOutputsParams(json={}).backend is None
+
+
+def test_words_of_older_releases_are_read():
+    said = {"guided_regex": "a+", "guided_decoding_backend": "outlines", "guided_json": None}
+    assert guided(said) == (StructuredOutputsParams(regex="a+", backend="outlines"), "guided_regex")
+    assert guided({"guided_whitespace_pattern": " ", "guided_json_object": False}) is None
+    for bad, word in [
+        ({"guided_json": {}, "guided_choice": ["a"]}, "guided_json and guided_choice"),
+        ({"guided_choice": []}, "guided_choice must be"),
+        ({"guided_json": "{"}, "guided_json is not JSON"),
+    ]:
+        with pytest.raises(RequestError, match=word) as e:
+            guided(bad)
+        assert e.value.param in bad
 
 
 def test_deep_schemas_are_refused():

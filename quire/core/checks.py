@@ -1,0 +1,46 @@
+"""Checks of single values that a caller gave. Each raises RequestError with the caller's word."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from quire.errors import RequestError
+
+
+def fail(param: str, given: object, allowed: str) -> RequestError:
+    return RequestError(f"{param} must be {allowed}, got {given!r}", param=param)
+
+
+def check_int(param: str, given: object, low: int, high: int | None, allowed: str) -> None:
+    good = isinstance(given, int) and not isinstance(given, bool) and given >= low
+    if not good or (high is not None and given > high):  # type: ignore[operator]
+        raise fail(param, given, allowed)
+
+
+def check_float(param: str, given: object, low: float, high: float, allowed: str) -> None:
+    if isinstance(given, bool) or not isinstance(given, (int, float)):
+        raise fail(param, given, allowed)
+    if not (math.isfinite(given) and low <= given <= high):
+        raise fail(param, given, allowed)
+
+
+def check_ids(param: str, given: object, *, empty: bool = True) -> None:
+    allowed = f"a {'' if empty else 'non-empty '}list of token ids (integers >= 0)"
+    if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, set, frozenset)):
+        raise fail(param, given, allowed)
+    if not empty and not given:
+        raise fail(param, given, allowed)
+    for one in given:
+        if isinstance(one, bool) or not isinstance(one, int) or one < 0:
+            raise RequestError(f"{param} must be {allowed}, got {one!r} in it", param=param)
+
+
+def check_strings(param: str, given: object) -> None:
+    if isinstance(given, str) or not isinstance(given, Sequence):
+        raise fail(param, given, "a list of non-empty strings")
+    for one in given:
+        if not isinstance(one, str) or not one:
+            raise RequestError(
+                f"{param} must hold non-empty strings, got {one!r} in it", param=param
+            )

@@ -1,0 +1,78 @@
+"""The words of callers -> forms: what StructuredOutputsParams mean.
+
+Not here: whether it can be honoured (quire.grammar.admit); what stands before it in an answer,
+reasoning or tool calls (quire.binding).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from quire.core.structured import StructuredOutputsParams
+from quire.errors import RequestError
+from quire.grammar import structural_tags
+from quire.grammar.forms import Choice, Form, Grammar, Json, Regex
+
+ANY_OBJECT = '{"type":"object"}'
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What the engine's options say where a request does not."""
+
+    backend: str = "auto"
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+
+
+def form(asked: StructuredOutputsParams, house: House) -> Form:
+    """The text that is allowed. Raises RequestError, by fields of `structured_outputs`."""
+    if asked.json is not None:
+        return _json(asked, house, _schema(asked.json))
+    if asked.json_object:
+        return _json(asked, house, ANY_OBJECT)
+    if asked.whitespace_pattern is not None:
+        message = f"whitespace_pattern goes with JSON, not with {asked.kind.value}"
+        raise RequestError(message, param="structured_outputs.whitespace_pattern")
+    if asked.structural_tag is not None:
+        style = _json(asked, house, "")
+        return structural_tags.form(json.loads(asked.structural_tag), style)
+    return _plain(asked)
+
+
+def backend(asked: StructuredOutputsParams, house: House) -> str:
+    """Which backend is to compile it."""
+    return asked.backend or house.backend
+
+
+def _json(asked: StructuredOutputsParams, house: House, schema: str) -> Json:
+    return Json(
+        schema,
+        whitespace=not (asked.disable_any_whitespace or house.disable_any_whitespace),
+        closed=asked.disable_additional_properties or house.disable_additional_properties,
+        spacing=asked.whitespace_pattern,
+    )
+
+
+def _plain(asked: StructuredOutputsParams) -> Form:
+    if asked.regex is not None:
+        return Regex(asked.regex)
+    if asked.choice is not None:
+        return Choice(tuple(dict.fromkeys(asked.choice)))
+    assert asked.grammar is not None
+    return Grammar(asked.grammar)
+
+
+def _schema(given: str | dict[str, Any]) -> str:
+    """As text. Equal schemas in other words stay apart; the order of properties is kept."""
+    if isinstance(given, str):
+        given = json.loads(given)
+    try:
+        made = json.dumps(given, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        made.encode()
+    except (TypeError, ValueError) as error:
+        message = f"structured_outputs.json is not JSON: {error}"
+        raise RequestError(message, param="structured_outputs.json") from None
+    return made
