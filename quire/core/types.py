@@ -50,6 +50,15 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Thinking:
+    """How much a sequence may think before it has to answer, and what its thoughts stand between."""
+
+    budget: int  # tokens of thought, the marks not counted
+    end: tuple[int, ...]  # the tokens of the mark behind a thought
+    begin: tuple[int, ...] | None = None  # of the one before; None: the prompt ends within a thought
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """What the caller asked for. One request has `n` sequences."""
 
@@ -67,6 +76,7 @@ class Request:
     hold: bool = False  # keep blocks after the end, until the scheduler's release(id)
     timed: bool = False  # every update says where the time went, not only the first and the last
     constraint: Constraint | None = None  # what the output is bound to
+    thinking: Thinking | None = None  # None: it may think as long as it likes
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ from quire import errors
 from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from quire.core.types import Request, Stop, Update
+from quire.core.types import Request, Stop, Thinking, Update
 from quire.errors import EngineError, Overloaded, QuireError, RequestError, Unsupported
 
 PROTOCOL = 2
@@ -60,6 +60,7 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     hold: bool
     timed: bool
     constraint: Constraint | None
+    thinking: Thinking | None
 
 
 class Add(Message, frozen=True):

@@ -9,7 +9,7 @@ from quire.core.constraint import Constraint
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.stats import SchedulerStats
 from quire.core.timing import Timing
-from quire.core.types import Request, Stop, TokenLogprobs, Update
+from quire.core.types import Request, Stop, Thinking, TokenLogprobs, Update
 from quire.engine import wire
 from quire.engine.messages import (
     Add,
@@ -39,6 +39,7 @@ OTHERS = {
     "hold": True,
     "timed": True,
     "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
+    "thinking": Thinking(40, (7, 8), (9,)),
 }
 
 
