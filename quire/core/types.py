@@ -51,11 +51,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """How much a sequence may think before it has to answer, and what its thoughts stand between."""
+    """How much a sequence may think before it has to answer, and between what marks it thinks."""
 
     budget: int  # tokens of thought, the marks not counted
     end: tuple[int, ...]  # the tokens of the mark behind a thought
-    begin: tuple[int, ...] | None = None  # of the one before; None: the prompt ends within a thought
+    begin: tuple[int, ...] | None = None  # of the one before; None: the prompt ends within it
 
 
 @dataclass(frozen=True, slots=True)
