@@ -11,6 +11,7 @@ from quire.core.types import Request, Sequence
 class Phase(Enum):
     """Where a sequence is, as far as its time goes."""
 
+    KEPT = auto()  # out of the queue, until its grammar is there
     QUEUE = auto()
     PREFILL = auto()
     DECODE = auto()
@@ -37,13 +38,13 @@ class Account:
         "since",
     )
 
-    def __init__(self, family: Family, index: int, now: float) -> None:
+    def __init__(self, family: Family, index: int, now: float, phase: Phase) -> None:
         self.family = family
         self.index = index
         self.accepted_at = self.since = now
-        self.phase = Phase.QUEUE
+        self.phase = phase
         self.others = self.outside = self.own = 0.0
-        self.cuts: Cuts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        self.cuts: Cuts = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self.first_token_at: float | None = None
         self.seq: Sequence | None = None  # while it is aboard, as far as was planned
         self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
@@ -55,8 +56,10 @@ class Family:
 
     __slots__ = ("left", "members", "prompt_done")
 
-    def __init__(self, request: Request, now: float) -> None:
-        self.members: list[Account | None] = [Account(self, i, now) for i in range(request.n)]
+    def __init__(self, request: Request, now: float, phase: Phase = Phase.QUEUE) -> None:
+        self.members: list[Account | None] = [
+            Account(self, i, now, phase) for i in range(request.n)
+        ]
         self.left = request.n  # members that have not ended
         self.prompt_done: Timing | None = None  # of the first whose prompt was computed
 

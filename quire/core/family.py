@@ -26,6 +26,7 @@ class Family:
     followers: dict[Sequence, None]
     left: int
     hold: bool
+    kept: int = 0  # limits that keep it out of the queue
 
     @classmethod
     def of(

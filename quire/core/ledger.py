@@ -60,11 +60,18 @@ class Ledger:
 
     # -- requests ----------------------------------------------------------------------------
 
-    def accept(self, request: Request) -> None:
-        """The engine took it in."""
-        self._families[request.id] = Family(request, self._clock())
+    def accept(self, request: Request, *, kept: bool = False) -> None:
+        """The engine took it in. kept: it is kept out of the queue, see queued()."""
+        phase = Phase.KEPT if kept else Phase.QUEUE
+        self._families[request.id] = Family(request, self._clock(), phase)
         if request.timed:
             self._timed.add(request.id)
+
+    def queued(self, request_id: str) -> None:
+        """A request was kept out of the queue until the engine turned to this step."""
+        for account in self._families[request_id].members:
+            if account is not None:
+                self._turn(account, Phase.QUEUE, self._entered_at)
 
     def close(self, updates: list[Update]) -> list[Update]:
         """Put a Timing into each terminal update, of sequences that ended now."""
@@ -251,12 +258,14 @@ class Ledger:
 
     def _cuts(self, account: Account, now: float) -> Cuts:
         """Its seconds up to now: those of phases that are over, and of the one it is in."""
-        queue, prefill, others, preempted, decode, outside = account.cuts
+        kept, queue, prefill, others, preempted, decode, outside = account.cuts
         seconds, phase = now - account.since, account.phase
         if phase is Phase.QUEUE:
-            return (queue + seconds, prefill, others, preempted, decode, outside)
+            return (kept, queue + seconds, prefill, others, preempted, decode, outside)
         if phase is Phase.OUT:
-            return (queue, prefill, others, preempted + seconds, decode, outside)
+            return (kept, queue, prefill, others, preempted + seconds, decode, outside)
+        if phase is Phase.KEPT:
+            return (kept + seconds, queue, prefill, others, preempted, decode, outside)
         for_others = max(self._others - account.others - account.own, 0.0)
         not_in_step = self._outside - account.outside
         seconds = max(seconds - for_others - not_in_step, 0.0)
@@ -268,7 +277,7 @@ class Ledger:
             decode += seconds
         else:
             preempted += seconds
-        return (queue, prefill, others, preempted, decode, outside)
+        return (kept, queue, prefill, others, preempted, decode, outside)
 
     # -- telling -----------------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
 """Where each sequence is, and the moves from one place to another.
 
-    followers -> queue -> running -> (queue -> running)* -> held -> gone
+    followers, kept out -> queue -> running -> (queue -> running)* -> held -> gone
 
-A live sequence is in exactly one of the first three. The roster decides nothing: the scheduler
+A live sequence is in exactly one of the first four. The roster decides nothing: the scheduler
 says who moves, and the roster keeps slots, shares, families and blocks in step with it. It is the
 scheduler's private helper.
 """
@@ -18,7 +18,8 @@ from quire.core.types import UNKNOWN, Request, Sequence, State
 
 
 class Roster:
-    """running: in the order of admission. spare: who could do without its blocks."""
+    """running: in the order of admission. spare: who could do without its blocks. kept: out of the
+    queue, until a limit lets it go."""
 
     def __init__(self, kv: KVCache, order: Order, flights: Flights, max_seqs: int) -> None:
         assert max_seqs > 0, max_seqs
@@ -30,6 +31,7 @@ class Roster:
         self.order = order
         self.families: dict[str, Family] = {}
         self.running: dict[Sequence, None] = {}
+        self.kept: dict[Sequence, None] = {}
         self.spare = Spare()
         self.followers = 0
         self.swapped = 0
@@ -45,22 +47,43 @@ class Roster:
 
     # -- coming -------------------------------------------------------------------------------
 
-    def enter(self, request: Request, max_len: int) -> None:
-        """Queue the sequences of a request, or have them follow the first."""
+    def enter(self, request: Request, max_len: int, *, kept: int = 0) -> None:
+        """Queue the sequences of a request, or have them follow the first.
+
+        kept: as many limits keep them out of the queue.
+        """
         family = Family.of(request, max_len, self._kv.new_tables)
+        family.kept = kept
         self.families[request.id] = family
         leader = family.leader
         if request.parent is not None:
             parent, length = best_parent(self.families[request.parent], leader)
             self._fork(parent, leader, length)
             leader.cached = leader.computed
-        self.order.push(leader)
+        self._await_turn(leader, kept=kept > 0)
         if family.shared_len:
             self.followers += len(family.followers)
         else:
             followers, family.followers = family.followers, {}
             for seq in followers:
-                self.order.push(seq)
+                self._await_turn(seq, kept=kept > 0)
+
+    def _await_turn(self, seq: Sequence, *, kept: bool) -> None:
+        if kept:
+            self.kept[seq] = None
+        else:
+            self.order.push(seq)
+
+    def let_go(self, request_id: str) -> bool:
+        """A limit keeps a request out no longer. True: none does, and it is in the queue now."""
+        family = self.families[request_id]
+        family.kept -= 1
+        if family.kept:
+            return False
+        for seq in [seq for seq in family.sequences if seq in self.kept]:
+            del self.kept[seq]
+            self.order.push(seq)
+        return True
 
     def fork_followers(self, leader: Sequence) -> None:
         """Let the others of a request share its prompt, once that is computed."""
@@ -132,7 +155,10 @@ class Roster:
             family.leader = next(iter(family.followers))
             del family.followers[family.leader]
             self.followers -= 1
-            self.order.put_back(family.leader)
+            if family.kept:
+                self.kept[family.leader] = None
+            else:
+                self.order.put_back(family.leader)
         self._forget_if_over(family)
 
     def _remove(self, seq: Sequence, family: Family) -> None:
@@ -141,6 +167,9 @@ class Roster:
         elif seq in family.followers:
             del family.followers[seq]
             self.followers -= 1
+        elif seq in self.kept:
+            del self.kept[seq]
+            self.spare.discard(seq)
         else:
             self.order.remove(seq)
             self.spare.discard(seq)
@@ -173,7 +202,7 @@ class Roster:
 
     def check(self) -> None:
         """Raise AssertionError if a sequence is nowhere, in two places, or miscounted."""
-        live = [*self.running, *self.order]
+        live = [*self.running, *self.order, *self.kept]
         for seq in live:
             known = len(seq.tokens) - seq.tokens.count(UNKNOWN)
             assert 0 <= seq.computed <= seq.planned <= len(seq.tokens), f"{seq}"
@@ -184,6 +213,9 @@ class Roster:
         assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
         assert self.swapped == [seq.state for seq in self.order].count(State.SWAPPED)
         families = self.families.values()
+        for family in families:
+            out = sum(seq in self.kept for seq in family.sequences)
+            assert bool(out) == (family.kept > 0 and family.left > 0), f"{out} kept out: {family}"
         assert self.followers == sum(len(family.followers) for family in families)
         assert all(family.left == len(family.alive) for family in families), "miscounted"
         alive = sum(family.left for family in families)

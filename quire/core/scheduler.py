@@ -14,8 +14,8 @@ Source: the one rule is that of vLLM V1, sched/scheduler.py, note on the schedul
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
-from typing import Literal
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
 
 from quire.core.admission import check_length, check_request
 from quire.core.draft import Draft
@@ -37,6 +37,7 @@ from quire.core.types import (
     StepResult,
     Update,
 )
+from quire.errors import RequestError
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +46,13 @@ LOOK_PAST = 64
 
 WARN_EVERY = 50
 """The first preemption is logged, and then every so many."""
+
+
+class LetGo(NamedTuple):
+    """Requests that a limit had kept out of the queue: who is in it now, and who has ended."""
+
+    queued: list[str]
+    ended: list[Update]
 
 
 class Scheduler:
@@ -81,8 +89,26 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        """Nobody waits or runs. Requests that only hold their blocks do not count."""
+        """There is nothing to plan: nobody runs, or waits in the queue.
+
+        Requests that only hold their blocks do not count, nor those that a limit keeps out.
+        """
         return not self._running and not len(self._order)
+
+    @property
+    def keeps(self) -> bool:
+        """Somebody is kept out of the queue by a limit."""
+        return bool(self._roster.kept)
+
+    @property
+    def decided(self) -> bool:
+        """let_go() would do something."""
+        return self.keeps and any(limit.decided for limit in self._limits)
+
+    def call_when_decided(self, ring: Callable[[], None]) -> None:
+        """Have ring() called, by any thread, whenever `decided` may have become true."""
+        for limit in self._limits:
+            limit.call_when_decided(ring)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
@@ -90,7 +116,36 @@ class Scheduler:
         check_length(request, self._kv, self._max_len)
         for limit in self._limits:
             limit.accept(request)
-        self._roster.enter(request, self._max_len)
+        kept = sum([limit.keeps(request) for limit in self._limits])
+        self._roster.enter(request, self._max_len, kept=kept)
+
+    def is_kept(self, request_id: str) -> bool:
+        """A limit keeps the request out of the queue."""
+        family = self._roster.families.get(request_id)
+        return family is not None and family.kept > 0
+
+    def let_go(self) -> LetGo:
+        """Queue whom no limit keeps out any longer, and end those who can never run."""
+        queued: list[str] = []
+        ended: list[Update] = []
+        for limit in self._limits:
+            for request_id, error in limit.verdicts():
+                if request_id not in self._roster.families:
+                    continue
+                if error is not None:
+                    ended += self._refuse(request_id, error)
+                elif self._roster.let_go(request_id):
+                    queued.append(request_id)
+        return LetGo(queued, ended)
+
+    def _refuse(self, request_id: str, error: RequestError) -> list[Update]:
+        family = self._roster.families[request_id]
+        updates = [self._ended(seq, "error") for seq in reversed(family.alive)][::-1]
+        self.release(request_id)
+        return [
+            update._replace(error=str(error), fault="request", param=error.param)
+            for update in updates
+        ]
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request and release it. The terminal updates of its sequences; [] if unknown."""
@@ -408,8 +463,13 @@ class Scheduler:
 
     def _end(self, seq: Sequence) -> None:
         """Take a live sequence out of wherever it is. Makes no update."""
+        request = seq.request
+        family = self._roster.families[request.id]
         self._roster.end(seq)
         self._prompt_logprobs.pop(seq)
+        if not family.left:
+            for limit in self._limits:
+                limit.forget(request)
 
     def _count_preemption(self, seq: Sequence) -> None:
         self._preemptions += 1
@@ -428,7 +488,10 @@ class Scheduler:
         pool, host = self._kv.pool, self._kv.host
         return SchedulerStats(
             running=len(self._running),
-            waiting=len(self._order) - self._roster.swapped + self._roster.followers,
+            waiting=len(self._order)
+            - self._roster.swapped
+            + self._roster.followers
+            + len(self._roster.kept),
             swapped=self._roster.swapped,
             blocks=pool.size,
             held_blocks=pool.size - pool.available,
@@ -440,12 +503,16 @@ class Scheduler:
             prefix_query_tokens=self._query_tokens,
             prefix_hit_tokens=self._hit_tokens,
             following=self._roster.followers,
+            kept=len(self._roster.kept),
         )
 
     def sequences(self) -> Iterator[Sequence]:
-        """Those alive: who runs, in order of admission, who waits, and who follows a sibling."""
+        """Those alive: who runs, in order of admission, who waits, in the queue or kept out of it,
+        and who follows a sibling.
+        """
         yield from self._running
         yield from self._order
+        yield from self._roster.kept
         for family in self._roster.families.values():
             yield from family.followers
 

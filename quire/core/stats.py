@@ -22,6 +22,7 @@ class SchedulerStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     following: int = 0  # of the waiting: their sibling computes the prompt
+    kept: int = 0  # of the waiting: a limit keeps them out of the queue
 
     @property
     def usage(self) -> float:

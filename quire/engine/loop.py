@@ -7,6 +7,7 @@ updates on. With steps in flight, step() plans and submits n + 1 before it waits
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -42,16 +43,35 @@ class Engine:
         self._depth = steps_in_flight
         self._check = check
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self._decided = threading.Event()
+        scheduler.call_when_decided(self._decided.set)
 
     @property
     def idle(self) -> bool:
-        """Nothing to do and nothing under way."""
-        return self._scheduler.idle and not self._in_flight
+        """Nothing to do and nothing under way. Requests may be kept out of the queue."""
+        return self._scheduler.idle and not self._in_flight and not self._scheduler.decided
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to do, nothing under way, and nobody is here."""
+        return self.idle and not self._scheduler.keeps
+
+    def call_when_decided(self, ring: Callable[[], None]) -> None:
+        """Have ring() called, by any thread, when an idle engine may have become one that is not.
+
+        Without, wait() tells.
+        """
+        self._scheduler.call_when_decided(ring)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for so long, or until an idle engine may have become one that is not."""
+        if self._decided.wait(seconds):
+            self._decided.clear()
 
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError (TooLong...) and changes nothing if it cannot."""
         self._scheduler.add(request)
-        self._ledger.accept(request)
+        self._ledger.accept(request, kept=self._scheduler.is_kept(request.id))
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; its terminal updates. Unknown ids are ignored: they just ended."""
@@ -69,14 +89,13 @@ class Engine:
     def step(self) -> list[Update]:
         """Plan one step, apply the oldest under way. Each accepted sequence ends in one update."""
         self._ledger.enter()
+        updates = self._let_go() if self._scheduler.decided else []
         if not self._scheduler.idle and len(self._in_flight) < self._depth:
             self._submit()
         if len(self._in_flight) >= self._depth or (self._in_flight and self._scheduler.idle):
-            updates = self._apply()
+            updates += self._apply()
         elif self._in_flight and not self._in_flight[-1][0].rows:
-            updates = self._apply()  # nothing could be planned until a result is in
-        else:
-            updates = []
+            updates += self._apply()  # nothing could be planned until a result is in
         if self._check:
             self.check()
         self._ledger.leave()
@@ -118,6 +137,12 @@ class Engine:
     def shutdown(self) -> None:
         self._in_flight.clear()
         self._executor.shutdown()
+
+    def _let_go(self) -> list[Update]:
+        queued, ended = self._scheduler.let_go()
+        for request_id in queued:
+            self._ledger.queued(request_id)
+        return self._ledger.close(ended)
 
     def _submit(self) -> None:
         """Plan and submit. What was planned is in flight whatever happens, Ctrl-C included."""

@@ -14,6 +14,7 @@ import shutil
 import socket
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -87,6 +88,25 @@ class Starter:
         os._exit(1)
 
 
+class Bell:
+    """Wakes the thread that sleeps in its sockets. Rung by any thread."""
+
+    def __init__(self) -> None:
+        self.rung, self._rope = socket.socketpair()
+        self.rung.setblocking(False)
+        self._rope.setblocking(False)
+
+    def ring(self) -> None:
+        """Make `rung` readable."""
+        with suppress(BlockingIOError):  # it has been rung often enough
+            self._rope.send(b"!")
+
+    def hush(self) -> None:
+        """Make it so no more."""
+        with suppress(BlockingIOError):
+            self.rung.recv(1 << 16)
+
+
 class EngineServer:
     """A Service at a ZeroMQ ROUTER socket."""
 
@@ -102,6 +122,8 @@ class EngineServer:
         self._socket.set_hwm(0)  # a full queue would drop what a client waits for
         self._socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
         self._socket.bind(address(folder))
+        self._bell = Bell()
+        service.engine.call_when_decided(self._bell.ring)
         self._beat_due = 0.0
         self._busy = True  # since the last time there was nothing to do
         self._collect_due = time.monotonic() + COLLECT_S
@@ -137,10 +159,12 @@ class EngineServer:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._starter.wake, zmq.POLLIN)
+        poller.register(self._bell.rung, zmq.POLLIN)
         left = max(self._beat_due - time.monotonic(), 0.0)
         if not poller.poll(int(left * 1000) + 1) and self._busy:
             self._busy = False
             self._collect()
+        self._bell.hush()
 
     def _read_inbox(self) -> None:
         """Obey what was said since the step before."""

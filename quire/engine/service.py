@@ -104,7 +104,9 @@ class Service:
         """No step is to be made, and nothing waits to be told."""
         if any(box.updates or box.answers for box in self._boxes.values()):
             return False
-        return "scheduling" in self._asleep or (self.engine.idle and self._falling is None)
+        if "scheduling" in self._asleep:
+            return True
+        return self.engine.idle and not (self._falling is not None and self.engine.empty)
 
     def beat(self) -> Beat:
         """A sign of life, for every sender."""
@@ -211,7 +213,7 @@ class Service:
         """Make a step if there is one to make; what each sender is to be told."""
         if "scheduling" not in self._asleep:
             self._route(self.engine.step())
-            if self._falling is not None and self.engine.idle:
+            if self._falling is not None and self.engine.empty:
                 self._fall(self._falling)
         told = []
         for box in self._boxes.values():
@@ -270,7 +272,7 @@ class Service:
         tags = sleep.asleep_at(level) | (frozenset(("clear",)) if clear_cache else frozenset())
         if mode == "abort":
             self._abort_all()
-        elif mode == "wait" and not self.engine.idle and not self._asleep:
+        elif mode == "wait" and not self.engine.empty and not self._asleep:
             if self._falling is not None:
                 raise RequestError("the engine is falling asleep already")
             self._falling = (box, message.number, tags)

@@ -24,13 +24,18 @@ BEAT_S = 1.0
 """An engine gives a sign of life at least this often, unless a step takes longer."""
 
 
+class _Nudge:
+    """In the inbox: there may be a step to make. Says nothing."""
+
+
 class EngineThread:
     """A transport: carries messages between an EngineClient and an engine beside it."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._service = Service(engine)
-        self._inbox: queue.SimpleQueue[ToEngine | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[ToEngine | _Nudge | None] = queue.SimpleQueue()
+        engine.call_when_decided(lambda: self._inbox.put(_Nudge()))
         self._thread: threading.Thread | None = None
         self._beat_due = 0.0
 
@@ -82,13 +87,17 @@ class EngineThread:
             else:
                 message = self._inbox.get_nowait()
             while message is not None:
-                answer = self._service.obey(0, message)
-                if answer is not None:
-                    self._call_soon(self._deliver, answer)
+                if not isinstance(message, _Nudge):
+                    self._obey(message)
                 message = self._inbox.get_nowait()
         except queue.Empty:
             return True
         return False
+
+    def _obey(self, message: ToEngine) -> None:
+        answer = self._service.obey(0, message)
+        if answer is not None:
+            self._call_soon(self._deliver, answer)
 
     def _beat(self) -> None:
         now = time.monotonic()

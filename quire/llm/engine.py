@@ -27,6 +27,9 @@ from quire.text.inputs import Prepared
 from quire.text.prompts import Prompt
 from quire.text.tokenizer import Tokenizer
 
+NAP_S = 0.05
+"""A step in which there was nothing to do ends after so long: there may be a Ctrl-C."""
+
 
 class LLMEngine:
     """Requests and their outputs over a built engine."""
@@ -116,6 +119,8 @@ class LLMEngine:
     def step(self) -> list[RequestOutput]:
         """One step of the engine; the outputs it yields, by each request's output_kind."""
         outputs = []
+        if self.engine.idle and not self.engine.empty:
+            self.engine.wait(NAP_S)  # all that are here are kept out of the queue for a while
         for update in self.engine.step():
             assembler = self._running.get(update.request_id)
             if assembler is None:

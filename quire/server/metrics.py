@@ -126,9 +126,9 @@ class Recorder:
         timing, first, last = life.timings[index], life.firsts[index], life.lasts[index]
         if timing is not None:
             self._see("request_num_preemptions", timing.preemptions)
-            self._see("request_queue_time_seconds", timing.queue)
+            self._see("request_queue_time_seconds", timing.aboard_at - timing.accepted_at)
             if first is not None and timing.first_token_at is not None:
-                before = timing.accepted_at + timing.queue
+                before = timing.aboard_at
                 self._see("request_prefill_time_seconds", timing.first_token_at - before)
                 self._see("request_inference_time_seconds", max(last - before, 0.0))
         if first is not None:

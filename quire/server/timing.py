@@ -170,9 +170,9 @@ class Watch:
         spent = timing.ended_at - first
         more = self._tokens - 1
         return {
-            "time_to_first_token_ms": (first - timing.accepted_at - timing.queue) * 1e3,
+            "time_to_first_token_ms": (first - timing.aboard_at) * 1e3,
             "generation_time_ms": spent * 1e3,
-            "queue_time_ms": timing.queue * 1e3,
+            "queue_time_ms": (timing.aboard_at - timing.accepted_at) * 1e3,
             "mean_itl_ms": spent / more * 1e3 if more > 0 else None,
             "tokens_per_second": self._tokens / spent if spent > 0.0 else None,
         }

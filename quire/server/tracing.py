@@ -87,7 +87,7 @@ def phases(life: Life) -> list[tuple[str, float, float]]:
     timing, last = _latest(life)
     if timing is None:
         return []
-    arrived, aboard = life.request.arrived_at, timing.accepted_at + timing.queue
+    arrived, aboard = life.request.arrived_at, timing.aboard_at
     first = timing.first_token_at
     found = [("queue", arrived, max(aboard, arrived))]
     if first is not None:
@@ -122,9 +122,9 @@ def attributes(life: Life, model: str, now: float) -> dict[str, Any]:
         said["gen_ai.latency.time_to_first_token"] = min(firsts) - request.arrived_at
     timing, last = _latest(life)
     if timing is not None:
-        said["gen_ai.latency.time_in_queue"] = timing.queue
+        said["gen_ai.latency.time_in_queue"] = timing.aboard_at - timing.accepted_at
         if timing.first_token_at is not None:
-            aboard, first = timing.accepted_at + timing.queue, timing.first_token_at
+            aboard, first = timing.aboard_at, timing.first_token_at
             said["gen_ai.latency.time_in_model_prefill"] = first - aboard
             said["gen_ai.latency.time_in_model_decode"] = max(last - first, 0.0)
             said["gen_ai.latency.time_in_model_inference"] = max(last, first) - aboard

@@ -308,5 +308,5 @@ def _count(stats: RequestStateStats, tokens: int, now: float) -> None:
 def _stamp(stats: RequestStateStats, timing: Timing) -> None:
     """What the engine knows better. Of several sequences, the one that spoke last."""
     stats.queued_ts = timing.accepted_at
-    stats.scheduled_ts = timing.accepted_at + timing.queue
+    stats.scheduled_ts = timing.aboard_at
     stats.num_preemptions = timing.preemptions

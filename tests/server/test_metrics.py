@@ -273,7 +273,7 @@ def test_a_request_is_over_once_when_its_last_sequence_ends():
     watching.ended("r", 1)
     watching.ended("r", 1)
     assert not over
-    told = Timing(99.0, 100.0, None, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    told = Timing(99.0, 100.0, None, 0.25, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0)
     watching.news([Update("r", 0, [], "abort", timing=told)])
     assert [life.reasons for life in over] == [["abort", "stop"]]
     assert not watching.knows("r")

@@ -10,7 +10,7 @@ from quire.core.types import Request, Stop, Update
 from quire.server.timing import Watch, sender
 from quire.text.inputs import Prepared
 
-NAMES = ("prepare", "transport", "queue", "prefill", "others", "preempted")
+NAMES = ("prepare", "transport", "grammar", "queue", "prefill", "others", "preempted")
 NAMES += ("decode", "engine_other", "detokenize", "client")
 
 
@@ -30,7 +30,7 @@ def prepared(name="r", n=1):
 def timing(accepted_at, queue=0.5, prefill=1.0, decode=2.0):
     ended_at = accepted_at + queue + prefill + decode
     first = accepted_at + queue + prefill
-    return Timing(accepted_at, ended_at, first, queue, prefill, 0.0, 0.0, decode, 0.0)
+    return Timing(accepted_at, ended_at, first, 0.0, queue, prefill, 0.0, 0.0, decode, 0.0)
 
 
 def update(told, index=0, name="r", tokens=(7,)):

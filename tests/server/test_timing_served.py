@@ -13,7 +13,7 @@ from quire.text.assemble import Assembler
 from quire.text.inputs import InputProcessor
 from tests.server.harness import Server
 
-CAUSES = ("prepare", "transport", "queue", "prefill", "others", "preempted")
+CAUSES = ("prepare", "transport", "grammar", "queue", "prefill", "others", "preempted")
 CAUSES += ("decode", "engine_other", "detokenize", "client")
 DELAY = 0.3
 

@@ -8,10 +8,21 @@ matters: a limit sees what those before it left of the wish.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from quire.core.types import Request, Sequence
+from quire.errors import RequestError
 
 NO_BOUND = sys.maxsize
+
+
+class Verdict(NamedTuple):
+    """A request need not be kept out of the queue any longer."""
+
+    request_id: str
+    error: RequestError | None = None
+    """Why it can never run."""
 
 
 class Limit:
@@ -25,6 +36,28 @@ class Limit:
 
     def accept(self, request: Request) -> None:
         """Raise TooLong if the request could never run under this limit."""
+
+    def keeps(self, request: Request) -> bool:
+        """Whether it must stay out of the queue until verdicts() names it.
+
+        Called once, after every limit has accepted it; what it needs from elsewhere is sent for.
+        """
+        return False
+
+    def verdicts(self) -> Iterable[Verdict]:
+        """Who need not be kept out any longer; each is named once. Asked while any is kept out."""
+        return ()
+
+    @property
+    def decided(self) -> bool:
+        """Whether verdicts() would name somebody."""
+        return False
+
+    def call_when_decided(self, ring: Callable[[], None]) -> None:
+        """Have ring() called, by any thread, whenever `decided` may have become true."""
+
+    def forget(self, request: Request) -> None:
+        """All sequences of a request that was accepted have ended, wherever they were."""
 
     def begin(self, sequences: int) -> None:
         """Start a step. sequences: how many run or wait."""

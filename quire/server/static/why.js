@@ -8,6 +8,7 @@ const KEEP = 4;
 const PARTS = {
   prepare: "reading and tokenizing",
   transport: "between the processes",
+  grammar: "compiling its grammar",
   queue: "waiting for a place",
   prefill: "its own prompt",
   others: "prompts of others in the same steps",

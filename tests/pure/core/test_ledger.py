@@ -9,7 +9,14 @@ from quire.core.snapshot import time_bucket
 from quire.core.timing import CUTS
 from quire.core.types import Request, Stop
 from quire.engine.loop import Engine
-from tests.pure.core.workload import Setup, random_aborts, random_requests, random_setup
+from tests.pure.core.made import FakeGrammars, bound
+from tests.pure.core.workload import (
+    Setup,
+    random_aborts,
+    random_requests,
+    random_setup,
+    with_grammars,
+)
 
 TICK = 2.0**-12
 
@@ -65,7 +72,7 @@ def engine_of(setup, clock, seconds):
 def drive(engine, requests, setup, clock, rng):
     """Run it all; terminal updates by sequence, and when each request was given to the engine."""
     todo, given, ends, step, begun = list(requests), {}, {}, 0, set()
-    while todo or not engine.idle:
+    while todo or not engine.empty:
         for request in todo[:3]:
             before = clock.now
             engine.add(request)
@@ -78,6 +85,8 @@ def drive(engine, requests, setup, clock, rng):
             elif what[0] in given and (what not in ends):
                 engine.abort_sequence(*what)
         clock.now += TICK * rng.choice([0, 0, 5, 100])
+        if setup.grammars is not None:
+            setup.grammars.tick()
         news += engine.step()
         for update in news:
             place = update.request_id, update.index
@@ -99,6 +108,7 @@ def random_drive(seed):
     setup.depth = rng.choice([1, 2, 2, 3])
     setup.aborts = random_aborts(rng, requests) if rng.random() < 0.4 else {}
     setup.fails = frozenset(rng.sample(range(2, 30), 2)) if rng.random() < 0.2 else frozenset()
+    requests = with_grammars(rng, requests, setup)
     clock = Clock(rng)
     engine = engine_of(setup, clock, lambda plan: TICK * rng.choice([0, 7, 60, 400]))
     given, ends = drive(engine, requests, setup, clock, rng)
@@ -129,7 +139,7 @@ def test_no_account_stays_open():
 
 
 def test_all_causes_are_met_by_the_random_runs():
-    total = [0.0] * 6
+    total = [0.0] * len(CUTS)
     for seed in range(60):
         for update in random_drive(seed)[2].values():
             total = [a + b for a, b in zip(total, update.timing.cuts)]
@@ -174,6 +184,27 @@ def test_one_request_alone_computes_its_prompt_and_decodes():
     scene = Scene()
     scene.engine.add(request("a", most=4))
     assert scene.run().cuts("a") == {"prefill": 1.0, "decode": 3.0}
+
+
+def test_waiting_for_a_grammar_is_grammar_and_then_it_is_queue():
+    grammars = FakeGrammars()
+    scene = Scene(slots=1, grammars=grammars)
+    scene.engine.add(request("a", most=5))
+    scene.engine.add(request("b", most=2, constraint=bound(1)))
+    scene.step()
+    scene.step()
+    grammars.tick()
+    scene.run()
+    assert scene.cuts("b") == {"grammar": 2.0, "queue": 3.0, "prefill": 1.0, "decode": 1.0}
+
+
+def test_a_request_that_ends_while_it_waits_for_its_grammar_has_been_there():
+    scene = Scene(grammars=FakeGrammars())
+    scene.engine.add(request("a", constraint=bound(9)))
+    scene.clock.now += 3.0
+    [update] = scene.engine.abort("a")
+    assert update.timing.cuts == (3.0, *[0.0] * 6)
+    scene.engine.check()
 
 
 def test_a_prompt_in_chunks_is_prefill():

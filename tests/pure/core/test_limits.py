@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.draft import Draft
+from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.pace import LEAST, Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget, WholePrompts
 from quire.core.types import State
-from quire.errors import TooLong
-from tests.pure.core.made import request, sequence
+from quire.errors import TooLong, Unsupported
+from tests.pure.core.made import FakeGrammars, bound, request, sequence
 
 MAKERS = {
     "tokens": lambda k: TokenBudget(3 * k),
@@ -24,6 +25,7 @@ MAKERS = {
     "chunk": ChunkCap,
     "partial": PartialPrefills,
     "long": lambda k: LongPrefills(k, 5),
+    "grammars": lambda k: GrammarLimit(None, 9),
     "pace": lambda k: paced(k, known=False),
     "pace, known": lambda k: paced(k, known=True),
 }
@@ -268,3 +270,70 @@ def test_a_decoding_row_is_never_held_back():
     row = sequence(prompt=range(3), output=[7], planned=3, state=State.RUNNING)
     assert limit.allow(row, 1) == 1
     assert limit.allow(prompt_of(9), 9) == 0
+
+
+# -- grammars ----------------------------------------------------------------------------------
+
+
+def asked(limit, *requests):
+    for one in requests:
+        limit.accept(one)
+        assert limit.keeps(one) == (one.constraint is not None)
+
+
+def test_a_request_without_a_constraint_is_not_kept():
+    limit = GrammarLimit(FakeGrammars(), 100)
+    asked(limit, request("a"))
+    assert not limit.decided
+
+
+def test_all_who_wait_for_a_grammar_are_let_go_with_it():
+    grammars = FakeGrammars()
+    limit = GrammarLimit(grammars, 100)
+    first, other = bound(1), bound(2)
+    asked(limit, request("a", constraint=first), request("b", constraint=other))
+    asked(limit, request("c", constraint=first))
+    assert not limit.decided
+    grammars.tick()
+    assert limit.decided
+    assert list(limit.verdicts()) == [("a", None), ("c", None)]
+    asked(limit, request("d", constraint=first))
+    assert list(limit.verdicts()) == [("d", None)]
+
+
+def test_a_grammar_that_fails_is_the_fault_of_the_request():
+    grammars = FakeGrammars()
+    limit = GrammarLimit(grammars, 100)
+    asked(limit, request("a", constraint=bound(0, fails=True)))
+    [(name, error)] = limit.verdicts()
+    assert (name, str(error)) == ("a", "no")
+
+
+@pytest.mark.parametrize(
+    ("most", "prompt", "max_len", "param"),
+    [(5, 3, 100, None), (4, 3, 100, "max_tokens"), (9, 3, 8, None), (9, 3, 7, "prompt")],
+)
+def test_a_text_that_cannot_be_whole_is_refused(most, prompt, max_len, param):
+    grammars = FakeGrammars()
+    limit = GrammarLimit(grammars, max_len)
+    asked(limit, request("a", range(prompt), most, constraint=bound(0, 5)))
+    [(_, error)] = limit.verdicts()
+    assert (error and error.param) == param
+    assert error is None or "5 tokens" in str(error) or "takes 5" in str(error)
+
+
+def test_what_ended_while_it_waited_is_not_named_and_holds_nothing():
+    grammars = FakeGrammars()
+    limit = GrammarLimit(grammars, 100)
+    gone, other = request("a", constraint=bound(1)), request("b", constraint=bound(1))
+    asked(limit, gone, other)
+    limit.forget(gone)
+    grammars.tick()
+    assert list(limit.verdicts()) == [("b", None)]
+    limit.forget(other)
+    assert not +grammars.held
+
+
+def test_without_grammars_a_constraint_is_refused_at_once():
+    with pytest.raises(Unsupported, match="tokenizer"):
+        GrammarLimit(None, 100).accept(request("a", constraint=bound()))

@@ -9,7 +9,7 @@ import pytest
 from quire.core.block_pool import BlockState
 from quire.core.types import UNKNOWN, State, StepResult, Stop, TokenLogprobs
 from quire.errors import RequestError, TooLong
-from tests.pure.core.made import request
+from tests.pure.core.made import FakeGrammars, bound, request
 from tests.pure.core.workload import Run, Setup, check_outcome
 
 
@@ -566,3 +566,68 @@ def test_only_the_rows_that_end_leave_the_fast_path():
     plan = scheduler.plan()
     updates = scheduler.apply(plan, answer(plan, ends={1: "stop"}))
     assert [(u.request_id, u.finish) for u in updates] == [("a", None), ("b", "stop")]
+
+
+# -- requests that are kept out of the queue ---------------------------------------------------
+
+
+def test_others_pass_a_request_that_is_kept_out_whatever_the_order():
+    waiting = [request(f"w{i}", constraint=bound(9)) for i in range(200)]
+    scheduler = engine([*waiting, request("plain")], grammars=FakeGrammars())
+    assert rows(step(scheduler)[0]) == [("plain", 0, 0, 3)]
+    stats = scheduler.stats()
+    assert (stats.running, stats.waiting, stats.kept) == (1, 200, 200)
+
+
+def test_a_scheduler_where_all_are_kept_out_is_idle_until_one_is_let_go():
+    grammars = FakeGrammars()
+    scheduler = engine([request("a", constraint=bound(2), n=2)], grammars=grammars)
+    assert (scheduler.idle, scheduler.keeps, scheduler.decided) == (True, True, False)
+    grammars.tick(2)
+    assert scheduler.decided
+    assert scheduler.let_go() == (["a"], [])
+    assert (scheduler.idle, scheduler.keeps, scheduler.decided) == (False, False, False)
+    scheduler.check()
+
+
+def test_a_request_whose_grammar_fails_ends_alone_and_whole():
+    grammars = FakeGrammars()
+    bad = request("a", constraint=bound(1, fails=True), n=3)
+    scheduler = engine([bad, request("b")], grammars=grammars)
+    grammars.tick()
+    queued, ended = scheduler.let_go()
+    assert queued == []
+    assert [(u.index, u.finish, u.error, u.fault) for u in ended] == [
+        (i, "error", "no", "request") for i in range(3)
+    ]
+    assert rows(step(scheduler)[0]) == [("b", 0, 0, 3)]
+    assert not +grammars.held
+
+
+def test_a_request_that_is_kept_out_can_be_aborted_whole_or_in_part():
+    grammars = FakeGrammars()
+    scheduler = engine(
+        [request("a", constraint=bound(1), n=3), request("b", constraint=bound(1))],
+        grammars=grammars,
+    )
+    scheduler.abort_sequence("a", 0)
+    scheduler.check()
+    assert [u.finish for u in scheduler.abort("b")] == ["abort"]
+    scheduler.check()
+    grammars.tick()
+    assert scheduler.let_go().queued == ["a"]
+    assert rows(step(scheduler)[0])[0] == ("a", 1, 0, 3)
+    scheduler.abort("a")
+    assert not +grammars.held
+
+
+def test_a_grammar_is_held_until_the_last_sequence_has_ended():
+    grammars = FakeGrammars()
+    one = request("a", constraint=bound(0), n=2, max_tokens=3)
+    scheduler = engine([one], grammars=grammars)
+    scheduler.let_go()
+    scheduler.abort_sequence("a", 0)
+    while not scheduler.idle:
+        assert grammars.held[one.constraint] == 1
+        step(scheduler)
+    assert not +grammars.held

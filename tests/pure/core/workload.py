@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import Full, Window
 from quire.core.kv_cache import KVCache
+from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget, WholePrompts
@@ -21,6 +22,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
 from quire.core.types import Request, Stop
 from tests.pure.core.fake_model import VOCAB, FakeModel, said
+from tests.pure.core.made import FakeGrammars, bound
 
 
 class Moody(SeatLimit):
@@ -53,6 +55,7 @@ class Setup:
     aborts: dict = field(default_factory=dict)  # step -> ids (or (id, index)) to abort before it
     fails: frozenset = frozenset()  # plans that raise instead of giving a result
     errors: frozenset = frozenset()  # plans whose first row reports an error
+    grammars: object = None  # a FakeGrammars
 
     def limits(self):
         limits = [ChunkCap(self.chunk_cap)] if self.chunk_cap else []
@@ -65,6 +68,8 @@ class Setup:
             limits.append(Moody(1))
         if self.long:
             limits.append(LongPrefills(*self.long))
+        if self.grammars is not None:
+            limits.append(GrammarLimit(self.grammars, 10_000))
         return limits
 
     def build(self, max_len=10_000):
@@ -129,7 +134,7 @@ class Run:
 
     def go(self, most_steps=20_000, add_per_step=3):
         todo = list(self.requests)
-        while todo or self.flying or not self.scheduler.idle:
+        while todo or self.flying or self.scheduler.keeps or not self.scheduler.idle:
             assert self.out.steps < most_steps, "no progress"
             for request in todo[:add_per_step]:
                 self.add(request)
@@ -148,6 +153,11 @@ class Run:
 
     def step(self):
         planned = None
+        if self.setup.grammars is not None:
+            self.setup.grammars.tick()
+        if self.scheduler.decided:
+            self._take(self.scheduler.let_go().ended)
+            self.scheduler.check()
         if not self.scheduler.idle:
             planned = self.scheduler.plan()
             self._check_plan(planned)
@@ -214,6 +224,8 @@ class Run:
         assert (stats.running, stats.waiting, stats.swapped) == (0, 0, 0)
         assert self.scheduler.reset_prefix_cache()
         assert not self.kv.pool.cached
+        if self.setup.grammars is not None:
+            assert not +self.setup.grammars.held, "a grammar is held for nobody"
 
 
 def check_outcome(run, out):
@@ -313,10 +325,21 @@ def random_run(seed, most_steps=20_000, **fixed):
         setup.errors = frozenset(rng.sample(range(2, 30), 3))
     for name, value in fixed.items():
         setattr(setup, name, value)
-    run = Run(setup, requests)
+    run = Run(setup, with_grammars(random.Random(f"grammars {seed}"), requests, setup))
     out = run.go(most_steps)
     check_outcome(run, out)
     return out
+
+
+def with_grammars(rng, requests, setup):
+    """The requests, some of them bound; what they say is what it was."""
+    if rng.random() < 0.6:
+        return requests
+    setup.grammars = FakeGrammars()
+    kinds = [
+        bound(rng.randrange(9), rng.choice([1, 1, 5]), fails=rng.random() < 0.2) for _ in "abc"
+    ]
+    return [replace(one, constraint=rng.choice([None, *kinds])) for one in requests]
 
 
 def random_squeeze(seed, most_steps=20_000):

@@ -106,14 +106,14 @@ def test_numbers_and_sets_of_python_code_become_plain():
 
 def test_updates_arrive_as_they_are():
     logprobs = [TokenLogprobs([3, 4], [-0.5, -1.0], [1, 2])]
-    timing = Timing(1.0, 2.0, None, *[0.125] * 6)
+    timing = Timing(1.0, 2.0, None, *[0.125] * 7)
     updates = [
         Update("a", 0, [3]),
         Update("a", 1, [], "error", None, None, None, 16, "broken"),
         Update("b", 0, [3], "stop", 3, logprobs, logprobs, 16, None, timing),
         Update("c", 0, [], "error", error="too deep", fault="request", param="max_tokens"),
     ]
-    news = wire.from_engine(wire.encode(News(updates, [Answer(4, SchedulerStats(*range(12)))])))
+    news = wire.from_engine(wire.encode(News(updates, [Answer(4, SchedulerStats(*range(14)))])))
     assert news.updates == updates
     assert news.answers[0].value["free_blocks"] == 6
 

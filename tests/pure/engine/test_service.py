@@ -5,6 +5,7 @@ import pytest
 
 from quire.core.block_pool import BlockPool
 from quire.core.kv_cache import KVCache
+from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget
 from quire.core.order.fifo import Fifo
@@ -25,6 +26,7 @@ from quire.engine.messages import (
 )
 from quire.engine.service import Service
 from quire.executors.fake import Executor
+from tests.pure.core.made import FakeGrammars, bound
 
 
 class Forgetful(Executor):
@@ -32,16 +34,20 @@ class Forgetful(Executor):
         self.forgot = True
 
 
-def service(**how):
+def service(grammars=None, **how):
     kv = KVCache(BlockPool(64), 4)
-    scheduler = Scheduler(kv, [TokenBudget(64), SeatLimit(8)], Fifo(), max_seqs=8, max_len=100)
+    limits = [TokenBudget(64), SeatLimit(8), GrammarLimit(grammars, 100)]
+    scheduler = Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=100)
     engine = Engine(scheduler, Forgetful(lambda tokens: len(tokens)), check=True)
     return Service(engine, **how)
 
 
-def request(name, max_tokens=5, *, n=1, prompt=3, kind=RequestOutputKind.DELTA, **params):
+def request(
+    name, max_tokens=5, *, n=1, prompt=3, kind=RequestOutputKind.DELTA, constraint=None, **params
+):
     made = SamplingParams(n=n, max_tokens=max_tokens, output_kind=kind, **params)
-    return carried(Request(name, (1,) * prompt, Stop(max_tokens), made, n=n))
+    stop = Stop(max_tokens)
+    return carried(Request(name, (1,) * prompt, stop, made, n=n, constraint=constraint))
 
 
 def add(to, sender, *requests, number=0):
@@ -273,3 +279,68 @@ def test_forks_of_a_held_request_find_room_in_a_full_engine():
     to.turn()
     add(to, 1, msgspec.structs.replace(request("b"), parent="a"), number=3)
     assert answers(to.turn(), 1)[0].fault is None
+
+
+# -- requests that wait for a grammar ----------------------------------------------------------
+
+
+def test_while_all_wait_for_a_grammar_there_is_nothing_to_do_until_one_is_there():
+    grammars = FakeGrammars()
+    to = service(grammars)
+    rung = []
+    to.engine.call_when_decided(lambda: rung.append(to.idle))
+    add(to, 1, request("a", constraint=bound(1)), request("b", constraint=bound(2)))
+    to.turn()
+    assert to.idle
+    grammars.tick()
+    assert rung == [False]
+    assert [u.request_id for u in updates(turns(to), 1)] == ["a"] * 5
+    assert to.idle
+
+
+def test_a_grammar_that_fails_is_told_to_the_owner_alone_even_if_nobody_runs():
+    grammars = FakeGrammars()
+    to = service(grammars)
+    add(to, 1, request("a", constraint=bound(1, fails=True)))
+    add(to, 2, request("b", constraint=bound(9)))
+    to.turn()
+    grammars.tick()
+    told = turns(to)
+    assert [(u.finish, u.fault, u.error) for u in updates(told, 1)] == [("error", "request", "no")]
+    assert updates(told, 2) == []
+
+
+def test_a_client_that_leaves_takes_its_request_that_waits_for_a_grammar_along():
+    grammars = FakeGrammars()
+    to = service(grammars)
+    add(to, 1, request("a", constraint=bound(1)))
+    to.obey(1, Abort(["a"]))
+    assert [u.finish for u in updates(turns(to), 1)] == ["abort"]
+    assert to.engine.empty
+    assert not +grammars.held
+
+
+def test_sleep_that_waits_for_the_last_request_waits_for_one_without_a_grammar():
+    grammars = FakeGrammars()
+    to = service(grammars)
+    add(to, 1, request("a", constraint=bound(1)))
+    to.turn()
+    to.obey(1, Call(5, "sleep", [1, "wait", False]))
+    assert turns(to) == []
+    assert to.idle
+    grammars.tick()
+    told = turns(to)
+    assert [u.finish for u in updates(told, 1)][-1] == "length"
+    assert [a.number for a in answers(told, 1)] == [5]
+
+
+def test_a_paused_engine_lets_nobody_go_until_it_is_woken():
+    grammars = FakeGrammars()
+    to = service(grammars)
+    add(to, 1, request("a", constraint=bound(1)))
+    to.obey(1, Call(1, "sleep", [0, "keep", False]))
+    grammars.tick()
+    assert updates(turns(to), 1) == []
+    assert to.idle or to.turn()
+    to.obey(1, Call(2, "wake_up", [None]))
+    assert updates(turns(to), 1)[-1].finish == "length"
