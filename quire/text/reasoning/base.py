@@ -56,12 +56,26 @@ class Mode:
     """The header that led here is text too: a later reader understands it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """How messages are written, where an answer is several of them."""
+
+    thought: str
+    """Begins one of thoughts,"""
+    content: str
+    """and one of content."""
+    end: str
+    """Ends one."""
+    next: str
+    """Begins another, up to its channel."""
+
+
 class Dialect:
     """Modes, compiled. Never changes.
 
     ends: (end of the prompt, mode in which the answer then begins); the first that fits counts.
     start: the mode where none fits. prefix: text that every answer begins with. plain: the mode
-    of text that was taken for a header and is none.
+    of text that was taken for a header and is none. channels: if answers are several messages.
     """
 
     def __init__(
@@ -72,8 +86,10 @@ class Dialect:
         *,
         prefix: str = "",
         plain: str = "start",
+        channels: Channels | None = None,
     ) -> None:
         self.plain = plain
+        self.channels = channels
         self.modes = dict(modes)
         self.ends = tuple(ends)
         self.prefix = prefix
@@ -83,11 +99,12 @@ class Dialect:
 
     def start(self, prompt: str, variables: Mapping[str, object]) -> str:
         """In which mode the answer to a prompt begins."""
+        return self.said(prompt) or self.unsaid(variables)
+
+    def said(self, prompt: str) -> str | None:
+        """The mode that the end of a prompt leads into; None: it does not say."""
         tail = prompt[-256:].rstrip(WHITE)
-        for end, mode in self.ends:
-            if tail.endswith(end):
-                return mode
-        return self.unsaid(variables)
+        return next((mode for end, mode in self.ends if tail.endswith(end)), None)
 
     def unsaid(self, variables: Mapping[str, object]) -> str:
         """The mode where the prompt does not say it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from quire.text.reasoning.base import LONGEST_HEADER, WHITE, Dialect, Kind, Turn
+from quire.text.reasoning.base import LONGEST_HEADER, WHITE, Dialect, Kind, Mode, Turn
 from quire.text.speech import Piece, joined
 
 _white = re.compile(f"[{WHITE}]*").match
@@ -58,6 +58,11 @@ class Machine:
         self._space.clear()
         self._said.clear()
         self.spans = [(0, None)] if self._mode.kind is Kind.REASONING else []
+
+    @property
+    def mode(self) -> Mode:
+        """Where it is: what comes next is read in this mode."""
+        return self._mode
 
     def push(self, text: str, *, last: bool) -> list[Piece]:
         """See Reader."""

@@ -8,7 +8,7 @@ calls, and left as they are for the reader of tools.
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import WHITE, Dialect, Kind, Mode, Turn
+from quire.text.reasoning.base import WHITE, Channels, Dialect, Kind, Mode, Turn
 
 _ENDS = ("<|end|>", "<|return|>", "<|call|>")
 _HEADS = {mark: Turn("header", "after") for mark in ("<|start|>", "<|channel|>")}
@@ -45,6 +45,12 @@ DIALECT = Dialect(
         ("<|channel|>commentary<|message|>", "final"),
     ],
     plain="between",
+    channels=Channels(
+        thought="<|channel|>analysis<|message|>",
+        content="<|channel|>final<|message|>",
+        end="<|end|>",
+        next="<|start|>assistant",
+    ),
 )
 
 

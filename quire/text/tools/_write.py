@@ -46,8 +46,11 @@ def render(dialect: Dialect, calls: Sequence[Asked]) -> str:
     return how.before + how.between.join(texts) + how.after
 
 
-def frame(dialect: Dialect, name: str, place: int = 0) -> Frame:
-    """What a model writes before and after the arguments of a call of this function."""
+def frame(dialect: Dialect, name: str, place: int | str = 0) -> Frame:
+    """What a model writes before and after the arguments of a call of this function.
+
+    place: which call it is, or a text that is to stand where models write that.
+    """
     how = dialect.written
     middle = "«arguments»" if "«arguments»" in how.call else "«params»"
     begin, _, end = how.call.partition(middle)
@@ -55,7 +58,7 @@ def frame(dialect: Dialect, name: str, place: int = 0) -> Frame:
     return Frame(_filled(begin, known), _filled(end, known), how)
 
 
-def _known(how: Written, name: str, place: int) -> dict[str, str]:
+def _known(how: Written, name: str, place: int | str) -> dict[str, str]:
     return {"name": escaped(name) if how.name_in_json else name, "place": str(place)}
 
 
@@ -75,16 +78,25 @@ def _filled(template: str, known: Mapping[str, str]) -> str:
     return _PLACE.sub(lambda found: known[found[1]], template)
 
 
-def _param(how: Written, key: str, item: object) -> str:
+def written(how: Written, item: object) -> str:
+    """A value as it stands among the arguments of a call."""
     if how.values == "python":
-        return _filled(how.param, {"key": key, "value": repr(item)})
-    text = isinstance(item, str)
-    known = {
-        "key": key,
-        "value": item if isinstance(item, str) else _json(item),
-        "type": how.text_attribute if text else how.json_attribute,
-    }
-    return _filled(how.param, known)
+        return repr(item)
+    if how.values == "braces":
+        return _braces(item, how.quote)
+    return item if how.values == "params" and isinstance(item, str) else _json(item)
+
+
+def around(how: Written, key: str, *, text: bool) -> tuple[str, str]:
+    """What stands before and after the value of a parameter. text: the value is marked as text."""
+    begin, _, end = how.param.partition("«value»")
+    known = {"key": key, "type": how.text_attribute if text else how.json_attribute}
+    return _filled(begin, known), _filled(end, known)
+
+
+def _param(how: Written, key: str, item: object) -> str:
+    begin, end = around(how, key, text=isinstance(item, str))
+    return begin + written(how, item) + end
 
 
 def _json(item: object) -> str:
