@@ -21,6 +21,7 @@ from quire.runner.lane import Lane
 from quire.runner.memory import kv_tensors
 from quire.runner.runner import Runner
 from quire.runner.slots import Slots
+from quire.sampling.bound import Grammars
 from quire.sampling.processors import LogitsProcessor
 from quire.sampling.sampler import Sampler
 
@@ -35,7 +36,10 @@ DTYPES = {
 
 
 def device_half(
-    model: LanguageModel, config: EngineConfig, processors: Sequence[LogitsProcessor] = ()
+    model: LanguageModel,
+    config: EngineConfig,
+    processors: Sequence[LogitsProcessor] = (),
+    grammars: Grammars | None = None,
 ) -> Executor:
     """KV tensors, attention backend, sampler and runner around a model."""
     cache, scheduler = config.cache, config.scheduler
@@ -58,6 +62,7 @@ def device_half(
         device,
         logprobs_mode=config.model.logprobs_mode,
         processors=processors,
+        grammars=grammars,
     )
     width = -(-scheduler.max_model_len // cache.block_size)
     slots = Slots(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)

@@ -35,6 +35,7 @@ from quire.runner.upload import Upload, aligned, pinned
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampled import Fetched
 from quire.sampling.sampler import Kind, Sampler
+from quire.sampling.steps.grammar import Binding
 
 IN_FLIGHT = 5
 """Host buffers per upload and per result: more than any engine has steps in flight."""
@@ -171,19 +172,21 @@ class Lane:
 
     def _decode_in_line(self, inputs: Inputs) -> Launched:
         kind = self._sampler.kind(inputs.sampled_slots)
-        rows = len(inputs.slots)
-        size = self._graphs.size_for(rows, kind, self._busy_for())
+        binding = self._sampler.binding(inputs.sampled_slots, inputs.outputs)
+        # masks come from the host, and late: then the graph ends before the sampling
+        inside = None if binding is not None and binding.masks else kind
+        size = self._graphs.size_for(len(inputs.slots), inside, self._busy_for())
         with span("post"):
             self._mail.post(inputs, size)
         with span("graph"):
-            self._graphs.run(size, kind)
-        if kind is not None:
+            self._graphs.run(size, inside)
+        if inside is not None:
             done = torch.cuda.Event()
             done.record()
-            return Launched(inputs, done, self._mail.posted(done), None, None)
+            return _bound(Launched(inputs, done, self._mail.posted(done), None, None, binding))
         assert self._hidden is not None
-        views = self._decode_views(size)
-        made = self._sample(self._hidden[:size], views.row_slots, views.outputs, inputs, kind, None)
+        views, hidden = self._decode_views(size), self._hidden[:size]
+        made = self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, None)
         self._mail.posted(made.done)
         return made
 
@@ -271,10 +274,11 @@ class Lane:
             fuse.flush()
         judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
         if not inputs.sampled_rows:
-            return self._launched(inputs, None, judged)
+            return self._launched(inputs, None, judged, None)
         kind = self._sampler.kind(inputs.sampled_slots)
+        binding = self._sampler.binding(inputs.sampled_slots, inputs.outputs)
         chosen = hidden.index_select(0, views.sampled)
-        return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, judged)
+        return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, binding, judged)
 
     def _send_mixed(self, inputs: Inputs) -> Views:
         """Upload the step's integers. What is sampled is padded: to row 0, in no slot."""
@@ -346,27 +350,37 @@ class Lane:
         outputs: Tensor,
         inputs: Inputs,
         kind: Kind | None,
+        binding: Binding | None,
         judged: Judged | None,
     ) -> Launched:
         """Sample the rows whose last hidden states these are: [R or more, E], padded at the end."""
         logits = self._logits(hidden)
         if kind is not None:
+            if binding is not None and binding.masks:
+                with span("masks"):
+                    binding.mask(logits)
             ids, tops = self._sampler.choose(logits, row_slots, outputs, kind)
             fuse.flush()
             self._finish(ids, tops, row_slots)
-            return self._launched(inputs, None, judged)
+            return self._launched(inputs, None, judged, binding)
         with span("sample"):
             rows = len(inputs.sampled_slots)
             counts = inputs.outputs.tolist()
-            sampled = self._sampler.sample(logits[:rows], inputs.sampled_slots, counts)
+            sampled = self._sampler.sample(logits[:rows], inputs.sampled_slots, counts, binding)
             fuse.flush()
         self._finish(sampled.token_ids, sampled.tops, row_slots[:rows])
-        return self._launched(inputs, sampled.fetch(), judged)
+        return self._launched(inputs, sampled.fetch(), judged, binding)
 
     def _finish(self, ids: Tensor, tops: Tensor, row_slots: Tensor) -> None:
         kernels.finish(ids, tops, row_slots, self._last_token, self._results)
 
-    def _launched(self, inputs: Inputs, fetched: Fetched | None, judged: Judged | None) -> Launched:
+    def _launched(
+        self,
+        inputs: Inputs,
+        fetched: Fetched | None,
+        judged: Judged | None,
+        binding: Binding | None,
+    ) -> Launched:
         """Start the copies to the host, and mark their end."""
         answer = None
         if inputs.sampled_rows and fetched is None:
@@ -376,4 +390,11 @@ class Lane:
             answer = copy.numpy()
         done = torch.cuda.Event()
         done.record()
-        return Launched(inputs, done, answer, fetched, judged)
+        return _bound(Launched(inputs, done, answer, fetched, judged, binding))
+
+
+def _bound(made: Launched) -> Launched:
+    """Its tokens are wanted by what its rows are bound to."""
+    if made.binding is not None:
+        made.binding.tell(made.tokens)
+    return made

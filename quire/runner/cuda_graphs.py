@@ -1,6 +1,7 @@
-"""Decode steps replayed from CUDA graphs: one launch in place of hundreds.
+"""Steps replayed from CUDA graphs: one launch in place of hundreds.
 
-A decode-only step is run at one of a few sizes. The very first of a kind runs kernel by kernel, to
+A decode-only step is run at one of a few sizes, one with prompts in one of a few shapes
+(quire.runner.mixed). The very first of a kind runs kernel by kernel, to
 see whether anything in it waits for the device; then a size is captured when it is first needed and
 replayed from then on. Capturing takes the host as long as launching, so it costs nothing while the
 GPU is busy for longer than that; else a somewhat larger graph that is there serves for a while.
@@ -14,7 +15,7 @@ import time
 import warnings
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -34,24 +35,42 @@ PATIENCE = 24
 TRIES = 3
 """So many captures may fail before no more are tried."""
 
-Key = tuple[int, Kind | None]
+Key = tuple[Any, Kind | None]
 """The size of a step, and how its rows are sampled; None: not in the graph."""
+
+
+class Pool:
+    """The memory that the graphs of one stream share."""
+
+    def __init__(self) -> None:
+        self.handle: Any = None  # torch's
+
+    def ready(self) -> Any:
+        """The handle, made when it is first needed."""
+        if self.handle is None:
+            self.handle = torch.cuda.graph_pool_handle()
+        return self.handle
 
 
 class Graphs:
     """The graphs of one kind of step each: (size, kind) -> graph."""
 
     def __init__(
-        self, body: Callable[[int, Kind | None], None], max_rows: int, *, eager: bool
+        self,
+        body: Callable[[Any, Kind | None], None],
+        max_rows: int,
+        *,
+        eager: bool,
+        pool: Pool | None = None,
     ) -> None:
         """body(size, kind): launch a step of `size` rows. eager: never capture."""
         self._body = body
         self._eager = eager
         self._sizes = sizes(max_rows)
+        self.pool = pool or Pool()
         self._made: dict[Key, torch.cuda.CUDAGraph] = {}
         self._missed: Counter[Key] = Counter()
         self._proven: set[Kind | None] = set()  # kinds whose bodies never wait
-        self._pool: Any = None  # torch's handle of their memory
         self._cost = 0.02  # seconds the last capture took
         self._failures = 0
         self.capturing = False
@@ -73,8 +92,21 @@ class Graphs:
             return size
         return min(larger)
 
-    def run(self, size: int, kind: Kind | None) -> None:
-        """Launch a step of a size that size_for() gave."""
+    def worth(self, size: Hashable, kind: Kind | None, spare: float, patience: int, most: int) -> bool:
+        """Whether a step of this size is to be run here: as a graph, now or after this capture.
+
+        False: it has come fewer than `patience` times and the GPU has no work for so long; or there
+        are `most` graphs. spare: seconds for which the GPU has work to do.
+        """
+        key = (size, kind)
+        if self._eager or key in self._made:
+            return not self._eager
+        self._missed[key] += 1
+        waited = self._missed[key] >= patience or spare > self._cost
+        return waited and len(self._made) < most
+
+    def run(self, size: Hashable, kind: Kind | None) -> None:
+        """Launch a step of a size that size_for() gave, or worth() let through."""
         graph = self._made.get((size, kind))
         if graph is None and not self._eager:
             if kind not in self._proven:
@@ -86,7 +118,7 @@ class Graphs:
         else:
             graph.replay()
 
-    def _prove(self, size: int, kind: Kind | None) -> None:
+    def _prove(self, size: Hashable, kind: Kind | None) -> None:
         """Run the body as a graph could. If it waits for the device, all run eagerly for ever.
 
         Torch raises where an operation would wait, which no graph can repeat.
@@ -109,16 +141,16 @@ class Graphs:
             self._body(size, kind)
 
     def _give_up(self, error: Exception) -> None:
-        log.warning("decode steps run without CUDA graphs from now on: %s", error)
+        log.warning("such steps run without CUDA graphs from now on: %s", error)
         fuse.drop()
         self._eager = True
 
     def set_aside(self, pieces: int, size: int) -> None:
         """Put free pieces of `size` bytes into the pool of the graphs there are, for later ones."""
-        if self._pool is None:
+        if self.pool.handle is None:
             return
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(self._pool, capture_error_mode="relaxed")
+        graph.capture_begin(self.pool.handle, capture_error_mode="relaxed")
         held = [torch.empty(size, dtype=torch.uint8, device="cuda") for _ in range(pieces)]
         held[0].zero_()  # torch warns of graphs that do nothing
         graph.capture_end()
@@ -136,18 +168,16 @@ class Graphs:
         """Drop all graphs: what they refer to has moved."""
         self._made.clear()
         self._missed.clear()
-        self._pool = None
+        self.pool.handle = None
 
     def _capture(self, key: Key) -> torch.cuda.CUDAGraph | None:
         """The graph; None if there can be none."""
         began = time.perf_counter()
-        if self._pool is None:
-            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         self.capturing = True
         try:
             # "relaxed": other threads of this process may use the device meanwhile
-            graph.capture_begin(self._pool, capture_error_mode="relaxed")
+            graph.capture_begin(self.pool.ready(), capture_error_mode="relaxed")
             try:
                 self._body(*key)
             finally:

@@ -132,11 +132,15 @@ class Lane:
         self, inputs: Inputs, logits: Tensor, judged: dict[int, list[TokenLogprobs]]
     ) -> StepResult:
         """One token for each of the rows that logits [R, V] speaks of."""
-        slots = inputs.sampled_slots
-        sampled = self._sampler.sample(logits, slots, inputs.outputs.tolist())
+        slots, outputs = inputs.sampled_slots, inputs.outputs.tolist()
+        binding = self._sampler.binding(slots, outputs)
+        sampled = self._sampler.sample(logits, slots, outputs, binding)
         ids = sampled.token_ids.tolist()
         self._last_token[list(slots)] = ids
-        return result_of(inputs, ids, sampled.logprobs(), judged, sampled.errors)
+        if binding is not None:
+            binding.tell(lambda: (ids, sampled.tops.numpy()))
+            binding.settle()
+        return result_of(inputs, ids, sampled.logprobs(), judged, sampled.errors, binding)
 
 
 @contextmanager

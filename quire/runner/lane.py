@@ -14,6 +14,7 @@ from quire.core.types import Copy, StepResult, TokenLogprobs
 from quire.runner.inputs import Inputs
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Change
+from quire.sampling.steps.grammar import Binding
 
 
 class Computed(Protocol):
@@ -76,9 +77,15 @@ def result_of(
     logprobs: Mapping[int, TokenLogprobs],
     judged: dict[int, list[TokenLogprobs]],
     errors: Mapping[int, str],
+    binding: Binding | None = None,
 ) -> StepResult:
-    """Say in terms of the plan's rows what was sampled for rows [R] of the inputs."""
+    """Say in terms of the plan's rows what was sampled for rows [R] of the inputs.
+
+    binding: of the sampling; it is settled.
+    """
     rows = inputs.sampled_rows
+    if binding is not None:
+        errors = {**errors, **binding.errors}
     if inputs.decode_only:
         tokens: list[tuple[int, ...]] = list(zip(ids))
     else:
@@ -90,4 +97,5 @@ def result_of(
         logprobs={rows[i]: [value] for i, value in logprobs.items()},
         prompt_logprobs=judged,
         errors={rows[i]: message for i, message in errors.items()},
+        ends={} if binding is None else {rows[i]: end for i, end in binding.ends.items()},
     )

@@ -13,6 +13,7 @@ from quire.runner.inputs import Inputs, Ints
 from quire.runner.lane import result_of
 from quire.runner.prompt_logprobs import Judged
 from quire.sampling.sampled import Fetched, faults_of
+from quire.sampling.steps.grammar import Binding
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,24 @@ class Launched:
     answer: Ints | None  # [2, at least R]: ids, then the bits of the tops
     fetched: Fetched | None
     judged: Judged | None
+    binding: Binding | None = None
+
+    def tokens(self) -> tuple[list[int], np.ndarray]:
+        """Ids and tops of the rows that were sampled; waits for them."""
+        self.done.synchronize()
+        if self.fetched is not None:
+            return self.fetched.token_ids(), self.fetched.tops
+        if self.answer is None:
+            return [], np.zeros(0, np.float32)
+        rows = len(self.inputs.sampled_rows)
+        return self.answer[0, :rows].tolist(), self.answer[1, :rows].view(np.float32)
 
     def wait(self) -> StepResult:
-        self.done.synchronize()
+        ids, tops = self.tokens()
+        if self.binding is not None:
+            self.binding.settle()
         judged = self.judged.lists() if self.judged is not None else {}
-        rows = len(self.inputs.sampled_rows)
+        logprobs, errors = {}, faults_of(tops)
         if self.fetched is not None:
-            ids, logprobs = self.fetched.token_ids(), self.fetched.logprobs()
-            return result_of(self.inputs, ids, logprobs, judged, self.fetched.errors)
-        if self.answer is None:
-            return result_of(self.inputs, (), {}, judged, {})
-        ids, tops = self.answer[0, :rows].tolist(), self.answer[1, :rows].view(np.float32)
-        return result_of(self.inputs, ids, {}, judged, faults_of(tops))
+            logprobs, errors = self.fetched.logprobs(), self.fetched.errors
+        return result_of(self.inputs, ids, logprobs, judged, errors, self.binding)

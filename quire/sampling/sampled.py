@@ -38,6 +38,11 @@ class Fetched:
         return ids
 
     @property
+    def tops(self) -> np.ndarray:
+        """Each row's best logit."""
+        return self._tops.numpy()
+
+    @property
     def errors(self) -> dict[int, str]:
         """Row -> why its sequence must end. Its token means nothing."""
         return faults_of(self._tops.numpy()) | self._faults

@@ -2,7 +2,8 @@
 
 The order of a row's steps:
 
-    logprobs (raw)  allowed ids, bad words, min_tokens, bias, penalties, custom processors
+    logprobs (raw)  masks of what the row is bound to
+    allowed ids, bad words, min_tokens, bias, penalties, custom processors
     | greedy: the greatest logit, of equal ones the lowest id
     | random: temperature, custom processors that keep the greatest, min_p, top_k, top_p, draw
     logprobs (processed)
@@ -28,6 +29,7 @@ from quire.core.types import Sequence as Seq
 from quire.kernels.argmax import argmax
 from quire.kernels.punish import tally
 from quire.kernels.sample import sample
+from quire.sampling.bound import Grammars
 from quire.sampling.device_lane import DeviceLane
 from quire.sampling.host_lane import HostLane
 from quire.sampling.logprobs import Mode, score, score_ids
@@ -37,6 +39,7 @@ from quire.sampling.sampled import Sampled, Scored
 from quire.sampling.steps.base import Batch, Step
 from quire.sampling.steps.bias import LogitBias
 from quire.sampling.steps.callables import Callables
+from quire.sampling.steps.grammar import Binding, Counts, Grammar
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.penalties import Penalties
 
@@ -55,9 +58,11 @@ class Sampler:
         *,
         logprobs_mode: Mode = "raw_logprobs",
         processors: Sequence[LogitsProcessor] = (),
+        grammars: Grammars | None = None,
         asynchronous: bool | None = None,
     ) -> None:
         """`processors`: engine-wide ones (quire.sampling.processors.load_processors).
+        grammars: of the requests that have a constraint; None: there are none of those.
         asynchronous: nothing waits for results, as a GPU needs it; None: if the device is one.
         """
         self.vocab = vocab
@@ -84,6 +89,7 @@ class Sampler:
             self._processors,
         ]
         self._steps: list[Step] = [*self._others[:4], self._penalties, *self._others[4:]]
+        self._grammar = Grammar(vocab, self.device, grammars)
         self._recipe: Recipe | None = None
 
     def join(self, slot: int, seq: Seq) -> None:
@@ -93,6 +99,7 @@ class Sampler:
         self._params[slot] = params
         self._lane.join(slot, params, seq.request.seed + seq.index)
         tokens = _known(seq)
+        self._grammar.join(slot, seq, tokens)
         for step in self._steps:
             step.join(slot, seq, tokens)
         if ask_of(params) is not None or any(step.holds(slot) for step in self._others):
@@ -109,8 +116,17 @@ class Sampler:
         self._general.discard(slot)
         self._random.discard(slot)
         self._penalised.discard(slot)
+        self._grammar.leave(slot)
         for step in self._steps:
             step.leave(slot)
+
+    def binding(self, slots: Sequence[int], positions: Counts) -> Binding | None:
+        """What the rows of the next sampling are bound to; None: nothing.
+
+        If it has `masks`, they are to be applied before `choose`; `sample` does so by itself. Then
+        it is to be told where the tokens are. positions: as for `sample`.
+        """
+        return self._grammar.binding(slots, positions)
 
     def kind(self, slots: Sequence[int]) -> Kind | None:
         """How `choose` can serve these slots; None: it cannot, `sample` must.
@@ -146,22 +162,34 @@ class Sampler:
             tally(drawn.ids, row_slots, seen)
         return drawn.ids, drawn.tops
 
-    def sample(self, logits: Tensor, slots: Sequence[int], positions: Sequence[int]) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        slots: Sequence[int],
+        positions: Sequence[int],
+        binding: Binding | None = None,
+    ) -> Sampled:
         """Choose a token for each row.
 
-        logits: [R, V], row i of slot slots[i]; float32 ones may be overwritten. positions[i]: how
-        many outputs the sequence has already; with its seed it fixes the draw.
+        logits: [R, V], row i of slot slots[i]; they may be overwritten. positions[i]: how many
+        outputs the sequence has already; with its seed it fixes the draw. binding: of these slots.
         """
         recipe = self._recipe_of(tuple(slots))
-        if recipe.simple:
+        masks = None if binding is None or not binding.masks else binding
+        if recipe.simple and masks is None:
             return Sampled(*self._lane.greedy(logits))
-        return self._sample(logits, recipe, positions)
+        return self._sample(logits, recipe, positions, masks)
 
-    def _sample(self, logits: Tensor, recipe: Recipe, positions: Sequence[int]) -> Sampled:
+    def _sample(
+        self, logits: Tensor, recipe: Recipe, positions: Sequence[int], masks: Binding | None
+    ) -> Sampled:
         faults: dict[int, str] = {}
         due = [edit for edit in recipe.edits if edit.due(positions)]
-        raw = self._raw(logits, recipe, changes=bool(due))
         work = logits.float().contiguous() if due else logits
+        changes = work.data_ptr() == logits.data_ptr() and (bool(due) or masks is not None)
+        raw = self._raw(logits, recipe, changes=changes)
+        if masks is not None:
+            masks.mask(work)
         for edit in due:
             edit.apply(work, positions, faults)
         if recipe.scale is not None:
@@ -204,12 +232,14 @@ class Sampler:
     # --- logprobs ---
 
     def _raw(self, logits: Tensor, recipe: Recipe, *, changes: bool) -> list[Tensor] | None:
-        """Per group of askers their rows, as the model gave them. None if others are scored."""
+        """Per group of askers their rows, as the model gave them. None if others are scored.
+
+        changes: the logits will be written to.
+        """
         if self._mode.startswith("processed"):
             return None
-        copied = logits.dtype == torch.float32 and changes
         rows = [_rows(logits, asking.at) for asking in recipe.asking]
-        return [x.clone() if x is logits and copied else x for x in rows]
+        return [x.clone() if x is logits and changes else x for x in rows]
 
     def _score(self, ids: Tensor, asking: Asking, logits: Tensor) -> Scored:
         as_logits = self._mode.endswith("_logits")

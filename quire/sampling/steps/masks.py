@@ -56,14 +56,18 @@ class _Only(Edit):
 
 @dataclass(slots=True)
 class MinTokens:
-    """stop.min_tokens: EOS and stop ids are out until that many outputs exist."""
+    """stop.min_tokens: EOS and stop ids are out until that many outputs exist.
+
+    Not of what is bound to a grammar, which decides the end (quire.sampling.bound).
+    """
 
     _least: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
         stop = seq.request.stop
         self._least.pop(slot, None)
-        if stop.min_tokens > 0 and (ends := sorted(stop.eos_ids | stop.token_ids)):
+        free = seq.request.constraint is None
+        if free and stop.min_tokens > 0 and (ends := sorted(stop.eos_ids | stop.token_ids)):
             self._least[slot] = (stop.min_tokens, ends)
 
     def leave(self, slot: int) -> None:

@@ -1,0 +1,133 @@
+"""One sequence whose next token is not the model's alone to choose.
+
+It is bound to a grammar, through a guide, or to a budget of thinking, or to both. The guide decides
+what may come and when the text ends; min_tokens and the budget then narrow its masks, as far as
+they leave something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import numpy as np
+
+from quire.core.constraint import Constraint
+from quire.core.types import Sequence as Seq
+from quire.grammar.base import Words
+from quire.sampling.steps.thinking import Thought
+
+End = Literal["stop", "length"]
+
+
+class Guide(Protocol):
+    """How far one text has come in its grammar; quire.grammar.closing makes them."""
+
+    @property
+    def over(self) -> bool:
+        """Only the end can follow, or it has come."""
+        ...
+
+    @property
+    def forced(self) -> bool:
+        """The text had to be closed because of its length."""
+        ...
+
+    @property
+    def fault(self) -> str | None:
+        """Why it cannot go on."""
+        ...
+
+    def fill(self, words: Words, left: int) -> None:
+        """The mask of the next token, of which `left` may come at most, this one included."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Take the next token. False: it is not allowed."""
+        ...
+
+
+class Ready(Protocol):
+    """A grammar that was compiled."""
+
+    def guide(self) -> Guide:
+        """A fresh one, for one sequence."""
+        ...
+
+
+class Grammars(Protocol):
+    """Where grammars are; quire.grammar.pool."""
+
+    def get(self, constraint: Constraint) -> Ready:
+        """One that is known to be ready."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class Bound:
+    """Compared by identity: one per stay in a slot."""
+
+    guide: Guide | None
+    thought: Thought | None
+    most: int  # outputs at which it ends
+    least: int  # outputs before which no token of `ends` may come
+    ends: tuple[int, ...]
+    over: bool = False  # it has ended: what is in flight for it means nothing
+    fault: str | None = None
+
+    @classmethod
+    def of(cls, seq: Seq, guide: Guide | None, tokens: list[int]) -> Bound:
+        """tokens: prompt and outputs so far, all known."""
+        asked, stop = seq.request.thinking, seq.request.stop
+        made = cls(
+            guide,
+            None if asked is None else Thought.of(asked),
+            most=seq.end - seq.prompt_len,
+            least=stop.min_tokens if guide is not None else 0,
+            ends=tuple(sorted(stop.eos_ids | stop.token_ids)),
+        )
+        for token in tokens[seq.prompt_len :]:
+            made.accept(token)
+        return made
+
+    def wants(self, outputs: int) -> bool:
+        """Whether the token behind so many outputs needs a mask, as far as is known."""
+        if self.over:
+            return False
+        return self.guide is not None or (self.thought is not None and self.thought.due(outputs))
+
+    def accept(self, token: int) -> End | None:
+        """Take in the next output; how the text ends with it, if it does."""
+        if self.thought is not None:
+            self.thought.accept(token)
+        guide = self.guide
+        if guide is None:
+            return None
+        if not guide.accept(token):
+            self.fault = guide.fault or f"the grammar of the output does not allow token {token}"
+        self.over = guide.over or self.fault is not None
+        if not self.over or self.fault is not None:
+            return None
+        return "length" if guide.forced else "stop"
+
+    def narrow(self, words: Words, outputs: int) -> None:
+        """Take from the guide's mask what else may not come behind so many outputs."""
+        if outputs < self.least and self.ends:
+            keep = words.copy()
+            for token in self.ends:
+                _bar(words, token)
+            if not words.any():
+                words[:] = keep
+        forced = None if self.thought is None else self.thought.forced
+        if forced is not None and _allows(words, forced):
+            words[:] = 0
+            words.view(np.uint32)[forced // 32] = 1 << forced % 32
+
+
+def _bar(words: Words, token: int) -> None:
+    if token < 32 * len(words):
+        words.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)
+
+
+def _allows(words: Words, token: int) -> bool:
+    return token < 32 * len(words) and bool(words.view(np.uint32)[token // 32] >> token % 32 & 1)

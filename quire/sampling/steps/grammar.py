@@ -1,0 +1,168 @@
+"""Rows that are bound (quire.sampling.bound): their masks, and when their tokens become known.
+
+A mask depends on every token before, so it is made on the host and late: the tokens of one sampling
+are settled, which is taking them into the matchers, before the masks of the next are filled. The
+forward pass between is in line or done by then. Whoever first needs a sampling's tokens settles it:
+the next sampling, or the step's result; each is settled once, in order.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.core.types import Sequence as Seq
+from quire.grammar.base import Words
+from quire.kernels.token_mask import token_mask
+from quire.sampling.bound import Bound, End, Grammars
+
+Counts = Sequence[int] | npt.NDArray[np.int32]
+"""Outputs that each row has already."""
+
+Tokens = tuple[Sequence[int], npt.NDArray[np.float32]]
+"""Ids of all rows of a sampling, and their best logits."""
+
+Work = list[tuple[Bound, int]]
+"""Whose masks are wanted, and behind how many outputs."""
+
+GRAIN = 32
+"""Words: where masks begin in an upload, so that kernels find them aligned alike."""
+
+NOTHING = (
+    "no token is allowed: of those that the structured output allows here, logit_bias, "
+    "allowed_token_ids, bad_words or a logits processor leave none"
+)
+
+
+class Grammar:
+    """The bound sequences by slot."""
+
+    def __init__(self, vocab: int, device: torch.device, grammars: Grammars | None) -> None:
+        self._width = -(-vocab // 32)
+        self._last = np.int32((1 << vocab % 32) - 1 if vocab % 32 else -1)  # bits of the last word
+        self._device = device
+        self._grammars = grammars
+        self._bound: dict[int, Bound] = {}
+        self._unsettled: deque[Binding] = deque()
+
+    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+        """A sequence takes the slot. tokens: prompt and output so far, all known."""
+        self.leave(slot)
+        constraint = seq.request.constraint
+        if constraint is None and seq.request.thinking is None:
+            return
+        guide = None
+        if constraint is not None:
+            assert self._grammars is not None, "a constraint in an engine without grammars"
+            guide = self._grammars.get(constraint).guide()
+        self._bound[slot] = Bound.of(seq, guide, tokens)
+
+    def leave(self, slot: int) -> None:
+        """The slot is empty; unknown slots are ignored."""
+        self._bound.pop(slot, None)
+
+    def binding(self, slots: Sequence[int], positions: Counts) -> Binding | None:
+        """What a sampling of these slots is bound to; None: nothing."""
+        if not self._bound or self._bound.keys().isdisjoint(slots):
+            return None
+        rows = [(row, self._bound[s], int(positions[row])) for row, s in self._rows(slots)]
+        return Binding(self, rows)
+
+    def _rows(self, slots: Sequence[int]) -> list[tuple[int, int]]:
+        return [(row, slot) for row, slot in enumerate(slots) if slot in self._bound]
+
+    def add(self, binding: Binding) -> None:
+        """A sampling's tokens are on their way."""
+        self._unsettled.append(binding)
+
+    def settle(self, last: Binding | None = None) -> None:
+        """Settle the samplings before, up to and with `last`."""
+        while self._unsettled and (last is None or not last.settled):
+            self._unsettled[0].take_in()
+            self._unsettled.popleft()
+
+    def mask(self, logits: Tensor, rows: list[int], work: Work) -> None:
+        """Fill the masks of these rows of the logits, send them, and bar what they bar."""
+        at = -(-len(rows) // GRAIN) * GRAIN
+        size = at + len(rows) * self._width
+        packed = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        array = packed.numpy()
+        array[: len(rows)] = rows
+        words = array[at:].reshape(len(rows), self._width)
+        fill(work, words)
+        words[:, -1] &= self._last
+        sent = packed.to(self._device, non_blocking=True)
+        token_mask(logits, sent[at:].view(len(rows), -1), sent[: len(rows)])
+
+
+class Binding:
+    """The bound rows of one sampling: masked, then told where the tokens are, then settled.
+
+    ends: row -> how its text ended with the token. errors: row -> why its sequence must end.
+    """
+
+    def __init__(self, owner: Grammar, rows: list[tuple[int, Bound, int]]) -> None:
+        self._owner = owner
+        self._rows = rows  # (row, bound, outputs before)
+        self._fetch: Callable[[], Tokens] | None = None
+        self.masks = any(bound.wants(at) for _, bound, at in rows)
+        self.settled = False
+        self.ends: dict[int, End] = {}
+        self.errors: dict[int, str] = {}
+
+    def mask(self, logits: Tensor) -> None:
+        """Bar what may not come next in logits [R, V], in place.
+
+        Waits for the tokens of the samplings before; what the device has to do meanwhile should be
+        in line already.
+        """
+        self._owner.settle()
+        wanted = [one for one in self._rows if one[1].wants(one[2])]
+        if wanted:
+            work = [(bound, at) for _, bound, at in wanted]
+            self._owner.mask(logits, [row for row, _, _ in wanted], work)
+
+    def tell(self, fetch: Callable[[], Tokens]) -> None:
+        """The sampling is in line. fetch: waits for its tokens."""
+        self._fetch = fetch
+        self._owner.add(self)
+
+    def settle(self) -> None:
+        """Take the tokens into the matchers, if nobody has."""
+        self._owner.settle(self)
+
+    def take_in(self) -> None:
+        """Settle, now that it is its turn."""
+        assert self._fetch is not None, "a sampling is settled that was not told of"
+        ids, tops = self._fetch()
+        self.settled, self._fetch = True, None
+        for row, bound, _ in self._rows:
+            if not bound.over:
+                self._take_in(row, bound, int(ids[row]), float(tops[row]))
+
+    def _take_in(self, row: int, bound: Bound, token: int, top: float) -> None:
+        if bound.fault is None and np.isfinite(top):
+            end = bound.accept(token)
+            if end is not None:
+                self.ends[row] = end
+        elif top == -np.inf and bound.fault is None and self.masks:
+            bound.fault = NOTHING
+        if bound.fault is not None:
+            self.errors[row] = bound.fault
+        bound.over = bound.over or not np.isfinite(top)
+
+
+def fill(work: Work, words: Words) -> None:
+    """The masks of these sequences: words [n, W]."""
+    for (bound, outputs), row in zip(work, words):
+        if bound.guide is None:
+            row[:] = -1
+        else:
+            bound.guide.fill(row, bound.most - outputs)
+            bound.fault = bound.fault or bound.guide.fault
+        bound.narrow(row, outputs)
