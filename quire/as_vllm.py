@@ -81,6 +81,11 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     },
     "vllm.entrypoints.chat_utils": {"quire.text.chat": "load_chat_template"},
     "vllm.lora": {},
+    "vllm.model_executor": {},
+    "vllm.model_executor.guided_decoding": {},
+    "vllm.model_executor.guided_decoding.guided_fields": {
+        "quire.llm.guided": "GuidedDecodingRequest LLMGuidedOptions"
+    },
     "vllm.lora.request": {"quire.core.params": "LoRARequest"},
     "vllm.tokenizers": {"quire.as_vllm": "get_tokenizer"},
     "vllm.transformers_utils": {},

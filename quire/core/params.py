@@ -369,6 +369,8 @@ class SamplingParams:
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             allowed = "StructuredOutputsParams, or a dict of its fields"
             raise fail("structured_outputs", self.structured_outputs, allowed)
+        if self.structured_outputs is not None:
+            self.structured_outputs.verify()
         if isinstance(self.repetition_detection, dict):
             self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
         for name, value in (self.extra_args or {}).items():

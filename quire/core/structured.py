@@ -78,6 +78,10 @@ class StructuredOutputsParams:
     """Accepted: a backend that is named is never left for another."""
 
     def __post_init__(self) -> None:
+        self.verify()
+
+    def verify(self) -> None:
+        """Bring the fields into their one form and raise RequestError for what is not allowed."""
         given = [k.value for k in StructureKind if getattr(self, k.value) is not None]
         if len(given) != 1:
             what = f"got {' and '.join(given)}" if given else "got none"

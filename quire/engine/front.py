@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 
 from quire.config.config import EngineConfig
 from quire.core.params import SamplingParams
+from quire.grammar import words
+from quire.grammar.words import House
 from quire.text.inputs import InputProcessor
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -43,4 +46,10 @@ def inputs_of(
         max_logprobs=config.model.max_logprobs,
         seeds=random.Random(seed if process == 0 else f"{seed} {process}"),
         checks=checks,
+        constrain=partial(words.constraint, house=house_of(config)),
     )
+
+
+def house_of(config: EngineConfig) -> House:
+    """How texts with a form are written and compiled, where a request does not say."""
+    return House()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from quire.errors import RequestError, Unsupported
+from quire.errors import RequestError
 from quire.grammar.forms import (
     Either,
     Form,
@@ -36,14 +36,17 @@ ANY_TEXT = Regex(r"[\s\S]*")
 def form(given: object, style: Json) -> Form:
     """The form of a structural tag that was parsed. style: how JSON within it is written.
 
-    Raises RequestError, Unsupported; both with the JSON pointer of what is wrong.
+    Raises RequestError, with the JSON pointer of what is wrong.
     """
     top = _Place(given, "", style)
-    if "structures" in top.object():
+    given_fields = top.object()
+    if "structures" in given_fields:
         return _older(top)
-    if "format" in top.object():
+    if "format" in given_fields:
         return top.at("format").form()
-    return top.form() if "type" in top.object() else _older(top)
+    if given_fields.get("type", "structural_tag") == "structural_tag":
+        raise top.wrong("an object with 'format', or with 'structures' and 'triggers'")
+    return top.form()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +93,20 @@ class _Place:
     def schema(self) -> Json:
         if not isinstance(self.value, (dict, bool)):
             raise self.wrong("a JSON schema")
-        return replace(self.style, schema=json.dumps(self.value, ensure_ascii=False))
+        text = json.dumps(self.value, ensure_ascii=False, separators=(",", ":"))
+        return replace(self.style, schema=text)
 
     def form(self) -> Form:
         kind = self.kind()
         if kind not in _READERS:
             known = ", ".join(_READERS)
             message = f"{PARAM} at {self.pointer}/type: {kind!r:.40} is not read here; {known} are"
-            raise Unsupported(message, param=PARAM)
+            raise RequestError(message, param=PARAM)
         read, fields = _READERS[kind]
         for name, value in self.object().items():
             if name not in ("type", *fields) and value not in _NEUTRAL.get(name, (None, [], False)):
                 where = f"{PARAM} at {self.pointer}/{name}"
-                raise Unsupported(f"{where}: {name!r:.40} is not read of a {kind}", param=PARAM)
+                raise RequestError(f"{where}: {name!r:.40} is not read of a {kind}", param=PARAM)
         return read(self)
 
 
@@ -152,7 +156,7 @@ def _tag(place: _Place) -> Form:
         tag = _tag_parts(place)
         return Seq(tuple(part for part in (Text(tag.begin), tag.content, _said(tag.end)) if part))
     if _is_any_text(content):
-        raise Unsupported(f"{PARAM} at {end.pointer}: any text needs one end", param=PARAM)
+        raise RequestError(f"{PARAM} at {end.pointer}: any text needs one end", param=PARAM)
     return Seq((Text(begin.text()), content.form(), Either(tuple(Text(one) for one in ends))))
 
 
@@ -166,7 +170,7 @@ def _tag_parts(place: _Place) -> Tag:
     begin, content, end = (place.at(name) for name in ("begin", "content", "end"))
     if isinstance(end.value, list):
         if len(end.value) != 1:
-            raise Unsupported(f"{PARAM} at {end.pointer}: give one end", param=PARAM)
+            raise RequestError(f"{PARAM} at {end.pointer}: give one end", param=PARAM)
         end = end.each()[0]
     closing = end.text(empty=not _is_any_text(content))
     if _is_any_text(content):
@@ -187,7 +191,7 @@ def _sequence(place: _Place) -> Form:
         if free:
             if not isinstance(made, Text):
                 message = f"{PARAM} at {one.pointer}: behind any_text only a const_string can stand"
-                raise Unsupported(message, param=PARAM)
+                raise RequestError(message, param=PARAM)
             parts[-1] = Until(made.text)
         else:
             parts.append(made)

@@ -10,9 +10,10 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from quire.core.constraint import Constraint
 from quire.core.structured import StructuredOutputsParams
 from quire.errors import RequestError
-from quire.grammar import structural_tags
+from quire.grammar import admit, structural_tags
 from quire.grammar.forms import Choice, Form, Grammar, Json, Regex
 
 ANY_OBJECT = '{"type":"object"}'
@@ -40,6 +41,14 @@ def form(asked: StructuredOutputsParams, house: House) -> Form:
         style = _json(asked, house, "")
         return structural_tags.form(json.loads(asked.structural_tag), style)
     return _plain(asked)
+
+
+def constraint(
+    asked: StructuredOutputsParams, house: House, param: str | None = None
+) -> Constraint:
+    """The form as a request carries it, checked. param: the caller's word for it."""
+    where = f"structured_outputs.{asked.kind.value}" if param is None else param
+    return admit.constraint(form(asked, house), backend(asked, house), param=where)
 
 
 def backend(asked: StructuredOutputsParams, house: House) -> str:

@@ -21,6 +21,7 @@ from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
 from quire.llm.beam_search import Finished, run
 from quire.llm.engine import LLMEngine
+from quire.llm.guided import GuidedOptions, refuse_guided, with_guided
 from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
 from quire.llm.prompts import conversations, listed
 from quire.llm.reading import reads
@@ -92,23 +93,25 @@ class LLM:
         priority: int | Sequence[int] | None = None,
         tokenization_kwargs: Mapping[str, object] | None = None,
         mm_processor_kwargs: Mapping[str, object] | None = None,
-        guided_options_request: object | None = None,
+        guided_options_request: GuidedOptions | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt. One output per prompt, in order.
 
         sampling_params: one for all, or one each; None: get_default_sampling_params().
-        BeamSearchParams give the beams as the outputs of each prompt.
+        BeamSearchParams give the beams as the outputs of each prompt. guided_options_request:
+        the form of all outputs, in the words of older releases.
         """
+        given = listed(prompts, prompt_token_ids)
         if isinstance(sampling_params, BeamSearchParams):
-            given = listed(prompts, prompt_token_ids)
+            refuse_guided(guided_options_request)
             found = self._search(given, sampling_params, lora_request, use_tqdm, None, priority)
             return [one.as_request_output() for one in found]
         if guided_options_request is not None:
-            raise Unsupported("guided_options_request: structured outputs are not built yet")
-        ids = self.enqueue(
-            prompts,
+            params = self._each_params(sampling_params, len(given))
+            sampling_params = with_guided(params, guided_options_request)
+        ids = self._enqueue(
+            given,
             sampling_params,
-            prompt_token_ids=prompt_token_ids,
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
@@ -346,8 +349,7 @@ class LLM:
                     for output in self.llm_engine.step():
                         self._done[output.request_id] = output
                         if output.request_id in missing:
-                            if output.fault is not None:
-                                raise output.fault  # as if it had been refused at once
+                            _raise_fault(output)
                             missing.remove(output.request_id)
                             bar.finished(output)
         except BaseException:
@@ -521,6 +523,12 @@ class LLM:
 
     def reward(self, *given: Any, **named: Any) -> NoReturn:
         raise _no_pooling("reward")
+
+
+def _raise_fault(output: RequestOutput) -> None:
+    """What the engine found wrong with a request, as if it had been refused at once."""
+    if output.fault is not None:
+        raise output.fault
 
 
 def _no_pooling(name: str) -> Unsupported:

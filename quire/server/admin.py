@@ -23,9 +23,9 @@ from quire.server import strict
 from quire.server.body import read, read_bytes
 from quire.server.chat import create_chat_completion
 from quire.server.completions import create_completion
+from quire.server.protocol.base import Body, Texts
 from quire.server.protocol.chat import ChatBody
 from quire.server.protocol.completions import CompletionBody
-from quire.server.protocol.fields import Body, Texts
 from quire.server.services import VERSION, Services, services
 from quire.server.sse import json_response
 

@@ -44,6 +44,7 @@ def check(to: Services, asked: Asked) -> None:
         strict.refuse(asked.ignored)
     to.ignored.tell(asked.ignored)
     _refuse_what_is_not_built(to, asked)
+    _check_structure(to, asked)
     _check_counts(asked)
     source = asked.source
     if isinstance(source, Prompts):
@@ -93,10 +94,6 @@ def priority(to: Services, asked: Asked, headers: Mapping[str, str]) -> int:
 
 
 def _refuse_what_is_not_built(to: Services, asked: Asked) -> None:
-    if asked.structure is not None:
-        word, kind = asked.structure.param, asked.structure.kind
-        message = f"{word} {kind!r:.40}: structured outputs are not built yet"
-        raise Unsupported(message, param=word)
     if asked.tool_choice not in (None, "none", "auto"):
         word = asked.words.get("tool_choice", "tool_choice")
         message = f"{word} must be 'none' or 'auto': forced tool calls are not built yet"
@@ -104,6 +101,24 @@ def _refuse_what_is_not_built(to: Services, asked: Asked) -> None:
     _check_reading(to, asked)
     if list(asked.modalities) != ["text"]:
         raise Unsupported("modalities must be ['text']", param="modalities")
+
+
+def _check_structure(to: Services, asked: Asked) -> None:
+    """A form with what would go against it."""
+    structure = asked.structure
+    if structure is None:
+        return
+    if to.tokenizer is None:
+        message = f"{structure.word}: this server has no tokenizer, and so no text to give a form"
+        raise RequestError(message, param=structure.word)
+    if asked.beams is not None:
+        message = f"{structure.word} and use_beam_search exclude each other: sample instead"
+        raise RequestError(message, param=structure.word)
+    if structure.is_content or asked.tool_choice in (None, "none", "auto"):
+        return  # forced calls are no content, and agents send both with every request
+    choice = asked.words.get("tool_choice", "tool_choice")
+    message = f"{structure.word} and {choice} both say what the answer is: give one of them"
+    raise RequestError(message, param=structure.word)
 
 
 def _check_reading(to: Services, asked: Asked) -> None:
@@ -213,6 +228,15 @@ def _check_beams(asked: Asked) -> None:
 
 
 _NEUTRAL = SamplingParams()
+
+
+def blamed(error: Exception, asked: Asked) -> Exception:
+    """A fault that the engine found in a request, in the client's words."""
+    if not isinstance(error, RequestError):
+        return error
+    if error.param is None and asked.structure is not None:
+        return type(error)(f"{asked.structure.param}: {error}", param=asked.structure.param)
+    return reworded(error, asked.words)
 
 
 def reworded(error: RequestError, words: Mapping[str, str]) -> RequestError:

@@ -34,7 +34,7 @@ from quire.server import (
     tokens,
 )
 from quire.server.guard import Guard, RequestIds
-from quire.server.protocol.fields import Body
+from quire.server.protocol.base import Body
 from quire.server.services import VERSION, Services
 
 ROUTES: tuple[ModuleType, ...] = (

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire.core.structured import StructuredOutputsParams
 from quire.server.strict import Ignored
 
 Message = dict[str, Any]
@@ -53,11 +54,17 @@ class Prompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Structure:
-    """A form that the text must have. `param`: the caller's word for it."""
+    """A form that the text must have."""
 
+    wanted: StructuredOutputsParams
+    word: str
+    """The field of the body, in the client's words."""
     param: str
-    kind: str
-    value: Any
+    """Where the form itself stands: response_format.json_schema.schema."""
+    words: Mapping[str, str] = field(default_factory=dict)
+    """Field of StructuredOutputsParams -> the client's word for it."""
+    is_content: bool = False
+    """It is about the content of an answer; calls of tools, which are none, it does not bind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

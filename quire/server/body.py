@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect, Request
 from quire.errors import RequestError
 from quire.server.errors import BodyTooLarge
 from quire.server.presence import ClientGone, at_most
-from quire.server.protocol.fields import Body
+from quire.server.protocol.base import Body
 
 B = TypeVar("B", bound=Body)
 

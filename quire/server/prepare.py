@@ -15,6 +15,7 @@ from quire.core.params import RequestOutputKind, SamplingParams
 from quire.errors import RequestError, Unsupported
 from quire.server.admit import reworded
 from quire.server.asked import Asked, Conversation, Prompts
+from quire.server.bound import bound
 from quire.server.services import Services
 from quire.server.splitting import splits
 from quire.text.inputs import Prepared
@@ -103,7 +104,7 @@ def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) 
     else:
         prompts = [render(to, asked, one) for one in asked.conversations]
         special = any(one.add_special_tokens for one in asked.conversations)
-    side = asked.truncation_side
+    side, form = asked.truncation_side, bound(to, asked)
     return [
         to.inputs.request(
             prompt,
@@ -115,6 +116,7 @@ def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) 
             tokenization=None if side is None else {"truncation_side": side},
             add_special_tokens=special,
             timed=asked.timing,
+            constraint=form.constraint,
         )
         for prompt in prompts
     ]

@@ -16,6 +16,7 @@ from starlette.requests import Request
 import quire
 from quire.engine.client import EngineClient
 from quire.errors import RequestError, TooLong, UnknownModel
+from quire.grammar.words import House
 from quire.server import splitting
 from quire.server.asked import Asked
 from quire.server.events import Splitter
@@ -49,6 +50,8 @@ class Services:
     """Fields of SamplingParams, from the model's generation config."""
     has_priorities: bool = False
     """The scheduler looks at the priority of a request."""
+    house: House = field(default_factory=House)
+    """How texts with a form are written and compiled, where a request does not say."""
     readers: Readers | None = None
     """Tell reasoning and tool calls from content; None: nothing does."""
     root: str = ""

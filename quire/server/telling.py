@@ -205,7 +205,7 @@ class Events:
 
     def _read(self, prompt: _Prompt, update: Update, events: list[Event]) -> None:
         if update.finish == "error":
-            raise update.exception()
+            raise admit.blamed(update.exception(), self.asked)
         assembler = prompt.assembler
         answer = assembler.read(update)
         for index in assembler.aborts:

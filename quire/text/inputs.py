@@ -16,8 +16,9 @@ from dataclasses import dataclass
 
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
+from quire.core.structured import StructuredOutputsParams
 from quire.core.types import Request, Stop
-from quire.errors import RequestError, TooLong
+from quire.errors import RequestError, TooLong, Unsupported
 from quire.text import prompts
 from quire.text.prompts import ParsedPrompt, Prompt
 from quire.text.tokenizer import Tokenizer
@@ -62,6 +63,7 @@ class InputProcessor:
     eos_ids: of the model's configs; the tokenizer's own EOS is added.
     max_logprobs: the most a request may ask for; -1 for the whole vocabulary.
     checks: further ones of the params (engine-wide logits processors); they raise ValueError.
+    constrain: what a form that is asked for means; None: forms are not served.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class InputProcessor:
         max_logprobs: int = 20,
         seeds: random.Random | None = None,
         checks: Iterable[Callable[[SamplingParams], None]] = (),
+        constrain: Callable[[StructuredOutputsParams], Constraint] | None = None,
     ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -85,6 +88,7 @@ class InputProcessor:
         self.eos_ids = frozenset(eos_ids) | (frozenset() if own is None else {own})
         self._seeds = seeds or random.Random(0)
         self._checks = tuple(checks)
+        self._constrain = constrain
         self._bad_words: dict[str, list[list[int]]] = {}
 
     def request(
@@ -104,12 +108,11 @@ class InputProcessor:
         """Check a prompt and its parameters and make a Request of them.
 
         tokenization: `tokenization_kwargs` of the callers' API (TOKENIZATION_KEYS).
-        constraint: what params.structured_outputs means; who calls has made it (quire.grammar).
+        constraint: what params.structured_outputs means, if who calls knows it better.
         Raises: RequestError, TooLong, Unsupported.
         """
         asked = self._params(params)
         self._check_params(asked)
-        assert constraint is not None or asked.structured_outputs is None, "text without its form"
         how = self._tokenization(asked, tokenization, add_special_tokens)
         parsed = prompts.parse(prompt)
         ids = self._ids(parsed, how)
@@ -129,7 +132,7 @@ class InputProcessor:
             salt=b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "replace")).digest(),
             read_prefix_cache=_reads_cache(asked),
             timed=timed,
-            constraint=constraint,
+            constraint=constraint or self._constraint(asked.structured_outputs),
         )
         return Prepared(made, parsed.text, asked)
 
@@ -275,6 +278,9 @@ class InputProcessor:
         asked.verify()  # its fields may have been changed since it was made
         asked.refuse_later_features()
         if self.tokenizer is None:
+            if asked.structured_outputs is not None:
+                message = "structured_outputs need a tokenizer, this engine has none"
+                raise RequestError(f"{message} (skip_tokenizer_init)", param="structured_outputs")
             if asked.stop_strings or asked.bad_words:
                 raise RequestError(
                     "stop strings and bad_words need a tokenizer, this engine has none "
@@ -312,6 +318,14 @@ class InputProcessor:
                 "(raise max_logprobs of the engine, -1 for no limit)",
                 param=param,
             )
+
+    def _constraint(self, asked: StructuredOutputsParams | None) -> Constraint | None:
+        if asked is None:
+            return None
+        if self._constrain is None:
+            message = "structured_outputs: this engine gives texts no form"
+            raise Unsupported(message, param="structured_outputs")
+        return self._constrain(asked)
 
     def _stop(self, params: SamplingParams, prompt_len: int) -> Stop:
         room = self.max_model_len - prompt_len

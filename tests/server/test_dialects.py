@@ -247,7 +247,8 @@ def test_settings_of_a_response_reach_the_request():
     assert asked.source.variables == {"a": 1}
     assert (asked.salt, asked.priority, asked.parallel_tool_calls) == ("s", 3, False)
     assert asked.tool_choice == {"type": "function", "function": {"name": "add"}}
-    assert asked.structure.kind == "json_schema"
+    assert asked.structure.wanted.json == {}
+    assert asked.structure.param == "text.format.schema"
 
 
 # -- messages ---------------------------------------------------------------------------------

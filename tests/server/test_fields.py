@@ -12,6 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.grammar.admit import constraint
+from quire.grammar.forms import Choice, Grammar, Json, Regex, Tag, Tags
 from quire.server.protocol.chat import ChatBody
 from quire.server.protocol.completions import CompletionBody
 from quire.server.protocol.messages import MessagesBody
@@ -139,6 +141,14 @@ def reaches(wanted=None, **params):
     return prove
 
 
+def bound(form, backend="auto"):
+    """The output of the engine's request is bound to this form, and nothing else says so."""
+    wanted = constraint(form, backend)
+    return reaches(
+        lambda seen: seen.request.constraint == wanted and seen.params.structured_outputs is None
+    )
+
+
 def refused(status, param=None):
     """An error, streamed or not; nothing reaches the engine."""
 
@@ -186,7 +196,50 @@ def other_text(before, after):
 
 OFF = {"temperature": 0.8}  # what some fields need beside them
 
+OBJECT = {"type": "object"}
+ANY_OBJECT = Json('{"type":"object"}')
+TAG = {
+    "structures": [{"begin": "<f>", "schema": OBJECT, "end": "</f>"}],
+    "triggers": ["<f>"],
+}
+
+STRUCTURE = [  # on every route
+    ("response_format", {"type": "text"}, reaches(n=1)),
+    ("response_format", {"type": "json_object"}, bound(ANY_OBJECT)),
+    (
+        "response_format",
+        {"type": "json_schema", "json_schema": {"schema": OBJECT, "strict": True}},
+        bound(Json('{"type":"object"}', closed=True)),
+    ),
+    ("response_format", {"type": "xml"}, refused(400)),
+    ("structured_outputs", {"json": OBJECT}, bound(ANY_OBJECT)),
+    (
+        "structured_outputs",
+        {"json": OBJECT, "disable_any_whitespace": True},
+        bound(Json('{"type":"object"}', whitespace=False)),
+    ),
+    ("structured_outputs", {"choise": ["a"]}, refused(400)),
+    ("guided_decoding", {"choice": ["a", "b"]}, bound(Choice(("a", "b")))),
+    ("guided_json", OBJECT, bound(ANY_OBJECT)),
+    ("guided_json", '{"type": "object"}', bound(ANY_OBJECT)),
+    ("guided_json", "{", refused(400)),
+    ("guided_regex", "a+", bound(Regex("a+"))),
+    ("guided_choice", ["a", "b", "a"], bound(Choice(("a", "b")))),
+    ("guided_choice", [], refused(400)),
+    ("guided_grammar", 'root ::= "a"', bound(Grammar('root ::= "a"'))),
+    ("guided_json_object", True, bound(ANY_OBJECT)),
+    ("guided_json_object", False, reaches(n=1)),
+    (
+        "structural_tag",
+        TAG,
+        bound(Tags(("<f>",), (Tag("<f>", Json('{"type":"object"}'), "</f>"),))),
+    ),
+    ("guided_whitespace_pattern", " ?", told),  # there is nothing to be white between
+    ("guided_decoding_backend", "xgrammar", told),
+]
+
 SAMPLING = [
+    *STRUCTURE,
     ("temperature", 0.7, reaches()),
     ("top_p", 0.5, reaches()),
     ("top_k", 7, reaches()),
@@ -205,7 +258,6 @@ SAMPLING = [
     ("priority", 3, refused(400)),  # this server orders by arrival
     ("request_id", "mine", changes(lambda _, after: "mine" in after.body["id"])),
     ("vllm_xargs", {"a": 1}, reaches(extra_args={"a": 1})),
-    ("structured_outputs", {"json": {"type": "object"}}, refused(501)),
     ("kv_transfer_params", {"a": 1}, refused(501)),
     ("ec_transfer_params", {"a": 1}, refused(501)),
     ("session_id", "s", told),
@@ -244,12 +296,6 @@ BOTH = [  # chat and completions
     ("repetition_detection", {"max_pattern_size": 2, "min_count": 2}, refused(501)),
     ("routed_experts_prompt_start", 1, refused(501)),
     ("watermarking", True, refused(501)),
-    ("response_format", {"type": "text"}, reaches(n=1)),
-    ("response_format", {"type": "json_object"}, refused(501)),
-    ("guided_json", {"type": "object"}, refused(501)),
-    ("guided_regex", "a", refused(501)),
-    ("guided_choice", ["a"], refused(501)),
-    ("guided_grammar", "a", refused(501)),
     ("user", "u", told),
 ]
 
@@ -337,7 +383,13 @@ ROWS = {
         ("stream", True, streams(lambda raw: "event: response.completed" in raw)),
         ("stream_options", {"include_obfuscation": True}, None),
         ("text", {"format": {"type": "text"}}, reaches(n=1)),
-        ("text", {"format": {"type": "json_object"}}, refused(501, "text.format")),
+        ("text", {"format": {"type": "json_object"}}, bound(ANY_OBJECT)),
+        (
+            "text",
+            {"format": {"type": "json_schema", "schema": OBJECT, "strict": True}},
+            bound(Json('{"type":"object"}', closed=True)),
+        ),
+        ("text", {"format": {"type": "json_schema"}}, refused(400, "text.format.json_schema")),
         ("tool_choice", "auto", reaches(n=1)),
         ("tool_choice", "required", refused(501)),
         ("tools", TOOLS[RESPONSES], changes(longer_prompt)),
@@ -388,7 +440,14 @@ ROWS = {
         ("thinking", {"type": "adaptive"}, reaches(n=1)),
         ("thinking", {"type": "enabled", "budget_tokens": 1024}, None),
         ("output_config", {"effort": "high"}, changes(longer_prompt)),
-        ("output_config", {"format": {"type": "json_schema"}}, refused(501, "output_config")),
+        (
+            "output_config",
+            {"format": {"type": "json_schema", "schema": OBJECT}},
+            bound(ANY_OBJECT),
+        ),
+        ("output_config", {"format": {"type": "json_schema"}}, refused(400)),
+        ("output_format", {"type": "json_schema", "schema": OBJECT}, bound(ANY_OBJECT)),
+        *STRUCTURE,
         ("metadata", {"user_id": "u"}, told),
         ("cache_salt", "mine", reaches(lambda seen: seen.request.salt != b"")),
         ("kv_transfer_params", {"a": 1}, refused(501)),

@@ -49,7 +49,7 @@ def test_fields_of_sampling_parameters_are_honoured(http, server):
         ({"prompt": PROMPT, "logprobs": 2}, 400, "logprobs"),
         ({"prompt": PROMPT, "temperature": -1}, 400, "temperature"),
         ({"prompt": PROMPT, "max_tokens": 0}, 400, "max_tokens"),
-        ({"prompt": PROMPT, "structured_outputs": {"regex": "a"}}, 501, "structured_outputs"),
+        ({"prompt": PROMPT, "structured_outputs": {"regexp": "a"}}, 400, "structured_outputs"),
     ],
 )
 def test_what_cannot_be_done_is_refused_by_name(http, body, status, param):

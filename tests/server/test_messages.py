@@ -243,7 +243,12 @@ def test_what_would_take_minutes_to_count_is_refused(http):
         ({"tools": [{"name": "x"}]}, 400, "invalid_request_error", "input_schema"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 501, "api_error", "tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "any"}}, 501, "api_error", "tool_choice"),
-        ({"output_config": {"format": {"type": "json_schema"}}}, 501, "api_error", "format"),
+        (
+            {"output_config": {"format": {"type": "json_schema"}}},
+            400,
+            "invalid_request_error",
+            "format",
+        ),
         (
             {"thinking": {"type": "enabled", "budget_tokens": 5}},
             400,

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from quire.errors import RequestError
 from quire.server.asked import MAX_PROMPTS, Asked, Conversation
-from quire.server.protocol.fields import SamplingBody, structure_of
+from quire.server.protocol.fields import SamplingBody
 
 Messages = list[dict[str, Any]]
 
@@ -51,7 +51,6 @@ class ChatFields(Templated):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
-    response_format: dict[str, Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     include_reasoning: bool | None = None
@@ -74,7 +73,6 @@ class ChatFields(Templated):
             source=source,
             sampling=self.sampling(),
             words={"max_tokens": said, "logprobs": "top_logprobs"},
-            structure=structure_of(self.response_format),
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from quire.errors import Unsupported
 from quire.server.asked import MAX_PROMPTS, Asked, Prompts
-from quire.server.protocol.fields import Ids, SamplingBody, structure_of
+from quire.server.protocol.base import Ids
+from quire.server.protocol.fields import SamplingBody
 
 
 class CompletionBody(SamplingBody):
@@ -23,7 +24,6 @@ class CompletionBody(SamplingBody):
     echo: bool = False
     logprobs: int | None = None
     suffix: str | None = Field(None, description="Refused: no model here fills in the middle.")
-    response_format: dict[str, Any] | None = None
 
     def prompts(self) -> list[str | list[int]]:
         """The prompts, each as text or as ids."""
@@ -60,7 +60,6 @@ class CompletionBody(SamplingBody):
             sampling=self.sampling(),
             max_tokens=16,
             words={"prompt_token_ids": "prompt"},
-            structure=structure_of(self.response_format),
             echo=self.echo,
             prompt_only=self.scores_only,
             streams_prompt_logprobs=self.prompt_logprobs is None,

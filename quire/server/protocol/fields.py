@@ -1,92 +1,16 @@
-"""What the bodies of all generating routes have in common.
-
-A field that is declared is honoured. One in LATER is refused unless it asks for nothing; one in
-HARMLESS asks for nothing that changes the answer. Any other name is unknown: clients of many
-servers send fields of all of them, so it is told of and not refused (quire.server.strict). Ranges
-are not checked here: quire.server.admit, SamplingParams and quire.text.inputs do, for every
-dialect alike.
-"""
+"""How tokens are chosen and told of: what the bodies of all generating routes have in common."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from quire.core.params import LATER as LATER_PARAMS
-from quire.errors import RequestError, Unsupported
-from quire.server.asked import Beams, Structure
+from quire.errors import RequestError
+from quire.server.asked import Beams
+from quire.server.protocol.base import HARMLESS, Ids, Texts
+from quire.server.protocol.structure import StructuredBody
 from quire.server.strict import Ignored, find
-
-MOST_IDS = 1 << 21
-"""Of one list: more than any context has, and few enough to be read in a moment."""
-MOST_UNKNOWN = 1000
-
-Ids = Annotated[list[int], Field(fail_fast=True, max_length=MOST_IDS)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
-
-_STRUCTURE = "structured outputs are not built yet"
-_MEDIA = "only text goes in and out of this server"
-_TRANSFER = "moving KV between servers is not built yet"
-
-LATER = {
-    **LATER_PARAMS,
-    "guided_json": _STRUCTURE,
-    "guided_regex": _STRUCTURE,
-    "guided_choice": _STRUCTURE,
-    "guided_grammar": _STRUCTURE,
-    "guided_json_object": _STRUCTURE,
-    "guided_decoding": _STRUCTURE,
-    "guided_whitespace_pattern": _STRUCTURE,
-    "structural_tag": _STRUCTURE,
-    "early_stopping": "beams go on until max_tokens or until all have ended",
-    "functions": "give tools instead",
-    "function_call": "give tool_choice instead",
-    "audio": _MEDIA,
-    "web_search_options": "this server does not search the web",
-    "mm_processor_kwargs": _MEDIA,
-    "media_io_kwargs": _MEDIA,
-    "mm_payload": _MEDIA,
-    "return_mm_kwargs": _MEDIA,
-    "prompt_embeds": "prompts as embeddings are not built yet",
-    "kv_transfer_params": _TRANSFER,
-    "ec_transfer_params": _TRANSFER,
-    "return_token_offsets": "token offsets are not built yet",
-    "return_weight_versions": "weight versions are not built yet",
-    "logits_processors": "functions cannot be sent over HTTP",
-}
-"""Fields whose feature is not here (yet), and what to tell who sends one."""
-
-NEUTRAL: dict[str, tuple[object, ...]] = {"function_call": ("none",)}
-"""Values that ask for nothing, besides None, False, 0 and what is empty."""
-
-HARMLESS = frozenset(
-    {
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prediction", "session_id", "guided_decoding_backend", "output_kind", "skip_clone"),
-    }
-)
-"""Known fields that change nothing in an answer of this server."""
-
-
-class Body(BaseModel):
-    """A JSON object from a stranger: types are exact, unknown names are kept aside."""
-
-    model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
-
-    def refuse_later_features(self) -> None:
-        """Raise Unsupported for a field that asks for what cannot be done here."""
-        for name, value in (self.model_extra or {}).items():
-            if name in LATER and value and value not in NEUTRAL.get(name, ()):
-                raise Unsupported(f"{name}: {LATER[name]}", param=name)
-
-    def ignored(self) -> list[Ignored]:
-        """The fields that mean nothing here; None asks for nothing anyway."""
-        extra = self.model_extra or {}
-        if len(extra) > MOST_UNKNOWN:
-            raise RequestError(f"the body has {len(extra)} fields that nobody knows")
-        given = [name for name, value in extra.items() if name not in LATER and value is not None]
-        return find(given, [*type(self).model_fields, *LATER], HARMLESS) if given else []
 
 
 class StreamOptions(BaseModel):
@@ -101,7 +25,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool | None = Field(None, description="Chunks are never padded here.")
 
 
-class SamplingBody(Body):
+class SamplingBody(StructuredBody):
     """How tokens are chosen and told of; the same words on every route."""
 
     model: str | None = None
@@ -189,6 +113,7 @@ class SamplingBody(Body):
             "prompt_text": bool(self.return_prompt_text),
             "timing": bool(self.x_timing),
             "truncation_side": self.truncation_side,
+            "structure": self.structure(),
             "priority": self.priority,
             "salt": self.cache_salt,
             "request_id": self.request_id,
@@ -214,14 +139,3 @@ _SAMPLING = (
     *("logit_bias", "allowed_token_ids", "bad_words", "extra_args"),
     *("skip_reading_prefix_cache", "truncate_prompt_tokens", "logprob_token_ids"),
 )
-
-
-def structure_of(response_format: dict[str, Any] | None) -> Structure | None:
-    """What `response_format` asks for; text asks for nothing."""
-    if response_format is None:
-        return None
-    kind = response_format.get("type", "text")
-    if kind == "text":
-        return None
-    value = response_format.get("json_schema")
-    return Structure(param="response_format", kind=f"{kind}", value=value)

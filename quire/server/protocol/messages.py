@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError, Unsupported
-from quire.server.asked import Asked, Conversation, Message, Structure
-from quire.server.protocol.fields import Body, Texts
+from quire.server.asked import Asked, Conversation, Message
+from quire.server.protocol.base import Texts
+from quire.server.protocol.structure import StructuredBody
 from quire.server.strict import Ignored
 
 WORDS = {"stop": "stop_sequences"}
@@ -74,7 +75,7 @@ class OutputConfig(_Part):
     format: dict[str, Any] | None = None
 
 
-class CountBody(Body):
+class CountBody(StructuredBody):
     """A conversation."""
 
     model: str | None = None
@@ -84,6 +85,7 @@ class CountBody(Body):
     tool_choice: ToolChoice | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
+    output_format: dict[str, Any] | None = Field(None, description="As output_config.format.")
     speed: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
@@ -101,6 +103,14 @@ class CountBody(Body):
         if self.tool_choice is not None and self.tool_choice.type not in _CHOICES:
             message = f"tool_choice.type must be one of {', '.join(_CHOICES)}"
             raise RequestError(message, param="tool_choice.type")
+
+    def formats(self) -> list[tuple[str, Mapping[str, Any] | None]]:
+        config = self.output_config or OutputConfig()
+        return [
+            ("output_config.format", config.format),
+            ("output_format", self.output_format),
+            *super().formats(),
+        ]
 
     def ignored(self) -> list[Ignored]:
         found = super().ignored()
@@ -182,7 +192,7 @@ class MessagesBody(CountBody):
             model=self.model,
             sampling=self._sampling(),
             words=WORDS,
-            structure=self._structure(),
+            structure=self.structure(),
             tool_choice=None if choice is None else _tool_choice(choice),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
             include_reasoning=thinking.display != "omitted",
@@ -205,17 +215,6 @@ class MessagesBody(CountBody):
             "extra_args": self.vllm_xargs,
         }
         return {name: value for name, value in given.items() if value is not None}
-
-    def _structure(self) -> Structure | None:
-        wanted = (self.output_config or OutputConfig()).format
-        if wanted is None:
-            return None
-        kind = wanted.get("type")
-        if not isinstance(kind, str):
-            raise RequestError(
-                "output_config.format must have a 'type'", param="output_config.format"
-            )
-        return Structure(param="output_config.format", kind=kind, value=wanted)
 
 
 _THINKS = {"enabled": True, "adaptive": None, "disabled": False, "between_tools": None}

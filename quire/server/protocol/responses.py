@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError, Unsupported
-from quire.server.asked import Asked, Conversation, Message, Structure
-from quire.server.protocol.fields import Body, Ids, Texts
+from quire.server.asked import Asked, Conversation, Message
+from quire.server.protocol.base import Ids, Texts
+from quire.server.protocol.structure import StructuredBody
 from quire.server.strict import Ignored
 
 LOGPROBS = "message.output_text.logprobs"
@@ -69,7 +70,7 @@ class TextConfig(_Part):
     verbosity: str | None = None
 
 
-class ResponsesBody(Body):
+class ResponsesBody(StructuredBody):
     """Items, and how a model's answer to them is to be made."""
 
     model: str | None = None
@@ -144,6 +145,10 @@ class ResponsesBody(Body):
                 message = f"reasoning.{name}: this server does not summarise reasoning"
                 raise Unsupported(message, param=f"reasoning.{name}")
 
+    def formats(self) -> list[tuple[str, Mapping[str, Any] | None]]:
+        wanted = self.text.format if self.text is not None else None
+        return [("text.format", wanted), *super().formats()]
+
     def ignored(self) -> list[Ignored]:
         found = super().ignored()
         extra = [one.name for one in found if one.name in _HARMLESS]
@@ -176,7 +181,7 @@ class ResponsesBody(Body):
             model=self.model,
             sampling=self._sampling(),
             words=WORDS,
-            structure=self._structure(),
+            structure=self.structure(),
             tool_choice=_tool_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,
@@ -210,15 +215,6 @@ class ResponsesBody(Body):
         if self.truncation == "auto":
             given["truncate_prompt_tokens"] = -1
         return {name: value for name, value in given.items() if value is not None}
-
-    def _structure(self) -> Structure | None:
-        wanted = self.text.format if self.text is not None else None
-        kind = "text" if wanted is None else wanted.get("type")
-        if kind == "text":
-            return None
-        if not isinstance(kind, str):
-            raise RequestError("text.format must have a 'type'", param="text.format")
-        return Structure(param="text.format", kind=kind, value=wanted)
 
 
 _SAMPLING = (

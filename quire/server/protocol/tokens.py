@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from quire.errors import RequestError
 from quire.server.asked import Asked, Prompts
+from quire.server.protocol.base import Body, Ids
 from quire.server.protocol.chat import Messages, Templated
-from quire.server.protocol.fields import Body, Ids
 
 
 class TokenizeBody(Body):
