@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import get_type_hints
 
 from quire import env
-from quire.config import environment
+from quire.config import environment, structured
 from quire.config.cli import (
     OptionParser,
     add_options,
@@ -76,7 +76,7 @@ def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
 
 def options_in(args: argparse.Namespace) -> tuple[Options, ServerOptions]:
     """The same, of a command line that is parsed already. Other names in it are left alone."""
-    server_options = server_options_from(args)
+    server_options = server_options_from(_with_parsers(args))
     if server_options.log_format == "json":
         environment.start_process(style="json")  # what is said of the other flags is JSON, too
     own = {one.name for one in fields(ServerOptions)}
@@ -84,6 +84,20 @@ def options_in(args: argparse.Namespace) -> tuple[Options, ServerOptions]:
     options = environment.over(options_from(argparse.Namespace(**others)))
     environment.tell(strict=options.observe.fail_on_environ_validation)
     return options, server_options
+
+
+def _with_parsers(args: argparse.Namespace) -> argparse.Namespace:
+    """The parsers that are said among other things of structured output, as flags of their own."""
+    given = vars(args).get("structured_outputs_config")
+    if given is None:
+        return args
+    said = structured.read(coerce("structured_outputs_config", dict, given))
+    found = vars(args).copy()
+    for name in ("reasoning_parser", "reasoning_parser_plugin"):
+        value = getattr(said, name)
+        if value and found.setdefault(name, value) != value:
+            raise ConfigError(f"{name} and that of structured_outputs_config differ: give one")
+    return argparse.Namespace(**found)
 
 
 def check_files(said: ModelOptions) -> None:

@@ -103,6 +103,20 @@ class SamplingSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredSection:
+    """What output is bound by, and what binding it may cost."""
+
+    backend: str = "auto"
+    disable_any_whitespace: bool = False  # JSON without any space between its tokens
+    disable_additional_properties: bool = False  # objects hold what the schema names
+    enable_in_reasoning: bool = False  # reasoning is bound, too
+    compile_seconds: float = 10.0  # of CPU time, for one grammar
+    compile_memory: int = 1 << 30  # bytes, for one grammar
+    cache_memory: int = 1 << 28  # bytes of compiled grammars
+    cache_size: int = 512  # compiled grammars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSection:
     log_stats: bool
     log_level: str | None
@@ -121,3 +135,4 @@ class EngineConfig:
     parallel: ParallelSection
     sampling: SamplingSection
     observe: ObserveSection
+    structured: StructuredSection = StructuredSection()

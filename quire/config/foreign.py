@@ -9,9 +9,11 @@ None is silently ignored. When a feature lands its names move from here to optio
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping
 
+from quire.config.values import coerce
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -25,7 +27,6 @@ RENAMED = {
     "max_seq_len_to_capture": "max_cudagraph_capture_size",
     "tp": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
-    "guided_decoding_backend": "structured_outputs_config",
     "speculative_model": "spec_model",
     "num_speculative_tokens": "spec_tokens",
     "override_pooler_config": "pooler_config",
@@ -33,6 +34,13 @@ RENAMED = {
     "cuda_graph_sizes": "cudagraph_capture_sizes",
 }
 """Old or short name -> name."""
+KEYS = {
+    "guided_decoding_backend": "backend",
+    "guided_decoding_disable_fallback": "disable_fallback",
+    "guided_decoding_disable_any_whitespace": "disable_any_whitespace",
+    "guided_decoding_disable_additional_properties": "disable_additional_properties",
+}
+"""Old name -> what it is now: a key of structured_outputs_config."""
 SILENT = ("model_tag", "tp", "pp")
 """Of these, those that are as good as the new ones."""
 
@@ -102,9 +110,7 @@ _HARMLESS = {
         prefix_match_unit kv_offloading_backend offload_backend cpu_offload_params
         offload_num_in_group offload_prefetch_step offload_params allow_deprecated_quantization
         ubatch_size
-        structured_outputs_config reasoning_config guided_decoding_disable_fallback
-        guided_decoding_disable_additional_properties logits_processor_pattern
-        guided_decoding_disable_any_whitespace spec_tokens dbo sleep_preserve_parameter_names
+        reasoning_config logits_processor_pattern spec_tokens dbo sleep_preserve_parameter_names
         ec_manager_config engram_config aux_output_config elastic_ep_max_dp_size
         trust_request_mm_kwargs disable_mm_preprocessor_cache max_prompt_adapters
         enable_multimodal_encoder_data_parallel max_prompt_adapter_token enable_lora_bias
@@ -236,7 +242,7 @@ SHORT = dict(pair.split(":") for pair in _SHORT.split())
 
 def names() -> Iterable[str]:
     """Every name this table knows."""
-    return sorted({*RENAMED, *HARMLESS, *LATER, "task"})
+    return sorted({*RENAMED, *KEYS, *HARMLESS, *LATER, "task"})
 
 
 def fate(name: str) -> str:
@@ -245,6 +251,8 @@ def fate(name: str) -> str:
         return "Accepted as auto or generate; other tasks are refused."
     if name in RENAMED:
         return f"Another name of {RENAMED[name]}."
+    if name in KEYS:
+        return f"Another way to say {KEYS[name]} in structured_outputs_config."
     if name in HARMLESS:
         return f"Accepted, no effect: {HARMLESS[name]}."
     advice = f"; {ADVICE[name]}" if name in ADVICE else ""
@@ -264,6 +272,7 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
             raise ConfigError(f"{given} is another name of {name}; they differ: give one")
         if value is not None or name not in out:
             out[name] = value
+    _fold(out)
     task = out.pop("task", None)
     if task is not None and task not in GENERATE:
         raise ConfigError(f"task={task!r} is not supported yet; allowed: auto, generate")
@@ -273,6 +282,30 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
         log.info("swap_space has no effect without preemption_mode='swap'")
     out.update(_spellings(out))
     return out
+
+
+def _fold(given: dict[str, object]) -> None:
+    """Put what is a key of an object today into it. Raises ConfigError if it differs there."""
+    said = {key: given.pop(name) for name, key in KEYS.items() if name in given}
+    said = {key: value for key, value in said.items() if value is not None}
+    if not said:
+        return
+    log.info("%s: say structured_outputs_config=%s now", ", ".join(_named(said)), json.dumps(said))
+    whole = given.get("structured_outputs_config") or {}
+    if isinstance(whole, str):
+        whole = coerce("structured_outputs_config", dict, whole)
+    if not isinstance(whole, Mapping):
+        raise ConfigError(f"structured_outputs_config must be a JSON object, got {whole!r}")
+    for name, key in KEYS.items():
+        if key in said and whole.get(key, said[key]) != said[key]:
+            raise ConfigError(
+                f"{name} and {key} in structured_outputs_config differ: give one of them"
+            )
+    given["structured_outputs_config"] = {**whole, **said}
+
+
+def _named(said: Mapping[str, object]) -> list[str]:
+    return [name for name, key in KEYS.items() if key in said]
 
 
 def _swap_is_idle(given: Mapping[str, object]) -> bool:

@@ -205,6 +205,25 @@ class ParallelOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOptions:
+    """Output that is bound to a schema, a pattern or a grammar."""
+
+    structured_outputs_config: dict[str, Any] = field(default_factory=dict)
+    """JSON: backend (auto, xgrammar, guidance, outlines, lm-format-enforcer),
+    disable_any_whitespace, disable_additional_properties, enable_in_reasoning (what is thought is
+    bound, too), reasoning_parser, reasoning_parser_plugin."""
+    grammar_compile_seconds: float = opt(10.0, above=0, high=3600)
+    """Processor time that compiling one grammar may take; the request of one that takes more gets
+    400. Others run meanwhile."""
+    grammar_compile_memory: int = opt(1 << 30, low=1 << 24, parse="bytes")
+    """Memory that compiling one grammar may take, likewise."""
+    grammar_cache_memory: int = opt(1 << 28, low=1 << 20, parse="bytes")
+    """Compiled grammars are kept up to so many bytes; what waits or runs with one keeps it, too."""
+    grammar_cache_size: int = opt(512, low=1, parse="count")
+    """Most grammars that are kept."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveOptions:
     """What is told about the run."""
 
@@ -232,6 +251,7 @@ class Options:
     scheduler: SchedulerOptions = field(default_factory=SchedulerOptions)
     device: DeviceOptions = field(default_factory=DeviceOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
+    structured: StructuredOptions = field(default_factory=StructuredOptions)
     observe: ObserveOptions = field(default_factory=ObserveOptions)
 
     @classmethod

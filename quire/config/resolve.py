@@ -29,6 +29,7 @@ from quire.config.plan import GIB, MemoryPlan, Shape, gib, require_room
 from quire.config.quantization import agreed
 from quire.config.reasons import Reasons
 from quire.config.room import DEFAULT_MAX_LEN, fit_length, may_shrink, resolve_memory
+from quire.config.structured import resolve_structured
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ def resolve(
         ),
         parallel=ParallelSection(tensor=plan.shape.ranks),
         sampling=resolve_sampling(options, model, why),
+        structured=resolve_structured(options, why),
         observe=ObserveSection(
             log_stats=not options.observe.disable_log_stats,
             log_level=options.observe.log_level,

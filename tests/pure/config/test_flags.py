@@ -85,7 +85,13 @@ OLD = """m --use-v2-block-manager --num-scheduler-steps 8 --device cpu --enable-
 
 def test_flags_of_older_releases_are_accepted_and_told_of(caplog):
     with caplog.at_level(logging.INFO, "quire"):
-        assert changed(OLD) == {"model": "m", "swap_space": 16.0, "device": "cpu"}
+        structured = {"backend": "outlines"}
+        assert changed(OLD) == {
+            "model": "m",
+            "swap_space": 16.0,
+            "device": "cpu",
+            "structured_outputs_config": structured,
+        }
     for name in ("use_v2_block_manager", "num_scheduler_steps", "enable_reasoning", "task", "swap_space",
                  "guided_decoding_backend", "max_seq_len_to_capture", "optimization_level"):  # fmt: skip
         assert name in caplog.text, name

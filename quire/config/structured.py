@@ -1,0 +1,96 @@
+"""What is said of structured output, in its own JSON object and in the words of older releases.
+
+`structured_outputs_config` is one object today; `guided_decoding_*` were flags of their own. Limits of quire's own are options of their own.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from quire.config.config import StructuredSection
+from quire.config.options import Options
+from quire.config.reasons import Reasons
+from quire.config.values import coerce
+from quire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+BACKENDS = {
+    "auto": "auto",
+    "xgrammar": "xgrammar",
+    "guidance": "llguidance",
+    "llguidance": "llguidance",
+    "outlines": "outlines",
+    "lm-format-enforcer": "lm-format-enforcer",
+    "lm_format_enforcer": "lm-format-enforcer",
+}
+"""What is said -> a backend's name."""
+OLD_SWITCHES = {
+    "no-fallback": "disable_fallback",
+    "disable-any-whitespace": "disable_any_whitespace",
+    "no-additional-properties": "disable_additional_properties",
+}
+"""What older releases said behind the backend: `xgrammar:disable-any-whitespace,no-fallback`."""
+NAME = "structured_outputs_config"
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """The keys of the object."""
+
+    backend: str = "auto"
+    disable_any_whitespace: bool = False
+    disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False
+    disable_fallback: bool = False
+    reasoning_parser: str = ""
+    reasoning_parser_plugin: str = ""
+
+
+def read(given: Mapping[str, Any]) -> Said:
+    """The object, checked. Raises ConfigError."""
+    hints = {"backend": str, "reasoning_parser": str, "reasoning_parser_plugin": str}
+    found: dict[str, Any] = {}
+    for key, value in given.items():
+        if key not in Said.__dataclass_fields__:
+            near = difflib.get_close_matches(key, Said.__dataclass_fields__, n=1)
+            hint = f"; did you mean {near[0]}?" if near else ""
+            known = ", ".join(Said.__dataclass_fields__)
+            raise ConfigError(f"{NAME} has no key {key!r}{hint} There are {known}")
+        if value is not None:
+            found[key] = coerce(f"{NAME}.{key}", hints.get(key, bool), value)
+    name, _, switches = str(found.get("backend", "auto")).partition(":")
+    for switch in filter(None, switches.split(",")):
+        if switch not in OLD_SWITCHES:
+            known = ", ".join(OLD_SWITCHES)
+            raise ConfigError(f"{NAME}.backend has {switch!r} behind its name; known are {known}")
+        found[OLD_SWITCHES[switch]] = True
+    if name not in BACKENDS:
+        known = ", ".join(sorted({*BACKENDS} - {"lm_format_enforcer", "llguidance"}))
+        raise ConfigError(f"{NAME}.backend must be one of {known}, got {name!r}")
+    return Said(**found | {"backend": BACKENDS[name]})
+
+
+def resolve_structured(options: Options, why: Reasons) -> StructuredSection:
+    """What will happen. Raises ConfigError."""
+    asked = options.structured
+    said = read(asked.structured_outputs_config)
+    if said.disable_fallback:
+        log.info(
+            "disable_fallback has no effect: a backend that is named is never left for another"
+        )
+    reason = "asked for" if "backend" in asked.structured_outputs_config else "the default"
+    return StructuredSection(
+        backend=why.add("structured.backend", said.backend, reason),
+        disable_any_whitespace=said.disable_any_whitespace,
+        disable_additional_properties=said.disable_additional_properties,
+        enable_in_reasoning=said.enable_in_reasoning,
+        compile_seconds=asked.grammar_compile_seconds,
+        compile_memory=asked.grammar_compile_memory,
+        cache_memory=asked.grammar_cache_memory,
+        cache_size=asked.grammar_cache_size,
+    )
