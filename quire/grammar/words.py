@@ -26,6 +26,8 @@ class House:
     backend: str = "auto"
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
+    enable_in_reasoning: bool = False
+    """What is thought is bound, too: the form does not wait for its end."""
 
 
 def form(asked: StructuredOutputsParams, house: House) -> Form:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from quire.core.constraint import Constraint
 from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.engine import sleep
 from quire.engine.collector import seldom
@@ -39,6 +40,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams]
 Conversation = Sequence[Any]
+Bind = Callable[[Prompt, SamplingParams], Constraint | None]
 LATER = {
     "release_kv_cache_memory": "giving KV memory back",
     "init_weight_transfer_engine": "weight transfer",
@@ -154,20 +156,24 @@ class LLM:
             goes_on=continue_final_message,
         )
         asked = [] if reading is None else self._each_params(sampling_params, len(given))
-        ids = self.enqueue_chat(
+        texts = self._rendered(
             given,
+            chat_template,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            content_format=chat_template_content_format,
+            variables=chat_template_kwargs,
+        )
+        ids = self._enqueue(
+            texts,
             sampling_params if reading is None else reading.params(asked),
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
-            chat_template=chat_template,
-            chat_template_content_format=chat_template_content_format,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-            tools=tools,
-            chat_template_kwargs=chat_template_kwargs,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
+            add_special_tokens=False,  # the template wrote them
         )
         outputs = self._collect(ids, use_tqdm)
         if reading is not None:
@@ -217,19 +223,15 @@ class LLM:
         mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
         """Queue conversations without running them; their request ids."""
-        source = self._template if chat_template is None else load_chat_template(chat_template)
-        template = self.get_tokenizer().template(source, tools)
-        texts = [
-            template.render(
-                conversation,
-                tools,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                content_format=chat_template_content_format,  # type: ignore[arg-type]
-                variables=chat_template_kwargs,
-            )
-            for conversation in conversations(messages)
-        ]
+        texts = self._rendered(
+            conversations(messages),
+            chat_template,
+            tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            content_format=chat_template_content_format,
+            variables=chat_template_kwargs,
+        )
         return self._enqueue(
             texts,
             sampling_params,
@@ -288,6 +290,18 @@ class LLM:
             use_tqdm=use_tqdm,
         )
 
+    def _rendered(
+        self,
+        given: Sequence[Conversation],
+        chat_template: str | Path | None,
+        tools: Sequence[Any] | None,
+        **how: Any,
+    ) -> list[str]:
+        """Each conversation as the text of a prompt. how: of Template.render."""
+        source = self._template if chat_template is None else load_chat_template(chat_template)
+        template = self.get_tokenizer().template(source, tools)
+        return [template.render(one, tools, **how) for one in given]
+
     def _enqueue(
         self,
         given: Sequence[Prompt],
@@ -299,8 +313,12 @@ class LLM:
         tokenization_kwargs: Mapping[str, object] | None,
         mm_processor_kwargs: Mapping[str, object] | None,
         add_special_tokens: bool = True,
+        bind: Bind | None = None,
     ) -> list[str]:
-        """Check everything, then queue everything, or nothing."""
+        """Check everything, then queue everything, or nothing.
+
+        bind: what an output is bound to, if more says so than its params.
+        """
         self._check_awake()
         refuse_lora(lora_request)
         if mm_processor_kwargs:
@@ -320,6 +338,7 @@ class LLM:
                 arrived_at=now,
                 tokenization=tokenization_kwargs,
                 add_special_tokens=add_special_tokens,
+                constraint=None if bind is None else bind(prompt, one),
             )
             for i, (prompt, one, rank) in enumerate(zip(adding(given, use_tqdm), params, ranks))
         ]
