@@ -1,6 +1,7 @@
 """What is said of structured output, in its own JSON object and in the words of older releases.
 
-`structured_outputs_config` is one object today; `guided_decoding_*` were flags of their own. Limits of quire's own are options of their own.
+`structured_outputs_config` is one object today; `guided_decoding_*` were flags of their own. Limits
+of quire's own are options of their own.
 """
 
 from __future__ import annotations

@@ -402,6 +402,7 @@ class Scheduler:
     def _slow_rows(self, flight: Flight, result: StepResult) -> set[int]:
         """Rows that carry more than a token, or mean nothing any more."""
         slow = {*result.logprobs, *result.prompt_logprobs, *result.errors, *result.ends}
+        slow |= result.refusals.keys()
         special = flight.dead | self._prompt_logprobs.known.keys()
         if special:
             slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
@@ -412,6 +413,10 @@ class Scheduler:
         seq = row.seq
         if i in result.errors:
             updates.append(self._ended(seq, "error", error=result.errors[i]))
+            return
+        if i in result.refusals:
+            ended = self._ended(seq, "error", error=result.refusals[i])
+            updates.append(ended._replace(fault="request"))
             return
         seq.computed = row.start + row.count
         self._kv.publish(seq, row.start)

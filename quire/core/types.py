@@ -178,6 +178,7 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # row -> positions start+1 .. start+count of the prompt (those that exist)
     errors: dict[int, str] = field(default_factory=dict)  # row -> why this sequence must end
+    refusals: dict[int, str] = field(default_factory=dict)  # the same, by the request's own fault
     ends: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
     # row -> the sequence ends with its last token here: its text is whole, and nothing but the end
     # could follow. Counts more than min_tokens, ignore_eos and the length

@@ -277,6 +277,19 @@ def test_an_error_ends_its_row_only():
     assert scheduler.stats().cached_blocks == 0
 
 
+def test_a_refusal_ends_its_row_by_the_fault_of_the_request():
+    scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
+    step(scheduler)
+    plan = scheduler.plan()
+    updates = scheduler.apply(plan, answer(plan, refusals={1: "nothing is allowed"}))
+    assert [(u.request_id, u.finish, u.fault) for u in updates] == [
+        ("a", None, "engine"),
+        ("b", "error", "request"),
+    ]
+    assert (updates[1].error, updates[1].token_ids) == ("nothing is allowed", ())
+    scheduler.check()
+
+
 def test_a_step_that_failed_ends_its_rows_and_no_others():
     scheduler = engine([request("a"), request("b", range(30))], budget=3, depth=2)
     plan = scheduler.plan()
