@@ -52,4 +52,10 @@ def inputs_of(
 
 def house_of(config: EngineConfig) -> House:
     """How texts with a form are written and compiled, where a request does not say."""
-    return House()
+    said = config.structured
+    return House(
+        said.backend,
+        disable_any_whitespace=said.disable_any_whitespace,
+        disable_additional_properties=said.disable_additional_properties,
+        enable_in_reasoning=said.enable_in_reasoning,
+    )

@@ -28,7 +28,7 @@ from quire.config.config import EngineConfig
 from quire.config.environment import start_process
 from quire.engine import collector
 from quire.engine.client import EngineClient
-from quire.engine.front import inputs_of, load_texts
+from quire.engine.front import house_of, inputs_of, load_texts
 from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer, inherit
 from quire.engine.messages import fault_of
 from quire.engine.remote import EngineSocket
@@ -216,6 +216,7 @@ def services_of(
         max_model_len=config.scheduler.max_model_len,
         options=options,
         defaults=config.sampling.defaults,
+        house=house_of(config),
         readers=_readers(options, tokenizer, config.model.chat_template),
         has_priorities=config.scheduler.policy == "priority",
         root=config.model.name,
