@@ -86,6 +86,7 @@ def engine_of(
     depth=1,
     threshold=0,
     processors=(),
+    grammars=None,
     eager=False,
     device="cpu",
 ):
@@ -141,10 +142,22 @@ def engine_of(
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),
     )
-    return mind(config, device_half(model, config, processors), check=True)
+    return mind(config, device_half(model, config, processors, grammars), check=True)
 
 
-def request(name, prompt, max_tokens, *, n=1, seed=0, priority=0, **params):
+def request(
+    name,
+    prompt,
+    max_tokens,
+    *,
+    n=1,
+    seed=0,
+    priority=0,
+    constraint=None,
+    thinking=None,
+    eos=(),
+    **params,
+):
     params.setdefault("temperature", 0.0)
     if n > 1 and params["temperature"] == 0.0:
         params["temperature"] = 1.0
@@ -152,12 +165,16 @@ def request(name, prompt, max_tokens, *, n=1, seed=0, priority=0, **params):
     return Request(
         id=name,
         prompt=tuple(prompt),
-        stop=Stop(max_tokens),
+        stop=Stop(
+            max_tokens, given.min_tokens, frozenset(eos), frozenset(given.stop_token_ids or ())
+        ),
         params=given,
         n=n,
         seed=seed,
         priority=priority,
         read_prefix_cache=given.prompt_logprobs is None,
+        constraint=constraint,
+        thinking=thinking,
     )
 
 

@@ -16,6 +16,7 @@ from quire.executors.inline import Executor
 from quire.kernels import op
 from quire.runner import cuda, cuda_graphs, mailbox, upload
 from quire.runner.memory import kv_tensors
+from quire.runner.mixed import Shape
 from quire.runner.runner import Runner
 from quire.runner.slots import Slots
 from quire.sampling.sampler import Sampler
@@ -77,7 +78,7 @@ def acted(monkeypatch):
 def engine_of(hf=tiny.TINY, **settings):
     """An engine whose device half is the CUDA lane over CPU tensors."""
 
-    def device_half(model, config, processors=()):
+    def device_half(model, config, processors=(), grammars=None):
         cache, said = config.cache, config.scheduler
         tensors, host = (
             kv_tensors(
@@ -89,7 +90,9 @@ def engine_of(hf=tiny.TINY, **settings):
             )
             for n in (cache.num_blocks, cache.num_host_blocks)
         )
-        sampler = Sampler(config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True)
+        sampler = Sampler(
+            config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True, grammars=grammars
+        )
         width = -(-said.max_model_len // cache.block_size)
         slots = Slots(said.max_num_seqs, width, len(cache.groups), cache.block_size)
 
@@ -146,6 +149,25 @@ def test_the_lane_gives_the_tokens_of_the_cpu(acted, hf, name):
     got, _ = tiny.run(engine_of(hf, **settings), workload(), stagger=2)
     assert {key: got[key] for key in want} == want
     assert len(got["c", 0]) == 5
+
+
+def test_steps_with_prompts_are_replayed_in_shapes(acted, monkeypatch):
+    """Rows that fill a step up change nothing, whatever company the real ones have."""
+    monkeypatch.setattr(cuda, "PATIENCE", 1)
+    replayed = []
+    run = cuda_graphs.Graphs.run
+
+    def spy(self, size, kind):
+        replayed.append(size)
+        run(self, size, kind)
+
+    monkeypatch.setattr(cuda_graphs.Graphs, "run", spy)
+    work = [tiny.request(f"r{i}", range(i, 3 * i + 9), 6 + i) for i in range(7)]
+    want, _ = tiny.run(tiny.engine_of(budget=4000, eager=True), work)
+    got, _ = tiny.run(engine_of(depth=2, budget=200), work, stagger=2)
+    assert got == want
+    shapes = [size for size in replayed if isinstance(size, Shape)]
+    assert {shape.decodes > 0 for shape in shapes} == {True, False}
 
 
 WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
