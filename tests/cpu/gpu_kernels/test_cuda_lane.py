@@ -11,6 +11,7 @@ import torch
 
 pytest.importorskip("triton")
 
+from quire.core.types import Thinking
 from quire.engine.device import _backend
 from quire.executors.inline import Executor
 from quire.kernels import op
@@ -21,6 +22,8 @@ from quire.runner.runner import Runner
 from quire.runner.slots import Slots
 from quire.sampling.sampler import Sampler
 from tests.cpu import engine_of as tiny
+from tests.cpu import test_structured as structured
+from tests.cpu.made_grammars import Grammars
 
 
 class Event:
@@ -176,7 +179,92 @@ WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
 def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
     """Every op by its GPU body: models, backend and ops agree on what is passed to whom."""
     work = [tiny.request("a", range(20), 3), tiny.request("b", [5, 9], 4)]
-    want, _ = tiny.run(tiny.engine_of(WIDE, eager=True), work)
+    work.append(structured.bound("bound", "lists", 4, [7]))
+    want, _ = tiny.run(tiny.engine_of(WIDE, eager=True, grammars=Grammars()), work)
     monkeypatch.setattr(op, "_device", lambda first: "cuda")
-    got, _ = tiny.run(engine_of(WIDE, depth=2), work)
+    got, _ = tiny.run(engine_of(WIDE, depth=2, grammars=Grammars()), work)
     assert got == want
+
+
+def bound_work():
+    """What the host's sampler and a device's choose alike: greedy rows, and those whose only way is
+    the general one. Random ones draw by other arithmetic."""
+    work = [one for one in structured.workload() if one.params.temperature == 0]
+    thinking = Thinking(4, structured.ENOUGH)
+    return [*work, structured.bound("thinks", None, 20, thinking=thinking)]
+
+
+@pytest.fixture(scope="module")
+def bound_want():
+    return structured.alone(bound_work())
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_bound_rows_get_the_tokens_of_the_cpu(acted, bound_want, name):
+    settings = dict(PATHS[name])
+    if "num_blocks" in settings:
+        settings["num_blocks"] = 11
+    engine = engine_of(grammars=Grammars(), **settings)
+    got = structured.told(tiny.run(engine, bound_work(), stagger=1)[1])
+    for key, (tokens, ends, logprobs) in bound_want.items():
+        assert (key, got[key][:2]) == (key, (tokens, ends))
+        for (ids, values), (ids_too, values_too) in zip(got[key][2], logprobs, strict=True):
+            assert ids == ids_too
+            assert values == pytest.approx(values_too, abs=1e-4)
+    if "num_blocks" in settings:
+        assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_random_bound_rows_are_whole_and_the_same_in_any_company(acted, depth):
+    work = [one for one in structured.workload() if one.params.temperature > 0]
+    got = structured.told(tiny.run(engine_of(grammars=Grammars(), depth=depth), work)[1])
+    for one in work:
+        alone = structured.told(tiny.run(engine_of(grammars=Grammars(), eager=True), [one])[1])
+        assert {key: got[key] for key in alone} == alone
+        for tokens, _, _ in alone.values():
+            text = tokens[:-1] if tokens[-1] == structured.END else tokens
+            assert one.constraint is None or structured.whole(one.constraint.form, text)
+
+
+class Recorded(Event):
+    """An event that notes who waits for it."""
+
+    def __init__(self, log):
+        self.log, self.number = log, None
+
+    def record(self, stream=None):
+        self.number = sum(what == "done" for what, _ in self.log)
+        self.log.append(("done", self.number))
+
+    def synchronize(self):
+        self.log.append(("wait", self.number))
+
+
+@pytest.mark.parametrize("kind", ["lists", None])
+def test_the_forward_pass_is_in_line_before_the_host_waits_for_the_tokens_it_needs(
+    acted, monkeypatch, kind
+):
+    engine = engine_of(grammars=Grammars(), depth=2)
+    for name in ("a", "b"):
+        engine.add(structured.bound(name, kind, 12, ignore_eos=True))
+    for _ in range(3):
+        engine.step()
+    log = []
+    lane = engine._executor.runner.lane
+    run, sample = lane._graphs.run, lane._sampler.choose
+    monkeypatch.setattr(cuda.torch.cuda, "Event", lambda: Recorded(log))
+    monkeypatch.setattr(lane._graphs, "run", lambda *a: (log.append(("forward", a[1])), run(*a)))
+    monkeypatch.setattr(
+        lane._sampler, "choose", lambda *a: (log.append(("choose", a[3])), sample(*a))[1]
+    )
+    engine.step()
+    engine.step()
+    said = [what for what, _ in log]
+    if kind is None:
+        assert [n for what, n in log if what == "forward"] == ["greedy"] * 2
+        assert said[:3] == ["forward", "choose", "done"]  # nobody waits before the sampling
+        return
+    assert [n for what, n in log if what == "forward"] == [None] * 2
+    second = said.index("forward", 1)
+    assert said[second : second + 4] == ["forward", "wait", "choose", "done"]
