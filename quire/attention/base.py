@@ -79,6 +79,9 @@ class AttentionStep(Protocol):
 class Backend(Protocol):
     """A way to attend over the paged cache."""
 
+    captures_prompts: bool
+    """Whether a step with prompts can be captured: layers make nothing of what the host knows."""
+
     def __init__(self, cache: list[Tensor]) -> None:
         """cache: one [N, 2, K, B, D] per layer place."""
         ...

@@ -66,6 +66,8 @@ class FlashStep:
 class Backend:
     """FlashAttention 3 over our cache, block by block."""
 
+    captures_prompts = False
+
     def __init__(self, cache: list[Tensor]) -> None:
         self.cache = cache
         self.attend = _package().flash_attn_with_kvcache

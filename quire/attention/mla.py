@@ -67,6 +67,8 @@ class LatentStep:
 class Backend:
     """Latent attention. Nothing to prepare: the ops read the batch themselves."""
 
+    captures_prompts = False
+
     def __init__(self, cache: list[Tensor]) -> None:
         """cache: one [N, 1, 1, B, L + R] per layer place."""
         self.cache = cache

@@ -63,6 +63,8 @@ class PagedStep:
 class Backend:
     """Paged attention. Nothing to prepare: the op reads the batch itself."""
 
+    captures_prompts = True
+
     def __init__(self, cache: list[Tensor]) -> None:
         self.cache = cache
         on_cpu = not cache or cache[0].is_cpu

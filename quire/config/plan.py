@@ -23,6 +23,8 @@ CUDA_OVERHEAD = 3 * GIB // 4
 """Context, loaded kernels and libraries."""
 WORKSPACE = 36 * MIB
 """Of cuBLAS on one stream, and small buffers."""
+CAPTURED_TOKENS = 1024
+"""Steps with prompts are captured up to so many tokens: quire.runner.mixed."""
 GRAPHS = 256 * MIB
 """What the driver takes for captured graphs beside torch's pool."""
 SLACK = 64 * MIB
@@ -97,7 +99,7 @@ def activation_bytes(model: ModelFacts, shape: Shape) -> int:
     if shape.device == "cpu":
         return _cpu_step_bytes(model, shape)
     steps = gpu_step_bytes(model, shape) + gpu_buffer_bytes(shape) + SLACK + SMALL
-    return steps + gpu_decode_bytes(model, shape) + GRAPHS  # a graph has memory of its own
+    return steps + gpu_captured_bytes(model, shape) + GRAPHS  # graphs have memory of their own
 
 
 def gpu_step_bytes(model: ModelFacts, shape: Shape) -> int:
@@ -109,19 +111,28 @@ def gpu_step_bytes(model: ModelFacts, shape: Shape) -> int:
     logits, and a copy of them in float32 that penalties may change.
     """
     tokens, itemsize = shape.max_num_batched_tokens, ITEMSIZE[shape.dtype]
+    rows = min(shape.max_num_seqs, tokens)
+    copies = tokens * itemsize * model.hidden + rows * model.vocab * 4
+    return max(_layer_bytes(model, shape, tokens), copies + _score_bytes(model, shape))
+
+
+def _layer_bytes(model: ModelFacts, shape: Shape, tokens: int) -> int:
     inner = 3 * model.mlp
     if model.top_k:
         inner = model.top_k * (model.hidden + model.expert_mlp)
-    layer = tokens * itemsize * (5 * model.hidden + inner // shape.ranks)
-    rows = min(shape.max_num_seqs, tokens)
-    copies = tokens * itemsize * model.hidden + rows * model.vocab * 4
-    return max(layer, copies + _score_bytes(model, shape))
+    return tokens * ITEMSIZE[shape.dtype] * (5 * model.hidden + inner // shape.ranks)
 
 
 def gpu_decode_bytes(model: ModelFacts, shape: Shape) -> int:
     """In use at once in the largest decode step: its logits, and what choosing from them takes."""
     rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
     return rows * model.hidden * ITEMSIZE[shape.dtype] + _score_bytes(model, shape)
+
+
+def gpu_captured_bytes(model: ModelFacts, shape: Shape) -> int:
+    """In use at once in the largest step that is captured: of decoding rows, or with prompts."""
+    tokens = min(CAPTURED_TOKENS, shape.max_num_batched_tokens)
+    return max(gpu_decode_bytes(model, shape), _layer_bytes(model, shape, tokens))
 
 
 def _score_bytes(model: ModelFacts, shape: Shape) -> int:

@@ -78,8 +78,8 @@ def start(
     own = torch.cuda.memory_allocated(device) - room.held_by_torch
     kept = own - weights - kv_bytes  # buffers of a half
     log.debug(
-        "measured: weights %d, the worst step %d (%d with gaps), a decode step %d, buffers %d",
-        weights, peak.step, peak.reserved, peak.decode, kept,
+        "measured: weights %d, the worst step %d (%d with gaps), captured ones %d, buffers %d",
+        weights, peak.step, peak.reserved, peak.captured, kept,
     )  # fmt: skip
     del half
     _drop(device)
@@ -150,7 +150,7 @@ def sized(
         overhead = plan.overhead_bytes
     steps = kept + peak.reserved + SLACK + SMALL
     if not config.device.enforce_eager:
-        steps += peak.decode + GRAPHS
+        steps += peak.captured + GRAPHS
     spare = reserved - torch.cuda.memory_allocated(device)
     now = min(plan.allowed_bytes, free + spare + weights + overhead)  # others may have come since
     plan = refit(

@@ -30,6 +30,7 @@ from quire.core.scheduler import Scheduler
 from quire.core.types import Request, Stop
 from quire.errors import NoRoom
 from quire.executors.base import Executor
+from quire.runner.mixed import PATIENCE, PROMPTS, largest
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ class Peak:
 
     step: int  # in use at once, of any step
     reserved: int  # taken from the driver for it: what is in use leaves gaps
-    decode: int  # in use at once, of a decode step
+    captured: int  # in use at once, of the largest steps that are captured
 
 
 def worst_counts(config: EngineConfig) -> list[int]:
@@ -87,6 +88,17 @@ def worst_counts(config: EngineConfig) -> list[int]:
         counts.append(min(left - others, longest))
         left -= counts[-1]
     return counts
+
+
+def shaped_counts(config: EngineConfig) -> list[int]:
+    """Query tokens per row of the largest step with prompts that is captured; [] if none is."""
+    said = config.scheduler
+    shape = largest(said.max_num_batched_tokens, said.max_num_seqs)
+    if shape is None:
+        return []
+    prompts = PROMPTS[0] - 1
+    each = min((shape.tokens - shape.decodes) // prompts, max(said.max_model_len - 2, 1))
+    return [1] * shape.decodes + [each] * prompts if each > 1 else []
 
 
 def small_config(config: EngineConfig, shape: Shape) -> EngineConfig:
@@ -203,13 +215,16 @@ def _kind(layer: nn.Module) -> str:
 
 
 def measure(half: Half, config: EngineConfig, device: torch.device) -> Peak:
-    """Peaks of the worst step and of the largest decode step, in bytes. Raises NoRoom."""
+    """Peaks of the worst step and of the largest captured ones, in bytes. Raises NoRoom."""
     rows = config.scheduler.max_num_seqs
     with _out_of_memory_is_no_room(config):
         run(half, [1], RANDOM)  # the library takes its workspace at the first product
-        decode, _ = _peak(lambda: run(half, [1] * rows, RANDOM), device)
+        captured, _ = _peak(lambda: run(half, [1] * rows, RANDOM), device)
+        shaped = shaped_counts(config)
+        if shaped:
+            captured = max(captured, _peak(lambda: run(half, shaped, RANDOM), device)[0])
         step, reserved = _peak(lambda: run(half, worst_counts(config), FULL, first=JUDGED), device)
-    return Peak(step=max(step, decode), reserved=max(reserved, decode), decode=decode)
+    return Peak(step=max(step, captured), reserved=max(reserved, captured), captured=captured)
 
 
 def _peak(function: Callable[[], None], device: torch.device) -> tuple[int, int]:
@@ -242,6 +257,8 @@ def settle_in(half: Half, config: EngineConfig, seconds: float) -> None:
         lane.load_products()
         for params in (RANDOM, GREEDY):
             run(half, [1] * rows, params, tokens=2)  # the second time it is captured
+        for _ in range(PATIENCE + 1):
+            run(half, shaped_counts(config), RANDOM)
         lane.set_aside(SLACK, SMALL // PIECE, PIECE)
         if not config.device.enforce_eager:
             _capture(half, rows, seconds)

@@ -3,7 +3,8 @@
 The rows live on the device: block tables and the last token of every slot. A step uploads a few
 integers a row and gathers its inputs there; a token goes from one step to the next without a visit
 to the host, so step n + 1 can be in line before step n is done. A decode-only step is one graph
-with model, logits, sampling and write-back in it; any other is launched kernel by kernel.
+with model, logits, sampling and write-back in it, and so is a step with few enough tokens of
+prompts, filled up to a shape that has come before; any other is launched kernel by kernel.
 
 Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G layer groups.
 """
@@ -11,8 +12,8 @@ Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G la
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -27,6 +28,7 @@ from quire.runner.cuda_memory import KVMemory
 from quire.runner.inputs import Inputs, Ints
 from quire.runner.launched import Launched, Views
 from quire.runner.mailbox import Mailbox
+from quire.runner.mixed import MOST_GRAPHS, PATIENCE, Shape, filled, shape_of
 from quire.runner.products import load_products
 from quire.runner.profile import span
 from quire.runner.prompt_logprobs import Judged, PromptLogprobs
@@ -86,6 +88,12 @@ class Lane:
         self._views: dict[int, Views] = {}  # of decode steps, by size
         self._max_tokens = most
         self._graphs = Graphs(self._decode_body, rows, eager=eager)
+        self._shapes = Graphs(
+            self._shaped_body,
+            rows,
+            eager=eager or not backend.captures_prompts,
+            pool=self._graphs.pool,
+        )
         self._stream.wait_stream(torch.cuda.current_stream(device))
 
     # -- the runner's calls ---------------------------------------------------------------------
@@ -114,13 +122,16 @@ class Lane:
         with self.scope():
             load_products(self._model, sizes(len(self._last_token)), self._max_tokens)
 
-    def without_graphs(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def without_graphs(self) -> Iterator[None]:
         """Within, no step is captured or replayed."""
-        return self._graphs.paused()
+        with self._graphs.paused(), self._shapes.paused():
+            yield
 
     def forget_kv(self) -> None:
         self.settle()
         self._graphs.forget()
+        self._shapes.forget()
         self._memory.give_back()
 
     def write_tables(self, changes: Sequence[Change]) -> None:
@@ -239,11 +250,7 @@ class Lane:
         )
         hidden = self._forward(views, ids, kv_slots, size, 1, self._width * self._block_size, 0)
         if kind is None:
-            if self._hidden is None:
-                shape = (self._tables.shape[1], hidden.shape[1])
-                self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
-            fuse.flush()
-            self._hidden[:size].copy_(hidden)
+            self._keep(hidden)
             return
         logits = self._logits(hidden)
         ids, tops = self._sampler.choose(logits, views.row_slots, views.outputs, kind)
@@ -255,34 +262,99 @@ class Lane:
     # -- other steps ----------------------------------------------------------------------------
 
     def _mixed(self, inputs: Inputs, prompts: PromptLogprobs | None) -> Launched:
+        kind = self._sampler.kind(inputs.sampled_slots)
+        binding = None
+        if inputs.sampled_rows:
+            binding = self._sampler.binding(inputs.sampled_slots, inputs.outputs)
+        inside = None if binding is not None and binding.masks else kind
+        busy = self._busy_for()
+        shape = None if prompts else shape_of(inputs, self._max_tokens, len(self._last_token))
+        if shape and self._shapes.worth(shape, inside, busy, PATIENCE, MOST_GRAPHS):
+            return self._shaped(inputs, shape, kind, inside, binding)
+        return self._one_by_one(inputs, prompts, kind, binding)
+
+    def _one_by_one(
+        self,
+        inputs: Inputs,
+        prompts: PromptLogprobs | None,
+        kind: Kind | None,
+        binding: Binding | None,
+    ) -> Launched:
+        """Launch kernel by kernel."""
         with span("upload"):
-            views = self._send_mixed(inputs)
-        with span("forward"):
-            ids, kv_slots = self._blank(len(inputs.token_ids))
-            kernels.gather(
-                views.token_ids,
-                views.token_slots,
-                views.positions,
-                self._last_token,
-                self._tables,
-                ids,
-                kv_slots,
-                self._block_size,
+            views = self._send_mixed(
+                inputs, roomy(len(inputs.sampled_slots), len(self._last_token))
             )
+        with span("forward"):
             bounds = (inputs.decodes, inputs.max_query, inputs.max_context, inputs.past)
-            hidden = self._forward(views, ids, kv_slots, *bounds)
-            fuse.flush()
+            hidden = self._gathered(views, *bounds)
         judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
         if not inputs.sampled_rows:
             return self._launched(inputs, None, judged, None)
-        kind = self._sampler.kind(inputs.sampled_slots)
-        binding = self._sampler.binding(inputs.sampled_slots, inputs.outputs)
         chosen = hidden.index_select(0, views.sampled)
         return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, binding, judged)
 
-    def _send_mixed(self, inputs: Inputs) -> Views:
-        """Upload the step's integers. What is sampled is padded: to row 0, in no slot."""
-        sampled = roomy(len(inputs.sampled_slots), len(self._last_token))
+    def _shaped(
+        self,
+        inputs: Inputs,
+        shape: Shape,
+        kind: Kind | None,
+        inside: Kind | None,
+        binding: Binding | None,
+    ) -> Launched:
+        """Run as a graph of a shape, with sampling `inside` it, or outside if that is None."""
+        with span("upload"):
+            views = self._send_mixed(filled(inputs, shape), shape.rows)
+        with span("graph"):
+            self._shapes.run(shape, inside)
+        if inside is not None or not inputs.sampled_rows:
+            return self._launched(inputs, None, None, binding)
+        assert self._hidden is not None
+        hidden = self._hidden[: shape.rows]
+        return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, None)
+
+    def _shaped_body(self, shape: Shape, kind: Kind | None) -> None:
+        """All kernels of a step of this shape, whose integers are on the device."""
+        views = self._mixed_views(shape.tokens, shape.rows, shape.rows)
+        longest = self._width * self._block_size
+        hidden = self._gathered(views, shape.decodes, shape.tokens, longest, None)
+        chosen = hidden.index_select(0, views.sampled)
+        if kind is None:
+            self._keep(chosen)
+            return
+        ids, tops = self._sampler.choose(self._logits(chosen), views.row_slots, views.outputs, kind)
+        fuse.flush()
+        self._finish(ids, tops, views.row_slots)
+
+    def _keep(self, hidden: Tensor) -> None:
+        """Leave what is sampled outside the graph where it is found: [R, E]."""
+        if self._hidden is None:
+            shape = (self._tables.shape[1], hidden.shape[1])
+            self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
+        fuse.flush()
+        self._hidden[: len(hidden)].copy_(hidden)
+
+    def _gathered(
+        self, views: Views, decodes: int, max_query: int, max_context: int, past: int | None
+    ) -> Tensor:
+        """Gather the inputs of a step that was sent, and run the model: [T, E]."""
+        ids, kv_slots = self._blank(len(views.token_ids))
+        kernels.gather(
+            views.token_ids,
+            views.token_slots,
+            views.positions,
+            self._last_token,
+            self._tables,
+            ids,
+            kv_slots,
+            self._block_size,
+        )
+        hidden = self._forward(views, ids, kv_slots, decodes, max_query, max_context, past)
+        fuse.flush()
+        return hidden
+
+    def _send_mixed(self, inputs: Inputs, sampled: int) -> Views:
+        """Upload the step's integers. What is sampled is filled up: with row 0, in no slot."""
         parts: tuple[tuple[Ints | tuple[int, ...], int, int], ...] = (
             (inputs.token_ids, len(inputs.token_ids), 0),
             (inputs.token_slots, len(inputs.token_slots), 0),
@@ -294,17 +366,21 @@ class Lane:
             (inputs.sampled_slots, sampled, -1),
             (inputs.outputs, sampled, 0),
         )
-        total = sum(aligned(length) for _, length, _ in parts)
-        words = self._mixed_upload.take(total)
-        places, at = [], 0
+        words, at = self._mixed_upload.take(sum(aligned(length) for _, length, _ in parts)), 0
         for part, length, blank in parts:
             words[at : at + len(part)] = part
             words[at + len(part) : at + length] = blank
-            places.append((at, at + length))
             at += aligned(length)
-        self._mixed_upload.send(total)
-        sent = self._mixed_upload.on_device
-        return Views(*(sent[start:stop] for start, stop in places))
+        self._mixed_upload.send(at)
+        return self._mixed_views(len(inputs.token_ids), len(inputs.slots), sampled)
+
+    def _mixed_views(self, tokens: int, rows: int, sampled: int) -> Views:
+        """Where _send_mixed() puts a step's integers."""
+        sent, at, found = self._mixed_upload.on_device, 0, []
+        for length in (tokens, tokens, tokens, rows + 1, rows, rows, sampled, sampled, sampled):
+            found.append(sent[at : at + length])
+            at += aligned(length)
+        return Views(*found)
 
     # -- both -----------------------------------------------------------------------------------
 
@@ -322,7 +398,7 @@ class Lane:
         decodes: int,
         max_query: int,
         max_context: int,
-        past: int,
+        past: int | None,
     ) -> Tensor:
         """Hidden states of the step's tokens: [T, E]."""
         batch = Batch(

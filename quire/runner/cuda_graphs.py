@@ -92,7 +92,9 @@ class Graphs:
             return size
         return min(larger)
 
-    def worth(self, size: Hashable, kind: Kind | None, spare: float, patience: int, most: int) -> bool:
+    def worth(
+        self, size: Hashable, kind: Kind | None, spare: float, patience: int, most: int
+    ) -> bool:
         """Whether a step of this size is to be run here: as a graph, now or after this capture.
 
         False: it has come fewer than `patience` times and the GPU has no work for so long; or there

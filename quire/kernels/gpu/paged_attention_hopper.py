@@ -200,6 +200,20 @@ def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, 
 
 
 @gluon.jit
+def _blank(out_ptr, kh, begin, queries, lowest, K: gl.constexpr, G: gl.constexpr, D: gl.constexpr,
+           QUERIES: gl.constexpr):  # fmt: skip
+    """Zeros for a tile of tokens that only fill a step up: what follows computes with them."""
+    LINES: gl.constexpr = gl.BlockedLayout([1, 8], [256 // D, D // 8], [4, 1], [1, 0])
+    m = gl.arange(0, 2 * ROWS, gl.SliceLayout(1, LINES))
+    d = gl.arange(0, D, gl.SliceLayout(0, LINES))
+    query = lowest + m // G
+    real = ((m < QUERIES * G) & (query < queries))[:, None]
+    at = ((begin + query).to(gl.int64) * (K * G) + kh * G + m % G)[:, None] * D + d[None, :]
+    zeros = gl.zeros([2 * ROWS, D], out_ptr.dtype.element_ty, LINES)
+    gl.store(out_ptr + at, zeros, mask=real)
+
+
+@gluon.jit
 def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: gl.constexpr):
     """(sequence, its first tile); as in paged_attention_prefill."""
     ids: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
@@ -250,6 +264,8 @@ def hopper_kernel(
     queries = gl.load(q_starts_ptr + s + 1) - begin
     lowest = (tile - first_tile) * QUERIES
     context = gl.load(contexts_ptr + s)
+    if (lowest < queries) & (context == 0):
+        _blank(out_ptr, kh, begin, queries, lowest, K, G, D, QUERIES)
     if (lowest < queries) & (context > 0):
         row = s
         if HAS_ROWS:

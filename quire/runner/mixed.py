@@ -1,0 +1,112 @@
+"""Steps with prompts in them, filled up to one of a few shapes so that graphs can replay them.
+
+Up to some thousand tokens the host takes as long to launch such a step as the GPU to run it. A
+shape has fixed places: rows that decode, filled up; the prompts' rows, the last of which owns the
+tokens that fill the step up. What is filled up has context 0 and no slot: it writes no keys, reads
+none, and its token is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.config.plan import CAPTURED_TOKENS
+from quire.runner.inputs import Inputs, Ints
+
+MOST_TOKENS = CAPTURED_TOKENS
+"""A step of more keeps the GPU busy for longer than the host needs to launch it."""
+MOST_GRAPHS = 64
+PATIENCE = 2
+"""The first steps of a shape are launched kernel by kernel: many shapes never come again."""
+PROMPTS = (4, 16, 64)
+"""Rows of prompts, the one of the filling included."""
+
+
+class Shape(NamedTuple):
+    """What a graph of such a step is made for."""
+
+    tokens: int
+    decodes: int
+    prompts: int
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + self.prompts
+
+
+def shape_of(inputs: Inputs, most_tokens: int, most_rows: int) -> Shape | None:
+    """The smallest shape that holds the step; None: none does, or it is not worth it.
+
+    most_tokens: of any step. most_rows: of any step.
+    """
+    prompts = len(inputs.slots) - inputs.decodes
+    places = next((n for n in PROMPTS if n > prompts), None)
+    if places is None:
+        return None
+    decodes = _decodes(inputs.decodes)
+    tokens = _tokens(len(inputs.token_ids) - inputs.decodes + decodes)
+    fits = tokens <= min(MOST_TOKENS, most_tokens) and decodes + places <= most_rows
+    return Shape(tokens, decodes, places) if fits else None
+
+
+def largest(most_tokens: int, most_rows: int) -> Shape | None:
+    """The shape that takes most memory; None if there is none."""
+    tokens = next((n for n in range(min(MOST_TOKENS, most_tokens), 0, -1) if _tokens(n) == n), None)
+    if tokens is None or most_rows < PROMPTS[0]:
+        return None
+    decodes = max(n for n in range(most_rows - PROMPTS[0] + 1) if _decodes(n) == n)
+    return Shape(tokens, min(decodes, tokens // 2), PROMPTS[0])
+
+
+def filled(inputs: Inputs, shape: Shape) -> Inputs:
+    """The step in its shape. `sampled_slots` are filled up with -1; `rows` mean nothing."""
+    decodes, width = inputs.decodes, shape.tokens
+    shift = shape.decodes - decodes
+    used = len(inputs.token_ids) + shift
+    prompts = len(inputs.slots) - decodes
+    starts = np.full(shape.rows + 1, used, dtype=np.int32)
+    starts[: shape.decodes] = np.arange(shape.decodes)
+    starts[shape.decodes : shape.decodes + prompts + 1] = inputs.q_starts[decodes:] + shift
+    starts[-1] = width
+    sampled = inputs.sampled + np.where(inputs.sampled >= decodes, shift, 0).astype(np.int32)
+    none = shape.rows - len(sampled)
+    return Inputs(
+        rows=range(shape.rows),
+        slots=_spread(inputs.slots, decodes, shape.decodes, shape.rows, 0),
+        token_ids=_spread(inputs.token_ids, decodes, shape.decodes, width, 0),
+        token_slots=_spread(inputs.token_slots, decodes, shape.decodes, width, -1),
+        positions=_spread(inputs.positions, decodes, shape.decodes, width, 0),
+        q_starts=starts,
+        contexts=_spread(inputs.contexts, decodes, shape.decodes, shape.rows, 0),
+        sampled=np.pad(sampled, (0, none)),
+        sampled_rows=inputs.sampled_rows,
+        sampled_slots=inputs.sampled_slots + (-1,) * none,
+        outputs=np.pad(inputs.outputs, (0, none)),
+        decodes=shape.decodes,
+        max_query=width,
+        max_context=inputs.max_context,
+        decode_only=False,
+    )
+
+
+def _spread(values: Ints, decodes: int, places: int, length: int, blank: int) -> Ints:
+    """The decodes' values from 0 on, the others' from `places` on, `blank` elsewhere."""
+    out = np.full(length, blank, dtype=np.int32)
+    out[:decodes] = values[:decodes]
+    out[places : places + len(values) - decodes] = values[decodes:]
+    return out
+
+
+def _decodes(rows: int) -> int:
+    """Places for so many rows that decode."""
+    if rows <= 4:
+        return 4 if rows else 0
+    return -(-rows // 16) * 16 if rows <= 64 else -(-rows // 32) * 32
+
+
+def _tokens(count: int) -> int:
+    """Tokens of a step of so many: the library's tiles pad a product about as far anyway."""
+    grain = 64 if count <= 512 else 128
+    return -(-count // grain) * grain

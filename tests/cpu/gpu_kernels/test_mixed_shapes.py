@@ -1,0 +1,85 @@
+"""Steps with prompts in shapes: nothing real is lost, moved or joined by what fills a step up."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, Stop
+from quire.runner.inputs import gather
+from quire.runner.mixed import MOST_TOKENS, filled, largest, shape_of
+
+ROWS = st.lists(
+    st.tuples(st.integers(1, 90), st.integers(0, 50), st.booleans()), min_size=1, max_size=20
+)
+
+
+def inputs_of(rows):
+    made = []
+    for slot, (count, start, samples) in enumerate(rows):
+        prompt = tuple(range(1, start + count + 1))
+        seq = Sequence(Request(f"{slot}", prompt, Stop(9)), 0, list(prompt), ([NO_BLOCK],))
+        seq.slot = slot
+        made.append(Row(seq, start, count, samples))
+    return gather(StepPlan(1, tuple(made)))
+
+
+@given(ROWS)
+def test_what_is_real_stays_as_it_was(rows):
+    inputs = inputs_of(rows)
+    shape = shape_of(inputs, 8192, 256)
+    if inputs.decode_only or shape is None:
+        return
+    made = filled(inputs, shape)
+    assert len(made.token_ids) == shape.tokens == made.q_starts[-1]
+    assert len(made.contexts) == len(made.slots) == len(made.outputs) == shape.rows
+    assert made.decodes == shape.decodes
+    assert (np.diff(made.q_starts) >= 0).all()
+    ours = [*range(inputs.decodes)]
+    ours += [shape.decodes + i for i in range(len(inputs.slots) - inputs.decodes)]
+    for old, new in enumerate(ours):
+        was = slice(inputs.q_starts[old], inputs.q_starts[old + 1])
+        now = slice(made.q_starts[new], made.q_starts[new + 1])
+        for name in ("token_ids", "token_slots", "positions"):
+            assert getattr(made, name)[now].tolist() == getattr(inputs, name)[was].tolist()
+        assert made.contexts[new] == inputs.contexts[old]
+        assert made.slots[new] == inputs.slots[old]
+    real = len(inputs.sampled)
+    for at, before in zip(made.sampled[:real], inputs.sampled):
+        assert made.token_slots[at] == inputs.token_slots[before]
+        assert made.positions[at] == inputs.positions[before]
+    assert made.sampled_slots == inputs.sampled_slots + (-1,) * (shape.rows - real)
+
+
+@given(ROWS)
+def test_what_fills_up_reads_and_writes_nothing(rows):
+    inputs = inputs_of(rows)
+    shape = shape_of(inputs, 8192, 256)
+    if inputs.decode_only or shape is None:
+        return
+    made = filled(inputs, shape)
+    assert (made.token_slots >= 0).sum() == len(inputs.token_ids)
+    assert (made.contexts > 0).sum() == len(inputs.contexts)
+    assert made.contexts[-1] == 0, "the last row owns the tokens at the end"
+
+
+@pytest.mark.parametrize(
+    ("rows", "most_tokens", "most_rows"),
+    [
+        ([(MOST_TOKENS + 1, 0, True)], 8192, 256),
+        ([(100, 0, True)], 64, 256),
+        ([(100, 0, True)], 8192, 3),
+        ([(2, 0, True)] * 64, 8192, 256),
+    ],
+    ids=["many tokens", "more than a step may have", "few seats", "many prompts"],
+)
+def test_other_steps_have_no_shape(rows, most_tokens, most_rows):
+    assert shape_of(inputs_of(rows), most_tokens, most_rows) is None
+
+
+@given(ROWS, st.integers(64, 2048), st.integers(4, 300))
+def test_the_largest_shape_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
+    inputs = inputs_of(rows)
+    shape = None if inputs.decode_only else shape_of(inputs, most_tokens, most_rows)
+    if shape is not None:
+        assert largest(most_tokens, most_rows).tokens >= shape.tokens
