@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from quire.core.types import Copy, StepResult, TokenLogprobs
 from quire.runner.inputs import Inputs
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Change
 from quire.sampling.steps.grammar import Binding
+
+T = TypeVar("T")
 
 
 class Computed(Protocol):
@@ -83,9 +85,11 @@ def result_of(
 
     binding: of the sampling; it is settled.
     """
-    rows = inputs.sampled_rows
+    rows, refusals, ends = inputs.sampled_rows, {}, {}
     if binding is not None:
-        errors = {**errors, **binding.errors}
+        refusals, ends = _placed(binding.refusals, rows), _placed(binding.ends, rows)
+        errors = {i: text for i, text in errors.items() if i not in binding.refusals}
+        errors |= binding.errors
     if inputs.decode_only:
         tokens: list[tuple[int, ...]] = list(zip(ids))
     else:
@@ -96,6 +100,12 @@ def result_of(
         tokens,
         logprobs={rows[i]: [value] for i, value in logprobs.items()},
         prompt_logprobs=judged,
-        errors={rows[i]: message for i, message in errors.items()},
-        ends={} if binding is None else {rows[i]: end for i, end in binding.ends.items()},
+        errors=_placed(errors, rows),
+        refusals=refusals,
+        ends=ends,
     )
+
+
+def _placed(of_sampled: Mapping[int, T], rows: Sequence[int]) -> dict[int, T]:
+    """By rows of the plan, not of what was sampled."""
+    return {rows[i]: value for i, value in of_sampled.items()}

@@ -73,7 +73,8 @@ class Bound:
     least: int  # outputs before which no token of `ends` may come
     ends: tuple[int, ...]
     over: bool = False  # it has ended: what is in flight for it means nothing
-    fault: str | None = None
+    fault: str | None = None  # why it must end
+    refusal: str | None = None  # the same, where its request is to blame
 
     @classmethod
     def of(cls, seq: Seq, guide: Guide | None, tokens: list[int]) -> Bound:
@@ -104,11 +105,19 @@ class Bound:
         if guide is None:
             return None
         if not guide.accept(token):
-            self.fault = guide.fault or f"the grammar of the output does not allow token {token}"
-        self.over = guide.over or self.fault is not None
-        if not self.over or self.fault is not None:
+            self.refusal = guide.fault
+            if self.refusal is None:
+                self.fault = f"the grammar of the output does not allow token {token}"
             return None
+        if not guide.over:
+            return None
+        self.over = True
         return "length" if guide.forced else "stop"
+
+    @property
+    def failed(self) -> bool:
+        """Whether it must end without a token."""
+        return self.fault is not None or self.refusal is not None
 
     def narrow(self, words: Words, outputs: int) -> None:
         """Take from the guide's mask what else may not come behind so many outputs."""

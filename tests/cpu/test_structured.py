@@ -217,7 +217,8 @@ def test_a_row_that_has_nothing_left_ends_alone_and_says_why(depth, why):
     good = [bound("good", "lists", 12), bound("free", None, 12)]
     want = alone(good)
     engine = made(depth=depth)
-    out = told(run(engine, [bad, *good])[1])
+    _, updates = run(engine, [bad, *good])
+    out = told(updates)
     if why == "bias":  # a bias is a wish, not a ban
         assert out["bad", 0][1][0][0] != "error"
         return
@@ -225,6 +226,7 @@ def test_a_row_that_has_nothing_left_ends_alone_and_says_why(depth, why):
     assert reason == "error"
     assert "no token is allowed" in error
     assert "structured output" in error
+    assert {u.fault for u in updates if u.error} == {"request"}
     assert {key: value for key, value in out.items() if key[0] != "bad"} == want
 
 
@@ -242,6 +244,10 @@ def test_a_row_whose_guide_refuses_or_fails_ends_alone(depth):
             grammars.guides[0].accept = lambda token: False
             grammars.guides[1].fault = "out of fuel"
     out = told(updates)
+    assert {u.request_id: u.fault for u in updates if u.error} == {
+        "refuses": "engine",
+        "fails": "request",
+    }
     assert "does not allow token" in out["refuses", 0][1][0][2]
     assert out["fails", 0][1] == [("error", None, "out of fuel")]
     assert out["good", 0] == alone([bound("good", "lists", 20, prompt=range(30, 50))])["good", 0]

@@ -104,6 +104,7 @@ class Binding:
     """The bound rows of one sampling: masked, then told where the tokens are, then settled.
 
     ends: row -> how its text ended with the token. errors: row -> why its sequence must end.
+    refusals: the same, where its request is to blame.
     """
 
     def __init__(self, owner: Grammar, rows: list[tuple[int, Bound, int]]) -> None:
@@ -114,6 +115,7 @@ class Binding:
         self.settled = False
         self.ends: dict[int, End] = {}
         self.errors: dict[int, str] = {}
+        self.refusals: dict[int, str] = {}
 
     def mask(self, logits: Tensor) -> None:
         """Bar what may not come next in logits [R, V], in place.
@@ -146,15 +148,18 @@ class Binding:
                 self._take_in(row, bound, int(ids[row]), float(tops[row]))
 
     def _take_in(self, row: int, bound: Bound, token: int, top: float) -> None:
-        if bound.fault is None and np.isfinite(top):
+        sound = bool(np.isfinite(top))
+        if sound and not bound.failed:
             end = bound.accept(token)
             if end is not None:
                 self.ends[row] = end
-        elif top == -np.inf and bound.fault is None and self.masks:
-            bound.fault = NOTHING
+        elif top == -np.inf and not bound.failed and self.masks:
+            bound.refusal = NOTHING
         if bound.fault is not None:
             self.errors[row] = bound.fault
-        bound.over = bound.over or not np.isfinite(top)
+        elif bound.refusal is not None:
+            self.refusals[row] = bound.refusal
+        bound.over = bound.over or bound.failed or not sound
 
 
 def fill(work: Work, words: Words) -> None:
@@ -164,5 +169,5 @@ def fill(work: Work, words: Words) -> None:
             row[:] = -1
         else:
             bound.guide.fill(row, bound.most - outputs)
-            bound.fault = bound.fault or bound.guide.fault
+            bound.refusal = bound.refusal or bound.guide.fault
         bound.narrow(row, outputs)
