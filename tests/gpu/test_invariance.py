@@ -7,6 +7,7 @@ cache, no chunks, one step in flight.
 import pytest
 import torch
 
+from quire.runner import cuda
 from tests.cpu import engine_of as tiny
 from tests.cpu.engine_of import request, run
 from tests.cpu.test_invariance import SETTINGS, workload
@@ -97,6 +98,24 @@ def test_a_second_round_replays_graphs_with_the_same_tokens(case):
     made = engine._executor.runner.lane._graphs._made
     assert {kind for _, kind in made} >= {"greedy", "random"}
     assert len(made) >= 3
+
+
+def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch):
+    monkeypatch.setattr(cuda, "PATIENCE", 1)
+    hf, want = case
+    engine = engine_of(hf, depth=2, prefix=False, budget=300)
+    shapes = engine._executor.runner.lane._shapes
+    for _ in range(3):
+        out, waiting, step = {}, workload(hf), 0
+        while waiting or not engine.idle:
+            if waiting and step % 2 == 0:
+                engine.add(waiting.pop(0))
+            for u in engine.step():
+                out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
+            step += 1
+        assert out == want
+    assert any(shape.decodes for shape, _ in shapes._made)
+    assert {kind for _, kind in shapes._made} & {"greedy", "random"}
 
 
 def test_logprobs_do_not_depend_on_the_batch():

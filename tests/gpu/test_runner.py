@@ -157,4 +157,4 @@ def test_a_sleeping_engine_gives_its_memory_back_and_wakes_by_itself():
     for _ in range(3):
         add(engine, 5, 12)
         assert drain(engine) == want
-    assert torch.cuda.memory_allocated() >= before
+    assert torch.cuda.memory_allocated() >= before - freed // 2
