@@ -5,8 +5,9 @@
     matcher.accept / fill / rollback      each step
 
 A mask is a row of 32-bit words over the model's vocabulary: bit t % 32 of word t // 32 says whether
-token t may come next. The end of the text is one of the vocabulary's end tokens, which masks allow
-where the text may end.
+token t may come next; bits past the vocabulary are 0. The end of the text is one of the
+vocabulary's end tokens, which masks allow where the text may end. After an end only ends follow: a
+mask is never empty.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ class Matcher(Protocol):
         """Take back the last so many tokens that were accepted."""
         ...
 
+    def validate(self, tokens: Sequence[int]) -> int:
+        """How many of these could be accepted from here, one after the other. Changes nothing."""
+        ...
+
     def fill(self, words: Words) -> None:
         """Write the mask of the next token: words [ceil(V / 32)]."""
         ...
@@ -47,6 +52,15 @@ class Matcher(Protocol):
         """Only the end can follow, or it has been accepted."""
         ...
 
+    @property
+    def fault(self) -> str | None:
+        """What broke this matcher for good, for example a limit of the work of one step.
+
+        Masks then allow the end tokens only, and `complete` is False: the text is not whole, and
+        its request ends with an error.
+        """
+        ...
+
     def copy(self) -> Matcher:
         """Another one in the same state."""
         ...
@@ -57,9 +71,15 @@ class Grammar(Protocol):
 
     size: int
     """Bytes of memory it holds, about: caches of grammars are bounded by it."""
+    compiler: Compiler
+    """Who made it: its name is that of the backend, never "auto"."""
 
     def matcher(self) -> Matcher:
         """A fresh matcher."""
+        ...
+
+    def dump(self) -> bytes:
+        """What `Compiler.load` makes it of again, in another process with an equal vocabulary."""
         ...
 
 
@@ -70,6 +90,10 @@ class Compiler(Protocol):
 
     def compile(self, form: Form) -> Grammar:
         """Raises RequestError with what is wrong with the form, or what it asks too much."""
+        ...
+
+    def load(self, dumped: bytes) -> Grammar:
+        """What was compiled elsewhere by a compiler of this name: quicker than compiling."""
         ...
 
     def fill_all(self, matchers: Sequence[tuple[int, Matcher]], words: Words) -> None:

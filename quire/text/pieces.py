@@ -74,7 +74,7 @@ def piece_table(backend: Backend) -> PieceTable | None:
     steps = decoder["decoders"] if decoder["type"] == "Sequence" else [decoder]
     kinds = [step["type"] for step in steps]
     if kinds == ["ByteLevel"]:
-        return PieceTable(backend, _byte_level(), is_bytes=True)
+        return PieceTable(backend, byte_level(), is_bytes=True)
     if kinds == ["Metaspace"]:
         mark = steps[0]["replacement"]
         bare = steps[0].get("prepend_scheme", "always") != "never"
@@ -122,7 +122,7 @@ def _shape(strip: dict[str, Any]) -> tuple[str, int, int]:
     return strip["content"], strip["start"], strip["stop"]
 
 
-def _byte_level() -> Callable[[str], Piece]:
+def byte_level() -> Callable[[str], Piece]:
     """Byte-level tokens write each byte as one printable character; undo that."""
     byte_of = {char: byte for byte, char in _byte_alphabet().items()}
 

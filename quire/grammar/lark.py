@@ -1,0 +1,288 @@
+"""Forms -> the text that llguidance compiles: Lark with %json, special tokens by id, lazy lexemes.
+
+llguidance cuts text into lexemes, each as long as can be. So what is regular and stands together
+becomes one lexeme, in which nothing is cut; and any text up to a mark is a lazy one. Special
+tokens are in no lexeme: they are named by id, and free text never holds them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+
+from quire.errors import RequestError
+from quire.grammar import regex
+from quire.grammar.forms import (
+    Choice,
+    Either,
+    Form,
+    Grammar,
+    Json,
+    Regex,
+    Repeat,
+    Seq,
+    Tag,
+    Tags,
+    Text,
+    Until,
+)
+from quire.grammar.schema_text import closed
+from quire.grammar.vocabulary import Names
+
+WHITESPACE = r"[ \n]{1,2}"
+"""Between JSON tokens: llguidance matches it once at each place."""
+OPTIONS = '%llguidance {"no_forcing": true}\n'
+"""Forcing takes tokens from text as a tokenizer would; and loops for ever on some grammars."""
+MOST_POSITIONS = 20_000
+"""Of a regular form that is written as one lexeme."""
+_ANY = "/[\\x00-\U0010ffff]*/"
+
+
+def grammars(form: Form, names: Names) -> list[dict[str, str]]:
+    """llguidance's list of grammars; the first is the form."""
+    writer = _Writer(names)
+    start = writer.rule(form)
+    lines = [f"start: {start}", *writer.lines]
+    return [{"lark_grammar": OPTIONS + "\n".join(lines) + "\n"}, *writer.others]
+
+
+def regular(form: Form, names: Names) -> regex.Node | None:
+    """The form as a regular expression, where it is one and holds no special token."""
+    if isinstance(form, Regex):
+        return regex.whole(regex.parse(form.pattern), search=False)
+    if isinstance(form, Choice):
+        return regex.Alt(tuple(map(regex.literal, form.options)))
+    if isinstance(form, Text):
+        is_plain = all(isinstance(piece, str) for piece in names.cut(form.text))
+        return regex.literal(form.text) if is_plain else None
+    if isinstance(form, Seq | Either):
+        parts = [regular(part, names) for part in form.parts]
+        known = tuple(part for part in parts if part is not None)
+        if len(known) < len(parts):
+            return None
+        return regex.Seq(known) if isinstance(form, Seq) else regex.Alt(known)
+    if isinstance(form, Repeat):
+        return _regular_repeat(form, names)
+    return None
+
+
+def _regular_repeat(form: Repeat, names: Names) -> regex.Node | None:
+    part, between = regular(form.part, names), regular(Text(form.between), names)
+    if part is None or between is None:
+        return None
+    if form.most == 0:
+        return regex.EMPTY
+    most = None if form.most is None else form.most - 1
+    more = regex.Repeat(regex.Seq((between, part)), max(form.least - 1, 0), most)
+    some = regex.Seq((part, more))
+    made = some if form.least else regex.Repeat(some, 0, 1)
+    return made if regex.positions(made) <= MOST_POSITIONS else None
+
+
+class _Writer:
+    """Rules of one grammar, as they come to be needed."""
+
+    def __init__(self, names: Names) -> None:
+        self.names = names
+        self.lines: list[str] = []
+        self.others: list[dict[str, str]] = []
+        self._known: dict[Form, str] = {}
+        self._terminals: dict[str, str] = {}
+
+    def rule(self, form: Form) -> str:
+        """The name of a rule (or terminal) for the form."""
+        if form not in self._known:
+            self._known[form] = self._write(form)
+        return self._known[form]
+
+    def _write(self, form: Form) -> str:
+        node = regular(form, self.names)
+        if node is not None:
+            return self.lexeme(node)
+        if isinstance(form, Json):
+            return self.named(f"%json {_schema(form)}")
+        if isinstance(form, Text):
+            return self.named(self.pieces(self.names.cut(form.text)))
+        if isinstance(form, Seq):
+            return self.named(self._sequence(form.parts))
+        if isinstance(form, Either):
+            return self.named(self._either(form.parts))
+        if isinstance(form, Repeat):
+            return self.named(self._repeat(form))
+        if isinstance(form, Until):
+            return self._until(form.mark)
+        if isinstance(form, Tag):
+            return self.rule(Seq((Text(form.begin), form.content, Text(form.end))))
+        if isinstance(form, Tags):
+            return self.named(self._tags(form))
+        assert isinstance(form, Grammar)
+        return self._grammar(form)
+
+    # -- lines ------------------------------------------------------------------------------
+
+    def named(self, body: str, options: str = "") -> str:
+        name = f"r{len(self.lines)}"
+        self.lines.append(f"{name}{options}: {body}")
+        return name
+
+    def terminal(self, body: str) -> str:
+        if body not in self._terminals:
+            self._terminals[body] = f"T{len(self.lines)}"
+            self.lines.append(f"{self._terminals[body]}: {body}")
+        return self._terminals[body]
+
+    def lexeme(self, node: regex.Node) -> str:
+        if node == regex.EMPTY:
+            return self.named('""')
+        return self.terminal(slashed(node))
+
+    def pieces(self, pieces: Sequence[str | int]) -> str:
+        """A text, special tokens by id."""
+        return " ".join(
+            f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in pieces
+        ) or '""'  # fmt: skip
+
+    # -- forms ------------------------------------------------------------------------------
+
+    def _sequence(self, parts: Iterable[Form]) -> str:
+        """What is regular and stands together is one lexeme."""
+        made: list[str] = []
+        run: list[regex.Node] = []
+        for part in _flat(parts):
+            node = regular(part, self.names)
+            if node is not None:
+                run.append(node)
+                continue
+            made += [*self._run(run), self.rule(part)]
+            run = []
+        return " ".join([*made, *self._run(run)]) or '""'
+
+    def _run(self, run: list[regex.Node]) -> list[str]:
+        return [self.lexeme(regex.Seq(tuple(run)))] if run else []
+
+    def _either(self, parts: Iterable[Form]) -> str:
+        found = [regular(part, self.names) for part in parts]
+        nodes = tuple(node for node in found if node is not None)
+        rules = [self.rule(part) for part, node in zip(parts, found) if node is None]
+        return " | ".join([*([self.lexeme(regex.Alt(nodes))] if nodes else []), *rules])
+
+    def _repeat(self, form: Repeat) -> str:
+        if form.most == 0:
+            return '""'
+        part = self.rule(form.part)
+        more = (
+            f"({part})"
+            if not form.between
+            else f"({self._sequence([Text(form.between), form.part])})"
+        )
+        most = "" if form.most is None else str(form.most - 1)
+        some = f"{part} {more}{{{max(form.least - 1, 0)},{most}}}"
+        return some if form.least else f"({some})?"
+
+    def _until(self, mark: str) -> str:
+        """A special token ends it, and so does its name in other tokens: readers read text."""
+        if not mark:
+            raise RequestError("structured output: any text needs a mark that ends it")
+        pieces = self.names.cut(mark)
+        spelled = self.named(f"{_ANY[:-1]}{_slashed_text(mark)}/", "[lazy]")
+        if pieces == [mark]:
+            return spelled
+        before = self.terminal(_free([mark]))
+        return self.named(f"{spelled} | {self._behind(before, pieces, [mark])}")
+
+    def _behind(self, free: str, pieces: Sequence[str | int], barred: Sequence[str]) -> str:
+        """Free text and then the pieces, of which one is a special token."""
+        if isinstance(pieces[0], int):
+            return f"{free} {self.pieces(pieces)}"
+        ending = f"{_ANY[:-1]}{_slashed_text(pieces[0])}/ & {_free(barred)}"
+        return f"{self.terminal(ending)} {self.pieces(pieces[1:])}"
+
+    def _tags(self, form: Tags) -> str:
+        barred, groups = self._triggers(form)
+        end = self.terminal(_free(barred))
+        each = [self._triggered(trigger, tags, barred) for trigger, tags in groups.items()]
+        one = "(" + " | ".join(each) + ")"
+        if form.only_first:
+            return one if form.least else f"{one} | {end}"
+        return f"{one}{{{form.least},}} {end}"
+
+    def _triggered(self, trigger: str, tags: list[Tag], barred: Sequence[str]) -> str:
+        pieces = self.names.cut(trigger)
+        rests = [Seq((Text(tag.begin[len(trigger) :]), tag.content, Text(tag.end))) for tag in tags]
+        rest = self.rule(Either(tuple(rests)))
+        if pieces != [trigger]:
+            head = self._behind(self.terminal(_free(barred)), pieces, barred)
+            return f"{head} {rest}"
+        others = [one for one in barred if one != trigger]
+        alone = f" & {_free(others)}" if others else ""
+        head = self.named(self.terminal(f"{_ANY[:-1]}{_slashed_text(trigger)}/{alone}"), "[lazy]")
+        return f"{head} {rest}"
+
+    def _triggers(self, form: Tags) -> tuple[list[str], dict[str, list[Tag]]]:
+        """What may not stand in free text, and the tags by their triggers.
+
+        A trigger that ends within a special token's name goes on to the end of it. Of triggers
+        that begin alike the shorter counts.
+        """
+        groups: dict[str, list[Tag]] = {}
+        for tag in form.tags:
+            fitting = [one for one in form.triggers if one and tag.begin.startswith(one)]
+            if not fitting:
+                raise RequestError(f"the tag {tag.begin!r:.60} begins with none of the triggers")
+            groups.setdefault(self._stretched(tag.begin, min(fitting, key=len)), []).append(tag)
+        every = list(dict.fromkeys([*form.triggers, *groups]))
+        barred = [one for one in every if not any(o != one and one.startswith(o) for o in every)]
+        return barred, groups
+
+    def _stretched(self, begin: str, trigger: str) -> str:
+        at = 0
+        for piece in self.names.cut(begin):
+            name = piece if isinstance(piece, str) else self.names.of[piece]
+            if at < len(trigger) < at + len(name) and isinstance(piece, int):
+                return begin[: at + len(name)]
+            at += len(name)
+        return trigger
+
+    def _grammar(self, form: Grammar) -> str:
+        name = f"g{len(self.others)}"
+        self.others.append({"name": name, "lark_grammar": form.text})
+        return self.named(f"@{name}")
+
+
+def slashed(node: regex.Node) -> str:
+    """A regular expression between slashes."""
+    return f"/{regex.text(node)}/"
+
+
+def _slashed_text(text: str) -> str:
+    return regex.text(regex.literal(text))
+
+
+def _free(barred: Sequence[str]) -> str:
+    """A terminal's body: any text without these."""
+    if not barred:
+        return _ANY
+    inner = "|".join(map(_slashed_text, barred))
+    return f"{_ANY} & ~{_ANY[:-1]}(?:{inner}){_ANY[1:]}"
+
+
+def _flat(parts: Iterable[Form]) -> Iterable[Form]:
+    for part in parts:
+        if isinstance(part, Seq):
+            yield from _flat(part.parts)
+        elif isinstance(part, Tag):
+            yield from _flat((Text(part.begin), part.content, Text(part.end)))
+        else:
+            yield part
+
+
+def _schema(form: Json) -> str:
+    schema = closed(form)
+    if not isinstance(schema, dict):
+        schema = {"anyOf": [schema]} if schema is False else {}
+    written: dict[str, object] = {"whitespace_flexible": False}
+    if form.spacing is not None:
+        written = {"whitespace_pattern": regex.text(regex.whole(regex.parse(form.spacing), False))}
+    elif form.whitespace:
+        written = {"whitespace_pattern": WHITESPACE}
+    return json.dumps({"x-guidance": written, **schema})

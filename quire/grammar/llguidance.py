@@ -1,0 +1,215 @@
+"""The backend over llguidance: grammars as Lark text, matchers that never raise.
+
+Its matchers enter an error state instead: what their work costs in one step is bounded by fuel,
+and a matcher that ran out of it has a `fault`. Compiling and filling give up the GIL.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from quire.errors import RequestError
+from quire.grammar import lark
+from quire.grammar.base import Matcher, Words
+from quire.grammar.ending import EndingMatcher, Ends
+from quire.grammar.forms import Form
+from quire.grammar.vocabulary import Names, Vocabulary
+
+MOST_SIZE = 500_000
+"""Symbols of a grammar."""
+FUEL = 5_000_000
+"""For the expressions of a grammar, when it is compiled: about 100 ms."""
+STEP_FUEL = 1_000_000
+"""For those that one step meets: about 70 ms, once for each state."""
+STEP_ITEMS = 50_000
+LEXER_STATES = 50_000
+"""Of one grammar, 1 to 2 kB each."""
+ALONE = 2
+"""So many masks are filled by the calling thread: waking others takes longer."""
+_BASE_SIZE = 200_000
+_SIZE_PER_BYTE = 60
+
+
+class _Tokens:
+    """What llguidance asks a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary, ends: Sequence[int]) -> None:
+        missing = vocabulary.size - len(vocabulary.tokens)
+        self.tokens = [*vocabulary.tokens, *([b""] * missing)]
+        self.special_token_ids = [i for i, _ in vocabulary.special]
+        self.eos_token_id = ends[0]
+        self.bos_token_id = None
+        self.is_tokenizer_wrapper = True
+
+    def __call__(self, text: str) -> list[int]:
+        """Only for tokens that are forced, which no grammar here has."""
+        return []
+
+
+class LLGuidance:
+    """A base.Compiler."""
+
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.ends = Ends(vocabulary)
+        self._names = Names(vocabulary)
+        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
+        self._unused = [i for i, _ in vocabulary.special if i not in vocabulary.ends]
+        self._executor = LLExecutor()
+
+    def compile(self, form: Form) -> LLGrammar:
+        """The form's grammar. Raises RequestError."""
+        grammars = lark.grammars(form, self._names)
+        return self.load(json.dumps({"grammars": grammars}).encode())
+
+    def load(self, dumped: bytes) -> LLGrammar:
+        text = dumped.decode()
+        ends = tuple(i for i in self.vocabulary.ends if not self._named(i, text))
+        hidden = None
+        if not ends:
+            hidden = self._stand_in(text)
+            ends = (hidden,)
+        master = LLMatcher(self._tokenizer(ends), text, log_level=0, limits=_limits())
+        if master.is_error():
+            raise RequestError(_told(master.get_error()))
+        return LLGrammar(self, dumped, _Raw(master, frozenset(ends), hidden))
+
+    def _stand_in(self, grammar: str) -> int:
+        """llguidance must have an end: one that is none of ours, where the grammar names all."""
+        for i in self._unused:
+            if not self._named(i, grammar):
+                return i
+        raise RequestError("the form names every special token of the model; it must leave one")
+
+    def _tokenizer(self, ends: tuple[int, ...]) -> LLTokenizer:
+        """End tokens that a grammar names are ordinary special ones within it."""
+        if ends not in self._tokenizers:
+            wrapped: Any = _Tokens(self.vocabulary, ends)
+            self._tokenizers[ends] = LLTokenizer(wrapped, eos_token=list(ends))
+        return self._tokenizers[ends]
+
+    def _named(self, token: int, grammar: str) -> bool:
+        name = self._names.of.get(token)
+        return f"<[{token}]>" in grammar or (name is not None and name in grammar)
+
+    def fill_all(self, matchers: Sequence[tuple[int, Matcher]], words: Words) -> None:
+        given = [(row, *_parts(matcher)) for row, matcher in matchers]
+        busy = [] if len(given) <= ALONE else [one for one in given if not one[1].over]
+        for row, matcher, _ in given if not busy else [one for one in given if one[1].over]:
+            matcher.fill(words[row])
+        if busy:
+            self._fill_busy([(raw.inner, row) for row, _, raw in busy], words)
+        for row, matcher, raw in busy:
+            raw.masked(words[row])
+            matcher.finish(words[row])
+
+    def _fill_busy(self, work: list[tuple[LLMatcher, int]], words: Words) -> None:
+        assert words.flags["C_CONTIGUOUS"]
+        assert words.shape[1] == self.vocabulary.words
+        at, row_bytes, rows = words.ctypes.data, words.shape[1] * 4, words.shape[0]
+        self._executor.unsafe_compute_mask_ptr(work, at, row_bytes, rows)
+
+
+class LLGrammar:
+    """A base.Grammar."""
+
+    def __init__(self, compiler: LLGuidance, dumped: bytes, master: _Raw) -> None:
+        self.compiler = compiler
+        self.size = _BASE_SIZE + _SIZE_PER_BYTE * len(dumped)
+        self._dumped = dumped
+        self._master = master
+
+    def matcher(self) -> EndingMatcher:
+        return EndingMatcher(self._master.twin(), self.compiler.ends)
+
+    def dump(self) -> bytes:
+        return self._dumped
+
+
+class _Raw:
+    """Over one LLMatcher. stops: what llguidance takes for the end; hidden: one that is none."""
+
+    __slots__ = ("fault", "hidden", "inner", "stops")
+
+    def __init__(
+        self,
+        inner: LLMatcher,
+        stops: frozenset[int],
+        hidden: int | None,
+        fault: str | None = None,
+    ) -> None:
+        self.inner = inner
+        self.stops = stops
+        self.hidden = hidden
+        self.fault = fault
+
+    def take(self, token: int) -> bool:
+        if token in self.stops or self.fault is not None:
+            return False
+        return self.inner.try_consume_tokens([token]) == 1
+
+    def back(self, tokens: int) -> None:
+        if not self.inner.rollback(tokens):
+            self.look()
+
+    def mask(self, words: Words) -> None:
+        self.inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self.masked(words)
+
+    def masked(self, words: Words) -> None:
+        """See what filling did to it, by whomever it was filled."""
+        if self.hidden is not None:
+            words[self.hidden // 32] &= np.int32(~np.uint32(1 << self.hidden % 32))
+        self.look()
+
+    def look(self) -> None:
+        """See whether the last step was too much for it."""
+        if self.inner.is_error():
+            self.fault = _told(self.inner.get_error())
+
+    def ahead(self, tokens: Sequence[int]) -> int:
+        if self.fault is not None:
+            return 0
+        known = list(itertools.takewhile(lambda token: token not in self.stops, tokens))
+        return self.inner.validate_tokens(known)
+
+    def whole(self) -> bool:
+        return self.inner.is_accepting()
+
+    def stopped(self) -> bool:
+        return self.inner.is_stopped()
+
+    def twin(self) -> _Raw:
+        return _Raw(self.inner.deep_copy(), self.stops, self.hidden, self.fault)
+
+
+def _parts(matcher: Matcher) -> tuple[EndingMatcher, _Raw]:
+    assert isinstance(matcher, EndingMatcher)
+    assert isinstance(matcher.raw, _Raw)
+    return matcher, matcher.raw
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        initial_lexer_fuel=FUEL,
+        step_lexer_fuel=STEP_FUEL,
+        step_max_items=STEP_ITEMS,
+        max_lexer_states=LEXER_STATES,
+        max_grammar_size=MOST_SIZE,
+        verbose_errors=False,
+    )
+
+
+def _told(error: str) -> str:
+    """Its message without places in texts that only we have seen."""
+    first = error.strip().split("\n")[0]
+    return re.sub(r"^at \d+\(\d+\): ", "", first).removeprefix("failed to compile JSON schema: ")
