@@ -27,6 +27,9 @@ DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 STALLED_S = 120.0
 """A client that takes nothing for so long, while there is something to take, has gone."""
+FAULT_S = 15.0
+"""Headers wait so long for the first news where texts have a form: what is found wrong with one
+while it is compiled is then a status, as it would be without a stream."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -114,6 +117,7 @@ class EventStream(Response):
         self._keep_alive_s = keep_alive_s
         self._chunks = 0  # sent
         self._sending = False
+        self._first: asyncio.Task[list[Event]] | None = None
         self.status_code = 200
         self.media_type = shape.media_type
         self.background = None
@@ -122,6 +126,8 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            if any(one.request.constraint for one in self._events.prepared):
+                await self._wait_for_faults()
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)
             async with self._watched(send):
@@ -129,7 +135,19 @@ class EventStream(Response):
                 last = await asyncio.create_task(self._send_all(send))
             await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
+            if self._first is not None:
+                self._first.cancel()
             self._events.close()
+
+    async def _wait_for_faults(self) -> None:
+        """Raise what is wrong with the request, if that is found out soon."""
+        self._first = asyncio.create_task(self._first_events())
+        done, _ = await asyncio.wait({self._first}, timeout=FAULT_S)
+        if done:
+            self._first.result()
+
+    async def _first_events(self) -> list[Event]:
+        return self._events.read(await anext(aiter(self._events.stream), ()))
 
     async def _send_all(self, send: Send) -> bytes:
         """Send as it comes; returns what is to be sent last."""
@@ -138,6 +156,8 @@ class EventStream(Response):
         try:
             if begin := shape.begin():
                 await send({"type": "http.response.body", "body": begin, "more_body": True})
+            if self._first is not None and (data := write(await self._first)):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
             async for updates in events.stream:
                 if data := write(read(updates)):
                     self._sending = True

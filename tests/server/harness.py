@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import Full
 from quire.core.kv_cache import KVCache
+from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget
 from quire.core.order.fifo import Fifo
@@ -84,6 +85,7 @@ class Reciter:
         self.vocab = len(tokenizer)
         self.eos = tokenizer.eos_token_id
         self._known = {}
+        self.bound = Bound()
 
     def speech(self, prompt, index=0):
         key = (tuple(prompt), index)
@@ -98,10 +100,22 @@ class Reciter:
 
     def next_token(self, seq, tokens):
         said = len(tokens) - seq.prompt_len
+        if seq.request.constraint is not None:
+            return self.whole(seq)[said]
         speech = self.speech(seq.request.prompt, seq.index)
         if seq.request.params.ignore_eos:
             return speech[said % len(speech)]
         return speech[said] if said < len(speech) else self.eos
+
+    def whole(self, seq):
+        """What a sequence says whose text has a form."""
+        text = self.bound.text(seq.request.constraint, seq.index)
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def ends(self, seq, tokens):
+        """Whether the text is whole with its last token."""
+        bound = seq.request.constraint is not None
+        return bound and len(tokens) - seq.prompt_len == len(self.whole(seq))
 
     def logprobs(self, place, chosen, count, worst=False):
         draw = random.Random(place)
@@ -115,6 +129,46 @@ class Reciter:
         return TokenLogprobs(
             [chosen, *ids[:count]], [values[at], *values[:count]], [ranks[at], *ranks[:count]]
         )
+
+
+class Bound:
+    """Grammars, and what the model makes of them: whole texts of their own."""
+
+    def __init__(self):
+        self.settled = True
+        self.ring = None
+        self.texts = ['{"a": 1}', '{"a": "ünïcödé 汉字"}']
+        self.end = "stop"
+        self.outcome = 3
+        self.asked = []
+        self.held = 0
+
+    def text(self, constraint, index):
+        return self.texts[index % len(self.texts)]
+
+    def accept(self, constraint):
+        pass
+
+    def ask(self, constraint):
+        self.held += 1
+        self.asked.append(constraint)
+
+    def release(self, constraint):
+        self.held -= 1
+
+    def settle(self):
+        """Tell how it turned out, where `settled` was false before."""
+        self.settled = True
+        self.ring()
+
+    def outcomes(self):
+        if not self.settled:
+            return iter(())
+        done, self.asked = self.asked, []
+        return iter([(one, self.outcome) for one in dict.fromkeys(done)])
+
+    def call_when_settled(self, ring):
+        self.ring = ring
 
 
 class Executor:
@@ -134,7 +188,7 @@ class Executor:
             raise self.fail_with
         for seq in plan.joins:
             self._tokens[seq.slot] = list(seq.tokens)
-        said, logprobs, prompts = [], {}, {}
+        said, logprobs, prompts, ends = [], {}, {}, {}
         for place, row in enumerate(plan.rows):
             tokens, params = self._tokens[row.seq.slot], row.seq.request.params
             if params.prompt_logprobs is not None:
@@ -150,13 +204,15 @@ class Executor:
             del tokens[row.start + row.count :]
             tokens.append(self.model.next_token(row.seq, tokens))
             said.append((tokens[-1],))
+            if self.model.ends(row.seq, tokens):
+                ends[place] = self.model.bound.end
             self.said += 1
             if params.logprobs is not None:
                 worst = row.seq.index % 2 == 0  # even ones are less likely: best_of must see it
                 logprobs[place] = [
                     self.model.logprobs(len(tokens), tokens[-1], params.logprobs, worst)
                 ]
-        return Done(StepResult(said, logprobs, prompts))
+        return Done(StepResult(said, logprobs, prompts, ends=ends))
 
     def call(self, function):
         return [function(self.model)]
@@ -178,7 +234,7 @@ class Done:
 
 def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False):
     kv = KVCache(BlockPool(blocks), 4, (Full(),))
-    limits = [TokenBudget(256), SeatLimit(seqs)]
+    limits = [TokenBudget(256), SeatLimit(seqs), GrammarLimit(executor.model.bound, MAX_LEN)]
     scheduler = Scheduler(kv, limits, Fifo(), max_seqs=seqs, max_len=MAX_LEN, steps_in_flight=depth)
     return Engine(scheduler, executor, steps_in_flight=depth, check=check)
 
