@@ -1,0 +1,202 @@
+"""Finds a short way to end a text, by trying it on the matcher: what it finds is sure.
+
+Best first. What is tried first at a place: what closes something; where any letter is allowed (the
+inside of a string, free text), what ends that; then what the form names; then what the mask has.
+A text is made of bytes here, and written in as few tokens as can be when it is found.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from quire.grammar.base import Words
+from quire.grammar.jumps import Bounds
+from quire.grammar.spelling import Spelling
+
+CLOSERS = b'}]",:'
+FIRST = b"0123456789ntf[{-."
+STRUCTURE = frozenset((b"}", b"]", b'"', b",", b":", b"{", b"["))
+LATER = 5
+"""How much worse each later choice at a place is thought to be, in tokens."""
+MOST_PATH = 1200
+MOST_MOVES = 40
+GARBAGE = b"~^`|@;$&%#*?qZJ_="
+"""Where two of these that the form does not name may stand, anything may."""
+
+Move = tuple[int, ...]
+
+
+class Stepper(Protocol):
+    """What is needed of a matcher (quire.grammar.base.Matcher)."""
+
+    def accept(self, token: int) -> bool: ...
+    def rollback(self, tokens: int) -> None: ...
+    def fill(self, words: Words) -> None: ...
+    def validate(self, tokens: Sequence[int]) -> int: ...
+    @property
+    def complete(self) -> bool: ...
+
+
+class _Walk:
+    """Takes a matcher from one place of a search to another."""
+
+    def __init__(self, matcher: Stepper) -> None:
+        self.matcher = matcher
+        self._path: Move = ()
+
+    def go(self, path: Move) -> None:
+        old = self._path
+        same = 0
+        for one, two in zip(old, path):
+            if one != two:
+                break
+            same += 1
+        if same < len(old):
+            self.matcher.rollback(len(old) - same)
+        for token in path[same:]:
+            self.matcher.accept(token)
+        self._path = path
+
+
+class Ways:
+    """Looks for ends of texts of one form. Stateless between calls: safe for many sequences."""
+
+    def __init__(self, bounds: Bounds, spelling: Spelling) -> None:
+        self.spelling = spelling
+        self.garbage = self._garbage(bounds)
+        self._line = spelling.ids.get(b"\n")
+        self._marks = self._moves(bounds.marks)
+        self._literals = self._moves(bounds.literals[:MOST_MOVES])
+        self._fillers: list[Move] = [(one,) for one in spelling.fillers]
+        self._closers = self._bytes(CLOSERS)
+        self._quote = self._bytes(b'"')
+
+    def _garbage(self, bounds: Bounds) -> list[int]:
+        """Tokens of single characters that no name, value or mark of the form holds."""
+        named = "".join((*bounds.marks, *bounds.literals, *bounds.names)).encode()
+        unnamed = [bytes([byte]) for byte in GARBAGE if byte not in named]
+        return [self.spelling.ids[one] for one in unnamed if one in self.spelling.ids][:2]
+
+    def _bytes(self, text: bytes) -> list[Move]:
+        known = [self.spelling.ids.get(bytes([byte])) for byte in text]
+        return [(one,) for one in known if one is not None]
+
+    def _moves(self, texts: Sequence[str]) -> list[Move]:
+        """The texts as tokens: as special ones where there are such."""
+        found: list[Move] = []
+        for text in texts:
+            data = text.encode()
+            found += [(one,) for one in self.spelling.special if self.spelling.pieces[one] == data]
+            tokens = self.spelling.fewest(data)
+            if tokens:
+                found.append(tokens)
+        return found
+
+    def free(self, matcher: Stepper) -> bool:
+        """Anything may stand here that is no end of it."""
+        return bool(self.garbage) and all(matcher.validate([one]) for one in self.garbage)
+
+    def wide(self, matcher: Stepper) -> bool:
+        """Where anything may stand: a line break may too, so it is no string of JSON."""
+        return self._line is not None and matcher.validate([self._line]) == 1
+
+    def find(self, matcher: Stepper, effort: int = 3000, first: bytes = b"") -> list[int] | None:
+        """Tokens that end the text, whole, or None. The matcher is as it was.
+
+        effort: so many questions at most. first: bytes tried before all others.
+        """
+        if matcher.complete:
+            return []
+        walk = _Walk(matcher)
+        found = self._search(walk, effort, self._bytes(first))
+        walk.go(())
+        return None if found is None else self._written(matcher, found)
+
+    def _search(self, walk: _Walk, effort: int, ahead: list[Move]) -> Move | None:
+        matcher, end = walk.matcher, self.spelling.ends[0]
+        heap: list[tuple[int, int, Move, Iterator[Move]]] = []
+        heap.append((0, 0, (), self._tries(matcher, ahead)))
+        made = 0
+        while heap and effort > 0:
+            cost, _, path, tries = heapq.heappop(heap)
+            walk.go(path)
+            for move in tries:
+                effort -= 1
+                if matcher.validate(move) < len(move):
+                    continue
+                longer = path + move
+                if matcher.validate((*move, end)) > len(move):
+                    return longer
+                made += 2
+                heapq.heappush(heap, (cost + LATER, -made, path, tries))
+                if len(longer) < MOST_PATH:
+                    rest = self._tries(matcher, ahead)
+                    heapq.heappush(heap, (cost + self._cost(path, move), -made - 1, longer, rest))
+                break
+        return None
+
+    def _cost(self, path: Move, move: Move) -> int:
+        """How much a step leads away from the end. What opens a container does, and what goes on
+        within one thing (0.000...); what follows from the form, however long, does not."""
+        if len(move) > 1 or move[0] in self.spelling.special:
+            return 0
+        byte = self.spelling.pieces[move[0]][-1:]
+        if byte in b"{[":
+            return 2
+        return int(bool(path) and not {byte, self.spelling.pieces[path[-1]][-1:]} & STRUCTURE)
+
+    def _tries(self, matcher: Stepper, ahead: list[Move]) -> Iterator[Move]:
+        """What may come next, the likeliest way to the end first. The matcher has to stand at the
+        same place whenever the next one is asked for."""
+        if self.free(matcher):
+            if not self.wide(matcher):
+                yield from self._quote
+                yield from self._marks
+                yield from self._literals
+                yield from self._fillers
+            else:
+                yield from self._marks
+        else:
+            yield from ahead
+            yield from self._closers
+            yield from self._marks
+            yield from self._literals
+        yield from self._allowed(matcher)
+
+    def _allowed(self, matcher: Stepper) -> list[Move]:
+        """All that the mask has, as short tokens."""
+        words = np.zeros_like(self.spelling.short)
+        matcher.fill(words)
+        # Where bytes are forced a backend may show one token that has them all.
+        tokens = self.spelling.tokens(words & self.spelling.short) or self.spelling.tokens(words)
+        pieces = self.spelling.pieces
+        return [(one,) for one in sorted(tokens, key=lambda one: _rank(pieces[one]))]
+
+    def _written(self, matcher: Stepper, path: Move) -> list[int]:
+        """The same text in fewer tokens, where the matcher agrees."""
+        short: list[int] = []
+        run = b""
+        for token in path:
+            if token not in self.spelling.special:
+                run += self.spelling.pieces[token]
+                continue
+            short += [*(self.spelling.fewest(run) or ()), token]
+            run = b""
+        short += self.spelling.fewest(run) or ()
+        if len(short) < len(path) and matcher.validate(short) == len(short):
+            return short
+        return list(path)
+
+
+def _rank(piece: bytes) -> tuple[int, int]:
+    """Values that end soon, then letters, then all others; white space leads nowhere."""
+    if not piece:
+        return 4, 0
+    byte = piece[0]
+    if byte in FIRST:
+        return 0, FIRST.index(byte)
+    return (3 if byte in b" \t\r\n" else 1 if chr(byte).isalnum() and byte < 128 else 2), byte
