@@ -104,14 +104,16 @@ class Bound:
         guide = self.guide
         if guide is None:
             return None
-        if not guide.accept(token):
-            self.refusal = guide.fault
-            if self.refusal is None:
-                self.fault = f"the grammar of the output does not allow token {token}"
+        allowed = guide.accept(token)
+        self.refusal = guide.fault
+        if self.refusal is not None:
             return None
-        if not guide.over:
+        if not allowed:
+            self.fault = f"the grammar of the output does not allow token {token}"
             return None
-        self.over = True
+        self.over = guide.over
+        if not self.over:
+            return None
         return "length" if guide.forced else "stop"
 
     @property

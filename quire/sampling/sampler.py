@@ -120,7 +120,7 @@ class Sampler:
         for step in self._steps:
             step.leave(slot)
 
-    def binding(self, slots: Sequence[int], positions: Counts) -> Binding | None:
+    def binding(self, slots: tuple[int, ...], positions: Counts) -> Binding | None:
         """What the rows of the next sampling are bound to; None: nothing.
 
         If it has `masks`, they are to be applied before `choose`; `sample` does so by itself. Then

@@ -238,7 +238,7 @@ struct MaskArgs {
   long masks, dtype;
 };
 
-inline Plan plan(const MaskArgs& a, int) { return {a.masks * a.vocab > 4 * SMALL, 0}; }
+inline Plan plan(const MaskArgs& a, int) { return {a.masks * a.vocab > 128 * SMALL, 0}; }
 
 template <class U>
 void mask(const MaskArgs& a, U lowest, const Team& team) {

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from math import inf, isfinite
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,7 @@ from quire.grammar.base import Words
 from quire.kernels.token_mask import token_mask
 from quire.sampling.bound import Bound, End, Grammars
 
-Counts = Sequence[int] | npt.NDArray[np.int32]
+Counts = list[int] | npt.NDArray[np.int32]
 """Outputs that each row has already."""
 
 Tokens = tuple[Sequence[int], npt.NDArray[np.float32]]
@@ -48,6 +49,8 @@ class Grammar:
         self._device = device
         self._grammars = grammars
         self._bound: dict[int, Bound] = {}
+        self._slots: tuple[int, ...] = ()  # of the sampling before
+        self._rows: list[tuple[int, Bound]] = []  # of those that are bound
         self._unsettled: deque[Binding] = deque()
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
@@ -64,17 +67,20 @@ class Grammar:
 
     def leave(self, slot: int) -> None:
         """The slot is empty; unknown slots are ignored."""
+        self._slots, self._rows = (), []
         self._bound.pop(slot, None)
 
-    def binding(self, slots: Sequence[int], positions: Counts) -> Binding | None:
+    def binding(self, slots: tuple[int, ...], positions: Counts) -> Binding | None:
         """What a sampling of these slots is bound to; None: nothing."""
-        if not self._bound or self._bound.keys().isdisjoint(slots):
+        if not self._bound:
             return None
-        rows = [(row, self._bound[s], int(positions[row])) for row, s in self._rows(slots)]
-        return Binding(self, rows)
-
-    def _rows(self, slots: Sequence[int]) -> list[tuple[int, int]]:
-        return [(row, slot) for row, slot in enumerate(slots) if slot in self._bound]
+        if slots != self._slots:
+            found = [(row, self._bound[s]) for row, s in enumerate(slots) if s in self._bound]
+            self._slots, self._rows = slots, found
+        if not self._rows:
+            return None
+        counts = positions if isinstance(positions, list) else positions.tolist()
+        return Binding(self, [(row, bound, counts[row]) for row, bound in self._rows])
 
     def add(self, binding: Binding) -> None:
         """A sampling's tokens are on their way."""
@@ -143,23 +149,25 @@ class Binding:
         assert self._fetch is not None, "a sampling is settled that was not told of"
         ids, tops = self._fetch()
         self.settled, self._fetch = True, None
+        best = tops.tolist()
         for row, bound, _ in self._rows:
             if not bound.over:
-                self._take_in(row, bound, int(ids[row]), float(tops[row]))
+                self._take_in(row, bound, ids[row], best[row])
 
     def _take_in(self, row: int, bound: Bound, token: int, top: float) -> None:
-        sound = bool(np.isfinite(top))
-        if sound and not bound.failed:
+        if isfinite(top) and not bound.failed:
             end = bound.accept(token)
             if end is not None:
                 self.ends[row] = end
-        elif top == -np.inf and not bound.failed and self.masks:
+            elif not bound.failed:
+                return
+        elif top == -inf and not bound.failed and self.masks:
             bound.refusal = NOTHING
+        bound.over = True
         if bound.fault is not None:
             self.errors[row] = bound.fault
         elif bound.refusal is not None:
             self.refusals[row] = bound.refusal
-        bound.over = bound.over or bound.failed or not sound
 
 
 def fill(work: Work, words: Words) -> None:
