@@ -3,9 +3,9 @@ made-up step times. No model and no GPU: what it shows is the scheduler's policy
 
 usage: python bench/pacing.py [--concurrency 32,128,256] [--targets 0,50,30] [--host-ms 10]
 
-A step takes the longer of its arithmetic and its weights, and its KV reads, as an 8B model does on an
-H200 (14 GFLOP a token at 670 TFLOP/s, 15 GB of weights and 131 KB of KV a token at 4.2 TB/s), and at
-least --host-ms if there is a prompt in it. 512 tokens in, 128 out, 4 requests a client.
+A step takes what an 8B model took on an H200 for so many rows (STEPS), and the KV reads of its
+decoding rows (131 KB a token at 4.2 TB/s); one of more than a thousand rows at least --host-ms if
+there is a prompt in it. 512 tokens in, 128 out, 4 requests a client.
 """
 
 import argparse
@@ -25,10 +25,20 @@ from quire.core.types import Request, StepResult, Stop
 INPUT, OUTPUT, DEPTH, BUDGET = 512, 128, 2, 8192
 
 
+STEPS = (
+    ((1, 3.7), (32, 4.1), (64, 4.3), (128, 4.8), (256, 6.2), (512, 10.9), (640, 14.1))
+    + ((1024, 21.9), (2048, 47.2), (16384, 386.0))
+)  # rows, ms
+CAPTURED = 1024
+
+
 def step_s(prompts, rows, host_s):
-    arithmetic = (prompts + rows) * 14e9 / 670e12
+    total = prompts + rows
+    low, high = next(pair for pair in zip(STEPS, STEPS[1:]) if total <= pair[1][0])
+    share = (total - low[0]) / (high[0] - low[0])
+    products = (low[1] + share * (high[1] - low[1])) / 1e3
     kv = rows * (INPUT + OUTPUT / 2) * 131e3 / 4.2e12
-    return max(max(arithmetic, 15e9 / 4.2e12) + kv + 4e-4, host_s if prompts else 0.0)
+    return max(products + kv, host_s if prompts and total > CAPTURED else 0.0)
 
 
 class Loop:

@@ -172,7 +172,7 @@ class SchedulerOptions:
     could use them. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
     inter_token_target_ms: float | None = opt(None, low=0)
     """While others wait for their next token, prompts get as much of a step as lets it end in so
-    many milliseconds. 0: no target. None: 50 in a server, none offline."""
+    many milliseconds. 0: no target. None: 30 in a server, none offline."""
     max_num_queued_reqs: int | None = opt(None, low=1, parse="count")
     """Most requests in a server at once, running and waiting; more get 429 with Retry-After. None:
     all may wait."""

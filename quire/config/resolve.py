@@ -35,7 +35,7 @@ from quire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
-INTER_TOKEN_S = 0.05
+INTER_TOKEN_S = 0.03
 LONG_PREFILL = 0.04
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
