@@ -44,7 +44,6 @@ LogitsProcessor = Callable[..., Any]
 """f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits, one row at a time."""
 
 LATER = {
-    "thinking_token_budget": "a budget of thinking tokens is not built yet",
     "repetition_detection": "repetition detection is not built yet",
     "prompt_logprob_token_ids": "prompt scores of chosen token ids are not built yet",
     "prompt_logprob_start": "prompt_logprob_start goes with prompt_logprob_token_ids",
@@ -74,8 +73,6 @@ def _is_off(name: str, value: object) -> bool:
     """Whether a field of a later feature asks for nothing."""
     if isinstance(value, RepetitionDetectionParams):
         return value.max_pattern_size == 0
-    if name == "thinking_token_budget":
-        return value is None  # 0: no thinking at all
     return value is None or value is False or value == 0
 
 

@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from quire.core.constraint import Constraint
+from quire.binding.rules import Rules
 from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParams
 from quire.engine import sleep
 from quire.engine.collector import seldom
+from quire.engine.front import house_of
 from quire.engine.profile import Profile
 from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
@@ -25,7 +26,7 @@ from quire.llm.engine import LLMEngine
 from quire.llm.guided import GuidedOptions, refuse_guided, with_guided
 from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
 from quire.llm.prompts import conversations, listed
-from quire.llm.reading import reads
+from quire.llm.reading import Talk, reads
 from quire.llm.views import refuse_lora
 from quire.llm.worker import Worker
 from quire.outputs import BeamSearchOutput, RequestOutput
@@ -40,7 +41,6 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Params = SamplingParams | Sequence[SamplingParams]
 Conversation = Sequence[Any]
-Bind = Callable[[Prompt, SamplingParams], Constraint | None]
 LATER = {
     "release_kv_cache_memory": "giving KV memory back",
     "init_weight_transfer_engine": "weight transfer",
@@ -140,20 +140,24 @@ class LLM:
         *,
         reasoning_parser: str | None = None,
         tool_parser: str | None = None,
+        tool_choice: str | Mapping[str, object] | None = None,
+        parallel_tool_calls: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several.
 
         reasoning_parser, tool_parser: names as `quire serve` knows them, or "auto"; then outputs
-        have `reasoning` and `tool_calls`, and `text` is what is left.
+        have `reasoning` and `tool_calls`, and `text` is what is left. tool_choice: as over HTTP;
+        "required" or a function forces calls, with a parser or without one.
         """
         given = conversations(messages)
+        parsers = Parsers(reasoning_parser, tool_parser)
+        variables, goes_on = chat_template_kwargs, continue_final_message
         reading = reads(
-            Parsers(reasoning_parser, tool_parser),
+            Talk(parsers, tools, tool_choice, parallel_tool_calls, variables, goes_on),
             self.get_tokenizer(),
             self._template if chat_template is None else load_chat_template(chat_template),
-            tools=tools,
-            variables=chat_template_kwargs,
-            goes_on=continue_final_message,
+            house_of(self.llm_engine.config),
+            self.llm_engine.inputs.eos_ids,
         )
         asked = [] if reading is None else self._each_params(sampling_params, len(given))
         texts = self._rendered(
@@ -174,6 +178,7 @@ class LLM:
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
             add_special_tokens=False,  # the template wrote them
+            rules=None if reading is None else reading.each(texts, given, asked),
         )
         outputs = self._collect(ids, use_tqdm)
         if reading is not None:
@@ -313,11 +318,11 @@ class LLM:
         tokenization_kwargs: Mapping[str, object] | None,
         mm_processor_kwargs: Mapping[str, object] | None,
         add_special_tokens: bool = True,
-        bind: Bind | None = None,
+        rules: Sequence[Rules] | None = None,
     ) -> list[str]:
         """Check everything, then queue everything, or nothing.
 
-        bind: what an output is bound to, if more says so than its params.
+        rules: of each prompt, if its params alone do not say them.
         """
         self._check_awake()
         refuse_lora(lora_request)
@@ -338,9 +343,12 @@ class LLM:
                 arrived_at=now,
                 tokenization=tokenization_kwargs,
                 add_special_tokens=add_special_tokens,
-                constraint=None if bind is None else bind(prompt, one),
+                constraint=rule.constraint,
+                thinking=rule.thinking,
             )
-            for i, (prompt, one, rank) in enumerate(zip(adding(given, use_tqdm), params, ranks))
+            for i, (prompt, one, rank, rule) in enumerate(
+                zip(adding(given, use_tqdm), params, ranks, rules or [Rules()] * len(given))
+            )
         ]
         self._ids = itertools.count(first + len(given))
         return self._submit(prepared)

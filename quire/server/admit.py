@@ -13,7 +13,7 @@ from typing import Any
 
 from quire.core.params import INT64, MAX_SEQUENCES, SamplingParams
 from quire.errors import RequestError, Unsupported
-from quire.server import strict
+from quire.server import forcing, strict
 from quire.server.asked import MAX_PROMPTS, Asked, Conversation, Prompts
 from quire.server.services import Services
 
@@ -43,8 +43,6 @@ def check(to: Services, asked: Asked) -> None:
     if to.options.strict:
         strict.refuse(asked.ignored)
     to.ignored.tell(asked.ignored)
-    _refuse_what_is_not_built(to, asked)
-    _check_structure(to, asked)
     _check_counts(asked)
     source = asked.source
     if isinstance(source, Prompts):
@@ -54,6 +52,8 @@ def check(to: Services, asked: Asked) -> None:
         to.check_chars(asked.chars, "messages")
     for conversation in asked.conversations:
         _check_conversation(to, conversation)
+    _refuse_what_is_not_built(to, asked)
+    _check_structure(to, asked)
     _check_stream(asked)
     if asked.beams is not None:
         _check_beams(asked)
@@ -94,10 +94,7 @@ def priority(to: Services, asked: Asked, headers: Mapping[str, str]) -> int:
 
 
 def _refuse_what_is_not_built(to: Services, asked: Asked) -> None:
-    if asked.tool_choice not in (None, "none", "auto"):
-        word = asked.words.get("tool_choice", "tool_choice")
-        message = f"{word} must be 'none' or 'auto': forced tool calls are not built yet"
-        raise Unsupported(message, param=word)
+    forcing.check(to, asked)
     _check_reading(to, asked)
     if list(asked.modalities) != ["text"]:
         raise Unsupported("modalities must be ['text']", param="modalities")
@@ -123,13 +120,8 @@ def _check_structure(to: Services, asked: Asked) -> None:
 
 def _check_reading(to: Services, asked: Asked) -> None:
     """What is to be left out must first be told from the rest."""
+    forcing.refuse_reading_without_parser(to, asked)
     readers = to.readers
-    reads_calls = readers is not None and readers.tools is not None
-    has_tools = any(one.tools for one in asked.conversations)
-    if has_tools and not asked.parallel_tool_calls and not reads_calls:
-        message = "parallel_tool_calls=false needs a server that reads tool calls"
-        flags = "--enable-auto-tool-choice --tool-call-parser"
-        raise Unsupported(f"{message} ({flags})", param="parallel_tool_calls")
     if asked.include_reasoning:
         return
     if readers is None or readers.reasoning is None:
@@ -166,6 +158,9 @@ def _check_tool(where: str, tool: Mapping[str, Any]) -> None:
     name = function.get("name") if isinstance(function, Mapping) else None
     if not isinstance(name, str) or not name:
         raise RequestError(f"{where}.function.name must be a non-empty string", param="tools")
+    parameters = function.get("parameters") if isinstance(function, Mapping) else None
+    if not isinstance(parameters, Mapping | None):
+        raise RequestError(f"{where}.function.parameters must be a JSON schema", param="tools")
 
 
 def _check_counts(asked: Asked) -> None:

@@ -90,9 +90,11 @@ class Asked:
     beams: Beams | None = None
     structure: Structure | None = None
     tool_choice: str | dict[str, Any] | None = None
-    """None, "auto", "none", "required" or the choice of a function."""
+    """In the words of OpenAI's chat: quire.binding.choice."""
     parallel_tool_calls: bool = True
     include_reasoning: bool = True
+    thinking: int | None = None
+    """Tokens of thought that are wished for, if this server can count them (`settled`)."""
 
     modalities: Sequence[str] = ("text",)
 

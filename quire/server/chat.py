@@ -22,6 +22,7 @@ from quire.server.events import (
     Whole,
     paired,
 )
+from quire.server.forcing import choice_of
 from quire.server.protocol import logprobs
 from quire.server.protocol.chat import ChatBatchBody, ChatBody
 from quire.server.protocol.shape import Head, add_closing, closing_chunk, encode
@@ -78,6 +79,9 @@ class ChatShape:
         self._openings: dict[int, Opening] = {}
         self._voices = [_Voice(to, one, echo=asked.echo) for one in asked.conversations]
         self._n = asked.n
+        self._names_one = any(
+            choice_of(asked, one).named is not None for one in asked.conversations
+        )
 
     # -- whole ----------------------------------------------------------------------------------
 
@@ -125,7 +129,7 @@ class ChatShape:
             "index": one.index,
             "message": message,
             "logprobs": self._logprobs(one.token_ids, one.logprobs),
-            "finish_reason": one.reason,
+            "finish_reason": self._reason(one.reason),
             "stop_reason": one.stop_reason,
         }
         if one.notes:
@@ -133,6 +137,10 @@ class ChatShape:
         if self._asked.token_ids:
             choice["token_ids"] = list(one.token_ids)
         return choice
+
+    def _reason(self, reason: str) -> str:
+        """As this dialect has it: a call that was asked for by its name is no news."""
+        return "stop" if reason == "tool_calls" and self._names_one else reason
 
     def _logprobs(self, ids: Any, steps: SampleLogprobs | None) -> dict[str, Any] | None:
         if steps is None:
@@ -199,7 +207,7 @@ class ChatShape:
         shown: dict[str, Any] | None,
         finish: Finish | None,
     ) -> dict[str, Any]:
-        reason = None if finish is None else finish.reason
+        reason = None if finish is None else self._reason(finish.reason)
         choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
         chunk = self._head.body([choice])
         if finish is not None:

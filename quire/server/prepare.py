@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.errors import RequestError, Unsupported
+from quire.server import forcing
 from quire.server.admit import reworded
 from quire.server.asked import Asked, Conversation, Prompts
 from quire.server.bound import bound
@@ -61,20 +62,16 @@ def render(to: Services, asked: Asked, one: Conversation) -> str:
     tools = one.tools
     if asked.tool_choice == "none" and options.exclude_tools_when_tool_choice_none:
         tools = None
-    variables = {**options.default_chat_template_kwargs, **one.variables}
-    if one.reasoning_effort is not None:
-        effort = one.reasoning_effort
-        variables["reasoning_effort"] = options.reasoning_effort_map.get(effort, effort)
     template = to.text().template(one.template or to.chat_template, tools)
     try:
         text = template.render(
             one.messages,
-            tools,
+            forcing.shown(tools),
             add_generation_prompt=one.add_generation_prompt,
             continue_final_message=one.continue_final_message,
             documents=one.documents,
             content_format=options.chat_template_content_format,
-            variables=variables,
+            variables=forcing.variables(to, one),
         )
     except Unsupported as e:
         raise RequestError(str(e), param=e.param) from None  # a fault of the messages, to a client
@@ -91,7 +88,7 @@ def sampling_params(to: Services, asked: Asked) -> SamplingParams:
         raise RequestError(f"{word} must be >= 1, got 0", param=word)
     if asked.beams is not None:
         given["n"] = 1  # the width of the search is no matter of one request
-    if splits(to.readers, asked):
+    if splits(to, asked):
         given["skip_special_tokens"] = False  # they are marks; who reads them takes them out
     return SamplingParams(**given, output_kind=kind, skip_clone=True)
 
@@ -99,12 +96,16 @@ def sampling_params(to: Services, asked: Asked) -> SamplingParams:
 def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) -> list[Prepared]:
     source = asked.source
     prompts: Sequence[str | list[int]]
+    form = bound(to, asked)
     if isinstance(source, Prompts):
         prompts, special = source.prompts, source.add_special_tokens
+        ruled = [forcing.rules_of_prompt(to, prompt, form, params) for prompt in prompts]
     else:
-        prompts = [render(to, asked, one) for one in asked.conversations]
+        prompts = texts = [render(to, asked, one) for one in asked.conversations]
         special = any(one.add_special_tokens for one in asked.conversations)
-    side, form = asked.truncation_side, bound(to, asked)
+        each = zip(asked.conversations, texts)
+        ruled = [forcing.rules(to, asked, one, text, form, params) for one, text in each]
+    side = asked.truncation_side
     return [
         to.inputs.request(
             prompt,
@@ -116,7 +117,8 @@ def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) 
             tokenization=None if side is None else {"truncation_side": side},
             add_special_tokens=special,
             timed=asked.timing,
-            constraint=form.constraint,
+            constraint=rules.constraint,
+            thinking=rules.thinking,
         )
-        for prompt in prompts
+        for prompt, rules in zip(prompts, ruled)
     ]

@@ -108,10 +108,7 @@ class Services:
 
     def splitters(self, asked: Asked, prepared: Sequence[Prepared]) -> list[Splitter] | None:
         """One for each choice; None: the text of the answers is content and nothing else."""
-        if self.readers is None or not splitting.splits(self.readers, asked):
-            return None
-        defaults = self.options.default_chat_template_kwargs
-        return splitting.splitters(self.readers, asked, prepared, defaults)
+        return splitting.splitters(self, asked, prepared) if splitting.splits(self, asked) else None
 
     def fingerprint(self) -> str | None:
         """`system_fingerprint` of answers: what they depend on besides the request."""

@@ -1,18 +1,23 @@
 """The splitters of a request: the readers of its answers, as the seam in quire.server.events wants.
 
-Not here: how text is read (quire.text.readers), what a request may ask for (quire.server.admit).
+Not here: how text is read (quire.text.readers), which calls may be made (quire.server.forcing).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from quire.server.asked import Asked, Conversation
+from quire.server import forcing
+from quire.server.asked import Asked
 from quire.server.events import Said, Splitter, ToolCall
 from quire.server.options import ServerOptions
 from quire.text.inputs import Prepared
-from quire.text.readers import AnswerReader, Began, Parsers, Readers, text_of
+from quire.text.readers import AnswerReader, Parsers
 from quire.text.speech import Piece
+
+if TYPE_CHECKING:
+    from quire.server.services import Services
 
 
 def parsers(options: ServerOptions) -> Parsers:
@@ -25,31 +30,26 @@ def parsers(options: ServerOptions) -> Parsers:
     )
 
 
-def splits(readers: Readers | None, asked: Asked) -> bool:
+def splits(to: Services, asked: Asked) -> bool:
     """Whether the answers hold more than content, for this request."""
-    if readers is None:
-        return False
-    return any(
-        readers.reasoning is not None or _tools(readers, asked, one) is not None
-        for one in asked.conversations
-    )
+    if to.readers is not None and to.readers.reasoning is not None:
+        return bool(asked.conversations)
+    return any(one.tools and forcing.plan_of(to, asked, one).reads for one in asked.conversations)
 
 
-def splitters(
-    readers: Readers, asked: Asked, prepared: Sequence[Prepared], defaults: Mapping[str, object]
-) -> list[Splitter]:
-    """One for each choice. defaults: variables of the template, under those of the request."""
+def splitters(to: Services, asked: Asked, prepared: Sequence[Prepared]) -> list[Splitter]:
+    """One for each choice."""
+    readers = forcing.reader_of(to)
     special = asked.sampling.get("skip_special_tokens") is False
     made: list[Splitter] = []
     for one, prompt in zip(asked.conversations, prepared):
-        begun = text_of(one.messages[-1]) if one.continue_final_message else ""
-        began = Began(prompt.prompt_text or "", begun, {**defaults, **one.variables})
-        tools = _tools(readers, asked, one)
+        began = forcing.began_of(to, one, prompt.prompt_text or "")
+        plan = forcing.plan_of(to, asked, one)
         made += [
             _Reading(
                 readers.answer(
                     began,
-                    tools,
+                    plan.reader(),
                     parallel=asked.parallel_tool_calls,
                     reasoning=asked.include_reasoning,
                     special=special,
@@ -58,15 +58,6 @@ def splitters(
             for _ in range(asked.n)
         ]
     return made
-
-
-def _tools(
-    readers: Readers, asked: Asked, one: Conversation
-) -> Sequence[Mapping[str, object]] | None:
-    """The tools whose calls are to be read out of the text of an answer."""
-    if readers.tools is None or asked.tool_choice not in (None, "auto"):
-        return None
-    return one.tools or None
 
 
 class _Reading:

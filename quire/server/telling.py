@@ -17,7 +17,7 @@ from starlette.requests import Request
 
 from quire.core.types import Update
 from quire.outputs import SampleLogprobs
-from quire.server import admit, beams
+from quire.server import admit, beams, forcing
 from quire.server.asked import Asked
 from quire.server.events import (
     Closing,
@@ -47,6 +47,7 @@ async def begin(
 
     detached: it goes on when the client leaves. Raises QuireErrors; then nothing runs.
     """
+    asked = forcing.settled(to, asked)
     admit.check(to, asked)
     watched = watch(http)
     if asked.timing or to.options.enable_per_request_metrics:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
 from quire.core.structured import StructuredOutputsParams
-from quire.core.types import Request, Stop
+from quire.core.types import Request, Stop, Thinking
 from quire.errors import RequestError, TooLong, Unsupported
 from quire.text import prompts
 from quire.text.prompts import ParsedPrompt, Prompt
@@ -104,15 +104,20 @@ class InputProcessor:
         add_special_tokens: bool = True,
         timed: bool = False,
         constraint: Constraint | None = None,
+        thinking: Thinking | None = None,
     ) -> Prepared:
         """Check a prompt and its parameters and make a Request of them.
 
         tokenization: `tokenization_kwargs` of the callers' API (TOKENIZATION_KEYS).
         constraint: what params.structured_outputs means, if who calls knows it better.
+        thinking: what params.thinking_token_budget means: only who knows the model's marks can say.
         Raises: RequestError, TooLong, Unsupported.
         """
         asked = self._params(params)
         self._check_params(asked)
+        if asked.thinking_token_budget is not None and thinking is None:
+            message = "thinking_token_budget needs a conversation and a reasoning parser"
+            raise RequestError(message, param="thinking_token_budget")
         how = self._tokenization(asked, tokenization, add_special_tokens)
         parsed = prompts.parse(prompt)
         ids = self._ids(parsed, how)
@@ -133,6 +138,7 @@ class InputProcessor:
             read_prefix_cache=_reads_cache(asked),
             timed=timed,
             constraint=constraint or self._constraint(asked.structured_outputs),
+            thinking=thinking,
         )
         return Prepared(made, parsed.text, asked)
 

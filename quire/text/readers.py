@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from quire.errors import ConfigError
@@ -19,7 +20,7 @@ from quire.text.reasoning import choose as reasonings
 from quire.text.reasoning import openai_gptoss
 from quire.text.reasoning.base import Dialect
 from quire.text.reasoning.machine import Machine
-from quire.text.speech import Piece
+from quire.text.speech import Piece, Reader
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import choose as calls
 from quire.text.tools import openai
@@ -64,24 +65,21 @@ class Readers:
     def answer(
         self,
         began: Began,
-        tools: Sequence[Mapping[str, object]] | None,
+        calls: Reader | None,
         *,
         parallel: bool = True,
         reasoning: bool = True,
         special: bool = False,
     ) -> AnswerReader:
-        """The reader of one answer. tools: None if no calls are to be read.
+        """The reader of one answer. calls: what reads calls; None if none are to be read.
 
         reasoning=False: what is reasoning is left out. special: special tokens stay in the text.
         """
         machine = None
         if self.reasoning is not None:
             machine = Machine(self.reasoning, began.prompt, began.variables, begun=began.begun)
-        reader = None
-        if self.tools is not None and tools is not None:
-            reader = self.tools.reader(tools)
         reading = Reading(
-            machine, reader, None if special else self.hidden, first_call_only=not parallel
+            machine, calls, None if special else self.hidden, first_call_only=not parallel
         )
         counter = None
         if machine is not None:
@@ -150,9 +148,15 @@ def readers(said: Parsers, tokenizer: Tokenizer, chat_template: str | None) -> R
             reasoning = openai_gptoss.DIALECT  # the channels are one format
     if reasoning is None and tools is None:
         return None
+    return replace(plain(tokenizer), reasoning=reasoning, tools=tools)
+
+
+@lru_cache(maxsize=4)
+def plain(tokenizer: Tokenizer) -> Readers:
+    """Of a model of which nobody said how it writes reasoning and calls."""
     backend = tokenizer.backend
     hidden = (backend.id_to_token(i) or "" for i in backend.special_ids)
-    return Readers(tokenizer, reasoning, tools, hidden_marks(hidden))
+    return Readers(tokenizer, None, None, hidden_marks(hidden))
 
 
 def _source(tokenizer: Tokenizer, chat_template: str | None, tools: object) -> str:

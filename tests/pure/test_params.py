@@ -143,10 +143,7 @@ def test_later_features_are_refused_not_ignored():
     SamplingParams().refuse_later_features()
     off = RepetitionDetectionParams(max_pattern_size=0)
     SamplingParams(watermarking=False, repetition_detection=off).refuse_later_features()
-    with pytest.raises(Unsupported):  # 0 is a budget: no thinking at all
-        SamplingParams(thinking_token_budget=0).refuse_later_features()
     for field, value in {
-        "thinking_token_budget": 5,
         "repetition_detection": RepetitionDetectionParams(3, 1, 2),
         "trace_decode_token_ids": [1],
     }.items():

@@ -69,7 +69,7 @@ SHARED = [
             {"type": "structural_tag", "structures": [], "triggers": []},
         )
     ),
-    *(("thinking_token_budget", v, 501) for v in (5,)),
+    *(("thinking_token_budget", v, 400) for v in (5, 0, -2, "5", 1.5, True)),
     *(("logits_processors", v, 501) for v in (["os.system"],)),
     *(("kv_transfer_params", v, 501) for v in ({"host": "169.254.169.254"},)),
 ]
@@ -99,8 +99,12 @@ ONLY_CHAT = [
     *(("tools", v, 400) for v in ([], "x", [5], [{}], [{"type": "web_search"}])),
     *(("tools", [{"type": "function", **v}], 400) for v in ({}, {"function": {"name": ""}})),
     *(
-        ("tool_choice", v, 501)
-        for v in ("required", {"type": "function", "function": {"name": "f"}})
+        ("tool_choice", v, 400)
+        for v in (
+            *("required", "some", 5, {}, {"type": "function", "function": {"name": "f"}}),
+            *({"type": "function", "function": 5}, {"type": "allowed_tools"}),
+            {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+        )
     ),
     ("chat_template", "{{ ''.__class__.__mro__ }}", 400),
     *(

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
+from quire.binding.calls import arguments, listed
 from quire.grammar.admit import constraint
 from quire.grammar.forms import Choice, Grammar, Json, Regex, Tag, Tags
 from quire.server.protocol.chat import ChatBody
@@ -19,6 +20,7 @@ from quire.server.protocol.completions import CompletionBody
 from quire.server.protocol.messages import MessagesBody
 from quire.server.protocol.responses import ResponsesBody
 from quire.text.tokenizer import load_tokenizer
+from quire.text.tools.base import declared
 from tests.server.harness import TEMPLATE, Server, make_tokenizer
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -292,7 +294,7 @@ BOTH = [  # chat and completions
     ("return_prompt_text", True, changes(lambda _, after: "prompt_text" in after.raw)),
     ("return_token_offsets", True, refused(501)),
     ("return_weight_versions", True, refused(501)),
-    ("thinking_token_budget", 5, refused(501)),
+    ("thinking_token_budget", 5, refused(400)),
     ("repetition_detection", {"max_pattern_size": 2, "min_count": 2}, refused(501)),
     ("routed_experts_prompt_start", 1, refused(501)),
     ("watermarking", True, refused(501)),
@@ -314,7 +316,7 @@ ROWS = {
         ("tools", TOOLS[CHAT], changes(longer_prompt)),
         ("tools", [], refused(400)),
         ("tool_choice", "auto", reaches(n=1)),
-        ("tool_choice", "required", refused(501)),
+        ("tool_choice", "required", refused(400)),
         ("parallel_tool_calls", True, reaches(n=1)),
         ("parallel_tool_calls", False, None),
         ("reasoning_effort", "high", changes(longer_prompt)),
@@ -391,7 +393,7 @@ ROWS = {
         ),
         ("text", {"format": {"type": "json_schema"}}, refused(400, "text.format.json_schema")),
         ("tool_choice", "auto", reaches(n=1)),
-        ("tool_choice", "required", refused(501)),
+        ("tool_choice", "required", refused(400)),
         ("tools", TOOLS[RESPONSES], changes(longer_prompt)),
         ("tools", [{"type": "web_search_preview"}], refused(501)),
         ("tools", [{"type": "mcp", "server_label": "x"}], refused(501)),
@@ -435,8 +437,8 @@ ROWS = {
         ("tools", TOOLS[MESSAGES], changes(longer_prompt)),
         ("tools", [{"type": "web_search_20250305", "name": "web_search"}], refused(501)),
         ("tool_choice", {"type": "auto"}, reaches(n=1)),
-        ("tool_choice", {"type": "any"}, refused(501)),
-        ("tool_choice", {"type": "tool", "name": "f"}, refused(501)),
+        ("tool_choice", {"type": "any"}, refused(400)),
+        ("tool_choice", {"type": "tool", "name": "f"}, refused(400)),
         ("thinking", {"type": "adaptive"}, reaches(n=1)),
         ("thinking", {"type": "enabled", "budget_tokens": 1024}, None),
         ("output_config", {"effort": "high"}, changes(longer_prompt)),
@@ -527,6 +529,35 @@ def test_beam_search_is_beam_search_or_refused(asked_server, path):
         assert seen.body["error"]["param"] == "use_beam_search"
     else:
         assert len({c["index"] for c in seen.choices}) == 2, seen.raw
+
+
+FORCED = [
+    (CHAT, "required", None),
+    (CHAT, {"type": "function", "function": {"name": "f"}}, "f"),
+    (RESPONSES, "required", None),
+    (RESPONSES, {"type": "function", "name": "f"}, "f"),
+    (MESSAGES, {"type": "any"}, None),
+    (MESSAGES, {"type": "tool", "name": "f"}, "f"),
+]
+
+
+@pytest.mark.parametrize(("path", "choice", "named"), FORCED)
+def test_a_forced_call_binds_the_engine_without_any_parser(asked_server, path, choice, named):
+    (tool,) = declared([{"type": "function", "function": TOOL}]).values()
+    form = arguments(tool) if named else listed([tool])
+    change = {"tools": TOOLS[path], "tool_choice": choice}
+    seen = ask(asked_server, path, change)
+    assert seen.status == 200, seen.raw
+    assert seen.request.constraint == constraint(form)
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
+def test_the_wish_to_choose_freely_is_refused_where_calls_are_not_read(asked_server, path):
+    auto = {"type": "auto"} if path == MESSAGES else "auto"
+    seen = ask(asked_server, path, {"tools": TOOLS[path], "tool_choice": auto})
+    assert seen.status == 400
+    assert "--tool-call-parser" in seen.raw
+    assert ask(asked_server, path, {"tools": TOOLS[path]}).status == 200
 
 
 def test_a_thinking_budget_is_told_of(asked_server):

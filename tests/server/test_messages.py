@@ -127,7 +127,7 @@ def test_template_variables_are_honoured(claude, server):
 
 
 def test_tools_reach_the_template_in_the_form_of_the_chat_route(claude, server):
-    got = ask(claude, tools=[TOOL], tool_choice={"type": "auto"})
+    got = ask(claude, tools=[TOOL | {"strict": True}])
     function = {"name": "add", "parameters": TOOL["input_schema"], "description": "Adds."}
     text = server.tokenizer.template().render(HELLO, [{"type": "function", "function": function}])
     ids = server.tokenizer.encode(text, add_special_tokens=False)
@@ -242,7 +242,19 @@ def test_what_would_take_minutes_to_count_is_refused(http):
         ({"tool_choice": {"type": "some"}}, 400, "invalid_request_error", "tool_choice"),
         ({"tools": [{"name": "x"}]}, 400, "invalid_request_error", "input_schema"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, 501, "api_error", "tools"),
-        ({"tools": [TOOL], "tool_choice": {"type": "any"}}, 501, "api_error", "tool_choice"),
+        ({"tool_choice": {"type": "any"}}, 400, "invalid_request_error", "tools must be given"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}},
+            400,
+            "invalid_request_error",
+            "'x'",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "auto"}},
+            400,
+            "invalid_request_error",
+            "--tool-call-parser",
+        ),
         (
             {"output_config": {"format": {"type": "json_schema"}}},
             400,

@@ -69,6 +69,7 @@ class SamplingBody(StructuredBody):
     return_prompt_text: bool | None = None
     logprob_token_ids: Ids | None = None
     use_beam_search: bool | None = None
+    thinking_token_budget: int | None = None
     length_penalty: float | None = None
     x_timing: bool | None = Field(None, description="Show where the time went.")
 
@@ -138,4 +139,5 @@ _SAMPLING = (
     *("spaces_between_special_tokens", "include_stop_str_in_output", "stream_interval"),
     *("logit_bias", "allowed_token_ids", "bad_words", "extra_args"),
     *("skip_reading_prefix_cache", "truncate_prompt_tokens", "logprob_token_ids"),
+    "thinking_token_budget",
 )

@@ -17,7 +17,11 @@ from quire.server.protocol.base import Texts
 from quire.server.protocol.structure import StructuredBody
 from quire.server.strict import Ignored
 
-WORDS = {"stop": "stop_sequences"}
+WORDS = {
+    "stop": "stop_sequences",
+    "thinking_token_budget": "thinking.budget_tokens",
+    "parameters": "input_schema",
+}
 SMALLEST_BUDGET = 1024
 """Tokens of thinking, as this dialect has it."""
 
@@ -115,8 +119,6 @@ class CountBody(StructuredBody):
     def ignored(self) -> list[Ignored]:
         found = super().ignored()
         found = [Ignored(one.name, True) if one.name in _HARMLESS else one for one in found]
-        if self.thinking is not None and self.thinking.budget_tokens is not None:
-            found.append(Ignored("thinking.budget_tokens", True))
         return found
 
     def to_asked(self) -> Asked:
@@ -158,8 +160,8 @@ class CountBody(StructuredBody):
 class MessagesBody(CountBody):
     """A conversation, and how it is to go on.
 
-    The budget of thinking is told of as ignored and not refused: a client cannot ask for thinking
-    without naming one, and max_tokens bounds it all.
+    A budget of thinking that this server cannot keep is told of as ignored and not refused: a
+    client cannot ask for thinking without naming one, and max_tokens bounds it all.
     """
 
     max_tokens: int
@@ -196,6 +198,7 @@ class MessagesBody(CountBody):
             tool_choice=None if choice is None else _tool_choice(choice),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
             include_reasoning=thinking.display != "omitted",
+            thinking=0 if thinking.type == "disabled" else thinking.budget_tokens,
             stream=bool(self.stream),
             include_usage=True,
             timing=bool(self.x_timing),
@@ -240,8 +243,9 @@ def _tool(given: Mapping[str, Any], i: int) -> dict[str, Any]:
     if not isinstance(given.get("input_schema"), Mapping):
         raise RequestError(f"tools[{i}].input_schema must be a JSON schema", param="tools")
     function = {"name": name, "parameters": given["input_schema"]}
-    if given.get("description") is not None:
-        function["description"] = given["description"]
+    for key in ("description", "strict"):
+        if given.get(key) is not None:
+            function[key] = given[key]
     return {"type": "function", "function": function}
 
 

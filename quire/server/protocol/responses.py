@@ -32,7 +32,11 @@ INCLUDABLE = frozenset(
 )
 """What `include` may name. All but the logprobs belong to items that this server never makes."""
 
-WORDS = {"max_tokens": "max_output_tokens", "logprobs": "top_logprobs"}
+WORDS = {
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "parameters": "parameters",
+}
 
 _UNSERVED = {
     "prompt": "prompt templates are kept by OpenAI alone; send instructions and input",
@@ -232,7 +236,7 @@ def _tool(given: Mapping[str, Any], i: int) -> dict[str, Any]:
         raise Unsupported(message, param="tools")
     if not isinstance(name, str) or not name:
         raise RequestError(f"tools[{i}].name must be the name of a function", param="tools")
-    shown = ("name", "description", "parameters")
+    shown = ("name", "description", "parameters", "strict")
     function = {key: given[key] for key in shown if given.get(key) is not None}
     return {"type": "function", "function": function}
 

@@ -237,7 +237,12 @@ def test_fields_that_were_changed_after_construction_are_checked_again():
 
 def test_features_to_come_are_refused():
     with pytest.raises(Unsupported):
-        made([1], thinking_token_budget=5)
+        made([1], watermarking=True)
+
+
+def test_a_budget_of_thoughts_is_refused_where_nobody_knows_their_marks():
+    with pytest.raises(RequestError, match="thinking_token_budget"):
+        made([1], thinking_token_budget=0)
 
 
 def test_the_callers_parameters_are_not_touched():

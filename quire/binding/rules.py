@@ -1,0 +1,45 @@
+"""What the answers to one prompt go by, besides sampling: made at the edge, for each prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from quire.binding.reasoning import Bound, behind, thinking
+from quire.core.constraint import Constraint
+from quire.core.types import Thinking
+from quire.errors import RequestError
+from quire.grammar.forms import Form
+from quire.text.readers import Began, Readers
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Fields of a Request."""
+
+    constraint: Constraint | None = None
+    thinking: Thinking | None = None
+
+
+def whole_form(bound: Bound | None, readers: Readers | None, began: Began) -> Form | None:
+    """The form of whole answers, reasoning included."""
+    if bound is None:
+        return None
+    if readers is None or readers.reasoning is None:
+        return bound.form()
+    return behind(bound, readers.reasoning, began.prompt, began.variables, begun=began.begun)
+
+
+def budget(tokens: int | None, readers: Readers | None, began: Began) -> Thinking | None:
+    """How long answers may think; None: as long as they like. Raises RequestError."""
+    if tokens is None:
+        return None
+    if readers is None or readers.reasoning is None:
+        message = "thinking_token_budget needs to know how thoughts are told from text"
+        raise RequestError(f"{message} (--reasoning-parser)", param="thinking_token_budget")
+    tokenizer = readers.tokenizer
+
+    def ids(mark: str) -> list[int]:
+        return tokenizer.encode(mark, add_special_tokens=False)
+
+    reasoning, variables = readers.reasoning, began.variables
+    return thinking(tokens, reasoning, ids, began.prompt, variables, begun=began.begun)
