@@ -8,10 +8,11 @@ tokens are in no lexeme: they are named by id, and free text never holds them.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 
 from quire.errors import RequestError
-from quire.grammar import regex
+from quire.grammar import ebnf, regex
 from quire.grammar.forms import (
     Choice,
     Either,
@@ -29,7 +30,7 @@ from quire.grammar.forms import (
 from quire.grammar.schema_text import closed
 from quire.grammar.vocabulary import Names
 
-WHITESPACE = r"[ \n]{1,2}"
+WHITESPACE = r"[ \n\r\t]{1,2}"
 """Between JSON tokens: llguidance matches it once at each place."""
 OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Forcing takes tokens from text as a tokenizer would; and loops for ever on some grammars."""
@@ -136,6 +137,14 @@ class _Writer:
             return self.named('""')
         return self.terminal(slashed(node))
 
+    def token(self, name: str) -> str:
+        """A special token that a caller names `<name>` or `<[id]>`."""
+        if re.fullmatch(r"<\[\d+\]>", name):
+            return name
+        if name not in self.names.ids:
+            raise RequestError(f"the grammar names {name:.60}, which is no special token here")
+        return f"<[{self.names.ids[name]}]>"
+
     def pieces(self, pieces: Sequence[str | int]) -> str:
         """A text, special tokens by id."""
         return " ".join(
@@ -170,13 +179,10 @@ class _Writer:
         if form.most == 0:
             return '""'
         part = self.rule(form.part)
-        more = (
-            f"({part})"
-            if not form.between
-            else f"({self._sequence([Text(form.between), form.part])})"
-        )
-        most = "" if form.most is None else str(form.most - 1)
-        some = f"{part} {more}{{{max(form.least - 1, 0)},{most}}}"
+        some = part
+        if form.most != 1:
+            more = self._sequence([Text(form.between), form.part]) if form.between else part
+            some += f" ({more}){_count(form.least - 1, form.most and form.most - 1)}"
         return some if form.least else f"({some})?"
 
     def _until(self, mark: str) -> str:
@@ -243,10 +249,98 @@ class _Writer:
             at += len(name)
         return trigger
 
+    # -- grammars that callers write --------------------------------------------------------
+
     def _grammar(self, form: Grammar) -> str:
+        if ebnf.is_ebnf(form.text):
+            return _Rules(self, ebnf.Rules(form.text, MOST_POSITIONS)).rule("root")
         name = f"g{len(self.others)}"
-        self.others.append({"name": name, "lark_grammar": form.text})
+        self.others.append({"name": name, "lark_grammar": bounded(form.text) + "\n" + OPTIONS})
         return self.named(f"@{name}")
+
+
+class _Rules:
+    """The rules of one EBNF grammar. What is not recursive in them becomes lexemes."""
+
+    def __init__(self, writer: _Writer, rules: ebnf.Rules) -> None:
+        self.writer = writer
+        self.rules = rules
+        self.prefix = f"e{len(writer.lines)}"
+        self._names: dict[str, str] = {}
+
+    def rule(self, name: str) -> str:
+        if name not in self._names:
+            self._names[name] = f"{self.prefix}_{len(self._names)}"
+            body = self.expression(self.rules.by_name[name])
+            self.writer.lines.append(f"{self._names[name]}: {body}")
+        return self._names[name]
+
+    def expression(self, expr: ebnf.Expr) -> str:
+        node = self.rules.regular(expr)
+        if node is not None:
+            return self.writer.lexeme(node)
+        if isinstance(expr, ebnf.Ref):
+            return self.rule(expr.name)
+        if isinstance(expr, ebnf.Token):
+            return self.writer.token(expr.name)
+        if isinstance(expr, ebnf.Times):
+            if expr.most == 0:
+                return '""'
+            return f"({self.expression(expr.part)}){_count(expr.least, expr.most)}"
+        if isinstance(expr, ebnf.Or):
+            return "(" + " | ".join(map(self.expression, expr.parts)) + ")"
+        assert isinstance(expr, ebnf.Cat)
+        return self._sequence(expr.parts)
+
+    def _sequence(self, parts: Iterable[ebnf.Expr]) -> str:
+        """What is regular and stands together is one lexeme, unless that were too long a one."""
+        made: list[str] = []
+        run: regex.Node = regex.EMPTY
+        for part in parts:
+            node = self.rules.regular(part)
+            joined = regex.Seq((run, node)) if node is not None else None
+            if joined is not None and regex.positions(joined) <= MOST_POSITIONS:
+                run = joined
+                continue
+            made += self._run(run)
+            run = node or regex.EMPTY
+            made += [] if node is not None else [self.expression(part)]
+        return " ".join([*made, *self._run(run)]) or '""'
+
+    def _run(self, run: regex.Node) -> list[str]:
+        return [] if run == regex.EMPTY else [self.writer.lexeme(run)]
+
+
+_LARK_TOKEN = re.compile(
+    r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?![*/])(?:[^/\\\n]|\\.)+/|%json\b\s*'
+)
+
+
+def bounded(text: str) -> str:
+    """A caller's Lark text, in which JSON has white space within bounds where it does not say."""
+    made, at = [], 0
+    while found := _LARK_TOKEN.search(text, at):
+        made.append(text[at : found.end()])
+        at = found.end()
+        if found[0].startswith("%json"):
+            schema, at = _inline_schema(text, at)
+            made.append(schema)
+    return "".join([*made, text[at:]])
+
+
+def _inline_schema(text: str, at: int) -> tuple[str, int]:
+    try:
+        schema, end = json.JSONDecoder().raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return "", at  # llguidance says what is wrong with it
+    if isinstance(schema, dict):
+        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
+    return json.dumps(schema), end
+
+
+def _count(least: int, most: int | None) -> str:
+    """How often what stands before it is repeated; at most 0 times is none of Lark's counts."""
+    return f"{{{max(least, 0)},{'' if most is None else most}}}"
 
 
 def slashed(node: regex.Node) -> str:

@@ -166,10 +166,17 @@ class _Raw:
         self.masked(words)
 
     def masked(self, words: Words) -> None:
-        """See what filling did to it, by whomever it was filled."""
-        if self.hidden is not None:
-            words[self.hidden // 32] &= np.int32(~np.uint32(1 << self.hidden % 32))
+        """See what filling did to it, by whomever it was filled.
+
+        Where nothing can follow llguidance allows the end, be the text whole or not.
+        """
         self.look()
+        ending = any(words[i // 32] >> i % 32 & 1 for i in self.stops)
+        if ending and self.fault is None and not self.inner.is_accepting():
+            self.fault = "the grammar has come to where nothing can follow"
+        if self.hidden is not None:
+            bits = words.view(np.uint32)
+            bits[self.hidden // 32] &= ~np.uint32(1 << self.hidden % 32)
 
     def look(self) -> None:
         """See whether the last step was too much for it."""
