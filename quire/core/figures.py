@@ -21,11 +21,14 @@ def gauges(now: Snapshot) -> Figures:
         "num_requests_running": {"": stats.running},
         "num_requests_waiting": {"": stats.waiting},
         "num_requests_waiting_by_reason": {
-            "capacity": stats.waiting - stats.following,
-            "deferred": stats.following,
+            "capacity": stats.waiting - stats.following - stats.kept,
+            "deferred": stats.following + stats.kept,
         },
         "num_requests_swapped": {"": stats.swapped},
         "kv_cache_usage_perc": {"": stats.usage},
+        "grammars_waiting": {"": now.grammars.waiting},
+        "grammars_kept": {"": now.grammars.kept},
+        "grammars_kept_bytes": {"": now.grammars.kept_bytes},
     }
 
 
@@ -47,5 +50,9 @@ def counters(now: Snapshot) -> Figures:
         "generation_tokens": {"": counted.generated_tokens},
         "engine_steps": {"": counted.steps},
         "engine_step_seconds": {"": counted.step_seconds},
+        "grammars_compiled": {"": now.grammars.compiled},
+        "grammars_failed": {"": now.grammars.failed},
+        "grammar_cache_hits": {"": now.grammars.hits},
+        "grammar_compile_seconds": {"": now.grammars.compile_seconds},
         "request_time_seconds": dict(zip(CUTS, counted.cut_seconds)),
     }

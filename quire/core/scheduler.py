@@ -37,7 +37,7 @@ from quire.core.types import (
     StepResult,
     Update,
 )
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 
 log = logging.getLogger(__name__)
 
@@ -138,10 +138,12 @@ class Scheduler:
                     queued.append(request_id)
         return LetGo(queued, ended)
 
-    def _refuse(self, request_id: str, error: RequestError) -> list[Update]:
+    def _refuse(self, request_id: str, error: RequestError | EngineError) -> list[Update]:
         family = self._roster.families[request_id]
         updates = [self._ended(seq, "error") for seq in reversed(family.alive)][::-1]
         self.release(request_id)
+        if isinstance(error, EngineError):
+            return [update._replace(error=str(error)) for update in updates]
         return [
             update._replace(error=str(error), fault="request", param=error.param)
             for update in updates

@@ -64,6 +64,19 @@ class Counters(NamedTuple):
     """Tokens by the time since the one before (time_bucket)."""
 
 
+class GrammarFigures(NamedTuple):
+    """Grammars of structured output: counters since the engine's start, and how it is now."""
+
+    compiled: int = 0
+    failed: int = 0
+    hits: int = 0
+    """Asked for when they were there already."""
+    compile_seconds: float = 0.0
+    waiting: int = 0
+    kept: int = 0
+    kept_bytes: int = 0
+
+
 class Snapshot(NamedTuple):
     """rows are cut off at as many as were asked for; stats has the true counts."""
 
@@ -80,6 +93,7 @@ class Snapshot(NamedTuple):
     """One BlockState per block; empty unless the map was asked for."""
     owners: bytes = b""
     """array('H'), one per block: 0 nobody shown, k + 1 = rows[k] (the first, if it is shared)."""
+    grammars: GrammarFigures = GrammarFigures()
 
 
 def time_bucket(seconds: float) -> int:

@@ -33,6 +33,7 @@ from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import CacheSpec, Full, Window
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
+from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.pace import Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
@@ -44,11 +45,13 @@ from quire.core.tiers.host import HostPool
 from quire.engine import gpu
 from quire.engine.device import DTYPES, device_half
 from quire.engine.front import Check, inputs_of, load_texts
+from quire.engine.grammars import grammars_of
 from quire.engine.loop import Engine
 from quire.engine.receipt import Receipt, table
 from quire.engine.warm import Half
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
+from quire.grammar.pool import Grammars
 from quire.kernels import cache as kernel_cache
 from quire.kernels.compiler import Compilers
 from quire.models.base import LanguageModel, ModelConfig
@@ -191,16 +194,19 @@ def _assemble(
         receipt.lap("context")
     processors = load_processors(config.model.logits_processors, config, device)
 
+    tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
+    grammars = None if lacks(config) else grammars_of(config, tokenizer)
+
     def half(config: EngineConfig) -> Half:
-        return scheduler_of(config), device_half(model, config, processors)
+        return scheduler_of(config, grammars), device_half(model, config, processors, grammars)
 
     if device.type == cuda.name:
         started = gpu.start(half, config, plan, _room(options, held), device, receipt, compilers)
         config, plan = started.config, started.plan
         why = tuple(_measured(one, config) for one in why)
-        engine = _engine(config, *started.half, check=environment.check)
+        engine = _engine(config, *started.half, check=environment.check, grammars=grammars)
     else:
-        engine = _engine(config, *half(config), check=environment.check)
+        engine = _engine(config, *half(config), check=environment.check, grammars=grammars)
     receipt.lap("engine")
     checks = tuple(one.validate_params for one in processors if hasattr(one, "validate_params"))
     return Bare(engine, config, plan, why, checks, receipt.seconds())
@@ -354,20 +360,33 @@ def mind(config: EngineConfig, executor: Executor, *, check: bool = False) -> En
     return _engine(config, scheduler_of(config), executor, check=check)
 
 
+def lacks(config: EngineConfig) -> str | None:
+    """What structured output needs and this engine has not."""
+    if skipped(config):
+        return "a tokenizer"
+    return None if config.sampling.eos_ids else "a token that ends the text"
+
+
 def _engine(
-    config: EngineConfig, scheduler: Scheduler, executor: Executor, *, check: bool
+    config: EngineConfig,
+    scheduler: Scheduler,
+    executor: Executor,
+    *,
+    check: bool,
+    grammars: Grammars | None = None,
 ) -> Engine:
     said = config.observe
     if said.profile is not None:
         trace = Trace(Path(said.profile), skip=said.profile_skip, steps=said.profile_steps)
         executor = Profiled(executor, trace)
     depth = config.scheduler.steps_in_flight
-    return Engine(scheduler, executor, steps_in_flight=depth, check=check)
+    return Engine(scheduler, executor, steps_in_flight=depth, check=check, grammars=grammars)
 
 
-def scheduler_of(config: EngineConfig) -> Scheduler:
+def scheduler_of(config: EngineConfig, grammars: Grammars | None = None) -> Scheduler:
     """The deciding part of an engine, and the block pool it decides about."""
     cache, said = config.cache, config.scheduler
+    missing = lacks(config) or "workers that compile grammars"
     kv = KVCache(
         BlockPool(cache.num_blocks),
         cache.block_size,
@@ -377,7 +396,7 @@ def scheduler_of(config: EngineConfig) -> Scheduler:
     )
     return Scheduler(
         kv,
-        limits_of(said),
+        [*limits_of(said), GrammarLimit(grammars, said.max_model_len, missing=missing)],
         Priority() if said.policy == "priority" else Fifo(),
         max_seqs=said.max_num_seqs,
         max_len=said.max_model_len,

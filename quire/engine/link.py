@@ -185,10 +185,29 @@ def inherit(fd: int, orders: type[W], name: str) -> tuple[Link, W] | None:
 # Child processes see the modules that we see, whatever the folder they are started in.
 _BOOT = """
 import importlib, json, sys
-path, module, fd = sys.argv[1:4]
+path, module, fd, *args = sys.argv[1:]
 sys.path[:] = json.loads(path)
-sys.exit(importlib.import_module(module).main(int(fd)))
+sys.exit(importlib.import_module(module).main(int(fd), *args))
 """
+
+
+def start(
+    module: str,
+    end: socket.socket,
+    args: Sequence[str] = (),
+    *,
+    env: Mapping[str, str] | None = None,
+    sockets: Sequence[socket.socket] = (),
+) -> subprocess.Popen[bytes]:
+    """Start `main(fd of the end, *args)` of a module in a process, with some of our sockets."""
+    path = msgspec.json.encode(sys.path).decode()
+    return subprocess.Popen(
+        [sys.executable, "-c", _BOOT, path, module, str(end.fileno()), *args],
+        pass_fds=[end.fileno(), *(one.fileno() for one in sockets)],
+        env=env,
+        stdin=subprocess.DEVNULL,
+        start_new_session=True,  # a Ctrl-C in the terminal is for us alone
+    )
 
 
 class Child:
@@ -203,16 +222,8 @@ class Child:
     ) -> None:
         """Start `main(fd of the link)` of a module, with some of our sockets."""
         self.link, theirs = Link.pair()
-        path = msgspec.json.encode(sys.path).decode()
-        fds = [theirs.fileno(), *(one.fileno() for one in sockets)]
         with theirs:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BOOT, path, module, str(theirs.fileno())],
-                pass_fds=fds,
-                env=env,
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,  # a Ctrl-C in the terminal is for us alone
-            )
+            self.process = start(module, theirs, env=env, sockets=sockets)
 
     def stop(self, timeout: float = GRACE_S) -> int:
         """Have it end; kill it if it does not in time. Its exit status."""

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.core.ledger import Ledger
+from quire.core.limits.grammars import Grammars
 from quire.core.look import look
 from quire.core.scheduler import Scheduler, SchedulerStats
 from quire.core.snapshot import Snapshot
@@ -34,12 +35,14 @@ class Engine:
         *,
         steps_in_flight: int = 1,
         check: bool = False,
+        grammars: Grammars | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._scheduler = scheduler
         self._clock = clock
         self._ledger = Ledger(clock)
         self._executor = executor
+        self._grammars = grammars
         self._depth = steps_in_flight
         self._check = check
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
@@ -127,7 +130,8 @@ class Engine:
 
     def snapshot(self, rows: int = 500, blocks: bool = True) -> Snapshot:
         """The engine as it is now: at most so many sequences, and whether with the block map."""
-        return look(self._scheduler, self._ledger, at=self._clock(), most=rows, blocks=blocks)
+        seen = look(self._scheduler, self._ledger, at=self._clock(), most=rows, blocks=blocks)
+        return seen if self._grammars is None else seen._replace(grammars=self._grammars.figures())
 
     def check(self) -> None:
         """Prove the invariants of pool, cache and ledger. Raises AssertionError."""
@@ -136,6 +140,8 @@ class Engine:
 
     def shutdown(self) -> None:
         self._in_flight.clear()
+        if self._grammars is not None:
+            self._grammars.close()
         self._executor.shutdown()
 
     def _let_go(self) -> list[Update]:

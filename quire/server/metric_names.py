@@ -65,8 +65,10 @@ def _counter(
     return Metric(name, "counter", about, label, values, own=own)
 
 
-def _gauge(name: str, about: str, label: str | None = None, *values: str) -> Metric:
-    return Metric(name, "gauge", about, label, values)
+def _gauge(
+    name: str, about: str, label: str | None = None, *values: str, own: bool = False
+) -> Metric:
+    return Metric(name, "gauge", about, label, values, own=own)
 
 
 def _histogram(name: str, bounds: tuple[float, ...] | Literal["context"], about: str) -> Metric:
@@ -80,7 +82,7 @@ OF_ENGINE = (
     ),
     _gauge(
         "num_requests_waiting_by_reason",
-        "Of those, by what they wait for: room, or a sibling that computes their prompt.",
+        "Of those, by what they wait for: room, or a grammar or a prompt that a sibling computes.",
         "reason",
         "capacity",
         "deferred",
@@ -108,6 +110,13 @@ OF_ENGINE = (
     _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
     _counter("engine_steps", "Steps that had rows.", own=True),
     _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
+    _gauge("grammars_waiting", "Grammars of structured output that are to be compiled.", own=True),
+    _gauge("grammars_kept", "Grammars that are compiled, those in use included.", own=True),
+    _gauge("grammars_kept_bytes", "Memory that they hold, about.", own=True),
+    _counter("grammars_compiled", "Grammars that were compiled.", own=True),
+    _counter("grammars_failed", "Grammars that could not be compiled.", own=True),
+    _counter("grammar_cache_hits", "Requests whose grammar was there already.", own=True),
+    _counter("grammar_compile_seconds", "Time in which grammars were compiled.", own=True),
     _counter(
         "request_time_seconds",
         "Where the time of ended sequences went in the engine.",

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from quire.core.types import Request, Sequence
-from quire.errors import RequestError
+from quire.errors import EngineError, RequestError
 
 NO_BOUND = sys.maxsize
 
@@ -21,7 +21,7 @@ class Verdict(NamedTuple):
     """A request need not be kept out of the queue any longer."""
 
     request_id: str
-    error: RequestError | None = None
+    error: RequestError | EngineError | None = None
     """Why it can never run."""
 
 

@@ -12,10 +12,11 @@ from typing import Protocol
 
 from quire.core.constraint import Constraint
 from quire.core.limits.base import NO_BOUND, Limit, Verdict
+from quire.core.snapshot import GrammarFigures
 from quire.core.types import Request
-from quire.errors import RequestError, TooLong, Unsupported
+from quire.errors import EngineError, RequestError, TooLong, Unsupported
 
-Outcome = int | RequestError
+Outcome = int | RequestError | EngineError
 """Of a compilation: how many tokens a whole text takes at least, or why there is none."""
 
 
@@ -43,23 +44,30 @@ class Grammars(Protocol):
 
     def call_when_settled(self, ring: Callable[[], None]) -> None: ...
 
+    def figures(self) -> GrammarFigures: ...
+
+    def close(self) -> None:
+        """End what compiles."""
+        ...
+
 
 class GrammarLimit(Limit):
-    """grammars: None, and requests that need one are refused."""
+    """grammars: None, and requests that need one are refused, with what is `missing`."""
 
-    def __init__(self, grammars: Grammars | None, max_len: int) -> None:
+    def __init__(
+        self, grammars: Grammars | None, max_len: int, *, missing: str = "a tokenizer"
+    ) -> None:
         self._grammars = grammars
         self._max_len = max_len
+        self._missing = missing
         self._waiting: dict[Constraint, dict[str, Request]] = {}
 
     def accept(self, request: Request) -> None:
         if request.constraint is None:
             return
         if self._grammars is None:
-            raise Unsupported(
-                "structured output needs a tokenizer, and skip_tokenizer_init was set",
-                param="structured_outputs",
-            )
+            message = f"structured output needs {self._missing}, which this engine has not"
+            raise Unsupported(message, param="structured_outputs")
         self._grammars.accept(request.constraint)
 
     def keeps(self, request: Request) -> bool:

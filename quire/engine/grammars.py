@@ -1,0 +1,97 @@
+"""The grammars of an engine: workers that find the vocabulary in the tokenizer's folder.
+
+The engine's process needs no tokenizer for it: the first worker reads one and says what its tokens
+are. Nothing is started, and little imported, before the first request that needs a grammar.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.config.config import EngineConfig
+from quire.engine.link import start
+from quire.grammar.lanes import Lanes, Ready
+from quire.grammar.pool import Bounds, Grammars
+from quire.grammar.vocabulary import Vocabulary
+from quire.grammar.worker import Compiles, Done, serve
+
+if TYPE_CHECKING:
+    from quire.grammar.ready import Workshop
+
+
+class Where(msgspec.Struct, frozen=True):
+    """Where a worker finds the vocabulary, and what it may be."""
+
+    folder: str
+    tokenizer_mode: str
+    trust_remote_code: bool
+    size: int
+    """Logits of the model."""
+    ends: tuple[int, ...]
+
+
+def grammars_of(config: EngineConfig, folder: Callable[[], Path]) -> Grammars:
+    """The grammars of an engine. folder: of its tokenizer; asked for when it is first needed."""
+    said = config.structured
+    lanes = Lanes(
+        lambda: _hire(config, folder()),
+        _Loader(),
+        seconds=said.compile_seconds,
+        memory=said.compile_memory,
+    )
+    return Grammars(lanes, Bounds(cache_size=said.cache_size, cache_memory=said.cache_memory))
+
+
+def _hire(config: EngineConfig, folder: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    model = config.model
+    where = Where(
+        str(folder),
+        model.tokenizer_mode,
+        model.trust_remote_code,
+        model.vocab,
+        config.sampling.eos_ids,
+    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return start(__name__, theirs, [msgspec.json.encode(where).decode()]), ours
+
+
+class _Loader:
+    """Builds in this process what workers have compiled."""
+
+    def __init__(self) -> None:
+        self._workshop: Workshop | None = None
+
+    def __call__(self, vocabulary: Vocabulary, done: Done) -> Ready:
+        if self._workshop is None:
+            from quire.grammar.ready import Workshop
+
+            self._workshop = Workshop(vocabulary)
+        return self._workshop.load(done)
+
+
+def main(fd: int, said: str) -> int:
+    """Work as a worker; the exit status."""
+    where = msgspec.json.decode(said, type=Where)
+
+    def find() -> Vocabulary:
+        from quire.engine.vocabulary import vocabulary
+        from quire.text.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(
+            Path(where.folder), where.tokenizer_mode, trust_remote_code=where.trust_remote_code
+        )
+        return vocabulary(tokenizer, where.size, where.ends)
+
+    def begin(vocabulary: Vocabulary) -> Compiles:
+        from quire.grammar.ready import Workshop
+
+        return Workshop(vocabulary)
+
+    return serve(socket.socket(fileno=fd), find, begin)

@@ -1,0 +1,317 @@
+"""Grammars come from processes that may be killed, hang or eat memory; the engine never notices."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import socket
+import threading
+import time
+from dataclasses import dataclass
+
+import psutil
+import pytest
+
+from quire.core.constraint import Constraint
+from quire.engine.link import start
+from quire.errors import EngineError, Overloaded, RequestError
+from quire.grammar.lanes import Lanes
+from quire.grammar.pool import Bounds, Grammars
+from tests.cpu.grammar_worker import VOCABULARY
+
+PATIENCE_S = 60.0
+
+
+def hire(what=""):
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return start("tests.cpu.grammar_worker", theirs, [what]), ours
+
+
+@dataclass
+class Built:
+    least: int
+    size: int
+    pid: int
+
+    def guide(self):
+        return self
+
+
+def load(vocabulary, done):
+    assert vocabulary == VOCABULARY
+    return Built(done.least["least"], 1000, done.least["pid"])
+
+
+class Pool:
+    """Grammars, and what they told."""
+
+    def __init__(self, what="", *, seconds=20.0, memory=1 << 28, **bounds):
+        self.rung = threading.Event()
+        self.lanes = Lanes(functools.partial(hire, what), load, seconds=seconds, memory=memory)
+        self.grammars = Grammars(self.lanes, Bounds(**bounds))
+        self.grammars.call_when_settled(self.rung.set)
+        self.told = {}
+
+    def ask(self, *forms):
+        for form in forms:
+            self.grammars.ask(Constraint(form))
+
+    def wait(self, *forms):
+        """What became of these, when all of them are told."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not all(form in self.told for form in forms):
+            assert time.monotonic() < deadline, self.told
+            self.rung.wait(0.5)
+            self.rung.clear()
+            self.told |= {c.form: outcome for c, outcome in self.grammars.outcomes()}
+        return [self.told.pop(form) for form in forms]
+
+    def wait_any(self):
+        """Forms of which something was told now."""
+        assert self.rung.wait(PATIENCE_S)
+        self.rung.clear()
+        return [c.form for c, _ in self.grammars.outcomes()]
+
+    def get(self, form):
+        self.ask(form)
+        [outcome] = self.wait(form)
+        return outcome
+
+    def release(self, *forms):
+        for form in forms:
+            self.grammars.release(Constraint(form))
+
+    @property
+    def stats(self):
+        return self.grammars.figures()
+
+
+@pytest.fixture
+def pool():
+    made = []
+
+    def make(*given, **named):
+        made.append(Pool(*given, **named))
+        return made[-1]
+
+    yield make
+    for one in made:
+        pids = one.lanes.workers
+        one.grammars.close()
+        assert not [pid for pid in pids if psutil.pid_exists(pid)]
+    assert not [t for t in threading.enumerate() if t.name == "quire-grammars"]
+
+
+def test_nothing_is_started_before_somebody_asks(pool):
+    to = pool()
+    assert to.lanes.workers == []
+    assert not to.grammars.settled
+
+
+def test_a_grammar_is_compiled_in_another_process_and_built_here(pool):
+    to = pool()
+    assert to.get("ok") == 2
+    built = to.grammars.get(Constraint("ok"))
+    assert [built.pid] == to.lanes.workers != [os.getpid()]
+    assert (to.stats.compiled, to.stats.kept, to.stats.waiting) == (1, 1, 0)
+    assert to.stats.compile_seconds > 0
+
+
+def test_a_worker_gives_way_to_everybody(pool):
+    to = pool()
+    to.get("ok")
+    assert os.getpriority(os.PRIO_PROCESS, to.lanes.workers[0]) == 19
+
+
+def test_the_second_who_asks_gets_it_at_once(pool):
+    to = pool()
+    to.get("ok")
+    to.ask("ok")
+    assert to.grammars.settled
+    assert list(to.grammars.outcomes()) == [(Constraint("ok"), 2)]
+    assert (to.stats.compiled, to.stats.hits) == (1, 1)
+
+
+def test_two_who_wait_for_one_grammar_have_it_compiled_once(pool):
+    to = pool()
+    to.ask("ok", "ok")
+    to.wait("ok")
+    to.release("ok")
+    assert to.grammars.get(Constraint("ok")).least == 2
+    assert (to.stats.compiled, to.stats.failed) == (1, 0)
+
+
+def test_a_refusal_is_the_fault_of_the_form_and_is_remembered(pool):
+    to = pool()
+    for _ in range(2):
+        error = to.get("refuse it")
+        assert isinstance(error, RequestError)
+        assert (str(error), error.param) == ("refused: it", "pattern")
+        to.release("refuse it")
+    assert (to.stats.failed, to.stats.hits) == (1, 1)
+    assert to.get("ok") == 2
+
+
+def test_an_exception_of_a_compiler_ends_its_form_alone(pool):
+    to = pool()
+    assert "ZeroDivisionError" in str(to.get("fail"))
+    pids = to.lanes.workers
+    assert to.get("ok") == 2
+    assert to.lanes.workers == pids
+
+
+def test_what_takes_too_much_time_is_killed_and_said_so(pool):
+    to = pool(seconds=0.3)
+    error = to.get("spin 1000")
+    assert isinstance(error, RequestError)
+    assert "more than 0.3 s of processor time" in str(error)
+    assert "grammar_compile_seconds" in str(error)
+    assert to.get("ok") == 2
+
+
+def test_a_worker_that_does_nothing_is_killed_by_the_clock(pool):
+    to = pool(seconds=0.05)
+    assert "processor time" in str(to.get("sleep 1000"))
+
+
+@pytest.mark.parametrize("form", ["eat 800", "eat 800000"])
+def test_what_takes_too_much_memory_is_refused(pool, form):
+    to = pool(memory=200 << 20)
+    error = to.get(form)
+    assert isinstance(error, RequestError)
+    assert "more than 200 MiB of memory" in str(error)
+    assert "grammar_compile_memory" in str(error)
+    assert to.get("eat 50") == 6
+
+
+def test_memory_that_earlier_grammars_left_behind_does_not_count(pool):
+    to = pool(memory=200 << 20)
+    for i in range(4):
+        assert to.get(f"leak 100 {i}") == len(f"leak 100 {i}")
+
+
+def test_a_worker_that_is_killed_is_replaced_and_its_job_done(pool, tmp_path):
+    to = pool()
+    assert isinstance(to.get(f"die_once {tmp_path / 'died'}"), int)
+    assert to.stats.failed == 0
+
+
+def test_an_idle_worker_that_is_killed_is_replaced(pool):
+    to = pool()
+    to.get("ok 1")
+    [pid] = to.lanes.workers
+    os.kill(pid, signal.SIGKILL)
+    assert to.get("ok 2") == 4
+    assert to.lanes.workers != [pid]
+
+
+def test_a_form_that_ends_two_workers_is_at_fault(pool):
+    to = pool()
+    error = to.get("die")
+    assert isinstance(error, RequestError)
+    assert "crashed, twice" in str(error)
+    assert to.get("ok") == 2
+
+
+@pytest.mark.parametrize(("what", "why"), [("broken", "no tokenizer here"), ("dead", "ended")])
+def test_a_worker_that_cannot_start_is_nobodys_fault_and_is_tried_again(pool, what, why):
+    to = pool(what)
+    for _ in range(2):
+        error = to.get("ok")
+        assert isinstance(error, EngineError)
+        assert why in str(error)
+        to.release("ok")
+    assert to.stats.kept == 0
+    assert to.stats.failed == 2
+
+
+def test_one_slow_job_does_not_hold_up_the_others(pool):
+    to = pool()
+    to.ask("sleep 1000", "ok 1", "ok 2")
+    assert to.wait("ok 1", "ok 2") == [4, 4]
+    assert len(to.lanes.workers) == 2
+
+
+def test_what_nobody_waits_for_any_more_is_not_compiled(pool):
+    to = pool()
+    to.ask("sleep 1", "ok 1", "ok 2")
+    to.release("ok 1")
+    to.wait("ok 2")
+    assert to.stats.compiled == 2
+    assert Constraint("ok 1") not in to.grammars._entries
+
+
+def test_who_asks_again_for_what_was_given_up_gets_it(pool):
+    to = pool()
+    to.ask("sleep 0.2", "ok")
+    to.release("ok", "sleep 0.2")
+    to.ask("ok")
+    assert to.wait("ok") == [2]
+
+
+def test_the_ones_used_longest_ago_are_forgotten_and_those_in_use_are_not(pool):
+    to = pool(cache_size=3)
+    for form in ("ok 1", "ok 2", "ok 3"):
+        to.get(form)
+    to.release("ok 2", "ok 1")
+    to.get("ok 4")
+    assert [c.form for c in to.grammars._entries] == ["ok 1", "ok 3", "ok 4"]
+    assert to.grammars.get(Constraint("ok 3")).least == 4
+
+
+def test_memory_bounds_what_is_kept(pool):
+    to = pool(cache_memory=2500)
+    for i in range(5):
+        to.get(f"ok {i}")
+        to.release(f"ok {i}")
+    assert (to.stats.kept, to.stats.kept_bytes) == (2, 2008)
+
+
+def test_a_flood_keeps_no_more_than_it_may_and_all_get_theirs(pool):
+    to = pool(cache_size=8)
+    forms = [f"ok {i}" for i in range(100)]
+    to.ask(*forms)
+    most, left = 0, set(forms)
+    while left:
+        found = to.wait_any()
+        most = max(most, to.stats.kept)
+        to.release(*found)
+        left -= set(found)
+    assert most <= 8
+    assert to.stats.compiled == 100
+
+
+def test_too_many_that_wait_are_turned_away_but_not_those_that_are_known(pool):
+    to = pool(waiting=2, cache_size=1)
+    to.get("ok")
+    to.ask("ok 1", "ok 2")
+    with pytest.raises(Overloaded, match="2 grammars"):
+        to.grammars.accept(Constraint("ok 3"))
+    to.grammars.accept(Constraint("ok"))
+    to.grammars.accept(Constraint("ok 1"))
+
+
+def test_forms_that_wait_take_bounded_memory(pool):
+    to = pool(waiting_memory=100, cache_size=1)
+    to.get("ok")
+    to.ask("ok " + "x" * 90)
+    with pytest.raises(Overloaded):
+        to.grammars.accept(Constraint("ok and more"))
+
+
+def test_closing_ends_workers_in_the_middle_of_a_job(pool):
+    to = pool()
+    to.ask("sleep 1000", "ok")
+    while not to.lanes.workers:
+        time.sleep(0.01)
+    to.grammars.close()
+    assert to.lanes.workers == []
+
+
+def test_a_worker_ends_with_the_process_that_hired_it():
+    ours, theirs = socket.socketpair()
+    with theirs, ours:
+        process = start("tests.cpu.grammar_worker", theirs, [""])
+    assert process.wait(PATIENCE_S) == 1
