@@ -4,7 +4,7 @@
     whole(node)     -> Node       the same without ^ and $: it matches the text as a whole
     text(node)      -> str        a spelling that Rust, Python and xgrammar read alike
 
-Where the dialects differ (`\\w`, `.`, `$` before a line break) a tree means what all of them take.
+Where dialects differ (`\\w`, `.`, `$` before a line break) a tree means what all of them take.
 Sets of texts (automata) are in quire.grammar.texts.
 """
 
@@ -85,6 +85,10 @@ _ASSIGNED = 0x40000
 """No letters or digits stand further up."""
 _NARROW = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "a": 7, "e": 27}
+_BOTH = re.compile(
+    "|".join(rf"\\{a}.*\\{b}" for c in "swd" for a, b in (c + c.upper(), c.upper() + c))
+)
+"""A class of a letter and of its opposite."""
 _SYNTAX = frozenset("\\^$.|?*+()[]{}/")
 
 
@@ -143,8 +147,9 @@ def _named_class(letter: str, wide: bool) -> Ranges:
 class _Reader:
     """One pass over a pattern."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, wide: bool) -> None:
         self.pattern = pattern
+        self.wide = wide
         self.at = 0
         self.depth = 0
         self.no_case = False
@@ -220,9 +225,10 @@ class _Reader:
         if sign == "[":
             return Chars(self.char_class())
         if sign == ".":
-            return Chars(ALL if self.dot_all else others(_BREAKS))
+            breaks = ((10, 10),) if self.wide else _BREAKS
+            return Chars(ALL if self.dot_all else others(breaks))
         if sign in "^$":
-            return Anchor(sign == "$")
+            return self.anchor(sign == "$")
         if sign in "*+?":
             self.at -= 1
             raise self.refuse("a count with nothing before it")
@@ -266,12 +272,17 @@ class _Reader:
         self.at = flags.end()
         return flags[2] == ")"
 
+    def anchor(self, end: bool) -> Node:
+        """Python's $ also matches before a last line break."""
+        last_break = Repeat(Chars(((10, 10),)), 0, 1)
+        return Seq((last_break, Anchor(True))) if end and self.wide else Anchor(end)
+
     def escape(self) -> Node:
         letter = self.peek()
         if letter in ("A", "z", "Z") and letter:
             self.at += 1
             return Anchor(letter != "A")
-        return Chars(self.folded(self.escaped(wide=False)))
+        return Chars(self.folded(self.escaped(self.wide)))
 
     def escaped(self, wide: bool) -> Ranges:
         """The characters that the escape behind a backslash stands for."""
@@ -331,13 +342,23 @@ class _Reader:
         negated = self.peek() == "^"
         self.at += negated
         if self.peek() == "]":
-            raise self.refuse("[] or [^], which dialects read in different ways")
+            return self.bracket_first(negated)
+        start = self.at
         sets: list[Ranges] = []
         while self.peek() != "]":
-            sets.append(self.class_item(wide=negated))
+            sets.append(self.class_item(negated != self.wide))
         self.at += 1
+        if _BOTH.search(self.pattern, start, self.at):
+            sets.append(ALL)  # "anything", as people write it
         found = self.folded(union(*sets))
         return others(found) if negated else common(found, ALL)
+
+    def bracket_first(self, negated: bool) -> Ranges:
+        """[^] is anything in ECMA-262; in Python the bracket is of the class."""
+        self.at += 1
+        if not negated or self.peek() not in tuple("*+?{$)|") and self.peek():
+            raise self.refuse("[] or [^], which dialects read in different ways")
+        return ALL
 
     def class_item(self, wide: bool) -> Ranges:
         first = self.class_atom(wide)
@@ -373,15 +394,18 @@ def _single(ranges: Ranges) -> bool:
     return len(ranges) == 1 and ranges[0][0] == ranges[0][1]
 
 
-def parse(pattern: str) -> Node:
-    """The tree. Raises RequestError that says what a grammar cannot follow, and where."""
+def parse(pattern: str, wide: bool = False) -> Node:
+    """The tree. Raises RequestError that says what a grammar cannot follow, and where.
+
+    wide: what any of the dialects takes, to be excluded; else what all of them take.
+    """
     if len(pattern) > MOST_CHARS:
         raise RequestError(
             f"the regular expression has {len(pattern)} characters; the limit is {MOST_CHARS}"
         )
     if "\0" in pattern:
         raise RequestError("the regular expression holds a NUL character")
-    node = _Reader(pattern).all()
+    node = _Reader(pattern, wide).all()
     if (count := positions(node)) > MOST_POSITIONS:
         raise RequestError(
             f"the regular expression has {count} characters with its counts written out; "

@@ -1,0 +1,202 @@
+"""Shapes of null, booleans, numbers and strings, from the facts of a branch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from math import ceil, floor, gcd, lcm
+
+from quire.grammar import regex, texts
+from quire.grammar.regex import Node, Repeat
+from quire.grammar.schemas.branch import NUMBERS, Branch
+from quire.grammar.schemas.document import Value, refuse
+from quire.grammar.schemas.evaluate import exact, kind, token
+from quire.grammar.schemas.shapes import Bound, Numbers, Shape, Strings, Values
+
+MOST_BARRED = 64
+"""Numbers that are ruled out one by one."""
+MOST_BARRED_CHARS = 256
+"""Of a text that is ruled out."""
+MOST_COUNTED = 500
+"""A minLength or maxLength that is held against patterns here; over it, only by the backend."""
+
+
+def words(branch: Branch) -> Iterator[Shape]:
+    """null, false and true, those that are left."""
+    barred = set(map(token, branch.barred))
+    for name, values in (("null", (None,)), ("boolean", (False, True))):
+        left = tuple(one for one in values if token(one) not in barred)
+        if name in branch.kinds and left:
+            yield Values(left)
+
+
+# -- numbers ------------------------------------------------------------------------------------
+
+
+def numbers(branch: Branch) -> Iterator[Shape]:
+    """Ranges, cut where a number is ruled out. Fractions alone cannot be told from integers."""
+    if "integer" not in branch.kinds:
+        if branch.kinds & NUMBERS:
+            branch.die(_place(branch), "numbers that are no integers cannot be told by a grammar")
+        return
+    step = _common_multiple([one for one, _ in branch.steps])
+    whole = "fraction" not in branch.kinds
+    if whole:
+        step = step and _common_multiple([step, Fraction(1)])
+    whole = whole or (step is not None and step.denominator == 1)
+    out = sorted({exact(one) for one in branch.barred if _is_number(one)})
+    if len(out) > MOST_BARRED:
+        refuse(_place(branch), f"over {MOST_BARRED} numbers are ruled out one by one")
+    ends: list[Bound | None] = [branch.low]
+    for value in out:
+        ends += [Bound(value, True, ""), Bound(value, True, "")]
+    ends.append(branch.high)
+    for first, last in zip(ends[::2], ends[1::2], strict=True):
+        low, high = _within(branch, first, last)
+        one = Numbers(whole, low, high, step, _place(branch))
+        if _has_one(one):
+            yield one
+        else:
+            branch.die(_bound_place(branch), "no number is within the bounds")
+
+
+def _is_number(value: Value) -> bool:
+    return kind(value) in ("integer", "number")
+
+
+def _place(branch: Branch) -> str:
+    return branch.places.get("number", next(iter(branch.done))[0].place)
+
+
+def _bound_place(branch: Branch) -> str:
+    for bound in (branch.low, branch.high):
+        if bound is not None:
+            return bound.place
+    return branch.steps[0][1] if branch.steps else _place(branch)
+
+
+def _within(
+    branch: Branch, low: Bound | None, high: Bound | None
+) -> tuple[Bound | None, Bound | None]:
+    """The piece of the whole range."""
+    if low is not None and branch.low is not None and branch.low.value > low.value:
+        low = branch.low
+    if high is not None and branch.high is not None and branch.high.value < high.value:
+        high = branch.high
+    return low, high
+
+
+def _common_multiple(steps: list[Fraction]) -> Fraction | None:
+    if not steps:
+        return None
+    found = steps[0]
+    for one in steps[1:]:
+        found = Fraction(
+            lcm(found.numerator, one.numerator), gcd(found.denominator, one.denominator)
+        )
+    return found
+
+
+def _has_one(numbers: Numbers) -> bool:
+    low, high, step = numbers.low, numbers.high, numbers.step or Fraction(int(numbers.whole))
+    if low is None or high is None:
+        return True
+    if not step:
+        return low.value < high.value or (low.value == high.value and not (low.open or high.open))
+    first = ceil(low.value / step)
+    last = floor(high.value / step)
+    first += low.open and first * step == low.value
+    last -= high.open and last * step == high.value
+    return first <= last
+
+
+# -- strings ------------------------------------------------------------------------------------
+
+
+def strings(branch: Branch) -> Iterator[Shape]:
+    """One Shape, or none if no text is left."""
+    if "string" not in branch.kinds:
+        return
+    place = branch.places.get("pattern", branch.places.get("lengths", _place(branch)))
+    barred = [one for one in branch.barred if isinstance(one, str)]
+    if any(len(one) > MOST_BARRED_CHARS for one in barred):
+        refuse(place, f"a text of over {MOST_BARRED_CHARS} characters is ruled out")
+    patterns = list(dict.fromkeys(branch.musts))
+    if branch.mustnts or (barred and patterns):
+        patterns = [_made_of(patterns, [*branch.mustnts, *map(regex.literal, barred)], place)]
+    elif barred:
+        patterns = [except_literals(barred)]
+    shape = Strings(*branch.lengths, tuple(patterns), place)
+    if has_text(shape):
+        yield shape
+    else:
+        branch.die(place, "no text is matched by all of pattern, format and length")
+
+
+def _made_of(all_of: list[Node], none_of: list[Node], place: str) -> Node:
+    try:
+        return texts.without(all_of or [regex.ANY], none_of)
+    except texts.TooComplex:
+        refuse(
+            place,
+            "what is left of the patterns that must hold and must not hold is too much to write "
+            f"down (over {texts.MOST_STATES} states or {texts.MOST_PARTS} parts)",
+            "say with one pattern what is allowed",
+        )
+
+
+def except_literals(values: list[str]) -> Node:
+    """Every text but these."""
+    tree: dict[str, dict[str, object]] = {}
+    ends: set[int] = set()
+    for value in values:
+        at = tree
+        for char in value:
+            at = at.setdefault(char, {})  # type: ignore[assignment]
+        ends.add(id(at))
+    return _rest(tree, ends)
+
+
+def _rest(tree: dict[str, dict[str, object]], ends: set[int]) -> Node:
+    points = regex.union(tuple((ord(char), ord(char)) for char in tree))
+    ways: list[Node] = [regex.Seq((regex.Chars(regex.others(points)), regex.ANY))]
+    for char, inner in tree.items():
+        more = _rest(inner, ends)  # type: ignore[arg-type]
+        ways.append(regex.Seq((regex.Chars(((ord(char), ord(char)),)), more)))
+    node = ways[0] if len(ways) == 1 else regex.Alt(tuple(ways))
+    return node if id(tree) in ends else Repeat(node, 0, 1)
+
+
+def has_text(shape: Strings) -> bool:
+    """Some text is of the Shape, as far as can be seen here."""
+    most = shape.most
+    for node in shape.patterns:
+        found = regex.lengths(node)
+        if found is None or (most is not None and found[0] > most):
+            return False
+        if found[1] is not None and found[1] < shape.least:
+            return False
+    if not shape.patterns or (len(shape.patterns) == 1 and _fits(shape)):
+        return most is None or shape.least <= most
+    try:
+        return texts.meet(*shape.patterns, *_counter(shape))
+    except texts.TooComplex:
+        return True
+
+
+def _fits(shape: Strings) -> bool:
+    """The shortest text of its only pattern, or the longest, has a length that is allowed."""
+    top = float("inf") if shape.most is None else shape.most
+    ends = regex.lengths(shape.patterns[0]) or ()
+    return any(end is not None and shape.least <= end <= top for end in ends)
+
+
+def _counts(shape: Strings) -> bool:
+    """Its lengths say more than its pattern."""
+    return shape.least > 0 or shape.most is not None
+
+
+def _counter(shape: Strings) -> list[Node]:
+    if not _counts(shape) or max(shape.least, shape.most or 0) > MOST_COUNTED:
+        return []
+    return [Repeat(regex.Chars(regex.ALL), shape.least, shape.most)]
