@@ -25,6 +25,7 @@ from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Change, Slots
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import Sampler
+from quire.sampling.steps.grammar import Binding
 
 
 class Lane:
@@ -88,11 +89,14 @@ class Lane:
     def _compute(self, inputs: Inputs, prompts: PromptLogprobs | None) -> StepResult:
         late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
         inputs.token_ids[late] = self._last_token[inputs.token_slots[late]]
+        binding = self._sampler.binding(inputs.sampled_slots, inputs.outputs)
+        if binding is not None:
+            binding.begin()
         batch = self.batch(inputs)
         if inputs.decode_only and self._graphs is not None:
             logits = self._graphs.logits(inputs, batch)
             if logits is not None:
-                return self._sampled(inputs, logits, {})
+                return self._sampled(inputs, logits, {}, binding)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
@@ -105,7 +109,7 @@ class Lane:
         if not inputs.sampled_rows:
             return result_of(inputs, (), {}, judged, {})
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled)]
-        return self._sampled(inputs, self._model.logits(chosen), judged)
+        return self._sampled(inputs, self._model.logits(chosen), judged, binding)
 
     def batch(self, inputs: Inputs) -> Batch:
         """The attention backend's view of the step."""
@@ -129,12 +133,15 @@ class Lane:
         )
 
     def _sampled(
-        self, inputs: Inputs, logits: Tensor, judged: dict[int, list[TokenLogprobs]]
+        self,
+        inputs: Inputs,
+        logits: Tensor,
+        judged: dict[int, list[TokenLogprobs]],
+        binding: Binding | None,
     ) -> StepResult:
         """One token for each of the rows that logits [R, V] speaks of."""
-        slots, outputs = inputs.sampled_slots, inputs.outputs.tolist()
-        binding = self._sampler.binding(slots, outputs)
-        sampled = self._sampler.sample(logits, slots, outputs, binding)
+        slots = inputs.sampled_slots
+        sampled = self._sampler.sample(logits, slots, inputs.outputs.tolist(), binding)
         ids = sampled.token_ids.tolist()
         self._last_token[list(slots)] = ids
         if binding is not None:

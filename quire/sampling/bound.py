@@ -104,16 +104,17 @@ class Bound:
         guide = self.guide
         if guide is None:
             return None
-        allowed = guide.accept(token)
-        self.refusal = guide.fault
+        if not guide.accept(token):
+            self.refusal = guide.fault
+            if self.refusal is None:
+                self.fault = f"the grammar of the output does not allow token {token}"
+            return None
+        if not guide.over:
+            return None
+        self.refusal = guide.fault  # what has one is over too
         if self.refusal is not None:
             return None
-        if not allowed:
-            self.fault = f"the grammar of the output does not allow token {token}"
-            return None
-        self.over = guide.over
-        if not self.over:
-            return None
+        self.over = True
         return "length" if guide.forced else "stop"
 
     @property

@@ -8,9 +8,12 @@ the next sampling, or the step's result; each is settled once, in order.
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf, isfinite
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +37,9 @@ Work = list[tuple[Bound, int]]
 GRAIN = 32
 """Words: where masks begin in an upload, so that kernels find them aligned alike."""
 
+FEW = 4
+"""So many masks are filled sooner than a thread is woken."""
+
 NOTHING = (
     "no token is allowed: of those that the structured output allows here, logit_bias, "
     "allowed_token_ids, bad_words or a logits processor leave none"
@@ -52,6 +58,8 @@ class Grammar:
         self._slots: tuple[int, ...] = ()  # of the sampling before
         self._rows: list[tuple[int, Bound]] = []  # of those that are bound
         self._unsettled: deque[Binding] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        self._pid = 0
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
         """A sequence takes the slot. tokens: prompt and output so far, all known."""
@@ -92,8 +100,8 @@ class Grammar:
             self._unsettled[0].take_in()
             self._unsettled.popleft()
 
-    def mask(self, logits: Tensor, rows: list[int], work: Work) -> None:
-        """Fill the masks of these rows of the logits, send them, and bar what they bar."""
+    def masks(self, rows: list[int], work: Work) -> Packed:
+        """The masks of these rows of the logits, in host memory that a device may read."""
         at = -(-len(rows) // GRAIN) * GRAIN
         size = at + len(rows) * self._width
         packed = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
@@ -102,8 +110,26 @@ class Grammar:
         words = array[at:].reshape(len(rows), self._width)
         fill(work, words)
         words[:, -1] &= self._last
-        sent = packed.to(self._device, non_blocking=True)
-        token_mask(logits, sent[at:].view(len(rows), -1), sent[: len(rows)])
+        return Packed(packed, at, len(rows))
+
+    def beside(self, function: Callable[[], Packed]) -> Future[Packed]:
+        """Run it in a thread; one at a time."""
+        if self._thread is None or self._pid != os.getpid():  # a forked process has no threads
+            self._thread, self._pid = ThreadPoolExecutor(1, "quire-masks"), os.getpid()
+        return self._thread.submit(function)
+
+
+class Packed(NamedTuple):
+    """Masks for one upload: the rows they are for, and from `at` on the masks."""
+
+    words: Tensor
+    at: int
+    rows: int
+
+    def apply(self, logits: Tensor) -> None:
+        """Send them where the logits are, and bar what they bar."""
+        sent = self.words.to(logits.device, non_blocking=True)
+        token_mask(logits, sent[self.at :].view(self.rows, -1), sent[: self.rows])
 
 
 class Binding:
@@ -117,11 +143,17 @@ class Binding:
         self._owner = owner
         self._rows = rows  # (row, bound, outputs before)
         self._fetch: Callable[[], Tokens] | None = None
+        self._filled: Future[Packed] | None = None
         self.masks = any(bound.wants(at) for _, bound, at in rows)
         self.settled = False
         self.ends: dict[int, End] = {}
         self.errors: dict[int, str] = {}
         self.refusals: dict[int, str] = {}
+
+    def begin(self) -> None:
+        """Fill the masks in a thread, where the tokens before are settled already."""
+        if self.masks and len(self._rows) > FEW:
+            self._filled = self._owner.beside(self._fill)
 
     def mask(self, logits: Tensor) -> None:
         """Bar what may not come next in logits [R, V], in place.
@@ -130,10 +162,14 @@ class Binding:
         in line already.
         """
         self._owner.settle()
+        packed = self._fill() if self._filled is None else self._filled.result()
+        if packed.rows:
+            packed.apply(logits)
+
+    def _fill(self) -> Packed:
         wanted = [one for one in self._rows if one[1].wants(one[2])]
-        if wanted:
-            work = [(bound, at) for _, bound, at in wanted]
-            self._owner.mask(logits, [row for row, _, _ in wanted], work)
+        work = [(bound, at) for _, bound, at in wanted]
+        return self._owner.masks([row for row, _, _ in wanted], work)
 
     def tell(self, fetch: Callable[[], Tokens]) -> None:
         """The sampling is in line. fetch: waits for its tokens."""
