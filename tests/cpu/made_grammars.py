@@ -10,6 +10,7 @@ Guides close in time, as the real ones do, and count what is asked of them.
 import numpy as np
 
 from quire.core.constraint import Constraint
+from quire.core.snapshot import GrammarFigures
 
 END, OPEN, CLOSE, COMMA, BLANK, DIGITS = 2, 10, 11, 12, 13, range(20, 30)
 VOCAB = 97
@@ -75,6 +76,7 @@ class Spaced:
 
 
 KINDS = {"lists": Lists, "digits": Digits, "spaced": Spaced}
+LEAST = {"lists": 2, "digits": 1, "spaced": 1}
 
 
 class Guide:
@@ -118,10 +120,37 @@ class Ready:
 
 
 class Grammars:
-    """`guides`: all that were made."""
+    """Compiled as soon as they are asked for. `guides`: all that were made."""
 
     def __init__(self):
         self.guides = []
+        self._news = []
+
+    def accept(self, constraint):
+        assert constraint.form in KINDS
+
+    def ask(self, constraint):
+        self._news.append(constraint)
+
+    def release(self, constraint):
+        pass
+
+    @property
+    def settled(self):
+        return bool(self._news)
+
+    def outcomes(self):
+        news, self._news = self._news, []
+        yield from ((constraint, LEAST[constraint.form]) for constraint in news)
+
+    def call_when_settled(self, ring):
+        pass
+
+    def figures(self):
+        return GrammarFigures()
+
+    def close(self):
+        pass
 
     def get(self, constraint):
         return Ready(self, constraint.form)
