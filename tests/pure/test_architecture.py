@@ -29,7 +29,7 @@ def test_no_code_unpickles_or_evaluates_what_comes_from_outside():
     allowed = {"quire/as_vllm.py"}  # runs the user's own script, as `python SCRIPT` would
     found = []
     for path in FILES:
-        source = re.sub(r"\b\w+\.(compile|eval)\(", "", code_of(path))
+        source = re.sub(r"\.(compile|eval)\(|\bdef compile\(", "", code_of(path))
         if bad.search(source) and str(path.relative_to(ROOT)) not in allowed:
             found.append(str(path.relative_to(ROOT)))
     assert found == []
