@@ -34,6 +34,7 @@ from quire.core.cache_spec import CacheSpec, Full, Window
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
 from quire.core.limits.grammars import GrammarLimit
+from quire.core.limits.grammars import Grammars as GrammarSource
 from quire.core.limits.pace import Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
@@ -51,7 +52,6 @@ from quire.engine.receipt import Receipt, table
 from quire.engine.warm import Half
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
-from quire.grammar.pool import Grammars
 from quire.kernels import cache as kernel_cache
 from quire.kernels.compiler import Compilers
 from quire.models.base import LanguageModel, ModelConfig
@@ -355,9 +355,16 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
     )
 
 
-def mind(config: EngineConfig, executor: Executor, *, check: bool = False) -> Engine:
+def mind(
+    config: EngineConfig,
+    executor: Executor,
+    *,
+    check: bool = False,
+    grammars: GrammarSource | None = None,
+) -> Engine:
     """Scheduler and engine over an executor. No device: tests give it a fake one."""
-    return _engine(config, scheduler_of(config), executor, check=check)
+    scheduler = scheduler_of(config, grammars)
+    return _engine(config, scheduler, executor, check=check, grammars=grammars)
 
 
 def lacks(config: EngineConfig) -> str | None:
@@ -373,7 +380,7 @@ def _engine(
     executor: Executor,
     *,
     check: bool,
-    grammars: Grammars | None = None,
+    grammars: GrammarSource | None = None,
 ) -> Engine:
     said = config.observe
     if said.profile is not None:
@@ -383,7 +390,7 @@ def _engine(
     return Engine(scheduler, executor, steps_in_flight=depth, check=check, grammars=grammars)
 
 
-def scheduler_of(config: EngineConfig, grammars: Grammars | None = None) -> Scheduler:
+def scheduler_of(config: EngineConfig, grammars: GrammarSource | None = None) -> Scheduler:
     """The deciding part of an engine, and the block pool it decides about."""
     cache, said = config.cache, config.scheduler
     missing = lacks(config) or "workers that compile grammars"
