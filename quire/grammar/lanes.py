@@ -25,7 +25,7 @@ from quire.grammar.vocabulary import Vocabulary
 from quire.grammar.worker import NICE, Done, Job
 
 if TYPE_CHECKING:
-    from quire.grammar.closing import Guide
+    from quire.grammar.closing import FillAll, Guide
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,11 @@ class Ready(Protocol):
     @property
     def least(self) -> int:
         """Tokens that a whole text takes at least."""
+        ...
+
+    @property
+    def fill_all(self) -> FillAll:
+        """Fills the masks of many matchers in parallel."""
         ...
 
     def guide(self) -> Guide:

@@ -9,7 +9,7 @@ import msgspec
 from quire.errors import ConfigError, RequestError
 from quire.grammar import choose, closing, forms
 from quire.grammar.base import Compiler, Grammar
-from quire.grammar.closing import Closer, Guide, Least
+from quire.grammar.closing import Closer, FillAll, Guide, Least
 from quire.grammar.spelling import Spelling
 from quire.grammar.vocabulary import Vocabulary
 from quire.grammar.worker import Done
@@ -22,6 +22,7 @@ class Ready:
         self.grammar = grammar
         self.least = least.least or 0
         self.size = grammar.size
+        self.fill_all: FillAll = grammar.compiler.fill_all
         self._closer = closer
 
     def guide(self) -> Guide:

@@ -15,40 +15,19 @@ import numpy as np
 from quire.core.constraint import Constraint
 from quire.core.types import Sequence as Seq
 from quire.grammar.base import Words
+from quire.grammar.closing import FillAll, Guide
 from quire.sampling.steps.thinking import Thought
 
 End = Literal["stop", "length"]
 
 
-class Guide(Protocol):
-    """How far one text has come in its grammar; quire.grammar.closing makes them."""
-
-    @property
-    def over(self) -> bool:
-        """Only the end can follow, or it has come."""
-        ...
-
-    @property
-    def forced(self) -> bool:
-        """The text had to be closed because of its length."""
-        ...
-
-    @property
-    def fault(self) -> str | None:
-        """Why it cannot go on."""
-        ...
-
-    def fill(self, words: Words, left: int) -> None:
-        """The mask of the next token, of which `left` may come at most, this one included."""
-        ...
-
-    def accept(self, token: int) -> bool:
-        """Take the next token. False: it is not allowed."""
-        ...
-
-
 class Ready(Protocol):
     """A grammar that was compiled."""
+
+    @property
+    def fill_all(self) -> FillAll:
+        """Fills the masks of many of its matchers."""
+        ...
 
     def guide(self) -> Guide:
         """A fresh one, for one sequence."""
@@ -68,6 +47,7 @@ class Bound:
     """Compared by identity: one per stay in a slot."""
 
     guide: Guide | None
+    fill_all: FillAll | None  # of the guide's matcher and its like
     thought: Thought | None
     most: int  # outputs at which it ends
     least: int  # outputs before which no token of `ends` may come
@@ -77,14 +57,15 @@ class Bound:
     refusal: str | None = None  # the same, where its request is to blame
 
     @classmethod
-    def of(cls, seq: Seq, guide: Guide | None, tokens: list[int]) -> Bound:
+    def of(cls, seq: Seq, ready: Ready | None, tokens: list[int]) -> Bound:
         """tokens: prompt and outputs so far, all known."""
         asked, stop = seq.request.thinking, seq.request.stop
         made = cls(
-            guide,
+            None if ready is None else ready.guide(),
+            None if ready is None else ready.fill_all,
             None if asked is None else Thought.of(asked),
             most=seq.end - seq.prompt_len,
-            least=stop.min_tokens if guide is not None else 0,
+            least=0 if ready is None else stop.min_tokens,
             ends=tuple(sorted(stop.eos_ids | stop.token_ids)),
         )
         for token in tokens[seq.prompt_len :]:
@@ -104,15 +85,14 @@ class Bound:
         guide = self.guide
         if guide is None:
             return None
-        if not guide.accept(token):
-            self.refusal = guide.fault
-            if self.refusal is None:
-                self.fault = f"the grammar of the output does not allow token {token}"
+        allowed = guide.accept(token)
+        if allowed and not guide.over:
             return None
-        if not guide.over:
-            return None
-        self.refusal = guide.fault  # what has one is over too
+        self.refusal = guide.matcher.fault  # what has one is over too
         if self.refusal is not None:
+            return None
+        if not allowed:
+            self.fault = f"the grammar of the output does not allow token {token}"
             return None
         self.over = True
         return "length" if guide.forced else "stop"
@@ -123,7 +103,10 @@ class Bound:
         return self.fault is not None or self.refusal is not None
 
     def narrow(self, words: Words, outputs: int) -> None:
-        """Take from the guide's mask what else may not come behind so many outputs."""
+        """Take from the matcher's mask what else may not come behind so many outputs."""
+        if self.guide is not None:
+            self.guide.narrow(words, self.most - outputs)
+            self.refusal = self.guide.matcher.fault
         if outputs < self.least and self.ends:
             keep = words.copy()
             for token in self.ends:

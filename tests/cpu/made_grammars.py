@@ -80,26 +80,31 @@ LEAST = {"lists": 2, "digits": 1, "spaced": 1}
 
 
 class Guide:
+    """And its own matcher."""
+
     fault = None
 
     def __init__(self, kind):
         self._state = KINDS[kind]()
         self.forced = False
         self.taken = []
+        self.matcher = self
 
     @property
     def over(self):
         return self._state.over
 
-    def fill(self, words, left):
+    def fill(self, words):
+        words[:] = bits(self._state.allowed(), len(words))
+
+    def narrow(self, words, left):
         assert left > 0, left
         allowed = self._state.allowed()
         kept = [t for t, need in allowed.items() if need < left]
         assert kept, f"{left} tokens are too few"
+        assert (words == bits(allowed, len(words))).all(), "it was not filled"
         self.forced = self.forced or len(kept) < len(allowed)
-        bits = np.zeros(32 * len(words), bool)
-        bits[kept] = True
-        words[:] = np.packbits(bits, bitorder="little").view(np.int32)
+        words[:] = bits(kept, len(words))
 
     def accept(self, token):
         if token not in self._state.allowed():
@@ -109,7 +114,20 @@ class Guide:
         return True
 
 
+def bits(tokens, words):
+    found = np.zeros(32 * words, bool)
+    found[list(tokens)] = True
+    return np.packbits(found, bitorder="little").view(np.int32)
+
+
+def fill_all(matchers, words):
+    for row, matcher in matchers:
+        matcher.fill(words[row])
+
+
 class Ready:
+    fill_all = staticmethod(fill_all)
+
     def __init__(self, grammars, kind):
         self._grammars, self._kind = grammars, kind
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quire.core.types import Thinking
+from quire.sampling.steps import grammar
 from tests.cpu.engine_of import engine_of, request, run
 from tests.cpu.made_grammars import BLANK, DIGITS, END, OPEN, Grammars, bound_to, whole
 from tests.cpu.same_bits import needs_same_bits
@@ -129,6 +130,13 @@ def test_what_is_told_does_not_depend_on(want, name):
     assert told(updates) == want
     if expected:
         assert engine.stats().preemptions > 0
+
+
+@pytest.mark.parametrize("threads", [0, 1000], ids=["in a thread", "at once"])
+def test_how_masks_are_filled_changes_nothing(want, monkeypatch, threads):
+    monkeypatch.setattr(grammar, "PARALLEL", 0)
+    monkeypatch.setattr(grammar, "FEW", threads)
+    assert told(run(made(depth=2), workload())[1]) == want
 
 
 @pytest.mark.parametrize("depth", [1, 2])

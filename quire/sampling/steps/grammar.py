@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from quire.core.types import Sequence as Seq
-from quire.grammar.base import Words
+from quire.grammar.base import Matcher, Words
+from quire.grammar.closing import FillAll
 from quire.kernels.token_mask import token_mask
 from quire.sampling.bound import Bound, End, Grammars
 
@@ -36,6 +37,9 @@ Work = list[tuple[Bound, int]]
 
 GRAIN = 32
 """Words: where masks begin in an upload, so that kernels find them aligned alike."""
+
+PARALLEL = 1 << 15
+"""So many words of masks are worth all cores."""
 
 FEW = 4
 """So many masks are filled sooner than a thread is woken."""
@@ -67,11 +71,11 @@ class Grammar:
         constraint = seq.request.constraint
         if constraint is None and seq.request.thinking is None:
             return
-        guide = None
+        ready = None
         if constraint is not None:
             assert self._grammars is not None, "a constraint in an engine without grammars"
-            guide = self._grammars.get(constraint).guide()
-        self._bound[slot] = Bound.of(seq, guide, tokens)
+            ready = self._grammars.get(constraint)
+        self._bound[slot] = Bound.of(seq, ready, tokens)
 
     def leave(self, slot: int) -> None:
         """The slot is empty; unknown slots are ignored."""
@@ -208,10 +212,16 @@ class Binding:
 
 def fill(work: Work, words: Words) -> None:
     """The masks of these sequences: words [n, W]."""
-    for (bound, outputs), row in zip(work, words):
-        if bound.guide is None:
-            row[:] = -1
+    groups: dict[FillAll, list[tuple[int, Matcher]]] = {}
+    many = words.size > PARALLEL
+    for i, (bound, _) in enumerate(work):
+        if bound.guide is None or bound.fill_all is None:
+            words[i] = -1
+        elif many:
+            groups.setdefault(bound.fill_all, []).append((i, bound.guide.matcher))
         else:
-            bound.guide.fill(row, bound.most - outputs)
-            bound.refusal = bound.refusal or bound.guide.fault
+            bound.guide.matcher.fill(words[i])
+    for fill_all, matchers in groups.items():
+        fill_all(matchers, words)
+    for (bound, outputs), row in zip(work, words):
         bound.narrow(row, outputs)
