@@ -69,10 +69,15 @@ class Matcher(Protocol):
 class Grammar(Protocol):
     """A compiled form. Immutable, and shared by all sequences that are bound to it."""
 
-    size: int
-    """Bytes of memory it holds, about: caches of grammars are bounded by it."""
-    compiler: Compiler
-    """Who made it: its name is that of the backend, never "auto"."""
+    @property
+    def size(self) -> int:
+        """Bytes of memory it holds, about: caches of grammars are bounded by it."""
+        ...
+
+    @property
+    def compiler(self) -> Compiler:
+        """Who made it: its name is that of the backend, never "auto"."""
+        ...
 
     def matcher(self) -> Matcher:
         """A fresh matcher."""

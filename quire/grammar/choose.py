@@ -17,4 +17,8 @@ def compiler(name: str, vocabulary: Vocabulary) -> Compiler:
     """A backend by its name. Raises ConfigError."""
     if name in ("auto", "llguidance", "guidance"):
         return LLGuidance(vocabulary)
+    if name == "xgrammar":
+        from quire.grammar.xgrammar import XGrammar
+
+        return XGrammar(vocabulary)
     raise ConfigError(f"no backend of structured output is called {name!r:.40}")

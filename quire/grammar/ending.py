@@ -6,11 +6,12 @@ which a form may name some, are counted here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 import numpy as np
 
+from quire.errors import RequestError
 from quire.grammar.base import Words
 from quire.grammar.vocabulary import Vocabulary
 
@@ -128,3 +129,24 @@ class EndingMatcher:
 
     def copy(self) -> EndingMatcher:
         return EndingMatcher(self.raw.twin(), self.ends, self.ended)
+
+
+def stops(vocabulary: Vocabulary, named: Collection[int]) -> tuple[frozenset[int], int | None]:
+    """(what a backend may take for the end, what of it is none).
+
+    End tokens that a form names are ordinary ones to its backend. Where it names all of them the
+    backend, which must have one, gets another special token that no form comes to.
+    """
+    ends = frozenset(vocabulary.ends) - set(named)
+    if ends:
+        return ends, None
+    for i, _ in vocabulary.special:
+        if i not in vocabulary.ends and i not in named:
+            return frozenset({i}), i
+    raise RequestError("the form names every special token of the model; it must leave one")
+
+
+def clear(words: Words, token: int | None) -> None:
+    """Take a token out of a mask."""
+    if token is not None:
+        words.view(np.uint32)[token // 32] &= ~np.uint32(1 << token % 32)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from quire.errors import RequestError
-from quire.grammar import ebnf, regex
+from quire.grammar import ebnf, own_lark, regex
 from quire.grammar.forms import (
     Choice,
     Either,
@@ -27,6 +27,7 @@ from quire.grammar.forms import (
     Text,
     Until,
 )
+from quire.grammar.marks import tags_by_trigger
 from quire.grammar.schema_text import closed
 from quire.grammar.vocabulary import Names
 
@@ -204,7 +205,7 @@ class _Writer:
         return f"{self.terminal(ending)} {self.pieces(pieces[1:])}"
 
     def _tags(self, form: Tags) -> str:
-        barred, groups = self._triggers(form)
+        barred, groups = tags_by_trigger(form, self.names)
         end = self.terminal(_free(barred))
         each = [self._triggered(trigger, tags, barred) for trigger, tags in groups.items()]
         one = "(" + " | ".join(each) + ")"
@@ -224,38 +225,14 @@ class _Writer:
         head = self.named(self.terminal(f"{_ANY[:-1]}{_slashed_text(trigger)}/{alone}"), "[lazy]")
         return f"{head} {rest}"
 
-    def _triggers(self, form: Tags) -> tuple[list[str], dict[str, list[Tag]]]:
-        """What may not stand in free text, and the tags by their triggers.
-
-        A trigger that ends within a special token's name goes on to the end of it. Of triggers
-        that begin alike the shorter counts.
-        """
-        groups: dict[str, list[Tag]] = {}
-        for tag in form.tags:
-            fitting = [one for one in form.triggers if one and tag.begin.startswith(one)]
-            if not fitting:
-                raise RequestError(f"the tag {tag.begin!r:.60} begins with none of the triggers")
-            groups.setdefault(self._stretched(tag.begin, min(fitting, key=len)), []).append(tag)
-        every = list(dict.fromkeys([*form.triggers, *groups]))
-        barred = [one for one in every if not any(o != one and one.startswith(o) for o in every)]
-        return barred, groups
-
-    def _stretched(self, begin: str, trigger: str) -> str:
-        at = 0
-        for piece in self.names.cut(begin):
-            name = piece if isinstance(piece, str) else self.names.of[piece]
-            if at < len(trigger) < at + len(name) and isinstance(piece, int):
-                return begin[: at + len(name)]
-            at += len(name)
-        return trigger
-
     # -- grammars that callers write --------------------------------------------------------
 
     def _grammar(self, form: Grammar) -> str:
         if ebnf.is_ebnf(form.text):
             return _Rules(self, ebnf.Rules(form.text, MOST_POSITIONS)).rule("root")
+        text = own_lark.prepared(form.text, self.names, WHITESPACE)
         name = f"g{len(self.others)}"
-        self.others.append({"name": name, "lark_grammar": bounded(form.text) + "\n" + OPTIONS})
+        self.others.append({"name": name, "lark_grammar": text + "\n" + OPTIONS})
         return self.named(f"@{name}")
 
 
@@ -309,33 +286,6 @@ class _Rules:
 
     def _run(self, run: regex.Node) -> list[str]:
         return [] if run == regex.EMPTY else [self.writer.lexeme(run)]
-
-
-_LARK_TOKEN = re.compile(
-    r'"(?:[^"\\\n]|\\.)*"|//[^\n]*|#[^\n]*|/(?![*/])(?:[^/\\\n]|\\.)+/|%json\b\s*'
-)
-
-
-def bounded(text: str) -> str:
-    """A caller's Lark text, in which JSON has white space within bounds where it does not say."""
-    made, at = [], 0
-    while found := _LARK_TOKEN.search(text, at):
-        made.append(text[at : found.end()])
-        at = found.end()
-        if found[0].startswith("%json"):
-            schema, at = _inline_schema(text, at)
-            made.append(schema)
-    return "".join([*made, text[at:]])
-
-
-def _inline_schema(text: str, at: int) -> tuple[str, int]:
-    try:
-        schema, end = json.JSONDecoder().raw_decode(text, at)
-    except (ValueError, RecursionError):
-        return "", at  # llguidance says what is wrong with it
-    if isinstance(schema, dict):
-        schema = {"x-guidance": {"whitespace_pattern": WHITESPACE}, **schema}
-    return json.dumps(schema), end
 
 
 def _count(least: int, most: int | None) -> str:

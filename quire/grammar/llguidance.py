@@ -12,14 +12,14 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.errors import RequestError
 from quire.grammar import lark
 from quire.grammar.base import Matcher, Words
-from quire.grammar.ending import EndingMatcher, Ends
+from quire.grammar.ending import EndingMatcher, Ends, clear, stops
 from quire.grammar.forms import Form
+from quire.grammar.own_lark import named_ids
 from quire.grammar.vocabulary import Names, Vocabulary
 
 MOST_SIZE = 500_000
@@ -40,11 +40,11 @@ _SIZE_PER_BYTE = 60
 class _Tokens:
     """What llguidance asks a tokenizer."""
 
-    def __init__(self, vocabulary: Vocabulary, ends: Sequence[int]) -> None:
+    def __init__(self, vocabulary: Vocabulary, end: int) -> None:
         missing = vocabulary.size - len(vocabulary.tokens)
         self.tokens = [*vocabulary.tokens, *([b""] * missing)]
         self.special_token_ids = [i for i, _ in vocabulary.special]
-        self.eos_token_id = ends[0]
+        self.eos_token_id = end
         self.bos_token_id = None
         self.is_tokenizer_wrapper = True
 
@@ -62,8 +62,7 @@ class LLGuidance:
         self.vocabulary = vocabulary
         self.ends = Ends(vocabulary)
         self._names = Names(vocabulary)
-        self._tokenizers: dict[tuple[int, ...], LLTokenizer] = {}
-        self._unused = [i for i, _ in vocabulary.special if i not in vocabulary.ends]
+        self._tokenizers: dict[frozenset[int], LLTokenizer] = {}
         self._executor = LLExecutor()
 
     def compile(self, form: Form) -> LLGrammar:
@@ -73,33 +72,18 @@ class LLGuidance:
 
     def load(self, dumped: bytes) -> LLGrammar:
         text = dumped.decode()
-        ends = tuple(i for i in self.vocabulary.ends if not self._named(i, text))
-        hidden = None
-        if not ends:
-            hidden = self._stand_in(text)
-            ends = (hidden,)
+        ends, hidden = stops(self.vocabulary, named_ids(text, self.vocabulary.size))
         master = LLMatcher(self._tokenizer(ends), text, log_level=0, limits=_limits())
         if master.is_error():
             raise RequestError(_told(master.get_error()))
-        return LLGrammar(self, dumped, _Raw(master, frozenset(ends), hidden))
+        return LLGrammar(self, dumped, _Raw(master, ends, hidden))
 
-    def _stand_in(self, grammar: str) -> int:
-        """llguidance must have an end: one that is none of ours, where the grammar names all."""
-        for i in self._unused:
-            if not self._named(i, grammar):
-                return i
-        raise RequestError("the form names every special token of the model; it must leave one")
-
-    def _tokenizer(self, ends: tuple[int, ...]) -> LLTokenizer:
+    def _tokenizer(self, ends: frozenset[int]) -> LLTokenizer:
         """End tokens that a grammar names are ordinary special ones within it."""
         if ends not in self._tokenizers:
-            wrapped: Any = _Tokens(self.vocabulary, ends)
+            wrapped: Any = _Tokens(self.vocabulary, min(ends))
             self._tokenizers[ends] = LLTokenizer(wrapped, eos_token=list(ends))
         return self._tokenizers[ends]
-
-    def _named(self, token: int, grammar: str) -> bool:
-        name = self._names.of.get(token)
-        return f"<[{token}]>" in grammar or (name is not None and name in grammar)
 
     def fill_all(self, matchers: Sequence[tuple[int, Matcher]], words: Words) -> None:
         given = [(row, *_parts(matcher)) for row, matcher in matchers]
@@ -174,9 +158,7 @@ class _Raw:
         ending = any(words[i // 32] >> i % 32 & 1 for i in self.stops)
         if ending and self.fault is None and not self.inner.is_accepting():
             self.fault = "the grammar has come to where nothing can follow"
-        if self.hidden is not None:
-            bits = words.view(np.uint32)
-            bits[self.hidden // 32] &= ~np.uint32(1 << self.hidden % 32)
+        clear(words, self.hidden)
 
     def look(self) -> None:
         """See whether the last step was too much for it."""
