@@ -142,7 +142,8 @@ def engine_of(
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),
     )
-    return mind(config, device_half(model, config, processors, grammars), check=True)
+    half = device_half(model, config, processors, grammars)
+    return mind(config, half, check=True, grammars=grammars)
 
 
 def request(
