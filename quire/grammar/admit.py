@@ -1,6 +1,6 @@
 """Whether a form may be asked for, decided at the edge: before a request costs anything.
 
-    constraint(form) -> Constraint     or RequestError, whose message says where, why and what instead
+    constraint(form) -> Constraint   or RequestError: where, why, and what would do instead
 
 Pure Python, from microseconds to a few milliseconds; no backend is imported. Schemas are rewritten
 into keywords that the backends honour (quire.grammar.schema). Not here: compiling, which may still
@@ -49,7 +49,7 @@ def json_form(
     options: JsonOptions = JsonOptions(),
     param: str | None = None,
 ) -> Json:
-    """The form of a schema as a caller gives it: parsed JSON or its text. Checked by constraint()."""
+    """The form of a schema as a caller gives it, parsed or as text. constraint() checks it."""
     text = schema if isinstance(schema, str) else _text(schema, param)
     return Json(text, options.whitespace, options.closed, options.spacing)
 

@@ -37,6 +37,11 @@ EFFORT_EACH = 250
 """The same for one token that is tried."""
 MOST_TRIED = 12
 """Tokens that are tried before a step."""
+ROOM = 8
+"""Tokens by which a way that is known from elsewhere must be shorter than it has to be: where there
+is less room, the shortest is looked for."""
+MOST_WAYS = 6
+MOST_KNOWN = 64
 LIKELY = b',"{[}]:tfn-.0123456789'
 ORDERS = (b"", b"0", b'"', b"n", b"[", b"{")
 
@@ -78,7 +83,7 @@ def closer(least: Least, spelling: Spelling) -> Closer | None:
 
 
 class Closer:
-    """What the guides of one grammar share. Never changed."""
+    """What the guides of one grammar share. Only what it remembers of ways ever changes."""
 
     def __init__(self, way: Way, known: Bounds, spelling: Spelling) -> None:
         self.way = way
@@ -87,6 +92,7 @@ class Closer:
         self.ways = Ways(known, spelling)
         self.end = spelling.ends[0]
         self.quote = spelling.ids.get(b'"')
+        self._known: dict[int, tuple[Way, ...]] = {}
         self.base = 0 if known.plain else known.jump
         self.light_jump = self.base + known.jump + known.slack
         self.heavy_jump = self.base + known.jump * max(spelling.heaviest, 1) + known.slack
@@ -94,6 +100,31 @@ class Closer:
         self.text = spelling.text & ~beyond
         self.within = spelling.within & ~beyond
         self.quoted = spelling.quoted & ~spelling.words(_named(known.names, spelling))
+
+    def after(self, way: Way, token: int) -> Way | None:
+        """What is left of a way behind a token that writes its beginning. None: it does not."""
+        spelling = self.spelling
+        if token in spelling.special:
+            return way[1:] if way[:1] == (token,) else None
+        text, place = b"", 0
+        while place < len(way) and way[place] not in spelling.special:
+            text += spelling.pieces[way[place]]
+            place += 1
+        if not text.startswith(spelling.pieces[token]):
+            return None
+        rest = spelling.fewest(text[len(spelling.pieces[token]) :])
+        return None if rest is None else rest + way[place:]
+
+    def known(self, token: int) -> tuple[Way, ...]:
+        """Ways that led on from this token elsewhere, the latest first."""
+        return self._known.get(token, ())
+
+    def learn(self, token: int, way: Way) -> None:
+        """Keep a way that was found. From several threads at once one may be lost."""
+        if len(self._known) > MOST_KNOWN:
+            self._known = {}
+        others = [one for one in self._known.get(token, ()) if one != way]
+        self._known[token] = (way, *others[: MOST_WAYS - 1])
 
     def growth(self, token: int) -> int:
         """How much farther off the end may be behind this token, but for the slack."""
@@ -290,13 +321,25 @@ class _Trial:
         way, end = self.guide._way, self.closer.end
         if self.matcher.validate((*tokens, *way, end)) > len(tokens) + len(way):
             return way
+        if len(tokens) == 1:
+            same = self.closer.after(way, tokens[0])
+            if same is not None:
+                return same if len(same) <= self.rest else None
+            for known in self.closer.known(tokens[0]):
+                fits = len(known) + ROOM <= self.rest
+                if fits and self.matcher.validate((*tokens, *known, end)) > len(known) + 1:
+                    return known
         for place, token in enumerate(tokens):
             if not self.matcher.accept(token):
                 self.matcher.rollback(place)
                 return None
         found = self.closer.ways.find(self.matcher, EFFORT_EACH)
         self.matcher.rollback(len(tokens))
-        return None if found is None or len(found) > self.rest else tuple(found)
+        if found is None:
+            return None
+        if len(tokens) == 1:
+            self.closer.learn(tokens[0], tuple(found))
+        return tuple(found) if len(found) <= self.rest else None
 
     def _classes(self) -> None:
         """Where anything may stand: what keeps within it, and what ends a string with its quote."""

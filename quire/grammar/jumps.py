@@ -99,7 +99,7 @@ class _Forms:
             return _Json(self, json.loads(form.schema)).cost()
         if isinstance(form, forms.Regex):
             node = regex.whole(regex.parse(form.pattern), search=False)
-            self.name_pattern(node)
+            self.name_pattern(node, in_json=False)
             return _Cost(_lowest(node), _farthest(node), _farthest(node))
         if isinstance(form, forms.Choice):
             return self._either([self._text(one) for one in form.options])
@@ -136,13 +136,13 @@ class _Forms:
         tails = self.spelling.tails(text)
         return max((len(text) if one is None else one[0] for one in tails), default=0)
 
-    def name_pattern(self, node: regex.Node) -> None:
+    def name_pattern(self, node: regex.Node, in_json: bool = True) -> None:
         """Keep a short match, and what it ends with, as something to try."""
         self.within = max(self.within, _farthest(node) + 1)
         sample = _sample(node)
         for text in {sample, *_runs(node)}:
             if len(text) <= MOST_SAMPLE:
-                self.literals.add(json.dumps(text, ensure_ascii=False)[1:])
+                self.literals.add(json.dumps(text, ensure_ascii=False)[1:] if in_json else text)
 
     def _either(self, costs: list[_Cost]) -> _Cost:
         """A token may choose any of them: then its cheapest text is what there is."""

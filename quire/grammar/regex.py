@@ -356,7 +356,7 @@ class _Reader:
     def bracket_first(self, negated: bool) -> Ranges:
         """[^] is anything in ECMA-262; in Python the bracket is of the class."""
         self.at += 1
-        if not negated or self.peek() not in tuple("*+?{$)|") and self.peek():
+        if not negated or (self.peek() and self.peek() not in "*+?{$)|"):
             raise self.refuse("[] or [^], which dialects read in different ways")
         return ALL
 

@@ -19,6 +19,7 @@ from quire.grammar.spelling import Spelling
 
 CLOSERS = b'}]",:'
 FIRST = b"0123456789ntf[{-."
+OPENING = frozenset((b"{", b"["))
 STRUCTURE = frozenset((b"}", b"]", b'"', b",", b":", b"{", b"["))
 LATER = 5
 """How much worse each later choice at a place is thought to be, in tokens."""
@@ -145,9 +146,10 @@ class Ways:
         if len(move) > 1 or move[0] in self.spelling.special:
             return 0
         byte = self.spelling.pieces[move[0]][-1:]
-        if byte in b"{[":
+        before = self.spelling.pieces[path[-1]][-1:] if path else b""
+        if byte in OPENING or byte == before == b'"':
             return 2
-        return int(bool(path) and not {byte, self.spelling.pieces[path[-1]][-1:]} & STRUCTURE)
+        return int(bool(path) and not {byte, before} & STRUCTURE)
 
     def _tries(self, matcher: Stepper, ahead: list[Move]) -> Iterator[Move]:
         """What may come next, the likeliest way to the end first. The matcher has to stand at the
@@ -163,7 +165,6 @@ class Ways:
         else:
             yield from ahead
             yield from self._closers
-            yield from self._marks
             yield from self._literals
         yield from self._allowed(matcher)
 

@@ -58,7 +58,7 @@ def shapes(tableau: Tableau, branch: Branch) -> list[Shape]:
 
 def _plain(tableau: Tableau, branch: Branch) -> Array:
     """What items, prefixItems and unevaluatedItems say."""
-    nodes = [node for node, sign in branch.done if sign]
+    nodes = branch.said
     length = max([len(node.several.get("prefixItems", ())) for node in nodes], default=0)
     length = max([length, *(place + 1 for place in branch.at_place)])
     rest_nodes = [node for node in nodes if "unevaluatedItems" in node.one]

@@ -57,6 +57,8 @@ class Branch:
     def __init__(self) -> None:
         self.todo: list[Signed] = []
         self.done: dict[Signed, None] = {}
+        self.said: list[Node] = []
+        """Nodes that hold, in the order they spoke: names of properties keep it."""
         self.beside: dict[Signed, list[Signed]] = {}
         """What each Node led to that judges the same value."""
         self.forks: list[Fork] = []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -35,8 +36,17 @@ from quire.grammar.schemas.shapes import (
 
 GREATEST = 9_223_372_036_854_774_784
 """The greatest whole number that fits into 64 bits both as an integer and as a float."""
+FARTHEST = 1e18
+"""The greatest bound of numbers that need not be whole."""
+DIGITS = 15
+"""Of such a bound: backends read numbers of more digits inexactly."""
+LEAST = Decimal("1e-22")
+"""What stands for the least number over 0: backends do not get bounds right that exclude 0, nor
+read smaller numbers exactly."""
 EXACT = 2**53
 """Whole numbers up to here are told apart as floats."""
+MOST_LISTED = 1_000
+"""Multiples that are written one by one."""
 MOST_STEP = 2**32 - 1
 """Of multipleOf without its decimal point."""
 MOST_TEXT = 4 * 2**20
@@ -202,20 +212,34 @@ def _values(shape: Values) -> Written:
     if len(shape.values) == 2 and all(isinstance(one, bool) for one in shape.values):
         return {"type": "boolean"}
     for value in shape.values:
-        _check_value(value)
+        _check_value(value, shape.place)
     return {"enum": list(shape.values)}
 
 
-def _check_value(value: Value) -> None:
+def _check_value(value: Value, place: str) -> None:
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
-            _check_value(one)
-    elif isinstance(value, int) and abs(value) > EXACT:
-        refuse("", f"the whole number {value} is listed; over {EXACT} they are not told apart")
+            _check_value(one, place)
+    elif isinstance(value, int | float) and not _read_exactly(value):
+        refuse(
+            place,
+            f"the number {value!r} has more digits than backends read exactly",
+            "use fewer, or say it as text",
+        )
+
+
+def _read_exactly(value: float) -> bool:
+    """A quotient or product of two numbers that a float holds: what a simple reader computes."""
+    digits = Decimal(repr(value)).normalize().as_tuple()
+    mantissa = int("".join(map(str, digits.digits)))
+    return mantissa <= EXACT and -22 <= int(digits.exponent) <= 22
 
 
 def _numbers(shape: Numbers) -> Written:
     step = shape.step
+    listed = _multiples(shape)
+    if listed is not None:
+        return _values(Values(tuple(listed), shape.place))
     whole = shape.whole
     made: dict[str, Any] = {"type": "integer" if whole else "number"}
     if whole:
@@ -225,6 +249,19 @@ def _numbers(shape: Numbers) -> Written:
     if step is not None and step != 1:
         made["multipleOf"] = _step(step, shape)
     return made
+
+
+def _multiples(shape: Numbers) -> list[float] | None:
+    """The numbers, where they are few multiples of a fraction: backends leave some out there."""
+    low, high, step = shape.low, shape.high, shape.step
+    if shape.whole or step is None or low is None or high is None:
+        return None
+    first, last = math.ceil(low.value / step), math.floor(high.value / step)
+    if last - first > MOST_LISTED:
+        return None
+    first += low.open and first * step == low.value
+    last -= high.open and last * step == high.value
+    return [float(at * step) for at in range(first, last + 1)]
 
 
 def _whole_bounds(shape: Numbers, made: dict[str, Any]) -> None:
@@ -254,28 +291,34 @@ def _up(value: int) -> int:
 
 
 def _bounds(shape: Numbers, made: dict[str, Any]) -> None:
-    if shape.low is not None:
-        made["minimum"] = max(_float(shape.low, up=True), -1e18)
-        if made["minimum"] >= 1e18:
-            refuse(shape.low.place, "numbers over 1e18 cannot be bounded from below")
-        if shape.low.open and shape.low.value == 0:
-            made["exclusiveMinimum"] = made.pop("minimum") * 0
-    if shape.high is not None:
-        made["maximum"] = min(_float(shape.high, up=False), 1e18)
-        if made["maximum"] <= -1e18:
-            refuse(shape.high.place, "numbers under -1e18 cannot be bounded from above")
-        if shape.high.open and shape.high.value == 0:
-            made["exclusiveMaximum"] = made.pop("maximum") * 0
+    low, high = shape.low, shape.high
+    if low is not None:
+        made["minimum"] = max(_inside(low, ROUND_CEILING), -FARTHEST)
+    if high is not None:
+        made["maximum"] = min(_inside(high, ROUND_FLOOR), FARTHEST)
+    if made.get("minimum", -FARTHEST) > min(made.get("maximum", FARTHEST), FARTHEST - 1):
+        bound = low or high
+        place = "" if bound is None else bound.place
+        refuse(place, f"bounds of numbers are held to {DIGITS} digits, up to {FARTHEST}")
 
 
-def _float(bound: Bound, up: bool) -> float:
-    """The bound as a float that is within the range: next to it, if the bound is not."""
-    near = float(bound.value)
-    toward = math.inf if up else -math.inf
-    outside = Fraction(near) < bound.value if up else Fraction(near) > bound.value
-    if (outside and Fraction(repr(near)) != bound.value) or (bound.open and bound.value != 0):
-        near = math.nextafter(near, toward)
-    return near
+def _inside(bound: Bound, rounding: str) -> float:
+    """The bound as a number of few digits: itself, or the next one within the range."""
+    context = Context(prec=DIGITS, rounding=rounding)
+    value = context.divide(Decimal(bound.value.numerator), Decimal(bound.value.denominator))
+    up = rounding == ROUND_CEILING
+    if bound.open and Fraction(value) == bound.value:
+        value = value.next_plus(context) if up else value.next_minus(context)
+    if value and value.adjusted() < context.prec - 22:
+        value = value.quantize(LEAST, rounding)
+    if abs(value) < LEAST:
+        value = LEAST.copy_sign(Decimal(1 if up else -1)) if _beyond_zero(bound, up) else Decimal(0)
+    return float(value)
+
+
+def _beyond_zero(bound: Bound, up: bool) -> bool:
+    """Zero is not within the range."""
+    return (bound.open and bound.value == 0) or (bound.value > 0 if up else bound.value < 0)
 
 
 def _step(step: Fraction, shape: Numbers) -> float | int:

@@ -63,7 +63,7 @@ class _Maker:
     def __init__(self, tableau: Tableau, branch: Branch) -> None:
         self.tableau = tableau
         self.branch = branch
-        self.nodes = [node for node, sign in branch.done if sign]
+        self.nodes = branch.said
         self.place = self.nodes[0].place if self.nodes else ""
         self.rest = [
             (node, _below(branch, node))

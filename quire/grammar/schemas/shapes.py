@@ -37,6 +37,7 @@ class Values:
     """These. Not empty."""
 
     values: tuple[Value, ...]
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

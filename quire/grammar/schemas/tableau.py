@@ -154,6 +154,7 @@ class Tableau:
             elif node.false:
                 one.die(node.place, "false allows nothing")
             else:
+                one.said.append(node)
                 self._affirm(one, node)
 
     def _refute(self, one: Branch, node: Node) -> None:
@@ -274,10 +275,10 @@ class Tableau:
                 kept.setdefault(token(value), value)
         barred = set(map(token, one.barred))
         left = tuple(value for known, value in kept.items() if known not in barred)
+        place = one.places["values"]
         if not left:
-            place = one.places["values"]
             reasons.append(Reason(place, "no value is left of those that are listed"))
-        return [Values(left)] if left else []
+        return [Values(left, place)] if left else []
 
 
 CANNOT = "what it takes for this not to hold cannot be written as a grammar"
