@@ -54,7 +54,22 @@ def calls(
     each = [call(dialect, tool) for tool in tools]
     if not how.after and frame(dialect, "").end in ends:
         return _either([Seq(one.parts[:-1]) for one in each])
-    return Seq((*_text(how.before), Repeat(_either(each), how.between, 1, most), *_text(how.after)))
+    return _several(dialect, each, most)
+
+
+def _several(
+    dialect: Dialect, each: Sequence[Seq], most: int | None, lead: Sequence[Form] = ()
+) -> Form:
+    """One or more of them. lead: what may stand before the first.
+
+    What stands between two is joined to the second, and what stands before all to the first: lexers
+    of backends do not come back from where one mark could have ended to take it for another.
+    """
+    how = dialect.written
+    first = [Seq((*lead, *_text(how.before), *one.parts)) for one in each]
+    later = [Seq((*_text(how.between), *one.parts)) for one in each]
+    more = Repeat(_either(later), "", 0, most and most - 1)
+    return Seq((_either(first), *([] if most == 1 else [more]), *_text(how.after)))
 
 
 def listed(tools: Sequence[Tool], *, most: int | None = None) -> Form:
@@ -191,7 +206,9 @@ def among(dialect: Dialect, tools: Sequence[Tool], *, only_first: bool = False) 
     marks = [mark for form in dialect.forms if not form.bare for mark in form.begin]
     bare = [mark for form in dialect.forms if form.bare for mark in form.begin]
     if bare:
-        return _lines(calls(dialect, tools, most=1 if only_first else None), bare, marks)
+        lines, text = _lines(bare, marks)
+        each = [call(dialect, tool) for tool in tools]
+        return Either((text, _several(dialect, each, 1 if only_first else None, [lines])))
     begin = _beginning(dialect, tools[0])
     mark = next((one for one in marks if begin.startswith(one)), None)
     if mark is None:
@@ -235,8 +252,8 @@ def without(form: Form, mark: str) -> Form:
     raise AssertionError(f"{form} does not begin with {mark!r}")
 
 
-def _lines(whole: Form, bare: Sequence[str], marks: Sequence[str]) -> Form:
-    """Lines of which none begins as calls do, and then calls or nothing.
+def _lines(bare: Sequence[str], marks: Sequence[str]) -> tuple[Regex, Regex]:
+    """Lines of which none begins as calls do: some that a call may follow, and a whole text.
 
     bare: what begins calls at the beginning of a line. marks: what begins them anywhere; of such
     not even two characters may stand in the text.
@@ -250,7 +267,7 @@ def _lines(whole: Form, bare: Sequence[str], marks: Sequence[str]) -> Form:
     if begun:
         first = rf"({first}|[{begun}]{run}[^\n{firsts}{seconds}])"
     line = rf"[ \t\r]*({first}{char}*{run})?"
-    return Seq((Regex(rf"({line}\n)*"), Either((whole, Regex(line)))))
+    return Regex(rf"({line}\n)*"), Regex(rf"({line}\n)*{line}")
 
 
 def _set(chars: Iterable[str]) -> str:

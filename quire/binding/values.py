@@ -83,7 +83,9 @@ class Tagged:
     def _no_json(self) -> Form:
         """Text that nobody takes for a number, a list or an object."""
         first = Regex(rf"[^\s0-9+\-(\[{{{re.escape(self.close[0])}]")
-        return Either((Seq((first, Until(self.close))), Text(self.close)))
+        layout = self.after[: self.after.index(self.close)]
+        empty = [Text(self.close), *([Text(layout + self.close)] if layout else [])]
+        return Either((Seq((first, Until(self.close))), *empty))
 
     def _need_plain(self, mixed: bool) -> None:
         if mixed and self.json is None and not self.kinds <= _READ_ALIKE | {"string"}:
@@ -142,8 +144,8 @@ def _types(schema: Schema) -> frozenset[str] | None:
     return frozenset(map(str, named)) if isinstance(named, list) else None
 
 
-def _pattern(schema: Schema, words: set[str], first: str) -> str:
-    """A regular expression for a string that is limited."""
+def _pattern(schema: Schema, words: set[str], never: str) -> str:
+    """A regular expression for a string that is limited. never: characters not to be in it."""
     if words == {"pattern"}:
         pattern = str(schema["pattern"])
         if _LOOSE_PATTERN.search(pattern):
@@ -156,7 +158,7 @@ def _pattern(schema: Schema, words: set[str], first: str) -> str:
         return inner
     if words <= {"minLength", "maxLength"}:
         least, most = schema.get("minLength", 0), schema.get("maxLength")
-        return f"[^{re.escape(first)}]{{{least},{'' if most is None else most}}}"
+        return f"[^{re.escape(never)}]{{{least},{'' if most is None else most}}}"
     raise Inexpressible(f"{' and '.join(sorted(words))} of a string")
 
 
@@ -266,9 +268,10 @@ class Literals:
             return self._object(schema, depth)
         plain = Json(alone({**schema, "type": kind}, self.root))
         if kind == "string":
-            return Either((plain, self.string())) if words == {"type"} else plain
-        own = kind in ("boolean", "null") and self._python
-        return self._scalar(kind) if own else plain
+            own = self.string() if words == {"type"} else self._limited(schema, words - {"type"})
+            return plain if own is None else Either((plain, own))
+        is_word = kind in ("boolean", "null") and self._python
+        return self._scalar(kind) if is_word else plain
 
     def _scalar(self, kind: str) -> Form:
         if kind == "string":
@@ -281,6 +284,17 @@ class Literals:
         if self._python:
             return Regex(r"'([^'\\\x00-\x1f]|\\['\\nrt])*'")
         return Seq((Text(self.how.quote), Until(self.how.quote)))
+
+    def _limited(self, schema: Schema, words: set[str]) -> Form | None:
+        """Such a string in the notation's own quotes, if there is a way to say it."""
+        quote = "'" if self._python else self.how.quote
+        try:
+            pattern = _pattern(schema, words, "'\\" if self._python else quote[0])
+        except Inexpressible:
+            return None
+        if "pattern" in words and (quote[0] in pattern or r"\\" in pattern):
+            return None
+        return Seq((Text(quote), Regex(pattern), Text(quote)))
 
     def _array(self, schema: Schema, depth: int) -> Form:
         least, most = schema.get("minItems", 0), schema.get("maxItems")

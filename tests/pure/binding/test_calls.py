@@ -1,0 +1,121 @@
+"""What forms of calls allow is what a model of the dialect writes and what its reader understands."""
+
+import json
+
+import jsonschema
+import pytest
+
+from quire.binding import calls
+from quire.binding.schemas import arguments_schema
+from quire.text.forced import LIST
+from quire.text.speech import gather
+from quire.text.tools._write import Asked, frame, render
+from quire.text.tools.machine import Parser
+from tests.pure.binding.tools import DECLARED, TOOLS, arguments
+from tests.pure.binding.walking import Trial, rng
+from tests.pure.tools.samples import DIALECTS, dialect_of
+
+EVERY = [*DIALECTS, "json"]
+
+
+def of(name):
+    return LIST if name == "json" else dialect_of(name)
+
+
+def literals(dialect):
+    """Texts by which calls go on and end."""
+    how = dialect.written
+    made = ['"', "}", '"}', "]", how.after, how.between, *how.call.split("«arguments»")[1:]]
+    for part in (how.param, how.call):
+        made += [piece.partition("«")[0] for piece in part.split("»")]
+    return [text for text in made if text and "«" not in text]
+
+
+def made_calls(rand):
+    names = rand.choices(list(DECLARED), k=rand.randrange(1, 4))
+    return [Asked(name, arguments(rand, name)) for name in names]
+
+
+@pytest.fixture(scope="module", params=EVERY)
+def trial(request):
+    dialect = of(request.param)
+    return dialect, Trial(calls.calls(dialect, list(DECLARED.values())))
+
+
+def test_what_a_model_writes_is_allowed(trial, often):
+    dialect, form = trial
+    for seed in range(25 * often):
+        asked = made_calls(rng(seed))
+        text = render(dialect, asked)
+        assert form.accepts(text), form.taken(text)
+
+
+def said_in(text, dialect):
+    """What the dialect's reader takes from a text; every call is whole and as declared."""
+    speech = gather(Parser(dialect, TOOLS).push(text, last=True))
+    assert not speech.notes, (text, speech)
+    for call in speech.calls:
+        assert call.end == "whole", (text, call)
+        schema = arguments_schema(DECLARED[call.name].parameters)
+        jsonschema.validate(json.loads(call.arguments), schema)
+    return speech
+
+
+def test_what_is_allowed_reads_as_calls_that_the_schemas_allow(trial, often):
+    dialect, form = trial
+    texts = [form.walk(rng(seed), literals(dialect)) for seed in range(20 * often)]
+    texts = [text for text in texts if text is not None]
+    assert len(texts) >= 8
+    for text in texts:
+        speech = said_in(text, dialect)
+        assert speech.calls, text
+        assert not speech.text.strip(), (text, speech)
+
+
+def test_one_call_only_is_one_call_only(trial):
+    dialect, _ = trial
+    form = Trial(calls.calls(dialect, list(DECLARED.values()), most=1))
+    one = Asked("get_weather", {"city": "Rome"})
+    assert form.accepts(render(dialect, [one]))
+    assert not form.accepts(render(dialect, [one, one]))
+
+
+@pytest.fixture(scope="module", params=[name for name in EVERY if name not in ("json", "openai")])
+def loose(request):
+    dialect = of(request.param)
+    return dialect, Trial(calls.among(dialect, list(DECLARED.values())))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "Hello.", "a < b, {x}, [y]\n\nand 汉 `code`", "It is:\n 1. x"]
+)
+def test_text_without_calls_is_as_free_as_ever(loose, text):
+    assert loose[1].accepts(text)
+
+
+def test_calls_may_follow_text(loose):
+    dialect, form = loose
+    for seed in range(10):
+        text = "I look it up.\n" + render(dialect, made_calls(rng(seed)))
+        assert form.accepts(text), form.taken(text)
+
+
+def test_a_call_of_what_was_not_declared_cannot_be_written(loose):
+    dialect, form = loose
+    for name in ("forecast", "get_weathers", "get"):
+        assert not form.accepts("So: \n" + render(dialect, [Asked(name, {"city": "Rome"})]))
+    assert not form.accepts(
+        "\n" + render(dialect, [Asked("get_weather", {"city": "x", "sky": "y"})])
+    )
+
+
+def test_what_calls_of_free_text_say_the_schemas_allow(loose, often):
+    dialect, form = loose
+    found = 0
+    for seed in range(15 * often):
+        marks = [mark for one in dialect.forms for mark in one.begin]
+        marks.append(dialect.written.before + frame(dialect, "order").begin)
+        text = form.walk(rng(seed), [*literals(dialect), *marks, "\n"], most=2500, ends=0.05)
+        if text is not None:
+            found += len(said_in(text, dialect).calls)
+    assert found

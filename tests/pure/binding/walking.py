@@ -1,0 +1,95 @@
+"""Forms tried out over a vocabulary of single bytes and some marks: what they accept, what they yield."""
+
+import random
+
+import numpy as np
+
+from quire.grammar import admit
+from quire.grammar.forms import load
+from quire.grammar.llguidance import LLGuidance
+from quire.grammar.vocabulary import Names, Vocabulary
+
+END = 256
+
+
+def vocabulary(marks=()):
+    special = [(END, "<|the_end|>"), *((END + 1 + i, mark) for i, mark in enumerate(marks))]
+    tokens = [bytes([i]) for i in range(256)] + [name.encode() for _, name in special]
+    return Vocabulary(tuple(tokens), tuple(special), (END,), len(tokens))
+
+
+class Trial:
+    """A form, compiled."""
+
+    def __init__(self, form, marks=()):
+        self.vocabulary = vocabulary(marks)
+        self._names = Names(self.vocabulary)
+        checked = load(admit.constraint(form).form)
+        self._grammar = LLGuidance(self.vocabulary).compile(checked)
+
+    def ids(self, text):
+        found = []
+        for piece in self._names.cut(text):
+            found += [piece] if isinstance(piece, int) else list(piece.encode())
+        return found
+
+    def accepts(self, text):
+        """Whether the whole text is allowed, and allowed to end there."""
+        return self.taken(text) is None
+
+    def taken(self, text):
+        """What of the text is allowed; None: all of it, and to end there."""
+        matcher = self._grammar.matcher()
+        ids = self.ids(text)
+        for place, one in enumerate(ids):
+            if not matcher.accept(one):
+                return self.text(ids[:place]) + "⟂"
+        return None if matcher.complete else text + "⟂"
+
+    def text(self, ids):
+        tokens = self.vocabulary.tokens
+        return b"".join(tokens[i] for i in ids).decode("utf-8", "replace")
+
+    def walk(self, rng, literals=(), most=4000, ends=0.5):
+        """A text that the form allows, drawn at random; None if it found no end.
+
+        literals: texts that are tried as a whole now and then, so that walks come to an end. ends:
+        how likely it ends where it may.
+        """
+        matcher = self._grammar.matcher()
+        ids = []
+        words = np.zeros(self.vocabulary.words, np.int32)
+        while len(ids) < most:
+            if matcher.complete and (matcher.over or rng.random() < ends):
+                return self.text(ids)
+            if rng.random() < 0.4 and self._try(matcher, rng.choice(literals or ('"',)), ids):
+                continue
+            matcher.fill(words)
+            bits = np.unpackbits(words.view(np.uint8), bitorder="little")[
+                : len(self.vocabulary.tokens)
+            ]
+            allowed = [int(i) for i in np.flatnonzero(bits) if i != END]
+            if not allowed:
+                return self.text(ids) if matcher.complete else None
+            likely = [i for i in allowed if i in LIKELY or i > END]
+            one = rng.choice(likely if likely and rng.random() < 0.95 else allowed)
+            assert matcher.accept(one), (self.text(ids), one)
+            ids.append(one)
+        return None
+
+    def _try(self, matcher, literal, ids):
+        taken = []
+        for one in self.ids(literal):
+            if not matcher.accept(one):
+                matcher.rollback(len(taken))
+                return False
+            taken.append(one)
+        ids += taken
+        return True
+
+
+LIKELY = frozenset(b"abcxyz0123456789 \"{}[],:-._<>/'()=\n|") | frozenset("é汉".encode())
+
+
+def rng(seed):
+    return random.Random(seed)
