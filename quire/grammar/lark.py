@@ -7,6 +7,7 @@ tokens are in no lexeme: they are named by id, and free text never holds them.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -37,6 +38,9 @@ OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Forcing takes tokens from text as a tokenizer would; and loops for ever on some grammars."""
 MOST_POSITIONS = 20_000
 """Of a regular form that is written as one lexeme."""
+MOST_SPELLED = 1_000
+"""Characters of a regular form that is written out beside others."""
+MOST_WIDTH = 4
 _ANY = "/[\\x00-\U0010ffff]*/"
 
 
@@ -146,10 +150,35 @@ class _Writer:
             raise RequestError(f"the grammar names {name:.60}, which is no special token here")
         return f"<[{self.names.ids[name]}]>"
 
+    def within(self, node: regex.Node) -> str:
+        """A regular expression beside other parts: spelled out where it can be, else a lexeme.
+
+        A lexeme that another one begins with is lost where both may stand: text that is spelled
+        out, each character a lexeme, has no such neighbours.
+        """
+        if regex.positions(node) <= MOST_SPELLED and _is_narrow(node):
+            return self._spell(node)
+        return self.lexeme(node)
+
+    def _spell(self, node: regex.Node) -> str:
+        if isinstance(node, regex.Chars):
+            each = [chr(at) for first, last in node.ranges for at in range(first, last + 1)]
+            return "(" + " | ".join(map(json.dumps, each)) + ")"
+        if isinstance(node, regex.Repeat):
+            part = self._spell(node.part)
+            return f"({part}){_count(node.least, node.most)}" if node.most else '""'
+        if isinstance(node, regex.Alt):
+            return "(" + " | ".join(map(self._spell, node.parts)) + ")"
+        assert isinstance(node, regex.Seq)
+        return " ".join(map(self._spell, node.parts)) or '""'
+
+    def spelled(self, text: str) -> str:
+        return " ".join(map(json.dumps, text))
+
     def pieces(self, pieces: Sequence[str | int]) -> str:
         """A text, special tokens by id."""
         return " ".join(
-            f"<[{piece}]>" if isinstance(piece, int) else json.dumps(piece) for piece in pieces
+            f"<[{piece}]>" if isinstance(piece, int) else self.spelled(piece) for piece in pieces
         ) or '""'  # fmt: skip
 
     # -- forms ------------------------------------------------------------------------------
@@ -163,18 +192,25 @@ class _Writer:
             if node is not None:
                 run.append(node)
                 continue
-            made += [*self._run(run), self.rule(part)]
+            made += [*self.run(run), self.rule(part)]
             run = []
-        return " ".join([*made, *self._run(run)]) or '""'
+        return " ".join([*made, *self.run(run)]) or '""'
 
-    def _run(self, run: list[regex.Node]) -> list[str]:
-        return [self.lexeme(regex.Seq(tuple(run)))] if run else []
+    def run(self, run: list[regex.Node]) -> list[str]:
+        """What is fixed at its beginning stands outside the lexeme: others may begin like it."""
+        parts = list(_flat_nodes(run))
+        fixed = "".join(map(_char, itertools.takewhile(_is_char, parts)))
+        rest = regex.Seq(tuple(parts[len(fixed) :]))
+        return [
+            *([self.spelled(fixed)] if fixed else []),
+            *([self.within(rest)] if rest.parts else []),
+        ]
 
     def _either(self, parts: Iterable[Form]) -> str:
         found = [regular(part, self.names) for part in parts]
         nodes = tuple(node for node in found if node is not None)
         rules = [self.rule(part) for part, node in zip(parts, found) if node is None]
-        return " | ".join([*([self.lexeme(regex.Alt(nodes))] if nodes else []), *rules])
+        return " | ".join([*([self.within(regex.Alt(nodes))] if nodes else []), *rules])
 
     def _repeat(self, form: Repeat) -> str:
         if form.most == 0:
@@ -229,7 +265,9 @@ class _Writer:
 
     def _grammar(self, form: Grammar) -> str:
         if ebnf.is_ebnf(form.text):
-            return _Rules(self, ebnf.Rules(form.text, MOST_POSITIONS)).rule("root")
+            rules = ebnf.Rules(form.text, MOST_POSITIONS)
+            node = rules.regular(ebnf.Ref("root"))
+            return self.lexeme(node) if node is not None else _Rules(self, rules).rule("root")
         text = own_lark.prepared(form.text, self.names, WHITESPACE)
         name = f"g{len(self.others)}"
         self.others.append({"name": name, "lark_grammar": text + "\n" + OPTIONS})
@@ -255,7 +293,7 @@ class _Rules:
     def expression(self, expr: ebnf.Expr) -> str:
         node = self.rules.regular(expr)
         if node is not None:
-            return self.writer.lexeme(node)
+            return self.writer.within(node)
         if isinstance(expr, ebnf.Ref):
             return self.rule(expr.name)
         if isinstance(expr, ebnf.Token):
@@ -272,25 +310,41 @@ class _Rules:
     def _sequence(self, parts: Iterable[ebnf.Expr]) -> str:
         """What is regular and stands together is one lexeme, unless that were too long a one."""
         made: list[str] = []
-        run: regex.Node = regex.EMPTY
+        run: list[regex.Node] = []
         for part in parts:
             node = self.rules.regular(part)
-            joined = regex.Seq((run, node)) if node is not None else None
-            if joined is not None and regex.positions(joined) <= MOST_POSITIONS:
-                run = joined
-                continue
-            made += self._run(run)
-            run = node or regex.EMPTY
-            made += [] if node is not None else [self.expression(part)]
-        return " ".join([*made, *self._run(run)]) or '""'
-
-    def _run(self, run: regex.Node) -> list[str]:
-        return [] if run == regex.EMPTY else [self.writer.lexeme(run)]
+            fits = node is not None and regex.positions(regex.Seq((*run, node))) <= MOST_POSITIONS
+            if not fits:
+                made += self.writer.run(run)
+                run = []
+            if node is not None:
+                run.append(node)
+            else:
+                made.append(self.expression(part))
+        return " ".join([*made, *self.writer.run(run)]) or '""'
 
 
 def _count(least: int, most: int | None) -> str:
     """How often what stands before it is repeated; at most 0 times is none of Lark's counts."""
     return f"{{{max(least, 0)},{'' if most is None else most}}}"
+
+
+def _is_char(node: regex.Node) -> bool:
+    return isinstance(node, regex.Chars) and [a == b for a, b in node.ranges] == [True]
+
+
+def _char(node: regex.Node) -> str:
+    assert isinstance(node, regex.Chars)
+    return chr(node.ranges[0][0])
+
+
+def _is_narrow(node: regex.Node) -> bool:
+    """Whether few characters may stand at each place, and the text has an end."""
+    if isinstance(node, regex.Chars):
+        return sum(last - first + 1 for first, last in node.ranges) <= MOST_WIDTH
+    if isinstance(node, regex.Repeat):
+        return node.most is not None and _is_narrow(node.part)
+    return not isinstance(node, regex.Anchor) and all(map(_is_narrow, node.parts))
 
 
 def slashed(node: regex.Node) -> str:
@@ -318,6 +372,14 @@ def _flat(parts: Iterable[Form]) -> Iterable[Form]:
             yield from _flat((Text(part.begin), part.content, Text(part.end)))
         else:
             yield part
+
+
+def _flat_nodes(nodes: Iterable[regex.Node]) -> Iterable[regex.Node]:
+    for node in nodes:
+        if isinstance(node, regex.Seq):
+            yield from _flat_nodes(node.parts)
+        else:
+            yield node
 
 
 def _schema(form: Json) -> str:
