@@ -11,10 +11,12 @@ says more than a grammar can, the result is narrower, never wider. Read in schem
 from __future__ import annotations
 
 import functools
+import json
+from collections.abc import Iterator
 from typing import Any
 
 from quire.grammar.schemas import emit
-from quire.grammar.schemas.document import Document, Refused, refuse
+from quire.grammar.schemas.document import Document, Node, Refused, refuse
 from quire.grammar.schemas.graph import Graph
 from quire.grammar.schemas.tableau import Tableau
 
@@ -37,6 +39,61 @@ def rewritten(text: str, closed: bool = False) -> str:
 
 
 def strict(schema: Any) -> Any:
-    """The schema, if it keeps the rules of strict mode: each object names all of its properties,
-    requires all of them and allows no others. Raises Refused, with the place."""
-    refuse("", "not written yet")
+    """The schema, if it keeps the rules of strict mode: every object names its properties,
+    requires all of them and allows no others. Raises Refused, with the place.
+
+    Only what the schema uses is looked at, and only where an object can be.
+    """
+    try:
+        document = Document(json.dumps(schema, allow_nan=False))
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, Refused):
+            raise
+        refuse("", f"it is no JSON: {error}")
+    seen: set[Node] = set()
+    todo = [document.root]
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        _check_strict(node)
+        todo += reversed(list(_parts(document, node)))
+    return schema
+
+
+def _check_strict(node: Node) -> None:
+    """The rules, at one object."""
+    properties = node.named.get("properties", {})
+    if not properties and "object" not in node.words.get("type", ()):
+        return
+    if "patternProperties" in node.named:
+        refuse(node.at("patternProperties"), "strict mode has no patternProperties", STRICT_HINT)
+    more = node.one.get("additionalProperties")
+    if more is None or not more.false:
+        place = node.place if more is None else node.at("additionalProperties")
+        refuse(place, "strict mode needs additionalProperties to be false", STRICT_HINT)
+    required = set(node.words.get("required", ()))
+    missing = [name for name in properties if name not in required]
+    if missing:
+        refuse(
+            node.at("required") if "required" in node.words else node.place,
+            f"strict mode needs all properties to be required, and {missing[0]!r} is not",
+            "an optional one may be of a type and null",
+        )
+    unnamed = [name for name in node.words.get("required", ()) if name not in properties]
+    if unnamed:
+        refuse(node.at("required"), f"it requires {unnamed[0]!r}, which is no property")
+
+
+STRICT_HINT = "name all properties of the object"
+
+
+def _parts(document: Document, node: Node) -> Iterator[Node]:
+    if "$ref" in node.words:
+        yield document.target(node)
+    for several in node.several.values():
+        yield from several
+    for named in node.named.values():
+        yield from named.values()
+    yield from node.one.values()
