@@ -57,10 +57,11 @@ class Family:
     __slots__ = ("left", "members", "prompt_done")
 
     def __init__(self, request: Request, now: float, phase: Phase = Phase.QUEUE) -> None:
+        ended = {i for i, said in enumerate(request.spoken) if said is None}
         self.members: list[Account | None] = [
-            Account(self, i, now, phase) for i in range(request.n)
+            None if i in ended else Account(self, i, now, phase) for i in range(request.n)
         ]
-        self.left = request.n  # members that have not ended
+        self.left = request.n - len(ended)  # members that have not ended
         self.prompt_done: Timing | None = None  # of the first whose prompt was computed
 
 

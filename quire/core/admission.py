@@ -19,6 +19,7 @@ def check_request(request: Request, families: Mapping[str, Family]) -> None:
             f"request {request.id!r} has {len(request.prompt)} prompt tokens, n={request.n}, "
             f"max_tokens={request.stop.max_tokens}; each must be at least 1"
         )
+    _check_spoken(request)
     if request.parent is None:
         return
     parent = families.get(request.parent)
@@ -26,6 +27,19 @@ def check_request(request: Request, families: Mapping[str, Family]) -> None:
         raise RequestError(
             f"parent {request.parent!r} is not a request made with hold=True, or was released",
             param="parent",
+        )
+
+
+def _check_spoken(request: Request) -> None:
+    """What was said before must leave each living sequence something to say."""
+    said = request.spoken
+    if not said:
+        return
+    most = max((len(one) for one in said if one is not None), default=request.stop.max_tokens)
+    if len(said) != request.n or most >= request.stop.max_tokens:
+        raise RequestError(
+            f"request {request.id!r} has said {most} of max_tokens={request.stop.max_tokens} "
+            f"tokens already, in {len(said)} of n={request.n} sequences: nothing is left to say"
         )
 
 

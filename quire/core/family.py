@@ -34,11 +34,18 @@ class Family:
     ) -> Family:
         stop_ids = request.stop.eos_ids | request.stop.token_ids
         end = min(len(request.prompt) + request.stop.max_tokens, max_len)
-        first, *others = (
+        made = tuple(
             Sequence(request, i, list(request.prompt), new_tables(), end=end, stop_ids=stop_ids)
             for i in range(request.n)
         )
-        return cls(request, (first, *others), first, dict.fromkeys(others), request.n, request.hold)
+        for seq, said in zip(made, request.spoken):
+            if said is None:
+                seq.state = State.FINISHED
+            else:
+                seq.tokens.extend(said)
+        first, *others = [seq for seq in made if seq.state is not State.FINISHED]
+        alive = 1 + len(others)
+        return cls(request, made, first, dict.fromkeys(others), alive, request.hold)
 
     @property
     def alive(self) -> list[Sequence]:

@@ -233,18 +233,23 @@ class Ledger:
             if chunk.samples and seq is not None:
                 if account.first_token_at is None and _has_spoken(seq):
                     account.first_token_at = now
-                    firsts.add((seq.request.id, seq.index))
+                    if seq.first == seq.prompt_len:  # else it spoke in another engine before
+                        firsts.add((seq.request.id, seq.index))
                     self._count_first(seq, account, now)
                 self._turn(account, Phase.DECODE, now)
         return firsts
 
     def _count_first(self, seq: Sequence, account: Account, now: float) -> None:
-        """Count a first token, unless it is of a round of a larger search, which holds blocks."""
-        if not seq.request.hold:
+        """Count a first token, unless it is of a round of a larger search, which holds blocks.
+
+        Nor of a request that was in another engine before.
+        """
+        counts = not seq.request.hold and not seq.request.spoken
+        if counts:
             self._counted.first_token(now - (seq.request.arrived_at or account.accepted_at))
         if account.family.prompt_done is None:
             account.family.prompt_done = self._timing(account, now)
-            if not seq.request.hold:
+            if counts:
                 self._counted.prompt(seq.prompt_len, seq.cached)
 
     def _turn(self, account: Account, phase: Phase, now: float) -> None:
@@ -331,4 +336,4 @@ class Ledger:
 
 def _has_spoken(seq: Sequence) -> bool:
     """Its first token is known: the step that was to say it may have failed."""
-    return len(seq.tokens) > seq.prompt_len and seq.tokens[seq.prompt_len] != UNKNOWN
+    return len(seq.tokens) > seq.first and seq.tokens[seq.first] != UNKNOWN

@@ -77,6 +77,9 @@ class Request:
     timed: bool = False  # every update says where the time went, not only the first and the last
     constraint: Constraint | None = None  # what the output is bound to
     thinking: Thinking | None = None  # None: it may think as long as it likes
+    spoken: tuple[tuple[int, ...] | None, ...] = ()
+    # output tokens that each sequence has said already, in an engine that is gone; None: it has
+    # ended. (): none has said any
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +107,12 @@ class Sequence:
     @property
     def prompt_len(self) -> int:
         return len(self.request.prompt)
+
+    @property
+    def first(self) -> int:
+        """Where in `tokens` the first stands that is said by this engine."""
+        spoken = self.request.spoken
+        return len(self.request.prompt) + (len(spoken[self.index] or ()) if spoken else 0)
 
     @property
     def pending(self) -> int:

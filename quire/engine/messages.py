@@ -28,7 +28,7 @@ from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutpu
 from quire.core.types import Request, Stop, Thinking, Update
 from quire.errors import EngineError, Overloaded, QuireError, RequestError, Unsupported
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -61,6 +61,7 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     timed: bool
     constraint: Constraint | None
     thinking: Thinking | None
+    spoken: tuple[tuple[int, ...] | None, ...]
 
 
 class Add(Message, frozen=True):

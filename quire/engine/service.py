@@ -67,7 +67,8 @@ class _Owned:
 
     def __init__(self, box: _Box, request: Request) -> None:
         self.box = box
-        self.live = set(range(request.n))
+        ended = {i for i, said in enumerate(request.spoken) if said is None}
+        self.live = set(range(request.n)) - ended
         params = request.params
         at_end = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop_strings
         self.kept: dict[int, list[Update]] | None = {} if at_end else None
@@ -184,8 +185,10 @@ class Service:
             raise Overloaded(message, retry_after_s=SLEEPER_RETRY_S)
 
     def _check_room(self, message: Add) -> None:
-        """Forks of a request that is held are part of work that was let in."""
-        if self._most is None or all(one.parent is not None for one in message.requests):
+        """Let in before: forks of a request that is held, and what an engine that is gone had."""
+        if self._most is None:
+            return
+        if all(one.parent is not None or one.spoken for one in message.requests):
             return
         if len(self._owned) + len(message.requests) > self._most:
             here = f"{len(self._owned)} of at most {self._most} requests are here"

@@ -40,8 +40,8 @@ class TokenBudget(Limit):
 class WholePrompts(Limit):
     """A prompt is computed whole or not yet (enable_chunked_prefill=False). After TokenBudget.
 
-    A sequence that was preempted has its outputs to recompute too, which may pass the budget;
-    that one may come in chunks.
+    A sequence that was preempted has its outputs to recompute too, which may pass the budget, and
+    so has one that spoke in another engine before; those may come in chunks.
     """
 
     def __init__(self, per_step: int) -> None:
@@ -58,7 +58,7 @@ class WholePrompts(Limit):
             )
 
     def allow(self, seq: Sequence, want: int) -> int:
-        started = seq.preemptions or seq.state is State.RUNNING
+        started = seq.preemptions or seq.state is State.RUNNING or seq.request.spoken
         return want if started or want == seq.pending else 0
 
     def slack(self) -> int:

@@ -40,6 +40,7 @@ OTHERS = {
     "timed": True,
     "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
     "thinking": Thinking(40, (7, 8), (9,)),
+    "spoken": ((4, 5), None),
 }
 
 
