@@ -118,9 +118,13 @@ class Lane:
 
     @torch.inference_mode()
     def load_products(self) -> None:
-        """Have the library load its kernels for the sizes of steps, before steps need them."""
+        """Have the library load its kernels for the sizes of steps, before steps need them.
+
+        And our own that no made-up step runs: those of bound rows.
+        """
         with self.scope():
-            load_products(self._model, sizes(len(self._last_token)), self._max_tokens)
+            rows = sizes(len(self._last_token))
+            self._sampler.rehearse(load_products(self._model, rows, self._max_tokens))
 
     @contextmanager
     def without_graphs(self) -> Iterator[None]:

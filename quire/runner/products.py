@@ -20,10 +20,11 @@ from quire.models.base import LanguageModel
 PLAIN = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def load_products(model: LanguageModel, rows: Sequence[int], max_tokens: int) -> None:
+def load_products(model: LanguageModel, rows: Sequence[int], max_tokens: int) -> torch.dtype:
     """Multiply by one weight of each shape and kind, for each number of rows steps are likely at.
 
     rows: of decode steps, ascending; powers of two follow up to max_tokens, of the largest step.
+    Returns the dtype of what flows between the layers.
     """
     assert isinstance(model, nn.Module)
     like = next(p for p in model.parameters() if p.dtype in PLAIN)
@@ -34,6 +35,7 @@ def load_products(model: LanguageModel, rows: Sequence[int], max_tokens: int) ->
             x = like.new_zeros((count, module.weight.shape[1]))
             module.method.apply(module, x, module.bias)
             fuse.flush()
+    return like.dtype
 
 
 def _unlike(model: nn.Module) -> Iterator[Any]:

@@ -29,6 +29,7 @@ from quire.core.types import Sequence as Seq
 from quire.kernels.argmax import argmax
 from quire.kernels.punish import tally
 from quire.kernels.sample import sample
+from quire.kernels.token_mask import token_mask
 from quire.sampling.bound import Grammars
 from quire.sampling.device_lane import DeviceLane
 from quire.sampling.host_lane import HostLane
@@ -119,6 +120,13 @@ class Sampler:
         self._grammar.leave(slot)
         for step in self._steps:
             step.leave(slot)
+
+    def rehearse(self, dtype: torch.dtype) -> None:
+        """Run what bound rows need once for nothing. dtype: of the model's logits."""
+        words = torch.zeros((1, -(-self.vocab // 32)), dtype=torch.int32, device=self.device)
+        for kind in {dtype, torch.float32}:
+            logits = torch.zeros((1, self.vocab), dtype=kind, device=self.device)
+            token_mask(logits, words, torch.full_like(words[0, :1], -1))
 
     def binding(self, slots: tuple[int, ...], positions: Counts) -> Binding | None:
         """What the rows of the next sampling are bound to; None: nothing.
