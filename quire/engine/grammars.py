@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Callable
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +26,10 @@ from quire.grammar.worker import Compiles, Done, serve
 
 if TYPE_CHECKING:
     from quire.grammar.ready import Workshop
+
+
+GIVE_WAY_S = 0.0005
+"""After so long the interpreter's lock is given to who waits for it."""
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -63,17 +70,39 @@ def _hire(config: EngineConfig, folder: Path) -> tuple[subprocess.Popen[bytes], 
 
 
 class _Loader:
-    """Builds in this process what workers have compiled."""
+    """Builds in this process what workers have compiled, one at a time.
+
+    Mostly without the interpreter's lock; but what is made once for a vocabulary is made with it,
+    so the engine's thread gets that sooner meanwhile than it would.
+    """
 
     def __init__(self) -> None:
         self._workshop: Workshop | None = None
+        self._lock = threading.Lock()
 
-    def __call__(self, vocabulary: Vocabulary, done: Done) -> Ready:
+    def prepare(self, vocabulary: Vocabulary) -> None:
         if self._workshop is None:
-            from quire.grammar.ready import Workshop
+            with self._alone():
+                from quire.grammar.ready import Workshop
 
-            self._workshop = Workshop(vocabulary)
-        return self._workshop.load(done)
+                workshop = self._workshop or Workshop(vocabulary)
+                workshop.prepare()
+                self._workshop = workshop
+
+    def __call__(self, done: Done) -> Ready:
+        assert self._workshop is not None, "nothing is prepared"
+        with self._alone():
+            return self._workshop.load(done)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with self._lock:
+            usual = sys.getswitchinterval()
+            sys.setswitchinterval(min(usual, GIVE_WAY_S))
+            try:
+                yield
+            finally:
+                sys.setswitchinterval(usual)
 
 
 def main(fd: int, said: str) -> int:

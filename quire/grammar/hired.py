@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -12,7 +13,18 @@ from pathlib import Path
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.vocabulary import Vocabulary
-from quire.grammar.worker import Began, Broken, Done, Job, Pipe, Refused, Start, TooBig, Word
+from quire.grammar.worker import (
+    Began,
+    Broken,
+    Done,
+    Failed,
+    Job,
+    Pipe,
+    Refused,
+    Start,
+    TooBig,
+    Word,
+)
 
 Hire = Callable[[], tuple["subprocess.Popen[bytes]", socket.socket]]
 """Starts a process that serves at the other end of the socket."""
@@ -24,6 +36,9 @@ WALL = 20.0
 LOOK_S = 0.5
 """How often it is looked at what a job has used."""
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+log = logging.getLogger(__name__)
 
 
 class Crashed(EngineError):
@@ -65,8 +80,8 @@ class Hired:
     def compile(self, job: Job, waits: Callable[[], None] = lambda: None) -> Done:
         """Have it compiled. waits: called now and then meanwhile.
 
-        Raises RequestError, for what the form is to blame for, and Crashed. After either but a
-        refusal the worker is gone: see `alive`.
+        Raises RequestError, for what the form is to blame for, EngineError, for what our code is,
+        and Crashed. The worker may be gone then: see `alive`.
         """
         try:
             self._pipe.send(job)
@@ -78,6 +93,9 @@ class Hired:
             return word
         if isinstance(word, Refused):
             raise RequestError(word.message, param=word.param)
+        if isinstance(word, Failed):
+            log.error("compiling a grammar failed: %s\n%s", word.message, word.trace)
+            raise EngineError(f"compiling the grammar of structured output failed: {word.message}")
         self.close()
         if isinstance(word, TooBig):
             raise too_much(job, memory=True)

@@ -1,28 +1,28 @@
 """Threads that have grammars compiled: each has a worker, and builds here what passed there.
 
 A lane takes tasks from one queue and puts them, with what came of them, into another; that is all
-that it shares with the engine's thread. It runs at the lowest priority. The first lane starts with
-the first task, another when one job keeps others waiting: somebody's monster holds up nobody else.
+that it shares with the engine's thread. The first lane starts with the first task, another when one
+job keeps others waiting: somebody's monster holds up nobody else.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from quire.core.constraint import Constraint
 from quire.errors import EngineError, RequestError
+from quire.grammar import pace
 from quire.grammar.hired import Crashed, Hire, Hired
+from quire.grammar.pace import Allowance
 from quire.grammar.vocabulary import Vocabulary
-from quire.grammar.worker import NICE, Done, Job
+from quire.grammar.worker import Done, Job
 
 if TYPE_CHECKING:
     from quire.grammar.closing import FillAll, Guide
@@ -64,8 +64,16 @@ class Ready(Protocol):
         ...
 
 
-Load = Callable[[Vocabulary, Done], Ready]
-"""Builds in this process what was compiled in another. Raises RequestError."""
+class Load(Protocol):
+    """Builds in this process what was compiled in another."""
+
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        """Make what is made once, if it is not yet."""
+        ...
+
+    def __call__(self, done: Done) -> Ready:
+        """Raises RequestError."""
+        ...
 
 
 @dataclass(slots=True, eq=False)
@@ -133,6 +141,7 @@ class _Lane:
         self._lanes = lanes
         self._is_first = is_first
         self._worker: Hired | None = None
+        self._allowance = Allowance()
         self._began = 0.0
         self._thread = threading.Thread(target=self._run, name="quire-grammars", daemon=True)
         self._thread.start()
@@ -152,8 +161,6 @@ class _Lane:
     # Below: its own thread.
 
     def _run(self) -> None:
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
         while (task := self._next()) is not None:
             if task.wanted and not self._lanes._closed:
                 began = self._began = time.monotonic()
@@ -180,8 +187,7 @@ class _Lane:
         job = Job(task.constraint.form, task.constraint.backend, lanes._seconds, lanes._memory)
         try:
             done = self._compiled(job)
-            assert lanes._vocabulary is not None
-            return lanes._load(lanes._vocabulary, done), True
+            return self._built(done), True
         except RequestError as error:
             log.info("a grammar was refused: %s", error)
             return error, True
@@ -191,6 +197,17 @@ class _Lane:
         except Exception as error:  # the border: it ends one request and no lane
             log.exception("a grammar that was compiled could not be built")
             return EngineError(f"{type(error).__name__}: {error}"), False
+
+    def _built(self, done: Done) -> Ready:
+        lanes, modestly = self._lanes, not self._allowance.left
+        assert lanes._vocabulary is not None
+        lanes._load.prepare(lanes._vocabulary)
+        began = time.perf_counter()
+        try:
+            return pace.run(lambda: lanes._load(done), modestly=modestly)
+        finally:
+            if not modestly:
+                self._allowance.spend(time.perf_counter() - began)
 
     def _compiled(self, job: Job) -> Done:
         """By a worker, and once more if that one ends. Raises RequestError, EngineError."""

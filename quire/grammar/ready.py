@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cached_property
 
 import msgspec
@@ -41,6 +42,12 @@ class Workshop:
     def spelling(self) -> Spelling:
         """What closing knows of the tokens."""
         return Spelling(self.vocabulary)
+
+    def prepare(self) -> None:
+        """Make now what every grammar needs: a second of work with 150,000 tokens."""
+        assert self.spelling
+        with suppress(RequestError):  # there may be no such token
+            self.compiler("auto").compile(forms.Text("a"))
 
     def compiler(self, name: str) -> Compiler:
         """A backend. Raises RequestError for one that is not there."""

@@ -4,7 +4,7 @@
     Start, once                    ──▶
                                    ◀──       Began: it knows the vocabulary
     Job                            ──▶
-                                   ◀──       Done, Refused, or its end: the job took too much
+                                   ◀──       Done, Refused, Failed, or its end: it took too much
 
 Each word is msgpack behind its length. This is the worker's side and the words; quire.grammar.hired
 has the other side. Who it is that compiles is said by whoever starts it.
@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import os
 import resource
 import signal
 import socket
 import struct
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -28,9 +28,12 @@ from typing import Any, Protocol
 import msgspec
 
 from quire.errors import RequestError
+from quire.grammar import pace
+from quire.grammar.pace import Allowance
 from quire.grammar.vocabulary import Vocabulary
 
-NICE = 19
+QUICK_S = 0.1
+"""A job of so many seconds gives way to everybody from then on."""
 FIRST_TO_DIE = b"800"
 """Where memory runs out: rather this process than others."""
 LONGEST = 1 << 30
@@ -77,11 +80,17 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
     message: str
     param: str | None = None
-    seconds: float = 0.0
 
 
 class TooBig(msgspec.Struct, frozen=True, tag=True):
     """The job met the limit of memory. The worker ends."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """What compiles has a fault, which this form met."""
+
+    message: str
+    trace: str
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True):
@@ -90,7 +99,7 @@ class Broken(msgspec.Struct, frozen=True, tag=True):
     message: str
 
 
-Word = Start | Job | Began | Done | Refused | TooBig | Broken
+Word = Start | Job | Began | Done | Refused | TooBig | Failed | Broken
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
 
@@ -153,7 +162,7 @@ def serve(
     begin: Callable[[Vocabulary], Compiles],
 ) -> int:
     """Work until the other end is gone; the exit status. find: the vocabulary, if none comes."""
-    _be_modest()
+    _be_one_of_many()
     pipe = Pipe(end)
     try:
         start = pipe.receive()
@@ -168,29 +177,49 @@ def serve(
         pipe.send(Began(None if start.vocabulary is not None else vocabulary))
         del start, vocabulary
         gc.freeze()
+        desk = _Desk(compiles)
         while isinstance(job := pipe.receive(), Job):
-            pipe.send(answer := _carry_out(job, compiles))
-            if isinstance(answer, TooBig):
+            pipe.send(desk.carry_out(job))
+            if desk.spoilt:
                 return 1
     except OSError:
         return 1  # nobody is there to be told
     return 0
 
 
-def _carry_out(job: Job, compiles: Compiles) -> Word:
-    began = time.process_time()
-    try:
-        _limit(job)
-        done = compiles.compile(job.form, job.backend)
-    except RequestError as error:
-        return Refused(str(error), error.param, time.process_time() - began)
-    except (MemoryError, RecursionError):
-        return TooBig()
-    except Exception as error:  # noqa: BLE001 - the border: one form must not end the worker
-        return Refused(f"{type(error).__name__}: {error}", None, time.process_time() - began)
-    finally:
-        gc.collect()
-    return msgspec.structs.replace(done, seconds=time.process_time() - began)
+class _Desk:
+    """Where jobs are done, one at a time."""
+
+    def __init__(self, compiles: Compiles) -> None:
+        self._compiles = compiles
+        self._allowance = Allowance()
+        self.spoilt = False
+        """Nothing more can be done here."""
+
+    def carry_out(self, job: Job) -> Word:
+        modestly = not self._allowance.left
+        began = time.process_time()
+        try:
+            return pace.run(lambda: self._compile(job), modestly=modestly, most=QUICK_S)
+        finally:
+            gc.collect()
+            if not modestly:
+                self._allowance.spend(min(time.process_time() - began, QUICK_S))
+
+    def _compile(self, job: Job) -> Word:
+        began = time.process_time()
+        try:
+            _limit(job)
+            done = self._compiles.compile(job.form, job.backend)
+        except RequestError as error:
+            return Refused(str(error), error.param)
+        except MemoryError:
+            self.spoilt = True
+            return TooBig()
+        except BaseException as error:  # noqa: BLE001 - the border; a panic is no Exception
+            self.spoilt = not isinstance(error, Exception)
+            return Failed(f"{type(error).__name__}: {error}", traceback.format_exc())
+        return msgspec.structs.replace(done, seconds=time.process_time() - began)
 
 
 def _limit(job: Job) -> None:
@@ -212,11 +241,10 @@ def _held() -> int | None:
     return None
 
 
-def _be_modest() -> None:
-    """Give way to everybody, and end with who started us, however that ends."""
+def _be_one_of_many() -> None:
+    """Leave signals to who started us, be the first to go, and end with who started us."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # they are meant for who started us
-    os.nice(NICE)
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(FIRST_TO_DIE)
     with suppress(OSError):

@@ -14,6 +14,10 @@ from quire.grammar.worker import Done, serve
 VOCABULARY = Vocabulary((b"a", b"b", b""), ((2, "<end>"),), (2,), 3)
 
 
+class Panic(BaseException):
+    """As one of Rust's."""
+
+
 class Compiler:
     """One word of a form is what it does, the next how much."""
 
@@ -51,6 +55,9 @@ class Compiler:
 
     def refuse(self, much):
         raise RequestError(f"refused: {much}", param="pattern")
+
+    def panic(self, much):
+        raise Panic(much)
 
     def fail(self, much):
         raise ZeroDivisionError(much)

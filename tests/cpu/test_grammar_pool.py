@@ -39,9 +39,14 @@ class Built:
         return self
 
 
-def load(vocabulary, done):
-    assert vocabulary == VOCABULARY
-    return Built(done.least["least"], 1000, done.least["pid"])
+class Load:
+    def prepare(self, vocabulary):
+        assert vocabulary == VOCABULARY
+
+    def __call__(self, done):
+        if done.dumped == b"ok not":
+            raise ValueError("cannot be built")
+        return Built(done.least["least"], 1000, done.least["pid"])
 
 
 class Pool:
@@ -49,7 +54,7 @@ class Pool:
 
     def __init__(self, what="", *, seconds=20.0, memory=1 << 28, **bounds):
         self.rung = threading.Event()
-        self.lanes = Lanes(functools.partial(hire, what), load, seconds=seconds, memory=memory)
+        self.lanes = Lanes(functools.partial(hire, what), Load(), seconds=seconds, memory=memory)
         self.grammars = Grammars(self.lanes, Bounds(**bounds))
         self.grammars.call_when_settled(self.rung.set)
         self.told = {}
@@ -119,10 +124,20 @@ def test_a_grammar_is_compiled_in_another_process_and_built_here(pool):
     assert to.stats.compile_seconds > 0
 
 
-def test_a_worker_gives_way_to_everybody(pool):
+def priorities(pid):
+    """Of the threads of a process that live."""
+    return {os.getpriority(os.PRIO_PROCESS, one.id) for one in psutil.Process(pid).threads()}
+
+
+def test_what_takes_long_gives_way_to_everybody(pool):
     to = pool()
     to.get("ok")
-    assert os.getpriority(os.PRIO_PROCESS, to.lanes.workers[0]) == 19
+    assert priorities(to.lanes.workers[0]) == {0}
+    to.ask("spin 10")
+    deadline = time.monotonic() + PATIENCE_S
+    while priorities(to.lanes.workers[0]) != {0, 19}:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_the_second_who_asks_gets_it_at_once(pool):
@@ -154,19 +169,28 @@ def test_a_refusal_is_the_fault_of_the_form_and_is_remembered(pool):
     assert to.get("ok") == 2
 
 
-def test_an_exception_of_a_compiler_ends_its_form_alone(pool):
+@pytest.mark.parametrize(
+    ("form", "why"), [("fail", "ZeroDivisionError"), ("panic", "Panic"), ("ok not", "ValueError")]
+)
+def test_a_fault_of_our_code_is_ours_ends_one_form_alone_and_is_not_remembered(
+    pool, form, why, caplog
+):
     to = pool()
-    assert "ZeroDivisionError" in str(to.get("fail"))
-    pids = to.lanes.workers
+    for _ in range(2):
+        error = to.get(form)
+        assert isinstance(error, EngineError)
+        assert why in str(error)
+        to.release(form)
+    assert "Traceback" in caplog.text
     assert to.get("ok") == 2
-    assert to.lanes.workers == pids
+    assert (to.stats.failed, to.stats.hits, to.stats.kept) == (2, 0, 1)
 
 
 def test_what_takes_too_much_time_is_killed_and_said_so(pool):
-    to = pool(seconds=0.3)
+    to = pool(seconds=0.15)
     error = to.get("spin 1000")
     assert isinstance(error, RequestError)
-    assert "more than 0.3 s of processor time" in str(error)
+    assert "more than 0.15 s of processor time" in str(error)
     assert "grammar_compile_seconds" in str(error)
     assert to.get("ok") == 2
 
@@ -238,7 +262,7 @@ def test_what_nobody_waits_for_any_more_is_not_compiled(pool):
     to = pool()
     to.ask("sleep 1", "ok 1", "ok 2")
     to.release("ok 1")
-    to.wait("ok 2")
+    to.wait("sleep 1", "ok 2")
     assert to.stats.compiled == 2
     assert Constraint("ok 1") not in to.grammars._entries
 
