@@ -50,7 +50,15 @@ def constraint(
 ) -> Constraint:
     """The form as a request carries it, checked. param: the caller's word for it."""
     where = f"structured_outputs.{asked.kind.value}" if param is None else param
-    return admit.constraint(form(asked, house), backend(asked, house), param=where)
+    return admitted(form(asked, house), backend(asked, house), where)
+
+
+def admitted(form: Form, backend: str, param: str) -> Constraint:
+    """The form, checked. Raises RequestError, which begins with the caller's word for it."""
+    try:
+        return admit.constraint(form, backend, param=param)
+    except RequestError as error:
+        raise RequestError(f"{param}: {error}", param=param) from None
 
 
 def backend(asked: StructuredOutputsParams, house: House) -> str:

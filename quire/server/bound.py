@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from quire.core.constraint import Constraint
 from quire.core.structured import in_words_of
-from quire.grammar import admit, words
+from quire.grammar import words
 from quire.grammar.forms import Form
 from quire.server.asked import Asked
 from quire.server.services import Services
@@ -29,9 +29,12 @@ class Bound:
 def bound(to: Services, asked: Asked) -> Bound:
     """Check the form that is asked for. Raises RequestError in the client's words."""
     structure = asked.structure
-    if structure is None or asked.prompt_only:
+    if structure is None:
         return Bound(backend=to.house.backend)
     with in_words_of(structure.words):
         form = words.form(structure.wanted, to.house)
     backend = words.backend(structure.wanted, to.house)
-    return Bound(form, admit.constraint(form, backend, param=structure.param), backend)
+    constraint = words.admitted(form, backend, structure.param)
+    if asked.prompt_only:
+        return Bound(backend=backend)  # nothing is generated that could have the form
+    return Bound(form, constraint, backend)
