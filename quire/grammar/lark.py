@@ -36,6 +36,8 @@ WHITESPACE = r"[ \n\r\t]{1,2}"
 """Between JSON tokens: llguidance matches it once at each place."""
 OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Forcing takes tokens from text as a tokenizer would; and loops for ever on some grammars."""
+OWN = "// written by a caller"
+"""Stands in grammars that hold one of a caller's: they may be ambiguous without end."""
 MOST_POSITIONS = 20_000
 """Of a regular form that is written as one lexeme."""
 MOST_SPELLED = 1_000
@@ -267,15 +269,22 @@ class _Writer:
         if ebnf.is_ebnf(form.text):
             rules = ebnf.Rules(form.text, MOST_POSITIONS)
             node = rules.regular(ebnf.Ref("root"))
-            return self.lexeme(node) if node is not None else _Rules(self, rules).rule("root")
+            if node is not None:
+                return self.lexeme(node)
+            self.lines.append(OWN)
+            return _Rules(self, rules).rule("root")
         text = own_lark.prepared(form.text, self.names, WHITESPACE)
+        self.lines.append(OWN)
         name = f"g{len(self.others)}"
         self.others.append({"name": name, "lark_grammar": text + "\n" + OPTIONS})
         return self.named(f"@{name}")
 
 
 class _Rules:
-    """The rules of one EBNF grammar. What is not recursive in them becomes lexemes."""
+    """The rules of one EBNF grammar. What is not recursive in them becomes lexemes.
+
+    Not spelled out: a keyword beside names must be as long a lexeme as they are.
+    """
 
     def __init__(self, writer: _Writer, rules: ebnf.Rules) -> None:
         self.writer = writer
@@ -293,7 +302,7 @@ class _Rules:
     def expression(self, expr: ebnf.Expr) -> str:
         node = self.rules.regular(expr)
         if node is not None:
-            return self.writer.within(node)
+            return self.writer.lexeme(node)
         if isinstance(expr, ebnf.Ref):
             return self.rule(expr.name)
         if isinstance(expr, ebnf.Token):
@@ -315,13 +324,16 @@ class _Rules:
             node = self.rules.regular(part)
             fits = node is not None and regex.positions(regex.Seq((*run, node))) <= MOST_POSITIONS
             if not fits:
-                made += self.writer.run(run)
+                made += self._lexemes(run)
                 run = []
             if node is not None:
                 run.append(node)
             else:
                 made.append(self.expression(part))
-        return " ".join([*made, *self.writer.run(run)]) or '""'
+        return " ".join([*made, *self._lexemes(run)]) or '""'
+
+    def _lexemes(self, run: list[regex.Node]) -> list[str]:
+        return [self.writer.lexeme(regex.Seq(tuple(run)))] if run else []
 
 
 def _count(least: int, most: int | None) -> str:
@@ -348,12 +360,16 @@ def _is_narrow(node: regex.Node) -> bool:
 
 
 def slashed(node: regex.Node) -> str:
-    """A regular expression between slashes."""
-    return f"/{regex.text(node)}/"
+    """A regular expression between slashes, and none within."""
+    return "/" + re.sub(r"\\.|/", _escaped_slash, regex.text(node), flags=re.DOTALL) + "/"
+
+
+def _escaped_slash(found: re.Match[str]) -> str:
+    return "\\/" if found[0] == "/" else found[0]
 
 
 def _slashed_text(text: str) -> str:
-    return regex.text(regex.literal(text))
+    return slashed(regex.literal(text))[1:-1]
 
 
 def _free(barred: Sequence[str]) -> str:

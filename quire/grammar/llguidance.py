@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import random
 import re
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
 
 from quire.errors import RequestError
@@ -28,9 +30,14 @@ FUEL = 5_000_000
 """For the expressions of a grammar, when it is compiled: about 100 ms."""
 STEP_FUEL = 1_000_000
 """For those that one step meets: about 70 ms, once for each state."""
-STEP_ITEMS = 50_000
+STEP_ITEMS = 200_000
+"""Of the parser, in one step: an object of 500 optional properties takes half of them, 8 ms."""
+OWN_STEP_ITEMS = 2_000
+"""The same for grammars that callers write: ambiguous ones take 70 ms for so many."""
 LEXER_STATES = 50_000
 """Of one grammar, 1 to 2 kB each."""
+TRIES = 2
+TRY_TOKENS = 48
 ALONE = 2
 """So many masks are filled by the calling thread: waking others takes longer."""
 _BASE_SIZE = 200_000
@@ -67,13 +74,31 @@ class LLGuidance:
 
     def compile(self, form: Form) -> LLGrammar:
         """The form's grammar. Raises RequestError."""
-        grammars = lark.grammars(form, self._names)
-        return self.load(json.dumps({"grammars": grammars}).encode())
+        try:
+            grammars = lark.grammars(form, self._names)
+        except RecursionError:
+            raise RequestError("the form is nested too deeply") from None
+        made = self.load(json.dumps({"grammars": grammars}).encode())
+        self._try(made)
+        return made
+
+    def _try(self, made: LLGrammar) -> None:
+        """Walk some way through it: what is too much for a step shows here, and not in the loop."""
+        words = np.zeros(self.vocabulary.words, np.int32)
+        chance = random.Random(0)
+        for _ in range(TRIES):
+            matcher = made.matcher()
+            for _ in range(TRY_TOKENS):
+                matcher.fill(words)
+                if matcher.fault is not None:
+                    raise RequestError(f"the form asks too much work: {matcher.fault}")
+                if matcher.over or not matcher.accept(_drawn(words, chance)):
+                    break
 
     def load(self, dumped: bytes) -> LLGrammar:
         text = dumped.decode()
         ends, hidden = stops(self.vocabulary, named_ids(text, self.vocabulary.size))
-        master = LLMatcher(self._tokenizer(ends), text, log_level=0, limits=_limits())
+        master = LLMatcher(self._tokenizer(ends), text, log_level=0, limits=_limits(text))
         if master.is_error():
             raise RequestError(_told(master.get_error()))
         return LLGrammar(self, dumped, _Raw(master, ends, hidden))
@@ -187,11 +212,18 @@ def _parts(matcher: Matcher) -> tuple[EndingMatcher, _Raw]:
     return matcher, matcher.raw
 
 
-def _limits() -> LLParserLimits:
+def _drawn(words: Words, chance: random.Random) -> int:
+    """A token that the mask allows: any of one of its words."""
+    at = int(chance.choice(np.flatnonzero(words)))
+    return at * 32 + chance.choice([bit for bit in range(32) if words[at] >> bit & 1])
+
+
+def _limits(grammar: str) -> LLParserLimits:
+    """What it may take. A grammar is a caller's own where lark.OWN says so."""
     return LLParserLimits(
         initial_lexer_fuel=FUEL,
         step_lexer_fuel=STEP_FUEL,
-        step_max_items=STEP_ITEMS,
+        step_max_items=OWN_STEP_ITEMS if lark.OWN in grammar else STEP_ITEMS,
         max_lexer_states=LEXER_STATES,
         max_grammar_size=MOST_SIZE,
         verbose_errors=False,
