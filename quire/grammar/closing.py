@@ -29,14 +29,18 @@ from quire.grammar.jumps import Bounds, bounds
 from quire.grammar.spelling import Spelling
 from quire.grammar.ways import Ways
 
-EFFORT = 20_000
-"""Questions to the matcher for the shortest text of a form, in each order of trying."""
-EFFORT_NOW = 1500
+EFFORT = 4_000
+"""Places that are looked at for the shortest text of a form, in each order of trying."""
+EFFORT_NOW = 400
 """The same between two steps."""
-EFFORT_EACH = 250
+EFFORT_EACH = 60
 """The same for one token that is tried."""
+EFFORT_ALL = 100
+"""The same for all tokens that are tried before a step."""
 MOST_TRIED = 12
 """Tokens that are tried before a step."""
+MOST_LISTED = 2000
+"""Where more short tokens may come, they are pieces of a text that the form says much of."""
 ROOM = 8
 """Tokens by which a way that is known from elsewhere must be shorter than it has to be: where there
 is less room, the shortest is looked for."""
@@ -92,6 +96,7 @@ class Closer:
         self.ways = Ways(known, spelling)
         self.end = spelling.ends[0]
         self.quote = spelling.ids.get(b'"')
+        self.quote_words = spelling.words([] if self.quote is None else [self.quote])
         self._known: dict[int, tuple[Way, ...]] = {}
         self.base = 0 if known.plain else known.jump
         self.light_jump = self.base + known.jump + known.slack
@@ -102,7 +107,8 @@ class Closer:
         self.quoted = spelling.quoted & ~spelling.words(_named(known.names, spelling))
 
     def after(self, way: Way, token: int) -> Way | None:
-        """What is left of a way behind a token that writes its beginning. None: it does not."""
+        """What is left of a way behind a token that writes its beginning, but for white space.
+        None: it does not."""
         spelling = self.spelling
         if token in spelling.special:
             return way[1:] if way[:1] == (token,) else None
@@ -110,9 +116,12 @@ class Closer:
         while place < len(way) and way[place] not in spelling.special:
             text += spelling.pieces[way[place]]
             place += 1
-        if not text.startswith(spelling.pieces[token]):
-            return None
-        rest = spelling.fewest(text[len(spelling.pieces[token]) :])
+        piece = spelling.pieces[token]
+        if not text.startswith(piece):
+            piece = piece.lstrip()
+            if not piece or not text.startswith(piece):
+                return None
+        rest = spelling.fewest(text[len(piece) :])
         return None if rest is None else rest + way[place:]
 
     def known(self, token: int) -> tuple[Way, ...]:
@@ -170,10 +179,10 @@ class Guide:
         """The way leads from here to the end; otherwise it did from some tokens ago."""
         self._bound = len(self._way)
         """The end is no farther off than this, but for the slack."""
-        self._forced = False
+        self._forced_at: int | None = None
         self._tried: dict[int, Way] = {}
         self._spare: tuple[Way, ...] = ()
-        self._past: list[tuple[Way, bool, int, bool, tuple[Way, ...]]] = []
+        self._past: list[tuple[Way, bool, int, tuple[Way, ...]]] = []
 
     def fill(self, words: Words, left: int | None = None) -> None:
         """Write the mask of the next token. left: tokens that may be drawn, this one included."""
@@ -184,13 +193,19 @@ class Guide:
         """Take out of the matcher's own mask what the budget does not allow."""
         closer = self._closer
         self._tried = {}
+        if self._forced_at == len(self._past):
+            self._forced_at = None
         if closer is None or left is None or self.matcher.over or self._fits(words, left):
             return
         if not self._sure:
             self._find(left)
             if self._fits(words, left):
                 return
+        open_before = _count(words)
         _Trial(self, closer, words, left).run()
+        only_ends = not (words & ~closer.spelling.end_words).any()
+        if self._forced_at is None and open_before > 1 and (only_ends or _count(words) == 1):
+            self._forced_at = len(self._past)
 
     def _fits(self, words: Words, left: int) -> bool:
         """No token, or none that opens one thing at most, can lead too far away: done then."""
@@ -231,7 +246,7 @@ class Guide:
     def _leads(self, way: Way) -> bool:
         closer = self._closer
         assert closer is not None
-        return self.matcher.validate((*way, closer.end)) > len(way)
+        return _leads(self.matcher, way, closer.end)
 
     def _take(self, way: Way) -> None:
         self._way, self._sure, self._bound, self._spare = way, True, len(way), ()
@@ -243,7 +258,7 @@ class Guide:
         closer = self._closer
         if closer is None:
             return True
-        self._past.append((self._way, self._sure, self._bound, self._forced, self._spare))
+        self._past.append((self._way, self._sure, self._bound, self._spare))
         way = self._tried.get(token)
         if way is None and self._sure and self._way[:1] == (token,):
             way = self._way[1:]
@@ -260,15 +275,18 @@ class Guide:
         self.matcher.rollback(tokens)
         if self._closer is None or not tokens:
             return
-        self._way, self._sure, self._bound, self._forced, self._spare = self._past[-tokens]
+        self._way, self._sure, self._bound, self._spare = self._past[-tokens]
         del self._past[-tokens:]
         self._tried = {}
+        if self._forced_at is not None and self._forced_at >= len(self._past):
+            self._forced_at = None
 
     def copy(self) -> Guide:
         """Another one in the same state."""
         other = Guide(self.matcher.copy(), self._closer)
         other._way, other._sure, other._bound = self._way, self._sure, self._bound
-        other._forced, other._tried, other._spare = self._forced, dict(self._tried), self._spare
+        other._tried, other._spare = dict(self._tried), self._spare
+        other._forced_at = self._forced_at
         other._past = list(self._past)
         return other
 
@@ -284,8 +302,13 @@ class Guide:
 
     @property
     def forced(self) -> bool:
-        """The budget, not the model, chose the end."""
-        return self._forced
+        """The budget, not the model, chose how the text goes on to its end."""
+        return self._forced_at is not None
+
+    @property
+    def fault(self) -> str | None:
+        """What broke the matcher for good."""
+        return self.matcher.fault
 
 
 class _Trial:
@@ -299,15 +322,17 @@ class _Trial:
         self.rest = left - 1
         self.allowed = words & closer.spelling.end_words
         self.spare: list[Way] = []
+        self.effort = EFFORT_ALL
 
     def run(self) -> None:
         way = self.guide._way
         if way:
             self._allow(way[0], way[1:])
         if self.rest >= max(len(way), 1):
-            anywhere = self.closer.ways.free(self.matcher)
+            mask = self.closer.ways.here(self.matcher)
+            anywhere = self.closer.ways.free(mask)
             if anywhere:
-                self._classes()
+                self._classes(self.closer.ways.wide(mask))
             self._each(anywhere)
         self.words[:] = self.allowed
         self.guide._spare = tuple(self.spare)
@@ -318,33 +343,37 @@ class _Trial:
 
     def _behind(self, tokens: Sequence[int]) -> Way | None:
         """A way to the end from behind these tokens, if there is one that can be afforded."""
-        way, end = self.guide._way, self.closer.end
-        if self.matcher.validate((*tokens, *way, end)) > len(tokens) + len(way):
+        way = self.guide._way
+        if self._leads(tokens, way):
             return way
         if len(tokens) == 1:
             same = self.closer.after(way, tokens[0])
-            if same is not None:
+            if same is not None and self._leads(tokens, same):
                 return same if len(same) <= self.rest else None
             for known in self.closer.known(tokens[0]):
-                fits = len(known) + ROOM <= self.rest
-                if fits and self.matcher.validate((*tokens, *known, end)) > len(known) + 1:
+                if len(known) + ROOM <= self.rest and self._leads(tokens, known):
                     return known
+        if self.effort <= 0:
+            return None
         for place, token in enumerate(tokens):
             if not self.matcher.accept(token):
                 self.matcher.rollback(place)
                 return None
         found = self.closer.ways.find(self.matcher, EFFORT_EACH)
         self.matcher.rollback(len(tokens))
+        self.effort -= EFFORT_EACH if found is None else len(found)
         if found is None:
             return None
         if len(tokens) == 1:
             self.closer.learn(tokens[0], tuple(found))
         return tuple(found) if len(found) <= self.rest else None
 
-    def _classes(self) -> None:
+    def _leads(self, tokens: Sequence[int], way: Way) -> bool:
+        return _leads(self.matcher, (*tokens, *way), self.closer.end)
+
+    def _classes(self, wide: bool) -> None:
         """Where anything may stand: what keeps within it, and what ends a string with its quote."""
         closer = self.closer
-        wide = closer.ways.wide(self.matcher)
         slack = closer.bounds.mark if wide else closer.bounds.within
         if self._all_afford([(one,) for one in closer.ways.garbage], slack):
             self.allowed |= self.words & (closer.text if wide else closer.within)
@@ -362,16 +391,28 @@ class _Trial:
     def _each(self, anywhere: bool) -> None:
         """Single tokens, the likeliest first."""
         spelling = self.closer.spelling
-        tokens = spelling.tokens(self.words & ~self.allowed)
         if anywhere:
-            tokens = [one for one in (self.closer.quote,) if one in tokens]
-        elif len(tokens) > MOST_TRIED:
-            short = spelling.tokens(self.words & spelling.short & ~self.allowed)
-            tokens = sorted(short, key=lambda one: _likely(spelling.pieces[one]))[:MOST_TRIED]
-        for token in tokens:
+            others = self.words & ~self.allowed & self.closer.quote_words
+        else:
+            others = self.words & ~self.allowed
+            if _count(others) > MOST_TRIED:
+                others &= spelling.short
+        tokens = spelling.tokens(others) if _count(others) <= MOST_LISTED else []
+        for token in sorted(tokens, key=lambda one: _likely(spelling.pieces[one]))[:MOST_TRIED]:
             way = self._behind((token,))
             if way is not None and len(way) <= self.rest:
                 self._allow(token, way)
+
+
+def _count(words: Words) -> int:
+    """Bits that are set."""
+    return int(np.unpackbits(words.view(np.uint8)).sum())
+
+
+def _leads(matcher: Matcher, tokens: Sequence[int], end: int) -> bool:
+    """The tokens lead from here to an end. Whether they can be taken at all is quickly seen."""
+    count = len(tokens)
+    return matcher.validate(tokens) == count and matcher.validate((*tokens, end)) > count
 
 
 def fill_all(work: Sequence[tuple[Guide, int]], words: Words, fill: FillAll | None = None) -> None:

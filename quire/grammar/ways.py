@@ -42,6 +42,27 @@ class Stepper(Protocol):
     def complete(self) -> bool: ...
 
 
+class Mask:
+    """What a matcher allows at one place, token by token."""
+
+    def __init__(self, matcher: Stepper, spelling: Spelling) -> None:
+        self.words = np.zeros_like(spelling.short)
+        matcher.fill(self.words)
+        self._bytes = self.words.tobytes()
+        self._spelling = spelling
+
+    def has(self, token: int) -> bool:
+        """The token may come next."""
+        return bool(self._bytes[token >> 3] >> (token & 7) & 1)
+
+    def few(self) -> list[int]:
+        """What may come next, as short tokens. Where bytes are forced a backend may show but one
+        token that has them all."""
+        spelling = self._spelling
+        open_words = self.words & ~spelling.end_words
+        return spelling.tokens(open_words & spelling.short) or spelling.tokens(open_words)
+
+
 class _Walk:
     """Takes a matcher from one place of a search to another."""
 
@@ -97,47 +118,48 @@ class Ways:
                 found.append(tokens)
         return found
 
-    def free(self, matcher: Stepper) -> bool:
-        """Anything may stand here that is no end of it."""
-        return bool(self.garbage) and all(matcher.validate([one]) for one in self.garbage)
+    def here(self, matcher: Stepper) -> Mask:
+        """What the matcher allows now."""
+        return Mask(matcher, self.spelling)
 
-    def wide(self, matcher: Stepper) -> bool:
+    def free(self, mask: Mask) -> bool:
+        """Anything may stand here that is no end of it."""
+        return bool(self.garbage) and all(map(mask.has, self.garbage))
+
+    def wide(self, mask: Mask) -> bool:
         """Where anything may stand: a line break may too, so it is no string of JSON."""
-        return self._line is not None and matcher.validate([self._line]) == 1
+        return self._line is not None and mask.has(self._line)
 
     def find(self, matcher: Stepper, effort: int = 3000, first: bytes = b"") -> list[int] | None:
         """Tokens that end the text, whole, or None. The matcher is as it was.
 
         effort: so many questions at most. first: bytes tried before all others.
         """
-        if matcher.complete:
-            return []
         walk = _Walk(matcher)
         found = self._search(walk, effort, self._bytes(first))
         walk.go(())
         return None if found is None else self._written(matcher, found)
 
     def _search(self, walk: _Walk, effort: int, ahead: list[Move]) -> Move | None:
-        matcher, end = walk.matcher, self.spelling.ends[0]
-        heap: list[tuple[int, int, Move, Iterator[Move]]] = []
-        heap.append((0, 0, (), self._tries(matcher, ahead)))
+        matcher = walk.matcher
+        heap: list[tuple[int, int, Move, Iterator[Move] | None]] = [(0, 0, (), None)]
         made = 0
         while heap and effort > 0:
             cost, _, path, tries = heapq.heappop(heap)
             walk.go(path)
-            for move in tries:
-                effort -= 1
-                if matcher.validate(move) < len(move):
+            if tries is None:
+                if matcher.complete:
+                    return path
+                if len(path) > MOST_PATH:
                     continue
-                longer = path + move
-                if matcher.validate((*move, end)) > len(move):
-                    return longer
+                effort -= 1
+                tries = self._tries(matcher, ahead)
+            move = next(tries, None)
+            if move is not None:
                 made += 2
+                after = cost + self._cost(path, move)
                 heapq.heappush(heap, (cost + LATER, -made, path, tries))
-                if len(longer) < MOST_PATH:
-                    rest = self._tries(matcher, ahead)
-                    heapq.heappush(heap, (cost + self._cost(path, move), -made - 1, longer, rest))
-                break
+                heapq.heappush(heap, (after, -made - 1, path + move, None))
         return None
 
     def _cost(self, path: Move, move: Move) -> int:
@@ -154,28 +176,26 @@ class Ways:
     def _tries(self, matcher: Stepper, ahead: list[Move]) -> Iterator[Move]:
         """What may come next, the likeliest way to the end first. The matcher has to stand at the
         same place whenever the next one is asked for."""
-        if self.free(matcher):
-            if not self.wide(matcher):
-                yield from self._quote
-                yield from self._marks
-                yield from self._literals
-                yield from self._fillers
-            else:
-                yield from self._marks
-        else:
+        mask = self.here(matcher)
+        for move in self._likely(mask, ahead):
+            if mask.has(move[0]) and (len(move) == 1 or matcher.validate(move) == len(move)):
+                yield move
+        pieces = self.spelling.pieces
+        for token in sorted(mask.few(), key=lambda one: _rank(pieces[one])):
+            yield (token,)
+
+    def _likely(self, mask: Mask, ahead: list[Move]) -> Iterator[Move]:
+        if not self.free(mask):
             yield from ahead
             yield from self._closers
             yield from self._literals
-        yield from self._allowed(matcher)
-
-    def _allowed(self, matcher: Stepper) -> list[Move]:
-        """All that the mask has, as short tokens."""
-        words = np.zeros_like(self.spelling.short)
-        matcher.fill(words)
-        # Where bytes are forced a backend may show one token that has them all.
-        tokens = self.spelling.tokens(words & self.spelling.short) or self.spelling.tokens(words)
-        pieces = self.spelling.pieces
-        return [(one,) for one in sorted(tokens, key=lambda one: _rank(pieces[one]))]
+        elif self.wide(mask):
+            yield from self._marks
+        else:
+            yield from self._quote
+            yield from self._marks
+            yield from self._literals
+            yield from self._fillers
 
     def _written(self, matcher: Stepper, path: Move) -> list[int]:
         """The same text in fewer tokens, where the matcher agrees."""
