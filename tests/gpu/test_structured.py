@@ -1,0 +1,132 @@
+"""Bound rows on the GPU: late masks give the tokens of the plainest run, and cost others nothing."""
+
+import pytest
+import torch
+
+from quire.core.types import Thinking
+from tests.cpu import engine_of as tiny
+from tests.cpu.engine_of import run
+from tests.cpu.made_grammars import END, Grammars, whole
+from tests.cpu.test_structured import ENOUGH, RANDOM, bound, told, workload
+
+WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
+
+
+def made(**settings):
+    return tiny.engine_of(WIDE, device="cuda", grammars=Grammars(), **settings)
+
+
+def work():
+    thinking = Thinking(4, ENOUGH)
+    return [*workload(), bound("thinks", None, 20, thinking=thinking, seed=5, **RANDOM)]
+
+
+@pytest.fixture(scope="module")
+def want():
+    out = {}
+    for one in work():
+        out |= told(run(made(prefix=False, budget=4000, eager=True), [one])[1])
+    return out
+
+
+def test_every_text_is_whole(want):
+    asked = {one.id: one for one in work()}
+    for (name, _), (tokens, ends, _) in want.items():
+        assert ends[0][0] in ("stop", "length")
+        text = tokens[:-1] if tokens[-1] == END else tokens
+        form = asked[name].constraint
+        assert form is None or whole(form.form, text), (name, tokens)
+
+
+PATHS = {
+    "graphs": dict(),
+    "overlap": dict(depth=2),
+    "overlap, eager": dict(depth=2, eager=True),
+    "overlap, staggered": dict(depth=2, stagger=2),
+    "three in flight": dict(depth=3, stagger=1),
+    "overlap, small chunks": dict(depth=2, budget=9),
+    "overlap, preempted": dict(depth=2, num_blocks=24, stagger=1, expect_preemption=True),
+    "overlap, swap": dict(
+        depth=2, num_blocks=24, host_blocks=60, preemption="swap", expect_preemption=True
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_tokens_do_not_depend_on(want, name):
+    settings = dict(PATHS[name])
+    stagger, expected = settings.pop("stagger", 0), settings.pop("expect_preemption", False)
+    engine = made(**settings)
+    got = told(run(engine, work(), stagger=stagger)[1])
+    for key, (tokens, ends, logprobs) in want.items():
+        assert (key, got[key][:2]) == (key, (tokens, ends))
+        for (ids, values), (ids_too, values_too) in zip(got[key][2], logprobs, strict=True):
+            assert ids == ids_too
+            assert values == pytest.approx(values_too, abs=1e-3)
+    if expected:
+        assert engine.stats().preemptions > 0
+
+
+def test_a_second_run_replays_what_the_first_captured(want):
+    engine = made(depth=2, prefix=False)
+    for _ in range(3):
+        for one in work():
+            engine.add(one)
+        updates = []
+        while not engine.idle:
+            updates += engine.step()
+        engine.settle()
+        out = told(updates)
+        assert {key: value[:2] for key, value in out.items()} == {
+            key: value[:2] for key, value in want.items()
+        }
+
+
+def kinds(engine):
+    return {kind for _, kind in engine._executor.runner.lane._graphs._made}
+
+
+def test_steps_without_bound_rows_are_the_graphs_they_were():
+    engine = made(depth=2)
+    for _ in range(2):
+        run_on(engine, [bound(str(i), None, 9, ignore_eos=True) for i in range(5)])
+    assert kinds(engine) == {"greedy"}
+    run_on(engine, [bound(str(i), "lists", 30) for i in range(5)])
+    run_on(engine, [bound(str(i), "lists", 30) for i in range(5)])
+    assert kinds(engine) == {"greedy", None}
+
+
+def run_on(engine, requests):
+    for one in requests:
+        engine.add(one)
+    while not engine.idle:
+        assert not [u for u in engine.step() if u.error]
+    engine.settle()
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"logprobs": 2}, RANDOM], ids=["greedy", "logprobs", "random"]
+)
+def test_nothing_waits_but_for_the_tokens(more):
+    engine = made(depth=2)
+    real = engine._executor.submit
+
+    def submit(plan):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return real(plan)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    engine._executor.submit = submit
+    run_on(engine, [bound(str(i), "lists", 25, seed=i, **more) for i in range(6)])
+
+
+def test_the_driver_is_not_asked_for_memory_once_sizes_were_seen():
+    engine = made(depth=2, prefix=False)
+    for _ in range(3):
+        run_on(engine, [bound(str(i), "lists", 25) for i in range(9)])
+    before = torch.cuda.memory_stats()["num_device_alloc"]
+    for _ in range(3):
+        run_on(engine, [bound(str(i), "lists", 25) for i in range(9)])
+    assert torch.cuda.memory_stats()["num_device_alloc"] == before
