@@ -199,15 +199,10 @@ class _Lane:
             return EngineError(f"{type(error).__name__}: {error}"), False
 
     def _built(self, done: Done) -> Ready:
-        lanes, modestly = self._lanes, not self._allowance.left
+        lanes = self._lanes
         assert lanes._vocabulary is not None
         lanes._load.prepare(lanes._vocabulary)
-        began = time.perf_counter()
-        try:
-            return pace.run(lambda: lanes._load(done), modestly=modestly)
-        finally:
-            if not modestly:
-                self._allowance.spend(time.perf_counter() - began)
+        return pace.run(lambda: lanes._load(done), self._allowance)
 
     def _compiled(self, job: Job) -> Done:
         """By a worker, and once more if that one ends. Raises RequestError, EngineError."""

@@ -13,12 +13,17 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import Generic, TypeVar
 
 NICE = 19
 BURST_S = 0.5
-SHARE = 0.01
+SHARE = 0.02
 """What the flood of one second may take at full speed of one core, once the burst is spent."""
+
+LOOK_S = 0.1
+"""How often it is looked at what somebody has used."""
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 T = TypeVar("T")
 
@@ -32,12 +37,12 @@ class Allowance:
         self._at = clock()
 
     @property
-    def left(self) -> bool:
-        """Whether the next one may go at full speed."""
+    def left(self) -> float:
+        """Seconds that the next one may take at full speed; none or fewer: it has to give way."""
         now = self._clock()
         self._left = min(BURST_S, self._left + (now - self._at) * SHARE)
         self._at = now
-        return self._left > 0
+        return self._left
 
     def spend(self, seconds: float) -> None:
         """So much was taken."""
@@ -51,19 +56,21 @@ def give_way(thread: int | None = None) -> None:
         os.setpriority(os.PRIO_PROCESS, number, NICE)
 
 
-def run(work: Callable[[], T], *, modestly: bool, most: float | None = None) -> T:
-    """What work() gives or raises, from a thread of its own.
-
-    modestly: it gives way from the beginning, otherwise when it has gone on for `most` seconds.
-    """
-    done = _Outcome(work, modestly=modestly)
+def run(work: Callable[[], T], allowance: Allowance) -> T:
+    """What work() gives or raises, from a thread of its own that gives way beyond the allowance."""
+    left = allowance.left
+    done = _Outcome(work, modestly=left <= 0)
     thread = threading.Thread(target=done.fill, name="quire-grammar", daemon=True)
     thread.start()
-    if not modestly and most is not None:
-        thread.join(most)
-        if thread.is_alive() and thread.native_id is not None:
+    while left > 0:
+        thread.join(min(left, LOOK_S) + 0.001)
+        if not thread.is_alive():
+            break
+        left = allowance.left - (_seconds(thread) or 0.0)
+        if left <= 0:
             give_way(thread.native_id)
     thread.join()
+    allowance.spend(done.seconds)
     if done.error is not None:
         raise done.error
     return done.value[0]
@@ -73,13 +80,28 @@ class _Outcome(Generic[T]):
     def __init__(self, work: Callable[[], T], *, modestly: bool) -> None:
         self._work = work
         self._modestly = modestly
+        self.seconds = 0.0
+        """Processor time at full speed, about."""
         self.value: list[T] = []
         self.error: BaseException | None = None
 
     def fill(self) -> None:
         if self._modestly:
             give_way()
+        began = time.thread_time()
         try:
             self.value.append(self._work())
         except BaseException as error:  # noqa: BLE001 - raised again where it is waited for
             self.error = error
+        if not self._modestly:
+            self.seconds = min(time.thread_time() - began, BURST_S)
+
+
+def _seconds(thread: threading.Thread) -> float | None:
+    """Processor time of a thread; None where nobody says, or when it has ended."""
+    try:
+        said = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = said.rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS

@@ -32,8 +32,6 @@ from quire.grammar import pace
 from quire.grammar.pace import Allowance
 from quire.grammar.vocabulary import Vocabulary
 
-QUICK_S = 0.1
-"""A job of so many seconds gives way to everybody from then on."""
 FIRST_TO_DIE = b"800"
 """Where memory runs out: rather this process than others."""
 LONGEST = 1 << 30
@@ -197,14 +195,10 @@ class _Desk:
         """Nothing more can be done here."""
 
     def carry_out(self, job: Job) -> Word:
-        modestly = not self._allowance.left
-        began = time.process_time()
         try:
-            return pace.run(lambda: self._compile(job), modestly=modestly, most=QUICK_S)
+            return pace.run(lambda: self._compile(job), self._allowance)
         finally:
             gc.collect()
-            if not modestly:
-                self._allowance.spend(min(time.process_time() - began, QUICK_S))
 
     def _compile(self, job: Job) -> Word:
         began = time.process_time()

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 
@@ -9,49 +10,68 @@ from quire.grammar import pace
 from quire.grammar.pace import BURST_S, SHARE, Allowance
 
 
+def allowance(left=BURST_S):
+    """With so many seconds left, on a clock that stands."""
+    made = Allowance(lambda: 0.0)
+    made.spend(BURST_S - left)
+    return made
+
+
 def test_a_burst_goes_at_full_speed_and_then_a_share_of_the_time():
     now = 0.0
-    allowance = Allowance(lambda: now)
-    assert allowance.left
-    allowance.spend(BURST_S + 1.0)
-    assert not allowance.left
+    made = Allowance(lambda: now)
+    assert made.left == BURST_S
+    made.spend(BURST_S + 1.0)
+    assert made.left < 0
     now += 0.9 / SHARE
-    assert not allowance.left
+    assert made.left < 0
     now += 0.2 / SHARE
-    assert allowance.left
+    assert 0 < made.left < 0.2
 
 
 def test_time_that_was_not_used_is_not_saved_for_ever():
     now = 0.0
-    allowance = Allowance(lambda: now)
+    made = Allowance(lambda: now)
     now += 1e6
-    assert allowance.left
-    allowance.spend(BURST_S)
-    assert not allowance.left
+    assert made.left == BURST_S
 
 
 def nice():
     return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 
 
-def test_what_is_done_modestly_gives_way_and_nothing_else_does():
-    assert pace.run(nice, modestly=True) == 19
-    assert pace.run(nice, modestly=False) == nice() == 0
+def spin(seconds):
+    began = time.thread_time()
+    while time.thread_time() - began < seconds:
+        pass
+    return nice()
 
 
-def test_what_takes_long_gives_way_from_then_on():
-    released = threading.Event()
+def test_what_is_done_without_an_allowance_gives_way_and_nothing_else_does():
+    assert pace.run(nice, allowance(0.0)) == 19
+    assert pace.run(nice, allowance()) == nice() == 0
 
-    def work():
-        released.wait(20)
-        return nice()
 
-    thread = threading.Timer(0.05, released.set)
-    thread.start()
-    assert pace.run(work, modestly=False, most=0.001) == 19
-    thread.join()
+def test_what_is_done_at_full_speed_uses_the_allowance_up():
+    made = allowance(0.2)
+    pace.run(lambda: spin(0.05), made)
+    assert 0.1 < made.left < 0.16
+    spent = allowance(-1.0)
+    pace.run(lambda: spin(0.05), spent)
+    assert spent.left == -1.0
+
+
+def test_what_takes_more_than_is_left_gives_way_from_then_on():
+    made = allowance(0.02)
+    assert pace.run(lambda: spin(0.5), made) == 19
+
+
+def test_what_sleeps_uses_nothing_up():
+    made = allowance(0.05)
+    pace.run(lambda: time.sleep(0.2), made)
+    assert made.left > 0.04
 
 
 def test_what_it_raises_is_raised_where_it_is_waited_for():
     with pytest.raises(ZeroDivisionError):
-        pace.run(lambda: 1 // 0, modestly=True)
+        pace.run(lambda: 1 // 0, allowance())
