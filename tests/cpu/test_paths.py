@@ -6,13 +6,17 @@ over transformers' logits say whether the plain path itself is right.
 """
 
 import dataclasses
+import json
 import math
+import re
 
 import pytest
 
 from quire import LLM, SamplingParams
-from quire.core.params import RequestOutputKind
+from quire.core.params import RequestOutputKind, StructuredOutputsParams
+from quire.engine import build
 from quire.sampling.processors import AdapterLogitsProcessor
+from tests.cpu.inline_grammars import Grammars
 from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.tiny_models import write_model
 
@@ -59,6 +63,15 @@ class Forbids(AdapterLogitsProcessor):
         return never(ids) if ids else None
 
 
+THING = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "sizes": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
 RANDOM = {"temperature": 0.9, "seed": 11}
 GREEDY = {"temperature": 0.0}
 FEATURES = {
@@ -115,6 +128,22 @@ FEATURES = {
         LONG,
         GREEDY | {"ignore_eos": True, "extra_args": {"forbidden": list(range(3, 200))}},
     ),
+    "JSON": (LONG, RANDOM | {"structured_outputs": {"json": THING}, "logprobs": 1}),
+    "JSON, penalised, n": (
+        SHORT,
+        RANDOM | {"structured_outputs": {"json": THING}, "frequency_penalty": 0.8, "n": 3},
+    ),
+    "regex": (LONG, GREEDY | {"structured_outputs": {"regex": "[a-z ]{5,}(!|[?])"}}),
+    "regex, min tokens": (
+        LONG,
+        GREEDY
+        | {"structured_outputs": {"regex": "[a-f]+"}, "min_tokens": 9, "logit_bias": {EOS: 30.0}},
+    ),
+    "choice": (SHORT, RANDOM | {"structured_outputs": {"choice": ["the ocean", "the future"]}}),
+    "grammar": (
+        LONG,
+        GREEDY | {"structured_outputs": {"grammar": 'root ::= "(" root ")" | [a-c]+'}},
+    ),
 }
 FAILS = ("not a number", "a processor that fails")
 BASE = {
@@ -148,6 +177,13 @@ PATHS = {
 BF16_PATHS = ("in a batch", "in small chunks", "blocks of 8", "overlapped, swapped")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def grammars_at_once():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build, "grammars_of", Grammars)
+        yield
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return write_model(tmp_path_factory.mktemp("models") / "llama", "llama")
@@ -158,7 +194,10 @@ def prompt_of(name):
 
 
 def params_of(name, **more):
-    return SamplingParams(**({"max_tokens": 30} | FEATURES[name][1] | more))
+    given = {"max_tokens": 30} | FEATURES[name][1] | more
+    if "structured_outputs" in given:
+        given["structured_outputs"] = StructuredOutputsParams(**given["structured_outputs"])
+    return SamplingParams(**given)
 
 
 def seen(output):
@@ -199,6 +238,18 @@ def alone(folder, dtype):
 @pytest.fixture(scope="module")
 def plain(folder):
     return alone(folder, "float32")
+
+
+def test_bound_texts_are_what_they_are_bound_to(plain):
+    texts = {name: [one["text"] for one in out["outputs"]] for name, out in plain.items()}
+    for text in texts["JSON"] + texts["JSON, penalised, n"]:
+        assert set(json.loads(text)) == {"name", "sizes"}
+    assert re.fullmatch("[a-z ]{5,}(!|[?])", texts["regex"][0])
+    assert re.fullmatch("[a-f]{2,}", texts["regex, min tokens"][0])
+    assert texts["choice"][0] in ("the ocean", "the future")
+    assert re.fullmatch(r"\(*[a-c]+\)*", texts["grammar"][0])
+    ids = plain["regex, min tokens"]["outputs"][0]["token_ids"]
+    assert (len(ids), ids[-1]) == (10, EOS)
 
 
 def assert_same(outputs, want):

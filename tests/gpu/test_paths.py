@@ -14,6 +14,7 @@ from tests.cpu.test_paths import (
     PLAIN,
     assert_clean,
     by_priority,
+    grammars_at_once,  # noqa: F401 - a fixture
     params_of,
     prompt_of,
 )

@@ -1,0 +1,60 @@
+"""Real grammars of real backends, compiled where they are asked for: no process, no waiting.
+
+How grammars are compiled elsewhere is quire.grammar.pool's business, and tested there.
+"""
+
+from functools import cache
+from pathlib import Path
+
+from quire.core.snapshot import GrammarFigures
+from quire.engine.vocabulary import vocabulary
+from quire.grammar.ready import Workshop
+from quire.text.tokenizer import load_tokenizer
+
+
+@cache
+def workshop(folder, size, ends):
+    return Workshop(vocabulary(load_tokenizer(Path(folder)), size, ends))
+
+
+@cache
+def built(folder, size, ends, constraint):
+    one = workshop(folder, size, ends)
+    return one.load(one.compile(constraint.form, constraint.backend))
+
+
+class Grammars:
+    """Ready as soon as they are asked for."""
+
+    def __init__(self, config, folder):
+        self._of = (str(folder()), config.model.vocab, config.sampling.eos_ids)
+        self._news = []
+
+    def accept(self, constraint):
+        built(*self._of, constraint)
+
+    def ask(self, constraint):
+        self._news.append(constraint)
+
+    def release(self, constraint):
+        pass
+
+    @property
+    def settled(self):
+        return bool(self._news)
+
+    def outcomes(self):
+        news, self._news = self._news, []
+        yield from ((one, built(*self._of, one).least) for one in news)
+
+    def call_when_settled(self, ring):
+        pass
+
+    def figures(self):
+        return GrammarFigures()
+
+    def close(self):
+        pass
+
+    def get(self, constraint):
+        return built(*self._of, constraint)
