@@ -20,6 +20,8 @@ class Raw(Protocol):
     """A backend's matcher, without an idea of the end."""
 
     fault: str | None
+    stops: frozenset[int]
+    """End tokens that the form does not name."""
 
     def take(self, token: int) -> bool:
         """Take a token that the form allows here. False: nothing changed."""
@@ -33,7 +35,8 @@ class Raw(Protocol):
         ...
 
     def ahead(self, tokens: Sequence[int]) -> int:
-        """How many of them could be taken; nothing changes."""
+        """How many of them could be taken, up to and with the first of `stops`, which counts
+        where the text is whole by then. Nothing changes."""
         ...
 
     def whole(self) -> bool: ...
@@ -86,9 +89,16 @@ class EndingMatcher:
 
     def validate(self, tokens: Sequence[int]) -> int:
         taken = 0 if self.ended else self.raw.ahead(tokens)
-        rest = tokens[taken:]
-        if not rest or rest[0] not in self.ends.ids or not self._complete_behind(tokens[:taken]):
+        if taken == len(tokens):
             return taken
+        is_over = bool(self.ended) or (taken > 0 and tokens[taken - 1] in self.raw.stops)
+        if not is_over:
+            next_one = tokens[taken]
+            if next_one in self.raw.stops or next_one not in self.ends.ids:
+                return taken
+            if not self._complete_behind(tokens[:taken]):  # an end that the form names elsewhere
+                return taken
+        rest = tokens[taken:]
         return taken + next((n for n, t in enumerate(rest) if t not in self.ends.ids), len(rest))
 
     def _complete_behind(self, tokens: Sequence[int]) -> bool:

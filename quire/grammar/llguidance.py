@@ -6,7 +6,6 @@ and a matcher that ran out of it has a `fault`. Compiling and filling give up th
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -193,7 +192,11 @@ class _Raw:
     def ahead(self, tokens: Sequence[int]) -> int:
         if self.fault is not None:
             return 0
-        known = list(itertools.takewhile(lambda token: token not in self.stops, tokens))
+        known = list(tokens)
+        for at, token in enumerate(known):
+            if token in self.stops:
+                known = known[: at if token == self.hidden else at + 1]
+                break
         return self.inner.validate_tokens(known)
 
     def whole(self) -> bool:

@@ -156,10 +156,11 @@ class _Raw:
 
     def ahead(self, tokens: Sequence[int]) -> int:
         taken = sum(1 for _ in itertools.takewhile(self.take, tokens))
+        next_one = tokens[taken] if taken < len(tokens) else None
+        is_end = next_one in self.stops and next_one != self.hidden and self.whole()
         if taken:
-            self.inner.rollback(taken)
-            self._only_ends = None
-        return taken
+            self.back(taken)
+        return taken + is_end
 
     def whole(self) -> bool:
         return bool(self.inner.is_completed())
