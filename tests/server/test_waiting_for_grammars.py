@@ -1,0 +1,162 @@
+"""An engine all of whose requests wait for a grammar sleeps, and wakes at once, wherever it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+
+import pytest
+import zmq
+
+from quire.core.params import SamplingParams
+from quire.core.types import Request, Stop
+from quire.engine import wire
+from quire.engine.client import EngineClient
+from quire.engine.messages import PROTOCOL, Add, Hello, News, carried
+from quire.engine.process import EngineServer
+from quire.engine.remote import address
+from quire.engine.service import Service
+from quire.engine.thread import BEAT_S, EngineThread
+from quire.errors import RequestError
+from tests.pure.core.made import FakeGrammars, bound
+from tests.server.harness import Executor, Reciter, make_engine
+from tests.server.test_processes import Bell
+
+SOON_S = 0.5
+"""Less than the beat of an idle engine."""
+
+
+class Turns(FakeGrammars):
+    """Counts the steps of its engine."""
+
+    def __init__(self):
+        super().__init__()
+        self.engine = None
+        self.steps = 0
+        self.end = "stop"
+
+    def count(self, engine):
+        step = engine.step
+
+        def counted():
+            self.steps += 1
+            return step()
+
+        engine.step = counted
+
+    @contextlib.contextmanager
+    def sleeping(self):
+        """The engine makes no more steps here than its beat asks for."""
+        began, before = time.monotonic(), self.steps
+        yield
+        beats = (time.monotonic() - began) / BEAT_S
+        assert self.steps - before <= beats + 2, "it spins"
+
+    def text(self, constraint, index):
+        return "ok"
+
+
+@pytest.fixture
+def engine(tokenizer):
+    model = Reciter(tokenizer)
+    model.bound = grammars = Turns()
+    made = make_engine(Executor(model), check=True)
+    grammars.count(made)
+    return made, grammars
+
+
+def request(name="a", **constraint):
+    params = SamplingParams(max_tokens=5, ignore_eos=True)
+    return Request(name, (1, 2, 3), Stop(5), params, constraint=bound(1, **constraint))
+
+
+def test_an_engine_in_a_thread_sleeps_and_is_woken(engine):
+    made, grammars = engine
+
+    async def main():
+        client = EngineClient(EngineThread(made))
+        client.start()
+        stream = await client.generate([request()])
+        await asyncio.sleep(0.05)
+        with grammars.sleeping():
+            await asyncio.sleep(0.1)
+        began = time.monotonic()
+        threading.Thread(target=grammars.tick).start()
+        updates = [one async for batch in stream for one in batch]
+        assert updates[-1].finish == "stop"
+        assert time.monotonic() - began < SOON_S
+        stream.close()
+        await client.stop()
+
+    asyncio.run(main())
+
+
+def test_a_grammar_that_fails_ends_the_stream_with_the_requests_fault(engine):
+    made, grammars = engine
+
+    async def main():
+        client = EngineClient(EngineThread(made))
+        client.start()
+        stream = await client.generate([request(fails=True)])
+        grammars.tick()
+        [[update]] = [batch async for batch in stream]
+        assert isinstance(update.exception(), RequestError)
+        stream.close()
+        await client.stop()
+
+    asyncio.run(main())
+
+
+def test_a_client_that_gives_up_while_it_waits_leaves_nothing_behind(engine):
+    made, grammars = engine
+
+    async def main():
+        client = EngineClient(EngineThread(made))
+        client.start()
+        stream = await client.generate([request()])
+        stream.close()
+        stats = await client.stats()
+        assert (stats.waiting, stats.kept) == (0, 0)
+        assert not +grammars.held
+        await client.stop()
+
+    asyncio.run(main())
+
+
+def test_an_engine_in_a_process_sleeps_and_is_woken(engine, tmp_path):
+    made, grammars = engine
+    starter = Bell()
+    server = EngineServer(Service(made), str(tmp_path), starter)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    context = zmq.Context()
+    asker = context.socket(zmq.DEALER)
+    asker.setsockopt(zmq.RCVTIMEO, 10_000)
+    asker.setsockopt(zmq.LINGER, 0)
+    asker.connect(address(tmp_path))
+    try:
+        asker.send(wire.encode(Hello(PROTOCOL, "test")))
+        asker.send(wire.encode(Add(1, [carried(request())])))
+        assert news(asker).answers[0].fault is None
+        with grammars.sleeping():
+            time.sleep(0.1)
+        began = time.monotonic()
+        grammars.tick()
+        assert news(asker).updates[0].request_id == "a"
+        assert time.monotonic() - began < SOON_S
+    finally:
+        starter.ring()
+        thread.join(10)
+        asker.close()
+        context.term()
+    assert made.stats().kept == 0
+
+
+def news(asker):
+    """The next, past signs of life."""
+    while True:
+        message = wire.from_engine(asker.recv())
+        if isinstance(message, News):
+            return message
