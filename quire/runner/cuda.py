@@ -272,7 +272,8 @@ class Lane:
             binding = self._sampler.binding(inputs.sampled_slots, inputs.outputs)
         inside = None if binding is not None and binding.masks else kind
         busy = self._busy_for()
-        shape = None if prompts else shape_of(inputs, self._max_tokens, len(self._last_token))
+        most = (self._max_tokens, len(self._last_token))
+        shape = None if prompts else shape_of(inputs, *most, waits=not busy)
         if shape and self._shapes.worth(shape, inside, busy, PATIENCE, MOST_GRAPHS):
             return self._shaped(inputs, shape, kind, inside, binding)
         return self._one_by_one(inputs, prompts, kind, binding)

@@ -17,6 +17,9 @@ from quire.runner.inputs import Inputs, Ints
 
 MOST_TOKENS = CAPTURED_TOKENS
 """A step of more keeps the GPU busy for longer than the host needs to launch it."""
+SMALL_TOKENS = 512
+"""A step of more is replayed only if the GPU waits for it: else the step before hides its launch,
+and what fills it up would cost."""
 MOST_GRAPHS = 64
 PATIENCE = 2
 """The first steps of a shape are launched kernel by kernel: many shapes never come again."""
@@ -36,10 +39,10 @@ class Shape(NamedTuple):
         return self.decodes + self.prompts
 
 
-def shape_of(inputs: Inputs, most_tokens: int, most_rows: int) -> Shape | None:
+def shape_of(inputs: Inputs, most_tokens: int, most_rows: int, *, waits: bool) -> Shape | None:
     """The smallest shape that holds the step; None: none does, or it is not worth it.
 
-    most_tokens: of any step. most_rows: of any step.
+    most_tokens: of any step. most_rows: of any step. waits: the GPU has nothing else to do.
     """
     prompts = len(inputs.slots) - inputs.decodes
     places = next((n for n in PROMPTS if n > prompts), None)
@@ -47,7 +50,8 @@ def shape_of(inputs: Inputs, most_tokens: int, most_rows: int) -> Shape | None:
         return None
     decodes = _decodes(inputs.decodes)
     tokens = _tokens(len(inputs.token_ids) - inputs.decodes + decodes)
-    fits = tokens <= min(MOST_TOKENS, most_tokens) and decodes + places <= most_rows
+    most = min(MOST_TOKENS if waits else SMALL_TOKENS, most_tokens)
+    fits = tokens <= most and decodes + places <= most_rows
     return Shape(tokens, decodes, places) if fits else None
 
 

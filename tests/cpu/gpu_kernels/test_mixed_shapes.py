@@ -27,7 +27,7 @@ def inputs_of(rows):
 @given(ROWS)
 def test_what_is_real_stays_as_it_was(rows):
     inputs = inputs_of(rows)
-    shape = shape_of(inputs, 8192, 256)
+    shape = shape_of(inputs, 8192, 256, waits=True)
     if inputs.decode_only or shape is None:
         return
     made = filled(inputs, shape)
@@ -54,7 +54,7 @@ def test_what_is_real_stays_as_it_was(rows):
 @given(ROWS)
 def test_what_fills_up_reads_and_writes_nothing(rows):
     inputs = inputs_of(rows)
-    shape = shape_of(inputs, 8192, 256)
+    shape = shape_of(inputs, 8192, 256, waits=True)
     if inputs.decode_only or shape is None:
         return
     made = filled(inputs, shape)
@@ -74,12 +74,18 @@ def test_what_fills_up_reads_and_writes_nothing(rows):
     ids=["many tokens", "more than a step may have", "few seats", "many prompts"],
 )
 def test_other_steps_have_no_shape(rows, most_tokens, most_rows):
-    assert shape_of(inputs_of(rows), most_tokens, most_rows) is None
+    assert shape_of(inputs_of(rows), most_tokens, most_rows, waits=True) is None
 
 
 @given(ROWS, st.integers(64, 2048), st.integers(4, 300))
 def test_the_largest_shape_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
     inputs = inputs_of(rows)
-    shape = None if inputs.decode_only else shape_of(inputs, most_tokens, most_rows)
+    shape = None if inputs.decode_only else shape_of(inputs, most_tokens, most_rows, waits=True)
     if shape is not None:
         assert largest(most_tokens, most_rows).tokens >= shape.tokens
+
+
+def test_a_large_step_that_nobody_waits_for_has_none():
+    inputs = inputs_of([(600, 0, True)])
+    assert shape_of(inputs, 8192, 256, waits=False) is None
+    assert shape_of(inputs, 8192, 256, waits=True).tokens == 640
