@@ -10,6 +10,9 @@ QuireError
 │   └── Unsupported          valid, but this model or build cannot     → 501
 ├── Overloaded               try later; has `retry_after_s`            → 429
 └── EngineError              our fault; ends this request              → 500
+    ├── EngineCrashed        the request was aboard two that died      → 500
+    ├── EngineAway           it is being restarted; `retry_after_s`    → 503
+    ├── ShuttingDown         the server ends; ask another              → 503
     └── EngineDead           ends the process
 
 Raise the narrowest. The arrows are quire.server's business; nobody else knows HTTP. A broken
@@ -66,6 +69,22 @@ class Overloaded(QuireError):
 
 class EngineError(QuireError, RuntimeError):
     """Our fault; ends one request."""
+
+
+class EngineCrashed(EngineError):
+    """The request was aboard two engines that died: a third is not risked."""
+
+
+class EngineAway(EngineError):
+    """The engine died and another is being started; try again later."""
+
+    def __init__(self, message: str, *, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ShuttingDown(EngineError):
+    """The server ends, and this request did not end in time."""
 
 
 class EngineDead(EngineError):

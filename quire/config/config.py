@@ -117,6 +117,11 @@ class StructuredSection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySection:
+    wait_s: float = 30.0  # how long a new request waits for an engine that is being restarted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSection:
     log_stats: bool
     log_level: str | None
@@ -136,3 +141,4 @@ class EngineConfig:
     sampling: SamplingSection
     observe: ObserveSection
     structured: StructuredSection = StructuredSection()
+    recovery: RecoverySection = RecoverySection()

@@ -172,7 +172,7 @@ class SchedulerOptions:
     could use them. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
     inter_token_target_ms: float | None = opt(None, low=0)
     """While others wait for their next token, prompts get as much of a step as lets it end in so
-    many milliseconds. 0: no target. None: 30 in a server, none offline."""
+    many milliseconds. 0: no target. None: 40 in a server, none offline."""
     max_num_queued_reqs: int | None = opt(None, low=1, parse="count")
     """Most requests in a server at once, running and waiting; more get 429 with Retry-After. None:
     all may wait."""
@@ -224,6 +224,21 @@ class StructuredOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryOptions:
+    """What happens when the engine's process dies, or an API process does."""
+
+    max_engine_restarts: int = opt(5, low=0)
+    """So often another engine takes over within engine_restart_window, and every request goes on
+    where it was. One more ends the server. 0: the first does. API processes, if there are several,
+    are started anew as often."""
+    engine_restart_window: float = opt(600.0, above=0)
+    """Seconds in which restarts are counted."""
+    engine_restart_wait: float = opt(30.0, low=0)
+    """Seconds for which a new request waits for an engine that is being restarted; then it gets
+    503 with Retry-After."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveOptions:
     """What is told about the run."""
 
@@ -252,6 +267,7 @@ class Options:
     device: DeviceOptions = field(default_factory=DeviceOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
+    recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     observe: ObserveOptions = field(default_factory=ObserveOptions)
 
     @classmethod

@@ -19,6 +19,7 @@ from quire.config.config import (
     ModelSection,
     ObserveSection,
     ParallelSection,
+    RecoverySection,
     SamplingSection,
     SchedulerSection,
     Why,
@@ -35,7 +36,7 @@ from quire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
-INTER_TOKEN_S = 0.03
+INTER_TOKEN_S = 0.04
 LONG_PREFILL = 0.04
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
@@ -94,6 +95,7 @@ def resolve(
         parallel=ParallelSection(tensor=plan.shape.ranks),
         sampling=resolve_sampling(options, model, why),
         structured=resolve_structured(options, why),
+        recovery=RecoverySection(wait_s=options.recovery.engine_restart_wait),
         observe=ObserveSection(
             log_stats=not options.observe.disable_log_stats,
             log_level=options.observe.log_level,

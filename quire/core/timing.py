@@ -15,10 +15,12 @@ from typing import NamedTuple
 
 Cuts = tuple[float, float, float, float, float, float, float]
 CUTS = ("grammar", "queue", "prefill", "others", "preempted", "decode", "engine_other")
+CAUSES = (*CUTS, "recovery")
+"""With what no engine can tell of: between two of them."""
 
 
 class Timing(NamedTuple):
-    """Stamps of the monotonic clock and seconds. The seven cuts sum to ended_at - accepted_at."""
+    """Stamps of the monotonic clock and seconds. The causes sum to ended_at - accepted_at."""
 
     accepted_at: float
     """The engine took the request in."""
@@ -41,6 +43,13 @@ class Timing(NamedTuple):
     """It ran, but no step did: the engine read messages, sent news, or was held up."""
     preemptions: int = 0
     """How often it lost its blocks."""
+    recovery: float = 0.0
+    """An engine died with it aboard: until another had brought it back to where it had been."""
+
+    @classmethod
+    def at(cls, moment: float) -> Timing:
+        """Of one that is accepted at that moment."""
+        return cls(moment, moment, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     @property
     def total(self) -> float:
@@ -63,4 +72,40 @@ class Timing(NamedTuple):
             self.preempted,
             self.decode,
             self.engine_other,
+        )
+
+    @property
+    def causes(self) -> tuple[float, ...]:
+        """All, in the order of CAUSES."""
+        return (*self.cuts, self.recovery)
+
+    def until(self, at: float) -> Timing:
+        """This one, told of a sequence that spoke until its engine died, at that moment."""
+        if self.first_token_at is None or at <= self.ended_at:
+            return self
+        return self._replace(ended_at=at, decode=self.decode + at - self.ended_at)
+
+    def then(self, after: Timing) -> Timing:
+        """Both as one: this one up to the death of an engine, the other from the next one.
+
+        What that needed to get where this one had been is recovery; if that was nowhere, only the
+        time between the two is.
+        """
+        lost = after.accepted_at - self.ended_at
+        if self.first_token_at is not None:
+            lost += after.grammar + after.queue + after.prefill
+            after = after._replace(
+                first_token_at=self.first_token_at, grammar=0.0, queue=0.0, prefill=0.0
+            )
+        return after._replace(
+            accepted_at=self.accepted_at,
+            grammar=self.grammar + after.grammar,
+            queue=self.queue + after.queue,
+            prefill=self.prefill + after.prefill,
+            others=self.others + after.others,
+            preempted=self.preempted + after.preempted,
+            decode=self.decode + after.decode,
+            engine_other=self.engine_other + after.engine_other,
+            preemptions=self.preemptions + after.preemptions,
+            recovery=self.recovery + after.recovery + lost,
         )

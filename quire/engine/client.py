@@ -11,15 +11,17 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from quire.core.snapshot import Snapshot
 from quire.core.stats import SchedulerStats
+from quire.core.timing import Timing
 from quire.core.types import Request, Update
-from quire.engine.merge import merged
+from quire.engine.link import Away
 from quire.engine.messages import (
     Abort,
     AbortSequence,
@@ -35,9 +37,17 @@ from quire.engine.messages import (
     carried,
     error_of,
 )
-from quire.errors import EngineDead, EngineError
+from quire.engine.stream import Stream
+from quire.engine.told import DEATHS
+from quire.errors import EngineAway, EngineCrashed, EngineDead, EngineError
 
 log = logging.getLogger(__name__)
+
+WAIT_S = 30.0
+MOST_WAITING = 1024
+"""Requests that wait here for an engine that is being restarted."""
+COMFORT_S = 2.0
+"""While it is, streams say that they live this often."""
 
 T = TypeVar("T")
 
@@ -46,12 +56,23 @@ class Transport(Protocol):
     """Carries messages to an engine and back."""
 
     def start(
-        self, deliver: Callable[[FromEngine], None], die: Callable[[EngineDead], None]
+        self,
+        deliver: Callable[[FromEngine], None],
+        die: Callable[[EngineDead], None],
+        away: Callable[[Away], None],
+        back: Callable[[], None],
     ) -> None:
-        """Begin, on the event loop that will use it: deliver and die are called there."""
+        """Begin, on the event loop that will use it: all four are called there.
+
+        away: the engine is gone, and what was sent to it; back: there is another. die: for good.
+        """
         ...
 
     def send(self, message: ToEngine) -> None: ...
+
+    def restart(self, reason: str) -> None:
+        """Have the engine ended, whatever it does, and another started."""
+        ...
 
     async def stop(self) -> None:
         """End it, and the engine if that is its own."""
@@ -77,81 +98,9 @@ class Observer(Protocol):
         """A sequence was ended here, by a stop string: no update follows."""
         ...
 
-
-class Stream:
-    """Updates of some requests, as they come. Written by the event loop's thread alone.
-
-    Iteration yields what arrived since the last time, one update a sequence (those that piled up
-    are merged), and ends when every sequence has ended. Whoever opened it calls close(): it aborts
-    what has not ended.
-    """
-
-    def __init__(self, client: EngineClient, requests: tuple[Request, ...]) -> None:
-        self._client = client
-        self._live = {(r.id, index) for r in requests for index in range(r.n)}
-        self._pending: dict[tuple[str, int], list[Update]] = {}
-        self._waiter: asyncio.Future[None] | None = None
-        self._error: Exception | None = None
-        self.request_ids = tuple(r.id for r in requests)
-        self.closed = False
-
-    def __aiter__(self) -> Stream:
-        return self
-
-    async def __anext__(self) -> list[Update]:
-        while not self._pending:
-            if self._error is not None:
-                raise self._error
-            if self.closed or not self._live:
-                raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
-        pending, self._pending = self._pending, {}
-        return [one[0] if len(one) == 1 else merged(one) for one in pending.values()]
-
-    @property
-    def unfinished(self) -> tuple[str, ...]:
-        """Ids of requests with sequences that have not ended."""
-        return tuple({request_id for request_id, _ in self._live})
-
-    def end_sequence(self, request_id: str, index: int) -> None:
-        """Its text is complete (a stop string): the engine need not go on."""
-        if (request_id, index) in self._live:
-            self._live.discard((request_id, index))
-            self._client._end_sequence(request_id, index)
-
-    def close(self) -> None:
-        """Abort what has not ended, and end the iteration. Harmless when called again."""
-        if self.closed:
-            return
-        self.closed = True
-        self._pending.clear()
-        self._wake()
-        self._client._forget(self, self.unfinished)
-
-    def _push(self, update: Update) -> None:
-        place = (update.request_id, update.index)
-        if place not in self._live:
-            return  # it was ended here while this was under way
-        if update.finish is not None:
-            self._live.discard(place)
-        news = self._pending.get(place)
-        if news is None:
-            self._pending[place] = [update]
-        else:
-            news.append(update)
-        waiter = self._waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def _fail(self, error: Exception) -> None:
-        self._error = error
-        self._live.clear()
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+    def only(self, request_ids: Container[str]) -> None:
+        """No update follows of any but these: their engine has died."""
+        ...
 
 
 class EngineClient:
@@ -166,8 +115,20 @@ class EngineClient:
         """When the engine last gave a sign of life."""
         self.observer: Observer | None = None
         self._streams: dict[str, Stream] = {}
+        self.away: str | None = None
+        """Why the engine is being restarted; None while there is one."""
+        self.restarts = 0
+        """How many engines have taken over here."""
+        self.wait_s = WAIT_S
+        """How long a new request waits for an engine that is being restarted."""
+        self._back: asyncio.Future[None] | None = None  # while it is away
+        self._expected_at = 0.0  # when another should be there
+        self._waiting = 0  # requests that wait for it
+        self._before: dict[tuple[str, int], Timing] = {}  # spent in engines that are gone
+        self._readded: dict[int, Stream] = {}  # by the number of the Add
+        self._held: set[str] = set()  # requests whose KV this engine holds for others
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._opening: dict[int, tuple[Request, ...]] = {}  # by the number of their Add
+        self._opening: dict[int, Stream] = {}  # by the number of their Add
         self._numbers = itertools.count()
         self._asleep: frozenset[str] = frozenset()
         self._dead: EngineDead | None = None
@@ -175,7 +136,7 @@ class EngineClient:
     def start(self) -> None:
         """Begin. Called once, on the event loop that will use the client."""
         self.beat = time.monotonic()
-        self.transport.start(self._deliver, self._die)
+        self.transport.start(self._deliver, self._die, self._lose, self._resume)
 
     async def stop(self) -> None:
         """End the transport; streams still open fail with EngineDead."""
@@ -192,37 +153,72 @@ class EngineClient:
     async def generate(self, requests: Iterable[Request]) -> Stream:
         """Hand requests to the engine, all or none; their updates come through the Stream.
 
-        Returns when the engine has accepted them. Raises RequestError (TooLong ...), EngineDead.
+        Returns when the engine has accepted them. Raises RequestError (TooLong ...), EngineDead,
+        EngineAway.
         """
         all_of_them = tuple(requests)
-        travelling = [carried(one) for one in all_of_them]
+        if self.away is not None:
+            await self._wait_for_engine(len(all_of_them))
+        travelling = [carried(self._orphaned(one)) for one in all_of_them]
         stream = Stream(self, all_of_them)
         for request_id in stream.request_ids:
             assert request_id not in self._streams, f"two requests with the id {request_id}"
             self._streams[request_id] = stream
+        self._held.update(one.id for one in all_of_them if one.hold)
         try:
-            await self._ask(lambda number: self._adding(number, all_of_them, travelling))
+            await self._ask(lambda number: self._adding(number, stream, travelling))
         except BaseException:
             stream.close()  # also when the caller gave up while we waited
             raise
         return stream
 
-    def _adding(
-        self, number: int, requests: tuple[Request, ...], travelling: list[Carried]
-    ) -> ToEngine:
-        self._opening[number] = requests
+    def _adding(self, number: int, stream: Stream, travelling: list[Carried]) -> ToEngine:
+        self._opening[number] = stream
+        stream._number = number
         return Add(number, travelling)
+
+    def _orphaned(self, request: Request) -> Request:
+        """Without its parent, if that was held by an engine that is gone."""
+        if request.parent is None or not self.restarts or request.parent in self._held:
+            return request
+        return replace(request, parent=None)
+
+    async def _wait_for_engine(self, requests: int) -> None:
+        """Until another engine is there. Raises EngineAway: it takes long, or many wait already."""
+        if self._waiting + requests > MOST_WAITING:
+            raise self._is_away(f"and {self._waiting} requests wait for it already")
+        self._waiting += requests
+        try:
+            async with asyncio.timeout(self.wait_s):
+                while self._back is not None:
+                    await asyncio.shield(self._back)
+        except TimeoutError:
+            raise self._is_away(f"which takes longer than {self.wait_s:g} s") from None
+        finally:
+            self._waiting -= requests
+
+    def _is_away(self, more: str) -> EngineAway:
+        left = max(self._expected_at - time.monotonic(), 1.0)
+        return EngineAway(f"the engine is being restarted, {more}: try again", retry_after_s=left)
 
     def end_streams(self, error: EngineError) -> None:
         """Abort everything that is open; each stream raises `error`. New ones may be opened."""
-        for stream in set(self._streams.values()):
-            unfinished = stream.unfinished
-            stream._fail(error)
-            self._forget(stream, unfinished)
+        for stream in self._all_streams():
+            self._drop(stream, error)
+        if self._back is not None and self._waiting:
+            self._back.set_exception(error)
+            self._back = asyncio.get_running_loop().create_future()
 
     async def abort(self, request_ids: Iterable[str]) -> None:
         """End requests now; their streams get the terminal updates. Unknown ids are ignored."""
-        self._tell(Abort(list(request_ids)))
+        ids = list(request_ids)
+        self._held.difference_update(ids)
+        if self.away is None:
+            self._tell(Abort(ids))
+            return
+        found = dict.fromkeys(self._streams[one] for one in ids if one in self._streams)
+        live = [place for stream in found for place in stream._live if place[0] in ids]
+        self._hand_out([Update(*place, (), "abort") for place in live])
 
     async def abort_named(self, names: Iterable[str]) -> int:
         """End requests, whoever made them, whose id without its last -N is one of these names.
@@ -230,6 +226,96 @@ class EngineClient:
         Their streams get the terminal updates. Returns how many requests there were.
         """
         return await self._call(int, "abort_named", list(names))
+
+    # -- when it dies -----------------------------------------------------------------------------
+
+    def restart(self, reason: str) -> None:
+        """Have the engine ended, whatever it does, and another started: streams go on there."""
+        log.error("the engine is to be restarted: %s", reason)
+        self.transport.restart(reason)
+
+    def _lose(self, loss: Away) -> None:
+        """The engine is gone, and another will come."""
+        self.away = loss.why
+        self._expected_at = time.monotonic() + loss.expected_s
+        if self._back is None:
+            self._back = asyncio.get_running_loop().create_future()
+            self._comfort()
+        for number in self._asked.keys() - self._opening.keys():
+            reply = self._asked[number]
+            if not reply.done():
+                reply.set_exception(self._is_away(f"and cannot be asked: {loss.why}"))
+        self._held.clear()
+        self._readded.clear()
+        aboard = None if loss.aboard is None else frozenset(loss.aboard)
+        for stream in self._all_streams():
+            culprit = stream._was_aboard(aboard)
+            if culprit is not None:
+                self._give_up(stream, culprit)
+                continue
+            for place, told in stream._live.items():
+                self._before[place] = told.leave(stream._accepted_at, self.beat)
+        self._opening = {n: one for n, one in self._opening.items() if not one.closed}
+        self._clear_books()
+
+    def _clear_books(self) -> None:
+        """Of what is here no more, and no update will tell the end of."""
+        if self.observer is not None:
+            self.observer.only(self._streams.keys())
+
+    def _give_up(self, stream: Stream, culprit: str) -> None:
+        log.error("request %s was aboard %d engines that died: it ends", culprit, DEATHS)
+        message = "the engine died twice with this request aboard: it is not tried again"
+        self._drop(stream, EngineCrashed(message))
+
+    def _drop(self, stream: Stream, error: Exception) -> None:
+        """End a stream with this error, and its requests in the engine."""
+        unfinished = stream.unfinished
+        number = stream._number
+        stream._fail(error)
+        if number is not None:
+            self._opening.pop(number, None)
+            reply = self._asked.get(number)
+            if reply is not None and not reply.done():
+                reply.set_exception(error)
+        self._forget(stream, unfinished)
+
+    def _resume(self) -> None:
+        """Another engine is there: it gets all that has not ended."""
+        self.restarts += 1
+        self.away = None
+        self.beat = time.monotonic()
+        if self._asleep:
+            level = int("kv_cache" in self._asleep)
+            self._tell(Call(next(self._numbers), "sleep", [level, "keep", False]))
+        for stream in self._all_streams():
+            self._add_again(stream)
+        if self._back is not None:
+            self._back.set_result(None)
+            self._back = None
+
+    def _add_again(self, stream: Stream) -> None:
+        """What nobody has accepted yet goes all together; what was accepted, each for itself."""
+        requests = stream._again()
+        self._held.update(one.id for one in requests if one.hold)
+        if stream._number is not None:
+            self._tell(Add(stream._number, [carried(one) for one in requests]))
+            return
+        for one in requests:
+            number = next(self._numbers)
+            self._readded[number] = stream
+            self._tell(Add(number, [carried(one)]))
+
+    def _comfort(self) -> None:
+        """Let streams say that they live, every now and then while the engine is away."""
+        if self._back is not None and self._dead is None:
+            for stream in self._all_streams():
+                stream._nudge()
+            asyncio.get_running_loop().call_later(COMFORT_S, self._comfort)
+
+    def _all_streams(self) -> list[Stream]:
+        """In the order of their requests."""
+        return list(dict.fromkeys(self._streams.values()))
 
     # -- the engine between requests ------------------------------------------------------------
 
@@ -300,6 +386,8 @@ class EngineClient:
     # -- below: words to and from the transport ---------------------------------------------------
 
     async def _call(self, kind: type[T], name: str, *args: Any) -> T:
+        if self.away is not None and self._dead is None:
+            raise self._is_away(f"and cannot be asked: {self.away}")
         value = await self._ask(lambda number: Call(number, name, list(args)))
         return msgspec.convert(value, kind, from_attributes=True)
 
@@ -321,36 +409,60 @@ class EngineClient:
             self.observer.ended(request_id, index)
 
     def _tell(self, message: ToEngine) -> None:
-        if self._dead is None:
+        if self._dead is None and self.away is None:
             self.transport.send(message)
 
     def _forget(self, stream: Stream, unfinished: tuple[str, ...]) -> None:
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
-        if unfinished:
-            self._tell(Abort(list(unfinished)))
+        if self._before:
+            for one in stream._requests:
+                for index in range(one.n):
+                    self._before.pop((one.id, index), None)
+        if not unfinished:
+            return
+        self._tell(Abort(list(unfinished)))
+        if self.away is not None:
+            self._clear_books()
 
     def _deliver(self, message: FromEngine) -> None:
         self.beat = time.monotonic()
         if isinstance(message, News):
             for answer in message.answers:
                 self._settle(answer)
-            if self.observer is not None and message.updates:
-                self.observer.news(message.updates)
-            streams = self._streams
-            for update in message.updates:
-                stream = streams.get(update.request_id)
-                if stream is not None:
-                    stream._push(update)
+            updates = message.updates
+            self._hand_out([self._in_full(u) for u in updates] if self._before else updates)
         elif isinstance(message, Beat):
             self._asleep = frozenset(message.asleep)
         elif isinstance(message, Dead):
             self._die(EngineDead(message.why))
 
+    def _hand_out(self, updates: list[Update]) -> None:
+        if self.observer is not None and updates:
+            self.observer.news(updates)
+        streams = self._streams
+        for update in updates:
+            stream = streams.get(update.request_id)
+            if stream is not None:
+                stream._push(update)
+
+    def _in_full(self, update: Update) -> Update:
+        """With the time that its sequence has spent in engines that are gone."""
+        before = self._before.get((update.request_id, update.index))
+        if before is None or update.timing is None:
+            return update
+        return update._replace(timing=before.then(update.timing))
+
     def _settle(self, answer: Answer) -> None:
+        stream = self._readded.pop(answer.number, None)
+        if stream is not None and answer.fault is not None:
+            self._drop(stream, error_of(answer.fault))
         opened = self._opening.pop(answer.number, None)
-        if opened is not None and answer.fault is None and self.observer is not None:
-            self.observer.opened(opened)
+        if opened is not None:
+            opened._number = None
+            opened._accepted_at = time.monotonic()
+            if answer.fault is None and self.observer is not None:
+                self.observer.opened(opened._requests)
         reply = self._asked.get(answer.number)
         if reply is None or reply.done():
             return  # who asked has gone
@@ -371,6 +483,9 @@ class EngineClient:
         if self._dead is not None:
             return
         self._dead = dead
+        if self._back is not None:
+            self._back.set_result(None)
+            self._back = None
         for reply in self._asked.values():
             if not reply.done():
                 reply.set_exception(dead)

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from typing import NamedTuple
 
 from quire.core.types import Update
-from quire.engine.client import EngineClient, Stream
+from quire.engine.client import EngineClient
+from quire.engine.stream import Stream
 from quire.outputs import RequestOutput
 from quire.text.assemble import Assembler, Clock
 from quire.text.inputs import Prepared

@@ -63,9 +63,12 @@ class RunServer(Word, frozen=True):
     """To an API process: its orders. sockets: file descriptors it was started with."""
 
     options: dict[str, Any]  # of quire.server.options
-    folder: str
+    folder: str  # what API processes share
+    engine: str  # the engine's folder
+    name: str  # what the engine knows it by; no two processes have the same
     index: int
     count: int
+    birth: int  # how many processes had this index before
     sockets: list[int]
     log_level: str
 
@@ -82,8 +85,37 @@ class Failed(Word, frozen=True):
     fault: Fault
 
 
+class Away(Word, frozen=True):
+    """To an API process: the engine is gone, and another is being started.
+
+    aboard: ids of the requests that ran there, as far as is known. None: it may have been any.
+    """
+
+    why: str
+    expected_s: float  # what a start took the last time
+    aboard: list[str] | None = None
+
+
+class Back(Word, frozen=True):
+    """To an API process: another engine takes requests, at a socket in this folder."""
+
+    folder: str
+
+
+class Left(Word, frozen=True):
+    """To an engine process: who called itself so is gone, and wants nothing any more."""
+
+    name: str
+
+
+class Restart(Word, frozen=True):
+    """From any: the engine is of no use any more. End it at once, and start another."""
+
+    reason: str
+
+
 class Died(Word, frozen=True):
-    """To an API process: the engine is gone, or other parts of the server are."""
+    """To an API process: the engine is gone for good, or other parts of the server are."""
 
     why: str
 
@@ -92,7 +124,20 @@ class Stop(Word, frozen=True):
     """To any: end well, now."""
 
 
-Any_ = RunEngine | Found | Built | RunServer | Listening | Failed | Died | Stop
+Any_ = (
+    RunEngine
+    | Found
+    | Built
+    | RunServer
+    | Listening
+    | Failed
+    | Away
+    | Back
+    | Left
+    | Restart
+    | Died
+    | Stop
+)
 
 
 def _plain(value: Any) -> Any:

@@ -26,7 +26,14 @@ from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.types import Request, Stop, Thinking, Update
-from quire.errors import EngineError, Overloaded, QuireError, RequestError, Unsupported
+from quire.errors import (
+    EngineAway,
+    EngineError,
+    Overloaded,
+    QuireError,
+    RequestError,
+    Unsupported,
+)
 
 PROTOCOL = 3
 
@@ -190,7 +197,7 @@ def fault_of(error: Exception) -> Fault:
     if kind not in _ERRORS:
         return Fault("EngineError", f"{kind}: {error}")
     param = error.param if isinstance(error, RequestError) else None
-    after = error.retry_after_s if isinstance(error, Overloaded) else None
+    after = error.retry_after_s if isinstance(error, (Overloaded, EngineAway)) else None
     return Fault(kind, str(error), param, after)
 
 
@@ -199,6 +206,6 @@ def error_of(fault: Fault) -> Exception:
     kind = _ERRORS.get(fault.kind, EngineError)
     if issubclass(kind, RequestError):
         return kind(fault.message, param=fault.param)
-    if issubclass(kind, Overloaded):
+    if issubclass(kind, (Overloaded, EngineAway)):
         return kind(fault.message, retry_after_s=fault.retry_after_s or 0.0)
     return kind(fault.message)

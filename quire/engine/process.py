@@ -14,6 +14,7 @@ import shutil
 import socket
 import threading
 import time
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
 
@@ -25,8 +26,8 @@ from quire.config.environment import start_process
 from quire.config.options import Options
 from quire.engine import collector, wire
 from quire.engine.build import build_bare
-from quire.engine.link import Built, Failed, Found, Link, RunEngine, Stop, inherit
-from quire.engine.messages import Answer, Dead, Hello, News, fault_of
+from quire.engine.link import Built, Failed, Found, Left, Link, RunEngine, Stop, inherit
+from quire.engine.messages import Answer, Dead, Fault, Hello, News, fault_of
 from quire.engine.remote import address
 from quire.engine.service import Service
 from quire.engine.thread import BEAT_S
@@ -62,27 +63,41 @@ def main(fd: int) -> int:
     server = EngineServer(service, orders.folder, starter, askers=orders.askers)
     collector.hold_back()
     link.send(Built(config=bare.config, seconds=bare.seconds))
-    return server.run()
+    status = server.run()
+    if server.why is not None:
+        link.send(Failed(fault=Fault("EngineDead", server.why)))
+    return status
 
 
 class Starter:
     """Watches who started us, in a thread that sleeps: a start and a step may take long.
 
-    Told to stop, the socket `wake` becomes readable. Without a starter this process ends at once,
+    Told something, the socket `wake` becomes readable. Without a starter this process ends at once,
     and takes its folder along.
     """
 
     def __init__(self, link: Link, folder: str) -> None:
         self.wake, self._bell = socket.socketpair()
+        self.wake.setblocking(False)
         self.stopping = False
+        self.left: deque[str] = deque()
+        """Who asked here and is gone, by name."""
         self._link = link
         self._folder = folder
         threading.Thread(target=self._watch, name="quire-starter", daemon=True).start()
+
+    def hush(self) -> None:
+        """Make `wake` readable no more."""
+        with suppress(BlockingIOError):
+            self.wake.recv(1 << 16)
 
     def _watch(self) -> None:
         while (word := self._link.receive()) is not None:
             if isinstance(word, Stop):
                 self.stopping = True
+                self._bell.send(b"!")
+            elif isinstance(word, Left):
+                self.left.append(word.name)
                 self._bell.send(b"!")
         shutil.rmtree(self._folder, ignore_errors=True)
         os._exit(1)
@@ -125,6 +140,8 @@ class EngineServer:
         self._bell = Bell()
         service.engine.call_when_decided(self._bell.ring)
         self._beat_due = 0.0
+        self.why: str | None = None
+        """What it died of."""
         self._busy = True  # since the last time there was nothing to do
         self._collect_due = time.monotonic() + COLLECT_S
 
@@ -137,7 +154,8 @@ class EngineServer:
             self._service.engine.shutdown()
         except Exception as error:
             log.exception("the engine died")
-            self._tell_all(Dead(f"the engine died: {type(error).__name__}: {error}"))
+            self.why = f"the engine died: {type(error).__name__}: {error}"
+            self._tell_all(Dead(self.why))
             status = 1
         self._socket.close()
         self._context.term()
@@ -147,6 +165,8 @@ class EngineServer:
         """Read, make a step if there is one to make, tell."""
         self._wait()
         self._read_inbox()
+        while self._starter.left:
+            self._service.forget(self._starter.left.popleft().encode())
         for sender, news in self._service.turn():
             self._send(sender, news)
         self._beat()
@@ -165,6 +185,7 @@ class EngineServer:
             self._busy = False
             self._collect()
         self._bell.hush()
+        self._starter.hush()
 
     def _read_inbox(self) -> None:
         """Obey what was said since the step before."""

@@ -113,6 +113,17 @@ class Service:
         """A sign of life, for every sender."""
         return Beat(tuple(sorted(self._asleep)))
 
+    def forget(self, sender: Any) -> None:
+        """It is gone: end what it asked for, and tell it nothing any more."""
+        box = self._boxes.get(sender)
+        if box is None:
+            return
+        for request_id in [one for one, owned in self._owned.items() if owned.box is box]:
+            self._abort(request_id)
+        if self._falling is not None and self._falling[0] is box:
+            self._falling = None
+        del self._boxes[sender]
+
     def senders(self) -> list[Any]:
         return list(self._boxes)
 

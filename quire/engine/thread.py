@@ -13,10 +13,11 @@ import threading
 import time
 from collections.abc import Callable
 
+from quire.engine.link import Away
 from quire.engine.loop import Engine
 from quire.engine.messages import FromEngine, ToEngine
 from quire.engine.service import Service
-from quire.errors import EngineDead
+from quire.errors import EngineDead, Unsupported
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +41,13 @@ class EngineThread:
         self._beat_due = 0.0
 
     def start(
-        self, deliver: Callable[[FromEngine], None], die: Callable[[EngineDead], None]
+        self,
+        deliver: Callable[[FromEngine], None],
+        die: Callable[[EngineDead], None],
+        away: Callable[[Away], None],
+        back: Callable[[], None],
     ) -> None:
-        """Begin. deliver and die are called on the running event loop."""
+        """Begin. deliver and die are called on the running event loop; no other engine comes."""
         assert self._thread is None, "start() was called twice"
         self._loop = asyncio.get_running_loop()
         self._deliver, self._die = deliver, die
@@ -51,6 +56,10 @@ class EngineThread:
 
     def send(self, message: ToEngine) -> None:
         self._inbox.put(message)
+
+    def restart(self, reason: str) -> None:
+        """Raises Unsupported: a thread cannot be ended from outside."""
+        raise Unsupported(f"an engine in a thread cannot be restarted ({reason})")
 
     async def stop(self) -> None:
         """End the thread after its step."""

@@ -13,6 +13,7 @@ import logging
 import time
 import weakref
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -24,6 +25,7 @@ from quire.core.params import SamplingParams
 from quire.engine.client import EngineClient, Transport
 from quire.engine.front import inputs_of, load_texts
 from quire.engine.generation import Generation, begin
+from quire.engine.keeper import Keeper, Restarts, Tended
 from quire.engine.remote import EngineSocket
 from quire.engine.spawn import EngineProcess
 from quire.errors import EngineDead, EngineError, RequestError, Unsupported
@@ -64,7 +66,7 @@ class AsyncLLM:
         tokenizer: Tokenizer | None,
         connect: Connect,
         *,
-        process: EngineProcess | None = None,
+        engine: Tended | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
@@ -75,7 +77,7 @@ class AsyncLLM:
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
-        self._end = weakref.finalize(self, process.stop) if process is not None else None
+        self._end = weakref.finalize(self, engine.stop) if engine is not None else None
 
     @classmethod
     def from_engine_args(
@@ -97,16 +99,23 @@ class AsyncLLM:
         environment.tell(strict=options.observe.fail_on_environ_validation)
         level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
         start_process(level=level)
-        process = EngineProcess(options, log_level=level)
+        said = options.recovery
+        keeper = Keeper(
+            partial(EngineProcess, options, log_level=level),
+            Restarts(said.max_engine_restarts, said.engine_restart_window),
+        )
         try:
-            found = process.found()
+            found = keeper.engine.found()
             folder = None if found.tokenizer is None else Path(found.tokenizer)
             tokenizer = load_texts(found.config, folder)
-            config = process.built().config
+            built = keeper.engine.built()
         except BaseException:
-            process.stop(0.0)
+            keeper.stop(0.0)
             raise
-        return cls(config, tokenizer, Connect(process), process=process)
+        for word in (found, built):
+            keeper.hear(word)
+        engine = Tended(keeper)
+        return cls(built.config, tokenizer, Connect(engine), engine=engine)
 
     def __getattr__(self, name: str) -> NoReturn:
         later = f" yet: {LATER[name]} is not built" if name in LATER else ""
@@ -351,6 +360,7 @@ class AsyncLLM:
             self._client.transport.close()
             self._running.clear()
         self._client, self._loop = EngineClient(self._connect()), loop
+        self._client.wait_s = self.config.recovery.wait_s
         self._client.start()
         return self._client
 
@@ -358,13 +368,13 @@ class AsyncLLM:
 class Connect:
     """Makes a new connection to an engine's process each time it is called."""
 
-    def __init__(self, process: EngineProcess) -> None:
-        self._folder = process.folder
-        self._link = process.child.link
+    def __init__(self, engine: Tended) -> None:
+        self._engine = engine
         self._numbers = itertools.count()
 
     def __call__(self) -> Transport:
-        return EngineSocket(self._folder, f"llm-{next(self._numbers)}", self._link)
+        engine = self._engine
+        return EngineSocket(engine.folder, f"llm-{next(self._numbers)}", engine.link)
 
 
 AsyncLLMEngine = AsyncLLM

@@ -14,7 +14,8 @@ from dataclasses import replace
 from quire.core.params import BeamSearchParams
 from quire.core.types import Request, Update
 from quire.engine.beams import Beam, BeamSearch
-from quire.engine.client import EngineClient, Stream
+from quire.engine.client import EngineClient
+from quire.engine.stream import Stream
 from quire.server.asked import Asked
 from quire.server.services import Services
 from quire.text.inputs import InputProcessor, Prepared

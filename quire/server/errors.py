@@ -24,11 +24,13 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from quire.errors import (
+    EngineAway,
     EngineDead,
     EngineError,
     Overloaded,
     QuireError,
     RequestError,
+    ShuttingDown,
     UnknownModel,
     Unsupported,
 )
@@ -52,6 +54,8 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (Overloaded, 429, "RateLimitError"),
     (DeadlinePassed, 408, "TimeoutError"),
     (ClientGone, CLIENT_GONE, "ClientGone"),
+    (EngineAway, 503, "ServiceUnavailableError"),
+    (ShuttingDown, 503, "ServiceUnavailableError"),
     (EngineDead, 500, "InternalServerError"),
     (EngineError, 500, "InternalServerError"),
 )
@@ -121,7 +125,7 @@ def error_response(error: Exception, scope: Scope) -> Response:
     if is_anthropic(scope):
         body = message_error(status, body["error"]["message"])
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
-    if isinstance(error, Overloaded):
+    if isinstance(error, (Overloaded, EngineAway)):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
     if isinstance(error, Unsupported):
         headers["x-should-retry"] = "false"  # official clients try every 5xx again otherwise

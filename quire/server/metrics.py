@@ -8,7 +8,7 @@ counters, when somebody reads. Nothing is kept twice, and no window is kept at a
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -104,6 +104,12 @@ class Recorder:
         life = self._lives.get(request_id)
         if life is not None and index in life.open:
             self._end(life, index, "stop")
+
+    def only(self, request_ids: Container[str]) -> None:
+        """The engine died, and another goes on with these only."""
+        for life in [one for name, one in self._lives.items() if name not in request_ids]:
+            for index in sorted(life.open):
+                self._end(life, index, "abort")
 
     def _see(self, name: str, value: float) -> None:
         self._histograms[name].see(value)

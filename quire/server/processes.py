@@ -32,7 +32,7 @@ from quire.engine.front import house_of, inputs_of, load_texts
 from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer, inherit
 from quire.engine.messages import fault_of
 from quire.engine.remote import EngineSocket
-from quire.errors import ConfigError, EngineDead, EngineError, QuireError
+from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
 from quire.server import heads, listen
 from quire.server.app import create_app
 from quire.server.options import ServerOptions
@@ -43,6 +43,8 @@ from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
+MOST_REQUESTS = 10**9
+"""That one process is thought to serve in its life."""
 LAST_WORDS_S = 2
 """Time to send the last event of requests that were ended."""
 REFRESH_S = 1.0
@@ -101,13 +103,14 @@ class Serving:
     def prepare(self, config: EngineConfig) -> None:
         """Make the app for an engine of this config. Raises ConfigError."""
         transport = EngineSocket(
-            self._orders.folder,
-            f"api-{self._orders.index}",
+            self._orders.engine,
+            self._orders.name,
             self._link,
             on_stop=self._stop,
             gone="the server's first process is gone",
         )
         client = EngineClient(transport, on_death=self._on_death)
+        client.wait_s = config.recovery.wait_s
         self._services = services_of(
             config, self._tokenizer, self._options, client, orders=self._orders
         )
@@ -136,7 +139,7 @@ class Serving:
         """
         self._app.state.live.end()
         await asyncio.sleep(self._options.shutdown_timeout)
-        self._services.engine.end_streams(EngineError("the server is shutting down"))
+        self._services.engine.end_streams(ShuttingDown("the server is shutting down"))
 
     def _announce(self) -> None:
         if self._options.enable_ssl_refresh:
@@ -209,7 +212,7 @@ def services_of(
     """What routes need, from an engine that is ready."""
     return Services(
         engine=client,
-        inputs=inputs_of(config, tokenizer, process=orders.index),
+        inputs=inputs_of(config, tokenizer, process=orders.index + orders.count * orders.birth),
         tokenizer=tokenizer,
         chat_template=config.model.chat_template,
         names=config.model.served_names,
@@ -224,7 +227,9 @@ def services_of(
         log_stats=config.observe.log_stats,
         shared_folder=Path(orders.folder) if orders.count > 1 else None,
         process=orders.index,
-        _numbers=itertools.count(orders.index, orders.count),  # no id twice in one engine
+        _numbers=itertools.count(  # no id twice in one engine
+            orders.index + orders.count * orders.birth * MOST_REQUESTS, orders.count
+        ),
     )
 
 

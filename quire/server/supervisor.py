@@ -3,7 +3,8 @@ starts them, hears signals, and sees to it that all end together and nothing sta
 
 It imports neither torch nor the server, so that the others are started at once and get ready side
 by side. The one idea: it holds a link to each of them. A link that ends means that its process is
-gone; and when this process is gone, however it went, theirs end and they go too.
+gone: another is started, of engines and of several API processes, as often as is allowed. When
+this process is gone, however it went, theirs end and they go too.
 """
 
 from __future__ import annotations
@@ -21,9 +22,20 @@ from pathlib import Path
 from types import FrameType
 
 from quire.config.options import Options
-from quire.engine.link import Any_, Built, Child, Died, Failed, Found, Listening, RunServer, Stop
+from quire.engine.keeper import Keeper, Restarts
+from quire.engine.link import (
+    Any_,
+    Child,
+    Died,
+    Failed,
+    Left,
+    Listening,
+    Restart,
+    RunServer,
+    Stop,
+)
 from quire.engine.messages import error_of
-from quire.engine.spawn import STOP_S, EngineProcess, ended
+from quire.engine.spawn import EngineProcess, ended
 from quire.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -53,11 +65,16 @@ class Supervisor:
         self._stopping = False
         self._deadline: float | None = None
         self._status = 0
-        self._built = False
         self._killed: set[Child] = set()
         self._welcome: dict[Child, str] = {}
-        self._engine: EngineProcess | None = None
+        self._welcomed = False
+        self._keeper: Keeper | None = None
         self._api: list[Child] = []
+        self._names: list[str] = []  # of the API processes
+        self._births = 0  # of API processes in place of others
+        said = options.recovery
+        self._said = said
+        self._api_restarts = Restarts(said.max_engine_restarts, said.engine_restart_window)
 
     def run(self) -> int:
         """Until all has ended; the exit status. Raises what kept the server from starting."""
@@ -74,31 +91,46 @@ class Supervisor:
 
     def _start(self) -> None:
         """The engine first: it takes longest."""
-        self._engine = EngineProcess(
+        said = self._said
+        restarts = Restarts(said.max_engine_restarts, said.engine_restart_window)
+        self._keeper = Keeper(self._start_engine, restarts)
+        self._watch(self._keeper.engine.child)
+        for index in range(len(self._listeners)):
+            self._names.append(f"api-{index}")
+            self._api.append(self._start_api(self._keeper, index, 0))
+        if len(self._api) == 1:
+            self._close_listeners()  # theirs now; of several, a dead one's goes to the next
+
+    def _start_engine(self) -> EngineProcess:
+        return EngineProcess(
             self._engine_options,
             log_level=self._log_level,
             log_style=self._options.log_format,
             server=True,
-            askers=len(self._listeners),
+            askers=1 if len(self._listeners) == 1 else None,
         )
-        self._watch(self._engine.child)
-        for index, listener in enumerate(self._listeners):
-            self._api.append(self._start_api(index, listener, self._engine.folder))
-            self._watch(self._api[-1])
-            listener.close()  # theirs now
 
-    def _start_api(self, index: int, listener: socket.socket, folder: str) -> Child:
+    def _start_api(self, keeper: Keeper, index: int, birth: int) -> Child:
+        listener = self._listeners[index]
         child = Child("quire.server.processes", sockets=[listener])
         orders = RunServer(
             options=dataclasses.asdict(self._options),
-            folder=folder,
+            folder=keeper.folder,
+            engine=keeper.engine.folder,
+            name=self._names[index],
             index=index,
             count=self._options.api_server_count,
+            birth=birth,
             sockets=[listener.fileno()],
             log_level=self._log_level,
         )
         child.link.send(orders)
+        self._watch(child)
         return child
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
 
     def _watch(self, child: Child) -> None:
         self._selector.register(child.link.fileno(), selectors.EVENT_READ, child)
@@ -127,18 +159,31 @@ class Supervisor:
             self._selector.unregister(child.link.fileno())
             self._lost(child)
             return
-        if isinstance(word, Failed):
-            raise error_of(word.fault)
-        if isinstance(word, Listening):
+        if self._is_engine(child):
+            assert self._keeper is not None, "an engine without a keeper"
+            told = self._keeper.hear(word)
+            if told is not None:
+                self._tell_api(told)
+        elif isinstance(word, Listening):
             self._listening(child, word.welcome)
-        elif isinstance(word, (Found, Built)):
-            self._built |= isinstance(word, Built)
-            self._tell_api(word)
+        elif isinstance(word, Restart):
+            self.restart(word.reason)
+        elif isinstance(word, Failed) and not self._births:
+            raise error_of(word.fault)
+        if child.link.has_word:
+            self._hear(child)
 
     def _listening(self, child: Child, welcome: str) -> None:
         self._welcome[child] = welcome
-        if len(self._welcome) == len(self._api):
+        if len(self._welcome) == len(self._api) and not self._welcomed:
+            self._welcomed = True
             print(welcome, flush=True)  # noqa: T201 what people wait for
+
+    def restart(self, reason: str) -> None:
+        """End the engine at once, whatever it does, and start another: streams go on there."""
+        if self._keeper is not None and not self._stopping:
+            log.error("the engine is ended: %s", reason)
+            self._keeper.restart(reason)
 
     def _tell_api(self, word: Any_) -> None:
         for child in self._api:
@@ -156,30 +201,66 @@ class Supervisor:
             self._end()
 
     def _is_engine(self, child: Child) -> bool:
-        return self._engine is not None and child is self._engine.child
+        return self._keeper is not None and child is self._keeper.engine.child
 
     def _lost(self, child: Child) -> None:
         """A process is gone. That of itself is right only when all are ending."""
         status = child.process.wait()
         if self._stopping and (not status or child in self._killed):
             return
-        name = "the engine's process" if self._is_engine(child) else "an API process"
-        why = f"{name} ended: {ended(status)}"
+        if self._is_engine(child):
+            why = self._lost_engine(f"the engine's process ended: {ended(status)}")
+        else:
+            why = self._lost_api(child, f"an API process ended: {ended(status)}")
+        if why is None:
+            return
         if not self._status:
             log.error("%s", why)
         self._status = 1
-        if self._is_engine(child):
-            self._tell_api(Died(why=why))
         self._end()
+
+    def _lost_engine(self, why: str) -> str | None:
+        """Start another, if that may be; else why all is over."""
+        assert self._keeper is not None, "an engine without a keeper"
+        if self._stopping:
+            return why
+        told = self._keeper.lost()
+        self._tell_api(told)
+        if isinstance(told, Died):
+            return told.why
+        self._watch(self._keeper.engine.child)
+        return None
+
+    def _lost_api(self, child: Child, why: str) -> str | None:
+        """Start another in its place, if there are several and it has served."""
+        keeper = self._keeper
+        served = self._welcome.pop(child, None) is not None
+        if keeper is None or self._stopping or len(self._api) == 1 or not served:
+            return why
+        if not self._api_restarts.take():
+            return why
+        log.error("%s; its connections are lost, and another is being started", why)
+        index = self._api.index(child)
+        keeper.engine.child.link.send(Left(name=self._names[index]))
+        child.link.close()
+        self._births += 1
+        self._names[index] = f"api-{index}.{self._births}"
+        self._api[index] = self._start_api(keeper, index, self._births)
+        for word in (keeper.found, keeper.built, keeper.away):
+            if word is not None:
+                self._api[index].link.send(word)
+        return None
 
     def _end(self) -> None:
         if self._stopping:
             return
         self._stopping = True
         self._deadline = time.monotonic() + self._options.shutdown_timeout + GRACE_S
+        self._close_listeners()
         self._tell_api(Stop())
-        if not self._built and self._engine is not None:
-            self._kill(self._engine.child)  # nothing runs there yet, and a start takes long
+        keeper = self._keeper
+        if keeper is not None and (keeper.built is None or keeper.away is not None):
+            self._kill(keeper.engine.child)  # nothing runs there yet, and a start takes long
 
     def _kill(self, *children: Child) -> None:
         for child in children:
@@ -190,8 +271,9 @@ class Supervisor:
         """Whatever happened: no process stays, nor the folder. The engine ends last."""
         for child in self._api:
             child.stop(0.0 if child in self._living() else GRACE_S)
-        if self._engine is not None:
-            self._engine.stop(STOP_S if self._built else 0.0)  # a start would not listen
+        if self._keeper is not None:
+            self._keeper.stop()
+        self._close_listeners()
         if self._options.uds is not None:
             Path(self._options.uds).unlink(missing_ok=True)
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from starlette.requests import Request
 from starlette.types import Message, Send
 
-from quire.core.timing import CUTS, Timing
+from quire.core.timing import CAUSES, Timing
 from quire.core.types import Update
 from quire.server.events import Event
 from quire.text.inputs import Prepared
@@ -214,4 +214,4 @@ def sender(seen: Watch, send: Send, began: Callable[[Message], None]) -> Send:
 
 
 def _cuts(timing: Timing) -> dict[str, float]:
-    return {f"{name}_s": seconds for name, seconds in zip(CUTS, timing.cuts)}
+    return {f"{name}_s": seconds for name, seconds in zip(CAUSES, timing.causes)}

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from quire.core.timing import CUTS, Timing
+from quire.core.timing import CAUSES, Timing
 from quire.errors import ConfigError
 from quire.server.metrics import Life
 
@@ -128,7 +128,7 @@ def attributes(life: Life, model: str, now: float) -> dict[str, Any]:
             said["gen_ai.latency.time_in_model_prefill"] = first - aboard
             said["gen_ai.latency.time_in_model_decode"] = max(last - first, 0.0)
             said["gen_ai.latency.time_in_model_inference"] = max(last, first) - aboard
-        said |= {f"quire.time.{name}": cut for name, cut in zip(CUTS, timing.cuts)}
+        said |= {f"quire.time.{name}": cut for name, cut in zip(CAUSES, timing.causes)}
         said["quire.preemptions"] = timing.preemptions
     return said
 

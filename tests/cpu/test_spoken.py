@@ -118,7 +118,7 @@ def test_siblings_that_ended_stay_so_and_the_next_computes_the_prompt():
     one = request("a", range(20, 50), 8, n=3, seed=3, **RANDOM)
     alone = Told([one])
     talk(alone, made())
-    first, second, third = (alone.places["a", i][0] for i in range(3))
+    _, second, third = (alone.places["a", i][0] for i in range(3))
     engine = made()
     again = dataclasses.replace(one, spoken=(None, tuple(second[:3]), ()))
     told = Told([one])

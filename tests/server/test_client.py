@@ -295,6 +295,9 @@ class Watcher:
         assert {u.request_id for u in updates} <= set(self.open)
         self.said += updates
 
+    def only(self, request_ids):
+        self.left = sorted(request_ids)
+
     def ended(self, request_id, index):
         self.ends.append((request_id, index))
 

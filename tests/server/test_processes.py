@@ -1,5 +1,6 @@
 """The processes of `quire serve`: all end together, however one of them ends, and leave nothing."""
 
+import collections
 import contextlib
 import json
 import signal
@@ -55,7 +56,8 @@ def connections(process):
 
 
 def test_processes_share_the_port_and_the_death_of_the_engine_ends_them_all(folder):
-    with serving("embedded", *SMALL, "--api-server-count", 2, folder=folder) as server:
+    words = ("--api-server-count", 2, "--max-engine-restarts", 0)
+    with serving("embedded", *SMALL, *words, folder=folder) as server:
         clients = [httpx.Client(base_url=server.url, timeout=30) for _ in range(24)]
         ids = {c.get("/v1/models").json()["data"][0]["id"] for c in clients}
         assert ids == {"embedded"}
@@ -156,7 +158,13 @@ class Bell:
 
     def __init__(self):
         self.wake, self._other = socket.socketpair()
+        self.wake.setblocking(False)
         self.stopping = False
+        self.left = collections.deque()
+
+    def hush(self):
+        with contextlib.suppress(BlockingIOError):
+            self.wake.recv(64)
 
     def ring(self):
         self.stopping = True

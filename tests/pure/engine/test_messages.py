@@ -22,7 +22,7 @@ from quire.engine.messages import (
     fault_of,
     request_of,
 )
-from quire.errors import Overloaded, RequestError, TooLong, Unsupported
+from quire.errors import EngineAway, Overloaded, RequestError, TooLong, Unsupported
 
 OTHERS = {
     "id": "mine-1",
@@ -120,7 +120,8 @@ def test_updates_arrive_as_they_are():
 
 
 @pytest.mark.parametrize(
-    "kind", [k for k in vars(errors).values() if isinstance(k, type) and k is not Overloaded]
+    "kind",
+    [k for k in vars(errors).values() if isinstance(k, type) and k not in (Overloaded, EngineAway)],
 )
 def test_errors_arrive_as_what_they_were(kind):
     arrived = error_of(fault_of(kind("bad luck")))
@@ -130,7 +131,8 @@ def test_errors_arrive_as_what_they_were(kind):
 
 def test_errors_keep_what_they_carry():
     assert error_of(fault_of(TooLong("no", param="prompt"))).param == "prompt"
-    assert error_of(fault_of(Overloaded("no", retry_after_s=2.5))).retry_after_s == 2.5
+    for kind in (Overloaded, EngineAway):
+        assert error_of(fault_of(kind("no", retry_after_s=2.5))).retry_after_s == 2.5
     foreign = error_of(fault_of(ZeroDivisionError("by zero")))
     assert type(foreign) is errors.EngineError
     assert str(foreign) == "ZeroDivisionError: by zero"

@@ -1,0 +1,124 @@
+"""What a client of the engine holds of requests under way: their updates, as they come.
+
+Not here: where updates come from (quire.engine.client).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from quire.core.types import Request, Update
+from quire.engine.merge import merged
+from quire.engine.told import DEATHS, Told, again
+
+if TYPE_CHECKING:
+    from quire.engine.client import EngineClient
+
+
+class Stream:
+    """Updates of some requests, as they come. Written by the event loop's thread alone.
+
+    Iteration yields what arrived since the last time, one update a sequence (those that piled up
+    are merged), and ends when every sequence has ended. While the engine is being restarted it
+    yields an empty list now and then. Whoever opened it calls close(): it aborts what has not
+    ended.
+    """
+
+    def __init__(self, client: EngineClient, requests: tuple[Request, ...]) -> None:
+        self._client = client
+        self._requests = requests
+        self._live = {(r.id, index): Told() for r in requests for index in range(r.n)}
+        self._number: int | None = None  # of its Add, while that is not answered
+        self._accepted_at = time.monotonic()
+        self._deaths: dict[str, int] = {}  # engines that died with a request aboard
+        self._waits = False  # for an engine that is being restarted; it is to be told so
+        self._pending: dict[tuple[str, int], list[Update]] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self.request_ids = tuple(r.id for r in requests)
+        self.closed = False
+
+    def __aiter__(self) -> Stream:
+        return self
+
+    async def __anext__(self) -> list[Update]:
+        while not self._pending:
+            if self._waits:
+                self._waits = False
+                return []
+            if self._error is not None:
+                raise self._error
+            if self.closed or not self._live:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        pending, self._pending = self._pending, {}
+        return [one[0] if len(one) == 1 else merged(one) for one in pending.values()]
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """Ids of requests with sequences that have not ended."""
+        return tuple({request_id for request_id, _ in self._live})
+
+    def end_sequence(self, request_id: str, index: int) -> None:
+        """Its text is complete (a stop string): the engine need not go on."""
+        if self._live.pop((request_id, index), None) is not None:
+            self._client._end_sequence(request_id, index)
+
+    def close(self) -> None:
+        """Abort what has not ended, and end the iteration. Harmless when called again."""
+        if self.closed:
+            return
+        self.closed = True
+        self._pending.clear()
+        self._wake()
+        self._client._forget(self, self.unfinished)
+
+    def _push(self, update: Update) -> None:
+        place = (update.request_id, update.index)
+        told = self._live.get(place)
+        if told is None:
+            return  # it was ended here while this was under way
+        if update.finish is not None:
+            del self._live[place]
+        else:
+            told.tokens.extend(update.token_ids)
+            if update.timing is not None:
+                told.timing = update.timing
+        news = self._pending.get(place)
+        if news is None:
+            self._pending[place] = [update]
+        else:
+            news.append(update)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _nudge(self) -> None:
+        self._waits = True
+        self._wake()
+
+    def _again(self) -> list[Request]:
+        """Its requests that have not ended, for another engine."""
+        ids = {request_id for request_id, _ in self._live}
+        return [again(one, self._live) for one in self._requests if one.id in ids]
+
+    def _was_aboard(self, aboard: frozenset[str] | None) -> str | None:
+        """An engine died. aboard: whom it ran; None: any. Who must not be aboard a third."""
+        worst = None
+        for request_id in self.unfinished:
+            if aboard is None or request_id in aboard:
+                deaths = self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
+                worst = request_id if deaths >= DEATHS else worst
+        return worst
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._live.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
