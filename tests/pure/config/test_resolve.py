@@ -194,7 +194,7 @@ def test_a_cap_on_long_prompts_has_a_length_from_which_they_are_long():
 
 def test_a_server_has_a_target_for_the_time_between_tokens():
     assert run().config.scheduler.inter_token_target_s == 0
-    assert run(server=True).config.scheduler.inter_token_target_s == 0.03
+    assert run(server=True).config.scheduler.inter_token_target_s == 0.04
     assert run(inter_token_target_ms=80).config.scheduler.inter_token_target_s == 0.08
     assert run(server=True, inter_token_target_ms=0).config.scheduler.inter_token_target_s == 0
     assert run(server=True, enable_chunked_prefill=False).config.scheduler.inter_token_target_s == 0
