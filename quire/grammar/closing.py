@@ -73,7 +73,8 @@ def plan(form: Form, matcher: Matcher, spelling: Spelling) -> Least:
     if known is None:
         return Least()
     seeker = Ways(known, spelling)
-    found = [seeker.find(matcher, EFFORT if not one else EFFORT // 4, one) for one in ORDERS]
+    efforts = [EFFORT] + [EFFORT // 4] * (len(ORDERS) - 1)
+    found = [seeker.find_shortest(matcher, *how) for how in zip(efforts, ORDERS)]
     texts = [tuple(one) for one in found if one is not None]
     if not texts:
         raise RequestError("no text was found that the structured output asked for allows")
@@ -199,7 +200,7 @@ class Guide:
             return
         if not self._sure:
             self._find(left)
-            if self._fits(words, left):
+            if not self._sure or self._fits(words, left):
                 return
         open_before = _count(words)
         _Trial(self, closer, words, left).run()

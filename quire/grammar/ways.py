@@ -18,17 +18,21 @@ from quire.grammar.jumps import Bounds
 from quire.grammar.spelling import Spelling
 
 CLOSERS = b'}]",:'
-FIRST = b"0123456789ntf[{-."
+FIRST = b"/0123456789ntf[{-."
 OPENING = frozenset((b"{", b"["))
 STRUCTURE = frozenset((b"}", b"]", b'"', b",", b":", b"{", b"["))
-LATER = 5
-"""How much worse each later choice at a place is thought to be, in tokens."""
+LATER = 20
+"""How much worse each later choice at a place is thought to be than the one before it."""
+OPENED, WITHIN, FORCED = 8, 4, 1
+"""What a step costs that opens something; one that goes on within one thing (0.000...); one that
+has no other beside it. What closes, or stands in the form at length, costs nothing."""
 MOST_PATH = 1200
 MOST_MOVES = 40
 GARBAGE = b"~^`|@;$&%#*?qZJ_="
 """Where two of these that the form does not name may stand, anything may."""
 
 Move = tuple[int, ...]
+Tries = Iterator[tuple[Move, bool]]
 
 
 class Stepper(Protocol):
@@ -54,6 +58,15 @@ class Mask:
     def has(self, token: int) -> bool:
         """The token may come next."""
         return bool(self._bytes[token >> 3] >> (token & 7) & 1)
+
+    def only(self) -> int | None:
+        """The one short token that may come next, if it is one."""
+        words = self.words & self._spelling.short
+        place = words.nonzero()[0]
+        if len(place) != 1:
+            return None
+        word = int(words[place[0]]) & 0xFFFFFFFF
+        return int(place[0]) * 32 + word.bit_length() - 1 if word & (word - 1) == 0 else None
 
     def few(self) -> list[int]:
         """What may come next, as short tokens. Where bytes are forced a backend may show but one
@@ -136,53 +149,73 @@ class Ways:
         effort: so many questions at most. first: bytes tried before all others.
         """
         walk = _Walk(matcher)
-        found = self._search(walk, effort, self._bytes(first))
+        found = next(self._search(walk, effort, self._bytes(first)), None)
         walk.go(())
         return None if found is None else self._written(matcher, found)
 
-    def _search(self, walk: _Walk, effort: int, ahead: list[Move]) -> Move | None:
+    def find_shortest(self, matcher: Stepper, effort: int, first: bytes = b"") -> list[int] | None:
+        """The same, but it looks on for a shorter one."""
+        walk = _Walk(matcher)
+        best: list[int] | None = None
+        for path in self._search(walk, effort, self._bytes(first)):
+            walk.go(())
+            found = self._written(matcher, path)
+            if best is None or len(found) < len(best):
+                best = found
+        walk.go(())
+        return best
+
+    def _search(self, walk: _Walk, effort: int, ahead: list[Move]) -> Iterator[Move]:
+        """Paths to an end. Each costs effort: when a few were found, it is soon used up."""
         matcher = walk.matcher
-        heap: list[tuple[int, int, Move, Iterator[Move] | None]] = [(0, 0, (), None)]
-        made = 0
+        heap: list[tuple[int, int, Move, Tries | None]] = [(0, 0, (), None)]
+        made = used = 0
         while heap and effort > 0:
             cost, _, path, tries = heapq.heappop(heap)
             walk.go(path)
             if tries is None:
                 if matcher.complete:
-                    return path
+                    yield path
+                    effort = min(effort // 2, 2 * used + 20)
+                    continue
                 if len(path) > MOST_PATH:
                     continue
                 effort -= 1
+                used += 1
                 tries = self._tries(matcher, ahead)
-            move = next(tries, None)
-            if move is not None:
+            step = next(tries, None)
+            if step is not None:
                 made += 2
-                after = cost + self._cost(path, move)
-                heapq.heappush(heap, (cost + LATER, -made, path, tries))
+                move, forced = step
+                after = cost + (FORCED if forced else self._cost(path, move))
+                if not forced:
+                    heapq.heappush(heap, (cost + LATER, -made, path, tries))
                 heapq.heappush(heap, (after, -made - 1, path + move, None))
-        return None
 
     def _cost(self, path: Move, move: Move) -> int:
-        """How much a step leads away from the end. What opens a container does, and what goes on
-        within one thing (0.000...); what follows from the form, however long, does not."""
+        """How much a step is thought to lead away from the end."""
         if len(move) > 1 or move[0] in self.spelling.special:
             return 0
         byte = self.spelling.pieces[move[0]][-1:]
         before = self.spelling.pieces[path[-1]][-1:] if path else b""
         if byte in OPENING or byte == before == b'"':
-            return 2
-        return int(bool(path) and not {byte, before} & STRUCTURE)
+            return OPENED
+        return WITHIN if path and not {byte, before} & STRUCTURE else 0
 
-    def _tries(self, matcher: Stepper, ahead: list[Move]) -> Iterator[Move]:
-        """What may come next, the likeliest way to the end first. The matcher has to stand at the
-        same place whenever the next one is asked for."""
+    def _tries(self, matcher: Stepper, ahead: list[Move]) -> Tries:
+        """What may come next, the likeliest way to the end first, and whether nothing else may. The
+        matcher has to stand at the same place whenever the next one is asked for."""
         mask = self.here(matcher)
+        only = mask.only()
+        if only is not None:
+            yield (only,), True
+            return
         for move in self._likely(mask, ahead):
             if mask.has(move[0]) and (len(move) == 1 or matcher.validate(move) == len(move)):
-                yield move
+                yield move, False
         pieces = self.spelling.pieces
         for token in sorted(mask.few(), key=lambda one: _rank(pieces[one])):
-            yield (token,)
+            yield (token,), False
 
     def _likely(self, mask: Mask, ahead: list[Move]) -> Iterator[Move]:
         if not self.free(mask):
