@@ -140,7 +140,8 @@ def _mixed(
     functions = [_expressed(dialect, tool, tool.name in strict) for tool in wanted(tools, choice)]
     if content is None and dialect is not openai.DIALECT:
         try:
-            return Bound(None, calls.among(dialect, functions, only_first=most == 1))
+            text = calls.among(dialect, functions, only_first=most == 1)
+            return Bound(None, text, is_free=True)
         except Inexpressible as error:
             raise _refusal(dialect, str(error)) from None
     return Bound(content or ANY_TEXT, calls.calls(dialect, functions, most=most, ends=ends))

@@ -29,6 +29,8 @@ class Bound:
 
     content: Form | None = None
     calls: Form | None = None
+    is_free: bool = False
+    """Calls stand in text that is free."""
 
     def form(self) -> Form:
         """Either."""

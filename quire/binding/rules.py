@@ -10,6 +10,8 @@ from quire.core.types import Thinking
 from quire.errors import RequestError
 from quire.grammar.forms import Form
 from quire.text.readers import Began, Readers
+from quire.text.reasoning import qwen3
+from quire.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +26,18 @@ def whole_form(bound: Bound | None, readers: Readers | None, began: Began) -> Fo
     """The form of whole answers, reasoning included."""
     if bound is None:
         return None
-    if readers is None or readers.reasoning is None:
+    reasoning = None if readers is None else readers.reasoning
+    if reasoning is None and readers is not None and bound.is_free and _thinks(readers.tokenizer):
+        reasoning = qwen3.DIALECT
+    if reasoning is None:
         return bound.form()
-    return behind(bound, readers.reasoning, began.prompt, began.variables, begun=began.begun)
+    return behind(bound, reasoning, began.prompt, began.variables, begun=began.begun)
+
+
+def _thinks(tokenizer: Tokenizer) -> bool:
+    """Whether free text of the model may hold thoughts, though nobody is to tell them apart: their
+    marks are tokens, which forms never allow unless they name them."""
+    return len(tokenizer.encode("<think>", add_special_tokens=False)) == 1
 
 
 def budget(tokens: int | None, readers: Readers | None, began: Began) -> Thinking | None:

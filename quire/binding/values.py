@@ -5,7 +5,8 @@
 
 What a form allows, the reader of the dialect (quire.text.tools) reads into a value that the schema
 allows: that is the contract, and where it cannot be kept Inexpressible is raised. It is narrower
-than the schema in places: text between tags cannot hold the tag that ends it.
+than the schema in places: text between tags cannot hold the tag that ends it. One gap is left: a
+string within JSON between tags can, and then the reader sees the value end there.
 """
 
 from __future__ import annotations
