@@ -48,7 +48,9 @@ class _Tokens:
 
     def __init__(self, vocabulary: Vocabulary, end: int) -> None:
         missing = vocabulary.size - len(vocabulary.tokens)
-        self.tokens = [*vocabulary.tokens, *([b""] * missing)]
+        # it writes special tokens behind a byte that no text has, and would let that one through
+        known = (b"" if b"\xff" in token else token for token in vocabulary.tokens)
+        self.tokens = [*known, *([b""] * missing)]
         self.special_token_ids = [i for i, _ in vocabulary.special]
         self.eos_token_id = end
         self.bos_token_id = None
