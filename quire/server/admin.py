@@ -113,7 +113,7 @@ async def live() -> Response:
 
 @router.get("/health", tags=["health"])
 async def health(http: Request) -> Response:
-    """200 while the engine lives, else 503 and why."""
+    """200 while the engine lives, or another is being started in its place; else 503 and why."""
     _check_alive(services(http))
     return Response()
 
@@ -123,6 +123,8 @@ async def ready(http: Request) -> Response:
     """200 while new requests would be worked on, else 503 and why."""
     to = services(http)
     _check_alive(to)
+    if to.engine.away is not None:
+        raise HTTPException(503, f"the engine is being restarted: {to.engine.away}")
     if to.engine.asleep:
         raise HTTPException(503, "the engine is asleep or paused: POST /wake_up or /resume")
     return Response()
@@ -139,7 +141,7 @@ def _check_alive(to: Services) -> None:
     if to.engine.dead is not None:
         raise HTTPException(503, str(to.engine.dead))
     silent_s = time.monotonic() - to.engine.beat
-    if silent_s > SILENCE_S:
+    if to.engine.away is None and silent_s > SILENCE_S:
         raise HTTPException(503, f"the engine gave no sign of life for {silent_s:.0f} seconds")
 
 

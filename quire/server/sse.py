@@ -149,6 +149,11 @@ class EventStream(Response):
     async def _first_events(self) -> list[Event]:
         return self._events.read(await anext(aiter(self._events.stream), ()))
 
+    @property
+    def _comment(self) -> bytes:
+        """What says that we live, where the dialect has such a thing."""
+        return KEEP_ALIVE if self.media_type == "text/event-stream" else b""
+
     async def _send_all(self, send: Send) -> bytes:
         """Send as it comes; returns what is to be sent last."""
         events, shape = self._events, self._shape
@@ -159,7 +164,8 @@ class EventStream(Response):
             if self._first is not None and (data := write(await self._first)):
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             async for updates in events.stream:
-                if data := write(read(updates)):
+                data = write(read(updates)) if updates else self._comment
+                if data:
                     self._sending = True
                     await send({"type": "http.response.body", "body": data, "more_body": True})
                     self._sending = False

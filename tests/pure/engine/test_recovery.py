@@ -1,0 +1,402 @@
+"""What a client does when its engine dies and another takes over, over a transport that is a list."""
+
+import asyncio
+
+import pytest
+
+from quire.core.params import SamplingParams
+from quire.core.timing import CAUSES, Timing
+from quire.core.types import Request, Stop, Update
+from quire.engine.client import EngineClient
+from quire.engine.link import Away
+from quire.engine.messages import Abort, Add, Answer, Beat, Call, Fault, News, request_of
+from quire.errors import EngineAway, EngineCrashed, EngineDead, RequestError, ShuttingDown
+
+
+class Wire:
+    """In place of a transport: what was sent to the engine that there is."""
+
+    def __init__(self):
+        self.sent, self.reasons = [], []
+
+    def start(self, deliver, die, away, back):
+        self.deliver, self.die, self._away, self._back = deliver, die, away, back
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def restart(self, reason):
+        self.reasons.append(reason)
+
+    async def stop(self):
+        pass
+
+    def close(self):
+        pass
+
+    # What the engine and its keeper do
+
+    def lose(self, *, aboard=None, expected_s=3.0):
+        self.sent = []
+        self._away(Away(why="it was killed", expected_s=expected_s, aboard=aboard))
+
+    def back(self):
+        self._back()
+
+    def say(self, *updates, answers=()):
+        self.deliver(News(list(updates), list(answers)))
+
+    def accept(self):
+        """Answer all that was asked to be added."""
+        self.say(answers=[Answer(m.number) for m in self.sent if isinstance(m, Add)])
+
+    def added(self):
+        return [request_of(one) for m in self.sent if isinstance(m, Add) for one in m.requests]
+
+
+class Watcher:
+    """An observer that remembers."""
+
+    def __init__(self):
+        self.open, self.said, self.kept = [], [], None
+
+    def opened(self, requests):
+        self.open += [one.id for one in requests]
+
+    def news(self, updates):
+        self.said += updates
+
+    def ended(self, request_id, index):
+        pass
+
+    def only(self, request_ids):
+        self.kept = sorted(request_ids)
+
+
+def request(name, n=1, **more):
+    return Request(name, (1, 2, 3), Stop(40), SamplingParams(max_tokens=40, n=n), n=n, **more)
+
+
+def says(name, *tokens, index=0, **more):
+    return Update(name, index, list(tokens), **more)
+
+
+async def soon():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def opened(client, wire, *requests):
+    task = asyncio.create_task(client.generate(requests))
+    await soon()
+    wire.accept()
+    return await task
+
+
+def run(body):
+    async def main():
+        wire = Wire()
+        client = EngineClient(wire)
+        client.start()
+        await body(client, wire)
+        await client.stop()
+
+    asyncio.run(main())
+
+
+async def rest(stream):
+    """What a stream tells until it ends, but for signs of life."""
+    return [update async for updates in stream for update in updates]
+
+
+def test_another_engine_gets_what_was_told_and_the_stream_goes_on():
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a", n=3), request("b"))
+        wire.say(says("a", 5, 6), says("a", 7, index=2, finish="stop"), says("b", 8))
+        wire.lose()
+        assert wire.sent == []
+        wire.back()
+        a, b = wire.added()
+        assert (a.id, a.spoken) == ("a", ((5, 6), (), None))
+        assert (b.id, b.spoken) == ("b", ((8,),))
+        wire.say(says("a", 9, finish="stop"), says("a", 4, index=1, finish="stop"))
+        wire.say(says("b", 3, finish="length"))
+        told = await rest(stream)
+        assert [u.token_ids for u in told if u[:2] == ("a", 0)] == [[5, 6, 9]]
+        assert [u.token_ids for u in told if u[:2] == ("b", 0)] == [[8, 3]]
+        assert client.restarts == 1
+
+    run(body)
+
+
+def test_what_nobody_has_accepted_is_asked_again_by_the_same_number():
+    async def body(client, wire):
+        task = asyncio.create_task(client.generate([request("a"), request("b")]))
+        await soon()
+        (before,) = wire.sent
+        wire.lose()
+        wire.back()
+        (again,) = wire.sent
+        assert again.number == before.number
+        wire.accept()
+        assert (await task).request_ids == ("a", "b")
+
+    run(body)
+
+
+def test_a_stream_that_was_closed_meanwhile_is_not_taken_along():
+    async def body(client, wire):
+        client.observer = Watcher()
+        gone = await opened(client, wire, request("a"))
+        await opened(client, wire, request("b"))
+        wire.lose()
+        gone.close()
+        wire.back()
+        assert [one.id for one in wire.added()] == ["b"]
+        assert client.observer.kept == ["b"]
+        assert client.observer.open == ["a", "b"]  # nobody is opened twice
+
+    run(body)
+
+
+def test_sequences_that_are_ended_meanwhile_stay_so():
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a", n=2))
+        wire.lose()
+        stream.end_sequence("a", 1)
+        wire.back()
+        assert [one.spoken for one in wire.added()] == [((), None)]
+
+    run(body)
+
+
+def test_a_request_that_was_aboard_two_ends():
+    async def body(client, wire):
+        bad = await opened(client, wire, request("bad"))
+        good = await opened(client, wire, request("good"))
+        wire.lose(aboard=["bad", "good"])
+        wire.back()
+        wire.accept()
+        wire.lose(aboard=["bad"])
+        with pytest.raises(EngineCrashed, match="twice"):
+            await rest(bad)
+        wire.back()
+        assert [one.id for one in wire.added()] == ["good"]
+        wire.say(says("good", 1, finish="stop"))
+        assert len(await rest(good)) == 1
+
+    run(body)
+
+
+def test_one_that_never_was_accepted_ends_likewise():
+    async def body(client, wire):
+        task = asyncio.create_task(client.generate([request("bad")]))
+        await soon()
+        for _ in range(2):
+            wire.lose()
+            wire.back()
+        with pytest.raises(EngineCrashed):
+            await task
+
+    run(body)
+
+
+def test_an_engine_that_dies_while_it_starts_had_nobody_aboard():
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a"))
+        wire.lose()
+        wire.lose(aboard=[])
+        wire.back()
+        assert [one.id for one in wire.added()] == ["a"]
+        wire.say(says("a", 1, finish="stop"))
+        assert len(await rest(stream)) == 1
+
+    run(body)
+
+
+def test_new_requests_wait_for_it():
+    async def body(client, wire):
+        wire.lose()
+        task = asyncio.create_task(client.generate([request("a")]))
+        await soon()
+        assert wire.sent == []
+        wire.back()
+        await soon()
+        wire.accept()
+        assert (await task).request_ids == ("a",)
+
+    run(body)
+
+
+def test_but_not_for_long():
+    async def body(client, wire):
+        client.wait_s = 0.0
+        wire.lose(expected_s=7.0)
+        with pytest.raises(EngineAway, match="takes longer") as told:
+            await client.generate([request("a")])
+        assert 6.0 < told.value.retry_after_s <= 7.0
+        assert client.away == "it was killed"
+
+    run(body)
+
+
+def test_nor_too_many(monkeypatch):
+    async def body(client, wire):
+        wire.lose()
+        waiting = [asyncio.create_task(client.generate([request(str(i))])) for i in range(2)]
+        await soon()
+        with pytest.raises(EngineAway, match="2 requests wait"):
+            await client.generate([request("third")])
+        client.end_streams(ShuttingDown("over"))
+        for one in waiting:
+            with pytest.raises(ShuttingDown):
+                await one
+
+    monkeypatch.setattr("quire.engine.client.MOST_WAITING", 2)
+    run(body)
+
+
+def test_nobody_who_waits_waits_for_ever():
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a"))
+        call = asyncio.create_task(client.stats())
+        await soon()
+        wire.lose()
+        with pytest.raises(EngineAway):
+            await call
+        with pytest.raises(EngineAway):
+            await client.stats()
+        new = asyncio.create_task(client.generate([request("b")]))
+        await soon()
+        wire.die(EngineDead("too often"))
+        for one in (rest(stream), new):
+            with pytest.raises(EngineDead, match="too often"):
+                await one
+
+    run(body)
+
+
+def test_streams_tell_that_they_live_while_it_is_away(monkeypatch):
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a"))
+        wire.lose()
+        assert [await anext(stream), await anext(stream)] == [[], []]
+        wire.back()
+
+    monkeypatch.setattr("quire.engine.client.COMFORT_S", 0.001)
+    run(body)
+
+
+def test_requests_can_be_ended_while_it_is_away():
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a", n=2))
+        wire.lose()
+        await client.abort(["a", "nobody"])
+        assert [u.finish for u in await rest(stream)] == ["abort", "abort"]
+        wire.back()
+        assert wire.sent == []
+
+    run(body)
+
+
+def test_what_another_engine_refuses_ends_and_hurts_nobody_else():
+    async def body(client, wire):
+        bad = await opened(client, wire, request("bad"))
+        good = await opened(client, wire, request("good"))
+        wire.lose()
+        wire.back()
+        number = next(m.number for m in wire.sent if m.requests[0].id == "bad")
+        wire.say(answers=[Answer(number, fault=Fault("TooLong", "it has less room"))])
+        with pytest.raises(RequestError, match="less room"):
+            await rest(bad)
+        wire.say(says("good", 1, finish="stop"))
+        assert len(await rest(good)) == 1
+
+    run(body)
+
+
+def test_what_slept_is_sent_to_sleep_again():
+    async def body(client, wire):
+        wire.deliver(Beat(("scheduling",)))
+        await opened(client, wire, request("a"))
+        wire.lose()
+        wire.back()
+        assert isinstance(wire.sent[0], Call)
+        assert (wire.sent[0].name, wire.sent[0].args) == ("sleep", [0, "keep", False])
+        assert [one.id for one in wire.added()] == ["a"]
+
+    run(body)
+
+
+def test_a_search_goes_on_without_the_kv_that_it_held():
+    async def body(client, wire):
+        await opened(client, wire, request("round 1", hold=True))
+        await opened(client, wire, request("child", parent="round 1"))
+        assert wire.added()[1].parent == "round 1"
+        wire.lose()
+        wire.back()
+        assert [one.parent for one in wire.added()] == [None, None]
+        wire.accept()
+        await opened(client, wire, request("again", parent="round 1"))
+        await opened(client, wire, request("lost", parent="of an engine before"))
+        assert [one.parent for one in wire.added()[2:]] == ["round 1", None]
+
+    run(body)
+
+
+def timing(accepted_at, ended_at, first=None, **cuts):
+    return Timing.at(accepted_at)._replace(ended_at=ended_at, first_token_at=first, **cuts)
+
+
+def test_the_time_between_two_engines_is_told_as_recovery():
+    before = timing(10.0, 12.0, 12.0, queue=0.5, prefill=1.5)
+    after = timing(20.0, 27.0, 23.0, queue=1.0, prefill=2.0, decode=3.5, engine_other=0.5)
+    both = before.until(15.0).then(after)
+    assert both.total == pytest.approx(sum(both.causes)) == 17.0
+    told = dict(zip(CAUSES, both.causes))
+    assert told["recovery"] == 5.0 + 3.0
+    assert (told["queue"], told["prefill"], told["decode"]) == (0.5, 1.5, 3.0 + 3.5)
+    assert both.first_token_at == 12.0
+
+
+def test_of_one_that_had_said_nothing_too():
+    after = timing(20.0, 24.0, 23.0, queue=1.0, prefill=2.0, decode=1.0)
+    both = Timing.at(10.0).until(15.0).then(after)
+    assert both.total == pytest.approx(sum(both.causes)) == 14.0
+    assert (both.recovery, both.queue, both.first_token_at) == (10.0, 1.0, 23.0)
+
+
+def test_updates_carry_it_all():
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a"))
+        accepted = stream._accepted_at
+        wire.say(says("a", 5, timing=timing(accepted, accepted + 1, accepted + 1, prefill=1.0)))
+        client.beat = accepted + 3
+        wire.lose()
+        wire.back()
+        late = timing(accepted + 5, accepted + 9, accepted + 6, prefill=1.0, decode=3.0)
+        wire.say(says("a", 6, finish="stop", timing=late))
+        (update,) = await rest(stream)
+        assert update.timing.recovery == pytest.approx(3.0)
+        assert update.timing.decode == pytest.approx(5.0)
+        assert update.timing.total == pytest.approx(sum(update.timing.causes)) == pytest.approx(9.0)
+
+    run(body)
+
+
+def test_a_restart_can_be_asked_for():
+    async def body(client, wire):
+        client.restart("it hangs")
+        assert wire.reasons == ["it hangs"]
+
+    run(body)
+
+
+def test_a_dead_engine_is_told_of_nothing():
+    async def body(client, wire):
+        stream = await opened(client, wire, request("a"))
+        wire.lose()
+        stream.close()
+        assert not [m for m in wire.sent if isinstance(m, Abort)]
+
+    run(body)
