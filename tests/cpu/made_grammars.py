@@ -3,6 +3,7 @@
     lists   "[" (value ("," value)*)? "]"  where a value is a list or a run of digits; ends by itself
     digits  a run of digits; ends when an end token says so
     spaced  a digit, with up to 9 blanks before it: as long as the budget lets it
+    nothing the empty text
 
 Guides close in time, as the real ones do, and count what is asked of them.
 """
@@ -75,8 +76,18 @@ class Spaced:
         self.over = token != BLANK
 
 
-KINDS = {"lists": Lists, "digits": Digits, "spaced": Spaced}
-LEAST = {"lists": 2, "digits": 1, "spaced": 1}
+class Nothing:
+    over = True
+
+    def allowed(self):
+        return {END: 0}
+
+    def take(self, token):
+        pass
+
+
+KINDS = {"lists": Lists, "digits": Digits, "spaced": Spaced, "nothing": Nothing}
+LEAST = {"lists": 2, "digits": 1, "spaced": 1, "nothing": 0}
 
 
 class Guide:
@@ -105,6 +116,11 @@ class Guide:
         assert (words == bits(allowed, len(words))).all(), "it was not filled"
         self.forced = self.forced or len(kept) < len(allowed)
         words[:] = bits(kept, len(words))
+
+    def recall(self, token, left):
+        needs = self._state.allowed().values()
+        self.forced = self.forced or any(need >= left for need in needs)
+        return self.accept(token)
 
     def accept(self, token):
         if token not in self._state.allowed():

@@ -212,6 +212,12 @@ def test_min_tokens_holds_as_far_as_the_grammar_goes(depth):
 
 
 @pytest.mark.parametrize("depth", [1, 2])
+def test_a_text_that_can_only_be_empty_is_an_end_token_whatever_min_tokens_says(depth):
+    _, updates = run(made(depth=depth), [bound("a", "nothing", 9, min_tokens=4)])
+    assert told(updates)["a", 0][:2] == ([END], [("stop", None, None)])
+
+
+@pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("why", ["allowed", "bias", "bad words"])
 def test_a_row_that_has_nothing_left_ends_alone_and_says_why(depth, why):
     more = {
