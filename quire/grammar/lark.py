@@ -49,7 +49,8 @@ _ANY = "/[\\x00-\U0010ffff]*/"
 def grammars(form: Form, names: Names) -> list[dict[str, str]]:
     """llguidance's list of grammars; the first is the form."""
     writer = _Writer(names)
-    start = writer.rule(form)
+    node = regular(form, names)
+    start = writer.rule(form) if node is None else writer.lexeme(node)
     lines = [f"start: {start}", *writer.lines]
     return [{"lark_grammar": OPTIONS + "\n".join(lines) + "\n"}, *writer.others]
 
@@ -71,6 +72,8 @@ def regular(form: Form, names: Names) -> regex.Node | None:
         return regex.Seq(known) if isinstance(form, Seq) else regex.Alt(known)
     if isinstance(form, Repeat):
         return _regular_repeat(form, names)
+    if isinstance(form, Tag):
+        return regular(Seq((Text(form.begin), form.content, Text(form.end))), names)
     return None
 
 
@@ -98,7 +101,7 @@ class _Writer:
         self._terminals: dict[str, str] = {}
 
     def rule(self, form: Form) -> str:
-        """The name of a rule (or terminal) for the form."""
+        """The name of a rule for the form."""
         if form not in self._known:
             self._known[form] = self._write(form)
         return self._known[form]
@@ -106,7 +109,7 @@ class _Writer:
     def _write(self, form: Form) -> str:
         node = regular(form, self.names)
         if node is not None:
-            return self.lexeme(node)
+            return self.named(self.within(node))
         if isinstance(form, Json):
             return self.named(f"%json {_schema(form)}")
         if isinstance(form, Text):
@@ -245,6 +248,8 @@ class _Writer:
     def _tags(self, form: Tags) -> str:
         barred, groups = tags_by_trigger(form, self.names)
         end = self.terminal(_free(barred))
+        if not groups:
+            return end
         each = [self._triggered(trigger, tags, barred) for trigger, tags in groups.items()]
         one = "(" + " | ".join(each) + ")"
         if form.only_first:

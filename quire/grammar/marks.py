@@ -13,6 +13,8 @@ def tags_by_trigger(form: Tags, names: Names) -> tuple[list[str], dict[str, list
     Of triggers that begin alike the shorter counts. One that ends within a special token's name
     goes on to the end of it: the token comes whole.
     """
+    if form.least and not form.tags:
+        raise RequestError("tags are asked for, and none is given")
     groups: dict[str, list[Tag]] = {}
     for tag in form.tags:
         fitting = [one for one in form.triggers if one and tag.begin.startswith(one)]
