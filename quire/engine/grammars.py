@@ -19,7 +19,7 @@ import msgspec
 
 from quire.config.config import EngineConfig
 from quire.engine.link import start
-from quire.grammar.lanes import Lanes, Ready
+from quire.grammar.clerks import Clerks, Ready
 from quire.grammar.pool import Bounds, Grammars
 from quire.grammar.vocabulary import Vocabulary
 from quire.grammar.worker import Compiles, Done, serve
@@ -46,13 +46,13 @@ class Where(msgspec.Struct, frozen=True):
 def grammars_of(config: EngineConfig, folder: Callable[[], Path]) -> Grammars:
     """The grammars of an engine. folder: of its tokenizer; asked for when it is first needed."""
     said = config.structured
-    lanes = Lanes(
+    clerks = Clerks(
         lambda: _hire(config, folder()),
         _Loader(),
         seconds=said.compile_seconds,
         memory=said.compile_memory,
     )
-    return Grammars(lanes, Bounds(cache_size=said.cache_size, cache_memory=said.cache_memory))
+    return Grammars(clerks, Bounds(cache_size=said.cache_size, cache_memory=said.cache_memory))
 
 
 def _hire(config: EngineConfig, folder: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:

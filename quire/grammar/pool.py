@@ -2,9 +2,9 @@
 
     ask ──▶ waiting ──▶ submitted ──▶ used ──▶ unused ──▶ forgotten
                            │ ▲
-                  a lane: worker process, then a thread here
+                  a clerk: has it compiled by a worker process, and builds it here
 
-All of it but the lanes (quire.grammar.lanes) belongs to the engine's thread. What is asked for
+All of it but the clerks (quire.grammar.clerks) belongs to the engine's thread. What is asked for
 stays until it is released, so a grammar is there as long as a sequence needs it; and as no more
 than may be kept are in use at a time, the others wait until one is released.
 """
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from quire.core.constraint import Constraint
 from quire.core.snapshot import GrammarFigures
 from quire.errors import Overloaded
-from quire.grammar.lanes import Fault, Lanes, Ready, Task
+from quire.grammar.clerks import Clerks, Fault, Ready, Task
 
 AHEAD = 16
-"""Jobs that are submitted before one is done: lanes need not wait for the engine's next step."""
+"""Jobs that are submitted before one is done: clerks need not wait for the engine's next step."""
 RETRY_S = 2.0
 _FAULT_BYTES = 500
 
@@ -52,8 +52,8 @@ class _Entry:
 class Grammars:
     """One per engine. Implements quire.core.limits.grammars.Grammars."""
 
-    def __init__(self, lanes: Lanes, bounds: Bounds = Bounds()) -> None:
-        self._lanes = lanes
+    def __init__(self, clerks: Clerks, bounds: Bounds = Bounds()) -> None:
+        self._clerks = clerks
         self._bounds = bounds
         self._entries: dict[Constraint, _Entry] = {}
         self._waiting: OrderedDict[Constraint, _Entry] = OrderedDict()
@@ -66,7 +66,7 @@ class Grammars:
         self._kept_bytes = 0
         self._waiting_bytes = 0
         self._counted = GrammarFigures()
-        weakref.finalize(self, lanes.close)
+        weakref.finalize(self, clerks.close)
 
     # -- asking -------------------------------------------------------------------------------
 
@@ -127,12 +127,12 @@ class Grammars:
     @property
     def settled(self) -> bool:
         """outcomes() would do something."""
-        return bool(self._news or self._lanes.done)
+        return bool(self._news or self._clerks.done)
 
     def outcomes(self) -> Iterator[tuple[Constraint, int | Fault]]:
         """Of each that was asked for: how many tokens a whole text takes at least, or a fault."""
-        while self._lanes.done:
-            self._take(self._lanes.done.popleft())
+        while self._clerks.done:
+            self._take(self._clerks.done.popleft())
         self._submit()
         news, self._news = self._news, []
         for constraint in dict.fromkeys(news):
@@ -143,7 +143,7 @@ class Grammars:
 
     def call_when_settled(self, ring: Callable[[], None]) -> None:
         """Have ring() called, by any thread, when `settled` may have become true."""
-        self._lanes.ring = ring
+        self._clerks.ring = ring
 
     def figures(self) -> GrammarFigures:
         """What it did, and how it is now."""
@@ -155,12 +155,12 @@ class Grammars:
 
     def close(self) -> None:
         """End the workers: nothing more is compiled."""
-        self._lanes.close()
+        self._clerks.close()
 
     # -- below --------------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        """Give the lanes what they may have now."""
+        """Give the clerks what they may have now."""
         bounds = self._bounds
         while (
             self._waiting
@@ -172,7 +172,7 @@ class Grammars:
             self._waiting_bytes -= len(constraint.form)
             entry.task = Task(constraint)
             self._submitted += 1
-            self._lanes.put(entry.task)
+            self._clerks.put(entry.task)
 
     def _take(self, task: Task) -> None:
         """Note what came of a task. Of one that nobody wanted any more nothing did."""

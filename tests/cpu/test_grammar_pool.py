@@ -16,9 +16,9 @@ import pytest
 from quire.core.constraint import Constraint
 from quire.engine.link import start
 from quire.errors import EngineError, Overloaded, RequestError
-from quire.grammar.lanes import Lanes
+from quire.grammar.clerks import Clerks
 from quire.grammar.pool import Bounds, Grammars
-from tests.cpu.grammar_worker import VOCABULARY
+from tests.cpu.grammar_worker import VOCABULARY, Panic
 
 PATIENCE_S = 60.0
 
@@ -46,6 +46,8 @@ class Load:
     def __call__(self, done):
         if done.dumped == b"ok not":
             raise ValueError("cannot be built")
+        if done.dumped == b"ok oh":
+            raise Panic("cannot be built")
         return Built(done.least["least"], 1000, done.least["pid"])
 
 
@@ -54,8 +56,8 @@ class Pool:
 
     def __init__(self, what="", *, seconds=20.0, memory=1 << 28, **bounds):
         self.rung = threading.Event()
-        self.lanes = Lanes(functools.partial(hire, what), Load(), seconds=seconds, memory=memory)
-        self.grammars = Grammars(self.lanes, Bounds(**bounds))
+        self.clerks = Clerks(functools.partial(hire, what), Load(), seconds=seconds, memory=memory)
+        self.grammars = Grammars(self.clerks, Bounds(**bounds))
         self.grammars.call_when_settled(self.rung.set)
         self.told = {}
 
@@ -103,7 +105,7 @@ def pool():
 
     yield make
     for one in made:
-        pids = one.lanes.workers
+        pids = one.clerks.workers
         one.grammars.close()
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not [t for t in threading.enumerate() if t.name == "quire-grammars"]
@@ -111,7 +113,7 @@ def pool():
 
 def test_nothing_is_started_before_somebody_asks(pool):
     to = pool()
-    assert to.lanes.workers == []
+    assert to.clerks.workers == []
     assert not to.grammars.settled
 
 
@@ -119,7 +121,7 @@ def test_a_grammar_is_compiled_in_another_process_and_built_here(pool):
     to = pool()
     assert to.get("ok") == 2
     built = to.grammars.get(Constraint("ok"))
-    assert [built.pid] == to.lanes.workers != [os.getpid()]
+    assert [built.pid] == to.clerks.workers != [os.getpid()]
     assert (to.stats.compiled, to.stats.kept, to.stats.waiting) == (1, 1, 0)
     assert to.stats.compile_seconds > 0
 
@@ -132,10 +134,10 @@ def priorities(pid):
 def test_what_takes_long_gives_way_to_everybody(pool):
     to = pool()
     to.get("ok")
-    assert priorities(to.lanes.workers[0]) == {0}
+    assert priorities(to.clerks.workers[0]) == {0}
     to.ask("spin 10")
     deadline = time.monotonic() + PATIENCE_S
-    while priorities(to.lanes.workers[0]) != {0, 19}:
+    while priorities(to.clerks.workers[0]) != {0, 19}:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -170,7 +172,13 @@ def test_a_refusal_is_the_fault_of_the_form_and_is_remembered(pool):
 
 
 @pytest.mark.parametrize(
-    ("form", "why"), [("fail", "ZeroDivisionError"), ("panic", "Panic"), ("ok not", "ValueError")]
+    ("form", "why"),
+    [
+        ("fail", "ZeroDivisionError"),
+        ("panic", "Panic"),
+        ("ok not", "ValueError"),
+        ("ok oh", "Panic"),
+    ],
 )
 def test_a_fault_of_our_code_is_ours_ends_one_form_alone_and_is_not_remembered(
     pool, form, why, caplog
@@ -225,10 +233,10 @@ def test_a_worker_that_is_killed_is_replaced_and_its_job_done(pool, tmp_path):
 def test_an_idle_worker_that_is_killed_is_replaced(pool):
     to = pool()
     to.get("ok 1")
-    [pid] = to.lanes.workers
+    [pid] = to.clerks.workers
     os.kill(pid, signal.SIGKILL)
     assert to.get("ok 2") == 4
-    assert to.lanes.workers != [pid]
+    assert to.clerks.workers != [pid]
 
 
 def test_a_form_that_ends_two_workers_is_at_fault(pool):
@@ -255,7 +263,7 @@ def test_one_slow_job_does_not_hold_up_the_others(pool):
     to = pool()
     to.ask("sleep 1000", "ok 1", "ok 2")
     assert to.wait("ok 1", "ok 2") == [4, 4]
-    assert len(to.lanes.workers) == 2
+    assert len(to.clerks.workers) == 2
 
 
 def test_what_nobody_waits_for_any_more_is_not_compiled(pool):
@@ -328,10 +336,10 @@ def test_forms_that_wait_take_bounded_memory(pool):
 def test_closing_ends_workers_in_the_middle_of_a_job(pool):
     to = pool()
     to.ask("sleep 1000", "ok")
-    while not to.lanes.workers:
+    while not to.clerks.workers:
         time.sleep(0.01)
     to.grammars.close()
-    assert to.lanes.workers == []
+    assert to.clerks.workers == []
 
 
 def test_a_worker_ends_with_the_process_that_hired_it():

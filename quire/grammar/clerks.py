@@ -1,7 +1,7 @@
 """Threads that have grammars compiled: each has a worker, and builds here what passed there.
 
-A lane takes tasks from one queue and puts them, with what came of them, into another; that is all
-that it shares with the engine's thread. The first lane starts with the first task, another when one
+A clerk takes tasks from one queue and puts them, with what came of them, into another; that is all
+that it shares with the engine's thread. The first one starts with the first task, another when one
 job keeps others waiting: somebody's monster holds up nobody else.
 """
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MOST_LANES = 2
+MOST_CLERKS = 2
 SLOW_S = 1.0
-"""A job of so many seconds has those behind it take another lane."""
+"""A job of so many seconds has those behind it go to another clerk."""
 FIRST_IDLE_S = 900.0
 OTHER_IDLE_S = 60.0
-"""A worker that has had nothing to do for so long ends: of the first lane, of others."""
+"""A worker that has had nothing to do for so long ends: of the first clerk, of others."""
 END_S = 5.0
-"""How long a lane may take to end."""
+"""How long a clerk may take to end."""
 
 Fault = RequestError | EngineError
 
@@ -78,7 +78,7 @@ class Load(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One grammar on its way. A lane writes what is below `wanted`."""
+    """One grammar on its way. A clerk writes what is below `wanted`."""
 
     constraint: Constraint
     wanted: bool = True  # somebody waits for it
@@ -87,7 +87,7 @@ class Task:
     seconds: float = 0.0
 
 
-class Lanes:
+class Clerks:
     """put() is for one thread; `done` is where tasks come out."""
 
     def __init__(self, hire: Hire, load: Load, *, seconds: float, memory: int) -> None:
@@ -98,7 +98,7 @@ class Lanes:
         self._hire, self._load = hire, load
         self._seconds, self._memory = seconds, memory
         self._todo: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
-        self._lanes: list[_Lane] = []
+        self._clerks: list[_Clerk] = []
         self._lock = threading.Lock()
         self._closed = False
         self._vocabulary: Vocabulary | None = None  # the first worker finds it
@@ -106,39 +106,39 @@ class Lanes:
     def put(self, task: Task) -> None:
         """Have it compiled."""
         self._todo.put(task)
-        if not self._lanes:
+        if not self._clerks:
             self._add()
 
     def close(self) -> None:
-        """End workers and lanes. What is not done stays undone."""
+        """End workers and clerks. What is not done stays undone."""
         with self._lock:
             self._closed = True
-            lanes = list(self._lanes)
-        for _ in lanes:
+            clerks = list(self._clerks)
+        for _ in clerks:
             self._todo.put(None)
-        for lane in lanes:
-            lane.end()
+        for clerk in clerks:
+            clerk.end()
 
     @property
     def workers(self) -> list[int]:
         """Process ids of those that live."""
-        return [pid for lane in list(self._lanes) if (pid := lane.pid) is not None]
+        return [pid for clerk in list(self._clerks) if (pid := clerk.pid) is not None]
 
     def _add(self) -> None:
         with self._lock:
-            if not self._closed and len(self._lanes) < MOST_LANES:
-                self._lanes.append(_Lane(self, is_first=not self._lanes))
+            if not self._closed and len(self._clerks) < MOST_CLERKS:
+                self._clerks.append(_Clerk(self, is_first=not self._clerks))
 
-    def _remove(self, lane: _Lane) -> None:
+    def _remove(self, clerk: _Clerk) -> None:
         with self._lock:
-            self._lanes.remove(lane)
+            self._clerks.remove(clerk)
 
 
-class _Lane:
+class _Clerk:
     """One thread, and the worker it has hired."""
 
-    def __init__(self, lanes: Lanes, *, is_first: bool) -> None:
-        self._lanes = lanes
+    def __init__(self, clerks: Clerks, *, is_first: bool) -> None:
+        self._clerks = clerks
         self._is_first = is_first
         self._worker: Hired | None = None
         self._allowance = Allowance()
@@ -162,19 +162,19 @@ class _Lane:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
-            if task.wanted and not self._lanes._closed:
+            if task.wanted and not self._clerks._closed:
                 began = self._began = time.monotonic()
                 task.outcome, task.lasting = self._outcome(task)
                 task.seconds = time.monotonic() - began
-            self._lanes.done.append(task)
-            self._lanes.ring()
+            self._clerks.done.append(task)
+            self._clerks.ring()
         self._dismiss()
-        if not self._lanes._closed:
-            self._lanes._remove(self)
+        if not self._clerks._closed:
+            self._clerks._remove(self)
 
     def _next(self) -> Task | None:
-        """The next task, waited for. None: the lane ends."""
-        todo = self._lanes._todo
+        """The next task, waited for. None: the clerk ends."""
+        todo = self._clerks._todo
         try:
             return todo.get(timeout=FIRST_IDLE_S if self._is_first else OTHER_IDLE_S)
         except queue.Empty:
@@ -183,8 +183,8 @@ class _Lane:
 
     def _outcome(self, task: Task) -> tuple[Ready | Fault, bool]:
         """What comes of a task, and whether it would another time."""
-        lanes = self._lanes
-        job = Job(task.constraint.form, task.constraint.backend, lanes._seconds, lanes._memory)
+        clerks = self._clerks
+        job = Job(task.constraint.form, task.constraint.backend, clerks._seconds, clerks._memory)
         try:
             done = self._compiled(job)
             return self._built(done), True
@@ -194,22 +194,22 @@ class _Lane:
         except EngineError as error:
             log.warning("%s", error)
             return error, False
-        except Exception as error:  # the border: it ends one request and no lane
+        except BaseException as error:  # the border; a panic is no Exception
             log.exception("a grammar that was compiled could not be built")
             return EngineError(f"{type(error).__name__}: {error}"), False
 
     def _built(self, done: Done) -> Ready:
-        lanes = self._lanes
-        assert lanes._vocabulary is not None
-        lanes._load.prepare(lanes._vocabulary)
-        return pace.run(lambda: lanes._load(done), self._allowance)
+        clerks = self._clerks
+        assert clerks._vocabulary is not None
+        clerks._load.prepare(clerks._vocabulary)
+        return pace.run(lambda: clerks._load(done), self._allowance)
 
     def _compiled(self, job: Job) -> Done:
         """By a worker, and once more if that one ends. Raises RequestError, EngineError."""
         try:
             return self._hired().compile(job, self._wait)
         except Crashed as error:
-            if self._lanes._closed:
+            if self._clerks._closed:
                 raise
             log.warning("%s; the job is tried once more", error)
         try:
@@ -225,15 +225,15 @@ class _Lane:
         if self._worker is not None and not self._worker.alive:
             self._dismiss()
         if self._worker is None:
-            lanes = self._lanes
-            self._worker = Hired(lanes._hire, lanes._vocabulary)
-            lanes._vocabulary = self._worker.vocabulary
+            clerks = self._clerks
+            self._worker = Hired(clerks._hire, clerks._vocabulary)
+            clerks._vocabulary = self._worker.vocabulary
         return self._worker
 
     def _wait(self) -> None:
         """Now and then while a job goes on."""
-        if time.monotonic() - self._began > SLOW_S and not self._lanes._todo.empty():
-            self._lanes._add()
+        if time.monotonic() - self._began > SLOW_S and not self._clerks._todo.empty():
+            self._clerks._add()
 
     def _dismiss(self) -> None:
         worker, self._worker = self._worker, None
