@@ -97,14 +97,6 @@ def test_plain_completions(served):
     assert "".join(plain.stream("Once upon a time")) == whole
 
 
-def test_structured_output_is_refused_not_ignored(served):
-    schema = {"title": "A", "type": "object", "properties": {"city": {"type": "string"}}}
-    bound = model(served).with_structured_output(schema, method="json_schema")
-    with pytest.raises(openai.InternalServerError) as caught:
-        bound.invoke(QUESTIONS["a capital"])
-    assert caught.value.status_code == 501
-
-
 def test_errors_are_those_of_the_openai_client(served):
     with pytest.raises(openai.NotFoundError):
         ChatOpenAI(base_url=served.v1, api_key=KEY, model="other", max_retries=0).invoke("a")

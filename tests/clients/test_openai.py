@@ -6,7 +6,6 @@ import time
 
 import httpx
 import openai
-import pydantic
 import pytest
 
 from tests.clients.cases import QUESTIONS, TOOL, WEATHER, ask, check_tool_text
@@ -226,16 +225,6 @@ def test_raw_and_streaming_responses(client):
     deltas = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
     pieces = [c["delta"].get("content") or "" for one in deltas for c in one["choices"]]
     assert "".join(pieces) == text
-
-
-def test_a_schema_to_parse_into_is_refused_not_ignored(client):
-    class Answer(pydantic.BaseModel):
-        city: str
-
-    with pytest.raises(openai.InternalServerError) as caught:
-        client.chat.completions.parse(**with_defaults(CASES["a capital"]), response_format=Answer)
-    assert caught.value.status_code == 501
-    assert caught.value.param == "response_format"
 
 
 def test_models_are_listed_and_shown(client):
