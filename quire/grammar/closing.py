@@ -271,6 +271,14 @@ class Guide:
             self._bound += closer.growth(token)
         return True
 
+    def recall(self, token: int, left: int) -> bool:
+        """Take in again a token that was drawn before, when `left` might be: as accept(), with what
+        making its mask had found out."""
+        closer = self._closer
+        if closer is not None and left - 1 - self._bound < closer.heavy_jump:
+            self.fill(np.zeros_like(closer.spelling.end_words), left)
+        return self.accept(token)
+
     def rollback(self, tokens: int) -> None:
         """Take back the last so many tokens."""
         self.matcher.rollback(tokens)

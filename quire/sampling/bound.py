@@ -68,8 +68,8 @@ class Bound:
             least=0 if ready is None else stop.min_tokens,
             ends=tuple(sorted(stop.eos_ids | stop.token_ids)),
         )
-        for token in tokens[seq.prompt_len :]:
-            made.accept(token)
+        for outputs, token in enumerate(tokens[seq.prompt_len :]):
+            made.accept(token, made.most - outputs)
         return made
 
     def wants(self, outputs: int) -> bool:
@@ -78,14 +78,17 @@ class Bound:
             return False
         return self.guide is not None or (self.thought is not None and self.thought.due(outputs))
 
-    def accept(self, token: int) -> End | None:
-        """Take in the next output; how the text ends with it, if it does."""
+    def accept(self, token: int, left: int | None = None) -> End | None:
+        """Take in the next output; how the text ends with it, if it does.
+
+        left: how many might have come, of an output that another stay in a slot has drawn.
+        """
         if self.thought is not None:
             self.thought.accept(token)
         guide = self.guide
         if guide is None:
             return None
-        allowed = guide.accept(token)
+        allowed = guide.accept(token) if left is None else guide.recall(token, left)
         if allowed and not guide.over:
             return None
         self.refusal = guide.matcher.fault  # what has one is over too
