@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from quire.binding.calls import arguments
 from quire.binding.reasoning import Bound, behind, thinking
 from quire.core.constraint import Constraint
 from quire.core.types import Thinking
-from quire.errors import RequestError
+from quire.errors import RequestError, Unsupported
+from quire.grammar import admit
 from quire.grammar.forms import Form
 from quire.text.readers import Began, Readers
 from quire.text.reasoning import qwen3
 from quire.text.tokenizer import Tokenizer
+from quire.text.tools.base import Tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +57,13 @@ def budget(tokens: int | None, readers: Readers | None, began: Began) -> Thinkin
 
     reasoning, variables = readers.reasoning, began.variables
     return thinking(tokens, reasoning, ids, began.prompt, variables, begun=began.begun)
+
+
+def check_arguments(tool: Tool, param: str) -> None:
+    """Raise RequestError, with its place, for a schema that calls cannot be bound to."""
+    try:
+        admit.constraint(arguments(tool), param=param)
+    except Unsupported as error:
+        raise Unsupported(f"{param}: {error}", param=param) from None
+    except RequestError as error:
+        raise RequestError(f"{param}: {error}", param=param) from None

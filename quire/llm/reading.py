@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.binding.calls import arguments
 from quire.binding.choice import Choice, choice
 from quire.binding.plan import Plan, plan, strict_names, wanted
-from quire.binding.rules import Rules, budget, whole_form
+from quire.binding.rules import Rules, budget, check_arguments, whole_form
 from quire.core.params import SamplingParams
 from quire.errors import RequestError
 from quire.grammar import admit, words
@@ -142,8 +141,4 @@ def _check_schemas(tools: Sequence[Any], asked: Choice, *, strict: bool) -> None
     names = strict_names(tools) if strict and asked.mode == "auto" else frozenset()
     for place, tool in enumerate(wanted(tools, asked) if tools else ()):
         if asked.forces or tool.name in names:
-            param = f"tools[{place}].function.parameters"
-            try:
-                admit.constraint(arguments(tool), param=param)
-            except RequestError as error:
-                raise type(error)(f"{param}: {error}", param=param) from None
+            check_arguments(tool, f"tools[{place}].function.parameters")

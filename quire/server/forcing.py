@@ -14,11 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from quire.binding import calls
 from quire.binding.choice import Choice, choice
 from quire.binding.plan import Plan, plan, strict_names, wanted
 from quire.binding.reasoning import Bound
-from quire.binding.rules import Rules, budget, whole_form
+from quire.binding.rules import Rules, budget, check_arguments, whole_form
 from quire.core.params import SamplingParams
 from quire.errors import RequestError, Unsupported
 from quire.grammar import admit
@@ -191,14 +190,7 @@ def _check_schemas(
     for place, tool in enumerate(one.tools):
         for name, function in declared([tool]).items():
             if name in (names if made.forces else strict):
-                _admit(calls.arguments(function), f"tools[{place}].{field}")
-
-
-def _admit(made: Form, param: str) -> None:
-    try:
-        admit.constraint(made, param=param)
-    except RequestError as error:
-        raise type(error)(f"{param}: {error}", param=param) from None
+                check_arguments(function, f"tools[{place}].{field}")
 
 
 def _ends(to: Services, asked: Asked) -> frozenset[str]:
