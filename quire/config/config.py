@@ -112,8 +112,8 @@ class StructuredSection:
     enable_in_reasoning: bool = False  # reasoning is bound, too
     compile_seconds: float = 10.0  # of CPU time, for one grammar
     compile_memory: int = 1 << 30  # bytes, for one grammar
-    cache_memory: int = 1 << 28  # bytes of compiled grammars
-    cache_size: int = 512  # compiled grammars
+    cache_memory: int = 1 << 26  # bytes of grammars that nobody uses
+    cache_size: int = 512  # such grammars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -217,10 +217,10 @@ class StructuredOptions:
     400. Others run meanwhile."""
     grammar_compile_memory: int = opt(1 << 30, low=1 << 24, parse="bytes")
     """Memory that compiling one grammar may take, likewise."""
-    grammar_cache_memory: int = opt(1 << 28, low=1 << 20, parse="bytes")
-    """Compiled grammars are kept up to so many bytes; what waits or runs with one keeps it, too."""
-    grammar_cache_size: int = opt(512, low=1, parse="count")
-    """Most grammars that are kept."""
+    grammar_cache_memory: int = opt(1 << 26, low=0, parse="bytes")
+    """Bytes of compiled grammars that are kept though no request uses them now."""
+    grammar_cache_size: int = opt(512, low=0, parse="count")
+    """Most grammars that are kept so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -52,7 +52,14 @@ def grammars_of(config: EngineConfig, folder: Callable[[], Path]) -> Grammars:
         seconds=said.compile_seconds,
         memory=said.compile_memory,
     )
-    return Grammars(clerks, Bounds(cache_size=said.cache_size, cache_memory=said.cache_memory))
+    return Grammars(
+        clerks,
+        Bounds(
+            cache_size=said.cache_size,
+            cache_memory=said.cache_memory,
+            use_size=2 * config.scheduler.max_num_seqs,
+        ),
+    )
 
 
 def _hire(config: EngineConfig, folder: Path) -> tuple[subprocess.Popen[bytes], socket.socket]:

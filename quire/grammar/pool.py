@@ -5,8 +5,8 @@
                   a clerk: has it compiled by a worker process, and builds it here
 
 All of it but the clerks (quire.grammar.clerks) belongs to the engine's thread. What is asked for
-stays until it is released, so a grammar is there as long as a sequence needs it; and as no more
-than may be kept are in use at a time, the others wait until one is released.
+stays until it is released, so a grammar is there as long as a sequence needs it; what nobody uses
+is kept as far as there is room. How much may be in use at a time has a bound, too: others wait.
 """
 
 from __future__ import annotations
@@ -29,10 +29,12 @@ _FAULT_BYTES = 500
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What is kept, and how much may wait."""
+    """What is kept that nobody uses; what may be in use at a time, and may wait."""
 
     cache_size: int = 512
-    cache_memory: int = 1 << 28
+    cache_memory: int = 1 << 26
+    use_size: int = 1024
+    use_memory: int = 1 << 30
     waiting: int = 10_000
     waiting_memory: int = 1 << 27
 
@@ -165,8 +167,8 @@ class Grammars:
         while (
             self._waiting
             and self._submitted < AHEAD
-            and self._submitted + self._used < bounds.cache_size
-            and self._used_bytes < bounds.cache_memory
+            and self._submitted + self._used < bounds.use_size
+            and self._used_bytes < bounds.use_memory
         ):
             constraint, entry = self._waiting.popitem(last=False)
             self._waiting_bytes -= len(constraint.form)
@@ -218,8 +220,9 @@ class Grammars:
         last = next(reversed(self._unused), None)
         if last is not None and not self._entries[last].lasting:
             self._forget(last)
-        while self._unused and (
-            self._kept > bounds.cache_size or self._kept_bytes > bounds.cache_memory
+        while (
+            len(self._unused) > bounds.cache_size
+            or self._kept_bytes - self._used_bytes > bounds.cache_memory
         ):
             self._forget(next(iter(self._unused)))
 

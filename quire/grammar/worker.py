@@ -34,6 +34,8 @@ from quire.grammar.vocabulary import Vocabulary
 
 FIRST_TO_DIE = b"800"
 """Where memory runs out: rather this process than others."""
+GROWTH = 1 << 28
+"""Bytes that jobs may leave behind, all together: then the worker ends."""
 LONGEST = 1 << 30
 """Bytes of a word."""
 
@@ -190,15 +192,17 @@ class _Desk:
 
     def __init__(self, compiles: Compiles) -> None:
         self._compiles = compiles
+        self._held = _held() or 0
         self._allowance = Allowance()
         self.spoilt = False
         """Nothing more can be done here."""
 
     def carry_out(self, job: Job) -> Word:
-        try:
-            return pace.run(lambda: self._compile(job), self._allowance)
-        finally:
-            gc.collect()
+        word = pace.run(lambda: self._compile(job), self._allowance)
+        gc.collect()
+        if (_held() or 0) - self._held > GROWTH:
+            self.spoilt = True  # another begins with less
+        return word
 
     def _compile(self, job: Job) -> Word:
         began = time.process_time()

@@ -220,8 +220,11 @@ def test_what_takes_too_much_memory_is_refused(pool, form):
 
 def test_memory_that_earlier_grammars_left_behind_does_not_count(pool):
     to = pool(memory=200 << 20)
-    for i in range(4):
+    pids = set()
+    for i in range(6):
         assert to.get(f"leak 100 {i}") == len(f"leak 100 {i}")
+        pids.add(to.grammars.get(Constraint(f"leak 100 {i}")).pid)
+    assert len(pids) == 2, "a worker that has grown too big is replaced"
 
 
 def test_a_worker_that_is_killed_is_replaced_and_its_job_done(pool, tmp_path):
@@ -284,12 +287,15 @@ def test_who_asks_again_for_what_was_given_up_gets_it(pool):
 
 
 def test_the_ones_used_longest_ago_are_forgotten_and_those_in_use_are_not(pool):
-    to = pool(cache_size=3)
-    for form in ("ok 1", "ok 2", "ok 3"):
+    to = pool(cache_size=2)
+    for form in ("ok 1", "ok 2", "ok 3", "ok 4"):
         to.get(form)
-    to.release("ok 2", "ok 1")
-    to.get("ok 4")
-    assert [c.form for c in to.grammars._entries] == ["ok 1", "ok 3", "ok 4"]
+    to.release("ok 4", "ok 2", "ok 1")
+    assert [c.form for c in to.grammars._entries] == ["ok 1", "ok 2", "ok 3"]
+    to.get("ok 2")
+    to.release("ok 2", "ok 3")
+    assert [c.form for c in to.grammars._entries] == ["ok 2", "ok 3"]
+    to.get("ok 3")
     assert to.grammars.get(Constraint("ok 3")).least == 4
 
 
@@ -302,7 +308,7 @@ def test_memory_bounds_what_is_kept(pool):
 
 
 def test_a_flood_keeps_no_more_than_it_may_and_all_get_theirs(pool):
-    to = pool(cache_size=8)
+    to = pool(use_size=8, cache_size=3)
     forms = [f"ok {i}" for i in range(100)]
     to.ask(*forms)
     most, left = 0, set(forms)
@@ -311,12 +317,12 @@ def test_a_flood_keeps_no_more_than_it_may_and_all_get_theirs(pool):
         most = max(most, to.stats.kept)
         to.release(*found)
         left -= set(found)
-    assert most <= 8
+    assert most <= 11
     assert to.stats.compiled == 100
 
 
 def test_too_many_that_wait_are_turned_away_but_not_those_that_are_known(pool):
-    to = pool(waiting=2, cache_size=1)
+    to = pool(waiting=2, use_size=1)
     to.get("ok")
     to.ask("ok 1", "ok 2")
     with pytest.raises(Overloaded, match="2 grammars"):
@@ -326,7 +332,7 @@ def test_too_many_that_wait_are_turned_away_but_not_those_that_are_known(pool):
 
 
 def test_forms_that_wait_take_bounded_memory(pool):
-    to = pool(waiting_memory=100, cache_size=1)
+    to = pool(waiting_memory=100, use_size=1)
     to.get("ok")
     to.ask("ok " + "x" * 90)
     with pytest.raises(Overloaded):
