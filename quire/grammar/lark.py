@@ -7,7 +7,6 @@ tokens are in no lexeme: they are named by id, and free text never holds them.
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections.abc import Iterable, Sequence
@@ -28,6 +27,7 @@ from quire.grammar.forms import (
     Text,
     Until,
 )
+from quire.grammar.lexemes import Lexemes, count, spelled
 from quire.grammar.marks import tags_by_trigger
 from quire.grammar.schema_text import closed
 from quire.grammar.vocabulary import Names
@@ -40,9 +40,6 @@ OWN = "// written by a caller"
 """Stands in grammars that hold one of a caller's: they may be ambiguous without end."""
 MOST_POSITIONS = 20_000
 """Of a regular form that is written as one lexeme."""
-MOST_SPELLED = 1_000
-"""Characters of a regular form that is written out beside others."""
-MOST_WIDTH = 4
 _ANY = "/[\\x00-\U0010ffff]*/"
 
 
@@ -99,6 +96,7 @@ class _Writer:
         self.others: list[dict[str, str]] = []
         self._known: dict[Form, str] = {}
         self._terminals: dict[str, str] = {}
+        self._lexemes = Lexemes(self.lexeme)
 
     def rule(self, form: Form) -> str:
         """The name of a rule for the form."""
@@ -109,7 +107,7 @@ class _Writer:
     def _write(self, form: Form) -> str:
         node = regular(form, self.names)
         if node is not None:
-            return self.named(self.within(node))
+            return self.named(self._lexemes.within([node]))
         if isinstance(form, Json):
             return self.named(f"%json {_schema(form)}")
         if isinstance(form, Text):
@@ -155,35 +153,10 @@ class _Writer:
             raise RequestError(f"the grammar names {name:.60}, which is no special token here")
         return f"<[{self.names.ids[name]}]>"
 
-    def within(self, node: regex.Node) -> str:
-        """A regular expression beside other parts: spelled out where it can be, else a lexeme.
-
-        A lexeme that another one begins with is lost where both may stand: text that is spelled
-        out, each character a lexeme, has no such neighbours.
-        """
-        if regex.positions(node) <= MOST_SPELLED and _is_narrow(node):
-            return self._spell(node)
-        return self.lexeme(node)
-
-    def _spell(self, node: regex.Node) -> str:
-        if isinstance(node, regex.Chars):
-            each = [chr(at) for first, last in node.ranges for at in range(first, last + 1)]
-            return "(" + " | ".join(map(json.dumps, each)) + ")"
-        if isinstance(node, regex.Repeat):
-            part = self._spell(node.part)
-            return f"({part}){_count(node.least, node.most)}" if node.most else '""'
-        if isinstance(node, regex.Alt):
-            return "(" + " | ".join(map(self._spell, node.parts)) + ")"
-        assert isinstance(node, regex.Seq)
-        return " ".join(map(self._spell, node.parts)) or '""'
-
-    def spelled(self, text: str) -> str:
-        return " ".join(map(json.dumps, text))
-
     def pieces(self, pieces: Sequence[str | int]) -> str:
         """A text, special tokens by id."""
         return " ".join(
-            f"<[{piece}]>" if isinstance(piece, int) else self.spelled(piece) for piece in pieces
+            f"<[{piece}]>" if isinstance(piece, int) else spelled(piece) for piece in pieces
         ) or '""'  # fmt: skip
 
     # -- forms ------------------------------------------------------------------------------
@@ -197,25 +170,18 @@ class _Writer:
             if node is not None:
                 run.append(node)
                 continue
-            made += [*self.run(run), self.rule(part)]
+            made += [*self._run(run), self.rule(part)]
             run = []
-        return " ".join([*made, *self.run(run)]) or '""'
+        return " ".join([*made, *self._run(run)]) or '""'
 
-    def run(self, run: list[regex.Node]) -> list[str]:
-        """What is fixed at its beginning stands outside the lexeme: others may begin like it."""
-        parts = list(_flat_nodes(run))
-        fixed = "".join(map(_char, itertools.takewhile(_is_char, parts)))
-        rest = regex.Seq(tuple(parts[len(fixed) :]))
-        return [
-            *([self.spelled(fixed)] if fixed else []),
-            *([self.within(rest)] if rest.parts else []),
-        ]
+    def _run(self, run: list[regex.Node]) -> list[str]:
+        return [self._lexemes.within(run)] if run else []
 
     def _either(self, parts: Iterable[Form]) -> str:
         found = [regular(part, self.names) for part in parts]
         nodes = tuple(node for node in found if node is not None)
         rules = [self.rule(part) for part, node in zip(parts, found) if node is None]
-        return " | ".join([*([self.within(regex.Alt(nodes))] if nodes else []), *rules])
+        return " | ".join([*([self._lexemes.within([regex.Alt(nodes)])] if nodes else []), *rules])
 
     def _repeat(self, form: Repeat) -> str:
         if form.most == 0:
@@ -224,7 +190,7 @@ class _Writer:
         some = part
         if form.most != 1:
             more = self._sequence([Text(form.between), form.part]) if form.between else part
-            some += f" ({more}){_count(form.least - 1, form.most and form.most - 1)}"
+            some += f" ({more}){count(form.least - 1, form.most and form.most - 1)}"
         return some if form.least else f"({some})?"
 
     def _until(self, mark: str) -> str:
@@ -315,7 +281,7 @@ class _Rules:
         if isinstance(expr, ebnf.Times):
             if expr.most == 0:
                 return '""'
-            return f"({self.expression(expr.part)}){_count(expr.least, expr.most)}"
+            return f"({self.expression(expr.part)}){count(expr.least, expr.most)}"
         if isinstance(expr, ebnf.Or):
             return "(" + " | ".join(map(self.expression, expr.parts)) + ")"
         assert isinstance(expr, ebnf.Cat)
@@ -339,29 +305,6 @@ class _Rules:
 
     def _lexemes(self, run: list[regex.Node]) -> list[str]:
         return [self.writer.lexeme(regex.Seq(tuple(run)))] if run else []
-
-
-def _count(least: int, most: int | None) -> str:
-    """How often what stands before it is repeated; at most 0 times is none of Lark's counts."""
-    return f"{{{max(least, 0)},{'' if most is None else most}}}"
-
-
-def _is_char(node: regex.Node) -> bool:
-    return isinstance(node, regex.Chars) and [a == b for a, b in node.ranges] == [True]
-
-
-def _char(node: regex.Node) -> str:
-    assert isinstance(node, regex.Chars)
-    return chr(node.ranges[0][0])
-
-
-def _is_narrow(node: regex.Node) -> bool:
-    """Whether few characters may stand at each place, and the text has an end."""
-    if isinstance(node, regex.Chars):
-        return sum(last - first + 1 for first, last in node.ranges) <= MOST_WIDTH
-    if isinstance(node, regex.Repeat):
-        return node.most is not None and _is_narrow(node.part)
-    return not isinstance(node, regex.Anchor) and all(map(_is_narrow, node.parts))
 
 
 def slashed(node: regex.Node) -> str:
@@ -393,14 +336,6 @@ def _flat(parts: Iterable[Form]) -> Iterable[Form]:
             yield from _flat((Text(part.begin), part.content, Text(part.end)))
         else:
             yield part
-
-
-def _flat_nodes(nodes: Iterable[regex.Node]) -> Iterable[regex.Node]:
-    for node in nodes:
-        if isinstance(node, regex.Seq):
-            yield from _flat_nodes(node.parts)
-        else:
-            yield node
 
 
 def _schema(form: Json) -> str:
