@@ -14,7 +14,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from quire.engine.link import Any_, Away, Back, Built, Died, Failed, Found, Link, Restart, Stop
+from quire.engine.link import (
+    Any_,
+    Away,
+    Back,
+    Built,
+    Child,
+    Died,
+    Failed,
+    Found,
+    Link,
+    Restart,
+    Stop,
+)
 from quire.engine.messages import error_of
 from quire.engine.spawn import STOP_S, EngineProcess, ended
 
@@ -46,14 +58,22 @@ class Restarts:
 class Keeper:
     """The engine that there is, or that is being started. Whoever made it calls stop()."""
 
-    def __init__(self, start: Callable[[], EngineProcess], restarts: Restarts) -> None:
+    def __init__(
+        self,
+        start: Callable[[Child | None], EngineProcess],
+        restarts: Restarts,
+        stand_by: Callable[[], Child] | None = None,
+    ) -> None:
+        """stand_by: makes a process that can be given to start(). None: nobody stands by."""
         self._start = start
+        self._stand_by = stand_by
+        self._next: Child | None = None
         self._restarts = restarts
         self._began_at = time.monotonic()
         self._took_s = 0.0  # the start before
         self._why: str | None = None  # what is known of the end of the one that there is
         self._spent: list[EngineProcess] = []
-        self.engine = start()
+        self.engine = start(None)
         self.folder = self.engine.folder
         """Of the first one: it stays until stop(), for those who share it."""
         self.found: Found | None = None
@@ -81,6 +101,8 @@ class Keeper:
 
     def _is_built(self, word: Built) -> Any_:
         self._took_s = time.monotonic() - self._began_at
+        if self._stand_by is not None:
+            self._next = self._stand_by()
         if self.built is None:
             self.built = word
             return word
@@ -105,11 +127,15 @@ class Keeper:
         self._why = None
         self._began_at = time.monotonic()
         try:
-            self.engine = self._start()
+            self.engine = self._start(self._who_stands_by())
         except OSError as error:
             return Died(why=f"{why}; and another cannot be started: {error}")
         self.away = Away(why=why, expected_s=self._took_s, aboard=None if begun else [])
         return self.away
+
+    def _who_stands_by(self) -> Child | None:
+        child, self._next = self._next, None
+        return child if child is not None and child.process.poll() is None else None
 
     def _spend(self) -> None:
         """Clear up after the one that is gone, but for the folder that others share."""
@@ -124,6 +150,8 @@ class Keeper:
             timeout = STOP_S if self.built is not None and self.away is None else 0.0
         for one in (self.engine, *self._spent):
             one.stop(timeout)
+        if self._next is not None:
+            self._next.stop(0.0)
 
 
 class Tended:

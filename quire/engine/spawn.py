@@ -31,8 +31,12 @@ class EngineProcess:
         log_style: str = "text",
         server: bool = False,
         askers: int | None = None,
+        child: Child | None = None,
     ) -> None:
-        """askers: how many processes will connect, once each; None: any number, at any time."""
+        """askers: how many processes will connect, once each; None: any number, at any time.
+
+        child: a process that stands by for orders. None: one is started now.
+        """
         self.folder = _private_folder()
         orders = RunEngine(
             options=dict(options.changed()),
@@ -42,7 +46,7 @@ class EngineProcess:
             server=server,
             askers=askers,
         )
-        self.child = Child("quire.engine.process")
+        self.child = child or stand_by()
         try:
             self.child.link.send(orders)
         except TypeError as error:
@@ -77,6 +81,11 @@ class EngineProcess:
         status = self.child.stop(timeout)
         shutil.rmtree(self.folder, ignore_errors=True)
         return status
+
+
+def stand_by() -> Child:
+    """A process that imports what an engine needs, and waits for orders."""
+    return Child("quire.engine.process")
 
 
 def _private_folder() -> str:

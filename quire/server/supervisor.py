@@ -35,7 +35,7 @@ from quire.engine.link import (
     Stop,
 )
 from quire.engine.messages import error_of
-from quire.engine.spawn import EngineProcess, ended
+from quire.engine.spawn import EngineProcess, ended, stand_by
 from quire.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,8 @@ class Supervisor:
         """The engine first: it takes longest."""
         said = self._said
         restarts = Restarts(said.max_engine_restarts, said.engine_restart_window)
-        self._keeper = Keeper(self._start_engine, restarts)
+        standby = stand_by if said.engine_standby and said.max_engine_restarts else None
+        self._keeper = Keeper(self._start_engine, restarts, standby)
         self._watch(self._keeper.engine.child)
         for index in range(len(self._listeners)):
             self._names.append(f"api-{index}")
@@ -101,13 +102,14 @@ class Supervisor:
         if len(self._api) == 1:
             self._close_listeners()  # theirs now; of several, a dead one's goes to the next
 
-    def _start_engine(self) -> EngineProcess:
+    def _start_engine(self, child: Child | None) -> EngineProcess:
         return EngineProcess(
             self._engine_options,
             log_level=self._log_level,
             log_style=self._options.log_format,
             server=True,
             askers=1 if len(self._listeners) == 1 else None,
+            child=child,
         )
 
     def _start_api(self, keeper: Keeper, index: int, birth: int) -> Child:

@@ -35,6 +35,9 @@ class FakeEngine:
         self.mouth = Link(theirs)
         self.stops = 0
 
+    def poll(self):
+        return self.process.status
+
     def stop(self, timeout):
         self.stops += 1
 
@@ -45,9 +48,10 @@ class FakeEngine:
 
 class Engines:
     def __init__(self, *, failing=()):
-        self.made, self._failing = [], failing
+        self.made, self.given, self._failing = [], [], failing
 
-    def __call__(self):
+    def __call__(self, child):
+        self.given.append(child)
         if len(self.made) in self._failing:
             raise OSError("no more processes")
         self.made.append(FakeEngine(len(self.made)))
@@ -163,6 +167,41 @@ def test_without_a_supervisor_a_thread_hears_and_tells(engines):
     assert tended.link.receive(5) is None
     tended.stop()
     assert engines.made[1].stops == 1
+
+
+class Standing:
+    """In place of a process that stands by."""
+
+    def __init__(self):
+        self.process = self
+        self.status = None
+        self.stops = 0
+
+    def poll(self):
+        return self.status
+
+    def stop(self, timeout):
+        self.stops += 1
+
+
+def test_one_that_stands_by_is_taken_and_replaced(engines):
+    standing = []
+
+    def stand_by():
+        standing.append(Standing())
+        return standing[-1]
+
+    keeper = Keeper(engines, Restarts(9, 60.0), stand_by)
+    assert standing == []  # the first one starts alone
+    keeper.hear(BUILT)
+    keeper.lost()
+    keeper.hear(BUILT)
+    standing[1].status = 1  # it is gone itself
+    keeper.lost()
+    keeper.hear(BUILT)
+    assert engines.given == [None, standing[0], None]
+    keeper.stop()
+    assert [one.stops for one in standing] == [0, 0, 1]
 
 
 def test_its_end_ends_the_engine(engines):

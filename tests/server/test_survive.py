@@ -1,0 +1,165 @@
+"""Streams go on when the engine's process dies: no token is lost, none comes twice.
+
+QUIRE_SURVIVE_ROUNDS=200 makes a night of it (quire knows no such variable; this test does).
+"""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import time
+
+import httpx
+import psutil
+import pytest
+
+from tests.server.running import SMALL, serving, wait_until
+
+ROUNDS = int(os.environ.get("QUIRE_SURVIVE_ROUNDS", "4"))
+STREAMS = 32
+MANY = ("--max-engine-restarts", 100_000, "--engine-standby")
+
+WORDS = ["Once upon a time", "The capital of France is", "Paris is", "def main():", "1, 2, 3,"]
+KINDS = (
+    {"temperature": 0},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 0.8, "top_p": 0.9, "seed": 8, "n": 3},
+    {"temperature": 0, "repetition_penalty": 1.2, "logprobs": 2},
+    {"temperature": 0, "frequency_penalty": 0.6, "presence_penalty": 0.4, "min_tokens": 30},
+    {"temperature": 1.0, "seed": 3, "stop": [" the", "\n\n"]},
+    {"temperature": 0, "echo": True, "logprobs": 1},
+    {"temperature": 0.7, "seed": 4, "guided_regex": "[a-z ]{10,50}"},
+)
+
+
+def asked(i):
+    """The body of stream i."""
+    rng = random.Random(i)
+    body = {"model": "embedded", "prompt": rng.choice(WORDS), "max_tokens": rng.randrange(30, 90)}
+    ignore = {} if "guided_regex" in KINDS[i % len(KINDS)] else {"ignore_eos": True}
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    return {**body, **KINDS[i % len(KINDS)], **ignore, **more}
+
+
+class Said:
+    """What one stream said."""
+
+    def __init__(self):
+        self.texts, self.ends, self.logprobs, self.prompt = {}, {}, {}, []
+        self.usage = self.error = None
+
+    def take(self, line):
+        chunk = json.loads(line.removeprefix("data: "))
+        self.error = chunk.get("error", self.error)
+        self.usage = chunk.get("usage") or self.usage
+        for choice in chunk.get("choices", ()):
+            index = choice["index"]
+            self.texts[index] = self.texts.get(index, "") + choice["text"]
+            if choice.get("finish_reason"):
+                assert index not in self.ends, "ended twice"
+                self.ends[index] = choice["finish_reason"], choice.get("stop_reason")
+            if choice.get("logprobs"):
+                self.logprobs.setdefault(index, []).extend(choice["logprobs"]["token_logprobs"])
+            if choice.get("prompt_logprobs"):
+                self.prompt.append(choice["prompt_logprobs"])
+
+    def told(self):
+        usage = {k: self.usage[k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        return self.texts, self.ends, self.logprobs, self.prompt, usage, self.error
+
+
+class Scene:
+    """Streams of one server, and how many chunks have come."""
+
+    def __init__(self, url):
+        self.url = url
+        self.chunks = 0
+        self.comments = 0
+
+    async def stream(self, client, body):
+        said = Said()
+        async with client.stream("POST", f"{self.url}/v1/completions", json=body) as response:
+            assert response.status_code == 200, await response.aread()
+            async for line in response.aiter_lines():
+                self.comments += line.startswith(":")
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    said.take(line)
+                    self.chunks += 1
+        return said.told()
+
+    async def all(self, bodies, disturb=None):
+        """What every stream says, and what disturb() gives, which runs beside them."""
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(timeout=120, limits=limits) as client:
+            tasks = [asyncio.create_task(self.stream(client, body)) for body in bodies]
+            found = None if disturb is None else await disturb(self)
+            return await asyncio.gather(*tasks), found
+
+
+def engine_of(server):
+    """Its process, which lives."""
+    for child in psutil.Process(server.process.pid).children(recursive=True):
+        if child.name() == "quire-engine":  # one that stands by is not called so yet
+            return child
+    raise AssertionError("there is no engine")
+
+
+def kill(engine):
+    engine.kill()
+
+
+def stop_then_kill(engine):
+    engine.send_signal(signal.SIGSTOP)
+    time.sleep(0.05)
+    engine.kill()
+
+
+def disturbance(server, how, after):
+    """Ends the engine when so many chunks have come; the seconds until more come."""
+
+    async def disturb(scene):
+        before = scene.chunks
+        while scene.chunks - before < after:
+            await asyncio.sleep(0.001)
+        how(engine_of(server))
+        began, then = time.monotonic(), scene.chunks
+        await asyncio.sleep(0.1)  # what was on its way
+        then = scene.chunks
+        while scene.chunks == then:
+            await asyncio.sleep(0.002)
+        return time.monotonic() - began
+
+    return disturb
+
+
+@pytest.fixture(scope="module")
+def running():
+    with serving("embedded", *SMALL, *MANY) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def want(running):
+    found, _ = asyncio.run(Scene(running.url).all([asked(i) for i in range(STREAMS)]))
+    return found
+
+
+def ready(server):
+    return httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
+
+
+def test_streams_say_the_same_whatever_ends_their_engine(running, want):
+    """Twice in CI; hundreds of times at night."""
+    rng, took = random.Random(1), []
+    for number in range(ROUNDS):
+        how = (kill, stop_then_kill)[number % 2]
+        scene = Scene(running.url)
+        disturb = disturbance(running, how, rng.randrange(1, STREAMS * 40))
+        found, seconds = asyncio.run(scene.all([asked(i) for i in range(STREAMS)], disturb))
+        took.append(seconds)
+        for i, (one, other) in enumerate(zip(found, want)):
+            assert one == other, (number, asked(i))
+    took.sort()
+    print(f"{ROUNDS} rounds; recovery median {took[len(took) // 2]:.2f} s, most {took[-1]:.2f} s")
+    assert wait_until(lambda: ready(running))
