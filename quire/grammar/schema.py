@@ -22,20 +22,28 @@ from quire.grammar.schemas.tableau import Tableau
 
 __all__ = ["Refused", "rewritten", "strict"]
 
-KEPT = 256
+KEPT = 64
 """Schemas whose rewriting is remembered: requests bring the same ones again and again."""
+KEPT_CHARS = 32_768
+"""Of such a schema."""
 
 
-@functools.lru_cache(maxsize=KEPT)
 def rewritten(text: str, closed: bool = False) -> str:
     """The schema in keywords that every backend honours. Raises Refused, with the place.
 
     closed: as in quire.grammar.forms.Json.
     """
+    return _remembered(text, closed) if len(text) <= KEPT_CHARS else _rewritten(text, closed)
+
+
+def _rewritten(text: str, closed: bool) -> str:
     document = Document(text)
     tableau = Tableau(document, closed)
     root = tableau.key([(document.root, True)])
     return emit.text(Graph(tableau, root))
+
+
+_remembered = functools.lru_cache(maxsize=KEPT)(_rewritten)
 
 
 def strict(schema: Any) -> Any:

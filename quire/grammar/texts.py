@@ -166,7 +166,7 @@ class Texts:
         return _Elimination(self).node()
 
 
-@functools.lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=64)
 def _net(node: Node) -> _Net:
     return _Net(node)
 

@@ -429,7 +429,10 @@ def _check_annotation(node: Node, word: str, given: Value) -> None:
 
 @functools.lru_cache(maxsize=512)
 def _tree(given: str, wide: bool) -> regex.Node:
-    return regex.whole(regex.parse(given, wide))
+    tree = regex.whole(regex.parse(given, wide))
+    if regex.lengths(tree) is None:
+        raise RequestError("the regular expression matches no text")
+    return tree
 
 
 def pattern(given: str, place: str, wide: bool = False) -> regex.Node:

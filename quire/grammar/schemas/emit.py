@@ -18,6 +18,7 @@ from typing import Any
 
 from quire.grammar import regex
 from quire.grammar.schemas.document import Value, refuse
+from quire.grammar.schemas.evaluate import kind
 from quire.grammar.schemas.graph import Graph, within
 from quire.grammar.schemas.shapes import (
     FREE,
@@ -49,7 +50,7 @@ MOST_LISTED = 1_000
 """Multiples that are written one by one."""
 MOST_STEP = 2**32 - 1
 """Of multipleOf without its decimal point."""
-MOST_TEXT = 4 * 2**20
+MOST_TEXT = 2**20
 """Bytes of a schema once it is rewritten."""
 
 Written = dict[str, Any] | bool
@@ -220,7 +221,7 @@ def _check_value(value: Value, place: str) -> None:
     if isinstance(value, dict | list):
         for one in value.values() if isinstance(value, dict) else value:
             _check_value(one, place)
-    elif isinstance(value, int | float) and not _read_exactly(value):
+    elif kind(value) in ("integer", "number") and not _read_exactly(value):
         refuse(
             place,
             f"the number {value!r} has more digits than backends read exactly",
@@ -345,7 +346,8 @@ def _strings(shape: Strings) -> Written:
         made["pattern"] = patterns[0]
     elif patterns:
         made["allOf"] = [{"pattern": one} for one in patterns]
-    ends = [regex.lengths(node) for node in shape.patterns]
+    bound = shape.least or shape.most is not None
+    ends = [regex.lengths(node) for node in shape.patterns] if bound else []
     if shape.least and not any(end and end[0] >= shape.least for end in ends):
         made["minLength"] = shape.least
     if shape.most is not None and not any(

@@ -11,8 +11,8 @@ from quire.grammar import texts
 from quire.grammar.schemas import document, formats
 from quire.grammar.schemas.document import Document, Node, Value
 
-MOST_EFFORT = 150_000
-"""Subschemas looked at, and the like, for one schema: about 0.3 s."""
+MOST_EFFORT = 50_000
+"""Subschemas looked at, and the like, for one schema: about 0.2 s."""
 
 
 class Effort:

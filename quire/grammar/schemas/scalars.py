@@ -53,7 +53,8 @@ def numbers(branch: Branch) -> Iterator[Shape]:
     ends.append(branch.high)
     for first, last in zip(ends[::2], ends[1::2], strict=True):
         low, high = _within(branch, first, last)
-        one = Numbers(whole, low, high, step, _place(branch))
+        place = branch.steps[-1][1] if branch.steps else _place(branch)
+        one = Numbers(whole, low, high, step, place)
         if _has_one(one):
             yield one
         else:
@@ -170,24 +171,26 @@ def _rest(tree: dict[str, dict[str, object]], ends: set[int]) -> Node:
 def has_text(shape: Strings) -> bool:
     """Some text is of the Shape, as far as can be seen here."""
     most = shape.most
-    for node in shape.patterns:
-        found = regex.lengths(node)
-        if found is None or (most is not None and found[0] > most):
-            return False
-        if found[1] is not None and found[1] < shape.least:
-            return False
-    if not shape.patterns or (len(shape.patterns) == 1 and _fits(shape)):
-        return most is None or shape.least <= most
+    if regex.NOTHING in shape.patterns or (most is not None and shape.least > most):
+        return False
+    if len(shape.patterns) + _counts(shape) < 2:
+        return True
+    ends = [regex.lengths(node) or (0, 0) for node in shape.patterns]
+    if any(most is not None and first > most for first, _ in ends):
+        return False
+    if any(last is not None and last < shape.least for _, last in ends):
+        return False
+    if not ends or (len(ends) == 1 and _fits(shape, *ends)):
+        return True
     try:
         return texts.meet(*shape.patterns, *_counter(shape))
     except texts.TooComplex:
         return True
 
 
-def _fits(shape: Strings) -> bool:
+def _fits(shape: Strings, ends: tuple[int, int | None]) -> bool:
     """The shortest text of its only pattern, or the longest, has a length that is allowed."""
     top = float("inf") if shape.most is None else shape.most
-    ends = regex.lengths(shape.patterns[0]) or ()
     return any(end is not None and shape.least <= end <= top for end in ends)
 
 

@@ -28,6 +28,8 @@ from quire.grammar.schemas.shapes import (
 MOST_CASES = 200
 """Of one Key."""
 MOST_KEYS = 10_000
+COPY = 20
+"""Effort of following one way out of a choice."""
 LOOK_DEPTH = 6
 """How far into arrays and objects is looked to see that nothing can be both of two schemas."""
 
@@ -104,6 +106,7 @@ class Tableau:
         if key == FREE:
             return [AnyValue()]
         start = Branch()
+        self.effort.spend("", COPY)
         start.add(None, *sorted(key, key=lambda one: (one[0].number, not one[1])))
         found: list[Shape] = []
         reasons: list[Reason] = []
@@ -138,7 +141,7 @@ class Tableau:
 
     def _ways(self, one: Branch, choice: Fork) -> Iterator[Branch]:
         for act in choice.ways:
-            self.effort.spend(choice.place, 4)
+            self.effort.spend(choice.place, COPY)
             way = one.copy()
             act(way)
             yield way

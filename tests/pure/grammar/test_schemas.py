@@ -1,0 +1,95 @@
+"""The suite of schemas: each honoured, in every text that masks allow, or refused with its place.
+
+A line of schemas/*.jsonl: `name`; `schema`; `honoured`, or `at`, the JSON pointer of the refusal;
+`closed` as in forms.Json; `same`: the schema in words of draft 2020-12 where it has older ones.
+`pytest -m slow` walks more, and at every budget of tokens from the least upwards.
+"""
+
+import decimal
+import json
+import random
+import zlib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from quire.errors import RequestError
+from quire.grammar import admit
+from quire.grammar.schemas.document import Refused
+from tests.pure.grammar import walks
+
+FOLDER = Path(__file__).parent / "schemas"
+ROWS = [
+    pytest.param(
+        {"file": file.stem, **json.loads(line)}, id=f"{file.stem}-{json.loads(line)['name']}"
+    )
+    for file in sorted(FOLDER.glob("*.jsonl"))
+    for line in file.read_text().splitlines()
+]
+HONOURED = [row for row in ROWS if row.values[0]["honoured"]]
+REFUSED = [row for row in ROWS if not row.values[0]["honoured"]]
+SAMPLES = 20
+EASE = (0, 5, 10, 20, 40)
+"""Tokens after which walks look for their end, one after the other."""
+
+
+def _validator(row):
+    given = row.get("same", row["schema"])
+    text = json.dumps(given)
+    exact = json.loads(text, parse_float=walks.number)
+    checked = jsonschema.Draft202012Validator
+    if isinstance(given, dict) and "draft-07" in given.get("$schema", ""):
+        checked = jsonschema.Draft7Validator
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    return checked(exact, format_checker=checker)
+
+
+def _constraint(row):
+    options = admit.JsonOptions(closed=row.get("closed", False))
+    return admit.constraint(admit.json_form(row["schema"], options))
+
+
+def _check(text, validator):
+    with decimal.localcontext(decimal.Context(prec=400)):
+        value = json.loads(text, parse_float=walks.number)
+        fault = next(validator.iter_errors(value), None)
+    assert fault is None, f"{text!r}: {fault.message}"
+    assert max(map(len, walks.spaces(text)), default=0) <= 2, f"white space in {text!r}"
+
+
+def _walk_all(row, count):
+    """So many texts; those that walks find no end of are closed by their budgets."""
+    constraint, validator = _constraint(row), _validator(row)
+    grammar = walks.compiled(constraint)
+    draw = random.Random(zlib.crc32(row["name"].encode()))
+    found = [walks.walk(grammar, draw, EASE[place % len(EASE)]) for place in range(count)]
+    for text in found:
+        if text is not None:
+            _check(text, validator)
+    if None in found:
+        least = walks.least(constraint, grammar)
+        for place in range(found.count(None)):
+            budget = least.least + 8 * place
+            _check(walks.walk_within(grammar, least, budget, draw), validator)
+
+
+@pytest.mark.parametrize("row", HONOURED)
+def test_every_text_of_an_honoured_schema_is_valid(row):
+    _walk_all(row, SAMPLES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", HONOURED)
+def test_many_texts_of_an_honoured_schema_are_valid(row):
+    _walk_all(row, 20 * SAMPLES)
+
+
+@pytest.mark.parametrize("row", REFUSED)
+def test_what_is_not_honoured_is_refused_with_its_place(row):
+    with pytest.raises(RequestError) as caught:
+        admit.constraint(admit.json_form(row["schema"]), param="response_format")
+    assert isinstance(caught.value, Refused)
+    assert caught.value.place == row["at"]
+    assert caught.value.param == "response_format"
+    assert not row["at"] or row["at"] in str(caught.value)

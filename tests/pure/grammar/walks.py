@@ -1,0 +1,136 @@
+"""Random texts of a form, as a model of random weights would write them: walks over a backend's
+masks with the embedded model's tokenizer, closed within a budget.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import numpy as np
+
+import quire.embedded
+from quire.core.constraint import Constraint
+from quire.engine.vocabulary import vocabulary
+from quire.grammar import choose, closing, forms
+from quire.grammar.base import Grammar
+from quire.grammar.spelling import Spelling
+from quire.grammar.vocabulary import Vocabulary
+from quire.text.tokenizer import load_tokenizer
+
+LIKELY = 0.5
+"""How often a token is drawn of those that make JSON, and not of all that are allowed."""
+MOST = 700
+CLOSING = (b"}", b"]", b",", b":", b"n", b"u", b"l", b"t", b"f")
+"""Outside strings, what brings the end nearer; best first."""
+
+
+@functools.cache
+def tokens() -> tuple[Vocabulary, Spelling, frozenset[int]]:
+    """Of the embedded model: vocabulary, its spelling, and tokens that make JSON."""
+    folder = Path(quire.embedded.__file__).parent
+    tokenizer = load_tokenizer(str(folder))
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    made = vocabulary(tokenizer, size, [tokenizer.eos_token_id])
+    likely = {i for i, piece in enumerate(made.tokens) if re.fullmatch(rb'[\[\]{}",: 0-9]+', piece)}
+    return made, Spelling(made), frozenset(likely)
+
+
+@functools.cache
+def compiler(name: str):
+    return choose.compiler(name, tokens()[0])
+
+
+def compiled(constraint: Constraint) -> Grammar:
+    """The grammar of a constraint."""
+    return compiler(constraint.backend).compile(forms.load(constraint.form))
+
+
+def least(constraint: Constraint, grammar: Grammar) -> closing.Least:
+    """The fewest tokens that a text of it takes."""
+    return closing.plan(forms.load(constraint.form), grammar.matcher(), tokens()[1])
+
+
+def walk(grammar: Grammar, draw: random.Random, ease: int) -> str | None:
+    """One text. After `ease` tokens it takes what ends strings, objects and arrays where it may.
+
+    None: it came to no end within MOST tokens. Fails where the masks lead into a dead end.
+    """
+    words, _, likely = tokens()
+    matcher = grammar.matcher()
+    mask = np.zeros(words.words, np.int32)
+    text = b""
+    for count in range(MOST):
+        if matcher.complete and (matcher.over or count >= ease or draw.random() < 0.3):
+            return text.decode()
+        matcher.fill(mask)
+        allowed = [token for token in _allowed(mask) if token not in words.ends]
+        assert allowed, f"nothing may follow {text!r}"
+        token = _ending(text, set(allowed)) if count >= ease else None
+        if token is None:
+            token = _drawn(allowed, likely, draw)
+        assert matcher.accept(token), f"{words.tokens[token]!r} was allowed after {text!r}"
+        text += words.tokens[token]
+    return None
+
+
+def _ending(text: bytes, allowed: set[int]) -> int | None:
+    """A token that brings the end nearer, if one may follow."""
+    within = len(re.findall(rb'(?<!\\)(?:\\\\)*"', text)) % 2
+    spelled = tokens()[1].ids
+    for piece in (b'"',) if within else CLOSING:
+        if spelled.get(piece) in allowed:
+            return spelled[piece]
+    return None
+
+
+def walk_within(grammar: Grammar, least: closing.Least, budget: int, draw: random.Random) -> str:
+    """One text of at most `budget` tokens, closed in time."""
+    words, spelling, likely = tokens()
+    guide = closing.Guide(grammar.matcher(), closing.closer(least, spelling))
+    mask = np.zeros(words.words, np.int32)
+    text = b""
+    for left in range(budget, 0, -1):
+        if guide.over:
+            break
+        guide.fill(mask, left)
+        allowed = _allowed(mask)
+        assert allowed, f"nothing may follow {text!r}"
+        token = _drawn(allowed, likely, draw)
+        if token in words.ends:
+            break
+        assert guide.accept(token), f"{words.tokens[token]!r} was allowed after {text!r}"
+        text += words.tokens[token]
+    assert guide.complete, f"not whole after {budget} tokens: {text!r}"
+    return text.decode()
+
+
+def _allowed(mask: np.ndarray) -> list[int]:
+    bits = np.unpackbits(mask.view(np.uint8), bitorder="little")
+    return np.flatnonzero(bits).tolist()
+
+
+def _drawn(allowed: list[int], likely: frozenset[int], draw: random.Random) -> int:
+    if draw.random() < LIKELY:
+        few = [token for token in allowed if token in likely]
+        return draw.choice(few or allowed)
+    return draw.choice(allowed)
+
+
+def number(text: str) -> Decimal | int | float:
+    """A JSON number with a point or an exponent, exactly."""
+    if re.search(r"[eE][+-]?0*[1-9]\d{3}", text):
+        return float(text)
+    value = Decimal(text)
+    whole = value.is_finite() and abs(value.adjusted()) < 400 and value == value.to_integral_value()
+    return int(value) if whole else value
+
+
+def spaces(text: str) -> Iterator[str]:
+    """White space between the tokens of a JSON text."""
+    yield from re.findall(r"\s+", re.sub(r'"(?:[^"\\]|\\.)*"', '""', text))
