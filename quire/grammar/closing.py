@@ -41,6 +41,8 @@ MOST_TRIED = 12
 """Tokens that are tried before a step."""
 MOST_LISTED = 2000
 """Where more short tokens may come, they are pieces of a text that the form says much of."""
+MOST_TAIL = 64
+"""Bytes."""
 ROOM = 8
 """Tokens by which a way that is known from elsewhere must be shorter than it has to be: where there
 is less room, the shortest is looked for."""
@@ -169,6 +171,18 @@ def _likely(piece: bytes) -> int:
     return place if place >= 0 else len(LIKELY) + piece[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _State:
+    """Of a guide, before it took a token."""
+
+    token: int
+    way: Way
+    sure: bool
+    bound: int
+    spare: tuple[Way, ...]
+    tail: bytes
+
+
 class Guide:
     """A matcher with a budget. Without a closer it lets everything through."""
 
@@ -183,7 +197,11 @@ class Guide:
         self._forced_at: int | None = None
         self._tried: dict[int, Way] = {}
         self._spare: tuple[Way, ...] = ()
-        self._past: list[tuple[Way, bool, int, tuple[Way, ...]]] = []
+        self._tail = b""
+        """The end of the text."""
+        self._unseen = 0
+        """Tokens that were taken since the last mask."""
+        self._past: list[_State] = []
 
     def fill(self, words: Words, left: int | None = None) -> None:
         """Write the mask of the next token. left: tokens that may be drawn, this one included."""
@@ -196,8 +214,11 @@ class Guide:
         self._tried = {}
         if self._forced_at == len(self._past):
             self._forced_at = None
+        unseen, self._unseen = self._unseen, 0
         if closer is None or left is None or self.matcher.over or self._fits(words, left):
             return
+        if unseen > 1:
+            self._retrace(unseen, left)
         if not self._sure:
             self._find(left)
             if not self._sure or self._fits(words, left):
@@ -207,6 +228,24 @@ class Guide:
         only_ends = not (words & ~closer.spelling.end_words).any()
         if self._forced_at is None and open_before > 1 and (only_ends or _count(words) == 1):
             self._forced_at = len(self._past)
+
+    def _retrace(self, count: int, left: int) -> None:
+        """Tokens came without masks: a sequence that was preempted is back. Go their way again as
+        it was gone, budgets and all, so that what was known of the way on is known again."""
+        closer = self._closer
+        assert closer is not None
+        past = self._past[-count:]
+        far = [
+            left + count - at - 1 - one.bound >= closer.heavy_jump for at, one in enumerate(past)
+        ]
+        start = far.index(False) if False in far else count
+        self.rollback(count - start)
+        words = np.zeros_like(closer.spelling.short)
+        for at in range(start, count):
+            self._unseen = 0
+            self.fill(words, left + count - at)
+            self.accept(past[at].token)
+        self._unseen = 0
 
     def _fits(self, words: Words, left: int) -> bool:
         """No token, or none that opens one thing at most, can lead too far away: done then."""
@@ -236,7 +275,7 @@ class Guide:
                 return
         best: Way | None = None
         for first in ORDERS:
-            found = closer.ways.find(matcher, EFFORT_NOW, first)
+            found = closer.ways.find(matcher, EFFORT_NOW, first, self._tail)
             if found is not None and (best is None or len(found) < len(best)):
                 best = tuple(found)
             if best is not None and len(best) <= left:
@@ -259,7 +298,11 @@ class Guide:
         closer = self._closer
         if closer is None:
             return True
-        self._past.append((self._way, self._sure, self._bound, self._spare))
+        self._past.append(
+            _State(token, self._way, self._sure, self._bound, self._spare, self._tail)
+        )
+        self._tail = (self._tail + closer.spelling.pieces[token])[-MOST_TAIL:]
+        self._unseen += 1
         way = self._tried.get(token)
         if way is None and self._sure and self._way[:1] == (token,):
             way = self._way[1:]
@@ -284,7 +327,10 @@ class Guide:
         self.matcher.rollback(tokens)
         if self._closer is None or not tokens:
             return
-        self._way, self._sure, self._bound, self._spare = self._past[-tokens]
+        old = self._past[-tokens]
+        self._way, self._sure, self._bound = old.way, old.sure, old.bound
+        self._spare, self._tail = old.spare, old.tail
+        self._unseen = max(self._unseen - tokens, 0)
         del self._past[-tokens:]
         self._tried = {}
         if self._forced_at is not None and self._forced_at >= len(self._past):
@@ -295,7 +341,8 @@ class Guide:
         other = Guide(self.matcher.copy(), self._closer)
         other._way, other._sure, other._bound = self._way, self._sure, self._bound
         other._tried, other._spare = dict(self._tried), self._spare
-        other._forced_at = self._forced_at
+        other._forced_at, other._tail = self._forced_at, self._tail
+        other._unseen = self._unseen
         other._past = list(self._past)
         return other
 
@@ -368,7 +415,9 @@ class _Trial:
             if not self.matcher.accept(token):
                 self.matcher.rollback(place)
                 return None
-        found = self.closer.ways.find(self.matcher, EFFORT_EACH)
+        pieces = self.closer.spelling.pieces
+        tail = self.guide._tail + b"".join(pieces[token] for token in tokens)
+        found = self.closer.ways.find(self.matcher, EFFORT_EACH, tail=tail)
         self.matcher.rollback(len(tokens))
         self.effort -= EFFORT_EACH if found is None else len(found)
         if found is None:

@@ -106,6 +106,7 @@ class Ways:
         self._line = spelling.ids.get(b"\n")
         self._marks = self._moves(bounds.marks)
         self._literals = self._moves(bounds.literals[:MOST_MOVES])
+        self._texts = [one.encode() for one in (*bounds.marks, *bounds.literals[:MOST_MOVES])]
         self._fillers: list[Move] = [(one,) for one in spelling.fillers]
         self._closers = self._bytes(CLOSERS)
         self._quote = self._bytes(b'"')
@@ -143,13 +144,17 @@ class Ways:
         """Where anything may stand: a line break may too, so it is no string of JSON."""
         return self._line is not None and mask.has(self._line)
 
-    def find(self, matcher: Stepper, effort: int = 3000, first: bytes = b"") -> list[int] | None:
+    def find(
+        self, matcher: Stepper, effort: int, first: bytes = b"", tail: bytes = b""
+    ) -> list[int] | None:
         """Tokens that end the text, whole, or None. The matcher is as it was.
 
-        effort: so many questions at most. first: bytes tried before all others.
+        effort: so many places at most. first: bytes tried before all others. tail: the end of the
+        text so far, where a mark or name may have begun.
         """
         walk = _Walk(matcher)
-        found = next(self._search(walk, effort, self._bytes(first)), None)
+        ahead = self._bytes(first)
+        found = next(self._search(walk, effort, ahead, self._begun(tail)), None)
         walk.go(())
         return None if found is None else self._written(matcher, found)
 
@@ -165,7 +170,19 @@ class Ways:
         walk.go(())
         return best
 
-    def _search(self, walk: _Walk, effort: int, ahead: list[Move]) -> Iterator[Move]:
+    def _begun(self, tail: bytes) -> list[Move]:
+        """Rests of the marks and names that the tail ends with the beginning of."""
+        rests: set[bytes] = set()
+        for text in self._texts:
+            for count in range(min(len(tail), len(text) - 1), 0, -1):
+                if tail.endswith(text[:count]):
+                    rests.add(text[count:])
+        moves = [self.spelling.fewest(rest) for rest in sorted(rests, key=lambda r: (len(r), r))]
+        return [one for one in moves if one]
+
+    def _search(
+        self, walk: _Walk, effort: int, ahead: list[Move], begun: Sequence[Move] = ()
+    ) -> Iterator[Move]:
         """Paths to an end. Each costs effort: when a few were found, it is soon used up."""
         matcher = walk.matcher
         heap: list[tuple[int, int, Move, Tries | None]] = [(0, 0, (), None)]
@@ -182,7 +199,7 @@ class Ways:
                     continue
                 effort -= 1
                 used += 1
-                tries = self._tries(matcher, ahead)
+                tries = self._tries(matcher, ahead, begun if not path else ())
             step = next(tries, None)
             if step is not None:
                 made += 2
@@ -202,7 +219,7 @@ class Ways:
             return OPENED
         return WITHIN if path and not {byte, before} & STRUCTURE else 0
 
-    def _tries(self, matcher: Stepper, ahead: list[Move]) -> Tries:
+    def _tries(self, matcher: Stepper, ahead: list[Move], begun: Sequence[Move]) -> Tries:
         """What may come next, the likeliest way to the end first, and whether nothing else may. The
         matcher has to stand at the same place whenever the next one is asked for."""
         mask = self.here(matcher)
@@ -210,7 +227,7 @@ class Ways:
         if only is not None:
             yield (only,), True
             return
-        for move in self._likely(mask, ahead):
+        for move in (*begun, *self._likely(mask, ahead)):
             if mask.has(move[0]) and (len(move) == 1 or matcher.validate(move) == len(move)):
                 yield move, False
         pieces = self.spelling.pieces
