@@ -4,9 +4,9 @@ usage: python bench/grammars.py flood [--schemas 1000] [--at-once 8] [--rounds 3
        python bench/grammars.py overhead [--rows 32] [--tokens 128] [--rounds 5]
 
 flood: 16 streams decode all the while, on the embedded model, and the time between two tokens of a
-stream is taken where the engine tells them. Three runs a round: alone; while as many plain requests
-come and go; while as many requests with a schema of their own each do. `over_alone` and `over_plain`
-compare the last with the others: the one is what the streams notice, the other what the grammars cost.
+stream is taken where the engine tells them. Three runs a round: alone; while requests come and go
+with a schema of their own each; while as many plain ones of as many tokens do. `over_alone` and
+`over_plain` compare the second with the others: what the streams notice, and what grammars cost.
 
 overhead: tokens per second of the same requests with and without a JSON schema, in turns.
 """
@@ -29,8 +29,10 @@ from quire.grammar import admit
 from quire.text.inputs import InputProcessor, Prepared
 
 STREAMS = 16
-ANSWER = 24
-"""Tokens of a request of the flood."""
+STREAM = 900
+"""Tokens of a stream; when one ends, another begins."""
+ANSWER = 128
+"""Tokens of a request of the flood, at most."""
 
 
 def schema(number: int) -> dict[str, Any]:
@@ -50,6 +52,7 @@ def schema(number: int) -> dict[str, Any]:
             },
         },
         "required": [names[2]],
+        "additionalProperties": False,
     }
 
 
@@ -61,10 +64,17 @@ class Bench:
     """An engine driven step by step."""
 
     def __init__(self) -> None:
-        self.llm = LLM("embedded", max_num_seqs=64, swap_space=0, disable_log_stats=True)
+        self.llm = LLM(
+            "embedded",
+            max_model_len=1024,
+            max_num_seqs=64,
+            num_gpu_blocks_override=2048,  # few, so that all are touched before memory is measured
+            disable_log_stats=True,
+        )
         self.engine: Engine = self.llm.llm_engine.engine
         self.inputs: InputProcessor = self.llm.llm_engine.inputs
         self.count = 0
+        self.said = 0  # tokens of the flood
 
     def request(
         self, tokens: int, constraint: Constraint | None = None, *, ignore_eos: bool = True
@@ -80,7 +90,8 @@ class Bench:
 
     def streams(self, flood: Iterator[Prepared], at_once: int, least_s: float) -> list[float]:
         """Gaps between tokens of streams, while the flood comes, and for so long at least."""
-        names = [self._begin(self.request(4000)) for _ in range(STREAMS)]
+        names = [self._begin(self.request(STREAM)) for _ in range(STREAMS)]
+        self.said = 0
         last = dict.fromkeys(names, 0.0)
         gaps: list[float] = []
         running: set[str] = set()
@@ -98,8 +109,10 @@ class Bench:
                     last[name] = now
                     if update.finish is not None:
                         del last[name]
-                        last[self._begin(self.request(4000))] = 0.0
-                elif update.finish is not None:
+                        last[self._begin(self.request(STREAM))] = 0.0
+                    continue
+                self.said += len(update.token_ids)
+                if update.finish is not None:
                     assert update.finish != "error", update.error
                     running.discard(name)
         for name in last:
@@ -116,29 +129,33 @@ def p99(gaps: Sequence[float]) -> float:
     return statistics.quantiles(gaps, n=100)[98]
 
 
-def memory() -> float:
-    """MiB that this process holds, and its children."""
+def memory() -> tuple[int, int]:
+    """MiB that this process holds, and its workers."""
     own = psutil.Process()
-    return sum(one.memory_info().rss for one in (own, *own.children())) / 2**20
+    workers = sum(one.memory_info().rss for one in own.children())
+    return own.memory_info().rss >> 20, workers >> 20
 
 
 def flood(args: argparse.Namespace) -> None:
     bench = Bench()
     count, at_once = args.schemas, args.at_once
     first = 0
-    for _ in bench.streams(iter([bench.request(ANSWER, bound_to(-1))]), 1, 1.0):
-        pass  # the first worker, and what is made once for a vocabulary
+    # The first worker, what is made once for a vocabulary, and every block of the cache
+    bench.streams(iter([bench.request(ANSWER, bound_to(-1))]), 1, args.least)
     before = memory()
     for number in range(args.rounds):
         made = {}
-        for kind in ("alone", "plain", "schemas"):
+        tokens = ANSWER
+        for kind in ("alone", "schemas", "plain"):
             prepared = [
-                bench.request(ANSWER, bound_to(first + i) if kind == "schemas" else None)
+                bench.request(tokens, bound_to(first + i) if kind == "schemas" else None)
                 for i in range(count if kind != "alone" else 0)
             ]
             began = time.perf_counter()
             gaps = bench.streams(iter(prepared), at_once, args.least)
             seconds = time.perf_counter() - began
+            if kind == "schemas":
+                tokens = round(bench.said / count)
             made[kind] = {
                 "p50_ms": round(statistics.median(gaps) * 1e3, 3),
                 "p99_ms": round(p99(gaps) * 1e3, 3),
@@ -146,6 +163,7 @@ def flood(args: argparse.Namespace) -> None:
                 "s": round(seconds, 2),
             }
         first += count
+        after = memory()
         last = made["schemas"]["p99_ms"]
         tell(
             case="flood",
@@ -153,8 +171,9 @@ def flood(args: argparse.Namespace) -> None:
             **made,
             over_alone=round(last / made["alone"]["p99_ms"], 3),
             over_plain=round(last / made["plain"]["p99_ms"], 3),
-            rss_before_mib=round(before),
-            rss_after_mib=round(memory()),
+            rss_before_mib=before,
+            rss_after_mib=after,
+            tokens_each=tokens,
             **bench.engine.snapshot().grammars._asdict(),
         )
     bench.engine.shutdown()

@@ -226,8 +226,14 @@ class _Clerk:
             self._dismiss()
         if self._worker is None:
             clerks = self._clerks
-            self._worker = Hired(clerks._hire, clerks._vocabulary)
-            clerks._vocabulary = self._worker.vocabulary
+            worker = self._worker = Hired(clerks._hire)
+            if clerks._closed:  # who closed could not see it
+                worker.kill()
+            try:
+                clerks._vocabulary = worker.begin(clerks._vocabulary)
+            except EngineError:
+                self._worker = None
+                raise
         return self._worker
 
     def _wait(self) -> None:

@@ -46,17 +46,23 @@ class Crashed(EngineError):
 
 
 class Hired:
-    """One worker. Who has it calls close()."""
+    """One worker. Who has it calls begin() first, and close() in the end."""
 
-    def __init__(self, hire: Hire, vocabulary: Vocabulary | None) -> None:
-        """Start one, and wait until it can work. Raises EngineError."""
+    def __init__(self, hire: Hire) -> None:
+        """Start one. Raises EngineError."""
         try:
             self._process, end = hire()
         except OSError as error:
             raise EngineError(f"no process can be started to compile grammars: {error}") from error
         self._pipe = Pipe(end)
+
+    def begin(self, vocabulary: Vocabulary | None) -> Vocabulary:
+        """Wait until it can work; the vocabulary, which it finds if there is none yet.
+
+        Raises EngineError; then it is closed.
+        """
         try:
-            self.vocabulary = self._begin(vocabulary)
+            return self._begin(vocabulary)
         except BaseException:
             self.close()
             raise

@@ -348,6 +348,17 @@ def test_closing_ends_workers_in_the_middle_of_a_job(pool):
     assert to.clerks.workers == []
 
 
+def test_closing_ends_a_worker_that_is_only_beginning(pool):
+    to = pool("slow")
+    to.ask("ok")
+    while not to.clerks.workers:
+        time.sleep(0.001)
+    began = time.monotonic()
+    to.grammars.close()
+    assert to.clerks.workers == []
+    assert time.monotonic() - began < 4.0
+
+
 def test_a_worker_ends_with_the_process_that_hired_it():
     ours, theirs = socket.socketpair()
     with theirs, ours:
