@@ -1,19 +1,24 @@
 """Which backend compiles a form, and why.
 
-    chosen(name)                  -> Chosen: the backend's name, and the reason
-    compiler(name, vocabulary)    -> Compiler: the backend over a vocabulary
+    chosen(name, form)            -> Chosen: the backend's name, and the reason
+    compiler(name, vocabulary)    -> Compiler: one backend; of "auto" each form finds its own
 
-"auto" is llguidance: it compiles every form, in milliseconds, and bounds the work of each step.
+"auto" is llguidance: it compiles in milliseconds and bounds the work of each step. Forms that have
+no clear place where a part of them ends, it reads by lexemes too long; those are xgrammar's.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
 from quire.errors import ConfigError
-from quire.grammar.base import Compiler
+from quire.grammar.base import Compiler, Grammar, Matcher, Words
+from quire.grammar.forms import Form
+from quire.grammar.open_ends import goes_on_behind_open_text
 from quire.grammar.vocabulary import Vocabulary
 
 _BACKENDS = {
@@ -23,10 +28,12 @@ _BACKENDS = {
     "lm-format-enforcer": (
         "quire.grammar.lm_format_enforcer",
         "LMFormatEnforcer",
-        "lm-format-enforcer",
+        "lmformatenforcer",
     ),
 }
-"""name -> (module, class, package that it needs)."""
+"""name -> (module, class, package that it imports)."""
+_PACKAGES = {"lmformatenforcer": "lm-format-enforcer", "outlines_core": "outlines"}
+"""What to install, where that has another name."""
 _OLDER = {"guidance": "llguidance", "lm_format_enforcer": "lm-format-enforcer"}
 NAMES = ("auto", *_BACKENDS)
 
@@ -39,29 +46,71 @@ class Chosen:
     why: str
 
 
-def chosen(name: str) -> Chosen:
-    """The backend that a name means. Raises ConfigError for a name that none has."""
-    known = _OLDER.get(name, name)
+def chosen(name: str, form: Form) -> Chosen:
+    """The backend for a form. Raises ConfigError for a name that none has."""
+    known = _known(name)
+    if known != "auto":
+        return Chosen(known, "it was asked for by name")
+    if goes_on_behind_open_text(form):
+        return Chosen("xgrammar", "auto: more stands behind text without a clear end")
+    return Chosen("llguidance", "auto: it compiles in milliseconds and bounds the work of a step")
+
+
+def check(name: str) -> None:
+    """Raises ConfigError: no backend has this name, or its package is not installed."""
+    known = _known(name)
     if known == "auto":
-        return Chosen("llguidance", "auto: it compiles every form, and bounds the work of a step")
-    if known not in _BACKENDS:
+        return
+    package = _BACKENDS[known][2]
+    if importlib.util.find_spec(package) is None:
+        wanted = _PACKAGES.get(package, package)
         raise ConfigError(
-            f"no backend of structured output is called {name!r:.40}; there are {', '.join(NAMES)}"
+            f"the backend {known} of structured output is not installed: pip install {wanted}"
         )
-    return Chosen(known, "it was asked for by name")
 
 
 def compiler(name: str, vocabulary: Vocabulary) -> Compiler:
-    """A backend by its name. Raises ConfigError: no such name, or its package is not here."""
-    backend = chosen(name).backend
-    module, kind, package = _BACKENDS[backend]
-    try:
-        made = getattr(importlib.import_module(module), kind)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("quire"):
-            raise
+    """A backend by its name. Raises ConfigError, as check does."""
+    check(name)
+    if _known(name) == "auto":
+        return Auto(vocabulary)
+    module, kind, _ = _BACKENDS[_known(name)]
+    return cast(Compiler, getattr(importlib.import_module(module), kind)(vocabulary))
+
+
+def _known(name: str) -> str:
+    known = _OLDER.get(name, name)
+    if known not in NAMES:
         raise ConfigError(
-            f"the backend {backend} of structured output needs the package {package}: "
-            f"pip install {package}"
-        ) from None
-    return cast(Compiler, made(vocabulary))
+            f"no backend of structured output is called {name!r:.40}; there are {', '.join(NAMES)}"
+        )
+    return known
+
+
+class Auto:
+    """A Compiler that hands each form to the backend that is chosen for it.
+
+    Its grammars are those of that backend, whose compiler they name; load them there.
+    """
+
+    name = "auto"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._made: dict[str, Compiler] = {}
+
+    def compile(self, form: Form) -> Grammar:
+        return self._backend(chosen("auto", form).backend).compile(form)
+
+    def load(self, dumped: bytes) -> Grammar:
+        is_lark = dumped.startswith(b'{"grammars"')
+        return self._backend("llguidance" if is_lark else "xgrammar").load(dumped)
+
+    def fill_all(self, matchers: Sequence[tuple[int, Matcher]], words: Words) -> None:
+        for row, matcher in matchers:
+            matcher.fill(words[row])
+
+    def _backend(self, name: str) -> Compiler:
+        if name not in self._made:
+            self._made[name] = compiler(name, self.vocabulary)
+        return self._made[name]

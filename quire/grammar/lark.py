@@ -29,6 +29,7 @@ from quire.grammar.forms import (
 )
 from quire.grammar.lexemes import Lexemes, count, spelled
 from quire.grammar.marks import tags_by_trigger
+from quire.grammar.open_ends import goes_on_behind_open_text
 from quire.grammar.schema_text import closed
 from quire.grammar.vocabulary import Names
 
@@ -45,6 +46,10 @@ _ANY = "/[\\x00-\U0010ffff]*/"
 
 def grammars(form: Form, names: Names) -> list[dict[str, str]]:
     """llguidance's list of grammars; the first is the form."""
+    if goes_on_behind_open_text(form):
+        raise RequestError(
+            "more stands behind text that has no clear end; only the backend xgrammar can do that"
+        )
     writer = _Writer(names)
     node = regular(form, names)
     start = writer.rule(form) if node is None else writer.lexeme(node)
@@ -181,7 +186,7 @@ class _Writer:
         found = [regular(part, self.names) for part in parts]
         nodes = tuple(node for node in found if node is not None)
         rules = [self.rule(part) for part, node in zip(parts, found) if node is None]
-        return " | ".join([*([self._lexemes.within([regex.Alt(nodes)])] if nodes else []), *rules])
+        return " | ".join([*([self._lexemes.either(nodes)] if nodes else []), *rules])
 
     def _repeat(self, form: Repeat) -> str:
         if form.most == 0:

@@ -42,6 +42,15 @@ class Lexemes:
         rest = self._lexeme(Seq(tuple(known[len(fixed) :])))
         return " ".join([*map(self._spell, fixed), rest])
 
+    def either(self, nodes: Sequence[Node]) -> str:
+        """Alternatives, beside others: in one lexeme where one of them begins as another does."""
+        rows = [list(flat([node])) for node in nodes]
+        expressions = [self._row(row)[0] for row in rows]
+        known = [expression for expression in expressions if expression is not None]
+        if len(known) == len(rows) and not _clash(rows):
+            return " | ".join(known)
+        return self.within([Alt(tuple(nodes))])
+
     def _row(self, parts: Sequence[Node]) -> tuple[str | None, bool]:
         """(the expression, whether it is clear where it ends). None: a part that may be missing
         begins like the lexeme behind it."""
@@ -155,6 +164,24 @@ def first(node: Node) -> Ranges:
         if isinstance(node, Seq) and not nullable(part):
             break
     return found
+
+
+def _clash(rows: Sequence[Sequence[Node]]) -> bool:
+    """Whether a lexeme that one of them begins with goes on where another has ended."""
+    heads = [_head(row) for row in rows]
+    for head, row in zip(heads, rows):
+        for other, beside in zip(heads, rows):
+            is_wide = head is not None and head != other
+            if is_wide and regex.common(first(Seq(tuple(row))), first(Seq(tuple(beside)))):
+                return True
+    return False
+
+
+def _head(row: Sequence[Node]) -> tuple[Node, ...] | None:
+    """The lexeme that a row begins with; None: it is a character."""
+    if not row or is_narrow_first(row[0]):
+        return None
+    return tuple(row[: _clear_end(row, 0)])
 
 
 def _clear_end(parts: Sequence[Node], at: int) -> int:
