@@ -22,9 +22,13 @@ from quire import cli
 from quire.cli import flags
 from quire.config.cli import OptionParser
 from tests.doc_blocks import PAGES, ROOT, all_blocks, blocks, commands
+from tests.server.running import SMALL, serving
 
 ADDRESS = "http://127.0.0.1:8000"
 CLIENTS = sorted((ROOT / "examples/clients").iterdir())
+READING = {"tool_calls.py", "reasoning.py"}
+"""Those whose server has to read thoughts and calls."""
+PARSERS = "--reasoning-parser auto --enable-auto-tool-choice --tool-call-parser auto"
 ASKED = "What is the capital of France?\n\n"
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -148,8 +152,15 @@ def test_a_command_in_a_sentence_is_one_that_quire_takes(page, command):
         parse(words)
 
 
+@pytest.fixture(scope="module")
+def reading_url():
+    with serving("embedded", *SMALL, *PARSERS.split()) as running:
+        yield running.url
+
+
 @pytest.mark.parametrize("path", CLIENTS, ids=lambda path: path.name)
-def test_an_example_of_a_client_gets_an_answer(path, url):
+def test_an_example_of_a_client_gets_an_answer(path, request):
+    url = request.getfixturevalue("reading_url" if path.name in READING else "url")
     run = subprocess.run(
         [sys.executable, str(path), url] if path.suffix == ".py" else [str(path), url],
         capture_output=True, text=True, input=ASKED, check=False, timeout=60,

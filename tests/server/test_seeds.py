@@ -8,6 +8,7 @@ import contextlib
 import io
 import json
 import os
+import pathlib
 import re
 import shlex
 import signal
@@ -17,8 +18,11 @@ import threading
 
 import pytest
 
+import quire
 from quire.cli.flags import parse
 from quire.errors import ConfigError
+from quire.text.tokenizer import load_tokenizer
+from tests.server.running import SMALL, serving
 
 NAMES = (
     *("Qwen/Qwen2.5-1.5B-Instruct", "Qwen2.5-7B-Instruct", "qwen2.5-7b"),
@@ -389,7 +393,24 @@ for chunk in stream:
         said += content
 assert said
 """,
-    "tools, up to the call": """
+}
+
+
+@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
+def test_a_script_runs_as_it_is(page_server, script):
+    said, _ = run(page_server, script)
+    assert said.strip()
+
+
+# -- thoughts and calls, where the server was told how the model writes them ------------------
+
+TOOL_SERVER = (
+    "vllm serve meta-llama/Llama-3.1-8B-Instruct --enable-auto-tool-choice "
+    "--tool-call-parser llama3_json "
+    "--chat-template examples/tool_chat_template_llama3_json.jinja"
+)
+REASONING_SERVER = next(one for one in SERVE if "--reasoning-parser" in one)
+TOOL_SCRIPT = """
 from openai import OpenAI
 import json
 
@@ -407,7 +428,7 @@ tools = [{
         "parameters": {
             "type": "object",
             "properties": {
-                "location": {"type": "string", "description": "City and state"},
+                "location": {"type": "string", "description": "City and state, e.g., 'San Francisco, CA'"},
                 "unit": {"type": "string", "enum": ["celsius", "fahrenheit"]}
             },
             "required": ["location", "unit"]
@@ -421,13 +442,69 @@ response = client.chat.completions.create(
     tools=tools,
     tool_choice="auto"
 )
-print(response.choices[0].message)
-assert "get_weather" in response.choices[0].message.content
-""",
-}
+
+tool_call = response.choices[0].message.tool_calls[0].function
+print(f"Function called: {tool_call.name}")
+print(f"Arguments: {tool_call.arguments}")
+print(f"Result: {get_weather(**json.loads(tool_call.arguments))}")
+"""
 
 
-@pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-def test_a_script_runs_as_it_is(page_server, script):
-    said, _ = run(page_server, script)
-    assert said.strip()
+@contextlib.contextmanager
+def started(command, **instead):
+    """The server of a command, with the embedded model in place of the one that is named."""
+    _, serve, _, *words = shlex.split(command)
+    assert serve == "serve"
+    flags = iter(words)
+    kept = []
+    for word in flags:
+        name = word.removeprefix("--").replace("-", "_")
+        if name in MACHINE:
+            next(flags) if name not in SWITCHES else None
+        elif name in instead:
+            next(flags)
+            kept += [word, instead[name]]
+        else:
+            kept.append(word)
+    with serving("embedded", *SMALL, *kept) as running:
+        yield running.url.removeprefix("http://")
+
+
+def own_template():
+    folder = pathlib.Path(quire.__file__).parent / "embedded"
+    return load_tokenizer(folder).template().source
+
+
+MACHINE = {"max_model_len", "gpu_memory_utilization", "tensor_parallel_size", "host", "port"}
+"""Flags about the machine of the page, which has other memory, devices and addresses."""
+SWITCHES = {"trust_remote_code", "enable_reasoning", "enable_auto_tool_choice"}
+
+
+def test_the_script_with_tools_runs_where_the_parser_is_the_models():
+    """The page's model writes llama3_json; the embedded one does not, and its own is found."""
+    with started(TOOL_SERVER, tool_call_parser="auto", chat_template=own_template()) as address:
+        said, _ = run(address, TOOL_SCRIPT)
+    assert said.startswith("Function called: get_weather\nArguments: {")
+    assert "Result: Getting the weather for San Francisco" in said
+
+
+def test_the_command_with_tools_serves_as_written():
+    """This model knows nothing of that template: it is made to call."""
+    script = TOOL_SCRIPT.replace('tool_choice="auto"', 'tool_choice="required", max_tokens=300')
+    with started(TOOL_SERVER) as address:
+        said, names = run(address, script)
+    assert said.startswith("Function called: get_weather")
+    assert "llama3_json" in TOOL_SERVER
+    assert set(json.loads(names["tool_call"].arguments)) == {"location", "unit"}
+
+
+def test_the_scripts_with_reasoning_run_as_written():
+    with started(REASONING_SERVER) as address:
+        for name in ("reasoning", "a stream with reasoning"):
+            script = SCRIPTS[name].replace(
+                "for one in models.data][4]", "for one in models.data][0]"
+            )
+            said, _ = run(address, script)
+            assert said.strip()
+            if name == "reasoning":
+                assert "reasoning_content: None" not in said
