@@ -154,6 +154,77 @@ ANYTHING = st.recursive(
 )
 
 
+def some(**fields):
+    """Objects with some of these fields."""
+    return st.fixed_dictionaries({}, optional=fields)
+
+
+KINDS = st.sampled_from(["object", "array", "string", "integer", "number", "boolean", "null", "x"])
+SCHEMAS = st.recursive(
+    st.booleans() | st.sampled_from([{}, {"$ref": "#"}, {"$ref": "#/$defs/a"}]) | ANYTHING,
+    lambda inner: some(
+        type=KINDS | st.lists(KINDS, max_size=2),
+        properties=st.dictionaries(TEXTS, inner, max_size=3),
+        required=st.lists(TEXTS, max_size=2),
+        additionalProperties=inner,
+        patternProperties=st.dictionaries(TEXTS, inner, max_size=2),
+        items=inner,
+        anyOf=st.lists(inner, max_size=3),
+        allOf=st.lists(inner, max_size=3),
+        enum=st.lists(ANYTHING, max_size=3),
+        const=ANYTHING,
+        pattern=TEXTS,
+        minimum=COUNTS,
+        maxItems=COUNTS,
+        minLength=COUNTS,
+        format=TEXTS,
+    ),
+    max_leaves=6,
+)
+TREES = st.recursive(
+    some(type=st.just("const_string"), value=TEXTS) | ANYTHING,
+    lambda inner: some(
+        type=st.sampled_from(
+            ["sequence", "or", "tag", "star", "repeat", "json_schema", "any_text"]
+        ),
+        elements=st.lists(inner, max_size=3),
+        content=inner,
+        begin=TEXTS,
+        end=TEXTS | st.lists(TEXTS, max_size=2),
+        json_schema=SCHEMAS,
+        min=COUNTS,
+        max=COUNTS,
+    ),
+    max_leaves=4,
+)
+FORMATS = some(
+    type=st.sampled_from(["text", "json_object", "json_schema", "structural_tag", "grammar", "x"]),
+    json_schema=some(name=TEXTS, schema=SCHEMAS, strict=st.booleans()),
+    schema=SCHEMAS,
+    format=TREES,
+    grammar=TEXTS,
+)
+FORMS = {
+    "response_format": FORMATS,
+    "structured_outputs": some(
+        json=SCHEMAS | TEXTS,
+        regex=TEXTS,
+        choice=st.lists(TEXTS, max_size=3),
+        grammar=TEXTS,
+        structural_tag=TREES | TEXTS,
+        disable_any_whitespace=st.booleans(),
+        whitespace_pattern=TEXTS,
+        backend=st.sampled_from(["auto", "xgrammar", "guidance", "x", "xgrammar:no-fallback"]),
+    ),
+    "guided_json": SCHEMAS,
+    "structural_tag": TREES,
+    "text": some(format=FORMATS),
+    "output_config": some(format=FORMATS),
+    "output_format": FORMATS,
+}
+"""Objects of which the document says little, nearer to what is allowed."""
+
+
 def values(schema, document):
     """Values of a JSON schema, small ones first, and now and then what it does not allow."""
     if "$ref" in schema:
@@ -192,6 +263,9 @@ def near_good(draw, operation, document):
     ]
     fields = {name: one for form in forms for name, one in form["properties"].items()}
     for name in draw(st.lists(st.sampled_from(sorted(fields)), max_size=3, unique=True)):
+        if name in FORMS and draw(st.booleans()):
+            case.body[name] = draw(FORMS[name])
+            continue
         wrong = draw(st.integers(0, 9)) == 9
         case.body[name] = draw(ANYTHING if wrong else values(fields[name], document))
     if "stream" in fields and draw(st.booleans()):
@@ -207,6 +281,23 @@ def test_every_answer_is_one_that_the_document_promises(schema, fuzzed, mode):
     ]
     fuzzed.wait_idle()
     assert not any(failures), "\n\n".join(filter(None, failures))
+
+
+@pytest.mark.parametrize("field", sorted(FORMS))
+def test_whatever_is_asked_of_a_form_is_answered_or_refused(schema, fuzzed, field):
+    """Compiling is not in it: quire.grammar's own tests draw such."""
+    path = {
+        "text": "/v1/responses",
+        "output_config": "/v1/messages",
+        "output_format": "/v1/messages",
+    }
+    at = path.get(field, "/v1/chat/completions")
+    (operation,) = (one for one in operations(schema) if one.path == at)
+    bodies = FORMS[field].map(lambda form: {**GOOD[at], field: form})
+    cases = bodies.map(lambda body: operation.Case(body=body, media_type="application/json"))
+    failure = run(operation, cases, EXAMPLES * 2, send)
+    fuzzed.wait_idle()
+    assert not failure, failure
 
 
 def test_good_requests_with_a_field_or_two_changed(schema, document, fuzzed):
