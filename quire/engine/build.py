@@ -52,6 +52,7 @@ from quire.engine.receipt import Receipt, table
 from quire.engine.warm import Half
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
+from quire.grammar import choose
 from quire.kernels import cache as kernel_cache
 from quire.kernels.compiler import Compilers
 from quire.models.base import LanguageModel, ModelConfig
@@ -177,6 +178,7 @@ def _assemble(
 ) -> Bare:
     """The parts, in the order that lets slow ones run beside each other."""
     config, plan, why = resolved
+    choose.check(config.structured.backend)
     device = torch_device(config.device.kind)
     opening: list[Future[None]] = []
     compilers = None

@@ -10,7 +10,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.core.params import StructuredOutputsParams
-from quire.errors import RequestError
+from quire.errors import ConfigError, RequestError
 
 NUMBER = StructuredOutputsParams(regex="[0-9]{3}")
 
@@ -119,3 +119,9 @@ def test_without_a_tokenizer_structure_is_refused():
             asked(detokenize=False, structured_outputs=NUMBER),
             use_tqdm=False,
         )
+
+
+def test_a_backend_that_is_not_installed_is_found_out_at_the_start(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="outlines"):
+        LLM("embedded", structured_outputs_config={"backend": "outlines"})
