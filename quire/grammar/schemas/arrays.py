@@ -41,6 +41,8 @@ def shapes(tableau: Tableau, branch: Branch) -> list[Shape]:
     """One Shape for each choice of places. Empty: no array is left."""
     if "array" not in branch.kinds:
         return []
+    if not _without_barred(tableau, branch):
+        return []
     least, most = branch.items
     array = _plain(tableau, branch)
     array.least, array.most = least, most
@@ -54,6 +56,19 @@ def shapes(tableau: Tableau, branch: Branch) -> list[Shape]:
     if not good:
         branch.die(branch.places.get("items", array.place), "no array is left")
     return list(good)
+
+
+def _without_barred(tableau: Tableau, branch: Branch) -> bool:
+    """See to arrays that are ruled out one by one: the empty one is; others take all with them."""
+    for value in branch.barred:
+        if not isinstance(value, list) or not tableau.allows(branch, value):
+            continue
+        if value:
+            tableau.lose()
+            branch.die(branch.said[0].place if branch.said else "", "a list is ruled out by itself")
+            return False
+        branch.narrow("items", 1, None, "")
+    return "array" in branch.kinds
 
 
 def _plain(tableau: Tableau, branch: Branch) -> Array:
@@ -114,6 +129,7 @@ def _counted(tableau: Tableau, array: Array, count: Count) -> Iterator[Array]:
     not be more of it."""
     top = array.most
     if top is None or top > len(array.first) + CONTAINS_WINDOW:
+        tableau.lose()
         top = max(len(array.first) + CONTAINS_WINDOW, count.least)
     if count.item in set(array.rest).union(*array.first) and _all_counted(array, count):
         yield _as_many(array, count)
@@ -181,6 +197,7 @@ def _unique(tableau: Tableau, array: Array, place: str) -> Iterator[Array]:
     values = [one for one in lists if one is not None]
     sequences = _sequences(values, rest, array.least, top, ordered=False)
     if sequences is None and not values:
+        tableau.lose()
         sequences = _sequences(values, rest, array.least, top, ordered=True)
     if sequences is None:
         refuse(
@@ -217,7 +234,7 @@ def _finite(tableau: Tableau, key: Key) -> list[Value] | None:
     """All values of the Key, if they are few and listed."""
     if is_never(key):
         return []
-    if key == FREE:
+    if key == FREE or tableau.is_open(key):
         return None
     found: dict[object, Value] = {}
     for shape in tableau.cases(key):

@@ -31,6 +31,8 @@ class Fork:
 
     place: str
     ways: tuple[Act, ...]
+    whole: bool = True
+    """No way is left out because a grammar could not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class Branch:
         """What each Node led to that judges the same value."""
         self.forks: list[Fork] = []
         self.dead: Reason | None = None
+        self.lossy = False
+        """Something that would be allowed was left out: a grammar could not say it."""
         self.kinds = ATOMS
         self.values: list[Value] | None = None
         self.barred: list[Value] = []
@@ -72,6 +76,8 @@ class Branch:
         self.lengths: tuple[int, int | None] = (0, None)
         self.musts: list[regex.Node] = []
         self.mustnts: list[regex.Node] = []
+        self.narrowed = False
+        """Something that must match is written narrower than it is."""
         self.items: tuple[int, int | None] = (0, None)
         self.counts: list[Count] = []
         self.unique: str | None = None
@@ -186,8 +192,10 @@ def say(branch: Branch, node: Node) -> None:
         place = node.at("minLength" if "minLength" in words else "maxLength")
         _narrow(branch, "lengths", words, "minLength", "maxLength", place)
     if "pattern" in words:
-        branch.musts.append(document.pattern(words["pattern"], node.at("pattern")))
-        branch.places["pattern"] = node.at("pattern")
+        given, place = words["pattern"], node.at("pattern")
+        branch.musts.append(document.pattern(given, place))
+        branch.narrowed |= branch.musts[-1] != document.pattern(given, place, wide=True)
+        branch.places["pattern"] = place
     if "minItems" in words or "maxItems" in words:
         place = node.at("minItems" if "minItems" in words else "maxItems")
         _narrow(branch, "items", words, "minItems", "maxItems", place)
@@ -233,6 +241,7 @@ def _say_format(branch: Branch, name: str, place: str) -> None:
     tree = formats.node(name)
     if tree is not None:
         branch.musts.append(tree)
+        branch.narrowed = True
         branch.places["pattern"] = place
         if name in formats.MOST_LENGTH:
             branch.narrow("lengths", 0, formats.MOST_LENGTH[name], place)

@@ -94,7 +94,8 @@ class Node:
     @property
     def reference(self) -> bool:
         """It says nothing but $ref."""
-        return len(self.words) == 1 and "$ref" in self.words and not self.one and not self.several
+        alone = len(self.words) == 1 and "$ref" in self.words
+        return alone and not (self.one or self.several or self.named)
 
     def at(self, *steps: str | int) -> str:
         """The pointer of something within it."""

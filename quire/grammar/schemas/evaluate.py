@@ -74,7 +74,7 @@ class Judge:
         if isinstance(node.source, bool):
             return node.source
         return (
-            self._words(node, value)
+            self.words_hold(node, value)
             and all(self._beside(node, value))
             and self._inner(node, value)
             and self._rest(node, value)
@@ -82,10 +82,13 @@ class Judge:
 
     # -- keywords that hold no subschemas --------------------------------
 
-    def _words(self, node: Node, value: Value) -> bool:
+    def words_hold(self, node: Node, value: Value) -> bool:
+        """The value is what the keywords without subschemas ask for."""
         words, type_of = node.words, kind(value)
-        if "type" in words and type_of not in words["type"]:
-            return type_of == "integer" and "number" in words["type"]
+        kinds = words.get("type")
+        whole = type_of == "integer" and kinds is not None and "number" in kinds
+        if kinds is not None and type_of not in kinds and not whole:
+            return False
         if "const" in words and token(words["const"]) != token(value):
             return False
         if "enum" in words and token(value) not in self._listed(node):

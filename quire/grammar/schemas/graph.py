@@ -21,11 +21,13 @@ class Graph:
         self.root = root
         self.cases: dict[Key, list[Shape]] = {}
         self._reasons = tableau.reasons
+        self._lossy = tableau.lossy
         self._reach(tableau)
         self._alive = self._living()
         if root not in self._alive:
-            reason = self._why(root)
-            refuse(reason.place, f"no JSON value is allowed: {reason.what}")
+            key, reason = self._why(root)
+            start = "it cannot be honoured" if key in self._lossy else "no JSON value is allowed"
+            refuse(reason.place, f"{start}: {reason.what}")
         for key in self._alive:
             self.cases[key] = [one for one in self.cases[key] if self._lives(one, self._alive)]
             for shape in self.cases[key]:
@@ -82,18 +84,18 @@ class Graph:
                 top = len(shape.first)
                 shape.rest, shape.most = NEVER, top if shape.most is None else min(top, shape.most)
 
-    def _why(self, key: Key) -> Reason:
+    def _why(self, key: Key) -> tuple[Key, Reason]:
         """Why nothing is of the Key: of the first case, the first thing in the way."""
         seen: set[Key] = set()
         while key not in seen:
             seen.add(key)
             if is_never(key):
                 node = next(node for node, sign in key if sign and node.false)
-                return Reason(node.place, "false allows nothing")
+                return key, Reason(node.place, "false allows nothing")
             if key in self._reasons:
-                return self._reasons[key]
+                return key, self._reasons[key]
             key = self._in_the_way(self.cases[key][0])
-        return Reason(min(key, key=lambda one: one[0].number)[0].place, ENDLESS)
+        return key, Reason(min(key, key=lambda one: one[0].number)[0].place, ENDLESS)
 
     def _in_the_way(self, shape: Shape) -> Key:
         if isinstance(shape, Object):

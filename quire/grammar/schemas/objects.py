@@ -44,6 +44,8 @@ def shapes(tableau: Tableau, branch: Branch) -> list[Shape]:
     """One Shape for each choice that counts leave. Empty: no object is left."""
     if "object" not in branch.kinds:
         return []
+    if not _without_barred(tableau, branch):
+        return []
     maker = _Maker(tableau, branch)
     found: list[Shape] = []
     for whole in maker.wholes():
@@ -55,6 +57,21 @@ def shapes(tableau: Tableau, branch: Branch) -> list[Shape]:
             place, "no object is left: names, counts and what is required rule one another out"
         )
     return found
+
+
+def _without_barred(tableau: Tableau, branch: Branch) -> bool:
+    """See to objects that are ruled out one by one: the empty one is; others take all with them."""
+    for value in branch.barred:
+        if not isinstance(value, dict) or not tableau.allows(branch, value):
+            continue
+        if value:
+            tableau.lose()
+            branch.die(
+                branch.said[0].place if branch.said else "", "an object is ruled out by itself"
+            )
+            return False
+        branch.narrow("sizes", 1, None, "")
+    return "object" in branch.kinds
 
 
 class _Maker:

@@ -22,7 +22,16 @@ WINDOW = 4
 def fork(source: Document, node: Node) -> Fork:
     """The ways in which a node does not hold."""
     ways = tuple(_ways(source, node))
-    return Fork(node.place, ways)
+    return Fork(node.place, ways, _can_be_said(node))
+
+
+def _can_be_said(node: Node) -> bool:
+    """There is a way for each keyword, and for all that would make it fail."""
+    words, one = node.words, node.one
+    lost = any(word in words for word in ("multipleOf", "format")) or words.get("uniqueItems")
+    within = ("propertyNames", "unevaluatedItems", "unevaluatedProperties", "items", "contains")
+    others = "additionalProperties" in one or "patternProperties" in node.named
+    return not (lost or others or any(word in one for word in within))
 
 
 def _ways(source: Document, node: Node) -> Iterator[Act]:

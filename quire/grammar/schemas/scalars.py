@@ -37,6 +37,7 @@ def numbers(branch: Branch) -> Iterator[Shape]:
     """Ranges, cut where a number is ruled out. Fractions alone cannot be told from integers."""
     if "integer" not in branch.kinds:
         if branch.kinds & NUMBERS:
+            branch.lossy = True
             branch.die(_place(branch), "numbers that are no integers cannot be told by a grammar")
         return
     step = _common_multiple([one for one, _ in branch.steps])
@@ -131,6 +132,7 @@ def strings(branch: Branch) -> Iterator[Shape]:
     if has_text(shape):
         yield shape
     else:
+        branch.lossy = branch.lossy or branch.narrowed
         branch.die(place, "no text is matched by all of pattern, format and length")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from quire.grammar.schemas import arrays, branch, objects, refutation, scalars
 from quire.grammar.schemas.branch import ATOMS, Act, Branch, Fork, Reason
-from quire.grammar.schemas.document import Document, Node, Value, refuse
+from quire.grammar.schemas.document import Document, Node, Refused, Value, refuse
 from quire.grammar.schemas.evaluate import Effort, Judge, token
 from quire.grammar.schemas.shapes import (
     FREE,
@@ -47,6 +47,9 @@ class Tableau:
         self._cases: dict[Key, list[Shape]] = {}
         self._open: set[Key] = set()
         self._faces: dict[Node, _Face] = {}
+        self.lossy: set[Key] = set()
+        """Keys of which something was left out, since a grammar could not say it."""
+        self._loses = False
 
     # -- Keys -------------------------------------------------------------------------------------
 
@@ -77,7 +80,11 @@ class Tableau:
         known = self._cases.get(key)
         if known is None:
             self._open.add(key)
+            loses, self._loses = self._loses, False
             known = self._cases[key] = self._made(key)
+            if self._loses:
+                self.lossy.add(key)
+            self._loses = loses
             self._open.discard(key)
             if len(self._cases) > MOST_KEYS:
                 refuse("", f"it has over {MOST_KEYS} different subschemas once it is written out")
@@ -89,7 +96,20 @@ class Tableau:
             return True
         if key in self._open or depth > LOOK_DEPTH:
             return False
-        return all(self._hopeless(shape, depth + 1) for shape in self.cases(key))
+        cases = self.cases(key)
+        return key not in self.lossy and all(self._hopeless(one, depth + 1) for one in cases)
+
+    def allows(self, one: Branch, value: Value) -> bool:
+        """Nothing that is said in plain words rules the value out."""
+        return all(self.judge.words_hold(node, value) for node in one.said)
+
+    def lose(self) -> None:
+        """Take note that something which would be allowed is left out of what is being made."""
+        self._loses = True
+
+    def is_open(self, key: Key) -> bool:
+        """Its cases are being made: nothing is known of it yet."""
+        return key in self._open
 
     def _hopeless(self, shape: Shape, depth: int) -> bool:
         if isinstance(shape, Object):
@@ -167,6 +187,7 @@ class Tableau:
             one.die(node.place, "this allows everything, and it must not hold")
             return
         choice = refutation.fork(self.source, node)
+        self._loses |= not choice.whole
         if len(choice.ways) == 1:
             choice.ways[0](one)
         else:
@@ -221,7 +242,13 @@ class Tableau:
         self.effort.spend(one.place)
         if self._face(one).apart(self._face(two)):
             return False
-        return not self.empty(self.key([(one, True), (two, True)]))
+        try:
+            return not self.empty(self.key([(one, True), (two, True)]))
+        except Refused:  # what is of both cannot be written down: then it must not be assumed away
+            if self.effort.left < 0:
+                raise
+            self._open.clear()
+            return True
 
     def _face(self, node: Node) -> _Face:
         node = self.behind(node)
@@ -266,6 +293,7 @@ class Tableau:
         )
         for make in makers:
             found += make()
+        self._loses |= one.lossy
         if not found:
             reasons.append(one.dead or Reason(_any_place(one), "no value is left"))
         return found
