@@ -9,7 +9,7 @@ import pytest
 
 from quire.cli import flags
 from quire.config import environment, foreign
-from quire.core.timing import CUTS
+from quire.core.timing import CAUSES
 from quire.server import metric_names
 from tests.doc_blocks import CODE, PAGES, all_blocks
 
@@ -152,4 +152,4 @@ def test_the_table_of_metrics_has_no_other():
 
 def test_the_causes_of_one_request_are_those_that_are_shown():
     page = re.findall(r"^\| `(\w+)_s` \|", (ROOT / "docs/observability.md").read_text(), re.M)
-    assert page == ["prepare", "transport", *CUTS, "detokenize", "client"]
+    assert page == ["prepare", "transport", *CAUSES, "detokenize", "client"]

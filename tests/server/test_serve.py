@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -16,7 +17,7 @@ from quire.cli.serve import main
 from quire.errors import ConfigError
 from quire.server import listen, processes
 from quire.server.options import ServerOptions
-from tests.server.running import SMALL, serving
+from tests.server.running import SMALL, serving, wait_until
 
 
 def run_printed(line):
@@ -77,11 +78,18 @@ def test_runs_that_outlast_the_shutdown_are_told_so():
     with serving("embedded", *SMALL, "--shutdown-timeout", "0") as server:
         url, process = server.url, server.process
         body = {"prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
-        with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response:
+        plain = {**body, "stream": False}
+        with (
+            ThreadPoolExecutor(1) as pool,
+            httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=60) as response,
+        ):
             lines = response.iter_lines()
             next(lines)
+            other = pool.submit(httpx.post, f"{url}/v1/completions", json=plain, timeout=60)
+            assert wait_until(lambda: httpx.get(f"{url}/load").json()["server_load"] == 2)
             process.send_signal(signal.SIGINT)
             rest = list(lines)
+            assert other.result().status_code == 503
         assert rest[-2] == "data: [DONE]"
         assert "the server is shutting down" in rest[-4]
         assert process.wait(20) == 0

@@ -4,11 +4,17 @@ QUIRE_SURVIVE_ROUNDS=200 makes a night of it (quire knows no such variable; this
 """
 
 import asyncio
+import collections
 import json
 import os
 import random
 import signal
+import subprocess
+import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
 import httpx
 import psutil
@@ -136,7 +142,11 @@ def disturbance(server, how, after):
 @pytest.fixture(scope="module")
 def running():
     with serving("embedded", *SMALL, *MANY) as made:
+        reader = threading.Thread(target=collections.deque, args=(made.process.stdout, 0))
+        reader.start()  # what nobody reads stops who writes it
         yield made
+        made.process.kill()
+        reader.join(10)
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +159,7 @@ def ready(server):
     return httpx.get(f"{server.url}/ready", timeout=10).status_code == 200
 
 
+@pytest.mark.timeout(300 + 60 * ROUNDS)
 def test_streams_say_the_same_whatever_ends_their_engine(running, want):
     """Twice in CI; hundreds of times at night."""
     rng, took = random.Random(1), []
@@ -158,8 +169,157 @@ def test_streams_say_the_same_whatever_ends_their_engine(running, want):
         disturb = disturbance(running, how, rng.randrange(1, STREAMS * 40))
         found, seconds = asyncio.run(scene.all([asked(i) for i in range(STREAMS)], disturb))
         took.append(seconds)
+        if number % 10 == 9:
+            print(f"{number + 1} rounds, the last in {seconds:.2f} s", flush=True)
         for i, (one, other) in enumerate(zip(found, want)):
             assert one == other, (number, asked(i))
     took.sort()
     print(f"{ROUNDS} rounds; recovery median {took[len(took) // 2]:.2f} s, most {took[-1]:.2f} s")
     assert wait_until(lambda: ready(running))
+
+
+LONG = {
+    "model": "embedded",
+    "prompt": "a",
+    "max_tokens": 1500,
+    "ignore_eos": True,
+    "temperature": 0,
+}
+
+
+def lines_of(response):
+    """Its events, as they come; the last one is no JSON."""
+    for line in response.iter_lines():
+        if line.startswith("data: ") and line != "data: [DONE]":
+            yield json.loads(line.removeprefix("data: "))
+
+
+def test_an_unstreamed_answer_is_whole_and_says_where_its_time_went(running):
+    body = {**LONG, "max_tokens": 300, "x_timing": True}
+    with httpx.Client(base_url=running.url, timeout=120) as client:
+        want = client.post("/v1/completions", json=body).json()
+        with ThreadPoolExecutor(1) as pool:
+            asked = pool.submit(client.post, "/v1/completions", json=body)
+            time.sleep(0.1)
+            kill(engine_of(running))
+            answer = asked.result().json()
+    assert answer["choices"] == want["choices"]
+    assert answer["usage"] == want["usage"]
+    timing = answer["x_timing"]
+    total = sum(v for k, v in timing.items() if k.endswith("_s") and k != "total_s")
+    assert total == pytest.approx(timing["total_s"], rel=0.02)
+    assert timing["recovery_s"] > 0.1
+    assert want["x_timing"]["recovery_s"] == 0
+
+
+def test_while_it_is_away_probes_tell_and_new_requests_wait(running):
+    with httpx.Client(base_url=running.url, timeout=120) as client:
+        want = client.post("/v1/completions", json={**LONG, "max_tokens": 5}).json()["choices"]
+        kill(engine_of(running))
+        assert wait_until(lambda: client.get("/ready").status_code == 503)
+        assert client.get("/live").status_code == client.get("/health").status_code == 200
+        assert "is being restarted" in client.get("/ready").text
+        answer = client.post("/v1/completions", json={**LONG, "max_tokens": 5})
+        assert answer.json()["choices"] == want
+        assert ready(running)
+
+
+def test_a_request_that_was_aboard_two_engines_that_died_ends(running):
+    with (
+        httpx.Client(base_url=running.url, timeout=120) as client,
+        client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response,
+    ):
+        chunks = lines_of(response)
+        next(chunks)
+        kill(engine_of(running))
+        assert wait_until(lambda: not ready(running))
+        assert wait_until(lambda: ready(running), 60)
+        next(chunks)
+        kill(engine_of(running))
+        last = collections.deque(chunks, 1)[0]
+        assert last["error"]["code"] == 500
+        assert "died twice" in last["error"]["message"]
+        assert client.post("/v1/completions", json={**LONG, "max_tokens": 5}).status_code == 200
+
+
+def api_of(server):
+    """The API processes that live."""
+    children = psutil.Process(server.process.pid).children()
+    return [one for one in children if one.name() == "quire-api"]
+
+
+def test_the_death_of_an_api_process_costs_its_connections_only():
+    words = ("--api-server-count", 2, "--engine-standby")
+    with serving("embedded", *SMALL, *words) as server, ExitStack() as stack:
+        streams = {}
+        while len(streams) < 2:  # until each process has one
+            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
+            before = {one.pid: connections(one) for one in server.api}
+            body = {**LONG, "stream": True}
+            response = stack.enter_context(client.stream("POST", "/v1/completions", json=body))
+            mine = next(one for one in server.api if connections(one) > before[one.pid])
+            streams[mine.pid] = lines_of(response)
+            next(streams[mine.pid])
+        dead, alive = server.api
+        dead.kill()
+        with pytest.raises(httpx.HTTPError):
+            collections.deque(streams[dead.pid], 0)
+        assert wait_until(lambda: len(api_of(server)) == 2, 60)
+        kill(engine_of(server))
+        found = list(streams[alive.pid])
+        assert found[-1]["choices"][0]["finish_reason"] == "length"
+        for _ in range(8):  # whichever of them answers
+            with httpx.Client(base_url=server.url, timeout=60) as client:
+                answer = client.post("/v1/completions", json={**LONG, "max_tokens": 2})
+                assert answer.status_code == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+
+
+def connections(process):
+    return sum(c.status == "ESTABLISHED" for c in process.net_connections("tcp"))
+
+
+SCRIPT = """
+import asyncio
+from quire import AsyncEngineArgs, AsyncLLM, SamplingParams
+import psutil
+
+args = AsyncEngineArgs(
+    model="embedded", kv_cache_memory_bytes="64MiB", engine_standby=True, max_engine_restarts=1
+)
+engine = AsyncLLM.from_engine_args(args)
+
+def process():
+    found = psutil.Process().children()
+    return next(one for one in found if one.name() == "quire-engine")
+
+async def ask(times):
+    params = SamplingParams(temperature=1.0, seed=5, max_tokens=300, ignore_eos=True)
+    async for output in engine.generate("The capital of France is", params):
+        last = output
+        if times and len(output.outputs[0].token_ids) > 20:
+            process().kill()
+            times -= 1
+    return tuple(last.outputs[0].token_ids)
+
+async def main():
+    want = await ask(0)
+    assert await ask(1) == want
+    assert engine.is_running
+    try:
+        await ask(1)
+    except Exception as error:
+        print(type(error).__name__, error)
+    assert engine.errored
+
+asyncio.run(main())
+engine.shutdown()
+assert not psutil.Process().children()
+"""
+
+
+def test_streams_of_one_without_a_server_go_on_as_well():
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True)
+    assert "EngineDead the engine's process ended: killed by signal 9" in run.stdout, run.stderr
+    assert run.returncode == 0, run.stderr

@@ -11,7 +11,7 @@ from quire.server.timing import Watch, sender
 from quire.text.inputs import Prepared
 
 NAMES = ("prepare", "transport", "grammar", "queue", "prefill", "others", "preempted")
-NAMES += ("decode", "engine_other", "detokenize", "client")
+NAMES += ("decode", "engine_other", "recovery", "detokenize", "client")
 
 
 class Clock:

@@ -14,7 +14,7 @@ from quire.text.inputs import InputProcessor
 from tests.server.harness import Server
 
 CAUSES = ("prepare", "transport", "grammar", "queue", "prefill", "others", "preempted")
-CAUSES += ("decode", "engine_other", "detokenize", "client")
+CAUSES += ("decode", "engine_other", "recovery", "detokenize", "client")
 DELAY = 0.3
 
 
