@@ -14,12 +14,10 @@ from collections.abc import Iterable, Sequence
 from quire.errors import RequestError
 from quire.grammar import ebnf, own_lark, regex
 from quire.grammar.forms import (
-    Choice,
     Either,
     Form,
     Grammar,
     Json,
-    Regex,
     Repeat,
     Seq,
     Tag,
@@ -30,6 +28,7 @@ from quire.grammar.forms import (
 from quire.grammar.lexemes import Lexemes, count, spelled
 from quire.grammar.marks import tags_by_trigger
 from quire.grammar.open_ends import goes_on_behind_open_text
+from quire.grammar.regular import MOST_POSITIONS, regular
 from quire.grammar.schema_text import closed
 from quire.grammar.vocabulary import Names
 
@@ -39,8 +38,6 @@ OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Forcing takes tokens from text as a tokenizer would; and loops for ever on some grammars."""
 OWN = "// written by a caller"
 """Stands in grammars that hold one of a caller's: they may be ambiguous without end."""
-MOST_POSITIONS = 20_000
-"""Of a regular form that is written as one lexeme."""
 _ANY = "/[\\x00-\U0010ffff]*/"
 
 
@@ -51,45 +48,10 @@ def grammars(form: Form, names: Names) -> list[dict[str, str]]:
             "more stands behind text that has no clear end; only the backend xgrammar can do that"
         )
     writer = _Writer(names)
-    node = regular(form, names)
+    node = regular(form, names.cut)
     start = writer.rule(form) if node is None else writer.lexeme(node)
     lines = [f"start: {start}", *writer.lines]
     return [{"lark_grammar": OPTIONS + "\n".join(lines) + "\n"}, *writer.others]
-
-
-def regular(form: Form, names: Names) -> regex.Node | None:
-    """The form as a regular expression, where it is one and holds no special token."""
-    if isinstance(form, Regex):
-        return regex.whole(regex.parse(form.pattern), search=False)
-    if isinstance(form, Choice):
-        return regex.Alt(tuple(map(regex.literal, form.options)))
-    if isinstance(form, Text):
-        is_plain = all(isinstance(piece, str) for piece in names.cut(form.text))
-        return regex.literal(form.text) if is_plain else None
-    if isinstance(form, Seq | Either):
-        parts = [regular(part, names) for part in form.parts]
-        known = tuple(part for part in parts if part is not None)
-        if len(known) < len(parts):
-            return None
-        return regex.Seq(known) if isinstance(form, Seq) else regex.Alt(known)
-    if isinstance(form, Repeat):
-        return _regular_repeat(form, names)
-    if isinstance(form, Tag):
-        return regular(Seq((Text(form.begin), form.content, Text(form.end))), names)
-    return None
-
-
-def _regular_repeat(form: Repeat, names: Names) -> regex.Node | None:
-    part, between = regular(form.part, names), regular(Text(form.between), names)
-    if part is None or between is None:
-        return None
-    if form.most == 0:
-        return regex.EMPTY
-    most = None if form.most is None else form.most - 1
-    more = regex.Repeat(regex.Seq((between, part)), max(form.least - 1, 0), most)
-    some = regex.Seq((part, more))
-    made = some if form.least else regex.Repeat(some, 0, 1)
-    return made if regex.positions(made) <= MOST_POSITIONS else None
 
 
 class _Writer:
@@ -110,7 +72,7 @@ class _Writer:
         return self._known[form]
 
     def _write(self, form: Form) -> str:
-        node = regular(form, self.names)
+        node = regular(form, self.names.cut)
         if node is not None:
             return self.named(self._lexemes.within([node]))
         if isinstance(form, Json):
@@ -171,7 +133,7 @@ class _Writer:
         made: list[str] = []
         run: list[regex.Node] = []
         for part in _flat(parts):
-            node = regular(part, self.names)
+            node = regular(part, self.names.cut)
             if node is not None:
                 run.append(node)
                 continue
@@ -183,7 +145,7 @@ class _Writer:
         return [self._lexemes.within(run)] if run else []
 
     def _either(self, parts: Iterable[Form]) -> str:
-        found = [regular(part, self.names) for part in parts]
+        found = [regular(part, self.names.cut) for part in parts]
         nodes = tuple(node for node in found if node is not None)
         rules = [self.rule(part) for part, node in zip(parts, found) if node is None]
         return " | ".join([*([self._lexemes.either(nodes)] if nodes else []), *rules])

@@ -51,6 +51,11 @@ class Lexemes:
             return " | ".join(known)
         return self.within([Alt(tuple(nodes))])
 
+    def is_clear(self, parts: Iterable[Node]) -> bool:
+        """Whether a row of parts says itself where it ends."""
+        expression, is_clear = self._row(list(flat(parts)))
+        return expression is not None and is_clear
+
     def _row(self, parts: Sequence[Node]) -> tuple[str | None, bool]:
         """(the expression, whether it is clear where it ends). None: a part that may be missing
         begins like the lexeme behind it."""
