@@ -110,7 +110,7 @@ _HARMLESS = {
         prefix_match_unit kv_offloading_backend offload_backend cpu_offload_params
         offload_num_in_group offload_prefetch_step offload_params allow_deprecated_quantization
         ubatch_size
-        reasoning_config logits_processor_pattern spec_tokens dbo sleep_preserve_parameter_names
+        logits_processor_pattern spec_tokens dbo sleep_preserve_parameter_names
         ec_manager_config engram_config aux_output_config elastic_ep_max_dp_size
         trust_request_mm_kwargs disable_mm_preprocessor_cache max_prompt_adapters
         enable_multimodal_encoder_data_parallel max_prompt_adapter_token enable_lora_bias
@@ -137,8 +137,12 @@ _LATER = {
         video_pruning_rate""",
     "prompt embeddings": "enable_prompt_embeds",
     "pooling models": "convert pooler_config",
-    "forcing tool calls, and tools that the server runs": """tool_strict_level tool_server
-        anthropic_disabled_thinking_effort""",
+    "running tools in the server": "tool_server",
+    "strictness of calls that requests do not ask for (`strict` in each function)": (
+        "tool_strict_level"
+    ),
+    "an effort in place of disabled thinking": "anthropic_disabled_thinking_effort",
+    "other marks of reasoning than those of the parser": "reasoning_config",
     "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
         kv_offloading_size kv_sharing_fast_prefill""",
     "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",
