@@ -17,6 +17,7 @@ any of them. The way itself is always one of those.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -43,11 +44,13 @@ MOST_LISTED = 2000
 """Where more short tokens may come, they are pieces of a text that the form says much of."""
 MOST_TAIL = 64
 """Bytes."""
+MOST_FOUND = 24
+"""Where the end may come farther off than this, looking for it with such effort is in vain."""
 ROOM = 8
 """Tokens by which a way that is known from elsewhere must be shorter than it has to be: where there
 is less room, the shortest is looked for."""
 MOST_WAYS = 6
-MOST_KNOWN = 64
+MOST_VALUES = 64
 LIKELY = b',"{[}]:tfn-.0123456789'
 ORDERS = (b"", b"0", b'"', b"n", b"[", b"{")
 
@@ -90,7 +93,7 @@ def closer(least: Least, spelling: Spelling) -> Closer | None:
 
 
 class Closer:
-    """What the guides of one grammar share. Only what it remembers of ways ever changes."""
+    """What the guides of one grammar share. Never changed."""
 
     def __init__(self, way: Way, known: Bounds, spelling: Spelling) -> None:
         self.way = way
@@ -100,7 +103,9 @@ class Closer:
         self.end = spelling.ends[0]
         self.quote = spelling.ids.get(b'"')
         self.quote_words = spelling.words([] if self.quote is None else [self.quote])
-        self._known: dict[int, tuple[Way, ...]] = {}
+        self.garbage_words = spelling.words(self.ways.garbage)
+        values = [one.encode() for one in known.literals[:MOST_VALUES]]
+        self.values = (*values, b"true", b"false", b"null")
         self.base = 0 if known.plain else known.jump
         self.light_jump = self.base + known.jump + known.slack
         self.heavy_jump = self.base + known.jump * max(spelling.heaviest, 1) + known.slack
@@ -121,22 +126,40 @@ class Closer:
             place += 1
         piece = spelling.pieces[token]
         if not text.startswith(piece):
-            piece = piece.lstrip()
+            piece = b"".join(piece.split())
             if not piece or not text.startswith(piece):
                 return None
         rest = spelling.fewest(text[len(piece) :])
         return None if rest is None else rest + way[place:]
 
-    def known(self, token: int) -> tuple[Way, ...]:
-        """Ways that led on from this token elsewhere, the latest first."""
-        return self._known.get(token, ())
+    def instead(self, way: Way, token: int) -> Way | None:
+        """What is left of a way that begins with a value of the form's, behind a token that begins
+        another value. None: nothing is known."""
+        spelling = self.spelling
+        text = self.text_of(way)
+        begun = next((one for one in self.values if text.startswith(one)), None)
+        if begun is None or token in spelling.special:
+            return None
+        piece = spelling.pieces[token]
+        other = next((one for one in self.values if one.startswith(piece) and one != begun), None)
+        if other is None:
+            return None
+        return spelling.fewest(other[len(piece) :] + text[len(begun) :])
 
-    def learn(self, token: int, way: Way) -> None:
-        """Keep a way that was found. From several threads at once one may be lost."""
-        if len(self._known) > MOST_KNOWN:
-            self._known = {}
-        others = [one for one in self._known.get(token, ()) if one != way]
-        self._known[token] = (way, *others[: MOST_WAYS - 1])
+    def text_of(self, way: Way) -> bytes:
+        """What a way writes, up to a special token."""
+        pieces, special = self.spelling.pieces, self.spelling.special
+        return b"".join(pieces[one] for one in itertools.takewhile(lambda t: t not in special, way))
+
+    def words_of(self, token: int) -> Words:
+        """A mask of one token."""
+        words = np.zeros_like(self.quote_words)
+        words.view(np.uint32)[token >> 5] = 1 << (token & 31)
+        return words
+
+    def stays(self, token: int) -> bool:
+        """Within a string it goes on within it."""
+        return bool(self.within[token >> 5] >> (token & 31) & 1)
 
     def growth(self, token: int) -> int:
         """How much farther off the end may be behind this token, but for the slack."""
@@ -197,6 +220,12 @@ class Guide:
         self._forced_at: int | None = None
         self._tried: dict[int, Way] = {}
         self._spare: tuple[Way, ...] = ()
+        self.known: dict[int, tuple[Way, ...]] = {}
+        """Ways that led on from a token before, the latest first. Of this text alone: what is
+        allowed in one must not depend on others."""
+        self._string: int | None = None
+        """Within a string where anything may stand: tokens that follow a quote with text before it,
+        at most."""
         self._tail = b""
         """The end of the text."""
         self._unseen = 0
@@ -219,6 +248,9 @@ class Guide:
             return
         if unseen > 1:
             self._retrace(unseen, left)
+        if self._string is not None and self._within(words, left, self._string):
+            return
+        self._string = None
         if not self._sure:
             self._find(left)
             if not self._sure or self._fits(words, left):
@@ -246,6 +278,31 @@ class Guide:
             self.fill(words, left + count - at)
             self.accept(past[at].token)
         self._unseen = 0
+
+    def _within(self, words: Words, left: int, quoted: int) -> bool:
+        """Still within the string that was tried: the way leads from here too, so nobody has to try
+        again. False: that is not so, or not known."""
+        closer, way = self._closer, self._way
+        assert closer is not None
+        assert closer.quote is not None
+        behind = closer.after(way, closer.quote) if way else None
+        free = not (closer.garbage_words & ~words).any()
+        if not free or behind is None or len(way) > left or not self._leads(way):
+            return False
+        self._take(way)
+        self._tried[way[0]] = way[1:]
+        allowed = closer.words_of(way[0])
+        if len(behind) < left:
+            self._tried[closer.quote] = behind
+            allowed |= closer.quote_words
+        if len(way) + closer.bounds.within <= left - 1:
+            allowed = allowed | closer.within
+        if quoted <= left - 1:
+            allowed = allowed | closer.quoted
+        words &= allowed
+        if _count(words) == 1:
+            self._forced_at = len(self._past)
+        return True
 
     def _fits(self, words: Words, left: int) -> bool:
         """No token, or none that opens one thing at most, can lead too far away: done then."""
@@ -307,6 +364,8 @@ class Guide:
         if way is None and self._sure and self._way[:1] == (token,):
             way = self._way[1:]
         self._tried = {}
+        if self._string is not None and not closer.stays(token):
+            self._string = None
         if way is not None:
             self._take(way)
         else:
@@ -332,6 +391,7 @@ class Guide:
         self._spare, self._tail = old.spare, old.tail
         self._unseen = max(self._unseen - tokens, 0)
         del self._past[-tokens:]
+        self._string = None
         self._tried = {}
         if self._forced_at is not None and self._forced_at >= len(self._past):
             self._forced_at = None
@@ -342,7 +402,7 @@ class Guide:
         other._way, other._sure, other._bound = self._way, self._sure, self._bound
         other._tried, other._spare = dict(self._tried), self._spare
         other._forced_at, other._tail = self._forced_at, self._tail
-        other._unseen = self._unseen
+        other._unseen, other.known = self._unseen, dict(self.known)
         other._past = list(self._past)
         return other
 
@@ -402,14 +462,20 @@ class _Trial:
         way = self.guide._way
         if self._leads(tokens, way):
             return way
-        if len(tokens) == 1:
-            same = self.closer.after(way, tokens[0])
+        for begun in (way, way[1:]):  # a number's end may stand before its next digit
+            same = self.closer.after(begun, tokens[-1]) if begun else None
             if same is not None and self._leads(tokens, same):
                 return same if len(same) <= self.rest else None
-            for known in self.closer.known(tokens[0]):
+        if way and self._leads(tokens, way[1:]):
+            return way[1:]
+        if len(tokens) == 1:
+            other = self.closer.instead(way, tokens[0])
+            if other is not None and self._leads(tokens, other):
+                return other if len(other) <= self.rest else None
+            for known in self.guide.known.get(tokens[0], ()):
                 if len(known) + ROOM <= self.rest and self._leads(tokens, known):
                     return known
-        if self.effort <= 0:
+        if self.effort <= 0 or self.closer.growth(tokens[0]) > MOST_FOUND:
             return None
         for place, token in enumerate(tokens):
             if not self.matcher.accept(token):
@@ -423,7 +489,8 @@ class _Trial:
         if found is None:
             return None
         if len(tokens) == 1:
-            self.closer.learn(tokens[0], tuple(found))
+            others = [one for one in self.guide.known.get(tokens[0], ()) if one != tuple(found)]
+            self.guide.known[tokens[0]] = (tuple(found), *others[: MOST_WAYS - 1])
         return tuple(found) if len(found) <= self.rest else None
 
     def _leads(self, tokens: Sequence[int], way: Way) -> bool:
@@ -437,8 +504,10 @@ class _Trial:
             self.allowed |= self.words & (closer.text if wide else closer.within)
         if not wide and closer.quote is not None:
             ends = [(one, closer.quote) for one in closer.ways.garbage]
+            before = len(self.spare)
             if self._all_afford(ends, 0):
                 self.allowed |= self.words & closer.quoted
+                self.guide._string = max(map(len, self.spare[before:]))
 
     def _all_afford(self, trials: Sequence[tuple[int, ...]], slack: int) -> bool:
         ways = [self._behind(one) for one in trials]
@@ -464,7 +533,7 @@ class _Trial:
 
 def _count(words: Words) -> int:
     """Bits that are set."""
-    return int(np.unpackbits(words.view(np.uint8)).sum())
+    return int.from_bytes(words.tobytes(), "little").bit_count()
 
 
 def _leads(matcher: Matcher, tokens: Sequence[int], end: int) -> bool:

@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 
 from quire.grammar.base import Words
-from quire.grammar.vocabulary import Vocabulary
+from quire.grammar.vocabulary import Names, Vocabulary
 
 _UTF8 = (
     rb"[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"
@@ -38,6 +38,7 @@ class Spelling:
         self.ends = vocabulary.ends
         self.special = frozenset(i for i, _ in vocabulary.special) | frozenset(self.ends)
         self._row = vocabulary.words
+        self.names = Names(vocabulary)
         self.ids: dict[bytes, int] = {}
         for token, piece in enumerate(pieces):
             if piece and token not in self.special:
@@ -114,8 +115,11 @@ class Spelling:
 
     def tokens(self, words: Words) -> list[int]:
         """Which tokens a row of bits is set for."""
-        bits = np.unpackbits(words.view(np.uint8), bitorder="little")
-        return [int(one) for one in np.flatnonzero(bits)]
+        places = words.nonzero()[0]
+        bits = np.unpackbits(words[places].view(np.uint8), bitorder="little").reshape(-1, 32)
+        rows, columns = bits.nonzero()
+        found: list[int] = (places[rows] * 32 + columns).tolist()
+        return found
 
     def beginning(self, text: bytes) -> list[int]:
         """Tokens that begin with this, or are this."""
