@@ -24,16 +24,15 @@ from quire.grammar.vocabulary import Vocabulary
 _BACKENDS = {
     "llguidance": ("quire.grammar.llguidance", "LLGuidance", "llguidance"),
     "xgrammar": ("quire.grammar.xgrammar", "XGrammar", "xgrammar"),
-    "outlines": ("quire.grammar.outlines", "Outlines", "outlines_core"),
-    "lm-format-enforcer": (
-        "quire.grammar.lm_format_enforcer",
-        "LMFormatEnforcer",
-        "lmformatenforcer",
-    ),
 }
 """name -> (module, class, package that it imports)."""
-_PACKAGES = {"lmformatenforcer": "lm-format-enforcer", "outlines_core": "outlines"}
-"""What to install, where that has another name."""
+_REFUSED = {
+    "outlines": "it leaves out texts of a choice that another option begins, and skips keywords "
+    "of a JSON schema that it does not know",
+    "lm-format-enforcer": "it reads each mask in Python between two steps, and knows no letters "
+    "but ASCII",
+}
+"""Backends of other engines, and why they are not here."""
 _OLDER = {"guidance": "llguidance", "lm_format_enforcer": "lm-format-enforcer"}
 NAMES = ("auto", *_BACKENDS)
 
@@ -63,9 +62,8 @@ def check(name: str) -> None:
         return
     package = _BACKENDS[known][2]
     if importlib.util.find_spec(package) is None:
-        wanted = _PACKAGES.get(package, package)
         raise ConfigError(
-            f"the backend {known} of structured output is not installed: pip install {wanted}"
+            f"the backend {known} of structured output is not installed: pip install {package}"
         )
 
 
@@ -80,6 +78,11 @@ def compiler(name: str, vocabulary: Vocabulary) -> Compiler:
 
 def _known(name: str) -> str:
     known = _OLDER.get(name, name)
+    if known in _REFUSED:
+        raise ConfigError(
+            f"the backend {known} of structured output is not supported: {_REFUSED[known]}; "
+            f"take one of {', '.join(NAMES)}, which compile every form"
+        )
     if known not in NAMES:
         raise ConfigError(
             f"no backend of structured output is called {name!r:.40}; there are {', '.join(NAMES)}"
