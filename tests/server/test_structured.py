@@ -11,6 +11,7 @@ import openai
 import pydantic
 import pytest
 
+from quire.cli import main
 from quire.errors import RequestError
 from quire.grammar.words import House
 from quire.server import sse
@@ -242,6 +243,25 @@ def test_each_of_several_prompts_has_the_form(own):
         json={"messages": [HELLO, HELLO], "response_format": FORMAT},
     )
     assert texts(CHAT, got) == [own.model.bound.texts[0]] * 2
+
+
+def test_a_batch_file_has_forms_and_faults(own, tmp_path):
+    lines = [{"response_format": FORMAT}, {"guided_regex": "("}, {"guided_json": OBJECT, "n": 2}]
+    asked = [
+        {"custom_id": str(i), "method": "POST", "url": CHAT, "body": {**BASE[CHAT], **line}}
+        for i, line in enumerate(lines)
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, asked)))
+    words = ["-i", str(tmp_path / "in.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    assert main(["run-batch", *words, "--url", f"{own.url}/v1"]) == 0
+    found = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    said = [one["response"]["body"].get("choices", ()) for one in found]
+    assert [[c["message"]["content"] for c in one] for one in said] == [
+        own.model.bound.texts[:1],
+        [],
+        own.model.bound.texts,
+    ]
+    assert found[1]["error"]["param"] == "guided_regex"
 
 
 class Answer(pydantic.BaseModel):
