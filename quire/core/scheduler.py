@@ -523,6 +523,10 @@ class Scheduler:
         for family in self._roster.families.values():
             yield from family.followers
 
+    def aboard(self) -> list[str]:
+        """Requests of the sequences that run, or that a limit works for: one name for each."""
+        return [seq.request.id for seq in (*self._running, *self._roster.kept)]
+
     @property
     def max_seqs(self) -> int:
         """Most sequences that run at a time."""

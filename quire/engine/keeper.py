@@ -19,7 +19,6 @@ from quire.engine.link import (
     Away,
     Back,
     Built,
-    Child,
     Died,
     Failed,
     Found,
@@ -28,7 +27,7 @@ from quire.engine.link import (
     Stop,
 )
 from quire.engine.messages import error_of
-from quire.engine.spawn import STOP_S, EngineProcess, ended
+from quire.engine.spawn import STOP_S, EngineChild, EngineProcess, ended
 
 log = logging.getLogger(__name__)
 
@@ -60,14 +59,14 @@ class Keeper:
 
     def __init__(
         self,
-        start: Callable[[Child | None], EngineProcess],
+        start: Callable[[EngineChild | None], EngineProcess],
         restarts: Restarts,
-        stand_by: Callable[[], Child] | None = None,
+        stand_by: Callable[[], EngineChild] | None = None,
     ) -> None:
         """stand_by: makes a process that can be given to start(). None: nobody stands by."""
         self._start = start
         self._stand_by = stand_by
-        self._next: Child | None = None
+        self._next: EngineChild | None = None
         self._restarts = restarts
         self._began_at = time.monotonic()
         self._took_s = 0.0  # the start before
@@ -122,7 +121,7 @@ class Keeper:
         if self.built is None or not self._restarts.take():
             return Died(why=why)
         log.error("%s; another is being started", why)
-        begun = self.away is None  # to take requests: else nobody was aboard
+        aboard = self.engine.child.aboard() if self.away is None else []
         self._spend()
         self._why = None
         self._began_at = time.monotonic()
@@ -130,10 +129,10 @@ class Keeper:
             self.engine = self._start(self._who_stands_by())
         except OSError as error:
             return Died(why=f"{why}; and another cannot be started: {error}")
-        self.away = Away(why=why, expected_s=self._took_s, aboard=None if begun else [])
+        self.away = Away(why=why, expected_s=self._took_s, aboard=aboard)
         return self.away
 
-    def _who_stands_by(self) -> Child | None:
+    def _who_stands_by(self) -> EngineChild | None:
         child, self._next = self._next, None
         return child if child is not None and child.process.poll() is None else None
 

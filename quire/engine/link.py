@@ -14,7 +14,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,12 @@ GRACE_S = 5.0
 """Time to end by oneself before one is killed."""
 
 W = TypeVar("W", bound="Word")
+
+
+class HasFileno(Protocol):
+    """A socket, a file."""
+
+    def fileno(self) -> int: ...
 
 
 class Word(msgspec.Struct, tag=True, frozen=True, kw_only=True):
@@ -40,6 +46,7 @@ class RunEngine(Word, frozen=True):
     log_style: str = "text"
     server: bool = True
     askers: int | None = None  # how many will connect, once each; None: any number, at any time
+    aboard: int | None = None  # file descriptor of a page of quire.engine.aboard
 
 
 class Found(Word, frozen=True):
@@ -242,7 +249,7 @@ def start(
     args: Sequence[str] = (),
     *,
     env: Mapping[str, str] | None = None,
-    sockets: Sequence[socket.socket] = (),
+    sockets: Sequence[HasFileno] = (),
 ) -> subprocess.Popen[bytes]:
     """Start `main(fd of the end, *args)` of a module in a process, with some of our sockets."""
     path = msgspec.json.encode(sys.path).decode()
@@ -263,9 +270,9 @@ class Child:
         module: str,
         *,
         env: Mapping[str, str] | None = None,
-        sockets: Sequence[socket.socket] = (),
+        sockets: Sequence[HasFileno] = (),
     ) -> None:
-        """Start `main(fd of the link)` of a module, with some of our sockets."""
+        """Start `main(fd of the link)` of a module, with some of our sockets, or files."""
         self.link, theirs = Link.pair()
         with theirs:
             self.process = start(module, theirs, env=env, sockets=sockets)

@@ -46,6 +46,7 @@ class Engine:
         self._depth = steps_in_flight
         self._check = check
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self._boarding: Callable[[list[str]], None] | None = None
         self._decided = threading.Event()
         scheduler.call_when_decided(self._decided.set)
 
@@ -66,6 +67,10 @@ class Engine:
         """
         self._scheduler.call_when_decided(ring)
 
+    def call_when_boarding(self, tell: Callable[[list[str]], None]) -> None:
+        """Have tell() called when more requests may harm the engine, with the ids of all."""
+        self._boarding = tell
+
     def wait(self, seconds: float) -> None:
         """Sleep for so long, or until an idle engine may have become one that is not."""
         if self._decided.wait(seconds):
@@ -74,7 +79,10 @@ class Engine:
     def add(self, request: Request) -> None:
         """Accept a request. Raises RequestError (TooLong...) and changes nothing if it cannot."""
         self._scheduler.add(request)
-        self._ledger.accept(request, kept=self._scheduler.is_kept(request.id))
+        kept = self._scheduler.is_kept(request.id)
+        self._ledger.accept(request, kept=kept)
+        if kept and self._boarding is not None:
+            self._boarding(self._scheduler.aboard())
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; its terminal updates. Unknown ids are ignored: they just ended."""
@@ -154,6 +162,8 @@ class Engine:
         """Plan and submit. What was planned is in flight whatever happens, Ctrl-C included."""
         plan = self._scheduler.plan()
         self._ledger.planned(plan)
+        if plan.joins and self._boarding is not None:
+            self._boarding(self._scheduler.aboard())
         try:
             pending: Pending = self._executor.submit(plan)
         except BaseException as error:  # the border: a step's fault ends its rows only

@@ -25,6 +25,7 @@ from quire.config.config import EngineConfig
 from quire.config.environment import start_process
 from quire.config.options import Options
 from quire.engine import collector, wire
+from quire.engine.aboard import Writer
 from quire.engine.build import build_bare
 from quire.engine.link import Built, Failed, Found, Left, Link, RunEngine, Stop, inherit
 from quire.engine.messages import Answer, Dead, Fault, Hello, News, fault_of
@@ -60,6 +61,8 @@ def main(fd: int) -> int:
         return 1
     most = bare.config.scheduler.max_num_queued_reqs
     service = Service(bare.engine, bare.checks, most=most)
+    if orders.aboard is not None:
+        bare.engine.call_when_boarding(Writer(orders.aboard).write)
     server = EngineServer(service, orders.folder, starter, askers=orders.askers)
     collector.hold_back()
     link.send(Built(config=bare.config, seconds=bare.seconds))

@@ -10,7 +10,8 @@ import shutil
 import tempfile
 
 from quire.config.options import Options
-from quire.engine.link import Any_, Built, Child, Failed, Found, RunEngine
+from quire.engine.aboard import page, read
+from quire.engine.link import GRACE_S, Any_, Built, Child, Failed, Found, RunEngine
 from quire.engine.messages import error_of
 from quire.errors import ConfigError, EngineDead
 
@@ -31,12 +32,13 @@ class EngineProcess:
         log_style: str = "text",
         server: bool = False,
         askers: int | None = None,
-        child: Child | None = None,
+        child: EngineChild | None = None,
     ) -> None:
         """askers: how many processes will connect, once each; None: any number, at any time.
 
         child: a process that stands by for orders. None: one is started now.
         """
+        self.child = child or EngineChild()
         self.folder = _private_folder()
         orders = RunEngine(
             options=dict(options.changed()),
@@ -45,8 +47,8 @@ class EngineProcess:
             log_style=log_style,
             server=server,
             askers=askers,
+            aboard=self.child.page.fileno(),
         )
-        self.child = child or stand_by()
         try:
             self.child.link.send(orders)
         except TypeError as error:
@@ -83,9 +85,22 @@ class EngineProcess:
         return status
 
 
-def stand_by() -> Child:
+class EngineChild(Child):
     """A process that imports what an engine needs, and waits for orders."""
-    return Child("quire.engine.process")
+
+    def __init__(self) -> None:
+        self.page = page()
+        super().__init__("quire.engine.process", sockets=[self.page])
+
+    def aboard(self) -> list[str] | None:
+        """Whom it ran last. None: it may be any."""
+        return read(self.page)
+
+    def stop(self, timeout: float = GRACE_S) -> int:
+        """Have it end; kill it if it does not in time. Its exit status."""
+        status = super().stop(timeout)
+        self.page.close()
+        return status
 
 
 def _private_folder() -> str:

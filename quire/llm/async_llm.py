@@ -26,7 +26,7 @@ from quire.engine.front import inputs_of, load_texts
 from quire.engine.generation import Generation, begin
 from quire.engine.keeper import Keeper, Restarts, Tended
 from quire.engine.remote import EngineSocket
-from quire.engine.spawn import EngineProcess, stand_by
+from quire.engine.spawn import EngineChild, EngineProcess
 from quire.errors import EngineDead, EngineError, RequestError, Unsupported
 from quire.llm.views import ModelConfigView, refuse_lora
 from quire.outputs import RequestOutput
@@ -102,7 +102,7 @@ class AsyncLLM:
         keeper = Keeper(
             lambda child: EngineProcess(options, log_level=level, child=child),
             Restarts(said.max_engine_restarts, said.engine_restart_window),
-            stand_by if said.engine_standby and said.max_engine_restarts else None,
+            EngineChild if said.engine_standby and said.max_engine_restarts else None,
         )
         try:
             found = keeper.engine.found()

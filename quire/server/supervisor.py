@@ -35,7 +35,7 @@ from quire.engine.link import (
     Stop,
 )
 from quire.engine.messages import error_of
-from quire.engine.spawn import EngineProcess, ended, stand_by
+from quire.engine.spawn import EngineChild, EngineProcess, ended
 from quire.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -93,7 +93,7 @@ class Supervisor:
         """The engine first: it takes longest."""
         said = self._said
         restarts = Restarts(said.max_engine_restarts, said.engine_restart_window)
-        standby = stand_by if said.engine_standby and said.max_engine_restarts else None
+        standby = EngineChild if said.engine_standby and said.max_engine_restarts else None
         self._keeper = Keeper(self._start_engine, restarts, standby)
         self._watch(self._keeper.engine.child)
         for index in range(len(self._listeners)):
@@ -102,7 +102,7 @@ class Supervisor:
         if len(self._api) == 1:
             self._close_listeners()  # theirs now; of several, a dead one's goes to the next
 
-    def _start_engine(self, child: Child | None) -> EngineProcess:
+    def _start_engine(self, child: EngineChild | None) -> EngineProcess:
         return EngineProcess(
             self._engine_options,
             log_level=self._log_level,

@@ -246,3 +246,25 @@ def test_kv_memory_goes_back_once_all_has_ended_and_not_before(depth):
     engine.abort("a")  # with depth 2 its last step is still under way
     assert engine.forget_kv()
     assert executor.forgotten == 1
+
+
+def test_who_is_aboard_is_told_before_the_step_that_takes_them():
+    told = []
+
+    class Noting(Executor):
+        def submit(self, plan):
+            told.append(("step", sorted(row.seq.request.id for row in plan.rows)))
+            return super().submit(plan)
+
+    engine = engine_over(Noting(next_token))
+    engine.call_when_boarding(lambda ids: told.append(("aboard", sorted(ids))))
+    for i in range(9):
+        engine.add(request(str(i), max_tokens=2 + i))
+    drain(engine)
+    seated = [str(i) for i in range(6)]  # of three tokens each, in a step of 16
+    assert told[:2] == [("aboard", seated), ("step", seated)]
+    aboard = set()
+    for kind, ids in told:
+        aboard |= set(ids) if kind == "aboard" else set()
+        assert set(ids) <= aboard
+    assert "8" not in told[0][1]
