@@ -20,6 +20,7 @@ from typing import Any
 from quire.errors import RequestError
 from quire.grammar import forms, regex
 from quire.grammar.forms import Form
+from quire.grammar.shortest import Shortest
 from quire.grammar.spelling import Spelling
 
 NUMBER = 24
@@ -49,6 +50,12 @@ class Bounds:
     literals: tuple[str, ...] = ()
     """Names and values of strings, with the quote that ends them: shortest first."""
     names: tuple[str, ...] = ()
+    members: tuple[str, ...] = ()
+    """Short members of objects, as `"a":0`."""
+    values: tuple[str, ...] = ()
+    """Short values."""
+    text: str | None = None
+    """A short text of the form, it seems."""
 
 
 @dataclass(slots=True)
@@ -65,6 +72,8 @@ def bounds(form: Form, spelling: Spelling) -> Bounds | None:
     reader = _Forms(spelling)
     try:
         cost = reader.cost(form)
+        short = Shortest()
+        text = short.of(form)
     except (_UnknownError, RequestError, RecursionError):
         return None
     return Bounds(
@@ -76,6 +85,9 @@ def bounds(form: Form, spelling: Spelling) -> Bounds | None:
         marks=tuple(sorted(reader.marks, key=lambda one: (len(one), one))),
         literals=tuple(sorted(reader.literals, key=lambda one: (len(one), one))[:MOST_LITERALS]),
         names=tuple(sorted(reader.names)),
+        members=tuple(short.members)[:MOST_LITERALS],
+        values=tuple(sorted(short.values, key=len))[:MOST_LITERALS],
+        text=text,
     )
 
 

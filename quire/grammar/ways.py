@@ -17,7 +17,8 @@ from quire.grammar.base import Words
 from quire.grammar.jumps import Bounds
 from quire.grammar.spelling import Spelling
 
-CLOSERS = b'}]",:'
+CLOSERS = b"}]"
+GOING_ON = b'",:'
 FIRST = b"/0123456789ntf[{-."
 OPENING = frozenset((b"{", b"["))
 STRUCTURE = frozenset((b"}", b"]", b'"', b",", b":", b"{", b"["))
@@ -109,6 +110,9 @@ class Ways:
         self._texts = [one.encode() for one in (*bounds.marks, *bounds.literals[:MOST_MOVES])]
         self._fillers: list[Move] = [(one,) for one in spelling.fillers]
         self._closers = self._bytes(CLOSERS)
+        self._going_on = self._bytes(GOING_ON)
+        self._members = self._moves([*("," + one for one in bounds.members), *bounds.members])
+        self._values = self._moves(bounds.values)
         self._quote = self._bytes(b'"')
 
     def _garbage(self, bounds: Bounds) -> list[int]:
@@ -143,6 +147,16 @@ class Ways:
     def wide(self, mask: Mask) -> bool:
         """Where anything may stand: a line break may too, so it is no string of JSON."""
         return self._line is not None and mask.has(self._line)
+
+    def spelt(self, text: str) -> Move | None:
+        """A text as tokens, names of special tokens in it as those."""
+        found: Move = ()
+        for part in self.spelling.names.cut(text):
+            tokens = (part,) if isinstance(part, int) else self.spelling.fewest(part.encode())
+            if tokens is None:
+                return None
+            found += tokens
+        return found
 
     def find(
         self, matcher: Stepper, effort: int, first: bytes = b"", tail: bytes = b""
@@ -238,6 +252,9 @@ class Ways:
         if not self.free(mask):
             yield from ahead
             yield from self._closers
+            yield from self._members
+            yield from self._values
+            yield from self._going_on
             yield from self._literals
         elif self.wide(mask):
             yield from self._marks
