@@ -128,9 +128,12 @@ def dump(form: Form) -> str:
 def load(text: str) -> Form:
     """The form of a dump. Raises RequestError: it may have come over a wire."""
     try:
-        return cast(Form, _form(json.loads(text)))
+        made = _form(json.loads(text))
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise RequestError(f"not a form of structured output: {error}") from None
+    if type(made) not in _KINDS.values():
+        raise RequestError("not a form of structured output: it names no kind")
+    return cast(Form, made)
 
 
 def _plain(value: Any) -> Any:

@@ -5,6 +5,7 @@ A reader of lexemes takes such a part as far as it goes: what stands behind it n
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 
 from quire.grammar import regex
@@ -13,7 +14,16 @@ from quire.grammar.lexemes import Lexemes
 from quire.grammar.regular import regular
 
 _ANY_TEXT = Until("\n")
-_JSON_BEGINS = regex.union(tuple((ord(char), ord(char)) for char in '{["-0123456789tfn'))
+_BEGINS = {
+    "object": "{",
+    "array": "[",
+    "string": '"',
+    "integer": "-0123456789",
+    "number": "-0123456789",
+    "boolean": "tf",
+    "null": "n",
+}
+"""What JSON of a type begins with."""
 _ALL = regex.ALL
 _READER = Lexemes(lambda node: "")
 
@@ -72,10 +82,21 @@ def _first(form: Form) -> regex.Ranges:
     if node is not None:
         return regex.ALL
     if isinstance(form, Json):
-        return _JSON_BEGINS
+        return _json_begins(form)
     if isinstance(form, Either):
         return regex.union(*map(_first, form.parts))
     return _ALL
+
+
+def _json_begins(form: Json) -> regex.Ranges:
+    try:
+        schema = json.loads(form.schema)
+    except (ValueError, RecursionError):
+        schema = None  # the compiler says so
+    kind = schema.get("type") if isinstance(schema, dict) else None
+    chars = _BEGINS.get(kind) if isinstance(kind, str) else None
+    chars = "".join(_BEGINS.values()) if chars is None else chars
+    return regex.union(tuple((ord(char), ord(char)) for char in chars))
 
 
 def _chars(nodes: Sequence[regex.Node]) -> regex.Ranges:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import random
 
+import numpy as np
 import pytest
 
+from quire.grammar.forms import Grammar, Json, Regex, Seq, Tag, Tags, Text, Until
 from quire.grammar.llguidance import LLGuidance
+from tests import grammar_cases as cases
 from tests import grammar_contract as contract
-from tests.grammar_cases import CASES, VOCABULARY, Case
+from tests.grammar_cases import CASES, INT, VOCABULARY, Case
 
 COMPILER = LLGuidance(VOCABULARY)
 
@@ -67,3 +71,98 @@ def test_a_dump_loads_elsewhere(grammar, chance):
 
 def test_many_are_filled_as_one_by_one():
     contract.fills_all_as_one_by_one(COMPILER, [COMPILER.compile(one.form) for one in CASES[:9]])
+
+
+# -- what is llguidance's own -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("form", "told"),
+    [
+        (Regex("(?=a)b"), "look-ahead"),
+        (Regex(r"(a)\1"), "reference"),
+        (Regex("a("), "regular expression"),
+        (Json("{"), "not JSON"),
+        (Json("false"), "nsatisfiable"),
+        (Json('{"type": "string", "format": "what"}'), "what"),
+        (Grammar("start: what"), "what"),
+        (Grammar('start: "a" %%'), "lexer"),
+        (Grammar('begin: "a"'), "start"),
+        (Grammar("root ::= <what>"), "<what>"),
+        (Until(""), "mark"),
+        (Tags(("<t>",), (Tag("<x>", Text(""), ""),)), "none of the triggers"),
+        (Tags(("<t>",), (), least=1), "none is given"),
+    ],
+)
+def test_what_is_wrong_with_a_form_is_said(form, told):
+    contract.refuses(COMPILER, form, told)
+
+
+def test_a_form_nested_too_deeply_is_refused():
+    form = INT
+    for _ in range(5000):
+        form = Seq((form, INT))
+    contract.refuses(COMPILER, form, "nested")
+
+
+def test_too_much_work_in_one_step_is_refused_when_it_is_compiled(monkeypatch):
+    monkeypatch.setattr("quire.grammar.llguidance.STEP_ITEMS", 20)
+    many = {f"property{i}": {"type": "string"} for i in range(60)}
+    contract.refuses(COMPILER, Json(json.dumps({"type": "object", "properties": many})), "too much")
+
+
+def test_a_matcher_that_runs_out_of_work_has_a_fault_and_is_not_whole():
+    grammar = COMPILER.compile(Grammar('root ::= s\ns ::= s s s | s s | "a" | "aa" | ""'))
+    matcher = grammar.matcher()
+    for _ in range(600):
+        contract.mask(matcher)
+        if matcher.fault is not None or not matcher.accept(ord("a")):
+            break
+    assert matcher.fault is not None
+    assert not matcher.complete
+    assert matcher.over
+    assert contract.allowed(matcher) == list(VOCABULARY.ends)
+
+
+def test_a_grammar_that_leads_nowhere_has_a_fault_there():
+    compiler = LLGuidance(VOCABULARY)
+    compiler._try = lambda made: None  # it is refused when compiled, else
+    matcher = compiler.compile(Grammar('start: "a" b\nb: b "x"\n')).matcher()
+    assert matcher.accept(ord("a"))
+    assert contract.allowed(matcher) == list(VOCABULARY.ends)
+    assert matcher.fault is not None
+    assert not matcher.complete
+    contract.refuses(COMPILER, Grammar('start: "a" b\nb: b "x"\n'), "too much")
+
+
+def test_bits_past_the_vocabulary_are_0():
+    compiler = LLGuidance(cases.vocabulary(size=1000))
+    matcher = compiler.compile(Regex("(?s:.*)")).matcher()
+    words = np.full(compiler.vocabulary.words, -1, np.int32)
+    matcher.fill(words)
+    bits = np.unpackbits(words.view(np.uint8), bitorder="little")
+    assert len(bits) == 1024
+    assert not bits[len(compiler.vocabulary.tokens) - cases.HOLES :].any()
+
+
+def test_a_caller_cannot_ask_for_forced_tokens():
+    """Forcing loops for ever on this grammar."""
+    matcher = COMPILER.compile(
+        Grammar('%llguidance {"no_forcing": false}\nstart: /a*/ "b"')
+    ).matcher()
+    assert contract.allowed(matcher)
+
+
+def test_white_space_goes_by_a_pattern_of_the_caller():
+    grammar = COMPILER.compile(Json(cases.POINT, spacing="[ ]{0,3}"))
+    good = cases.Case("", grammar, ['{"a":   1}'], ['{"a":    1}', '{"a":\n1}'])
+    contract.takes_good_texts(grammar, good)
+    contract.refuses_bad_texts(grammar, good)
+
+
+def test_objects_of_a_closed_form_hold_what_is_named():
+    schema = '{"properties": {"a": {"properties": {"b": true}}}, "type": "object"}'
+    grammar = COMPILER.compile(Json(schema, closed=True))
+    case = cases.Case("", grammar, ['{"a":{"b":1}}', "{}"], ['{"c":1}', '{"a":{"c":1}}'])
+    contract.takes_good_texts(grammar, case)
+    contract.refuses_bad_texts(grammar, case)

@@ -1,0 +1,130 @@
+"""Grammars that callers write in EBNF, and Lark text before a backend reads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from quire.errors import RequestError
+from quire.grammar import ebnf, own_lark, regex, texts
+from quire.grammar.vocabulary import Names
+from tests.grammar_cases import IDS, VOCABULARY
+
+NAMES = Names(VOCABULARY)
+
+
+def node(text: str) -> regex.Node:
+    made = ebnf.Rules(text, 1000).regular(ebnf.Ref("root"))
+    assert made is not None
+    return made
+
+
+@pytest.mark.parametrize(
+    "text", ["root ::= x", "  root::=x", "# so\nroot ::= a", "a-b ::= x\nroot ::= a-b"]
+)
+def test_ebnf_is_told_from_lark_by_how_it_defines(text):
+    assert ebnf.is_ebnf(text)
+
+
+@pytest.mark.parametrize("text", ["start: x", 'start: "a ::= b"', "// root ::= x\nstart: A", ""])
+def test_lark_is_no_ebnf(text):
+    assert not ebnf.is_ebnf(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        ("root ::= \"a\" | 'b'", ["a", "b"], ["", "ab"]),
+        ("root ::= [a-c] [^a-c\\n]", ["ax", "b\t"], ["aa", "a\n", "a"]),
+        ("root ::= [\\]\\-x^]", ["]", "-", "x", "^"], ["\\", "a"]),
+        ("root ::= [-a]", ["-", "a"], ["b"]),
+        ('root ::= "\\x41\\u00e9\\U0001F600\\n\\"\\\\"', ['Aé😀\n"\\'], ["A"]),
+        ('root ::= ("a" "b"?){2,3} "c"*', ["aa", "abaab", "aacc"], ["a", "aaaa"]),
+        ('root ::= "a"{2} "b"{1,}', ["aab", "aabbb"], ["ab", "aa"]),
+        ("root ::= .", ["x", "日"], ["", "\n", "xx"]),
+        ('root ::= "a" # no\n  | b\n\nb ::=\n "b"', ["a", "b"], ["no"]),
+        ('root ::= | "a"', ["", "a"], ["b"]),
+    ],
+)
+def test_an_expression_means_what_is_written(text, good, bad):
+    assert all(texts.matches(node(text), one) for one in good)
+    assert not any(texts.matches(node(text), one) for one in bad)
+
+
+def test_what_is_recursive_or_has_tokens_is_not_regular():
+    rules = ebnf.Rules('root ::= "(" root ")" | x\nx ::= <think> y\ny ::= "a"', 1000)
+    assert [rules.regular(ebnf.Ref(name)) is None for name in ("root", "x", "y")] == [
+        True,
+        True,
+        False,
+    ]
+
+
+def test_what_would_be_too_long_an_expression_is_left_as_rules():
+    doubled = "\n".join(f"a{n} ::= a{n + 1} a{n + 1}" for n in range(40))
+    rules = ebnf.Rules(f'root ::= a0\n{doubled}\na40 ::= "x"', 1000)
+    assert rules.regular(ebnf.Ref("root")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('a ::= "x"', "no rule `root`"),
+        ("root ::= b", "`b`, which is no rule"),
+        ('root ::= "a"\nroot ::= "b"', "twice"),
+        ('root ::= ("a"', "not closed"),
+        ('root ::= "a" )', "part too many"),
+        ('root ::= "a', "no part of EBNF"),
+        ("root ::= [a", "no part of EBNF"),
+        ('root ::= "a"{3,2}', "count"),
+        ("root ::= [z-a]", "backwards"),
+        ('root ::= "\\ud800"', "no character"),
+        ('root ::= "x" root', "ever ends"),
+        ('root ::= a\na ::= b | a "x"\nb ::= a', "ever ends"),
+        ("root ::= " + "(" * 200 + '"a"' + ")" * 200, "groups within"),
+        ('root ::= "' + "x" * 300_000 + '"', "characters"),
+    ],
+)
+def test_what_is_wrong_is_said(text, told):
+    with pytest.raises(RequestError, match=told.replace("(", r"\(")):
+        ebnf.Rules(text, 1000)
+
+
+def test_names_of_special_tokens_in_lark_become_ids():
+    text = own_lark.prepared('start: <think> "<think>" /<think>/ // <think>\n', NAMES, "")
+    assert text == f'start: <[{IDS["<think>"]}]> "<think>" /<think>/ // <think>\n'
+
+
+def test_an_unknown_special_token_is_refused():
+    with pytest.raises(RequestError, match="<what>"):
+        own_lark.prepared("start: <what>", NAMES, "")
+
+
+def test_json_in_lark_gets_bounds_for_its_white_space_where_it_sets_none():
+    made = own_lark.prepared('start: %json {"type": "object"} "%json {"', NAMES, "[ ]{1,2}")
+    schema = json.loads(made.removeprefix("start: %json ").removesuffix(' "%json {"'))
+    assert schema == {"x-guidance": {"whitespace_pattern": "[ ]{1,2}"}, "type": "object"}
+    kept = '{"x-guidance": {"whitespace_flexible": false}}'
+    assert json.loads(own_lark.prepared(f"start: %json {kept}", NAMES, "x")[13:]) == json.loads(
+        kept
+    )
+
+
+def test_json_in_lark_that_is_none_is_refused():
+    with pytest.raises(RequestError, match="JSON"):
+        own_lark.prepared("start: %json {]", NAMES, "")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("a <[3]> <[5-7]>", {3, 5, 6, 7}),
+        ("<[1,4-5]>", {1, 4, 5}),
+        ("<[^1]>", {0, 2, 3, 4, 5, 6, 7, 8, 9}),
+        ("<[*]>", set(range(10))),
+        ("<[x]> <a>", set()),
+    ],
+)
+def test_ids_that_a_grammar_names_are_found(text, named):
+    assert own_lark.named_ids(text, 10) == named
