@@ -28,6 +28,7 @@ from quire.text.tools.base import (
     Step,
     Tool,
     Written,
+    closes,
 )
 from quire.text.tools.base import Either as Fork
 
@@ -201,7 +202,7 @@ def _steps(steps: Sequence[Step]) -> Iterator[Step]:
 def among(dialect: Dialect, tools: Sequence[Tool], *, only_first: bool = False) -> Form:
     """Any text; where a call begins in it, it is one of these, as its function declares it.
 
-    only_first: nothing follows a call. Raises Inexpressible.
+    only_first: one call, and nothing follows it. Raises Inexpressible.
     """
     marks = [mark for form in dialect.forms if not form.bare for mark in form.begin]
     bare = [mark for form in dialect.forms if form.bare for mark in form.begin]
@@ -213,11 +214,17 @@ def among(dialect: Dialect, tools: Sequence[Tool], *, only_first: bool = False) 
     mark = next((one for one in marks if begin.startswith(one)), None)
     if mark is None:
         raise Inexpressible("calls that no mark begins")
-    inner = _either([call(dialect, tool) for tool in tools])
-    if dialect.written.before:
+    last = only_first or not _has_end(dialect)
+    inner: Form = _either([call(dialect, tool) for tool in tools])
+    if dialect.written.before or last:
         inner = calls(dialect, tools, most=1 if only_first else None)
-    tag = Tag(mark, without(inner, mark), "")
-    return Tags(tuple(marks), (tag,), only_first=only_first)
+    return Tags(tuple(marks), (Tag(mark, without(inner, mark), ""),), only_first=last)
+
+
+def _has_end(dialect: Dialect) -> bool:
+    """Calls end in a mark. Where they do not, what follows could be read as more of them."""
+    end = (frame(dialect, "").end + dialect.written.after).rstrip()
+    return any(end.endswith(mark) for form in dialect.forms for mark in closes(form.steps))
 
 
 def _beginning(dialect: Dialect, tool: Tool) -> str:

@@ -50,14 +50,15 @@ class Trial:
         tokens = self.vocabulary.tokens
         return b"".join(tokens[i] for i in ids).decode("utf-8", "replace")
 
-    def walk(self, rng, literals=(), most=4000, ends=0.5):
+    def walk(self, rng, literals=(), most=4000, ends=0.5, begin=""):
         """A text that the form allows, drawn at random; None if it found no end.
 
         literals: texts that are tried as a whole now and then, so that walks come to an end. ends:
-        how likely it ends where it may.
+        how likely it ends where it may. begin: what it begins with.
         """
         matcher = self._grammar.matcher()
-        ids = []
+        ids = self.ids(begin)
+        assert all(matcher.accept(one) for one in ids), begin
         words = np.zeros(self.vocabulary.words, np.int32)
         while len(ids) < most:
             if matcher.complete and (matcher.over or rng.random() < ends):
