@@ -22,9 +22,9 @@ import pytest
 
 from tests.server.running import SMALL, serving, wait_until
 
-ROUNDS = int(os.environ.get("QUIRE_SURVIVE_ROUNDS", "4"))
+ROUNDS = int(os.environ.get("QUIRE_SURVIVE_ROUNDS", "2"))
 STREAMS = 32
-MANY = ("--max-engine-restarts", 100_000, "--engine-standby")
+MANY = ("--max-engine-restarts", 100_000, *(("--engine-standby",) if ROUNDS > 2 else ()))
 
 WORDS = ["Once upon a time", "The capital of France is", "Paris is", "def main():", "1, 2, 3,"]
 KINDS = (
@@ -161,7 +161,7 @@ def ready(server):
 
 @pytest.mark.timeout(300 + 60 * ROUNDS)
 def test_streams_say_the_same_whatever_ends_their_engine(running, want):
-    """Twice in CI; hundreds of times at night."""
+    """kill -9 and SIGSTOP in turns, at a token that nobody chose."""
     rng, took = random.Random(1), []
     for number in range(ROUNDS):
         how = (kill, stop_then_kill)[number % 2]
@@ -249,8 +249,7 @@ def api_of(server):
 
 
 def test_the_death_of_an_api_process_costs_its_connections_only():
-    words = ("--api-server-count", 2, "--engine-standby")
-    with serving("embedded", *SMALL, *words) as server, ExitStack() as stack:
+    with serving("embedded", *SMALL, "--api-server-count", 2) as server, ExitStack() as stack:
         streams = {}
         while len(streams) < 2:  # until each process has one
             client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))

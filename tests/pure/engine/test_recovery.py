@@ -330,6 +330,9 @@ def test_what_slept_is_sent_to_sleep_again():
 
 def test_a_search_goes_on_without_the_kv_that_it_held():
     async def body(client, wire):
+        await opened(client, wire, request("round 0", hold=True))
+        wire.say(says("round 0", 1, finish="length"))
+        wire.sent = []
         await opened(client, wire, request("round 1", hold=True))
         await opened(client, wire, request("child", parent="round 1"))
         assert wire.added()[1].parent == "round 1"
@@ -338,7 +341,7 @@ def test_a_search_goes_on_without_the_kv_that_it_held():
         assert [one.parent for one in wire.added()] == [None, None]
         wire.accept()
         await opened(client, wire, request("again", parent="round 1"))
-        await opened(client, wire, request("lost", parent="of an engine before"))
+        await opened(client, wire, request("lost", parent="round 0"))
         assert [one.parent for one in wire.added()[2:]] == ["round 1", None]
 
     run(body)
