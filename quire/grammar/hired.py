@@ -111,7 +111,7 @@ class Hired:
         raise Crashed(f"the process that compiles grammars ended (status {status})")
 
     def _answer(self, job: Job, waits: Callable[[], None]) -> Word | None:
-        """The answer; None if it has ended. Raises RequestError if it took too long."""
+        """The answer; None if it has ended. Raises RequestError if the job took too much."""
         used, began = self._seconds(), time.monotonic()
         left = job.seconds
         while True:
@@ -122,9 +122,15 @@ class Hired:
             took = time.monotonic() - began
             now = self._seconds()
             left = job.seconds - (took if now is None or used is None else now - used)
-            if left <= 0 or took > job.seconds * WALL:
+            if left <= 0:
                 self.close()
                 raise too_much(job)
+            if took > job.seconds * WALL:
+                self.close()
+                raise EngineError(
+                    f"the grammar of the structured output was not compiled within {took:.0f} s: "
+                    "this machine is too busy"
+                )
 
     def _seconds(self) -> float | None:
         """Processor time it has used; None where nobody says."""

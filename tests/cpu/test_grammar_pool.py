@@ -203,9 +203,13 @@ def test_what_takes_too_much_time_is_killed_and_said_so(pool):
     assert to.get("ok") == 2
 
 
-def test_a_worker_that_does_nothing_is_killed_by_the_clock(pool):
+def test_a_worker_that_gets_nowhere_is_killed_by_the_clock_and_the_form_is_not_to_blame(pool):
     to = pool(seconds=0.05)
-    assert "processor time" in str(to.get("sleep 1000"))
+    error = to.get("sleep 1000")
+    assert isinstance(error, EngineError)
+    assert "too busy" in str(error)
+    to.release("sleep 1000")
+    assert to.stats.kept == 0
 
 
 @pytest.mark.parametrize("form", ["eat 800", "eat 800000"])
