@@ -75,6 +75,8 @@ class Keeper:
         self.engine = start(None)
         self.folder = self.engine.folder
         """Of the first one: it stays until stop(), for those who share it."""
+        self.restarts = 0
+        """How many have taken over."""
         self.found: Found | None = None
         self.built: Built | None = None
         self.away: Away | None = None
@@ -106,6 +108,7 @@ class Keeper:
             self.built = word
             return word
         self.away = None
+        self.restarts += 1
         log.warning("another engine is there after %.1f s", self._took_s)
         return Back(folder=self.engine.folder)
 

@@ -76,6 +76,7 @@ class RunServer(Word, frozen=True):
     index: int
     count: int
     birth: int  # how many processes had this index before
+    restarts: int  # how many engines have taken over so far
     sockets: list[int]
     log_level: str
 

@@ -110,6 +110,7 @@ OF_ENGINE = (
     _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
     _counter("engine_steps", "Steps that had rows.", own=True),
     _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
+    _counter("engine_restarts", "Engines that took over from one that died.", own=True),
     _gauge("grammars_waiting", "Grammars of structured output that are to be compiled.", own=True),
     _gauge("grammars_kept", "Grammars that are compiled, those in use included.", own=True),
     _gauge("grammars_kept_bytes", "Memory that they hold, about.", own=True),

@@ -188,10 +188,13 @@ def of_requests(
             yield _plain(one, cells, labels, prefix)
 
 
-def of_engine(now: Snapshot, sleep_state: str, labels: Labels, prefix: str) -> Iterator[Family]:
+def of_engine(
+    now: Snapshot, sleep_state: str, restarts: int, labels: Labels, prefix: str
+) -> Iterator[Family]:
     """What the engine has counted, and how it is."""
     cells = figures.gauges(now) | figures.counters(now)
     cells["engine_sleep_state"] = {one: float(one == sleep_state) for one in names.SLEEP_STATES}
+    cells["engine_restarts"] = {"": float(restarts)}
     for one in names.OF_ENGINE:
         if one.name == "cache_config_info":
             yield _cache_info(one, now, labels, prefix)

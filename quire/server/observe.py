@@ -107,7 +107,8 @@ class Telemetry:
         for prefix in self.prefixes:
             found += metrics.of_requests(self.board, totals, to.max_model_len, labels, prefix)
             if now is not None:
-                found += metrics.of_engine(now, sleep_state(to.engine.sleeping), labels, prefix)
+                state = sleep_state(to.engine.sleeping)
+                found += metrics.of_engine(now, state, to.engine.restarts, labels, prefix)
         return _once(found)
 
     async def snapshot(self) -> Snapshot | None:

@@ -111,6 +111,7 @@ class Serving:
         )
         client = EngineClient(transport, on_death=self._on_death)
         client.wait_s = config.recovery.wait_s
+        client.restarts = self._orders.restarts
         self._services = services_of(
             config, self._tokenizer, self._options, client, orders=self._orders
         )

@@ -123,6 +123,7 @@ class Supervisor:
             index=index,
             count=self._options.api_server_count,
             birth=birth,
+            restarts=keeper.restarts,
             sockets=[listener.fileno()],
             log_level=self._log_level,
         )

@@ -178,6 +178,7 @@ def test_streams_say_the_same_whatever_ends_their_engine(running, want):
     assert wait_until(lambda: ready(running))
 
 
+COUNT = "quire:engine_restarts_total{"
 LONG = {
     "model": "embedded",
     "prompt": "a",
@@ -222,6 +223,8 @@ def test_while_it_is_away_probes_tell_and_new_requests_wait(running):
         answer = client.post("/v1/completions", json={**LONG, "max_tokens": 5})
         assert answer.json()["choices"] == want
         assert ready(running)
+        (count,) = [line for line in client.get("/metrics").text.splitlines() if COUNT in line]
+        assert float(count.split()[-1]) >= 1
 
 
 def test_a_request_that_was_aboard_two_engines_that_died_ends(running):
