@@ -6,12 +6,15 @@ import random
 
 import pytest
 
+from quire.grammar import choose
+from quire.grammar.forms import Grammar, Json, Regex, Seq, Tag, Tags, Text
 from quire.grammar.llguidance import LLGuidance
 from quire.grammar.xgrammar import XGrammar
 from tests import grammar_contract as contract
-from tests.grammar_cases import CASES, VOCABULARY, Case
+from tests.grammar_cases import CASES, INT, VOCABULARY, Case
 
 COMPILER = XGrammar(VOCABULARY)
+TAGS = Tags(("<t>",), (Tag("<t>", INT, "</t>"),))
 
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
@@ -24,7 +27,7 @@ def grammar(case):
     return COMPILER.compile(case.form)
 
 
-@pytest.fixture(params=range(3))
+@pytest.fixture(params=range(2))
 def chance(request) -> random.Random:
     return random.Random(request.param)
 
@@ -78,3 +81,36 @@ def test_both_backends_allow_the_same(case, grammar, chance):
         if ids:
             assert other.accept(ids[-1]), ids
         assert contract.allowed(matcher) == contract.allowed(other), ids
+
+
+def test_white_space_by_a_pattern_is_refused_with_who_can():
+    contract.refuses(COMPILER, Json("true", spacing="[ ]?"), "llguidance")
+
+
+def test_json_within_lark_is_refused_with_who_can():
+    contract.refuses(COMPILER, Grammar('start: %json {"type": "object"}'), "llguidance")
+
+
+def test_what_xgrammar_refuses_is_told_without_its_places():
+    contract.refuses(COMPILER, Grammar("start: what"), "xgrammar", "what")
+
+
+@pytest.mark.parametrize(
+    ("form", "good", "bad"),
+    [
+        (Seq((TAGS, Text("bye"))), ["bye", "a<t>1</t>bye", "byebye"], ["a", "<t>1</t>"]),
+        (
+            Tags(("<t>",), (Tag("<t>", Regex(".*"), "</t>"),)),
+            ["<t>a</t>b", "<t></t></t>b"],
+            ["<t>"],
+        ),
+        (Seq((Regex("[a-z]*"), Json("true"))), ["true", "abtrue", "ab1"], ["ab"]),
+    ],
+)
+def test_what_only_xgrammar_reads_auto_gives_it(form, good, bad):
+    grammar = choose.compiler("auto", VOCABULARY).compile(form)
+    assert grammar.compiler.name == "xgrammar"
+    contract.takes_good_texts(grammar, Case("", form, good, bad))
+    contract.refuses_bad_texts(grammar, Case("", form, good, bad))
+    again = choose.compiler("auto", VOCABULARY).load(grammar.dump())
+    contract.takes_good_texts(again, Case("", form, good, bad))

@@ -27,7 +27,7 @@ def grammar(case):
     return COMPILER.compile(case.form)
 
 
-@pytest.fixture(params=range(3))
+@pytest.fixture(params=range(2))
 def chance(request) -> random.Random:
     return random.Random(request.param)
 
@@ -111,7 +111,9 @@ def test_too_much_work_in_one_step_is_refused_when_it_is_compiled(monkeypatch):
     contract.refuses(COMPILER, Json(json.dumps({"type": "object", "properties": many})), "too much")
 
 
-def test_a_matcher_that_runs_out_of_work_has_a_fault_and_is_not_whole():
+def test_a_matcher_that_runs_out_of_work_has_a_fault_and_is_not_whole(monkeypatch):
+    monkeypatch.setattr("quire.grammar.llguidance.OWN_STEP_ITEMS", 400)
+    monkeypatch.setattr(COMPILER, "_try", lambda made: None)
     grammar = COMPILER.compile(Grammar('root ::= s\ns ::= s s s | s s | "a" | "aa" | ""'))
     matcher = grammar.matcher()
     for _ in range(600):
@@ -124,15 +126,14 @@ def test_a_matcher_that_runs_out_of_work_has_a_fault_and_is_not_whole():
     assert contract.allowed(matcher) == list(VOCABULARY.ends)
 
 
-def test_a_grammar_that_leads_nowhere_has_a_fault_there():
-    compiler = LLGuidance(VOCABULARY)
-    compiler._try = lambda made: None  # it is refused when compiled, else
-    matcher = compiler.compile(Grammar('start: "a" b\nb: b "x"\n')).matcher()
+def test_a_grammar_that_leads_nowhere_has_a_fault_there(monkeypatch):
+    contract.refuses(COMPILER, Grammar('start: "a" b\nb: b "x"\n'), "too much")
+    monkeypatch.setattr(COMPILER, "_try", lambda made: None)
+    matcher = COMPILER.compile(Grammar('start: "a" b\nb: b "x"\n')).matcher()
     assert matcher.accept(ord("a"))
     assert contract.allowed(matcher) == list(VOCABULARY.ends)
     assert matcher.fault is not None
     assert not matcher.complete
-    contract.refuses(COMPILER, Grammar('start: "a" b\nb: b "x"\n'), "too much")
 
 
 def test_bits_past_the_vocabulary_are_0():
