@@ -245,7 +245,7 @@ class Judge:
             case = one.get("then" if self.holds(one["if"], value) else "else")
             yield from () if case is None else (case,)
         for name, part in node.named.get("dependentSchemas", {}).items():
-            if name in value:
+            if isinstance(value, dict) and name in value:
                 yield part
 
 

@@ -25,7 +25,7 @@ from quire.text.tokenizer import load_tokenizer
 
 LIKELY = 0.5
 """How often a token is drawn of those that make JSON, and not of all that are allowed."""
-MOST = 700
+MOST = 500
 CLOSING = (b"}", b"]", b",", b":", b"n", b"u", b"l", b"t", b"f")
 """Outside strings, what brings the end nearer; best first."""
 
