@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,8 +38,10 @@ LEXER_STATES = 50_000
 """Of one grammar, 1 to 2 kB each."""
 TRIES = 2
 TRY_TOKENS = 48
-ALONE = 2
-"""So many masks are filled by the calling thread: waking others takes longer."""
+PATIENCE_S = 0.001
+"""So long masks are filled by the calling thread: a known one takes 5 us, and waking others up to
+some ms where the machine is busy."""
+FEW = 2
 _BASE_SIZE = 650_000
 """Measured over many small schemas, after use."""
 _SIZE_PER_BYTE = 60
@@ -113,15 +116,24 @@ class LLGuidance:
         return self._tokenizers[ends]
 
     def fill_all(self, matchers: Sequence[tuple[int, Matcher]], words: Words) -> None:
+        """One by one, which is quickest where masks are known; if that drags on, in parallel."""
         given = [(row, *_parts(matcher)) for row, matcher in matchers]
-        busy = [] if len(given) <= ALONE else [one for one in given if not one[1].over]
-        for row, matcher, _ in given if not busy else [one for one in given if one[1].over]:
+        late = time.perf_counter() + PATIENCE_S
+        for done, (row, matcher, _) in enumerate(given):
             matcher.fill(words[row])
-        if busy:
-            self._fill_busy([(raw.inner, row) for row, _, raw in busy], words)
-        for row, matcher, raw in busy:
-            raw.masked(words[row])
-            matcher.finish(words[row])
+            if len(given) - done > FEW and time.perf_counter() > late:
+                self._fill_rest(given[done + 1 :], words)
+                return
+
+    def _fill_rest(self, given: list[tuple[int, EndingMatcher, _Raw]], words: Words) -> None:
+        busy = [one for one in given if not one[1].over]
+        self._fill_busy([(raw.inner, row) for row, _, raw in busy], words)
+        for row, matcher, raw in given:
+            if matcher.over:
+                matcher.fill(words[row])
+            else:
+                raw.masked(words[row])
+                matcher.finish(words[row])
 
     def _fill_busy(self, work: list[tuple[LLMatcher, int]], words: Words) -> None:
         assert words.flags["C_CONTIGUOUS"]

@@ -23,9 +23,6 @@ from quire.grammar.forms import Form, Grammar, Json
 from quire.grammar.schema_text import closed
 from quire.grammar.vocabulary import Names, Vocabulary
 
-ALONE = 4
-"""So many masks are filled by the calling thread: waking others takes longer."""
-
 
 class XGrammar:
     """A base.Compiler."""

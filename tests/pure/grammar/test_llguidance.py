@@ -69,7 +69,9 @@ def test_a_dump_loads_elsewhere(grammar, chance):
     contract.dumps_load_elsewhere(lambda: LLGuidance(VOCABULARY), grammar, chance)
 
 
-def test_many_are_filled_as_one_by_one():
+@pytest.mark.parametrize("patience", [0.0, 100.0])
+def test_many_are_filled_as_one_by_one(patience, monkeypatch):
+    monkeypatch.setattr("quire.grammar.llguidance.PATIENCE_S", patience)
     contract.fills_all_as_one_by_one(COMPILER, [COMPILER.compile(one.form) for one in CASES[:9]])
 
 
