@@ -20,6 +20,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -197,8 +198,7 @@ def _likely(piece: bytes) -> int:
     return place if place >= 0 else len(LIKELY) + piece[0]
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     """Of a guide, before it took a token."""
 
     token: int

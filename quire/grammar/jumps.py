@@ -189,6 +189,8 @@ class _Json:
         self.name = 3
         self.choice = False
         self.changed = True
+        self.looked: set[int] = set()
+        """In this round."""
 
     def cost(self) -> _Cost:
         """Of the root; jump is of the worst value anywhere in it."""
@@ -196,35 +198,37 @@ class _Json:
             if not self.changed:
                 break
             self.changed = False
-            low, _ = self._value(self.root, frozenset())
+            self.looked = set()
+            low, _ = self._value(self.root)
         highest = max((high for _, high in self.known.values()), default=1)
         slack = self.leaf + (highest if self.choice else 0)
         return _Cost(low, highest + self.name + 2, slack)
 
-    def _value(self, schema: Any, within: frozenset[int]) -> tuple[int, int]:
+    def _value(self, schema: Any) -> tuple[int, int]:
         """(cheapest, dearest of the cheapest that a choice leaves) of a value of the schema."""
         if not isinstance(schema, dict):
             return 1, 1
         key = id(schema)
-        if key in within:
+        if key in self.looked:
             return self.known.get(key, (10**6, 1))
-        found = self._found(schema, within | {key})
+        self.looked.add(key)
+        found = self._found(schema)
         if self.known.get(key) != found:
             self.known[key] = found
             self.changed = True
         return found
 
-    def _found(self, schema: dict[str, Any], within: frozenset[int]) -> tuple[int, int]:
+    def _found(self, schema: dict[str, Any]) -> tuple[int, int]:
         for word in ("enum", "const"):
             if word in schema:
                 return self._enum(schema[word] if word == "enum" else [schema[word]])
-        parts = [self._kinds(schema, within)]
+        parts = [self._kinds(schema)]
         if "$ref" in schema:
-            parts.append(self._value(self._target(schema["$ref"]), within))
-        parts += [self._value(one, within) for one in schema.get("allOf", ())]
+            parts.append(self._value(self._target(schema["$ref"])))
+        parts += [self._value(one) for one in schema.get("allOf", ())]
         for word in ("anyOf", "oneOf"):
             if word in schema:
-                options = [self._value(one, within) for one in schema[word]]
+                options = [self._value(one) for one in schema[word]]
                 self.choice |= len(options) > 1
                 lows, highs = zip(*options)
                 parts.append((min(lows), max(highs)))
@@ -249,12 +253,12 @@ class _Json:
         self.choice |= len(costs) > 1
         return min(costs), max(costs)
 
-    def _kinds(self, schema: dict[str, Any], within: frozenset[int]) -> tuple[int, int]:
+    def _kinds(self, schema: dict[str, Any]) -> tuple[int, int]:
         """Of what keywords of single types ask: together, as any of them may be what is begun."""
         low = high = 1
-        for cost in (self._string(schema), self._array(schema, within)):
+        for cost in (self._string(schema), self._array(schema)):
             low, high = max(low, cost[0]), max(high, cost[1])
-        cost = self._object(schema, within)
+        cost = self._object(schema)
         self.leaf = max(self.leaf, self._number(schema))
         return max(low, cost[0]), max(high, cost[1])
 
@@ -271,17 +275,17 @@ class _Json:
         self.leaf = max(self.leaf, far + 2)
         return (low + 2, far + 2) if low or far else (1, 1)
 
-    def _array(self, schema: dict[str, Any], within: frozenset[int]) -> tuple[int, int]:
+    def _array(self, schema: dict[str, Any]) -> tuple[int, int]:
         first = schema.get("prefixItems", [])
         least = int(schema.get("minItems", 0))
-        each = [self._value(one, within) for one in first]
-        rest = self._value(schema.get("items", True), within)
+        each = [self._value(one) for one in first]
+        rest = self._value(schema.get("items", True))
         if least == 0:
             return 1, 1
         each = each[:least] + [rest] * (least - len(each))
         return sum(a + 1 for a, _ in each) + 2, sum(b + 1 for _, b in each) + 2
 
-    def _object(self, schema: dict[str, Any], within: frozenset[int]) -> tuple[int, int]:
+    def _object(self, schema: dict[str, Any]) -> tuple[int, int]:
         low = high = 2
         given = schema.get("properties", {})
         others = [*schema.get("patternProperties", {}).values()]
@@ -292,11 +296,11 @@ class _Json:
             self.owner.name_pattern(node)
             far = _farthest(node)
             self.leaf, self.name = max(self.leaf, far + 3), max(self.name, far + 3)
-        rest = [self._value(one, within) for one in others] or [(1, 1)]
+        rest = [self._value(one) for one in others] or [(1, 1)]
         required = schema.get("required", ())
         for name in {**given, **dict.fromkeys(required)}:
             key = self._key(name)
-            value = self._value(given.get(name, True), within)
+            value = self._value(given.get(name, True))
             if name in required:
                 low, high = low + key + value[0], high + key + value[1]
         more = max(int(schema.get("minProperties", 0)) - len(required), 0)
