@@ -259,9 +259,11 @@ class Guide:
             if not self._sure or self._fits(words, left):
                 return
         open_before = _count(words)
-        _Trial(self, closer, words, left).run()
+        trial = _Trial(self, closer, words, left)
+        trial.run()
         only_ends = not (words & ~closer.spelling.end_words).any()
-        if self._forced_at is None and open_before > 1 and (only_ends or _count(words) == 1):
+        one_way = open_before > 1 and (only_ends or _count(words) == 1)
+        if self._forced_at is None and (one_way or trial.barred):
             self._forced_at = len(self._past)
 
     def _retrace(self, count: int, left: int) -> None:
@@ -298,12 +300,13 @@ class Guide:
         if len(behind) < left:
             self._tried[closer.quote] = behind
             allowed |= closer.quote_words
-        if len(way) + closer.bounds.within <= left - 1:
+        goes_on = len(way) + closer.bounds.within <= left - 1
+        if goes_on:
             allowed = allowed | closer.within
         if quoted <= left - 1:
             allowed = allowed | closer.quoted
         words &= allowed
-        if _count(words) == 1:
+        if self._forced_at is None and (not goes_on or _count(words) == 1):
             self._forced_at = len(self._past)
         return True
 
@@ -442,6 +445,8 @@ class _Trial:
         self.allowed = words & closer.spelling.end_words
         self.spare: list[Way] = []
         self.effort = EFFORT_ALL
+        self.barred = False
+        """Anything could have stood here, but for the budget."""
 
     def run(self) -> None:
         way = self.guide._way
@@ -505,6 +510,8 @@ class _Trial:
         slack = closer.bounds.mark if wide else closer.bounds.within
         if self._all_afford([(one,) for one in closer.ways.garbage], slack):
             self.allowed |= self.words & (closer.text if wide else closer.within)
+        else:
+            self.barred = True
         if not wide and closer.quote is not None:
             ends = [(one, closer.quote) for one in closer.ways.garbage]
             before = len(self.spare)

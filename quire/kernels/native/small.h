@@ -248,12 +248,16 @@ void mask(const MaskArgs& a, U lowest, const Team& team) {
     if (a.rows[i] < 0) continue;  // nobody's
     U* x = (U*)a.x + a.rows[i] * a.x_row;
     const uint32_t* words = a.words + i * a.width;
-    for (long at = 0; at < a.vocab; at += 32) {
-      const uint32_t word = words[at / 32];
-      const long n = a.vocab - at < 32 ? a.vocab - at : 32;
+    for (long w = 0; w < a.vocab / 32; w++, x += 32) {
+      const uint32_t word = words[w];
       if (word == 0xffffffffu) continue;
-      for (long j = 0; j < n; j++) x[at + j] = word >> j & 1 ? x[at + j] : lowest;
+      if (word == 0)
+        for (int j = 0; j < 32; j++) x[j] = lowest;
+      else
+        for (int j = 0; j < 32; j++) x[j] = word >> j & 1 ? x[j] : lowest;
     }
+    for (int j = 0; j < a.vocab % 32; j++)
+      if (!(words[a.vocab / 32] >> j & 1)) x[j] = lowest;
   }
 }
 

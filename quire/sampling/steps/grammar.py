@@ -114,7 +114,7 @@ class Grammar:
         words = array[at:].reshape(len(rows), self._width)
         fill(work, words)
         words[:, -1] &= self._last
-        return Packed(packed, at, len(rows))
+        return Packed(packed, at, packed[at:].view(len(rows), self._width), packed[: len(rows)])
 
     def beside(self, function: Callable[[], Packed]) -> Future[Packed]:
         """Run it in a thread; one at a time."""
@@ -126,14 +126,18 @@ class Grammar:
 class Packed(NamedTuple):
     """Masks for one upload: the rows they are for, and from `at` on the masks."""
 
-    words: Tensor
+    whole: Tensor
     at: int
-    rows: int
+    words: Tensor
+    rows: Tensor
 
     def apply(self, logits: Tensor) -> None:
         """Send them where the logits are, and bar what they bar."""
-        sent = self.words.to(logits.device, non_blocking=True)
-        token_mask(logits, sent[self.at :].view(self.rows, -1), sent[: self.rows])
+        if logits.is_cpu:
+            token_mask(logits, self.words, self.rows)
+            return
+        sent, count = self.whole.to(logits.device, non_blocking=True), len(self.rows)
+        token_mask(logits, sent[self.at :].view(count, -1), sent[:count])
 
 
 class Binding:
@@ -167,7 +171,7 @@ class Binding:
         """
         self._owner.settle()
         packed = self._fill() if self._filled is None else self._filled.result()
-        if packed.rows:
+        if len(packed.rows):
             packed.apply(logits)
 
     def _fill(self) -> Packed:
