@@ -76,6 +76,7 @@ def bounds(form: Form, spelling: Spelling) -> Bounds | None:
         text = short.of(form)
     except (_UnknownError, RequestError, RecursionError):
         return None
+    reader.marks.discard("")
     return Bounds(
         jump=cost.jump,
         slack=cost.slack,

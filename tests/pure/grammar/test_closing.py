@@ -446,3 +446,16 @@ def test_many_are_filled_as_each_alone():
     closing.fill_all(work, rows, room.compiler.fill_all)
     for (guide, left), row in zip(work, rows):
         assert room.spelling.tokens(row) == room.allowed(guide, left)
+
+
+def test_a_string_that_the_budget_ended_says_so():
+    room, form = ROOMS["embedded"], schema_form(TEXT)
+    for budget in (6, 40, 80):
+        guide, text = room.walk(form, budget, "longest", random.Random(4))
+        assert guide.forced, (budget, text)
+
+
+def test_free_text_in_which_calls_may_stand_stays_free_of_their_cost():
+    room = ROOMS["embedded"]
+    bare = Tags(("<tool_call>",), (Tag("<tool_call>", schema_form(DEEP), ""), *CALLS))
+    assert len(room.allowed(room.guide(bare), 12)) > 3000
