@@ -26,15 +26,15 @@ INPUT, OUTPUT, DEPTH, BUDGET = 512, 128, 2, 8192
 
 
 STEPS = (
-    ((1, 3.7), (32, 4.1), (64, 4.3), (128, 4.8), (256, 6.2), (512, 10.9), (640, 14.1))
-    + ((1024, 21.9), (2048, 47.2), (16384, 386.0))
+    *((1, 3.7), (32, 4.1), (64, 4.3), (128, 4.8), (256, 6.2), (512, 10.9), (640, 14.1)),
+    *((1024, 21.9), (2048, 47.2), (16384, 386.0)),
 )  # rows, ms
 CAPTURED = 1024
 
 
 def step_s(prompts, rows, host_s):
     total = prompts + rows
-    low, high = next(pair for pair in zip(STEPS, STEPS[1:]) if total <= pair[1][0])
+    low, high = next(pair for pair in itertools.pairwise(STEPS) if total <= pair[1][0])
     share = (total - low[0]) / (high[0] - low[0])
     products = (low[1] + share * (high[1] - low[1])) / 1e3
     kv = rows * (INPUT + OUTPUT / 2) * 131e3 / 4.2e12
