@@ -84,7 +84,7 @@ def constraint(form: Form, backend: str = "auto", *, param: str | None = None) -
     """
     try:
         name = _backend(backend)
-        return Constraint(forms.dump(_Checker().of(form)), name)
+        return Constraint(forms.dump(_Checker(name).of(form)), name)
     except RequestError as error:
         error.param = error.param or param
         raise
@@ -110,7 +110,8 @@ def _dumped(given: object, param: str | None) -> str:
 class _Checker:
     """One walk over one form."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str) -> None:
+        self.backend = backend
         self.parts = 0
 
     def of(self, form: Form, depth: int = 0) -> Form:
@@ -121,7 +122,7 @@ class _Checker:
         if depth > MOST_DEPTH:
             raise RequestError(f"forms are nested over {MOST_DEPTH} deep")
         if isinstance(form, Json):
-            return _json(form)
+            return _json(form, self.backend)
         if isinstance(form, Seq | Either):
             return self._several(form, depth)
         if isinstance(form, Repeat):
@@ -151,8 +152,8 @@ class _Checker:
 # -- leaves -------------------------------------------------------------------------------------
 
 
-def _json(form: Json) -> Json:
-    rewritten = schema.rewritten(form.schema, form.closed)
+def _json(form: Json, backend: str) -> Json:
+    rewritten = schema.rewritten(form.schema, form.closed, backend)
     if form.spacing is not None:
         _check_spacing(form.spacing)
     return dataclasses.replace(form, schema=rewritten, closed=False)

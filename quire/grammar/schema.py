@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quire.grammar.schemas import emit
+from quire.grammar.schemas import emit, for_xgrammar
 from quire.grammar.schemas.document import Document, Node, Refused, refuse
 from quire.grammar.schemas.graph import Graph
 from quire.grammar.schemas.tableau import Tableau
@@ -28,19 +28,21 @@ KEPT_CHARS = 32_768
 """Of such a schema."""
 
 
-def rewritten(text: str, closed: bool = False) -> str:
-    """The schema in keywords that every backend honours. Raises Refused, with the place.
+def rewritten(text: str, closed: bool = False, backend: str = "auto") -> str:
+    """The schema in keywords that the backend honours. Raises Refused, with the place.
 
     closed: as in quire.grammar.forms.Json.
     """
-    return _remembered(text, closed) if len(text) <= KEPT_CHARS else _rewritten(text, closed)
+    make = _remembered if len(text) <= KEPT_CHARS else _rewritten
+    return make(text, closed, backend == "xgrammar")
 
 
-def _rewritten(text: str, closed: bool) -> str:
+def _rewritten(text: str, closed: bool, xgrammar: bool = False) -> str:
     document = Document(text)
     tableau = Tableau(document, closed)
     root = tableau.key([(document.root, True)])
-    return emit.text(Graph(tableau, root))
+    graph = Graph(tableau, root)
+    return for_xgrammar.text(graph) if xgrammar else emit.text(graph)
 
 
 _remembered = functools.lru_cache(maxsize=KEPT)(_rewritten)

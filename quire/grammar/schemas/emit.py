@@ -58,13 +58,15 @@ Written = dict[str, Any] | bool
 
 def text(graph: Graph) -> str:
     """The schema, as JSON text."""
-    made = json.dumps(_Writer(graph).whole(), ensure_ascii=False, separators=(",", ":"))
+    made = json.dumps(Writer(graph).whole(), ensure_ascii=False, separators=(",", ":"))
     if len(made.encode()) > MOST_TEXT:
         refuse("", f"it has over {MOST_TEXT} bytes once its cases are told apart")
     return made
 
 
-class _Writer:
+class Writer:
+    """Keys and Shapes as JSON."""
+
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         self.names = _names(graph)

@@ -1,0 +1,123 @@
+"""Writes a Graph for xgrammar, which by itself ignores some keywords and gets others wrong.
+
+What was found of version 0.2.8, by texts that its masks allow: lengths beside a pattern, several
+patterns, and multipleOf are ignored; a pattern may match quotes, backslashes and line breaks, which
+then stand in the JSON as they are; so may strings with a length; counts within counts come out
+wrong; after names by pattern, and in empty lists with prefixItems, white space doubles. Here all
+that is written in other words, narrower, or refused.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from quire.grammar import regex
+from quire.grammar.regex import Alt, Chars, Node, Repeat, Seq
+from quire.grammar.schemas.document import Value, refuse
+from quire.grammar.schemas.emit import MOST_TEXT, Writer, Written
+from quire.grammar.schemas.graph import Graph
+from quire.grammar.schemas.shapes import Array, Free, Numbers, Object, Shape, Strings, Values
+
+SAFE: regex.Ranges = ((32, 33), (35, 91), (93, 126), (0xA1, 0xD7FF))
+"""Characters that stand for themselves in a JSON string. Classes with more come out as bytes that
+are no UTF-8."""
+HINT = 'leave the choice of the backend to "auto"'
+
+
+def text(graph: Graph) -> str:
+    """The schema for xgrammar, as JSON text."""
+    made = json.dumps(_XWriter(graph).whole(), ensure_ascii=False, separators=(",", ":"))
+    if len(made.encode()) > MOST_TEXT:
+        refuse("", f"it has over {MOST_TEXT} bytes once its cases are told apart")
+    return made
+
+
+class _XWriter(Writer):
+    def shape(self, shape: Shape) -> Written:
+        if isinstance(shape, Numbers) and shape.step is not None and shape.step != 1:
+            refuse(shape.place, "xgrammar does not hold to multipleOf", HINT)
+        if isinstance(shape, Values):
+            for value in shape.values:
+                _check_value(value, shape.place)
+        if isinstance(shape, Strings):
+            return _strings(shape)
+        return super().shape(shape)
+
+    def array(self, shape: Array) -> Written:
+        if shape.first and not shape.least:
+            refuse(shape.place, "xgrammar does not bound white space in an empty list here", HINT)
+        made = super().array(shape)
+        assert isinstance(made, dict)
+        if "prefixItems" in made:
+            made["prefixItems"] = [{} if one is True else one for one in made["prefixItems"]]
+        return made
+
+    def object(self, shape: Object) -> Written:
+        for name in shape.named:
+            _check_value(name, shape.place)
+        if shape.least > len(shape.required) and shape.named:
+            refuse(shape.place, "xgrammar cannot ask for properties beside those listed", HINT)
+        return super().object(shape)
+
+    def free(self, free: list[Free], made: dict[str, Any]) -> None:
+        """Other names than those listed are left out where some are listed."""
+        by_pattern = [one for one in free if one.names is not None]
+        if by_pattern and not made.get("properties"):
+            refuse("", "xgrammar does not hold to patterns of names", HINT)
+        super().free([one for one in free if one.names is None], made)
+
+
+def _check_value(value: Value, place: str) -> None:
+    if isinstance(value, dict | list):
+        for one in [*value, *value.values()] if isinstance(value, dict) else value:
+            _check_value(one, place)
+    elif isinstance(value, float) and f"{value:.17g}" != repr(value).removesuffix(".0"):
+        refuse(place, f"xgrammar writes the number {value!r} with other digits", HINT)
+    elif isinstance(value, str) and not value.isascii():
+        refuse(place, f"xgrammar does not write {value!r:.40} right", HINT)
+
+
+def _strings(shape: Strings) -> Written:
+    if not shape.patterns and not shape.least and shape.most is None:
+        return {"type": "string"}
+    if not shape.patterns:
+        node: Node | None = Repeat(Chars(SAFE), shape.least, shape.most)
+    else:
+        node = _safe(shape.patterns[0])
+        ends = regex.lengths(shape.patterns[0]) or (0, 0)
+        top = ends[1] if shape.most is None else shape.most
+        loose = ends[0] < shape.least or (top is not None and (ends[1] is None or ends[1] > top))
+        if len(shape.patterns) > 1 or loose:
+            refuse(shape.place, "xgrammar holds to one pattern, and to no length beside it", HINT)
+    if node is None or _nested(node):
+        refuse(shape.place, "xgrammar does not get this pattern right", HINT)
+    return {"type": "string", "pattern": regex.anchored(node)}
+
+
+def _safe(node: Node) -> Node | None:
+    """The node without characters that must be escaped in JSON. None: nothing is left."""
+    if isinstance(node, Chars):
+        left = regex.common(node.ranges, SAFE)
+        return Chars(left) if left else None
+    if isinstance(node, Repeat):
+        part = _safe(node.part)
+        return (
+            (None if node.least else regex.EMPTY)
+            if part is None
+            else Repeat(part, node.least, node.most)
+        )
+    if isinstance(node, Seq | Alt):
+        parts = [_safe(part) for part in node.parts]
+        kept = tuple(part for part in parts if part is not None)
+        if isinstance(node, Seq):
+            return Seq(kept) if len(kept) == len(parts) else None
+        return Alt(kept) if kept else None
+    return node
+
+
+def _nested(node: Node, within: bool = False) -> bool:
+    """A count stands within a count."""
+    if isinstance(node, Repeat):
+        return within or _nested(node.part, True)
+    return isinstance(node, Seq | Alt) and any(_nested(part, within) for part in node.parts)
