@@ -202,6 +202,23 @@ CASES = [
         ["<f>\n<i>5</i>\n<i>6</i>\n</f>"],
         ["<f>\n</f>", "<f>\n<i>5</i></f>"],
     ),
+    Case(
+        "text that a wide part before it could eat",
+        Seq((INT, Regex("[a-z]*"), Text("b;"), INT)),
+        ["1b;2", "1abb;2"],
+        ["1;2", "1ab2"],
+    ),
+    Case(
+        "parts that may be missing, and begin alike",
+        Seq((
+            INT,
+            Repeat(Seq((Text("<p=a>"), INT)), least=0, most=1),
+            Repeat(Seq((Text("<p=b>"), Regex("[A-Z]{1,2}"), Text("</p>"))), least=0, most=1),
+            Text("</f>"),
+        )),
+        ["1</f>", "1<p=a>2</f>", "1<p=b>XY</p></f>", "1<p=a>2<p=b>X</p></f>"],
+        ["1<p=b>X</f>", "1<p=b>X</p><p=a>2</f>"],
+    ),
     Case("tag", Tag("<t>", INT, "</t>"), ["<t>1</t>"], ["<t></t>"]),
     Case(
         "tags behind text",
