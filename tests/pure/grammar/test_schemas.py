@@ -34,7 +34,7 @@ FREE = 17
 ROOM = (0, 1, 5)
 """Tokens over the least, of texts with one."""
 OPEN = (
-    "doubling definitions",
+    *("doubling definitions", "survey"),
     r"pattern ^[^\s@]+@[^\s@]+\.[a-z]{2,}$",
     *("pattern foo", "pattern bar$", "pattern a.c", "pattern ^a|b$", "two patterns"),
 )
