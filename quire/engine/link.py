@@ -71,14 +71,14 @@ class RunServer(Word, frozen=True):
 
     options: dict[str, Any]  # of quire.server.options
     folder: str  # what API processes share
-    engine: str  # the engine's folder
-    name: str  # what the engine knows it by; no two processes have the same
     index: int
     count: int
-    birth: int  # how many processes had this index before
-    restarts: int  # how many engines have taken over so far
     sockets: list[int]
     log_level: str
+    engine: str = ""  # the engine's folder
+    name: str = ""  # what the engine knows it by; no two processes have the same
+    birth: int = 0  # how many processes had this index before
+    restarts: int = 0  # how many engines have taken over so far
 
 
 class Listening(Word, frozen=True):
