@@ -101,6 +101,8 @@ class Rules:
                 if used not in self.by_name:
                     raise RequestError(f"the grammar's `{name}` uses `{used}`, which is no rule")
         self._refuse_endless()
+        for name, rule in self.by_name.items():
+            self.by_name[name] = _unrolled(name, rule)
 
     def _refuse_endless(self) -> None:
         ending: set[str] = set()
@@ -136,6 +138,53 @@ class Rules:
             self._known[name] = None  # while it is looked at: within itself it is not regular
             self._known[name] = self.regular(self.by_name[name])
         return self._known[name]
+
+
+def _unrolled(name: str, rule: Expr) -> Expr:
+    """The rule without its own name, where that stands only at the end, or only at the start.
+
+    `x ::= a x | b` is `a* b`, and `x ::= x a | b` is `b a*`: how people write what repeats.
+    """
+    rows = [row for part in _options(rule) for row in _rows(part, name)]
+    bases = [row for row in rows if row and row != [Ref(name)] and Ref(name) not in row]
+    bases += [row for row in rows if not row]
+    for own, rest in ((-1, slice(None, -1)), (0, slice(1, None))):
+        again = [row[rest] for row in rows if len(row) > 1 and row[own] == Ref(name)]
+        plain = [part for row in (*again, *bases) for part in row]
+        is_all = len(again) + len(bases) + rows.count([Ref(name)]) == len(rows)
+        if again and is_all and not any(name in _refs(part) for part in plain):
+            repeated = Times(_either(again), 0, None)
+            first, last = (repeated, _either(bases)) if own else (_either(bases), repeated)
+            return Cat((first, last))
+    return rule
+
+
+def _options(expr: Expr) -> list[Expr]:
+    if isinstance(expr, Or):
+        return [one for part in expr.parts for one in _options(part)]
+    return [expr]
+
+
+def _rows(expr: Expr, name: str) -> list[list[Expr]]:
+    """An option as parts in a row. With the rule itself perhaps at an end: with it and without."""
+    row = _row(expr)
+    for at in (-1, 0):
+        perhaps = row[at] if row else None
+        if isinstance(perhaps, Times) and perhaps == Times(Ref(name), 0, 1):
+            without = row[:-1] if at else row[1:]
+            return [[*without, Ref(name)] if at else [Ref(name), *without], without]
+    return [row]
+
+
+def _row(expr: Expr) -> list[Expr]:
+    if isinstance(expr, Cat):
+        return [one for part in expr.parts for one in _row(part)]
+    return [] if expr == regex.EMPTY else [expr]
+
+
+def _either(rows: list[list[Expr]]) -> Expr:
+    parts = tuple(row[0] if len(row) == 1 else Cat(tuple(row)) for row in rows)
+    return parts[0] if len(parts) == 1 else Or(parts)
 
 
 def _refs(expr: Expr) -> list[str]:

@@ -52,6 +52,32 @@ def test_an_expression_means_what_is_written(text, good, bad):
     assert not any(texts.matches(node(text), one) for one in bad)
 
 
+@pytest.mark.parametrize(
+    ("text", "good", "bad"),
+    [
+        ("root ::= [ab] | [ab] root", ["a", "abba"], ["", "c"]),
+        ("root ::= [ab] root?", ["a", "abba"], ["", "c"]),
+        ('root ::= "" | "a" root', ["", "aa"], ["b"]),
+        ('root ::= "x" | root "a" | root "b"', ["x", "xab"], ["", "a", "ax"]),
+        ('root ::= root | "x" | "a" "b" root', ["x", "ababx"], ["abx"[:2], "ax"]),
+        ('root ::= "<" x ">"\nx ::= [a-z] | [a-z] x', ["<a>", "<abc>"], ["<>", "a"]),
+        ('root ::= "a" y\ny ::= ("b" | "c") y | "." | ","', ["a.", "abcb,"], ["a", "ab"]),
+    ],
+)
+def test_a_rule_that_ends_or_begins_with_itself_is_a_repetition(text, good, bad):
+    assert all(texts.matches(node(text), one) for one in good)
+    assert not any(texts.matches(node(text), one) for one in bad)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['root ::= "(" root ")" | "x"', 'root ::= root "+" root | "x"', 'root ::= "a" root "b"?'],
+)
+def test_other_recursion_stays(text):
+    text += ' | "y"'
+    assert ebnf.Rules(text, 1000).regular(ebnf.Ref("root")) is None
+
+
 def test_what_is_recursive_or_has_tokens_is_not_regular():
     rules = ebnf.Rules('root ::= "(" root ")" | x\nx ::= <think> y\ny ::= "a"', 1000)
     assert [rules.regular(ebnf.Ref(name)) is None for name in ("root", "x", "y")] == [
