@@ -1,0 +1,137 @@
+"""Regular expressions as trees, and sets of texts."""
+
+import re
+
+import jsonschema
+import pytest
+
+from quire.errors import RequestError
+from quire.grammar import regex, texts
+from quire.grammar.schemas import formats
+
+
+def _whole(pattern, **more):
+    return regex.whole(regex.parse(pattern, **more))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "good", "bad"),
+    [
+        ("^a$", ["a"], ["", "aa", "ba", "a\n"]),
+        ("a", ["a", "xay"], ["", "b"]),
+        ("^a|b$", ["ax", "xb"], ["xa", "bx"]),
+        ("(^|,)a", ["a", ",a", "x,a"], ["xa"]),
+        ("^(a|b)?$", ["", "a", "b"], ["ab"]),
+        ("^a{2,3}$", ["aa", "aaa"], ["a", "aaaa"]),
+        (r"^\d\w\s$", ["1a ", "1_\t"], ["١a ", "1é ", "1a\u00a0"]),
+        (r"^\D$", ["a"], ["1", "١"]),
+        ("^[^a-c]$", ["d", "é", "\n"], ["a"]),
+        ("^.$", ["a", "é"], ["\n", "\r", "\u2028"]),
+        (r"^[\s\S]$", ["a", "\n", "\x1c"], ["", "ab"]),
+        (r"^\u00e9\x41\n$", ["éA\n"], ["éA"]),
+        ("(?i)^abc$", ["ABC", "aBc"], ["abd"]),
+        (r"^[\]\-\^]$", ["]", "-", "^"], ["\\"]),
+        ("^[a-z&&b]$", ["a", "&"], ["-"]),
+        ("^(?P<n>x)(?:y)$", ["xy"], ["x"]),
+    ],
+)
+def test_a_pattern_means_what_all_dialects_agree_on(pattern, good, bad):
+    node = _whole(pattern)
+    written = re.compile(regex.anchored(node))
+    for text in good:
+        assert texts.matches(node, text)
+        assert written.search(text)
+        assert re.search(pattern, text)
+    for text in bad:
+        assert not texts.matches(node, text)
+        assert not written.fullmatch(text)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        *(
+            "(?=a)",
+            "(?<!a)b",
+            r"(a)\1",
+            r"\bx",
+            "[a",
+            "(a",
+            "a)",
+            "*a",
+            "a**",
+            "a{3,1}",
+            "[]",
+            "a^b",
+        ),
+        *("a{,3}", r"\p{L}", r"\012", "a{1,999999999}", "(" * 200 + ")" * 200, "a\0", "x" * 20000),
+    ],
+)
+def test_what_a_grammar_cannot_follow_is_refused(pattern):
+    with pytest.raises(RequestError):
+        _whole(pattern)
+
+
+def test_two_escapes_of_surrogates_are_one_character():
+    assert texts.matches(_whole(r"^\ud83d\ude00$"), "😀")
+
+
+def test_a_pattern_that_blows_up_elsewhere_is_matched_in_linear_time():
+    assert not texts.matches(_whole("^(a+)+b$"), "a" * 2000)
+
+
+def test_lengths_are_those_of_the_shortest_and_the_longest_text():
+    assert regex.lengths(_whole("^a{2,5}(b|cc)?$")) == (2, 7)
+    assert regex.lengths(_whole("^a+$")) == (1, None)
+    assert regex.lengths(regex.NOTHING) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "two", "meets"),
+    [("^a", "b$", True), ("^a", "^b", False), ("^(aa)+$", "^.{3}$", False), ("^a*$", "^$", True)],
+)
+def test_whether_two_patterns_meet_is_decided(one, two, meets):
+    assert texts.meet(_whole(one), _whole(two)) is meets
+
+
+def test_what_is_left_without_others_is_written_as_a_pattern():
+    left = texts.without([_whole("^[ab]{1,2}$")], [_whole("^a"), regex.literal("bb")])
+    kept = [text for text in ("a", "b", "ab", "ba", "bb", "") if texts.matches(left, text)]
+    assert kept == ["b", "ba"]
+    assert re.compile(regex.anchored(left)).search("ba")
+
+
+def test_too_large_a_set_is_not_decided():
+    with pytest.raises(texts.TooComplex):
+        texts.without([_whole("^(a|b)*a(a|b){14}$")], [_whole("^b")])
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("date", "2024-02-29", "2023-02-29"),
+        ("time", "23:59:59Z", "24:00:00Z"),
+        ("date-time", "2000-02-29T00:00:00.5+01:00", "1900-02-29T00:00:00Z"),
+        ("duration", "P1Y2M3DT4H5M6S", "P1S"),
+        ("email", "a.b+c@d-e.org", "a..b@c"),
+        ("hostname", "a-b.c", "-a.b"),
+        ("ipv4", "255.0.10.1", "256.0.0.1"),
+        ("ipv6", "1::8:127.0.0.1", "1::2::3"),
+        ("uri", "https://u@h.org:80/a/b?c=d#e", "//h/a"),
+        ("uri-reference", "../a?b", "a b"),
+        ("uuid", "00112233-4455-6677-8899-aAbBcCdDeEfF", "00112233445566778899aabbccddeeff"),
+        ("json-pointer", "/a~1b/0", "a"),
+        ("base64", "YWI=", "YWI"),
+    ],
+)
+def test_a_format_is_what_validators_take(name, good, bad):
+    node = formats.node(name)
+    assert texts.matches(node, good)
+    assert not texts.matches(node, bad)
+    jsonschema.Draft202012Validator.FORMAT_CHECKER.check(good, name)
+
+
+def test_all_formats_are_read():
+    for name in formats.known():
+        node = formats.node(name)
+        assert node is None or regex.lengths(node) is not None
