@@ -85,9 +85,7 @@ _ASSIGNED = 0x40000
 """No letters or digits stand further up."""
 _NARROW = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "a": 7, "e": 27}
-_BOTH = re.compile(
-    "|".join(rf"\\{a}.*\\{b}" for c in "swd" for a, b in (c + c.upper(), c.upper() + c))
-)
+_BOTH = re.compile(r"\\s.*\\S|\\S.*\\s|\\d.*\\D|\\D.*\\d|\\w.*\\W|\\W.*\\w")
 """A class of a letter and of its opposite."""
 _SYNTAX = frozenset("\\^$.|?*+()[]{}/")
 
