@@ -23,8 +23,8 @@ from quire.grammar.forms import Form
 from quire.grammar.shortest import Shortest
 from quire.grammar.spelling import Spelling
 
-NUMBER = 24
-"""Tokens that a number is from its end, at most, where no bound says more."""
+NUMBER = 4
+"""Tokens that a number is from its end, at most, where no bound says more: -1.5e+ is one."""
 LONGEST_CHAR = 6
 """Bytes of one character: \\u0000."""
 MOST_LITERALS = 256
@@ -189,6 +189,7 @@ class _Json:
         self.leaf = NUMBER
         self.name = 3
         self.choice = False
+        self.dearest = 1
         self.changed = True
         self.looked: set[int] = set()
         """In this round."""
@@ -201,9 +202,15 @@ class _Json:
             self.changed = False
             self.looked = set()
             low, _ = self._value(self.root)
-        highest = max((high for _, high in self.known.values()), default=1)
-        slack = self.leaf + (highest if self.choice else 0)
-        return _Cost(low, highest + self.name + 2, slack)
+        slack = self.leaf + (self.dearest if self.choice else 0)
+        return _Cost(low, self.dearest + self.name + 2, slack)
+
+    def _begun(self, schema: Any) -> tuple[int, int]:
+        """Of a value that may be begun though nothing asks for it: the way to the end has no part
+        of it before."""
+        found = self._value(schema)
+        self.dearest = max(self.dearest, found[1])
+        return found
 
     def _value(self, schema: Any) -> tuple[int, int]:
         """(cheapest, dearest of the cheapest that a choice leaves) of a value of the schema."""
@@ -229,7 +236,7 @@ class _Json:
         parts += [self._value(one) for one in schema.get("allOf", ())]
         for word in ("anyOf", "oneOf"):
             if word in schema:
-                options = [self._value(one) for one in schema[word]]
+                options = [self._begun(one) for one in schema[word]]
                 self.choice |= len(options) > 1
                 lows, highs = zip(*options)
                 parts.append((min(lows), max(highs)))
@@ -251,7 +258,6 @@ class _Json:
             if isinstance(value, str):
                 self.owner.literals.add(text[1:])
         self.leaf = max(self.leaf, *costs)
-        self.choice |= len(costs) > 1
         return min(costs), max(costs)
 
     def _kinds(self, schema: dict[str, Any]) -> tuple[int, int]:
@@ -279,8 +285,8 @@ class _Json:
     def _array(self, schema: dict[str, Any]) -> tuple[int, int]:
         first = schema.get("prefixItems", [])
         least = int(schema.get("minItems", 0))
-        each = [self._value(one) for one in first]
-        rest = self._value(schema.get("items", True))
+        each = [self._begun(one) for one in first]
+        rest = self._begun(schema.get("items", True))
         if least == 0:
             return 1, 1
         each = each[:least] + [rest] * (least - len(each))
@@ -297,11 +303,12 @@ class _Json:
             self.owner.name_pattern(node)
             far = _farthest(node)
             self.leaf, self.name = max(self.leaf, far + 3), max(self.name, far + 3)
-        rest = [self._value(one) for one in others] or [(1, 1)]
+        rest = [self._begun(one) for one in others] or [(1, 1)]
         required = schema.get("required", ())
         for name in {**given, **dict.fromkeys(required)}:
             key = self._key(name)
-            value = self._value(given.get(name, True))
+            look = self._value if name in required else self._begun
+            value = look(given.get(name, True))
             if name in required:
                 low, high = low + key + value[0], high + key + value[1]
         more = max(int(schema.get("minProperties", 0)) - len(required), 0)
