@@ -60,8 +60,7 @@ class Reads:
         content = None if asked is None else words.form(asked, self.house)
         backend = self.house.backend if asked is None else words.backend(asked, self.house)
         bound = self._plan(content).bound
-        within = self.house.enable_in_reasoning
-        form = whole_form(bound, None if within else self.readers, began)
+        form = whole_form(bound, self.readers, began, self.house)
         constraint = None
         if form is not None:
             param = "structured_outputs" if asked is not None else "tools"

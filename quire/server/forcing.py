@@ -94,8 +94,7 @@ def form(
     bound = plan_of(to, asked, one, content).bound
     if bound is None:
         return None
-    readers = None if to.house.enable_in_reasoning else to.readers
-    return whole_form(bound, readers, began_of(to, one, prompt))
+    return whole_form(bound, to.readers, began_of(to, one, prompt), to.house)
 
 
 def began_of(to: Services, one: Conversation, prompt: str) -> Began:

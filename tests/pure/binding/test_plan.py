@@ -5,9 +5,12 @@ import pytest
 from quire.binding.choice import Choice, choice
 from quire.binding.plan import plan
 from quire.binding.reasoning import ANY_TEXT
+from quire.binding.rules import whole_form
 from quire.errors import RequestError, Unsupported
 from quire.grammar.forms import Json, Tags
+from quire.grammar.words import House
 from quire.text.forced import Arguments
+from quire.text.readers import Began
 from quire.text.speech import Call, gather
 from quire.text.tools.choose import Chosen, choose
 from quire.text.tools.machine import Parser
@@ -196,3 +199,14 @@ def test_a_text_of_nothing_is_no_call():
 
 def test_what_reads_a_list_is_the_machine_of_all_dialects():
     assert isinstance(plan(None, TOOLS, FORCED).reader(), Parser)
+
+
+def test_calls_are_written_as_the_house_has_its_json():
+    bound = plan(None, TOOLS, Choice("required", True, "get_weather")).bound
+    plain, compact = (
+        Trial(whole_form(bound, None, Began(), House(disable_any_whitespace=one)))
+        for one in (False, True)
+    )
+    assert plain.accepts('{"city": "Rome"}')
+    assert not compact.accepts('{"city": "Rome"}')
+    assert compact.accepts('{"city":"Rome"}')
