@@ -145,3 +145,11 @@ def test_strict_mode_lets_strict_schemas_through():
 def test_the_same_schema_is_rewritten_once():
     text = json.dumps(GOOD)
     assert schema.rewritten(text) is schema.rewritten(text)
+
+
+def test_items_that_recursion_never_ends_are_left_out():
+    endless = {"type": "object", "properties": {"x": {"$ref": "#/$defs/e"}}, "required": ["x"]}
+    first = [{"type": "boolean"}, {"$ref": "#/$defs/e"}]
+    given = {"type": "array", "prefixItems": first, "$defs": {"e": endless}}
+    made = _schema(admit.constraint(admit.json_form(given)))
+    assert made == {"type": "array", "prefixItems": [{"type": "boolean"}], "items": False}
