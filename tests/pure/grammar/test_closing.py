@@ -67,6 +67,7 @@ def knotty() -> Vocabulary:
         "nk>",
         ">{",
         "</th",
+        'me"',
     ]
     words = [a + b for a, b in itertools.product(["al", " ga", "na", "x"], ["me", "lue", " the "])]
     tokens = [*(bytes([byte]) for byte in range(256))]
@@ -459,3 +460,31 @@ def test_free_text_in_which_calls_may_stand_stays_free_of_their_cost():
     room = ROOMS["embedded"]
     bare = Tags(("<tool_call>",), (Tag("<tool_call>", schema_form(DEEP), ""), *CALLS))
     assert len(room.allowed(room.guide(bare), 12)) > 3000
+
+
+def test_a_token_that_ends_a_name_counts_as_that_name():
+    room, form = ROOMS["knotty"], schema_form(SCHEMAS["free names"])
+    guide = room.guide(form)
+    for piece in (b"{", b'"', b"n", b"a"):
+        room.allowed(guide, 300)
+        assert guide.accept(room.spelling.ids[piece])
+    ends = room.spelling.ids[b'me"']
+    assert ends in room.allowed(guide, 300)
+    assert ends not in room.allowed(guide, 8), "what follows the name takes more"
+
+
+@pytest.mark.parametrize("form", [Regex("[a-z ]{20,90}"), FORMS["reasoning"], FORMS["calls"]])
+def test_a_sequence_that_comes_back_has_the_masks_that_it_had(form):
+    room, rng = ROOMS["embedded"], random.Random(8)
+    budget, taken = room.least(form) + 45, []
+    guide = room.guide(form)
+    while len(taken) < budget and not guide.over:
+        tokens = room.allowed(guide, budget - len(taken))
+        back = room.guide(form)
+        assert all(map(back.accept, taken))
+        assert room.allowed(back, budget - len(taken)) == tokens, len(taken)
+        token = room.drawn(tokens, "not the end", rng)
+        if token in room.vocabulary.ends:
+            break
+        assert guide.accept(token)
+        taken.append(token)
