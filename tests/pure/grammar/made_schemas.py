@@ -79,7 +79,7 @@ KEYWORDS = (
     lambda draw, depth: {"pattern": draw.choice(("^a", "b$", "a", "^[ab]*$", "^$"))},
     lambda draw, depth: {"uniqueItems": draw.random() < 0.5},
     lambda draw, depth: {"required": draw.sample(NAMES, draw.randint(1, 2))},
-    lambda draw, depth: {"propertyNames": draw.choice(OF_NAMES)},
+    lambda draw, depth: {"propertyNames": copy.deepcopy(draw.choice(OF_NAMES))},
     lambda draw, depth: {"dependentRequired": {draw.choice(NAMES): draw.sample(NAMES, 1)}},
     lambda draw, depth: {"dependentSchemas": {draw.choice(NAMES): _schema(draw, depth - 1)}},
     lambda draw, depth: _inner(draw, depth, INNER),
@@ -125,9 +125,8 @@ def broken(draw: random.Random, given):
         elif what == 2 and isinstance(holder, dict) and key in holder:
             holder[key + draw.choice(("", "s", "x"))] = holder.pop(key)
         elif isinstance(holder, dict):
-            holder[draw.choice(("$ref", "not", "allOf", "items", "type", "enum"))] = draw.choice(
-                STRANGE
-            )
+            word = draw.choice(("$ref", "not", "allOf", "items", "type", "enum"))
+            holder[word] = copy.deepcopy(draw.choice(STRANGE))
         places = list(_places(given))
     return given
 
