@@ -304,7 +304,7 @@ TINY = {
     "number or text": {"anyOf": [WHOLE, TEXT]},
     "array": {"type": "array", "items": {"type": "boolean"}, "minItems": 2},
     "object": obj(a={"type": "null"}),
-    "enum": {"enum": ["alue", "xxxx", "ga the "]},
+    "enum": {"enum": ["name", "xxxx", "ga the "]},
     "pattern": {"type": "string", "pattern": "^(x|galue)+a$"},
 }
 
