@@ -33,12 +33,8 @@ FREE = 17
 """Texts without a budget."""
 ROOM = (0, 1, 5)
 """Tokens over the least, of texts with one."""
-OPEN = (
-    *("doubling definitions", "survey"),
-    r"pattern ^[^\s@]+@[^\s@]+\.[a-z]{2,}$",
-    *("pattern foo", "pattern bar$", "pattern a.c", "pattern ^a|b$", "two patterns"),
-)
-"""Schemas whose texts are not closed within budgets here: it takes seconds, or has no end yet."""
+OPEN = ("doubling definitions", "survey")
+"""Schemas whose texts are not always closed within budgets: closing is at fault, not the schema."""
 CLOSED = (
     "a list of calls",
     "a tree",
