@@ -42,6 +42,8 @@ EFFORT_ALL = 100
 """The same for all tokens that are tried before a step."""
 MOST_TRIED = 12
 """Tokens that are tried before a step."""
+MOST_SPARE = 4
+"""Ways that are kept from behind the end of a string."""
 MOST_LISTED = 2000
 """Where more short tokens may come, they are pieces of a text that the form says much of."""
 MOST_TAIL = 64
@@ -294,7 +296,9 @@ class Guide:
         free = not (closer.garbage_words & ~words).any()
         if not free or behind is None or len(way) > left or not self._leads(way):
             return False
+        spare = (behind, *(one for one in self._spare if one != behind))[:MOST_SPARE]
         self._take(way)
+        self._spare = spare  # what ends the string takes one of these, and a search might miss it
         self._tried[way[0]] = way[1:]
         allowed = closer.words_of(way[0])
         if len(behind) < left:
