@@ -17,6 +17,7 @@ from quire.core.types import NO_BLOCK, UNKNOWN, Copy, StepResult, TokenLogprobs
 from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
+from quire.platform import cpu
 from quire.runner.graphs import Graphs
 from quire.runner.inputs import Inputs
 from quire.runner.lane import Done, result_of
@@ -55,6 +56,9 @@ class Lane:
         shape = (slots.max_seqs, slots.width)
         self.tables = [np.full(shape, NO_BLOCK, dtype=np.int32) for _ in range(slots.groups)]
         self._last_token = np.zeros(slots.max_seqs, dtype=np.int32)
+        # else masks filled beside the kernels would hold one of their threads up, and so all
+        native = library.library()
+        self._has_spare_core = native is not None and cpu.threads() > native.threads
         self._graphs = None
         if not eager:
             self._graphs = Graphs(
@@ -90,7 +94,7 @@ class Lane:
         late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
         inputs.token_ids[late] = self._last_token[inputs.token_slots[late]]
         binding = self._sampler.binding(inputs.sampled_slots, inputs.outputs)
-        if binding is not None:
+        if binding is not None and self._has_spare_core:
             binding.begin()
         batch = self.batch(inputs)
         if inputs.decode_only and self._graphs is not None:

@@ -244,7 +244,7 @@ BAD = [
     (dict(top_logprobs=3), openai.BadRequestError, "top_logprobs"),
     (dict(extra_body={"top_k": "x"}), openai.BadRequestError, "top_k"),
     (dict(model="other"), openai.NotFoundError, "model"),
-    (dict(tools=TOOLS, tool_choice="required"), openai.InternalServerError, "tool_choice"),
+    (dict(tools=TOOLS, tool_choice="always"), openai.BadRequestError, "tool_choice"),
 ]
 
 

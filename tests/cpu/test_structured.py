@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quire.core.types import Thinking
+from quire.platform import cpu
 from quire.sampling.steps import grammar
 from tests.cpu.engine_of import engine_of, request, run
 from tests.cpu.made_grammars import BLANK, DIGITS, END, OPEN, Grammars, bound_to, whole
@@ -136,6 +137,7 @@ def test_what_is_told_does_not_depend_on(want, name):
 def test_how_masks_are_filled_changes_nothing(want, monkeypatch, threads):
     monkeypatch.setattr(grammar, "PARALLEL", 0)
     monkeypatch.setattr(grammar, "FEW", threads)
+    monkeypatch.setattr(cpu, "threads", lambda: 1000)  # a core to spare
     assert told(run(made(depth=2), workload())[1]) == want
 
 
