@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from quire.config.backends import KNOWN, our_name
 from quire.config.config import StructuredSection
 from quire.config.options import Options
 from quire.config.reasons import Reasons
@@ -20,16 +21,8 @@ from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
-BACKENDS = {
-    "auto": "auto",
-    "xgrammar": "xgrammar",
-    "guidance": "llguidance",
-    "llguidance": "llguidance",
-    "outlines": "outlines",
-    "lm-format-enforcer": "lm-format-enforcer",
-    "lm_format_enforcer": "lm-format-enforcer",
-}
-"""What is said -> a backend's name."""
+SAID = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")
+"""Backends as users of this option know them."""
 OLD_SWITCHES = {
     "no-fallback": "disable_fallback",
     "disable-any-whitespace": "disable_any_whitespace",
@@ -70,10 +63,10 @@ def read(given: Mapping[str, Any]) -> Said:
             known = ", ".join(OLD_SWITCHES)
             raise ConfigError(f"{NAME}.backend has {switch!r} behind its name; known are {known}")
         found[OLD_SWITCHES[switch]] = True
-    if name not in BACKENDS:
-        known = ", ".join(sorted({*BACKENDS} - {"lm_format_enforcer", "llguidance"}))
-        raise ConfigError(f"{NAME}.backend must be one of {known}, got {name!r}")
-    return Said(**found | {"backend": BACKENDS[name]})
+    backend = our_name(name)
+    if backend not in KNOWN:
+        raise ConfigError(f"{NAME}.backend must be one of {', '.join(SAID)}, got {name!r}")
+    return Said(**found | {"backend": backend})
 
 
 def resolve_structured(options: Options, why: Reasons) -> StructuredSection:

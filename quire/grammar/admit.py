@@ -15,6 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from quire.config.backends import KNOWN, our_name
 from quire.core.constraint import Constraint
 from quire.errors import RequestError
 from quire.grammar import forms, regex, schema, texts
@@ -33,8 +34,6 @@ from quire.grammar.forms import (
     Until,
 )
 
-BACKENDS = ("auto", "llguidance", "xgrammar", "outlines", "lm_format_enforcer")
-OTHER_NAMES = {"guidance": "llguidance", "lm-format-enforcer": "lm_format_enforcer"}
 """What other servers call them."""
 
 MOST_DEPTH = 64
@@ -91,9 +90,9 @@ def constraint(form: Form, backend: str = "auto", *, param: str | None = None) -
 
 
 def _backend(given: str) -> str:
-    name = OTHER_NAMES.get(given, given)
-    if name not in BACKENDS:
-        known = ", ".join(BACKENDS)
+    name = our_name(given)
+    if name not in KNOWN:
+        known = ", ".join(KNOWN)
         raise RequestError(
             f"no backend of structured output is called {given!r:.40}; known: {known}"
         )

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
+from quire.config.backends import NAMES, REFUSED, our_name
 from quire.errors import ConfigError
 from quire.grammar.base import Compiler, Grammar, Matcher, Words
 from quire.grammar.forms import Form
@@ -26,15 +27,6 @@ _BACKENDS = {
     "xgrammar": ("quire.grammar.xgrammar", "XGrammar", "xgrammar"),
 }
 """name -> (module, class, package that it imports)."""
-_REFUSED = {
-    "outlines": "it leaves out texts of a choice that another option begins, and skips keywords "
-    "of a JSON schema that it does not know",
-    "lm-format-enforcer": "it reads each mask in Python between two steps, and knows no letters "
-    "but ASCII",
-}
-"""Backends of other engines, and why they are not here."""
-_OLDER = {"guidance": "llguidance", "lm_format_enforcer": "lm-format-enforcer"}
-NAMES = ("auto", *_BACKENDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +69,10 @@ def compiler(name: str, vocabulary: Vocabulary) -> Compiler:
 
 
 def _known(name: str) -> str:
-    known = _OLDER.get(name, name)
-    if known in _REFUSED:
+    known = our_name(name)
+    if known in REFUSED:
         raise ConfigError(
-            f"the backend {known} of structured output is not supported: {_REFUSED[known]}; "
+            f"the backend {known} of structured output is not supported: {REFUSED[known]}; "
             f"take one of {', '.join(NAMES)}, which compile every form"
         )
     if known not in NAMES:
