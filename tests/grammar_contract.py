@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from quire.errors import RequestError
-from tests.grammar_cases import IDS, ORACLE, VOCABULARY, Case, ids_of, text_of
+from quire.grammar.base import Compiler
+from tests.grammar_cases import CASES, IDS, ORACLE, VOCABULARY, Case, ids_of, text_of
 
 ENDS = VOCABULARY.ends
 
@@ -167,3 +168,49 @@ def refuses(compiler, form, *words: str) -> None:
     with pytest.raises(RequestError) as caught:
         compiler.compile(form)
     assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+class Contract:
+    """What every backend is held to: a subclass named Test... says which one it is."""
+
+    compiler: Compiler
+
+    @pytest.fixture(scope="class", params=CASES, ids=lambda case: case.name)
+    def case(self, request) -> Case:
+        return request.param
+
+    @pytest.fixture(scope="class")
+    def grammar(self, case):
+        return self.compiler.compile(case.form)
+
+    @pytest.fixture(params=range(2))
+    def chance(self, request) -> random.Random:
+        return random.Random(request.param)
+
+    def test_texts_of_the_form_are_taken_in_any_cut(self, grammar, case):
+        takes_good_texts(grammar, case)
+
+    def test_other_texts_are_not(self, grammar, case):
+        refuses_bad_texts(grammar, case)
+
+    def test_masks_are_what_accept_allows(self, grammar, chance):
+        masks_are_what_accept_allows(grammar, chance)
+
+    def test_ends_are_allowed_where_the_text_is_whole(self, grammar, chance):
+        ends_only_where_whole(grammar, chance)
+
+    def test_a_text_is_whole_where_the_oracle_says_so(self, grammar, case, chance):
+        if case.by_oracle:
+            whole_is_what_the_oracle_says(grammar, case, chance)
+
+    def test_rollback_restores_masks(self, grammar, chance):
+        rollback_restores(grammar, chance)
+
+    def test_a_copy_is_independent(self, grammar, chance):
+        copies_are_independent(grammar, chance)
+
+    def test_a_look_ahead_changes_nothing(self, grammar, chance):
+        validate_changes_nothing(grammar, chance)
+
+    def test_a_dump_loads_elsewhere(self, grammar, chance):
+        dumps_load_elsewhere(lambda: type(self.compiler)(VOCABULARY), grammar, chance)

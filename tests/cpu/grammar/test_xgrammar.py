@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-
 import pytest
 
 from quire.grammar import choose
@@ -17,70 +15,21 @@ COMPILER = XGrammar(VOCABULARY)
 TAGS = Tags(("<t>",), (Tag("<t>", INT, "</t>"),))
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def case(request) -> Case:
-    return request.param
+class TestXGrammar(contract.Contract):
+    compiler = COMPILER
 
-
-@pytest.fixture(scope="module")
-def grammar(case):
-    return COMPILER.compile(case.form)
-
-
-@pytest.fixture(params=range(2))
-def chance(request) -> random.Random:
-    return random.Random(request.param)
-
-
-def test_texts_of_the_form_are_taken_in_any_cut(grammar, case):
-    contract.takes_good_texts(grammar, case)
-
-
-def test_other_texts_are_not(grammar, case):
-    contract.refuses_bad_texts(grammar, case)
-
-
-def test_masks_are_what_accept_allows(grammar, chance):
-    contract.masks_are_what_accept_allows(grammar, chance)
-
-
-def test_ends_are_allowed_where_the_text_is_whole(grammar, chance):
-    contract.ends_only_where_whole(grammar, chance)
-
-
-def test_a_text_is_whole_where_the_oracle_says_so(grammar, case, chance):
-    if case.by_oracle:
-        contract.whole_is_what_the_oracle_says(grammar, case, chance)
-
-
-def test_rollback_restores_masks(grammar, chance):
-    contract.rollback_restores(grammar, chance)
-
-
-def test_a_copy_is_independent(grammar, chance):
-    contract.copies_are_independent(grammar, chance)
-
-
-def test_a_look_ahead_changes_nothing(grammar, chance):
-    contract.validate_changes_nothing(grammar, chance)
-
-
-def test_a_dump_loads_elsewhere(grammar, chance):
-    contract.dumps_load_elsewhere(lambda: XGrammar(VOCABULARY), grammar, chance)
+    def test_both_backends_allow_the_same(self, case, grammar, chance):
+        if "Json(" in repr(case.form):  # each has ways of its own to write numbers and strings
+            return
+        other = LLGuidance(VOCABULARY).compile(case.form).matcher()
+        for matcher, ids in contract.walk(grammar, chance):
+            if ids:
+                assert other.accept(ids[-1]), ids
+            assert contract.allowed(matcher) == contract.allowed(other), ids
 
 
 def test_many_are_filled_as_one_by_one():
     contract.fills_all_as_one_by_one(COMPILER, [COMPILER.compile(one.form) for one in CASES[:9]])
-
-
-def test_both_backends_allow_the_same(case, grammar, chance):
-    if "Json(" in repr(case.form):  # each has ways of its own to write numbers and strings
-        return
-    other = LLGuidance(VOCABULARY).compile(case.form).matcher()
-    for matcher, ids in contract.walk(grammar, chance):
-        if ids:
-            assert other.accept(ids[-1]), ids
-        assert contract.allowed(matcher) == contract.allowed(other), ids
 
 
 def test_white_space_by_a_pattern_is_refused_with_who_can():

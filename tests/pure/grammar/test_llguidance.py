@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 
 import numpy as np
 import pytest
@@ -12,61 +11,13 @@ from quire.grammar.forms import Grammar, Json, Regex, Seq, Tag, Tags, Text, Unti
 from quire.grammar.llguidance import LLGuidance
 from tests import grammar_cases as cases
 from tests import grammar_contract as contract
-from tests.grammar_cases import CASES, INT, VOCABULARY, Case
+from tests.grammar_cases import CASES, INT, VOCABULARY
 
 COMPILER = LLGuidance(VOCABULARY)
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
-def case(request) -> Case:
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def grammar(case):
-    return COMPILER.compile(case.form)
-
-
-@pytest.fixture(params=range(2))
-def chance(request) -> random.Random:
-    return random.Random(request.param)
-
-
-def test_texts_of_the_form_are_taken_in_any_cut(grammar, case):
-    contract.takes_good_texts(grammar, case)
-
-
-def test_other_texts_are_not(grammar, case):
-    contract.refuses_bad_texts(grammar, case)
-
-
-def test_masks_are_what_accept_allows(grammar, chance):
-    contract.masks_are_what_accept_allows(grammar, chance)
-
-
-def test_ends_are_allowed_where_the_text_is_whole(grammar, chance):
-    contract.ends_only_where_whole(grammar, chance)
-
-
-def test_a_text_is_whole_where_the_oracle_says_so(grammar, case, chance):
-    if case.by_oracle:
-        contract.whole_is_what_the_oracle_says(grammar, case, chance)
-
-
-def test_rollback_restores_masks(grammar, chance):
-    contract.rollback_restores(grammar, chance)
-
-
-def test_a_copy_is_independent(grammar, chance):
-    contract.copies_are_independent(grammar, chance)
-
-
-def test_a_look_ahead_changes_nothing(grammar, chance):
-    contract.validate_changes_nothing(grammar, chance)
-
-
-def test_a_dump_loads_elsewhere(grammar, chance):
-    contract.dumps_load_elsewhere(lambda: LLGuidance(VOCABULARY), grammar, chance)
+class TestLLGuidance(contract.Contract):
+    compiler = COMPILER
 
 
 @pytest.mark.parametrize("patience", [0.0, 100.0])
