@@ -32,18 +32,18 @@ class Running:
         return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def start(*words, folder=None):
-    """The command alone. folder: where it keeps its temporary files."""
-    command = [sys.executable, "-m", "quire", "serve", *map(str, words), "--port", "0"]
+def start(*words, folder=None, starter=("quire", "serve")):
+    """The command alone. folder: where it keeps its temporary files. starter: module, words."""
+    command = [sys.executable, "-m", *starter, *map(str, words), "--port", "0"]
     env = None if folder is None else env_child(TMPDIR=str(folder))
     pipe = subprocess.PIPE
     return subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 @contextmanager
-def serving(*words, folder=None):
+def serving(*words, folder=None, starter=("quire", "serve")):
     """A server that answers, in the end killed."""
-    process = start(*words, folder=folder)
+    process = start(*words, folder=folder, starter=starter)
     try:
         said = []
         for line in process.stdout:

@@ -1,0 +1,56 @@
+"""The seam by which tests put faults into a running server, and into an engine in this process."""
+
+import time
+
+import httpx
+import pytest
+
+from tests.cpu.engine_of import engine_of, request
+from tests.faults import arming, points
+from tests.faults.arming import Fault
+from tests.faults.serve import serving
+from tests.server.running import SMALL
+
+SHORT = {"model": "embedded", "prompt": "a", "max_tokens": 3, "temperature": 0}
+
+
+@pytest.mark.parametrize("name", [*points.ENGINE, *points.API])
+def test_every_point_is_a_function_that_there_is(name):
+    owner, attribute = points.find({**points.ENGINE, **points.API}[name].place)
+    assert attribute in vars(owner)
+
+
+def test_a_fault_happens_at_its_call_and_as_often_as_it_says():
+    with arming.here() as faults:
+        faults.arm(Fault("forward", "sleep", at=3, times=2, seconds=0.001))
+        engine = engine_of()
+        engine.add(request("one", [1, 2, 3], 8))
+        fired = []
+        while not engine.idle:
+            engine.step()
+            fired.append(faults.fired)
+    assert fired == [0, 0, 1, 2, 2, 2, 2, 2]
+
+
+def test_a_fault_is_for_the_request_that_it_names():
+    with arming.here() as faults:
+        faults.arm(Fault("join", "sleep", id="two"), Fault("join", "sleep", seed=3, times=0))
+        engine = engine_of()
+        for number, name in enumerate(("one", "two", "three")):
+            engine.add(request(name, [1, 2, 3], 2, seed=number))
+        while not engine.idle:
+            engine.step()
+        assert faults.fired == 1
+
+
+def test_points_of_a_running_server_and_what_has_happened_there():
+    with serving("embedded", *SMALL) as (server, faults), httpx.Client(base_url=server.url) as to:
+        want = to.post("/v1/completions", json=SHORT).json()["choices"]
+        faults.arm(
+            Fault("compute", "sleep", seconds=0.5, seed=8), Fault("read", "sleep", seconds=0.5)
+        )
+        began = time.monotonic()
+        answer = to.post("/v1/completions", json={**SHORT, "seed": 8}).json()
+        assert time.monotonic() - began > 1
+        assert faults.fired == 2
+        assert answer["choices"] == want
