@@ -32,18 +32,22 @@ class Running:
         return not [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
 
 
-def start(*words, folder=None, starter=("quire", "serve")):
-    """The command alone. folder: where it keeps its temporary files. starter: module, words."""
+def start(*words, folder=None, starter=("quire", "serve"), **variables):
+    """The command alone. folder: where it keeps its temporary files. starter: module, words.
+
+    variables: of its environment.
+    """
     command = [sys.executable, "-m", *starter, *map(str, words), "--port", "0"]
-    env = None if folder is None else env_child(TMPDIR=str(folder))
+    variables |= {} if folder is None else {"TMPDIR": str(folder)}
     pipe = subprocess.PIPE
+    env = env_child(**variables)
     return subprocess.Popen(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, env=env)
 
 
 @contextmanager
-def serving(*words, folder=None, starter=("quire", "serve")):
+def serving(*words, folder=None, starter=("quire", "serve"), **variables):
     """A server that answers, in the end killed."""
-    process = start(*words, folder=folder, starter=starter)
+    process = start(*words, folder=folder, starter=starter, **variables)
     try:
         said = []
         for line in process.stdout:
