@@ -80,6 +80,7 @@ class Request:
     spoken: tuple[tuple[int, ...] | None, ...] = ()
     # output tokens that each sequence has said already, in an engine that is gone; None: it has
     # ended. (): none has said any
+    tenant: bytes = b""  # digest of whose key it came with; b"": nobody is told apart
 
 
 @dataclass(slots=True, eq=False)

@@ -220,12 +220,25 @@ class EngineClient:
         live = [place for stream in found for place in stream._live if place[0] in ids]
         self._hand_out([Update(*place, (), "abort") for place in live])
 
-    async def abort_named(self, names: Iterable[str]) -> int:
-        """End requests, whoever made them, whose id without its last -N is one of these names.
+    async def abort_named(self, names: Iterable[str], tenant: bytes | None = None) -> int:
+        """End requests whose id without its last -N is one of these names; None: anybody's.
 
-        Their streams get the terminal updates. Returns how many requests there were.
+        Their streams get the terminal updates. Returns how many requests there were. While the
+        engine is away those of this client are found; EngineAway if there are none.
         """
-        return await self._call(int, "abort_named", list(names))
+        wanted = frozenset(names)
+        if self.away is None or self._dead is not None:
+            return await self._call(int, "abort_named", list(wanted), tenant)
+        live = {one.id: one for stream in self._all_streams() for one in stream._requests}
+        found = [
+            name
+            for name, one in live.items()
+            if name.rpartition("-")[0] in wanted and tenant in (None, one.tenant)
+        ]
+        if not found:
+            raise self._is_away(f"and cannot be asked: {self.away}")
+        await self.abort(found)
+        return len(found)
 
     # -- when it dies -----------------------------------------------------------------------------
 

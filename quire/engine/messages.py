@@ -35,7 +35,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL = 3
+PROTOCOL = 4
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -69,6 +69,7 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     constraint: Constraint | None
     thinking: Thinking | None
     spoken: tuple[tuple[int, ...] | None, ...]
+    tenant: bytes
 
 
 class Add(Message, frozen=True):

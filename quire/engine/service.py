@@ -63,10 +63,11 @@ class _Owned:
     kept: updates by sequence, if they are wanted at the end only; None: told as they come.
     """
 
-    __slots__ = ("box", "kept", "live")
+    __slots__ = ("box", "kept", "live", "tenant")
 
     def __init__(self, box: _Box, request: Request) -> None:
         self.box = box
+        self.tenant = request.tenant
         ended = {i for i, said in enumerate(request.spoken) if said is None}
         self.live = set(range(request.n)) - ended
         params = request.params
@@ -262,10 +263,17 @@ class Service:
     def _stats(self) -> SchedulerStats:
         return self.engine.stats()
 
-    def _abort_named(self, names: Sequence[str]) -> int:
-        """End requests by the id that clients know: without its last -N. How many there were."""
+    def _abort_named(self, names: Sequence[str], tenant: bytes | None = None) -> int:
+        """End requests by the id that clients know: without its last -N. How many there were.
+
+        tenant: whose only; None: anybody's.
+        """
         wanted = frozenset(names)
-        found = [one for one in self._owned if one.rpartition("-")[0] in wanted]
+        found = [
+            one
+            for one, owned in self._owned.items()
+            if one.rpartition("-")[0] in wanted and tenant in (None, owned.tenant)
+        ]
         for request_id in found:
             self._abort(request_id)
         return len(found)

@@ -19,7 +19,7 @@ from starlette.responses import Response
 from starlette.types import Message
 
 from quire.errors import RequestError, Unsupported
-from quire.server import strict
+from quire.server import cancel, strict
 from quire.server.body import read, read_bytes
 from quire.server.chat import create_chat_completion
 from quire.server.completions import create_completion
@@ -33,9 +33,6 @@ router = APIRouter()
 
 SILENCE_S = 60.0
 """An engine that gave no sign of life for so long is taken for dead. One step may take long."""
-
-PREFIXES = ("", "chatcmpl-", "cmpl-", "resp_", "msg_", "gen-")
-"""What stands before the X-Request-Id in the ids of answers."""
 
 Mode = Literal["abort", "wait", "keep"]
 
@@ -219,8 +216,7 @@ async def abort_requests(http: Request) -> Response:
     ignored = body.ignored()
     if to.options.strict:
         strict.refuse(ignored)
-    names = [prefix + name for name in body.request_ids for prefix in PREFIXES]
-    aborted = await to.engine.abort_named(names)
+    aborted = await cancel.end(to, body.request_ids, tenant=None)
     return json_response({"aborted": aborted}, strict.headers(ignored))
 
 

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 
 from quire.server import (
     admin,
+    cancel,
     chat,
     completions,
     docs_page,
@@ -46,6 +47,7 @@ ROUTES: tuple[ModuleType, ...] = (
     generate,
     later,
     admin,
+    cancel,
     page,
     live,
 )

@@ -17,6 +17,7 @@ from quire.engine.beams import Beam, BeamSearch
 from quire.engine.client import EngineClient
 from quire.engine.stream import Stream
 from quire.server.asked import Asked
+from quire.server.presence import RequestCancelled
 from quire.server.services import Services
 from quire.text.inputs import InputProcessor, Prepared
 
@@ -128,6 +129,8 @@ class BeamStream:
         try:
             async for updates in stream:
                 for update in updates:
+                    if update.finish == "abort":  # by its id, in another process
+                        raise RequestCancelled("the request was cancelled")
                     one = self._owner[update.request_id]
                     self._cached.setdefault(one.name, update.cached_tokens)
                     one.take(update)

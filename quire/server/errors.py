@@ -34,7 +34,7 @@ from quire.errors import (
     UnknownModel,
     Unsupported,
 )
-from quire.server.presence import ClientGone, DeadlinePassed
+from quire.server.presence import ClientGone, DeadlinePassed, RequestCancelled
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (Overloaded, 429, "RateLimitError"),
     (DeadlinePassed, 408, "TimeoutError"),
     (ClientGone, CLIENT_GONE, "ClientGone"),
+    (RequestCancelled, CLIENT_GONE, "RequestCancelled"),
     (EngineAway, 503, "ServiceUnavailableError"),
     (ShuttingDown, 503, "ServiceUnavailableError"),
     (EngineDead, 500, "InternalServerError"),

@@ -1,4 +1,5 @@
-"""Is the client still there? Watches one request for its end: a disconnect, or its deadline.
+"""Is an answer still wanted? Watches one request for its end: a disconnect, its deadline, or a
+word by its id.
 
 The one idea: whoever works for the client says what is to be done when it is over (`on_end`), and
 asks nothing in between. One task a request waits for the disconnect; nothing is done per token.
@@ -7,7 +8,8 @@ asks nothing in between. One task a request waits for the disconnect; nothing is
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from starlette.types import Receive
@@ -23,20 +25,73 @@ class DeadlinePassed(QuireError):
     """The time that the client gave is over."""
 
 
+class RequestCancelled(QuireError):
+    """Somebody ended it by its id before the engine had it, and so it has said nothing."""
+
+
+class UnderWay:
+    """Whose requests this process works for, by the id that clients see. They may share one."""
+
+    def __init__(self) -> None:
+        self._present: dict[str, list[Presence]] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self._present.values()))
+
+    def enter(self, name: str, one: Presence) -> None:
+        """It is under way."""
+        self._present.setdefault(name, []).append(one)
+
+    def leave(self, name: str, one: Presence) -> None:
+        """It is so no more."""
+        here = self._present[name]
+        here.remove(one)
+        if not here:
+            del self._present[name]
+
+    def cancel(self, names: Iterable[str], tenant: bytes | None) -> int:
+        """End what a tenant (None: anybody) has under these names and the engine cannot end.
+
+        How many there were.
+        """
+        here = [one for name in names for one in self._present.get(name, ())]
+        return sum([one.cancel() for one in here if tenant is None or one.tenant == tenant])
+
+
 class Presence:
     """Of one client. The body must have been read: nothing else may call receive() after this.
 
-    receive: None for work that goes on without a connection.
+    receive: None for work that goes on without a connection. seconds: till its deadline, after
+    `since` (now); tenant: whose it is.
     """
 
-    def __init__(self, receive: Receive | None, seconds: float | None) -> None:
+    def __init__(
+        self,
+        receive: Receive | None,
+        seconds: float | None,
+        *,
+        since: float | None = None,
+        tenant: bytes = b"",
+    ) -> None:
         loop = asyncio.get_running_loop()
+        self.tenant = tenant
         self.over: QuireError | None = None
         """Why no answer is wanted any more."""
+        self.in_engine = False
+        """The engine knows all that runs for it, by its id, and can end it in good form."""
         self._on_end: Callable[[], object] | None = None
+        self._leave: Callable[[], None] | None = None
         self._watcher = None if receive is None else loop.create_task(self._watch(receive))
         self._seconds = seconds
-        self._timer = None if seconds is None else loop.call_later(seconds, self._expire)
+        self._timer = None
+        if seconds is not None:
+            late = 0.0 if since is None else time.monotonic() - since
+            self._timer = loop.call_later(max(seconds - late, 0.0), self._expire)
+
+    def enter(self, under_way: UnderWay, name: str) -> None:
+        """Be found by this name, till leave()."""
+        under_way.enter(name, self)
+        self._leave = lambda: under_way.leave(name, self)
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -62,6 +117,9 @@ class Presence:
     def leave(self) -> None:
         """The answer is complete, or given up: watch no more."""
         self._on_end = None
+        if self._leave is not None:
+            self._leave()
+            self._leave = None
         if self._watcher is not None:
             self._watcher.cancel()
         if self._timer is not None:
@@ -70,6 +128,13 @@ class Presence:
     def give_up(self) -> None:
         """The client is there and takes nothing: as good as gone."""
         self._end(ClientGone("the client reads no more"))
+
+    def cancel(self) -> bool:
+        """End it, unless the engine is to do that. Whether this did."""
+        if self.in_engine or self.over is not None:
+            return False
+        self._end(RequestCancelled("the request was cancelled"))
+        return True
 
     async def _watch(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

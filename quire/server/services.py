@@ -21,6 +21,7 @@ from quire.server import splitting
 from quire.server.asked import Asked
 from quire.server.events import Splitter
 from quire.server.options import ServerOptions
+from quire.server.presence import UnderWay
 from quire.server.strict import Teller
 from quire.text.inputs import InputProcessor, Prepared
 from quire.text.readers import Readers
@@ -32,6 +33,8 @@ CHARS_A_TOKEN = 64
 """No language has that many on average."""
 REQUEST_ID = "quire.request_id"
 """Where the id of a request stands in its scope, if answers are to tell it."""
+TENANT = "quire.tenant"
+"""Where it stands in the scope whose key a request brought (bytes), if there is more than one."""
 VERSION = str(quire.__version__)
 
 
@@ -67,6 +70,8 @@ class Services:
     created: int = field(default_factory=lambda: int(time.time()))
     ignored: Teller = field(default_factory=Teller)
     """Knows which fields without a meaning the log has told of."""
+    under_way: UnderWay = field(default_factory=UnderWay)
+    """Whose requests this process works for."""
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def check_model(self, name: str | None) -> None:
@@ -131,4 +136,10 @@ def services(http: Request) -> Services:
     """The services of the app that this request came to."""
     found = http.app.state.services
     assert isinstance(found, Services), found
+    return found
+
+
+def tenant_of(http: Request) -> bytes:
+    """Whose request this is; b"" where nobody is told apart."""
+    found: bytes = http.scope.get(TENANT, b"")
     return found

@@ -32,7 +32,7 @@ from quire.server.events import (
 )
 from quire.server.prepare import Terms, prepare
 from quire.server.presence import Presence
-from quire.server.services import Services
+from quire.server.services import Services, tenant_of
 from quire.server.timing import Watch, watch
 from quire.text.assemble import Answer, Assembler
 from quire.text.inputs import Prepared
@@ -53,7 +53,13 @@ async def begin(
     if asked.timing or to.options.enable_per_request_metrics:
         watched.time()
     terms = _terms(to, asked, http, prefix, watched)
-    presence = Presence(None if detached else http.receive, admit.deadline_s(http.headers))
+    presence = Presence(
+        None if detached else http.receive,
+        admit.deadline_s(http.headers),
+        since=watched.received_at,
+        tenant=tenant_of(http),
+    )
+    presence.enter(to.under_way, terms.public_id)
     try:
         with presence.waiting():
             prepared = await prepare(to, asked, terms)
@@ -147,6 +153,7 @@ class Events:
         self._splitters: list[Splitter] | None = to.splitters(asked, prepared)
         if self._splitters and self._splitters[0].reasoning_tokens is not None:
             self.usage.reasoning = 0
+        presence.in_engine = asked.beams is None  # a search is more than its round
         presence.on_end(self.stream.close)
 
     @property
