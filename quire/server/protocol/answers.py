@@ -400,6 +400,14 @@ class DeletedResponse(_Answer):
     deleted: bool
 
 
+class CancelledRequest(_Answer):
+    """What ran under this id is ended."""
+
+    id: str
+    object: Literal["request"]
+    cancelled: bool
+
+
 class SleepingAnswer(_Answer):
     """Whether anything of the engine sleeps."""
 
@@ -453,6 +461,7 @@ ANSWERS: Mapping[str, type[BaseModel]] = {
     "get /load": LoadAnswer,
     "post /v1/chat/completions/batch": ChatBatchAnswer,
     "delete /v1/responses/{response_id}": DeletedResponse,
+    "delete /v1/requests/{request_id}": CancelledRequest,
     "post /abort_requests": AbortAnswer,
     "post /stop_profile": ProfileAnswer,
     "get /is_sleeping": SleepingAnswer,

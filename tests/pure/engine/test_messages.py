@@ -41,6 +41,7 @@ OTHERS = {
     "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
     "thinking": Thinking(40, (7, 8), (9,)),
     "spoken": ((4, 5), None),
+    "tenant": b"\x01\xfe",
 }
 
 
