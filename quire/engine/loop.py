@@ -19,6 +19,7 @@ from quire.core.look import look
 from quire.core.scheduler import Scheduler, SchedulerStats
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, StepPlan, Update
+from quire.engine.witness import Witness, Witnesses
 from quire.errors import EngineError
 from quire.executors.base import Executor, Pending
 
@@ -47,6 +48,7 @@ class Engine:
         self._check = check
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self._boarding: Callable[[list[str]], None] | None = None
+        self._witness = Witness()
         self._decided = threading.Event()
         scheduler.call_when_decided(self._decided.set)
 
@@ -71,6 +73,10 @@ class Engine:
         """Have tell() called when more requests may harm the engine, with the ids of all."""
         self._boarding = tell
 
+    def show(self, *witnesses: Witness) -> None:
+        """Have these told of everything from now on."""
+        self._witness = Witnesses(witnesses)
+
     def wait(self, seconds: float) -> None:
         """Sleep for so long, or until an idle engine may have become one that is not."""
         if self._decided.wait(seconds):
@@ -81,20 +87,24 @@ class Engine:
         self._scheduler.add(request)
         kept = self._scheduler.is_kept(request.id)
         self._ledger.accept(request, kept=kept)
+        self._witness.added(request, kept=kept)
         if kept and self._boarding is not None:
             self._boarding(self._scheduler.aboard())
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request now; its terminal updates. Unknown ids are ignored: they just ended."""
+        self._witness.aborted(request_id)
         return self._ledger.close(self._scheduler.abort(request_id))
 
     def abort_sequence(self, request_id: str, index: int) -> None:
         """End one sequence whose text is complete (a stop string). No update follows."""
+        self._witness.ended(request_id, index)
         self._scheduler.abort_sequence(request_id, index)
         self._ledger.drop(request_id, index)
 
     def release(self, request_id: str) -> None:
         """Give up the blocks of a request that was made with hold=True."""
+        self._witness.released(request_id)
         self._scheduler.release(request_id)
 
     def step(self) -> list[Update]:
@@ -124,7 +134,10 @@ class Engine:
     def reset_prefix_cache(self) -> bool:
         """Forget cached prefixes. False if blocks are in use."""
         self.settle()
-        return self._scheduler.reset_prefix_cache()
+        if not self._scheduler.reset_prefix_cache():
+            return False
+        self._witness.forgot()
+        return True
 
     def forget_kv(self) -> bool:
         """Forget cached prefixes and give the KV memory back. False if blocks are in use."""
@@ -154,6 +167,7 @@ class Engine:
 
     def _let_go(self) -> list[Update]:
         queued, ended = self._scheduler.let_go()
+        self._witness.let_go(queued, ended)
         for request_id in queued:
             self._ledger.queued(request_id)
         return self._ledger.close(ended)
@@ -164,6 +178,7 @@ class Engine:
         self._ledger.planned(plan)
         if plan.joins and self._boarding is not None:
             self._boarding(self._scheduler.aboard())
+        self._witness.planned(plan)
         try:
             pending: Pending = self._executor.submit(plan)
         except BaseException as error:  # the border: a step's fault ends its rows only
@@ -172,6 +187,7 @@ class Engine:
                 raise
         else:
             self._in_flight.append((plan, pending))
+        self._witness.submitted(plan)
 
     def _apply(self) -> list[Update]:
         plan, pending = self._in_flight[0]  # an interrupted wait can be repeated
@@ -182,11 +198,13 @@ class Engine:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
             self._in_flight.popleft()
             updates = self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
+            self._witness.failed(plan, updates)
             return self._ledger.landed(updates, self._clock() - began)
         waited = self._clock() - began
         self._in_flight.popleft()
         updates = self._ledger.landed(self._scheduler.apply(plan, result), waited)
         self._scheduler.learn(*self._ledger.last)
+        self._witness.landed(plan, updates, *self._ledger.last)
         return updates
 
 
