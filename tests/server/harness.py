@@ -22,6 +22,7 @@ from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget
 from quire.core.order.fifo import Fifo
 from quire.core.scheduler import Scheduler
+from quire.core.tiers.host import HostPool
 from quire.core.types import UNKNOWN, StepResult, TokenLogprobs
 from quire.engine.client import EngineClient
 from quire.engine.loop import Engine
@@ -232,10 +233,19 @@ class Done:
         return self._result
 
 
-def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False):
-    kv = KVCache(BlockPool(blocks), 4, (Full(),))
+def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=0):
+    """host: blocks to which sequences are swapped; 0: they are computed again."""
+    kv = KVCache(BlockPool(blocks), 4, (Full(),), host=HostPool(host))
     limits = [TokenBudget(256), SeatLimit(seqs), GrammarLimit(executor.model.bound, MAX_LEN)]
-    scheduler = Scheduler(kv, limits, Fifo(), max_seqs=seqs, max_len=MAX_LEN, steps_in_flight=depth)
+    scheduler = Scheduler(
+        kv,
+        limits,
+        Fifo(),
+        max_seqs=seqs,
+        max_len=MAX_LEN,
+        steps_in_flight=depth,
+        preemption="swap" if host else "recompute",
+    )
     return Engine(scheduler, executor, steps_in_flight=depth, check=check)
 
 
@@ -243,13 +253,21 @@ class Server:
     """A running server, and the handles a test needs."""
 
     def __init__(
-        self, tokenizer, *, options=None, defaults=None, step_s=0.0, services=None, **engine
+        self,
+        tokenizer,
+        *,
+        options=None,
+        defaults=None,
+        step_s=0.0,
+        services=None,
+        transport=EngineThread,
+        **engine,
     ):
         self.model = Reciter(tokenizer)
         self.tokenizer = tokenizer
         self.executor = Executor(self.model, step_s)
         self.engine = make_engine(self.executor, **engine)
-        self.client = EngineClient(EngineThread(self.engine))
+        self.client = EngineClient(transport(self.engine))
         inputs = InputProcessor(tokenizer, max_model_len=MAX_LEN, vocab_size=self.model.vocab)
         self.services = Services(
             self.client,
