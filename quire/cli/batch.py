@@ -26,6 +26,12 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[Reply]]
 AHEAD = 8
 """Lines that are read before the oldest is answered, as a multiple of those at work."""
 NOT_SAID = "method must be POST, url a path like /v1/chat/completions, body a JSON object"
+PATHS = (
+    *("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"),
+    *("/v1/chat/completions/batch", "/v1/embeddings", "/v1/score", "/v1/rerank", "/v2/rerank"),
+    *("/score", "/rerank", "/pooling", "/classify", "/generate", "/tokenize", "/detokenize"),
+)
+"""Who writes the file may be a stranger to the server: no operator's route is asked for him."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,12 @@ class Wanted:
 def read(line: str) -> Wanted:
     """Understand a line. Raises RequestError."""
     try:
+        line.encode()
         found = json.loads(line)
+    except UnicodeEncodeError:
+        raise RequestError("the line is not UTF-8") from None
+    except RecursionError:
+        raise RequestError("the line is not JSON: it is nested too deep") from None
     except ValueError as error:
         raise RequestError(f"the line is not JSON: {error}") from None
     if not isinstance(found, dict):
@@ -50,6 +61,8 @@ def read(line: str) -> Wanted:
         raise RequestError(NOT_SAID, param="method")
     if not isinstance(path, str) or not path.startswith("/") or not isinstance(body, dict):
         raise RequestError(NOT_SAID)
+    if path not in PATHS:
+        raise RequestError(f"url must be one of {', '.join(PATHS)}", param="url")
     if body.get("stream"):
         raise RequestError("a batch answers as a whole: leave out stream", param="stream")
     return Wanted(_id_of(found), path, body)
@@ -100,7 +113,7 @@ def _custom_id(line: str) -> str | None:
     """The id of a line that may be wrong in other ways."""
     try:
         return _id_of(json.loads(line))
-    except (ValueError, QuireError):
+    except (ValueError, RecursionError, QuireError):
         return None
 
 

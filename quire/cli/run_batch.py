@@ -2,7 +2,8 @@
 
 A model is run in this process, or a server is asked (--url). Each line of the input is
 {"custom_id", "method": "POST", "url", "body"}; answers come in the same order, and a line that is
-wrong gets an answer that says so. Files may be http(s) addresses: read with GET, written with PUT.
+wrong gets an answer that says so. Files may be http(s) addresses: read with GET, written with PUT,
+of hosts on the internet, or of those named with --trusted-host.
 """
 
 from __future__ import annotations
@@ -15,25 +16,26 @@ import json
 import logging
 import sys
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 from quire.cli.batch import Ask, answers
 from quire.cli.flags import add_server_options, server_options_from
 from quire.cli.remote import Remote, Reply, add_remote, remote_of
 from quire.config import environment
 from quire.config.cli import OptionParser, add_options, options_from
-from quire.errors import ConfigError, QuireError
+from quire.errors import ConfigError, QuireError, RequestError
+from quire.outbound.fetch import Fetcher, Policy
 from quire.server.options import GROUPS
 
 log = logging.getLogger(__name__)
 
 AT_ONCE = {"here": 1024, "there": 64}
 """Requests at work: a model here takes what it can; a server has others to serve."""
+FILES = Policy(max_bytes=1 << 30, total_s=1800.0, idle_s=60.0)
+"""Of files at addresses."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,8 +46,9 @@ def main(argv: Sequence[str]) -> int:
     if args.enable_metrics:
         log.info("--enable-metrics has no effect: what a batch did is told at its end")
     with contextlib.ExitStack() as stack:
-        lines = stack.enter_context(_source(args.input_file))
-        into = stack.enter_context(_target(args.output_file, args.output_tmp_dir))
+        fetcher = Fetcher(dataclasses.replace(FILES, own=tuple(args.trusted_host)))
+        lines = stack.enter_context(_source(args.input_file, args.output_tmp_dir, fetcher))
+        into = stack.enter_context(_target(args.output_file, args.output_tmp_dir, fetcher))
         if server is not None:
             count = asyncio.run(_there(server, lines, into, args))
         else:
@@ -65,7 +68,14 @@ def parser() -> OptionParser:
         "-o", "--output-file", required=True, metavar="FILE", help="file or address"
     )
     parser.add_argument(
-        "--output-tmp-dir", metavar="FOLDER", help="where an answer to an address is collected"
+        "--output-tmp-dir", metavar="FOLDER", help="where files of addresses are kept meanwhile"
+    )
+    parser.add_argument(
+        "--trusted-host",
+        action="append",
+        default=[],
+        metavar="HOST",
+        help="a host of your own: files may be there although its address is private",
     )
     parser.add_argument(
         "--max-inflight", type=int, metavar="N", help="requests at work. None: 1024; with --url 64"
@@ -183,37 +193,47 @@ def _is_address(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _source(name: str) -> Any:
-    """The lines of a file or of an address."""
+def _source(name: str, folder: str | None, fetcher: Fetcher) -> Iterator[IO[str]]:
+    """The lines of a file or of an address. What is no UTF-8 in them stays as lone surrogates."""
     try:
         if _is_address(name):
-            with urllib.request.urlopen(name) as response:
-                yield (line.decode() for line in response)
+            with tempfile.NamedTemporaryFile(dir=folder) as fetched:
+                file: BinaryIO = fetched  # type: ignore[assignment]  # typeshed's wrapper is none
+                asyncio.run(fetcher.get_into(name, file))
+                fetched.flush()
+                with open(fetched.name, encoding="utf-8", errors="surrogateescape") as lines:
+                    yield lines
         else:
-            with open(name, encoding="utf-8") as lines:
+            with open(name, encoding="utf-8", errors="surrogateescape") as lines:
                 yield lines
-    except urllib.error.URLError as error:
-        raise QuireError(f"--input-file {name}: {error}") from None
+    except RequestError as error:
+        raise QuireError(f"--input-file: {error}{_hint(error)}") from None
     except OSError as error:
         raise ConfigError(f"--input-file {name}: {error.strerror or error}") from None
 
 
 @contextlib.contextmanager
-def _target(name: str, folder: str | None) -> Any:
-    """A file to write to; at the end what an address is to have is sent there."""
+def _target(name: str, folder: str | None, fetcher: Fetcher) -> Iterator[IO[str]]:
+    """A file to write to; at the end what an address is to have is sent there.
+
+    Of lone surrogates it gets what JSON writes for them.
+    """
+    encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     try:
         if not _is_address(name):
-            with open(name, "w", encoding="utf-8", buffering=1) as lines:
+            with open(name, "w", buffering=1, **encoding) as lines:
                 yield lines
             return
-        with tempfile.NamedTemporaryFile("w+", encoding="utf-8", dir=folder) as lines:
+        with tempfile.NamedTemporaryFile("w+", dir=folder, **encoding) as lines:
             yield lines
             lines.flush()
-            data = Path(lines.name).read_bytes()
-            wanted = urllib.request.Request(name, data=data, method="PUT")
-            with urllib.request.urlopen(wanted):
-                pass
-    except urllib.error.URLError as error:
-        raise QuireError(f"--output-file {name}: {error}") from None
+            with open(lines.name, "rb") as file:
+                asyncio.run(fetcher.put(name, file, Path(lines.name).stat().st_size))
+    except RequestError as error:
+        raise QuireError(f"--output-file: {error}{_hint(error)}") from None
     except OSError as error:
         raise ConfigError(f"--output-file {name}: {error.strerror or error}") from None
+
+
+def _hint(error: RequestError) -> str:
+    return " (of your own? --trusted-host HOST)" if "public" in str(error) else ""
