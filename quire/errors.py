@@ -60,11 +60,23 @@ class Unsupported(RequestError):
 
 
 class Overloaded(QuireError):
-    """Try again later."""
+    """Try again later.
 
-    def __init__(self, message: str, *, retry_after_s: float) -> None:
+    reason: which bound it was, one word; numbers: what is told beside the message, by name.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        retry_after_s: float,
+        reason: str = "",
+        numbers: dict[str, float] | None = None,
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+        self.reason = reason
+        self.numbers = dict(numbers or {})
 
 
 class EngineError(QuireError, RuntimeError):

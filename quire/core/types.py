@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
+from quire.core.terms import FREE, Terms
 from quire.core.timing import Timing
 from quire.errors import EngineError, RequestError
 
@@ -81,6 +82,10 @@ class Request:
     # output tokens that each sequence has said already, in an engine that is gone; None: it has
     # ended. (): none has said any
     tenant: bytes = b""  # digest of whose key it came with; b"": nobody is told apart
+    terms: Terms = FREE  # what the tenant may have
+    deadline_at: float | None = (
+        None  # when nobody wants its first token any more, by the same clock
+    )
 
 
 @dataclass(slots=True, eq=False)

@@ -25,6 +25,7 @@ from quire import errors
 from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from quire.core.terms import Terms
 from quire.core.types import Request, Stop, Thinking, Update
 from quire.errors import (
     EngineAway,
@@ -35,7 +36,7 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL = 4
+PROTOCOL = 5
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -70,6 +71,8 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     thinking: Thinking | None
     spoken: tuple[tuple[int, ...] | None, ...]
     tenant: bytes
+    terms: Terms
+    deadline_at: float | None
 
 
 class Add(Message, frozen=True):
@@ -113,6 +116,8 @@ class Fault(msgspec.Struct, array_like=True, frozen=True):
     message: str
     param: str | None = None
     retry_after_s: float | None = None
+    reason: str = ""
+    numbers: dict[str, float] = {}
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
@@ -199,6 +204,8 @@ def fault_of(error: Exception) -> Fault:
         return Fault("EngineError", f"{kind}: {error}")
     param = error.param if isinstance(error, RequestError) else None
     after = error.retry_after_s if isinstance(error, (Overloaded, EngineAway)) else None
+    if isinstance(error, Overloaded):
+        return Fault(kind, str(error), param, after, error.reason, error.numbers)
     return Fault(kind, str(error), param, after)
 
 
@@ -207,6 +214,10 @@ def error_of(fault: Fault) -> Exception:
     kind = _ERRORS.get(fault.kind, EngineError)
     if issubclass(kind, RequestError):
         return kind(fault.message, param=fault.param)
-    if issubclass(kind, (Overloaded, EngineAway)):
-        return kind(fault.message, retry_after_s=fault.retry_after_s or 0.0)
+    after = fault.retry_after_s or 0.0
+    if issubclass(kind, Overloaded):
+        numbers = fault.numbers
+        return kind(fault.message, retry_after_s=after, reason=fault.reason, numbers=numbers)
+    if issubclass(kind, EngineAway):
+        return kind(fault.message, retry_after_s=after)
     return kind(fault.message)

@@ -9,6 +9,7 @@ from quire.core.constraint import Constraint
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.stats import SchedulerStats
 from quire.core.timing import Timing
+from quire.core.terms import Terms
 from quire.core.types import Request, Stop, Thinking, TokenLogprobs, Update
 from quire.engine import wire
 from quire.engine.messages import (
@@ -42,6 +43,8 @@ OTHERS = {
     "thinking": Thinking(40, (7, 8), (9,)),
     "spoken": ((4, 5), None),
     "tenant": b"\x01\xfe",
+    "terms": Terms(2.0, 3, 4000, None, 0.25),
+    "deadline_at": 99.5,
 }
 
 
