@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Sequence
 
 from quire.errors import RequestError
 
+LARGEST = 2**63 - 1
+"""Of any integer: what travels between processes, and what tensors hold."""
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
+
 
 def fail(param: str, given: object, allowed: str) -> RequestError:
-    return RequestError(f"{param} must be {allowed}, got {given!r}", param=param)
+    """given: shown in short. A stranger's megabyte is not sent back to him, nor into the log."""
+    return RequestError(f"{param} must be {allowed}, got {_SHORT.repr(given)}", param=param)
 
 
 def check_int(param: str, given: object, low: int, high: int | None, allowed: str) -> None:
-    good = isinstance(given, int) and not isinstance(given, bool) and given >= low
-    if not good or (high is not None and given > high):  # type: ignore[operator]
+    """high: None is LARGEST."""
+    if isinstance(given, bool) or not isinstance(given, int) or given < low:
         raise fail(param, given, allowed)
+    if given > (LARGEST if high is None else high):
+        raise fail(param, given, allowed if high is not None else f"{allowed}, and below 2**63")
 
 
 def check_float(param: str, given: object, low: float, high: float, allowed: str) -> None:
@@ -33,7 +43,9 @@ def check_ids(param: str, given: object, *, empty: bool = True) -> None:
         raise fail(param, given, allowed)
     for one in given:
         if isinstance(one, bool) or not isinstance(one, int) or one < 0:
-            raise RequestError(f"{param} must be {allowed}, got {one!r} in it", param=param)
+            raise RequestError(
+                f"{param} must be {allowed}, got {_SHORT.repr(one)} in it", param=param
+            )
 
 
 def check_strings(param: str, given: object) -> None:
@@ -42,5 +54,5 @@ def check_strings(param: str, given: object) -> None:
     for one in given:
         if not isinstance(one, str) or not one:
             raise RequestError(
-                f"{param} must hold non-empty strings, got {one!r} in it", param=param
+                f"{param} must hold non-empty strings, got {_SHORT.repr(one)} in it", param=param
             )

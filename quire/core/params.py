@@ -14,6 +14,7 @@ import copy
 import difflib
 import logging
 import math
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
@@ -34,6 +35,10 @@ MAX_SEQUENCES = 16384
 MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BIASED_TOKENS = 1024
+MAX_STOP_CHARS = 16_384
+"""Of all stop strings together: text that may become one is held back, and searched again."""
+LOWEST_REPETITION, HIGHEST_REPETITION = 1e-6, 1e6
+"""Farther from 1, a logit of 32 bits is no number any more."""
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 HIGHEST_TEMPERATURE = 2.0
@@ -114,7 +119,8 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """[-2, 2]: subtracted once for each time a token was generated."""
     repetition_penalty: float = 1.0
-    """> 0: divides positive logits (multiplies negative ones) of tokens seen, prompt included."""
+    """[1e-6, 1e6]: divides positive logits (multiplies negative ones) of tokens seen, prompt
+    included."""
     temperature: float = 1.0
     """[0, 2]. 0: greedy."""
     top_p: float = 1.0
@@ -297,10 +303,9 @@ class SamplingParams:
     def _verify_distribution(self) -> None:
         check_float("presence_penalty", self.presence_penalty, -2, 2, "a number in [-2, 2]")
         check_float("frequency_penalty", self.frequency_penalty, -2, 2, "a number in [-2, 2]")
-        high = math.inf
-        check_float("repetition_penalty", self.repetition_penalty, 0, high, "a finite number > 0")
-        if self.repetition_penalty == 0:
-            raise fail("repetition_penalty", self.repetition_penalty, "a finite number > 0")
+        low, high = LOWEST_REPETITION, HIGHEST_REPETITION
+        allowed = f"a number in [{low:g}, {high:g}]"
+        check_float("repetition_penalty", self.repetition_penalty, low, high, allowed)
         check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
         check_float("top_p", self.top_p, 0, 1, "a number in (0, 1]")
         if self.top_p == 0:
@@ -322,6 +327,9 @@ class SamplingParams:
 
     def _verify_stops(self) -> None:
         check_strings("stop", self.stop)
+        if (chars := sum(map(len, self.stop or ()))) > MAX_STOP_CHARS:
+            allowed = f"strings of at most {MAX_STOP_CHARS} characters together"
+            raise fail("stop", f"{chars} characters", allowed)
         if self.stop and not self.detokenize:
             message = "stop strings need text: set detokenize=True or use stop_token_ids"
             raise RequestError(message, param="stop")
@@ -380,16 +388,32 @@ def _tidy_bias(given: object) -> dict[int, float]:
     allowed = "a dict of token id to number"
     if not isinstance(given, dict):
         raise fail("logit_bias", given, allowed)
+    if len(given) > MAX_BIASED_TOKENS:
+        raise fail("logit_bias", f"{len(given)} ids", f"at most {MAX_BIASED_TOKENS} ids")
     tidy: dict[int, float] = {}
     for key, value in given.items():
         try:
-            token, bias = int(key), float(value)
-        except (TypeError, ValueError):
+            token, bias = _token_id(key), _bias(value)
+        except (TypeError, ValueError, OverflowError):
             raise fail("logit_bias", {key: value}, allowed) from None
-        if token < 0 or math.isnan(bias):
-            raise fail("logit_bias", {key: value}, allowed)
         tidy[token] = min(100.0, max(-100.0, bias))
     return tidy
+
+
+def _token_id(key: Any) -> int:
+    """int() would also read " 1", "+1" and "1_0", and two keys would be one token."""
+    if isinstance(key, str) and not (key.isascii() and key.isdecimal() and len(key) < 20):
+        raise ValueError(key)
+    token = int(key) if isinstance(key, str) else operator.index(key)
+    if token < 0 or isinstance(key, bool):
+        raise ValueError(key)
+    return token
+
+
+def _bias(value: Any) -> float:
+    if isinstance(value, str | bool) or math.isnan(value):
+        raise ValueError(value)
+    return float(value)
 
 
 @dataclass(slots=True)

@@ -243,7 +243,8 @@ class InputProcessor:
         most = given.get("truncate_prompt_tokens", params.truncate_prompt_tokens)
         if given.get("truncation"):
             most = given.get("max_length", -1)
-        side = given.get("truncation_side") or "left"
+        side = given.get("truncation_side", "left")
+        side = "left" if side is None else side
         if side not in ("left", "right"):
             raise RequestError(
                 f"truncation_side must be 'left' or 'right', got {side!r}", param="truncation_side"
@@ -305,6 +306,12 @@ class InputProcessor:
                 f"stop_token_ids holds {len(params.stop_token_ids or ())} ids; at most "
                 f"{MAX_STOP_IDS} are allowed",
                 param="stop_token_ids",
+            )
+        if len(params.allowed_token_ids or ()) > self.vocab_size:
+            raise RequestError(
+                f"allowed_token_ids holds {len(params.allowed_token_ids or ())} ids; this model "
+                f"has {self.vocab_size}",
+                param="allowed_token_ids",
             )
         self._check_logprobs("logprobs", params.logprobs)
         self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
