@@ -436,6 +436,8 @@ class EngineClient:
             return
         self._tell(Abort(list(unfinished)))
         if self.away is not None:
+            if stream._number is not None:
+                self._opening.pop(stream._number, None)  # its Add went down with the engine
             self._clear_books()
 
     def _deliver(self, message: FromEngine) -> None:

@@ -15,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from quire.errors import EngineAway
 from quire.server.services import Services, services, tenant_of
 from quire.server.sse import json_response
 
@@ -40,4 +41,9 @@ async def end(to: Services, ids: Iterable[str], tenant: bytes | None) -> int:
     names = [prefix + one for one in ids for prefix in PREFIXES]
     here = to.under_way.cancel(names, tenant)
     await asyncio.sleep(0)  # those take their word back from the engine, before it is asked
-    return here + await to.engine.abort_named(names, tenant)
+    try:
+        return here + await to.engine.abort_named(names, tenant)
+    except EngineAway:
+        if not here:
+            raise
+        return here

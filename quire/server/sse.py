@@ -147,7 +147,9 @@ class EventStream(Response):
             self._first.result()
 
     async def _first_events(self) -> list[Event]:
-        return self._events.read(await anext(aiter(self._events.stream), ()))
+        async for updates in self._events.stream:  # anext() with a default breaks on 3.11
+            return self._events.read(updates)
+        return []
 
     @property
     def _comment(self) -> bytes:
