@@ -19,10 +19,11 @@ from typing import TYPE_CHECKING, Protocol
 from quire.core.constraint import Constraint
 from quire.errors import EngineError, RequestError
 from quire.grammar import pace
-from quire.grammar.hired import Crashed, Hire, Hired
+from quire.grammar.hired import Crashed, Hired
 from quire.grammar.pace import Allowance
 from quire.grammar.vocabulary import Vocabulary
 from quire.grammar.worker import Done, Job
+from quire.workers.watched import Hire
 
 if TYPE_CHECKING:
     from quire.grammar.closing import FillAll, Guide

@@ -3,40 +3,16 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
-import socket
-import subprocess
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.vocabulary import Vocabulary
-from quire.grammar.worker import (
-    Began,
-    Broken,
-    Done,
-    Failed,
-    Job,
-    Pipe,
-    Refused,
-    Start,
-    TooBig,
-    Word,
-)
-
-Hire = Callable[[], tuple["subprocess.Popen[bytes]", socket.socket]]
-"""Starts a process that serves at the other end of the socket."""
+from quire.grammar.worker import WORDS, Began, Broken, Done, Failed, Job, Refused, Start, TooBig
+from quire.workers.watched import Gone, Hire, TooBusy, TookTooMuch, Watched
 
 BEGIN_S = 120.0
 """Seconds of the clock until a worker knows its vocabulary."""
-WALL = 20.0
-"""A job may take so many times its processor time by the clock: a worker gives way to all."""
-LOOK_S = 0.5
-"""How often it is looked at what a job has used."""
-_TICKS = os.sysconf("SC_CLK_TCK")
-
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +27,9 @@ class Hired:
     def __init__(self, hire: Hire) -> None:
         """Start one. Raises EngineError."""
         try:
-            self._process, end = hire()
+            self._worker = Watched(hire, WORDS)
         except OSError as error:
             raise EngineError(f"no process can be started to compile grammars: {error}") from error
-        self._pipe = Pipe(end)
 
     def begin(self, vocabulary: Vocabulary | None) -> Vocabulary:
         """Wait until it can work; the vocabulary, which it finds if there is none yet.
@@ -69,8 +44,8 @@ class Hired:
 
     def _begin(self, vocabulary: Vocabulary | None) -> Vocabulary:
         try:
-            self._pipe.send(Start(vocabulary))
-            word = self._pipe.receive(BEGIN_S)
+            self._worker.pipe.send(Start(vocabulary))
+            word = self._worker.pipe.receive(BEGIN_S)
         except OSError as error:  # TimeoutError is one
             raise EngineError(
                 f"the process that compiles grammars does not start: {error}"
@@ -89,12 +64,20 @@ class Hired:
         Raises RequestError, for what the form is to blame for, EngineError, for what our code is,
         and Crashed. The worker may be gone then: see `alive`.
         """
+        began = time.monotonic()
         try:
-            self._pipe.send(job)
-            word = self._answer(job, waits)
-        except OSError as error:
-            self.close()
-            raise Crashed(f"the process that compiles grammars is gone: {error}") from None
+            word = self._worker.ask(job, job.seconds, waits)
+        except TookTooMuch:
+            raise too_much(job) from None
+        except TooBusy:
+            took = time.monotonic() - began
+            raise EngineError(
+                f"the grammar of the structured output was not compiled within {took:.0f} s: "
+                "this machine is too busy"
+            ) from None
+        except Gone as gone:
+            ended = f"the process that compiles grammars ended ({gone})"
+            raise Crashed(ended) from None
         if isinstance(word, Done):
             return word
         if isinstance(word, Refused):
@@ -105,61 +88,24 @@ class Hired:
         self.close()
         if isinstance(word, TooBig):
             raise too_much(job, memory=True)
-        status = self._process.returncode
-        if status == -signal.SIGXCPU:
-            raise too_much(job)
-        raise Crashed(f"the process that compiles grammars ended (status {status})")
-
-    def _answer(self, job: Job, waits: Callable[[], None]) -> Word | None:
-        """The answer; None if it has ended. Raises RequestError if the job took too much."""
-        used, began = self._seconds(), time.monotonic()
-        left = job.seconds
-        while True:
-            try:
-                return self._pipe.receive(min(max(left, 0.01), LOOK_S))
-            except TimeoutError:
-                waits()
-            took = time.monotonic() - began
-            now = self._seconds()
-            left = job.seconds - (took if now is None or used is None else now - used)
-            if left <= 0:
-                self.close()
-                raise too_much(job)
-            if took > job.seconds * WALL:
-                self.close()
-                raise EngineError(
-                    f"the grammar of the structured output was not compiled within {took:.0f} s: "
-                    "this machine is too busy"
-                )
-
-    def _seconds(self) -> float | None:
-        """Processor time it has used; None where nobody says."""
-        try:
-            fields = (
-                Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
-            )
-        except OSError:
-            return None
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        raise Crashed(f"the process that compiles grammars said {type(word).__name__}")
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._worker.pid
 
     @property
     def alive(self) -> bool:
         """It takes jobs."""
-        return self._process.poll() is None
+        return self._worker.alive
 
     def kill(self) -> None:
         """End the process, from any thread; who waits for it is told that it has ended."""
-        self._process.kill()
+        self._worker.kill()
 
     def close(self) -> None:
         """End it. Harmless when called again."""
-        self._process.kill()
-        self._process.wait()
-        self._pipe.close()
+        self._worker.close()
 
 
 def too_much(job: Job, *, memory: bool = False) -> RequestError:

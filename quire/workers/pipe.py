@@ -1,0 +1,60 @@
+"""Words between a process and its worker: msgpack behind its length."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Generic, TypeVar
+
+import msgspec
+
+LONGEST = 1 << 30
+"""Bytes of a word."""
+
+W = TypeVar("W")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Pipe(Generic[W]):
+    """One end of the connection. For one thread at a time."""
+
+    def __init__(self, end: socket.socket, words: msgspec.msgpack.Decoder[W]) -> None:
+        self._socket = end
+        self._words = words
+        self._rest = bytearray()
+
+    def send(self, word: W) -> None:
+        """Raises OSError if the other end is gone."""
+        data = _encoder.encode(word)
+        self._socket.settimeout(None)
+        self._socket.sendall(struct.pack("!I", len(data)) + data)
+
+    def receive(self, timeout: float | None = None) -> W | None:
+        """The next word. None: the other end is gone, or says what cannot be. Raises TimeoutError,
+        and what has come by then is kept.
+        """
+        self._socket.settimeout(timeout)
+        size = self._size()
+        while size is None or len(self._rest) < 4 + size:
+            try:
+                data = self._socket.recv(1 << 20)
+            except ConnectionError:
+                return None
+            if not data:
+                return None
+            self._rest += data
+            size = self._size()
+            if size is not None and size > LONGEST:
+                return None
+        data = bytes(self._rest[4 : 4 + size])
+        del self._rest[: 4 + size]
+        try:
+            return self._words.decode(data)
+        except msgspec.DecodeError:
+            return None
+
+    def _size(self) -> int | None:
+        return struct.unpack("!I", self._rest[:4])[0] if len(self._rest) >= 4 else None
+
+    def close(self) -> None:
+        self._socket.close()

@@ -1,0 +1,115 @@
+"""A worker as who hired it sees it: one job at a time, within processor time, or it is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+import msgspec
+
+from quire.workers.pipe import Pipe
+
+Hire = Callable[[], tuple["subprocess.Popen[bytes]", socket.socket]]
+"""Starts a process that serves at the other end of the socket."""
+
+WALL = 20.0
+"""A job may take so many times its processor time by the clock: a worker gives way to all."""
+LOOK_S = 0.5
+"""How often it is looked at what a job has used."""
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+W = TypeVar("W")
+
+
+class TookTooMuch(Exception):
+    """A job met the limit of processor time. The worker is gone."""
+
+
+class TooBusy(Exception):
+    """A job did not get its processor time by far. The worker is gone."""
+
+
+class Gone(Exception):
+    """The worker ended. status: of its process."""
+
+    def __init__(self, status: int | None) -> None:
+        super().__init__(f"exit status {status}")
+        self.status = status
+
+
+class Watched(Generic[W]):
+    """One worker. Who has it calls close() in the end."""
+
+    def __init__(self, hire: Hire, words: msgspec.msgpack.Decoder[W]) -> None:
+        """Start one. Raises OSError."""
+        self._process, end = hire()
+        self.pipe: Pipe[W] = Pipe(end, words)
+
+    def ask(self, job: W, seconds: float, waits: Callable[[], None] = lambda: None) -> W:
+        """The answer to a job that may take so much processor time. waits: called now and then.
+
+        Raises TookTooMuch, TooBusy, Gone: then it is closed.
+        """
+        try:
+            self.pipe.send(job)
+            word = self._answer(seconds, waits)
+        except OSError:
+            word = None
+        if word is not None:
+            return word
+        self.close()
+        status = self._process.returncode
+        raise TookTooMuch if status == -signal.SIGXCPU else Gone(status)
+
+    def _answer(self, seconds: float, waits: Callable[[], None]) -> W | None:
+        used, began = self._seconds(), time.monotonic()
+        left = seconds
+        while True:
+            try:
+                return self.pipe.receive(min(max(left, 0.01), LOOK_S))
+            except TimeoutError:
+                waits()
+            took = time.monotonic() - began
+            now = self._seconds()
+            left = seconds - (took if now is None or used is None else now - used)
+            if left <= 0:
+                self.close()
+                raise TookTooMuch
+            if took > seconds * WALL:
+                self.close()
+                raise TooBusy
+
+    def _seconds(self) -> float | None:
+        """Processor time it has used; None where nobody says."""
+        try:
+            fields = (
+                Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
+            )
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / _TICKS
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        """It takes jobs."""
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """End the process, from any thread; who waits for it is told that it has ended."""
+        self._process.kill()
+
+    def close(self) -> None:
+        """End it. Harmless when called again."""
+        self._process.kill()
+        self._process.wait()
+        self.pipe.close()
