@@ -242,6 +242,27 @@ class RecoveryOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HealthOptions:
+    """How a server knows whether its engine gets on, and what it keeps for when it does not."""
+
+    watchdog_seconds: float = opt(60.0, low=0)
+    """An engine that has work and gets nothing done for so long, beyond ten times what its step
+    should take, is ended: stacks are logged, another takes over, streams go on. 0: never."""
+    canary_interval: float = opt(30.0, low=0)
+    """After so many idle seconds, and so often, one made-up token is computed to see that the
+    device works. 0: never."""
+    flight_recorder: bool = True
+    """Keep the last steps in memory, and write them to a file when the engine dies or hangs: for
+    `quire replay`. Without prompts and answers."""
+    flight_recorder_size: int = opt(8 << 20, low=1 << 16, parse="bytes")
+    """Bytes of memory for them; 8 MiB are some 40,000 steps of 32 requests."""
+    flight_recorder_prompts: bool = False
+    """Keep the tokens of prompts and answers, too."""
+    flight_recorder_dir: str | None = None
+    """Folder for the files; the latest ten are kept. None: recordings, in QUIRE_CACHE."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveOptions:
     """What is told about the run."""
 
@@ -271,6 +292,7 @@ class Options:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     structured: StructuredOptions = field(default_factory=StructuredOptions)
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
+    health: HealthOptions = field(default_factory=HealthOptions)
     observe: ObserveOptions = field(default_factory=ObserveOptions)
 
     @classmethod

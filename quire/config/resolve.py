@@ -15,6 +15,7 @@ from quire.config.config import (
     CacheSection,
     DeviceSection,
     EngineConfig,
+    HealthSection,
     LoadSection,
     ModelSection,
     ObserveSection,
@@ -96,6 +97,12 @@ def resolve(
         sampling=resolve_sampling(options, model, why),
         structured=resolve_structured(options, why),
         recovery=RecoverySection(wait_s=options.recovery.engine_restart_wait),
+        health=HealthSection(
+            canary_s=options.health.canary_interval,
+            recorder=options.health.flight_recorder,
+            recorder_bytes=options.health.flight_recorder_size,
+            recorder_prompts=options.health.flight_recorder_prompts,
+        ),
         observe=ObserveSection(
             log_stats=not options.observe.disable_log_stats,
             log_level=options.observe.log_level,

@@ -291,7 +291,7 @@ class Scheduler:
             if fresh:
                 kv.release(seq, 0)
             return False
-        if fresh and not seq.preemptions:
+        if fresh and not seq.preemptions and seq.request.read_prefix_cache:
             seq.cached = seq.computed
             self._query_tokens += len(seq.tokens)
             self._hit_tokens += seq.cached

@@ -47,6 +47,9 @@ class RunEngine(Word, frozen=True):
     server: bool = True
     askers: int | None = None  # how many will connect, once each; None: any number, at any time
     aboard: int | None = None  # file descriptor of a page of quire.engine.aboard
+    pulse: int | None = None  # and of one of quire.engine.pulse
+    stacks: int | None = None  # and of a file for stacks, when it hangs or dies
+    ring: int | None = None  # and of one for quire.engine.recorder
 
 
 class Found(Word, frozen=True):
@@ -79,6 +82,7 @@ class RunServer(Word, frozen=True):
     name: str = ""  # what the engine knows it by; no two processes have the same
     birth: int = 0  # how many processes had this index before
     restarts: int = 0  # how many engines have taken over so far
+    pulse: int | None = None  # file descriptor of the engine's page: quire.engine.pulse
 
 
 class Listening(Word, frozen=True):

@@ -16,14 +16,19 @@ from typing import Any
 from quire.core.ledger import Ledger
 from quire.core.limits.grammars import Grammars
 from quire.core.look import look
+from quire.core.params import SamplingParams
 from quire.core.scheduler import Scheduler, SchedulerStats
 from quire.core.snapshot import Snapshot
-from quire.core.types import Request, StepPlan, Update
+from quire.core.types import Request, StepPlan, Stop, Update
 from quire.engine.witness import Witness, Witnesses
 from quire.errors import EngineError
 from quire.executors.base import Executor, Pending
 
 log = logging.getLogger(__name__)
+
+CANARY = Request(
+    "(canary)", (0,), Stop(max_tokens=1), SamplingParams(temperature=0.0), read_prefix_cache=False
+)
 
 
 class Engine:
@@ -126,6 +131,25 @@ class Engine:
         """Wait for steps under way whose sequences have all gone: they keep blocks till then."""
         while self._in_flight and self._scheduler.idle:
             self._apply()
+
+    def canary(self) -> bool:
+        """Compute one made-up token as any other, while nobody is here: that proves the device.
+
+        It is in no book, and leaves nothing behind: it is aborted before its result is applied.
+        False: there is no room for it now. Raises what the step raised, EngineError.
+        """
+        self.settle()
+        if not self.empty or self._scheduler.stats().held_blocks:
+            return False
+        self._scheduler.add(CANARY)
+        plan = self._scheduler.plan()
+        result = self._executor.submit(plan).wait()
+        self._scheduler.abort(CANARY.id)
+        self._scheduler.apply(plan, result)
+        wrong = {**result.errors, **result.refusals}
+        if wrong:
+            raise EngineError(f"a made-up token came to nothing: {wrong[0]}")
+        return bool(plan.rows)
 
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
         """Run function(model) on every rank between steps."""

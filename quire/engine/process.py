@@ -8,9 +8,11 @@ Python, so no step waits for the interpreter's lock.
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import shutil
+import signal
 import socket
 import threading
 import time
@@ -24,11 +26,12 @@ import zmq
 from quire.config.config import EngineConfig
 from quire.config.environment import start_process
 from quire.config.options import Options
-from quire.engine import collector, wire
+from quire.engine import collector, pulse, wire
 from quire.engine.aboard import Writer
 from quire.engine.build import build_bare
 from quire.engine.link import Built, Failed, Found, Left, Link, RunEngine, Stop, inherit
-from quire.engine.messages import Answer, Dead, Fault, Hello, News, fault_of
+from quire.engine.messages import Answer, Call, Dead, Fault, Hello, News, fault_of
+from quire.engine.pulse import Pulse
 from quire.engine.remote import address
 from quire.engine.service import Service
 from quire.engine.thread import BEAT_S
@@ -40,6 +43,10 @@ LAST_WORDS_MS = 1000
 """How long the last messages may take to leave."""
 COLLECT_S = 300.0
 """Garbage is collected when there is nothing to do, but at least this often."""
+STACKS = signal.SIGUSR1
+"""Has the process write the stacks of all its threads, whatever they do."""
+UNBOUNDED = frozenset(("start_profile", "stop_profile"))
+"""Calls that may take any time."""
 
 
 def main(fd: int) -> int:
@@ -48,6 +55,11 @@ def main(fd: int) -> int:
     if inherited is None:
         return 1
     link, orders = inherited
+    if orders.stacks is not None:
+        faulthandler.enable(orders.stacks)
+        faulthandler.register(STACKS, orders.stacks)
+    beat = Pulse(pulse.page() if orders.pulse is None else orders.pulse)
+    beat.begin(os.getpid())
     start_process(level=orders.log_level, style=orders.log_style)  # type: ignore[arg-type]
     starter = Starter(link, orders.folder)
 
@@ -63,8 +75,16 @@ def main(fd: int) -> int:
     service = Service(bare.engine, bare.checks, most=most)
     if orders.aboard is not None:
         bare.engine.call_when_boarding(Writer(orders.aboard).write)
-    server = EngineServer(service, orders.folder, starter, askers=orders.askers)
+    server = EngineServer(
+        service,
+        orders.folder,
+        starter,
+        askers=orders.askers,
+        beat=beat,
+        canary_s=bare.config.health.canary_s,
+    )
     collector.hold_back()
+    server.begin()
     link.send(Built(config=bare.config, seconds=bare.seconds))
     status = server.run()
     if server.why is not None:
@@ -129,8 +149,19 @@ class EngineServer:
     """A Service at a ZeroMQ ROUTER socket."""
 
     def __init__(
-        self, service: Service, folder: str, starter: Starter, *, askers: int | None = None
+        self,
+        service: Service,
+        folder: str,
+        starter: Starter,
+        *,
+        askers: int | None = None,
+        beat: Pulse | None = None,
+        canary_s: float = 0.0,
     ) -> None:
+        """canary_s: idle seconds before a canary, and between two. 0: there is none."""
+        self._pulse = beat or Pulse(pulse.page())
+        self._canary_s = canary_s
+        self._canary_due = 0.0
         self._service = service
         self._folder = folder
         self._starter = starter
@@ -142,11 +173,18 @@ class EngineServer:
         self._socket.bind(address(folder))
         self._bell = Bell()
         service.engine.call_when_decided(self._bell.ring)
+        service.engine.show(self._pulse)
         self._beat_due = 0.0
         self.why: str | None = None
         """What it died of."""
         self._busy = True  # since the last time there was nothing to do
         self._collect_due = time.monotonic() + COLLECT_S
+
+    def begin(self) -> None:
+        """Take requests from now on. Raises what is wrong with the device."""
+        if self._canary_s:
+            self._send_canary()
+        self._pulse.serve()
 
     def run(self) -> int:
         """Serve until told to stop; the exit status."""
@@ -154,9 +192,11 @@ class EngineServer:
         try:
             while not self._starter.stopping:
                 self.turn()
+            self._pulse.end()
             self._service.engine.shutdown()
         except Exception as error:
             log.exception("the engine died")
+            self._pulse.end()
             self.why = f"the engine died: {type(error).__name__}: {error}"
             self._tell_all(Dead(self.why))
             status = 1
@@ -170,7 +210,9 @@ class EngineServer:
         self._read_inbox()
         while self._starter.left:
             self._service.forget(self._starter.left.popleft().encode())
-        for sender, news in self._service.turn():
+        service = self._service
+        self._pulse.turn(working=not service.idle, requests=service.requests)
+        for sender, news in service.turn():
             self._send(sender, news)
         self._beat()
 
@@ -179,16 +221,37 @@ class EngineServer:
         if not self._service.idle:
             self._busy = True
             return
+        self._pulse.rest(self._service.asleep)
+        now = time.monotonic()
+        if self._busy:
+            self._canary_due = now + self._canary_s
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._starter.wake, zmq.POLLIN)
         poller.register(self._bell.rung, zmq.POLLIN)
-        left = max(self._beat_due - time.monotonic(), 0.0)
-        if not poller.poll(int(left * 1000) + 1) and self._busy:
-            self._busy = False
-            self._collect()
+        left = max(self._beat_due - now, 0.0)
+        if not poller.poll(int(left * 1000) + 1):
+            self._idle()
         self._bell.hush()
         self._starter.hush()
+
+    def _idle(self) -> None:
+        """Nothing came while it slept."""
+        if self._busy:
+            self._busy = False
+            self._collect()
+        elif self._canary_s and time.monotonic() >= self._canary_due and self._service.empty:
+            self._send_canary()
+
+    def _send_canary(self) -> None:
+        """Compute a token that nobody asked for. Raises what that raised: the engine is dead."""
+        self._pulse.canary(True)
+        try:
+            if not self._service.engine.canary():
+                log.debug("no canary was sent: there is no room for one")
+        finally:
+            self._pulse.canary(False)
+        self._canary_due = time.monotonic() + self._canary_s
 
     def _read_inbox(self) -> None:
         """Obey what was said since the step before."""
@@ -209,7 +272,12 @@ class EngineServer:
                 fault = fault_of(RequestError(f"the engine cannot read the request: {error}"))
                 self._send(sender, News([], [Answer(number, fault=fault)]))
             return
+        unbounded = isinstance(message, Call) and message.name in UNBOUNDED
+        if unbounded:
+            self._pulse.excuse(True)
         answer = self._service.obey(sender, message)
+        if unbounded:
+            self._pulse.excuse(False)
         if answer is not None:
             self._send(sender, answer)
         if isinstance(message, Hello):

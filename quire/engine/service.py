@@ -110,6 +110,21 @@ class Service:
             return True
         return self.engine.idle and not (self._falling is not None and self.engine.empty)
 
+    @property
+    def empty(self) -> bool:
+        """Nobody is here, and nothing sleeps."""
+        return self.idle and self.engine.empty and not self._asleep and not self._owned
+
+    @property
+    def requests(self) -> int:
+        """Here, running or waiting."""
+        return len(self._owned)
+
+    @property
+    def asleep(self) -> bool:
+        """Something sleeps, or steps are not made."""
+        return bool(self._asleep)
+
     def beat(self) -> Beat:
         """A sign of life, for every sender."""
         return Beat(tuple(sorted(self._asleep)))

@@ -6,10 +6,13 @@ both get ready side by side.
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
+from typing import IO
 
 from quire.config.options import Options
+from quire.engine import pulse
 from quire.engine.aboard import page, read
 from quire.engine.link import GRACE_S, Any_, Built, Child, Failed, Found, RunEngine
 from quire.engine.messages import error_of
@@ -48,6 +51,9 @@ class EngineProcess:
             server=server,
             askers=askers,
             aboard=self.child.page.fileno(),
+            pulse=self.child.pulse.fileno(),
+            stacks=self.child.stacks.fileno(),
+            ring=self.child.ring.fileno(),
         )
         try:
             self.child.link.send(orders)
@@ -86,11 +92,19 @@ class EngineProcess:
 
 
 class EngineChild(Child):
-    """A process that imports what an engine needs, and waits for orders."""
+    """A process that imports what an engine needs, and waits for orders.
 
-    def __init__(self) -> None:
+    What its death must not take with it is written to files that we have too.
+    """
+
+    def __init__(self, beat: int | None = None) -> None:
+        """beat: the page of an engine before, for those who read it already."""
         self.page = page()
-        super().__init__("quire.engine.process", sockets=[self.page])
+        self.pulse = _file(pulse.page() if beat is None else os.dup(beat))
+        self.stacks = _file(os.memfd_create("quire-stacks"))
+        self.ring = _file(os.memfd_create("quire-ring"))
+        files = [self.page, self.pulse, self.stacks, self.ring]
+        super().__init__("quire.engine.process", sockets=files)
 
     def aboard(self) -> list[str] | None:
         """Whom it ran last. None: it may be any."""
@@ -99,8 +113,13 @@ class EngineChild(Child):
     def stop(self, timeout: float = GRACE_S) -> int:
         """Have it end; kill it if it does not in time. Its exit status."""
         status = super().stop(timeout)
-        self.page.close()
+        for file in (self.page, self.pulse, self.stacks, self.ring):
+            file.close()
         return status
+
+
+def _file(descriptor: int) -> IO[bytes]:
+    return open(descriptor, "r+b", buffering=0)
 
 
 def _private_folder() -> str:

@@ -1,0 +1,144 @@
+"""Tells from the beat (quire.engine.pulse) whether an engine gets on with its work.
+
+Two questions. A probe asks whether a request that comes now would be worked on: if not, traffic had
+better go elsewhere for a while, so it asks early. The watchdog asks whether the engine will ever
+get on: a yes to that ends it, so it asks late, and counts only time in which it was awake itself. A
+machine that stood still makes nobody late.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from quire.engine.pulse import Beat, Phase
+
+READY_S = 3.0
+"""Beyond what is expected of its step, an engine may be silent for so long and count as ready."""
+MARGIN = 3
+"""A step may take so many times what is expected, and the engine counts as ready."""
+PATIENCE = 10
+"""And as alive."""
+STOPPED_S = 2.0
+"""A process that was stopped by a signal for so long will not go on by itself."""
+TICK_S = 0.5
+"""How often the watchdog looks."""
+START_PATIENCE = 10
+"""Another start may take so many times what the first one took."""
+STOPPED = "the engine's process is stopped"
+
+
+class Trouble(NamedTuple):
+    """Why an engine would not work on a request. code: for programs."""
+
+    code: str
+    message: str
+
+
+def trouble(beat: Beat, now: int, state: str | None = None) -> Trouble | None:
+    """Why a request that comes now would not be worked on. state: of state_of(beat.pid)."""
+    if beat.phase == Phase.STARTING:
+        return Trouble("starting", f"the engine starts, for {_s(now - beat.beat_at)} s so far")
+    if beat.phase != Phase.SERVING:
+        return Trouble("gone", "there is no engine")
+    if state is not None and state in "Tt":
+        return Trouble("stopped", STOPPED)
+    if beat.excused_at:
+        return Trouble("occupied", f"the engine is at a profile, {_for(now - beat.excused_at)}")
+    silent = now - max(beat.progress_at, 0)
+    if not beat.working:
+        if silent > READY_S * 1e9:
+            return Trouble("silent", f"the engine gives no sign of life, {_for(silent)}")
+        return None
+    if silent > READY_S * 1e9 + MARGIN * beat.expected_ns:
+        return Trouble("stalled", f"there is work, and none of it gets done, {_for(silent)}")
+    return None
+
+
+def state_of(pid: int) -> str | None:
+    """The state of a process in the kernel's letters: T is stopped, t is traced. None: unknown."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    return text.rpartition(")")[2].split()[0]
+
+
+def _s(ns: int) -> str:
+    return f"{ns / 1e9:.1f}"
+
+
+def _for(ns: int) -> str:
+    return f"for {_s(ns)} s"
+
+
+class Watch:
+    """The watchdog. look() is called every TICK_S; it says when an engine is beyond hope."""
+
+    def __init__(
+        self,
+        read: Callable[[], Beat],
+        limit_s: float,
+        *,
+        state: Callable[[int], str | None] = state_of,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        """limit_s: of silence while there is work, beyond what its step may take. 0: never."""
+        self._read = read
+        self._limit_s = limit_s
+        self._state = state
+        self._clock = clock
+        self._looked_at = clock()
+        self._mark = (0, 0)
+        self._silent_s = 0.0  # in which we were awake
+        self._stopped_s = 0.0
+        self._start_s: float | None = None
+        self.started_in(None)
+
+    @property
+    def on(self) -> bool:
+        """It is to look at all."""
+        return self._limit_s > 0
+
+    def started_in(self, seconds: float | None) -> None:
+        """What a start took. None: nobody knows yet, and a start may take for ever."""
+        self._start_s = seconds
+
+    def look(self) -> str | None:
+        """What is wrong with the engine, if it will not mend."""
+        now = self._clock()
+        awake_s = min((now - self._looked_at) / 1e9, 2 * TICK_S)
+        self._looked_at = now
+        beat = self._read()
+        if not beat.pid or not self.on:
+            return None
+        if self._state(beat.pid) == "T":
+            self._stopped_s += awake_s
+            return f"it was stopped ({STOPPED})" if self._stopped_s >= STOPPED_S else None
+        self._stopped_s = 0.0
+        return self._look_at_work(beat, awake_s)
+
+    def _look_at_work(self, beat: Beat, awake_s: float) -> str | None:
+        mark = (beat.pid, beat.progress_at)
+        if mark != self._mark:
+            self._mark, self._silent_s = mark, 0.0
+            return None
+        self._silent_s += awake_s
+        limit_s = self._limit_of(beat)
+        if limit_s is None or self._silent_s <= limit_s:
+            return None
+        what = {Phase.STARTING: "its start does not end"}.get(
+            Phase(beat.phase), "its work does not get on" if beat.working else "it is silent"
+        )
+        return f"{what}, for {self._silent_s:.0f} s; at most {limit_s:.0f} s are allowed"
+
+    def _limit_of(self, beat: Beat) -> float | None:
+        """Seconds of silence. None: any number."""
+        if beat.phase == Phase.STARTING:
+            start_s = self._start_s
+            return None if start_s is None else self._limit_s + START_PATIENCE * start_s
+        if beat.phase != Phase.SERVING or beat.excused_at:
+            return None
+        return self._limit_s + PATIENCE * beat.expected_ns / 1e9

@@ -1,0 +1,301 @@
+"""The beat, and what is told from it: no engine that works is ever suspected."""
+
+import os
+
+import pytest
+
+from quire.core.types import Row, StepPlan, Update
+from quire.engine.pulse import BASE, Beat, Expectation, Phase, Pulse, Reader, page, work_of
+from quire.engine.watch import READY_S, STOPPED_S, TICK_S, Watch, state_of, trouble
+from quire.executors.fake import Executor
+from tests.pure.engine.test_loop import drain, engine_over, next_token, request
+
+S = 1_000_000_000
+SEQ = object()
+
+
+class Clock:
+    def __init__(self):
+        self.now = 100 * S
+
+    def __call__(self):
+        return self.now
+
+    def tick(self, seconds):
+        self.now += int(seconds * S)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+class Scene:
+    """A page, who writes it, who reads it, and a watchdog of 60 s."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.fd = page()
+        self.pulse = Pulse(self.fd, clock)
+        self.read = Reader(self.fd).read
+        self.state = "S"
+        self.watch = Watch(self.read, 60.0, state=lambda pid: self.state, clock=clock)
+        self.pulse.begin(7)
+        self.pulse.serve()
+
+    def step(self, rows, seconds):
+        """One that takes so long and lands."""
+        plan = StepPlan(1, rows)
+        self.pulse.turn(working=True, requests=1)
+        self.pulse.planned(plan)
+        self.clock.tick(seconds)
+        self.pulse.landed(plan, [Update("a", 0, (1,))], 0, seconds)
+
+    def begin_step(self, rows):
+        self.pulse.turn(working=True, requests=1)
+        self.pulse.planned(StepPlan(1, rows))
+
+    def trouble(self):
+        found = trouble(self.read(), self.clock.now, self.state)
+        return None if found is None else found.code
+
+    def watched(self, seconds):
+        """What the watchdog says first within so many seconds, and after how many."""
+        for i in range(int(seconds / TICK_S)):
+            self.clock.tick(TICK_S)
+            said = self.watch.look()
+            if said is not None:
+                return said, (i + 1) * TICK_S
+        return None
+
+
+@pytest.fixture
+def scene(clock):
+    made = Scene(clock)
+    yield made
+    os.close(made.fd)
+
+
+def rows(*counts, start=0):
+    return tuple(Row(SEQ, start, count, True) for count in counts)
+
+
+def test_others_read_what_an_engine_counts(scene):
+    engine = engine_over(Executor(next_token), depth=2)
+    engine.show(scene.pulse)
+    engine.add(request("one", max_tokens=5))
+    drain(engine)
+    beat = scene.read()
+    assert (beat.phase, beat.pid, beat.tokens, beat.submitted_at) == (Phase.SERVING, 7, 5, 0)
+    assert beat.steps >= 5
+
+
+def test_another_engine_begins_a_page_anew(scene):
+    scene.step(rows(1), 0.1)
+    scene.pulse.begin(8)
+    assert scene.read() == Beat(
+        Phase.STARTING, 8, beat_at=scene.clock.now, progress_at=scene.clock.now
+    )
+
+
+def test_an_idle_engine_is_ready_as_long_as_it_beats(scene):
+    scene.pulse.rest(False)
+    scene.clock.tick(READY_S - 0.1)
+    assert scene.trouble() is None
+    scene.clock.tick(0.2)
+    assert scene.trouble() == "silent"
+
+
+def test_an_engine_that_starts_is_not_ready(scene):
+    scene.pulse.begin(8)
+    assert scene.trouble() == "starting"
+    scene.pulse.end()
+    assert scene.trouble() == "gone"
+
+
+@pytest.mark.parametrize("state", ["T", "t"])
+def test_a_stopped_process_is_not_ready_at_once(scene, state):
+    scene.state = state
+    assert scene.trouble() == "stopped"
+
+
+def test_a_step_that_does_not_end_is_found_within_five_seconds(scene):
+    scene.step(rows(1), 0.01)
+    scene.begin_step(rows(1))
+    scene.clock.tick(2.5)
+    assert scene.trouble() is None
+    scene.clock.tick(1.5)
+    assert scene.trouble() == "stalled"
+
+
+def test_turns_without_progress_are_found_as_well(scene):
+    scene.step(rows(1), 0.01)
+    for _ in range(50):
+        scene.pulse.turn(working=True, requests=1)
+        scene.clock.tick(0.1)
+    assert scene.trouble() == "stalled"
+
+
+def test_messages_and_empty_steps_are_no_progress(scene):
+    scene.step(rows(1), 0.01)
+    for _ in range(50):
+        scene.pulse.turn(working=True, requests=2)
+        scene.pulse.planned(StepPlan(2, ()))
+        scene.clock.tick(0.1)
+        scene.pulse.landed(StepPlan(2, ()), [], 0, 0.1)
+    assert scene.trouble() == "stalled"
+
+
+def test_waking_up_begins_the_time_anew(scene):
+    scene.pulse.rest(False)
+    scene.clock.tick(2.9)
+    scene.begin_step(rows(1))
+    scene.clock.tick(2.9)
+    assert scene.trouble() is None
+
+
+def test_the_first_step_may_take_a_minute(scene):
+    scene.begin_step(rows(2048))
+    scene.clock.tick(60)
+    assert scene.trouble() is None
+
+
+def test_a_first_large_step_may_take_long_after_a_small_one(scene):
+    """A token takes 0.1 s on this CPU, so 2048 may take minutes."""
+    scene.step(rows(1), 0.1)
+    scene.begin_step(rows(2048))
+    scene.clock.tick(200)
+    assert scene.trouble() is None
+
+
+def test_steps_deep_in_a_long_prompt_may_take_longer_and_longer(scene):
+    """200,000 tokens in chunks of 2048; what a token costs grows with what it looks at."""
+    scene.step(rows(1), 0.01)
+    for start in range(0, 200_000, 2048):
+        scene.begin_step(rows(2048, start=start))
+        scene.clock.tick(1 + start / 4000)
+        assert scene.trouble() is None
+        assert scene.watch.look() is None
+        scene.pulse.landed(StepPlan(1, rows(2048, start=start)), [], 2048, 1 + start / 4000)
+
+
+def test_what_a_stall_teaches_is_forgotten(scene):
+    scene.step(rows(1), 100.0)
+    for _ in range(400):
+        scene.step(rows(1), 0.01)
+    scene.begin_step(rows(1))
+    scene.clock.tick(4)
+    assert scene.trouble() == "stalled"
+
+
+def test_a_canary_that_does_not_come_back_is_found(scene):
+    scene.pulse.canary(True)
+    scene.clock.tick(0.01)
+    scene.pulse.canary(False)
+    assert (scene.read().canaries, scene.trouble()) == (1, None)
+    scene.pulse.canary(True)
+    scene.clock.tick(READY_S + 1)
+    assert scene.trouble() == "stalled"
+
+
+def test_the_watchdog_ends_what_does_not_get_on(scene):
+    scene.step(rows(1), 0.01)
+    scene.begin_step(rows(1))
+    said, after_s = scene.watched(100)
+    assert "does not get on" in said
+    assert 60 < after_s < 62
+
+
+def test_the_watchdog_gives_a_slow_step_its_time(scene):
+    scene.step(rows(64), 20.0)
+    scene.begin_step(rows(64))
+    assert scene.watched(250) is None
+    assert scene.watched(15) is not None
+
+
+def test_the_watchdog_ends_a_stopped_process_soon(scene):
+    scene.state = "T"
+    said, after_s = scene.watched(10)
+    assert "stopped" in said
+    assert STOPPED_S <= after_s <= STOPPED_S + 2 * TICK_S
+
+
+def test_the_watchdog_leaves_one_alone_that_is_traced(scene):
+    scene.state = "t"
+    assert scene.watched(30) is None
+
+
+def test_the_watchdog_leaves_one_alone_that_was_stopped_for_a_moment(scene):
+    for _ in range(5):
+        scene.state = "T"
+        assert scene.watched(STOPPED_S - TICK_S) is None
+        scene.state = "S"
+        assert scene.watched(TICK_S) is None
+
+
+def test_a_machine_that_stood_still_makes_nobody_late(scene):
+    scene.step(rows(1), 0.01)
+    for _ in range(20):
+        scene.begin_step(rows(1))
+        scene.clock.tick(1000)
+        assert scene.watch.look() is None
+        scene.pulse.landed(StepPlan(1, rows(1)), [], 0, 0.01)
+
+
+def test_the_watchdog_leaves_an_idle_engine_alone_that_beats(scene):
+    for _ in range(300):
+        scene.pulse.rest(False)
+        assert scene.watched(1) is None
+
+
+def test_the_watchdog_ends_an_idle_engine_that_does_not_beat(scene):
+    scene.pulse.rest(False)
+    assert "silent" in scene.watched(100)[0]
+
+
+def test_the_watchdog_leaves_alone_what_may_take_any_time(scene):
+    scene.pulse.excuse(True)
+    assert scene.trouble() == "occupied"
+    assert scene.watched(1000) is None
+    scene.pulse.excuse(False)
+    assert scene.trouble() is None
+
+
+def test_a_first_start_may_take_for_ever(scene):
+    scene.pulse.begin(8)
+    assert scene.watched(10_000) is None
+
+
+def test_another_start_may_take_ten_times_as_long(scene):
+    scene.watch.started_in(5.0)
+    scene.pulse.begin(8)
+    said, after_s = scene.watched(200)
+    assert "start does not end" in said
+    assert 110 < after_s < 112
+
+
+def test_a_watchdog_of_0_seconds_ends_nothing(scene):
+    watch = Watch(scene.read, 0.0, state=lambda pid: "T", clock=scene.clock)
+    for _ in range(100):
+        scene.clock.tick(1)
+        assert watch.look() is None
+
+
+def test_work_counts_tokens_and_what_they_look_at():
+    assert work_of(StepPlan(1, rows(1, 1))) == 2 * BASE + 1
+    assert work_of(StepPlan(1, rows(1, start=5000))) == BASE + 5000
+    assert work_of(StepPlan(1, rows(100))) == 100 * BASE + 5000
+    assert work_of(StepPlan(1, ())) == 0
+
+
+def test_an_expectation_never_shrinks_with_the_work():
+    made = Expectation()
+    made.learn(1 << 20, 5 * S)
+    made.learn(1 << 10, 7 * S)
+    assert made.of(1 << 9) == made.of(1 << 10) == made.of(1 << 20) == 7 * S
+    assert made.of(1 << 22) == 28 * S
+
+
+def test_the_state_of_a_process_is_a_letter():
+    assert state_of(os.getpid()) in ("R", "S")
+    assert state_of(1 << 30) is None
