@@ -12,7 +12,6 @@ import faulthandler
 import logging
 import os
 import shutil
-import signal
 import socket
 import threading
 import time
@@ -32,6 +31,7 @@ from quire.engine.build import build_bare
 from quire.engine.link import Built, Failed, Found, Left, Link, RunEngine, Stop, inherit
 from quire.engine.messages import Answer, Call, Dead, Fault, Hello, News, fault_of
 from quire.engine.pulse import Pulse
+from quire.engine.remains import STACKS
 from quire.engine.remote import address
 from quire.engine.service import Service
 from quire.engine.thread import BEAT_S
@@ -43,8 +43,6 @@ LAST_WORDS_MS = 1000
 """How long the last messages may take to leave."""
 COLLECT_S = 300.0
 """Garbage is collected when there is nothing to do, but at least this often."""
-STACKS = signal.SIGUSR1
-"""Has the process write the stacks of all its threads, whatever they do."""
 UNBOUNDED = frozenset(("start_profile", "stop_profile"))
 """Calls that may take any time."""
 

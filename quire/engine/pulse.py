@@ -188,9 +188,9 @@ def work_of(plan: StepPlan) -> int:
     if not plan.rows:
         return 0
     _, starts, counts, _ = zip(*plan.rows)
-    tokens: int = sum(counts)
-    looked_at: int = sum(starts) if tokens == len(counts) else sum(map(mul, counts, starts))
-    return BASE * tokens + looked_at + sum(map(mul, counts, counts)) // 2
+    tokens = sum(counts)
+    looked_at = sum(starts) if tokens == len(counts) else sum(map(mul, counts, starts))
+    return int(BASE * tokens + looked_at + sum(map(mul, counts, counts)) // 2)
 
 
 class Expectation:

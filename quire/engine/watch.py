@@ -41,7 +41,7 @@ def trouble(beat: Beat, now: int, state: str | None = None) -> Trouble | None:
     """Why a request that comes now would not be worked on. state: of state_of(beat.pid)."""
     if beat.phase == Phase.STARTING:
         return Trouble("starting", f"the engine starts, for {_s(now - beat.beat_at)} s so far")
-    if beat.phase != Phase.SERVING:
+    if beat.phase != Phase.SERVING or (state is not None and state in "XZ"):
         return Trouble("gone", "there is no engine")
     if state is not None and state in "Tt":
         return Trouble("stopped", STOPPED)
@@ -58,9 +58,12 @@ def trouble(beat: Beat, now: int, state: str | None = None) -> Trouble | None:
 
 
 def state_of(pid: int) -> str | None:
-    """The state of a process in the kernel's letters: T is stopped, t is traced. None: unknown."""
+    """The state of a process in the kernel's letters: T is stopped, t traced, X gone. None: who
+    knows."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "X" if Path("/proc/self/stat").exists() else None
     except OSError:
         return None
     return text.rpartition(")")[2].split()[0]
@@ -106,18 +109,20 @@ class Watch:
         """What a start took. None: nobody knows yet, and a start may take for ever."""
         self._start_s = seconds
 
-    def look(self) -> str | None:
-        """What is wrong with the engine, if it will not mend."""
+    def look(self, pid: int) -> str | None:
+        """What is wrong with the engine of this process, if it will not mend."""
         now = self._clock()
         awake_s = min((now - self._looked_at) / 1e9, 2 * TICK_S)
         self._looked_at = now
-        beat = self._read()
-        if not beat.pid or not self.on:
+        if not self.on:
             return None
-        if self._state(beat.pid) == "T":
+        if self._state(pid) == "T":
             self._stopped_s += awake_s
-            return f"it was stopped ({STOPPED})" if self._stopped_s >= STOPPED_S else None
+            return STOPPED if self._stopped_s >= STOPPED_S else None
         self._stopped_s = 0.0
+        beat = self._read()
+        if beat.pid != pid:  # it has not begun, and this is the page of the one before
+            beat = Beat(Phase.STARTING, pid)
         return self._look_at_work(beat, awake_s)
 
     def _look_at_work(self, beat: Beat, awake_s: float) -> str | None:
@@ -129,9 +134,11 @@ class Watch:
         limit_s = self._limit_of(beat)
         if limit_s is None or self._silent_s <= limit_s:
             return None
-        what = {Phase.STARTING: "its start does not end"}.get(
-            Phase(beat.phase), "its work does not get on" if beat.working else "it is silent"
-        )
+        what = "it is silent"
+        if beat.phase == Phase.STARTING:
+            what = "its start does not end"
+        elif beat.working:
+            what = "its work does not get on"
         return f"{what}, for {self._silent_s:.0f} s; at most {limit_s:.0f} s are allowed"
 
     def _limit_of(self, beat: Beat) -> float | None:

@@ -25,6 +25,7 @@ from quire.config.options import Options
 from quire.engine.keeper import Keeper, Restarts
 from quire.engine.link import (
     Any_,
+    Built,
     Child,
     Died,
     Failed,
@@ -36,6 +37,8 @@ from quire.engine.link import (
 )
 from quire.engine.messages import error_of
 from quire.engine.spawn import EngineChild, EngineProcess, ended
+from quire.engine.watch import TICK_S, state_of
+from quire.engine.watchdog import Watchdog
 from quire.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -43,6 +46,8 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0
 """Beyond the time that requests have, for what ends to end; then it is killed."""
 MANY_FILES = 65536
+STOPPED_S = 5.0
+"""One of several API processes that a signal has stopped for so long is ended."""
 
 
 class Supervisor:
@@ -69,6 +74,10 @@ class Supervisor:
         self._welcome: dict[Child, str] = {}
         self._welcomed = False
         self._keeper: Keeper | None = None
+        self._watchdog = Watchdog(options.health)
+        self._look_at = 0.0
+        self._began_at = time.monotonic()
+        self._stopped_s: dict[Child, float] = {}
         self._api: list[Child] = []
         self._names: list[str] = []  # of the API processes
         self._births = 0  # of API processes in place of others
@@ -93,7 +102,8 @@ class Supervisor:
         """The engine first: it takes longest."""
         said = self._said
         restarts = Restarts(said.max_engine_restarts, said.engine_restart_window)
-        standby = EngineChild if said.engine_standby and said.max_engine_restarts else None
+        make = self._watchdog.child
+        standby = make if said.engine_standby and said.max_engine_restarts else None
         self._keeper = Keeper(self._start_engine, restarts, standby)
         self._watch(self._keeper.engine.child)
         for index in range(len(self._listeners)):
@@ -109,12 +119,13 @@ class Supervisor:
             log_style=self._options.log_format,
             server=True,
             askers=1 if len(self._listeners) == 1 else None,
-            child=child,
+            child=child or self._watchdog.child(),
         )
 
     def _start_api(self, keeper: Keeper, index: int, birth: int) -> Child:
         listener = self._listeners[index]
-        child = Child("quire.server.processes", sockets=[listener])
+        page = self._watchdog.page
+        child = Child("quire.server.processes", sockets=[listener, page])
         orders = RunServer(
             options=dataclasses.asdict(self._options),
             folder=keeper.folder,
@@ -124,6 +135,7 @@ class Supervisor:
             count=self._options.api_server_count,
             birth=birth,
             restarts=keeper.restarts,
+            pulse=page.fileno(),
             sockets=[listener.fileno()],
             log_level=self._log_level,
         )
@@ -144,7 +156,9 @@ class Supervisor:
         return [key.data for key in watched if key.data in self._api]
 
     def _turn(self, ear: socket.socket) -> None:
-        left = None if self._deadline is None else self._deadline - time.monotonic()
+        left = self._watchdog.period_s
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
         for key, _ in self._selector.select(left):
             if key.data is None:
                 ear.recv(64)
@@ -155,6 +169,27 @@ class Supervisor:
             log.error("what runs did not end in time: it is killed")
             self._kill(*self._api)
             self._status = 1
+        if not self._stopping and time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + TICK_S
+            self._look()
+
+    def _look(self) -> None:
+        """End whom nothing else will."""
+        if self._keeper is not None and self._watchdog.period_s is not None:
+            why = self._watchdog.look(self._keeper.engine.child)
+            if why is not None:
+                self.restart(why)
+            self._look_at_api()
+
+    def _look_at_api(self) -> None:
+        """One that is stopped gets its share of connections, and answers none."""
+        for child in self._api if len(self._api) > 1 else ():
+            stopped = state_of(child.process.pid) == "T"
+            self._stopped_s[child] = (self._stopped_s.get(child, 0.0) + TICK_S) * stopped
+            if self._stopped_s[child] >= STOPPED_S:
+                log.error("an API process was stopped, for %.0f s: it is ended", STOPPED_S)
+                del self._stopped_s[child]
+                child.process.kill()
 
     def _hear(self, child: Child) -> None:
         word = child.link.receive()
@@ -164,6 +199,8 @@ class Supervisor:
             return
         if self._is_engine(child):
             assert self._keeper is not None, "an engine without a keeper"
+            if isinstance(word, Built) and self._keeper.built is None:
+                self._watchdog.started_in(time.monotonic() - self._began_at)
             told = self._keeper.hear(word)
             if told is not None:
                 self._tell_api(told)
@@ -211,7 +248,8 @@ class Supervisor:
         status = child.process.wait()
         if self._stopping and (not status or child in self._killed):
             return
-        if self._is_engine(child):
+        if self._is_engine(child) and self._keeper is not None:
+            self._watchdog.bury(self._keeper.engine.child, ended(status))
             why = self._lost_engine(f"the engine's process ended: {ended(status)}")
         else:
             why = self._lost_api(child, f"an API process ended: {ended(status)}")
@@ -276,6 +314,7 @@ class Supervisor:
             child.stop(0.0 if child in self._living() else GRACE_S)
         if self._keeper is not None:
             self._keeper.stop()
+        self._watchdog.close()
         self._close_listeners()
         if self._options.uds is not None:
             Path(self._options.uds).unlink(missing_ok=True)

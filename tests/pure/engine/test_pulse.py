@@ -38,7 +38,7 @@ class Scene:
         self.fd = page()
         self.pulse = Pulse(self.fd, clock)
         self.read = Reader(self.fd).read
-        self.state = "S"
+        self.state, self.pid = "S", 7
         self.watch = Watch(self.read, 60.0, state=lambda pid: self.state, clock=clock)
         self.pulse.begin(7)
         self.pulse.serve()
@@ -63,7 +63,7 @@ class Scene:
         """What the watchdog says first within so many seconds, and after how many."""
         for i in range(int(seconds / TICK_S)):
             self.clock.tick(TICK_S)
-            said = self.watch.look()
+            said = self.watch.look(self.pid)
             if said is not None:
                 return said, (i + 1) * TICK_S
         return None
@@ -175,7 +175,7 @@ def test_steps_deep_in_a_long_prompt_may_take_longer_and_longer(scene):
         scene.begin_step(rows(2048, start=start))
         scene.clock.tick(1 + start / 4000)
         assert scene.trouble() is None
-        assert scene.watch.look() is None
+        assert scene.watch.look(7) is None
         scene.pulse.landed(StepPlan(1, rows(2048, start=start)), [], 2048, 1 + start / 4000)
 
 
@@ -238,7 +238,7 @@ def test_a_machine_that_stood_still_makes_nobody_late(scene):
     for _ in range(20):
         scene.begin_step(rows(1))
         scene.clock.tick(1000)
-        assert scene.watch.look() is None
+        assert scene.watch.look(7) is None
         scene.pulse.landed(StepPlan(1, rows(1)), [], 0, 0.01)
 
 
@@ -262,13 +262,16 @@ def test_the_watchdog_leaves_alone_what_may_take_any_time(scene):
 
 
 def test_a_first_start_may_take_for_ever(scene):
-    scene.pulse.begin(8)
+    scene.pulse.begin(7)
     assert scene.watched(10_000) is None
 
 
-def test_another_start_may_take_ten_times_as_long(scene):
+@pytest.mark.parametrize("begun", [True, False])
+def test_another_start_may_take_ten_times_as_long(scene, begun):
     scene.watch.started_in(5.0)
-    scene.pulse.begin(8)
+    scene.pid = 8
+    if begun:
+        scene.pulse.begin(8)
     said, after_s = scene.watched(200)
     assert "start does not end" in said
     assert 110 < after_s < 112
@@ -278,7 +281,7 @@ def test_a_watchdog_of_0_seconds_ends_nothing(scene):
     watch = Watch(scene.read, 0.0, state=lambda pid: "T", clock=scene.clock)
     for _ in range(100):
         scene.clock.tick(1)
-        assert watch.look() is None
+        assert watch.look(7) is None
 
 
 def test_work_counts_tokens_and_what_they_look_at():
@@ -296,6 +299,12 @@ def test_an_expectation_never_shrinks_with_the_work():
     assert made.of(1 << 22) == 28 * S
 
 
+@pytest.mark.parametrize("state", ["X", "Z"])
+def test_a_process_that_is_gone_is_not_ready(scene, state):
+    scene.state = state
+    assert scene.trouble() == "gone"
+
+
 def test_the_state_of_a_process_is_a_letter():
     assert state_of(os.getpid()) in ("R", "S")
-    assert state_of(1 << 30) is None
+    assert state_of(1 << 30) == "X"
