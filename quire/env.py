@@ -90,3 +90,9 @@ def describe() -> list[tuple[str, str]]:
 def child(**changes: str) -> dict[str, str]:
     """The environment of a child process: this one's, with changes."""
     return {**os.environ, **changes}
+
+
+def bare() -> dict[str, str]:
+    """The environment of a child that runs what strangers send: what Python needs, no secret."""
+    kept = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "PATH", "VIRTUAL_ENV", "SYSTEMROOT")
+    return {name: value for name, value in os.environ.items() if name.startswith(kept)}

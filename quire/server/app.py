@@ -100,6 +100,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await app.state.responses.close()
+        app.state.services.renderers.close()
         await engine.stop()
 
 

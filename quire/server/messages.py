@@ -48,5 +48,5 @@ async def count_tokens(http: Request) -> Response:
 
 def _count(to: Services, asked: Asked) -> int:
     (one,) = asked.conversations
-    text = render(to, asked, one)
+    text = render(to, asked, {})  # this dialect brings no templates
     return len(to.text().encode(text, add_special_tokens=one.add_special_tokens))

@@ -13,12 +13,13 @@ from typing import Any, TypeVar
 
 from quire.core.params import RequestOutputKind, SamplingParams
 from quire.errors import RequestError, Unsupported
-from quire.server import forcing
+from quire.server import forcing, templates
 from quire.server.admit import reworded
 from quire.server.asked import Asked, Conversation, Prompts
 from quire.server.bound import bound
 from quire.server.services import Services
 from quire.server.splitting import splits
+from quire.server.templates import Texts
 from quire.text.inputs import Prepared
 
 T = TypeVar("T")
@@ -44,8 +45,11 @@ async def prepare(to: Services, asked: Asked, terms: Terms) -> list[Prepared]:
     """A request for each prompt. Raises RequestError, TooLong, Unsupported."""
     try:
         params = sampling_params(to, asked)
+        texts = await templates.brought(to, asked)
         return await off_loop(
-            lambda: _prepared(to, asked, params, terms), max(asked.chars, terms.size), LONG_CHARS
+            lambda: _prepared(to, asked, params, terms, texts),
+            max(asked.chars, terms.size),
+            LONG_CHARS,
         )
     except RequestError as error:
         raise reworded(error, asked.words) from None
@@ -56,27 +60,24 @@ async def off_loop(work: Callable[[], T], size: int, most: int) -> T:
     return await asyncio.to_thread(work) if size > most else work()
 
 
-def render(to: Services, asked: Asked, one: Conversation) -> str:
-    """The conversation as the text of a prompt. Raises RequestError."""
-    options = to.options
-    tools = one.tools
-    if asked.tool_choice == "none" and options.exclude_tools_when_tool_choice_none:
-        tools = None
-    template = to.text().template(one.template or to.chat_template, tools)
-    try:
-        text = template.render(
-            one.messages,
-            forcing.shown(tools),
-            add_generation_prompt=one.add_generation_prompt,
-            continue_final_message=one.continue_final_message,
-            documents=one.documents,
-            content_format=options.chat_template_content_format,
-            variables=forcing.variables(to, one),
-        )
-    except Unsupported as e:
-        raise RequestError(str(e), param=e.param) from None  # a fault of the messages, to a client
+def render(to: Services, asked: Asked, texts: Texts, place: int = 0) -> str:
+    """A conversation as the text of a prompt. texts: of those that brought a template.
+
+    Raises RequestError.
+    """
+    text = texts.get(place)
+    if text is None:
+        text = _rendered(to, asked, asked.conversations[place])
     to.check_chars(len(text), "messages")
     return text
+
+
+def _rendered(to: Services, asked: Asked, one: Conversation) -> str:
+    call = templates.call(to, asked, one)
+    try:
+        return to.text().template(to.chat_template, call.tools).render(**call.words())
+    except Unsupported as e:
+        raise RequestError(str(e), param=e.param) from None  # a fault of the messages, to a client
 
 
 def sampling_params(to: Services, asked: Asked) -> SamplingParams:
@@ -93,7 +94,9 @@ def sampling_params(to: Services, asked: Asked) -> SamplingParams:
     return SamplingParams(**given, output_kind=kind, skip_clone=True)
 
 
-def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) -> list[Prepared]:
+def _prepared(
+    to: Services, asked: Asked, params: SamplingParams, terms: Terms, texts: Texts
+) -> list[Prepared]:
     source = asked.source
     prompts: Sequence[str | list[int]]
     form = bound(to, asked)
@@ -101,9 +104,10 @@ def _prepared(to: Services, asked: Asked, params: SamplingParams, terms: Terms) 
         prompts, special = source.prompts, source.add_special_tokens
         ruled = [forcing.rules_of_prompt(to, prompt, form, params) for prompt in prompts]
     else:
-        prompts = texts = [render(to, asked, one) for one in asked.conversations]
+        places = range(len(asked.conversations))
+        prompts = made = [render(to, asked, texts, place) for place in places]
         special = any(one.add_special_tokens for one in asked.conversations)
-        each = zip(asked.conversations, texts)
+        each = zip(asked.conversations, made)
         ruled = [forcing.rules(to, asked, one, text, form, params) for one, text in each]
     side = asked.truncation_side
     return [

@@ -17,7 +17,7 @@ import quire
 from quire.engine.client import EngineClient
 from quire.errors import RequestError, TooLong, UnknownModel
 from quire.grammar.words import House
-from quire.server import splitting
+from quire.server import splitting, templates
 from quire.server.asked import Asked
 from quire.server.events import Splitter
 from quire.server.options import ServerOptions
@@ -25,6 +25,7 @@ from quire.server.presence import UnderWay
 from quire.server.strict import Teller
 from quire.text.inputs import InputProcessor, Prepared
 from quire.text.readers import Readers
+from quire.text.renderers import Renderers
 from quire.text.tokenizer import Tokenizer
 
 MAX_ID_CHARS = 128
@@ -67,6 +68,8 @@ class Services:
     """Where the API processes of one server leave what others read; None: there is one process."""
     process: int = 0
     """Which of them this is."""
+    renderers: Renderers = field(default_factory=templates.renderers)
+    """Of chat templates that requests bring."""
     created: int = field(default_factory=lambda: int(time.time()))
     ignored: Teller = field(default_factory=Teller)
     """Knows which fields without a meaning the log has told of."""
@@ -84,13 +87,18 @@ class Services:
 
     def check_chars(self, chars: int, param: str) -> None:
         """Raise TooLong for what is hopeless: tokenizing it would take minutes and gigabytes."""
-        most = max(MOST_CHARS, CHARS_A_TOKEN * self.max_model_len)
+        most = self.most_chars
         if chars > most:
             message = (
                 f"{param} has {chars} characters; this server reads at most {most} "
                 f"(its model has a context of {self.max_model_len} tokens)"
             )
             raise TooLong(message, param=param)
+
+    @property
+    def most_chars(self) -> int:
+        """Of a prompt."""
+        return max(MOST_CHARS, CHARS_A_TOKEN * self.max_model_len)
 
     def text(self) -> Tokenizer:
         """The tokenizer, for what cannot do without."""

@@ -23,6 +23,7 @@ from quire.server.protocol.tokens import (
 )
 from quire.server.services import Services, services
 from quire.server.sse import json_response
+from quire.server.templates import Texts, brought
 
 router = APIRouter()
 BODIES = {"/tokenize": (TokenizeBody, TokenizeChatBody), "/detokenize": (DetokenizeBody,)}
@@ -43,7 +44,8 @@ async def tokenize(http: Request) -> Response:
     else:
         asked = Asked(source=body.prompts(), model=body.model, ignored=body.ignored())
     check(to, asked)
-    ids = await off_loop(lambda: _ids(to, asked, body), len(raw), LONG_CHARS)
+    texts = await brought(to, asked)
+    ids = await off_loop(lambda: _ids(to, asked, body, texts), len(raw), LONG_CHARS)
     strings = to.text().convert_ids_to_tokens(ids) if body.return_token_strs else None
     shown = {
         "count": len(ids),
@@ -54,11 +56,13 @@ async def tokenize(http: Request) -> Response:
     return json_response(shown, strict.headers(asked.ignored))
 
 
-def _ids(to: Services, asked: Asked, body: TokenizeBody | TokenizeChatBody) -> list[int]:
+def _ids(
+    to: Services, asked: Asked, body: TokenizeBody | TokenizeChatBody, texts: Texts
+) -> list[int]:
     if isinstance(body, TokenizeBody):
         return to.text().encode(body.prompt, add_special_tokens=body.add_special_tokens)
     (one,) = asked.conversations
-    text = render(to, asked, one)
+    text = render(to, asked, texts)
     return to.text().encode(text, add_special_tokens=one.add_special_tokens)
 
 

@@ -127,11 +127,11 @@ class ChatTemplate:
 
     def _values(self, variables: Mapping[str, object] | None) -> dict[str, object]:
         given = dict(variables or {})
-        refused = sorted(RESERVED.intersection(given))
+        refused = sorted(name for name in given if name in RESERVED or name.startswith("_"))
         if refused:
             raise RequestError(
-                f"chat_template_kwargs must not hold {', '.join(refused)}: pass what is meant by "
-                "the argument of that name",
+                f"chat_template_kwargs must not hold {', '.join(refused)[:300]}: pass what is "
+                "meant by the argument of that name",
                 param="chat_template_kwargs",
             )
         return self._special | given

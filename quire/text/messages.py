@@ -8,6 +8,7 @@ Unknown roles and unknown keys are kept: some template may want them.
 from __future__ import annotations
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -57,14 +58,18 @@ def normalise(
     if not messages:
         raise RequestError("messages is empty; give at least one message", param="messages")
     made: list[Message] = []
+    joined: dict[int, list[object]] = {}  # place of a message -> contents that become its own
     for i, message in enumerate(messages):
         one = _message(message, i, content_format)
         if one["role"] == "developer" and not knows_developer:
             one["role"] = "system"
             if made and made[-1]["role"] == "system":
-                made[-1]["content"] = _merged(made[-1]["content"], one["content"])
+                contents = joined.setdefault(len(made) - 1, [made[-1]["content"]])
+                contents.append(one["content"])
                 continue
         made.append(one)
+    for place, contents in joined.items():  # all at once: there may be many
+        made[place]["content"] = _joined(contents)
     return made
 
 
@@ -91,8 +96,7 @@ def _dumped(message: object) -> object:
 
 
 def _wrong(where: str, given: object, allowed: str) -> RequestError:
-    shown = repr(given)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
+    shown = reprlib.repr(given)[:80]
     return RequestError(f"{where} must be {allowed}, got {shown}", param="messages")
 
 
@@ -164,10 +168,10 @@ def _arguments(given: object) -> dict[str, Any]:
     return dict(given) if isinstance(given, Mapping) else {}
 
 
-def _merged(first: object, second: object) -> object:
-    if isinstance(first, str) and isinstance(second, str):
-        return f"{first}\n\n{second}" if first and second else first or second
+def _joined(contents: Sequence[Any]) -> object:
+    if all(isinstance(one, str) for one in contents):
+        return "\n\n".join(filter(None, contents))
     parts: list[object] = []
-    for one in (first, second):
-        parts.extend([{"type": "text", "text": one}] if isinstance(one, str) else list(one))  # type: ignore[call-overload]
+    for one in contents:
+        parts.extend([{"type": "text", "text": one}] if isinstance(one, str) else one)
     return parts

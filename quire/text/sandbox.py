@@ -1,16 +1,20 @@
 """Where chat templates run: Jinja's immutable sandbox, with bounds.
 
 A template is somebody else's program. Bounded here: characters of the result, turns of loops and
-calls of macros together (`FUEL`), the length of `range`, of strings and lists made by `+`, `*`, `~`
-and `%`, and the size of powers. A bound that is passed raises RequestError. Values go in as plain
-data, so no method of a rich object can be called. Not bounded: time inside one filter or string
-method (`|center`, `.format` with a huge width). A template that a stranger sends must
-therefore run in a process that can be killed; that is the server's business.
+calls of macros together (`FUEL`), the time they take (`SECONDS`), the length of `range`, of strings
+and lists made by `+`, `*`, `~` and `%`, and the size of powers. A bound that is passed raises
+RequestError. Values go in as plain data, so no method of a rich object can be called.
+
+That bounds what a user can make of a template that the operator chose: between two turns it goes
+once over what he sent. It does not bound what a template's author can: time and memory inside one
+filter or method (`|center`, `.format` with a huge width). What a stranger wrote therefore runs in a
+process that can be killed (quire.text.renderers).
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
@@ -26,6 +30,10 @@ from quire.errors import RequestError
 
 MAX_CHARS = 32 * 1024 * 1024
 FUEL = 500_000
+SECONDS = 3.0
+"""Of processor time; the longest conversation that a server reads takes a third of it."""
+TURNS_A_LOOK = 16
+"""Asking for the time is a call of the system."""
 _METER = "_quire_meter"
 _CHECK = "_quire_check"
 
@@ -181,15 +189,18 @@ def _call(name: str, *arguments: nodes.Expr) -> nodes.Call:
     return nodes.Call(nodes.Name(name, "load"), list(arguments), [], None, None)
 
 
-def meter(fuel: int = FUEL) -> Callable[[], None]:
-    """A function that may be called `fuel` times."""
+def meter(fuel: int = FUEL, seconds: float = SECONDS) -> Callable[[], None]:
+    """A function that may be called `fuel` times, for so long."""
     left = fuel
+    end = time.thread_time() + seconds
 
     def burn() -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise _refuse(f"loops more than {fuel} times")
+        if left % TURNS_A_LOOK == 0 and time.thread_time() > end:
+            raise _refuse(f"takes more than {seconds:g} s of processor time for these messages")
 
     return burn
 
@@ -197,9 +208,10 @@ def meter(fuel: int = FUEL) -> Callable[[], None]:
 def run(template: jinja2.Template, values: Mapping[str, object]) -> str:
     """Render. Errors of the template become RequestError with Jinja's message."""
     given = {name: plain(value) for name, value in values.items()}
+    given |= {_METER: meter(), _CHECK: check}
     try:
-        return _collect(template.generate(**given, **{_METER: meter(), _CHECK: check}))
-    except RequestError:
+        return _collect(template.generate(given))
+    except (RequestError, MemoryError):
         raise
     except RecursionError:
         raise _refuse("calls itself without end") from None
