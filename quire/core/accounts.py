@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum, auto
 
-from quire.core.timing import Cuts, Timing
+from quire.core.timing import Behind, Cuts, Timing
 from quire.core.types import Request, Sequence
 
 
@@ -34,6 +34,7 @@ class Account:
         "phase",
         "planned",
         "preemptions",
+        "prompt_steps",
         "seq",
         "since",
     )
@@ -49,12 +50,13 @@ class Account:
         self.seq: Sequence | None = None  # while it is aboard, as far as was planned
         self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
         self.preemptions = 0
+        self.prompt_steps = 0
 
 
 class Family:
     """The sequences of one request; None where one has ended."""
 
-    __slots__ = ("left", "members", "prompt_done")
+    __slots__ = ("behind", "left", "members", "prompt_done", "queued", "tenant", "tokens")
 
     def __init__(self, request: Request, now: float, phase: Phase = Phase.QUEUE) -> None:
         ended = {i for i, said in enumerate(request.spoken) if said is None}
@@ -63,6 +65,38 @@ class Family:
         ]
         self.left = request.n - len(ended)  # members that have not ended
         self.prompt_done: Timing | None = None  # of the first whose prompt was computed
+        self.queued = False  # all of it waits for its turn
+        self.behind: Behind | None = None
+        self.tenant = request.tenant
+        self.tokens = len(request.prompt)
+
+
+class Queue:
+    """Requests none of whose sequences has had a seat yet, and the tokens of their prompts."""
+
+    def __init__(self) -> None:
+        self.requests = self.tokens = 0
+        self._of: dict[bytes, int] = {}  # requests, by tenant
+
+    def enter(self, family: Family, running: int) -> None:
+        """It waits from now on, behind those that are here."""
+        own = self._of.get(family.tenant, 0)
+        family.behind = Behind(self.requests, self.tokens, self.requests - own, running)
+        family.queued = True
+        self.requests += 1
+        self.tokens += family.tokens
+        self._of[family.tenant] = own + 1
+
+    def leave(self, family: Family) -> None:
+        """It waits no more. Harmless if it does not."""
+        if not family.queued:
+            return
+        family.queued = False
+        self.requests -= 1
+        self.tokens -= family.tokens
+        self._of[family.tenant] -= 1
+        if not self._of[family.tenant]:
+            del self._of[family.tenant]
 
 
 class Chunk:

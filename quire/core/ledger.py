@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Set
 from operator import itemgetter
 from typing import NamedTuple
 
-from quire.core.accounts import Account, Chunk, Family, Flight, Phase
+from quire.core.accounts import Account, Chunk, Family, Flight, Phase, Queue
 from quire.core.snapshot import Counters
 from quire.core.tally import Tally
 from quire.core.timing import Cuts, Timing
@@ -52,6 +52,8 @@ class Ledger:
         self._flights: deque[Flight] = deque()
         self._filling: dict[Account, None] = {}  # whose prompts are not planned to the end
         self._out: dict[Account, None] = {}  # who was preempted and has not come back
+        self._queue = Queue()
+        self._aboard_now = 0  # sequences
         self._others = 0.0
         self._outside = 0.0
         self._hold_up = 0.0  # outside of step() in the period that runs
@@ -63,13 +65,17 @@ class Ledger:
     def accept(self, request: Request, *, kept: bool = False) -> None:
         """The engine took it in. kept: it is kept out of the queue, see queued()."""
         phase = Phase.KEPT if kept else Phase.QUEUE
-        self._families[request.id] = Family(request, self._clock(), phase)
+        family = self._families[request.id] = Family(request, self._clock(), phase)
+        if not kept:
+            self._queue.enter(family, self._aboard_now)
         if request.timed:
             self._timed.add(request.id)
 
     def queued(self, request_id: str) -> None:
         """A request was kept out of the queue until the engine turned to this step."""
-        for account in self._families[request_id].members:
+        family = self._families[request_id]
+        self._queue.enter(family, self._aboard_now)
+        for account in family.members:
             if account is not None:
                 self._turn(account, Phase.QUEUE, self._entered_at)
 
@@ -152,6 +158,10 @@ class Ledger:
         accounts = [a for f in self._families.values() for a in f.members if a is not None]
         assert len(accounts) == alive, f"{len(accounts)} accounts of {alive} sequences"
         assert {*self._filling, *self._out} <= {*accounts}, "an account is closed and still used"
+        aboard = sum(account.seq is not None for account in accounts)
+        assert aboard == self._aboard_now, f"{aboard} aboard, not {self._aboard_now}"
+        queued = sum(family.queued for family in self._families.values())
+        assert queued == self._queue.requests, f"{queued} queued, not {self._queue.requests}"
 
     # -- plans -------------------------------------------------------------------------------
 
@@ -165,6 +175,7 @@ class Ledger:
                 if account.seq.state is not State.RUNNING:
                     account.seq = None
                     account.preemptions += 1
+                    self._aboard_now -= 1
                     self._filling.pop(account, None)
                     self._out[account] = None
                     found.append(account)
@@ -174,6 +185,8 @@ class Ledger:
         account = self._families[seq.request.id].members[seq.index]
         assert account is not None, f"{seq.request.id} came aboard after its end"
         account.seq = seq
+        self._aboard_now += 1
+        self._queue.leave(account.family)
         account.planned = seq.computed
         self._filling[account] = None
         if self._out:
@@ -216,6 +229,7 @@ class Ledger:
         if done is not None and done.first_token_at is not None:
             account.cuts = done.cuts
             account.since = done.first_token_at
+            account.prompt_steps = done.prompt_steps
         self._turn(account, Phase.PREFILL, now)
 
     def _share_out(self, flight: Flight, step: float, now: float) -> set[tuple[str, int]]:
@@ -225,6 +239,7 @@ class Ledger:
         for chunk in flight.chunks:
             prompts += chunk.tokens
             chunk.account.own += each * chunk.tokens
+            chunk.account.prompt_steps += 1
         self._others += each * prompts
         self._counted.prompt_tokens += prompts
         firsts: set[tuple[str, int]] = set()
@@ -318,18 +333,28 @@ class Ledger:
 
     def _timing(self, account: Account, now: float) -> Timing:
         cuts = self._cuts(account, now)
-        return Timing(account.accepted_at, now, account.first_token_at, *cuts, account.preemptions)
+        return Timing(
+            account.accepted_at,
+            now,
+            account.first_token_at,
+            *cuts,
+            account.preemptions,
+            behind=account.family.behind,
+            prompt_steps=account.prompt_steps,
+        )
 
     def _forget(self, request_id: str, index: int) -> None:
         family = self._families[request_id]
         account = family.members[index]
         assert account is not None, f"{request_id} ended twice"
         family.members[index] = None
+        self._aboard_now -= account.seq is not None
         account.seq = None
         self._filling.pop(account, None)
         self._out.pop(account, None)
         family.left -= 1
         if not family.left:
+            self._queue.leave(family)
             del self._families[request_id]
             self._timed.discard(request_id)
 

@@ -19,6 +19,19 @@ CAUSES = (*CUTS, "recovery")
 """With what no engine can tell of: between two of them."""
 
 
+class Behind(NamedTuple):
+    """What was there already when a request came to wait for its turn."""
+
+    requests: int
+    """Waited, as it did."""
+    tokens: int
+    """Of their prompts."""
+    of_others: int
+    """So many of those requests came with another key."""
+    running: int
+    """Sequences that had a seat."""
+
+
 class Timing(NamedTuple):
     """Stamps of the monotonic clock and seconds. The causes sum to ended_at - accepted_at."""
 
@@ -45,6 +58,10 @@ class Timing(NamedTuple):
     """How often it lost its blocks."""
     recovery: float = 0.0
     """An engine died with it aboard: until another had brought it back to where it had been."""
+    behind: Behind | None = None
+    """Whom it found waiting when it came to the queue; None: it did not come so far."""
+    prompt_steps: int = 0
+    """Steps that its prompt was computed in."""
 
     @classmethod
     def at(cls, moment: float) -> Timing:
@@ -108,4 +125,6 @@ class Timing(NamedTuple):
             engine_other=self.engine_other + after.engine_other,
             preemptions=self.preemptions + after.preemptions,
             recovery=self.recovery + after.recovery + lost,
+            behind=after.behind if self.behind is None else self.behind,
+            prompt_steps=self.prompt_steps + after.prompt_steps,
         )

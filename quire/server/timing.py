@@ -147,6 +147,8 @@ class Watch:
             "detokenize_s": text,
             "client_s": client,
         }
+        found["queued_behind"] = last.behind and last.behind._asdict()
+        found["prompt_steps"] = last.prompt_steps
         if len(self._timings) > 1:
             found["choices"] = [
                 {"index": choice, "preemptions": timing.preemptions, **_cuts(timing)}

@@ -47,6 +47,9 @@ class Device:
         self.free_at = max(self.free_at, self.clock.now) + self.seconds(plan)
         return Pending(self, plan, self.free_at)
 
+    def mend(self):
+        pass
+
     def shutdown(self):
         pass
 
@@ -229,6 +232,43 @@ def test_waiting_for_a_seat_is_queue():
     scene.engine.add(request("b", most=2))
     scene.run()
     assert scene.cuts("b") == {"queue": 3.0, "prefill": 1.0, "decode": 1.0}
+
+
+def test_a_request_says_behind_whom_it_came_to_wait():
+    scene = Scene(slots=2)
+    scene.engine.add(request("a", most=9, n=2))
+    scene.engine.add(request("b", prompt=5, tenant=b"one"))
+    scene.step()
+    scene.step()
+    scene.engine.add(request("c", prompt=7, tenant=b"two"))
+    scene.engine.add(request("d", tenant=b"two"))
+    scene.engine.add(request("e", tenant=b"one"))
+    scene.run()
+    behind = {name: scene.timings[name, 0][-1].behind for name in "abcde"}
+    assert behind["a"] == (0, 0, 0, 0)
+    assert behind["b"] == (1, 8, 1, 0)
+    assert behind["c"] == (0, 0, 0, 2)
+    assert behind["d"] == (1, 7, 0, 2)
+    assert behind["e"] == (2, 15, 2, 2)
+
+
+def test_who_leaves_the_queue_without_a_seat_is_waited_behind_no_more():
+    scene = Scene(slots=1)
+    for name in "abc":
+        scene.engine.add(request(name))
+        scene.step()
+    scene.engine.abort("b")
+    scene.engine.abort("c")
+    scene.engine.add(request("d"))
+    scene.run()
+    assert scene.timings["d", 0][-1].behind == (0, 0, 0, 1)
+
+
+def test_steps_of_a_prompt_are_counted():
+    scene = Scene(budget=3)
+    scene.engine.add(request("a", prompt=8, most=4, n=2))
+    scene.run()
+    assert [scene.timings["a", i][-1].prompt_steps for i in (0, 1)] == [3, 4]
 
 
 def test_others_prompts_take_their_share_of_a_step():
