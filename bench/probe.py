@@ -96,6 +96,8 @@ def run(folder):
         found = line()
         ended = os.path.exists(os.path.join(folder, "end"))
         if ended and before is not None:
+            found["garbage"] = gc.collect()
+            found["python_blocks_without"] = sys.getallocatedblocks()
             found["grown"] = grown(before, by_type())
             if traced is not None:
                 lines = by_line().compare_to(traced, "traceback")[:TOP]

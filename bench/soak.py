@@ -44,6 +44,8 @@ SWITCHES = (
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--port", "0"),
 )
 EMBEDDED = ("--kv-cache-memory-bytes", "64MiB")
+KEPT = ("grown", "lines", "garbage", "python_blocks_without")
+"""Of a probe's last line. garbage: objects in cycles that waited for the collector."""
 QUIET_S = 4.0
 """At rest, before things are counted."""
 WORDS = ["once", "upon", "a", "time", "there", "was", "one", "who", "would", "not", "count"]
@@ -412,7 +414,7 @@ def told(served, args, load, samples, between, first, last):
             "malloc_free_mib": slope([(one["at"], one["malloc_free"] / 2**20) for one in lines]),
         }
         final = served.probed(pid)[-1] if served.probed(pid) else {}
-        grown[name] = {key: final[key] for key in ("grown", "lines") if key in final}
+        grown[name] = {key: final[key] for key in KEPT if key in final}
     fifth = args.minutes * 60 / 5
     ends = ((load.began, load.began + fifth), (over_at - fifth, over_at))
     return {
