@@ -67,6 +67,7 @@ class SchedulerSection:
     long_prefill_token_threshold: int  # 0: off
     inter_token_target_s: float  # 0: none
     max_num_queued_reqs: int | None = None  # None: no cap
+    max_num_queued_tokens: int | None = None  # None: no cap
     policy: Literal["fcfs", "priority"]
     preemption_mode: Literal["recompute", "swap"]
     steps_in_flight: int

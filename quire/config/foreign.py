@@ -150,7 +150,7 @@ _LATER = {
         model_class_overrides additional_config""",
     "what it would return or do": """enable_return_routed_experts return_sampling_mask
         enable_trace_replay watermark_config diffusion_config max_num_active_seqs
-        max_num_queued_tokens rope_scaling rope_theta
+        rope_scaling rope_theta
         override_attention_dtype""",
     "a server without HTTP, or with a part of the routes": """headless grpc grpc_port tokens_only
         enable_scale_out""",
@@ -167,7 +167,6 @@ ADVICE = {
     "pipeline_parallel_size": "use one device",
     "data_parallel_size": "start one engine per device",
     "cpu_offload_gb": "choose a smaller model or dtype",
-    "max_num_queued_tokens": "max_num_queued_reqs caps the requests",
     "max_num_active_seqs": "max_num_seqs caps the running sequences",
     "convert": "quire answers with generated text for now",
 }

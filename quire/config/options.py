@@ -173,9 +173,13 @@ class SchedulerOptions:
     inter_token_target_ms: float | None = opt(None, low=0)
     """While others wait for their next token, prompts get as much of a step as lets it end in so
     many milliseconds. 0: no target. None: 40 in a server, none offline."""
-    max_num_queued_reqs: int | None = opt(None, low=1, parse="count")
-    """Most requests in a server at once, running and waiting; more get 429 with Retry-After. None:
-    all may wait."""
+    max_num_queued_reqs: int | None = opt(None, low=0, parse="count")
+    """Most requests in a server at once, running and waiting; more get 429 with Retry-After. 0: all
+    may wait. None: 0 offline, in a server eight times max_num_seqs and at least 4096."""
+    max_num_queued_tokens: int | None = opt(None, low=0, parse="count")
+    """Most tokens of prompts that wait to be computed in a server; more get 429, but one prompt may
+    always wait. 0: any number. None: 0 offline, in a server 4 Mi, and at least 16 prompts of
+    max_model_len."""
     scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
     """fcfs: first come first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None

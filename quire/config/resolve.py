@@ -39,6 +39,8 @@ log = logging.getLogger(__name__)
 BLOCK_SIZE = 16
 INTER_TOKEN_S = 0.04
 LONG_PREFILL = 0.04
+QUEUED_REQUESTS = 4096
+QUEUED_TOKENS = 4 << 20
 SPELLINGS = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
     "temperature": "temperature",
@@ -319,11 +321,30 @@ def resolve_scheduler(
         max_long_partial_prefills=asked.max_long_partial_prefills,
         long_prefill_token_threshold=_long_prefill(options, shape, why),
         inter_token_target_s=_pace(options, server, why),
-        max_num_queued_reqs=asked.max_num_queued_reqs,
+        max_num_queued_reqs=_queued_requests(options, shape, why, server=server),
+        max_num_queued_tokens=_queued_tokens(options, shape, why, server=server),
         policy=asked.scheduling_policy,
         preemption_mode=options.cache.preemption_mode,
         steps_in_flight=_depth(options, device, why),
     )
+
+
+def _queued_requests(options: Options, shape: Shape, why: Reasons, *, server: bool) -> int | None:
+    """Most requests at once; None: no bound."""
+    asked, name = options.scheduler.max_num_queued_reqs, "scheduler.max_num_queued_reqs"
+    if asked is not None or not server:
+        return asked or None
+    most = max(8 * shape.max_num_seqs, QUEUED_REQUESTS)
+    return int(why.add(name, most, "a server: a queue without end helps nobody"))
+
+
+def _queued_tokens(options: Options, shape: Shape, why: Reasons, *, server: bool) -> int | None:
+    """Most tokens of prompts that wait; None: no bound."""
+    asked, name = options.scheduler.max_num_queued_tokens, "scheduler.max_num_queued_tokens"
+    if asked is not None or not server:
+        return asked or None
+    most = max(16 * shape.max_model_len, QUEUED_TOKENS)
+    return int(why.add(name, most, "a server: a queue without end helps nobody"))
 
 
 def _long_prefill(options: Options, shape: Shape, why: Reasons) -> int:

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from itertools import islice
 
 from quire.core.ledger import Ledger
+from quire.core.limits.door import Door
 from quire.core.scheduler import Scheduler
-from quire.core.snapshot import RequestRow, Snapshot
+from quire.core.snapshot import DoorFigures, RequestRow, Snapshot
 from quire.core.types import NO_BLOCK, UNKNOWN, Sequence, State
 
 _STATES = {state: state.name.lower() for state in State}
@@ -20,6 +21,7 @@ def look(scheduler: Scheduler, ledger: Ledger, *, at: float, most: int, blocks: 
     """The engine at the moment `at`: `most` sequences, and whether with the map of blocks."""
     shown = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
     states = scheduler.block_map() if blocks else b""
+    door = scheduler.limit(Door)
     return Snapshot(
         at=at,
         stats=scheduler.stats(),
@@ -30,6 +32,7 @@ def look(scheduler: Scheduler, ledger: Ledger, *, at: float, most: int, blocks: 
         rows=[_row(seq, at - ledger.accepted_at(seq)) for seq in shown],
         states=states,
         owners=_owners(shown, len(states)) if blocks else b"",
+        door=DoorFigures() if door is None else door.figures(),
     )
 
 

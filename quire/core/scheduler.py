@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 from quire.core.admission import check_length, check_request
 from quire.core.draft import Draft
@@ -40,6 +40,8 @@ from quire.core.types import (
 from quire.errors import EngineError, RequestError
 
 log = logging.getLogger(__name__)
+
+L = TypeVar("L", bound=Limit)
 
 LOOK_PAST = 64
 """How many sequences a step passes over at most, for one behind them."""
@@ -526,6 +528,10 @@ class Scheduler:
     def aboard(self) -> list[str]:
         """Requests of the sequences that run, or that a limit works for: one name for each."""
         return [seq.request.id for seq in (*self._running, *self._roster.kept)]
+
+    def limit(self, kind: type[L]) -> L | None:
+        """The limit of this kind, if there is one."""
+        return next((one for one in self._limits if isinstance(one, kind)), None)
 
     @property
     def max_seqs(self) -> int:

@@ -77,6 +77,36 @@ class GrammarFigures(NamedTuple):
     kept_bytes: int = 0
 
 
+class TenantFigures(NamedTuple):
+    """Of one tenant: counters since the engine's start, and what it has here now."""
+
+    requests: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    here: int = 0
+    """Requests, running and waiting."""
+    queued_tokens: int = 0
+
+
+class DoorFigures(NamedTuple):
+    """Who waits at the door of the engine, and who was sent away."""
+
+    requests: int = 0
+    """Here, running and waiting."""
+    queued_tokens: int = 0
+    """Of prompts, not computed yet."""
+    max_requests: int = 0
+    """0: no bound."""
+    max_queued_tokens: int = 0
+    predicted_ttft_s: float = 0.0
+    """Of a prompt of the usual length that came now; 0: nothing is known."""
+    refused: dict[str, int] = {}  # noqa: RUF012 - a NamedTuple's default, never written to
+    """Requests by the bound that they met."""
+    tenants: dict[str, TenantFigures] = {}  # noqa: RUF012
+    """By the digest of the name, in hexadecimal."""
+
+
 class Snapshot(NamedTuple):
     """rows are cut off at as many as were asked for; stats has the true counts."""
 
@@ -94,6 +124,7 @@ class Snapshot(NamedTuple):
     owners: bytes = b""
     """array('H'), one per block: 0 nobody shown, k + 1 = rows[k] (the first, if it is shared)."""
     grammars: GrammarFigures = GrammarFigures()
+    door: DoorFigures = DoorFigures()
 
 
 def time_bucket(seconds: float) -> int:

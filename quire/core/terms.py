@@ -1,7 +1,7 @@
-"""What one tenant may have of an engine: travels with its requests, so that the engine keeps no list.
+"""What one tenant may have of an engine. It travels with requests: the engine keeps no list.
 
-A tenant is whoever shares a name in the key file (quire.server.keys). The terms of its latest request
-are in force; None is no limit.
+A tenant is whoever shares a name in the key file (quire.server.keys). The terms of its latest
+request are in force; None is no limit.
 """
 
 from __future__ import annotations

@@ -33,12 +33,17 @@ from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import CacheSpec, Full, Window
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
+from quire.core.limits.door import Door
 from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.grammars import Grammars as GrammarSource
+from quire.core.limits.kv_share import KvShare
 from quire.core.limits.pace import Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
+from quire.core.limits.short_first import ShortFirst
 from quire.core.limits.tokens import TokenBudget, WholePrompts
+from quire.core.order.base import Order
+from quire.core.order.fair import Fair
 from quire.core.order.fifo import Fifo
 from quire.core.order.priority import Priority
 from quire.core.scheduler import Scheduler
@@ -403,14 +408,29 @@ def scheduler_of(config: EngineConfig, grammars: GrammarSource | None = None) ->
         prefix_caching=cache.prefix_caching,
         host=HostPool(cache.num_host_blocks),
     )
+    order = Fair(Priority if said.policy == "priority" else Fifo)
     return Scheduler(
         kv,
-        [*limits_of(said), GrammarLimit(grammars, said.max_model_len, missing=missing)],
-        Priority() if said.policy == "priority" else Fifo(),
+        [
+            door_of(said),
+            KvShare(order, cache.num_blocks, kv.most_blocks),
+            *limits_of(said, order),
+            GrammarLimit(grammars, said.max_model_len, missing=missing),
+        ],
+        order,
         max_seqs=said.max_num_seqs,
         max_len=said.max_model_len,
         preemption=said.preemption_mode,
         steps_in_flight=said.steps_in_flight,
+    )
+
+
+def door_of(said: SchedulerSection) -> Door:
+    """Who may come in. It is the first to be asked: a request sent away costs nothing else."""
+    return Door(
+        max_requests=said.max_num_queued_reqs,
+        max_tokens=said.max_num_queued_tokens,
+        most=said.max_num_batched_tokens,
     )
 
 
@@ -419,15 +439,20 @@ def specs_of(cache: CacheSection) -> tuple[CacheSpec, ...]:
     return tuple(Full() if g.window is None else Window(g.window) for g in cache.groups)
 
 
-def limits_of(said: SchedulerSection) -> list[Limit]:
-    """In order: each sees what those before it left of the wish."""
+def limits_of(said: SchedulerSection, queue: Order) -> list[Limit]:
+    """In order: each sees what those before it left of the wish. queue: who waits."""
+    budget = TokenBudget(said.max_num_batched_tokens)
     limits: list[Limit] = []
     if said.long_prefill_token_threshold:
         limits.append(ChunkCap(said.long_prefill_token_threshold))
-    limits += [TokenBudget(said.max_num_batched_tokens), SeatLimit(said.max_num_seqs)]
-    if said.inter_token_target_s:
-        limits.append(Pace(said.inter_token_target_s))
-    if not said.chunked_prefill:
+    limits += [budget, SeatLimit(said.max_num_seqs)]
+    pace = Pace(said.inter_token_target_s) if said.inter_token_target_s else None
+    if pace is not None:
+        limits.append(pace)
+    if said.chunked_prefill:
+        room = lambda: budget.left if pace is None else min(budget.left, pace.room())  # noqa: E731
+        limits.append(ShortFirst(queue, room))
+    else:
         limits.append(WholePrompts(said.max_num_batched_tokens))
     if said.max_num_partial_prefills:
         limits.append(PartialPrefills(said.max_num_partial_prefills))

@@ -69,8 +69,7 @@ def main(fd: int) -> int:
     except QuireError as error:
         link.send(Failed(fault=fault_of(error)))
         return 1
-    most = bare.config.scheduler.max_num_queued_reqs
-    service = Service(bare.engine, bare.checks, most=most)
+    service = Service(bare.engine, bare.checks)
     if orders.aboard is not None:
         bare.engine.call_when_boarding(Writer(orders.aboard).write)
     server = EngineServer(

@@ -43,7 +43,6 @@ log = logging.getLogger(__name__)
 Sender = TypeVar("Sender", bytes, int)
 
 SLEEPER_RETRY_S = 5.0
-FULL_RETRY_S = 1.0
 
 
 class _Box:
@@ -78,12 +77,8 @@ class _Owned:
 class Service:
     """Serves any number of senders over one engine. Called by one thread."""
 
-    def __init__(
-        self, engine: Engine, checks: Iterable[Check] = (), *, most: int | None = None
-    ) -> None:
-        """most: requests that may be here at once. None: any number."""
+    def __init__(self, engine: Engine, checks: Iterable[Check] = ()) -> None:
         self.engine = engine
-        self._most = most
         self._checks = tuple(checks)  # of logits processors, which live where the engine does
         self._boxes: dict[Any, _Box] = {}
         self._owned: dict[str, _Owned] = {}
@@ -183,7 +178,6 @@ class Service:
     def _add(self, box: _Box, message: Add) -> None:
         """Add all, or none if one is refused."""
         self._check_awake()
-        self._check_room(message)
         added: list[str] = []
         try:
             for one in message.requests:
@@ -210,16 +204,6 @@ class Service:
         if "kv_cache" in self._asleep or "weights" in self._asleep or self._falling:
             message = "the engine sleeps: wake it up first (POST /wake_up, or wake_up())"
             raise Overloaded(message, retry_after_s=SLEEPER_RETRY_S)
-
-    def _check_room(self, message: Add) -> None:
-        """Let in before: forks of a request that is held, and what an engine that is gone had."""
-        if self._most is None:
-            return
-        if all(one.parent is not None or one.spoken for one in message.requests):
-            return
-        if len(self._owned) + len(message.requests) > self._most:
-            here = f"{len(self._owned)} of at most {self._most} requests are here"
-            raise Overloaded(f"{here}: try again later", retry_after_s=FULL_RETRY_S)
 
     def _abort(self, request_id: str) -> None:
         self._route(self.engine.abort(request_id))

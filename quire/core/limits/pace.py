@@ -1,5 +1,11 @@
 """Prompts leave room for those who decode: a step of both takes no longer than a target.
 
+There are two targets. A short prompt is over in a few steps, and each may take target_s; or longer,
+where a step of decoding rows alone takes so long that less would starve prompts. A long prompt
+takes hundreds of steps, and what it adds to each is what people wait for at every token: such a
+step may take less than twice a bare one, so nobody's tokens come at less than half their pace. What
+a bare step takes is measured; while there are prompts all the time, one step in fifty goes without.
+
 How many prompt tokens that are is learnt from each step that landed: so many more or fewer as it
 was quicker or slower than the target. A step has fixed costs, so this errs on the small side and
 comes nearer with each step; it needs no model of the device, and forgets a stall in a few steps.
@@ -8,48 +14,92 @@ Where nobody decodes, prompts get all there is: nobody waits for a token then.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from quire.core.limits.base import NO_BOUND, Limit
-from quire.core.types import Sequence
+from quire.core.types import Sequence, State
 
 LEAST = 64
 """Prompt tokens a step may always have, whatever the target: prompts must get on too."""
+FIRST = 256
+"""Prompt tokens of the first step beside decoding rows, when nothing is known yet."""
+LEAST_OF_LONG = 16
+"""The same of long prompts. Fewer save next to nothing: a step reads all of the context anyway."""
 FULL = 0.4
 """Of what is allowed, so much makes a step full: rounding may take more than half."""
+TWICE = 1.8
+"""Bare steps that one with a long prompt may take; what varies comes on top."""
+LONG = 8
+"""A prompt is long that would take more than so many full steps."""
+LOOK_EVERY = 50
+"""After so many steps with prompts one goes without, to see what a bare one takes."""
+DEPTH = 4
+"""Most steps in flight: what was planned is learnt so much later."""
+
+
+@dataclass(slots=True)
+class _Fit:
+    """How many prompt tokens a step may have to take no longer than a target."""
+
+    least: int
+    most: float = float(NO_BOUND)
+
+    def learn(self, prompt_tokens: int, seconds: float, target_s: float) -> None:
+        fits = max(prompt_tokens * target_s / seconds, self.least)
+        if fits < prompt_tokens or prompt_tokens >= FULL * self.most:
+            self.most = fits
+        else:
+            self.most = max(self.most, fits)
 
 
 class Pace(Limit):
-    """left = what the target allows - prompt tokens taken in this step, if somebody decodes."""
+    """left = what the target allows - prompt tokens taken in this step, if somebody decodes.
+
+    left_of_long: the same of the lower target; long ones count for both.
+    """
 
     def __init__(self, target_s: float) -> None:
         assert target_s > 0, target_s
         self.target_s = target_s
-        self.most = float(NO_BOUND)  # prompt tokens of a step
+        self.bare_s = 0.0  # what a step of decoding rows alone takes; 0: not known
+        self.short = _Fit(LEAST)
+        self.long = _Fit(LEAST_OF_LONG)
         self.left = NO_BOUND
+        self.left_of_long = NO_BOUND
+        self.longs = 0  # rows of long prompts in this step
+        self.longs_lately = 0  # steps for which it may be one of a long prompt that lands
+        self.unseen = 0  # steps with prompts since a bare one
         self.decoding = 0  # rows of this step
         self.decoded = 0  # rows of the step before: those of this one may come late in it
 
     def begin(self, sequences: int) -> None:
         self.decoded, self.decoding = self.decoding, 0
-        self.left = NO_BOUND
-        if self.most < NO_BOUND:
-            self.left = max(LEAST, _even(int(self.most) + self.decoded) - self.decoded)
+        self.longs_lately = DEPTH if self.longs else max(self.longs_lately - 1, 0)
+        self.longs = 0
+        self.left = self._room(self.short)
+        self.left_of_long = min(self._room(self.long), self.left)
+        if self._looks:
+            self.left = self.left_of_long = 0
 
     def allow(self, seq: Sequence, want: int) -> int:
-        if _decodes(seq) or not (self.decoding or self.decoded):
+        if _decodes(seq) or not self._binds:
             return want
-        return max(0, min(want, self.left))
+        left = self.left
+        if self._is_long(seq):
+            left = self.left_of_long
+            if self.left > 0 and not self.longs:
+                left = max(left, LEAST_OF_LONG)  # shorter ones took all, step after step
+        return max(0, min(want, left))
+
+    def room(self) -> int:
+        """Tokens of prompts that this step still has."""
+        return max(self.left, 0) if self._binds else NO_BOUND
 
     def take(self, seq: Sequence, n: int) -> None:
-        if _decodes(seq):
-            self.decoding += 1
-        else:
-            self.left -= n
+        self._count(seq, n, 1)
 
     def undo(self, seq: Sequence, n: int) -> None:
-        if _decodes(seq):
-            self.decoding -= 1
-        else:
-            self.left += n
+        self._count(seq, n, -1)
 
     def slack(self) -> int:
         return NO_BOUND
@@ -58,13 +108,53 @@ class Pace(Limit):
         self.decoding += rows
 
     def learn(self, prompt_tokens: int, seconds: float) -> None:
-        if prompt_tokens < LEAST or seconds <= 0:
+        if seconds <= 0:
             return
-        fits = max(prompt_tokens * self.target_s / seconds, LEAST)
-        if fits < prompt_tokens or prompt_tokens >= FULL * self.most:
-            self.most = fits
-        else:
-            self.most = max(self.most, fits)
+        if not prompt_tokens:
+            self._see_bare(seconds)
+            return
+        self.unseen += 1
+        if self.longs_lately and self.bare_s:
+            self.long.learn(prompt_tokens, seconds, TWICE * self.bare_s)
+        elif prompt_tokens >= LEAST:
+            self.short.learn(prompt_tokens, seconds, max(self.target_s, TWICE * self.bare_s))
+
+    @property
+    def _looks(self) -> bool:
+        """This step shall be a bare one, to see what that takes."""
+        unknown = self.longs_lately > 0 and not self.bare_s
+        return self.decoded > 0 and (unknown or self.unseen >= LOOK_EVERY)
+
+    @property
+    def _binds(self) -> bool:
+        return bool(self.decoding or self.decoded)
+
+    def _room(self, fit: _Fit) -> int:
+        if fit.most >= NO_BOUND:
+            return FIRST if fit is self.short else NO_BOUND
+        return max(fit.least, _even(int(fit.most) + self.decoded) - self.decoded)
+
+    def _count(self, seq: Sequence, n: int, sign: int) -> None:
+        if _decodes(seq):
+            self.decoding += sign
+            return
+        self.left -= sign * n
+        self.left_of_long -= sign * n
+        self.longs += sign * self._is_long(seq)
+
+    def _is_long(self, seq: Sequence) -> bool:
+        """Whether its prompt, without what was cached, takes many steps: also towards its end."""
+        tokens = seq.pending
+        if seq.state is State.RUNNING:
+            tokens = max(tokens, seq.prompt_len - seq.cached)
+        return tokens > LONG * self.short.most
+
+    def _see_bare(self, seconds: float) -> None:
+        """A step without prompts landed. One slow one is no rule."""
+        self.unseen = 0
+        if not self.bare_s:
+            self.bare_s = seconds
+        self.bare_s += (min(seconds, 2 * self.bare_s) - self.bare_s) / 8
 
 
 def _decodes(seq: Sequence) -> bool:

@@ -12,13 +12,18 @@ from dataclasses import dataclass, field, replace
 from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import Full, Window
 from quire.core.kv_cache import KVCache
+from quire.core.limits.door import Door
 from quire.core.limits.grammars import GrammarLimit
+from quire.core.limits.kv_share import KvShare
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
+from quire.core.limits.short_first import ShortFirst
 from quire.core.limits.tokens import TokenBudget, WholePrompts
+from quire.core.order.fair import Fair
 from quire.core.order.fifo import Fifo
 from quire.core.order.priority import Priority
 from quire.core.scheduler import Scheduler
+from quire.core.terms import Terms
 from quire.core.tiers.host import HostPool
 from quire.core.types import Request, Stop
 from tests.pure.core.fake_model import VOCAB, FakeModel, said
@@ -47,6 +52,8 @@ class Setup:
     long: tuple = ()
     moody: bool = False
     priority: bool = False
+    fair: bool = False
+    short_first: bool = False
     swap: bool = False
     host: int = 0
     depth: int = 1
@@ -57,11 +64,18 @@ class Setup:
     errors: frozenset = frozenset()  # plans whose first row reports an error
     grammars: object = None  # a FakeGrammars
 
-    def limits(self):
-        limits = [ChunkCap(self.chunk_cap)] if self.chunk_cap else []
-        limits += [TokenBudget(self.budget), SeatLimit(self.seats)]
+    def limits(self, order, kv):
+        limits = [Door(clock=lambda: 0.0)]
+        if self.fair:
+            limits.append(KvShare(order, self.blocks, kv.most_blocks))
+        if self.chunk_cap:
+            limits.append(ChunkCap(self.chunk_cap))
+        budget = TokenBudget(self.budget)
+        limits += [budget, SeatLimit(self.seats)]
         if not self.chunked:
             limits.append(WholePrompts(self.budget))
+        elif self.short_first:
+            limits.append(ShortFirst(order, lambda: budget.left))
         if self.partial:
             limits.append(PartialPrefills(self.partial))
         if self.moody:
@@ -80,10 +94,12 @@ class Setup:
             prefix_caching=self.prefix_caching,
             host=HostPool(self.host),
         )
+        inner = Priority if self.priority else Fifo
+        order = Fair(inner) if self.fair else inner()
         scheduler = Scheduler(
             kv,
-            self.limits(),
-            Priority() if self.priority else Fifo(),
+            self.limits(order, kv),
+            order,
             max_seqs=self.slots,
             max_len=max_len,
             preemption="swap" if self.swap else "recompute",
@@ -175,7 +191,8 @@ class Run:
     def _result(self, plan):
         if plan.step in self.setup.fails:
             self.model.lose()
-            return self.scheduler.fail(plan, "lost")
+            failed = self.scheduler.fail(plan)
+            return [] if failed.culprit is None else self.scheduler.blame(failed.culprit, "lost")
         result = self.model.wait()
         if plan.step in self.setup.errors and plan.rows:
             result = replace(result, errors={0: "bad row"})
@@ -267,7 +284,18 @@ def random_requests(rng, most=12):
                 read_prefix_cache=rng.random() < 0.85,
             )
         )
-    return requests
+    return with_tenants(random.Random(f"tenants {requests}"), requests)
+
+
+def with_tenants(rng, requests):
+    """The requests, come with the keys of several."""
+    terms = {
+        name: Terms(weight=rng.choice([0.5, 1, 4]), kv_share=rng.choice([None, None, 0.1, 0.5]))
+        for name in (b"", b"a", b"b")[: rng.randrange(1, 4)]
+    }
+    return [
+        replace(one, tenant=(name := rng.choice([*terms])), terms=terms[name]) for one in requests
+    ]
 
 
 def random_setup(rng, requests, windows=None):
@@ -286,6 +314,7 @@ def random_setup(rng, requests, windows=None):
     setup.long = rng.choice([(), (), (1, 8)])
     setup.moody = rng.random() < 0.1
     setup.priority = rng.random() < 0.4
+    setup.fair, setup.short_first = rng.random() < 0.6, rng.random() < 0.6
     setup.swap = rng.random() < 0.5
     setup.host = rng.choice([0, 3, 20, 100])
     setup.depth = rng.choice([1, 2])
@@ -364,7 +393,7 @@ def random_squeeze(seed, most_steps=20_000):
     setup.budget, setup.seats, setup.slots = rng.choice([4, 6, 40]), 20, 20
     setup.chunked, setup.watermark, setup.priority = True, 0.0, rng.random() < 0.7
     setup.swap, setup.depth = rng.random() < 0.7, rng.choice([1, 2, 2])
-    run = Run(setup, requests)
+    run = Run(setup, with_tenants(random.Random(f"tenants {seed}"), requests))
     out = run.go(most_steps)
     check_outcome(run, out)
     return out

@@ -5,6 +5,7 @@ import pytest
 
 from quire.core.block_pool import BlockPool
 from quire.core.kv_cache import KVCache
+from quire.core.limits.door import Door
 from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.tokens import TokenBudget
@@ -34,12 +35,13 @@ class Forgetful(Executor):
         self.forgot = True
 
 
-def service(grammars=None, **how):
+def service(grammars=None, most=None, checks=()):
     kv = KVCache(BlockPool(64), 4)
-    limits = [TokenBudget(64), SeatLimit(8), GrammarLimit(grammars, 100)]
+    door = Door(max_requests=most, clock=lambda: 0.0)
+    limits = [door, TokenBudget(64), SeatLimit(8), GrammarLimit(grammars, 100)]
     scheduler = Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=100)
     engine = Engine(scheduler, Forgetful(lambda tokens: len(tokens)), check=True)
-    return Service(engine, **how)
+    return Service(engine, checks)
 
 
 def request(
@@ -263,7 +265,9 @@ def test_more_requests_than_may_be_here_are_told_to_come_again():
     told = to.turn()
     (answer,) = answers(told, 2)
     assert (answer.fault.kind, answer.fault.retry_after_s) == ("Overloaded", 1.0)
-    assert "2 of at most 2 requests" in answer.fault.message
+    assert "2 requests are here, and at most 2" in answer.fault.message
+    assert answer.fault.reason == "max_num_queued_reqs"
+    assert answer.fault.numbers["queued_requests"] == 2
     turns(to)
     add(to, 2, request("d"), request("e"), request("f"), number=3)
     assert answers(to.turn(), 2)[0].fault.kind == "Overloaded"

@@ -1,0 +1,212 @@
+"""Who may come in at all: bounds of the queue, of each tenant, and of patience.
+
+Refuses where the queue is, so that bounds are exact whoever asks, and says by which numbers. Under
+a bound it allows whatever is wanted: once in, a request is never sent away for the load.
+Not here: shares of steps (quire.core.order.fair) and of the KV cache (quire.core.limits.kv_share).
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from quire.core.backlog import Backlog
+from quire.core.forecast import Forecast
+from quire.core.limits.base import NO_BOUND, Limit
+from quire.core.quota import Quota
+from quire.core.snapshot import DoorFigures
+from quire.core.types import Request, Sequence
+from quire.errors import Overloaded
+
+REASONS = (
+    *("max_num_queued_reqs", "max_num_queued_tokens", "deadline"),
+    *("key_requests", "key_queued_tokens", "key_tokens_per_minute"),
+)
+RETRY_S = (1.0, 60.0)
+"""Sooner is no use, and later nobody knows."""
+MEMORY = 0.9
+
+
+class Door(Limit):
+    """max_requests, max_tokens: None is no bound. most: prompt tokens of a step at most.
+
+    Let in whatever the bounds are: forks of a held request, and what a gone engine had.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_requests: int | None = None,
+        max_tokens: int | None = None,
+        most: int = 2048,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_requests = max_requests
+        self._max_tokens = max_tokens
+        self._clock = clock
+        self.backlog = Backlog()
+        self.forecast = Forecast(most)
+        self._quota = Quota()
+        self._refused: Counter[str] = Counter()
+        self._usual = 0.0  # tokens of a prompt, lately
+        self._ended_at = clock()
+        self._each_s = RETRY_S[0]  # from the end of a request to the next, lately
+
+    # -- coming and going ---------------------------------------------------------------------
+
+    def accept(self, request: Request) -> None:
+        """Raise Overloaded if it may not come in now."""
+        if request.parent is not None or request.spoken:
+            return
+        self._check_tenant(request)
+        self._check_queue(request)
+        self._check_deadline(request)
+
+    def keeps(self, request: Request) -> bool:
+        self.backlog.enter(request)
+        self._quota.enter(request, self._clock())
+        tokens = len(request.prompt)
+        self._usual = self._usual * MEMORY + tokens * (1 - MEMORY) if self._usual else tokens
+        return False
+
+    def forget(self, request: Request) -> None:
+        self.backlog.leave(request)
+        now = self._clock()
+        gap, self._ended_at = now - self._ended_at, now
+        self._each_s = self._each_s * MEMORY + gap * (1 - MEMORY)
+
+    def predicted_s(self, request: Request) -> float | None:
+        """Until the first token of a request that came now; None while nothing is known."""
+        tokens = len(request.prompt)
+        ahead = self.backlog.ahead(request.tenant, request.terms.weight, tokens)
+        return self.forecast.seconds(ahead + tokens)
+
+    def _check_tenant(self, request: Request) -> None:
+        terms, pile = request.terms, self.backlog.of(request.tenant)
+        tokens = len(request.prompt)
+        if terms.max_requests is not None and pile.requests >= terms.max_requests:
+            self._refuse(
+                request,
+                "key_requests",
+                f"this key has {pile.requests} requests here, and may have {terms.max_requests}",
+                self._each_s,
+                key_requests=pile.requests,
+                max_key_requests=terms.max_requests,
+            )
+        most = terms.max_queued_tokens
+        if most is not None and pile.tokens and pile.tokens + tokens > most:
+            self._refuse(
+                request,
+                "key_queued_tokens",
+                f"this key has prompts of {pile.tokens} tokens waiting and this one has {tokens}, "
+                f"and {most} may wait",
+                self.forecast.seconds(pile.tokens + tokens - most),
+                key_queued_tokens=pile.tokens,
+                max_key_queued_tokens=most,
+            )
+        wait_s = self._quota.wait_s(request.tenant, terms, tokens, self._clock())
+        if wait_s > 0:
+            self._refuse(
+                request,
+                "key_tokens_per_minute",
+                f"this key may use {terms.tokens_per_minute} tokens a minute, and this prompt of "
+                f"{tokens} is too much for now",
+                wait_s,
+                key_tokens_left=max(self._quota.left(request.tenant), 0.0),
+                max_key_tokens_per_minute=terms.tokens_per_minute or 0,
+            )
+
+    def _check_queue(self, request: Request) -> None:
+        here, tokens = self.backlog.all, len(request.prompt)
+        if self._max_requests is not None and here.requests >= self._max_requests:
+            self._refuse(
+                request,
+                "max_num_queued_reqs",
+                f"{here.requests} requests are here, and at most {self._max_requests} may be",
+                self._each_s,
+            )
+        most = self._max_tokens
+        if most is not None and here.tokens and here.tokens + tokens > most:
+            self._refuse(
+                request,
+                "max_num_queued_tokens",
+                f"prompts of {here.tokens} tokens wait and this one has {tokens}, and {most} may "
+                "wait",
+                self.forecast.seconds(here.tokens + tokens - most),
+            )
+
+    def _check_deadline(self, request: Request) -> None:
+        if request.deadline_at is None:
+            return
+        predicted = self.predicted_s(request)
+        left = request.deadline_at - self._clock()
+        if predicted is not None and predicted > left:
+            self._refuse(
+                request,
+                "deadline",
+                f"the first token is predicted in {predicted:.2f} s, and the deadline is in "
+                f"{max(left, 0.0):.2f} s",
+                predicted - max(left, 0.0),
+                deadline_s=round(max(left, 0.0), 3),
+            )
+
+    def _refuse(
+        self, request: Request, reason: str, why: str, retry_s: float | None, **more: float
+    ) -> None:
+        """Send it away, with the numbers."""
+        self._refused[reason] += 1
+        self._quota.of(request.tenant, self._clock()).refused += 1
+        here, predicted = self.backlog.all, self.predicted_s(request)
+        numbers: dict[str, float] = {
+            "queued_requests": here.requests,
+            "queued_tokens": here.tokens,
+            **({} if self._max_requests is None else {"max_queued_requests": self._max_requests}),
+            **({} if self._max_tokens is None else {"max_queued_tokens": self._max_tokens}),
+            **({} if predicted is None else {"predicted_ttft_s": round(predicted, 3)}),
+            **more,
+        }
+        low, high = RETRY_S
+        after = min(max(retry_s or low, low), high)
+        message = f"{why}: try again in {after:.0f} s"
+        raise Overloaded(message, retry_after_s=after, reason=reason, numbers=numbers)
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def begin(self, sequences: int) -> None:
+        self._quota.settle(self._clock())
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self.backlog.now_left(seq.request, max(seq.prompt_len - seq.planned - n, 0))
+        if seq.request.tenant and seq.planned + n >= seq.prompt_len:
+            self._quota.watch(seq)
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        self.backlog.now_left(seq.request, max(seq.prompt_len - seq.planned, 0))
+
+    def slack(self) -> int:
+        return NO_BOUND
+
+    def learn(self, prompt_tokens: int, seconds: float) -> None:
+        self.forecast.learn(prompt_tokens, seconds, backlog=self.backlog.all.tokens > 0)
+
+    # -- telling ------------------------------------------------------------------------------
+
+    def figures(self) -> DoorFigures:
+        """Who is here, and who was sent away."""
+        here, usual = self.backlog.all, self._usual
+        ahead = self.backlog.ahead(b"", 1.0, round(usual)) if here.tokens else 0.0
+        return DoorFigures(
+            requests=here.requests,
+            queued_tokens=here.tokens,
+            max_requests=self._max_requests or 0,
+            max_queued_tokens=self._max_tokens or 0,
+            predicted_ttft_s=self.forecast.seconds(ahead + usual) or 0.0,
+            refused=dict(self._refused),
+            tenants={
+                name.hex(): usage.figures(
+                    self.backlog.of(name).requests, self.backlog.of(name).tokens
+                )
+                for name, usage in self._quota.usages.items()
+            },
+        )
