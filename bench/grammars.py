@@ -1,24 +1,30 @@
 """What structured output costs those who did not ask for it, and those who did. One JSON line a result.
 
 usage: python bench/grammars.py flood [--schemas 1000] [--at-once 8] [--rounds 3]
-       python bench/grammars.py overhead [--rows 32] [--tokens 128] [--rounds 5]
+       python bench/grammars.py overhead [--rows 32] [--requests 128] [--tokens 128] [--rounds 5]
 
 flood: 16 streams decode all the while, on the embedded model, and the time between two tokens of a
 stream is taken where the engine tells them. Three runs a round: alone; while requests come and go
 with a schema of their own each; while as many plain ones of as many tokens do. `over_alone` and
 `over_plain` compare the second with the others: what the streams notice, and what grammars cost.
 
-overhead: tokens per second of the same requests with and without a JSON schema, in turns.
+overhead: tokens per second of the same requests with and without a JSON schema, in turns, always so
+many rows at once. Texts of a schema end when they like, so a first run counts the tokens of each
+request, and plain ones are given as many: both arms make the same steps. `share` is the median of
+each round's quotient, `cpu_share` that of processor time. Two kinds of text: "asked", the model is
+asked for the JSON that it is bound to, greedily; "rambling", it is asked for nothing, at temperature
+1, so the form has to hold it at every third token, and its budget to end it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -33,6 +39,25 @@ STREAM = 900
 """Tokens of a stream; when one ends, another begins."""
 ANSWER = 128
 """Tokens of a request of the flood, at most."""
+
+
+FIRST = ("Lena", "Tom", "Ana", "Omar", "Mia", "Jonas", "Sara", "Ivan")
+LAST = ("Fischer", "Berg", "Silva", "Haddad", "Novak", "Weber", "Moreau", "Rossi")
+WORDS: dict[str, Any] = {
+    "type": "object",
+    "properties": {"words": {"type": "array", "items": {"type": "string"}, "minItems": 2}},
+    "required": ["words"],
+}
+ORDER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "product": {"type": "string"},
+        "quantity": {"type": "integer"},
+        "price": {"type": "number"},
+    },
+    "required": ["name", "product", "quantity", "price"],
+}
 
 
 def schema(number: int) -> dict[str, Any]:
@@ -58,6 +83,24 @@ def schema(number: int) -> dict[str, Any]:
 
 def bound_to(number: int) -> Constraint:
     return admit.constraint(admit.json_form(schema(number)))
+
+
+class Asking(NamedTuple):
+    """Requests, the schema of half of them, and how many run at once."""
+
+    prompts: Sequence[str]
+    constraint: Constraint
+    most: int
+    temperature: float
+    rows: int
+
+
+class Run(NamedTuple):
+    """What some requests took, and the tokens of each."""
+
+    seconds: float
+    cpu: float
+    lengths: list[int]
 
 
 class Bench:
@@ -120,6 +163,53 @@ class Bench:
         self.engine.settle()
         return gaps
 
+    def order(self, number: int) -> str:
+        """Asks for JSON that the model can write."""
+        who = f"{FIRST[number % len(FIRST)]} {LAST[number // len(FIRST) % len(LAST)]}"
+        text = f"{who} bought {number % 17 + 2} of the red lamp for {number % 90 + 9} dollars."
+        asked = f"Extract name, product, quantity and price as JSON: {text}"
+        message = [{"role": "user", "content": asked}]
+        made: str = self.llm.get_tokenizer().apply_chat_template(
+            message, add_generation_prompt=True, tokenize=False, enable_thinking=False
+        )
+        return made
+
+    def ramble(self, number: int) -> str:
+        """Asks for nothing in particular."""
+        return f"Request {number} wants a record: "
+
+    def closed(self, asking: Asking, lengths: Sequence[int] | None = None) -> Run:
+        """The requests, `rows` of them at once. lengths: of each, without a schema."""
+        prepared = []
+        for number, prompt in enumerate(asking.prompts):
+            params = SamplingParams(
+                max_tokens=lengths[number] if lengths else asking.most,
+                temperature=asking.temperature,
+                ignore_eos=True,
+                seed=7,
+            )
+            self.count += 1
+            prepared.append(
+                self.inputs.request(
+                    prompt,
+                    params,
+                    request_id=f"b{self.count}",
+                    constraint=None if lengths else asking.constraint,
+                )
+            )
+        waiting, told = iter(prepared), dict.fromkeys((one.request.id for one in prepared), 0)
+        began, cpu = time.perf_counter(), time.process_time()
+        for one in itertools.islice(waiting, asking.rows):
+            self._begin(one)
+        while not self.engine.empty:
+            for update in self.engine.step():
+                assert update.finish != "error", update.error
+                told[update.request_id] += len(update.token_ids)
+                if update.finish is not None and (more := next(waiting, None)) is not None:
+                    self._begin(more)
+        spent = time.perf_counter() - began
+        return Run(spent, time.process_time() - cpu, list(told.values()))
+
     def _begin(self, prepared: Prepared) -> str:
         self.engine.add(prepared.request)
         return prepared.request.id
@@ -181,37 +271,31 @@ def flood(args: argparse.Namespace) -> None:
 
 def overhead(args: argparse.Namespace) -> None:
     bench = Bench()
-    items = {"type": "array", "items": {"type": "string"}, "minItems": 2}
-    wanted = {"type": "object", "properties": {"words": items}, "required": ["words"]}
-    constraint = admit.constraint(admit.json_form(wanted))
-    speeds: dict[bool, list[float]] = {False: [], True: []}
-    for number in range(args.rounds + 1):
-        for is_bound in (False, True):
-            speed = _speed(bench, args, constraint if is_bound else None)
-            if number:
-                speeds[is_bound].append(speed)
-    plain, with_schema = (statistics.median(speeds[one]) for one in (False, True))
-    tell(
-        case="overhead",
-        rows=args.rows,
-        tokens=args.tokens,
-        plain_tok_s=round(plain, 1),
-        schema_tok_s=round(with_schema, 1),
-        share=round(with_schema / plain, 3),
-    )
+    cases = {
+        "asked": ([bench.order(n) for n in range(args.requests)], ORDER, 0.0),
+        "rambling": ([bench.ramble(n) for n in range(args.requests)], WORDS, 1.0),
+    }
+    for name, (prompts, wanted, temperature) in cases.items():
+        constraint = admit.constraint(admit.json_form(wanted))
+        asking = Asking(prompts, constraint, args.tokens, temperature, args.rows)
+        bench.closed(asking)  # what is made once
+        lengths = bench.closed(asking).lengths
+        rounds = [(bench.closed(asking, lengths), bench.closed(asking)) for _ in range(args.rounds)]
+        assert all(one.lengths == lengths for pair in rounds for one in pair)
+        total = sum(lengths)
+        plain, bound = (statistics.median(one.seconds for one in arm) for arm in zip(*rounds))
+        tell(
+            case="overhead",
+            text=name,
+            rows=args.rows,
+            tokens=total,
+            plain_tok_s=round(total / plain, 1),
+            schema_tok_s=round(total / bound, 1),
+            share=round(statistics.median(a.seconds / b.seconds for a, b in rounds), 3),
+            shares=[round(a.seconds / b.seconds, 3) for a, b in rounds],
+            cpu_share=round(statistics.median(a.cpu / b.cpu for a, b in rounds), 3),
+        )
     bench.engine.shutdown()
-
-
-def _speed(bench: Bench, args: argparse.Namespace, constraint: Constraint | None) -> float:
-    """Tokens per second."""
-    for _ in range(args.rows):
-        bench._begin(bench.request(args.tokens, constraint))
-    began, tokens = time.perf_counter(), 0
-    while not bench.engine.empty:
-        for update in bench.engine.step():
-            assert update.finish != "error", update.error
-            tokens += len(update.token_ids)
-    return tokens / (time.perf_counter() - began)
 
 
 def tell(**found: Any) -> None:
@@ -229,6 +313,7 @@ def main() -> None:
     one.set_defaults(run=flood)
     one = cases.add_parser("overhead")
     one.add_argument("--rows", type=int, default=32)
+    one.add_argument("--requests", type=int, default=128)
     one.add_argument("--tokens", type=int, default=128)
     one.add_argument("--rounds", type=int, default=5)
     one.set_defaults(run=overhead)

@@ -52,9 +52,13 @@ MOST_FOUND = 24
 """Where the end may come farther off than this, looking for it with such effort is in vain."""
 ROOM = 8
 """Tokens by which a way that is known from elsewhere must be shorter than it has to be: where there
-is less room, the shortest is looked for."""
+is less room, the shortest is looked for, if it could be much shorter."""
+SHORT_WAY = 4
+MOST_TAILS = 24
+"""Ends of the shortest text that are tried before a way is looked for."""
 MOST_WAYS = 6
 MOST_VALUES = 64
+VALUES = (b"true", b"false", b"null", b'""', b"[]", b"{}", b"-0", *b"0 1 2 3 4 5 6 7 8 9".split())
 LIKELY = b',"{[}]:tfn-.0123456789'
 ORDERS = (b"", b"0", b'"', b"n", b"[", b"{")
 
@@ -111,14 +115,26 @@ class Closer:
         self.quote_words = spelling.words([] if self.quote is None else [self.quote])
         self.garbage_words = spelling.words(self.ways.garbage)
         values = [one.encode() for one in known.literals[:MOST_VALUES]]
-        self.values = (*values, b"true", b"false", b"null")
+        self.values = (*values, *VALUES)
+        self.tails = self._tails()
         self.base = 0 if known.plain else known.jump
+        self._weights = spelling.weights
+        self._growths = [self.base + known.jump * weight for weight in range(256)]
         self.light_jump = self.base + known.jump + known.slack
         self.heavy_jump = self.base + known.jump * max(spelling.heaviest, 1) + known.slack
         beyond = spelling.words(_beyond(known.marks, spelling))
         self.text = spelling.text & ~beyond
         self.within = spelling.within & ~beyond
         self.quoted = spelling.quoted & ~spelling.words(_named(known.names, spelling))
+
+    def _tails(self) -> list[Way]:
+        """Ends of the shortest text, the shortest first: what most often closes any text."""
+        text = self.text_of(self.way)
+        if self.spelling.special & {*self.way}:
+            return []
+        starts = range(len(text) - 1, max(len(text) - MOST_TAILS, 0) - 1, -1)
+        found = [self.spelling.fewest(text[at:]) for at in starts]
+        return [one for one in found if one is not None]
 
     def after(self, way: Way, token: int) -> Way | None:
         """What is left of a way behind a token that writes its beginning, but for white space.
@@ -169,7 +185,11 @@ class Closer:
 
     def growth(self, token: int) -> int:
         """How much farther off the end may be behind this token, but for the slack."""
-        return self.base + self.bounds.jump * self.spelling.weights[token]
+        return self._growths[self._weights[token]]
+
+
+def _token(past: _State | int) -> int:
+    return past if isinstance(past, int) else past.token
 
 
 def _beyond(marks: Sequence[str], spelling: Spelling) -> list[int]:
@@ -208,7 +228,6 @@ class _State(NamedTuple):
     sure: bool
     bound: int
     spare: tuple[Way, ...]
-    tail: bytes
 
 
 class Guide:
@@ -231,25 +250,32 @@ class Guide:
         self._string: int | None = None
         """Within a string where anything may stand: tokens that follow a quote with text before it,
         at most."""
-        self._tail = b""
-        """The end of the text."""
         self._unseen = 0
         """Tokens that were taken since the last mask."""
-        self._past: list[_State] = []
+        self._past: list[_State | int] = []
+        """What was before each token; the token alone where it changed no more than the bound."""
 
     def fill(self, words: Words, left: int | None = None) -> None:
         """Write the mask of the next token. left: tokens that may be drawn, this one included."""
         self.matcher.fill(words)
         self.narrow(words, left)
 
+    def far(self, left: int) -> bool:
+        """Whatever token comes next, the end stays within what is left: nothing to narrow()."""
+        closer = self._closer
+        return closer is None or left - 1 - self._bound >= closer.heavy_jump
+
     def narrow(self, words: Words, left: int | None) -> None:
         """Take out of the matcher's own mask what the budget does not allow."""
         closer = self._closer
-        self._tried = {}
+        if self._tried:
+            self._tried = {}
         if self._forced_at == len(self._past):
             self._forced_at = None
         unseen, self._unseen = self._unseen, 0
-        if closer is None or left is None or self.matcher.over or self._fits(words, left):
+        if closer is None or left is None or left - 1 - self._bound >= closer.heavy_jump:
+            return
+        if self.matcher.over or self._fits(words, left):
             return
         if unseen > 1:
             self._retrace(unseen, left)
@@ -275,7 +301,8 @@ class Guide:
         assert closer is not None
         past = self._past[-count:]
         far = [
-            left + count - at - 1 - one.bound >= closer.heavy_jump for at, one in enumerate(past)
+            left + count - at - 1 - bound >= closer.heavy_jump
+            for at, bound in enumerate(self._bounds(past))
         ]
         start = far.index(False) if False in far else count
         self.rollback(count - start)
@@ -283,8 +310,25 @@ class Guide:
         for at in range(start, count):
             self._unseen = 0
             self.fill(words, left + count - at)
-            self.accept(past[at].token)
+            self.accept(_token(past[at]))
         self._unseen = 0
+
+    def _bounds(self, past: Sequence[_State | int]) -> list[int]:
+        """What the bound was before each of the last tokens."""
+        closer, bound, found = self._closer, self._bound, []
+        assert closer is not None
+        for one in reversed(past):
+            bound = bound - closer.growth(one) if isinstance(one, int) else one.bound
+            found.append(bound)
+        return found[::-1]
+
+    @property
+    def _tail(self) -> bytes:
+        """The end of the text."""
+        closer = self._closer
+        assert closer is not None
+        pieces = closer.spelling.pieces
+        return b"".join(pieces[_token(one)] for one in self._past[-MOST_TAIL:])[-MOST_TAIL:]
 
     def _within(self, words: Words, left: int, quoted: int) -> bool:
         """Still within the string that was tried: the way leads from here too, so nobody has to try
@@ -340,6 +384,10 @@ class Guide:
             if way and len(way) <= left and self._leads(way):
                 self._take(way)
                 return
+        for way in closer.tails:
+            if len(way) <= left and self._leads(way):
+                self._take(way)
+                return
         best: Way | None = None
         for first in ORDERS:
             found = closer.ways.find(matcher, EFFORT_NOW, first, self._tail)
@@ -365,11 +413,12 @@ class Guide:
         closer = self._closer
         if closer is None:
             return True
-        self._past.append(
-            _State(token, self._way, self._sure, self._bound, self._spare, self._tail)
-        )
-        self._tail = (self._tail + closer.spelling.pieces[token])[-MOST_TAIL:]
         self._unseen += 1
+        if not self._sure and not self._tried and self._string is None:
+            self._past.append(token)
+            self._bound += closer.growth(token)
+            return True
+        self._past.append(_State(token, self._way, self._sure, self._bound, self._spare))
         way = self._tried.get(token)
         if way is None and self._sure and self._way[:1] == (token,):
             way = self._way[1:]
@@ -396,9 +445,12 @@ class Guide:
         self.matcher.rollback(tokens)
         if self._closer is None or not tokens:
             return
-        old = self._past[-tokens]
-        self._way, self._sure, self._bound = old.way, old.sure, old.bound
-        self._spare, self._tail = old.spare, old.tail
+        for one in reversed(self._past[-tokens:]):
+            if isinstance(one, int):
+                self._bound -= self._closer.growth(one)
+            else:
+                self._way, self._sure, self._bound = one.way, one.sure, one.bound
+                self._spare = one.spare
         self._unseen = max(self._unseen - tokens, 0)
         del self._past[-tokens:]
         self._string = None
@@ -411,8 +463,8 @@ class Guide:
         other = Guide(self.matcher.copy(), self._closer)
         other._way, other._sure, other._bound = self._way, self._sure, self._bound
         other._tried, other._spare = dict(self._tried), self._spare
-        other._forced_at, other._tail = self._forced_at, self._tail
-        other._unseen, other.known = self._unseen, dict(self.known)
+        other._forced_at, other._unseen = self._forced_at, self._unseen
+        other.known = dict(self.known)
         other._past = list(self._past)
         return other
 
@@ -485,8 +537,11 @@ class _Trial:
             if other is not None and self._leads(tokens, other):
                 return other if len(other) <= self.rest else None
             for known in self.guide.known.get(tokens[0], ()):
-                if len(known) + ROOM <= self.rest and self._leads(tokens, known):
-                    return known
+                if len(known) <= max(self.rest - ROOM, SHORT_WAY) and self._leads(tokens, known):
+                    return known if len(known) <= self.rest else None
+        for tail in self.closer.tails:
+            if self._leads(tokens, tail):
+                return tail if len(tail) <= self.rest else None
         if self.effort <= 0 or self.closer.growth(tokens[0]) > MOST_FOUND:
             return None
         for place, token in enumerate(tokens):

@@ -117,13 +117,29 @@ class LLGuidance:
 
     def fill_all(self, matchers: Sequence[tuple[int, Matcher]], words: Words) -> None:
         """One by one, which is quickest where masks are known; if that drags on, in parallel."""
+        assert words.flags["C_CONTIGUOUS"]
         given = [(row, *_parts(matcher)) for row, matcher in matchers]
+        at, size = words.ctypes.data, words.shape[1] * words.itemsize
         late = time.perf_counter() + PATIENCE_S
-        for done, (row, matcher, _) in enumerate(given):
-            matcher.fill(words[row])
+        for done, (row, matcher, raw) in enumerate(given, 1):
+            if not matcher.ended and raw.fault is None:
+                raw.inner.unsafe_compute_mask_ptr(at + row * size, size)
             if len(given) - done > FEW and time.perf_counter() > late:
-                self._fill_rest(given[done + 1 :], words)
-                return
+                self._fill_rest(given[done:], words)
+                given = given[:done]
+                break
+        self._finish(given, words)
+
+    def _finish(self, given: list[tuple[int, EndingMatcher, _Raw]], words: Words) -> None:
+        """See to the ends of masks that llguidance has filled. One that has no bit of an end is as
+        it has to be: the text is not whole there, and its matcher has no fault."""
+        ends = (words[:, self.ends.where] & self.ends.bits).any(1).tolist()
+        for row, matcher, raw in given:
+            if matcher.ended or raw.fault is not None:
+                words[row] = self.ends.only
+            elif ends[row] or raw.hidden is not None or raw.inner.is_error():
+                raw.masked(words[row])
+                matcher.finish(words[row])
 
     def _fill_rest(self, given: list[tuple[int, EndingMatcher, _Raw]], words: Words) -> None:
         busy = [one for one in given if not one[1].over]

@@ -78,6 +78,16 @@ class Bound:
             return False
         return self.guide is not None or (self.thought is not None and self.thought.due(outputs))
 
+    def free(self, outputs: int) -> bool:
+        """narrow() would change nothing behind so many outputs."""
+        guide = self.guide
+        return (
+            guide is not None
+            and self.thought is None
+            and outputs >= self.least
+            and guide.far(self.most - outputs)
+        )
+
     def accept(self, token: int, left: int | None = None) -> End | None:
         """Take in the next output; how the text ends with it, if it does.
 

@@ -108,6 +108,9 @@ class Guide:
     def fill(self, words):
         words[:] = bits(self._state.allowed(), len(words))
 
+    def far(self, left):
+        return all(need < left for need in self._state.allowed().values())
+
     def narrow(self, words, left):
         assert left > 0, left
         allowed = self._state.allowed()

@@ -135,7 +135,6 @@ def test_what_is_told_does_not_depend_on(want, name):
 
 @pytest.mark.parametrize("threads", [0, 1000], ids=["in a thread", "at once"])
 def test_how_masks_are_filled_changes_nothing(want, monkeypatch, threads):
-    monkeypatch.setattr(grammar, "PARALLEL", 0)
     monkeypatch.setattr(grammar, "FEW", threads)
     monkeypatch.setattr(cpu, "threads", lambda: 1000)  # a core to spare
     assert told(run(made(depth=2), workload())[1]) == want

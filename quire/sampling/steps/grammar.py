@@ -38,9 +38,6 @@ Work = list[tuple[Bound, int]]
 GRAIN = 32
 """Words: where masks begin in an upload, so that kernels find them aligned alike."""
 
-PARALLEL = 1 << 15
-"""So many words of masks are worth all cores."""
-
 FEW = 4
 """So many masks are filled sooner than a thread is woken."""
 
@@ -97,6 +94,11 @@ class Grammar:
     def add(self, binding: Binding) -> None:
         """A sampling's tokens are on their way."""
         self._unsettled.append(binding)
+
+    def mend(self) -> None:
+        """A step raised half way: what was under way is over, and slots are joined anew."""
+        self._slots, self._rows = (), []
+        self._unsettled.clear()
 
     def settle(self, last: Binding | None = None) -> None:
         """Settle the samplings before, up to and with `last`."""
@@ -217,15 +219,13 @@ class Binding:
 def fill(work: Work, words: Words) -> None:
     """The masks of these sequences: words [n, W]."""
     groups: dict[FillAll, list[tuple[int, Matcher]]] = {}
-    many = words.size > PARALLEL
     for i, (bound, _) in enumerate(work):
         if bound.guide is None or bound.fill_all is None:
             words[i] = -1
-        elif many:
-            groups.setdefault(bound.fill_all, []).append((i, bound.guide.matcher))
         else:
-            bound.guide.matcher.fill(words[i])
+            groups.setdefault(bound.fill_all, []).append((i, bound.guide.matcher))
     for fill_all, matchers in groups.items():
         fill_all(matchers, words)
-    for (bound, outputs), row in zip(work, words):
-        bound.narrow(row, outputs)
+    for i, (bound, outputs) in enumerate(work):
+        if not bound.free(outputs):
+            bound.narrow(words[i], outputs)
