@@ -1,4 +1,4 @@
-"""What is served, and how it is: models, version, probes; and what operates on the server.
+"""What is served: models, version; and what operates on the server.
 
 Who operates needs a switch: --enable-dev-routes for what touches everyone's requests,
 --enable-profiler-routes for traces. Without it the route says which, and does nothing.
@@ -6,7 +6,6 @@ Who operates needs a switch: --enable-dev-routes for what touches everyone's req
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -30,9 +29,6 @@ from quire.server.services import VERSION, Services, services
 from quire.server.sse import json_response
 
 router = APIRouter()
-
-SILENCE_S = 60.0
-"""An engine that gave no sign of life for so long is taken for dead. One step may take long."""
 
 Mode = Literal["abort", "wait", "keep"]
 
@@ -97,49 +93,6 @@ def _card(to: Services, name: str) -> dict[str, Any]:
 async def version() -> Response:
     """Of quire."""
     return json_response({"version": VERSION})
-
-
-# -- probes -----------------------------------------------------------------------------------
-
-
-@router.get("/live", tags=["health"])
-async def live() -> Response:
-    """200 while this process answers at all."""
-    return Response()
-
-
-@router.get("/health", tags=["health"])
-async def health(http: Request) -> Response:
-    """200 while the engine lives, or another is being started in its place; else 503 and why."""
-    _check_alive(services(http))
-    return Response()
-
-
-@router.get("/ready", tags=["health"])
-async def ready(http: Request) -> Response:
-    """200 while new requests would be worked on, else 503 and why."""
-    to = services(http)
-    _check_alive(to)
-    if to.engine.away is not None:
-        raise HTTPException(503, f"the engine is being restarted: {to.engine.away}")
-    if to.engine.asleep:
-        raise HTTPException(503, "the engine is asleep or paused: POST /wake_up or /resume")
-    return Response()
-
-
-@router.get("/ping", tags=["health"])
-@router.post("/ping", tags=["health"])
-async def ping(http: Request) -> Response:
-    """As /health."""
-    return await health(http)
-
-
-def _check_alive(to: Services) -> None:
-    if to.engine.dead is not None:
-        raise HTTPException(503, str(to.engine.dead))
-    silent_s = time.monotonic() - to.engine.beat
-    if to.engine.away is None and silent_s > SILENCE_S:
-        raise HTTPException(503, f"the engine gave no sign of life for {silent_s:.0f} seconds")
 
 
 # -- operating on the engine ------------------------------------------------------------------

@@ -25,6 +25,7 @@ from quire.server import (
     docs_page,
     errors,
     generate,
+    health,
     later,
     live,
     messages,
@@ -46,6 +47,7 @@ ROUTES: tuple[ModuleType, ...] = (
     messages,
     generate,
     later,
+    health,
     admin,
     cancel,
     page,
@@ -69,6 +71,7 @@ def create_app(to: Services) -> FastAPI:
         app.add_route("/docs", _offline_docs, include_in_schema=False)
     app.state.services = to
     app.state.live = live.Feed(to.engine)
+    app.state.health = health.Health(to.engine)
     app.state.responses = responses.store_of(to.options)
     for module in ROUTES:
         app.router.routes.extend(module.router.routes)

@@ -16,7 +16,7 @@ from quire.server import page
 from quire.server.errors import is_anthropic, message_error
 from quire.server.services import MAX_ID_CHARS, REQUEST_ID
 
-OPEN = frozenset({"/health", "/live", "/ready", "/ping"}) | page.OPEN
+OPEN = frozenset({"/health", "/live", "/ready", "/startup", "/ping"}) | page.OPEN
 """Probes bring no key, and a person must see the page to enter one."""
 
 

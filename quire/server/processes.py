@@ -31,10 +31,13 @@ from quire.engine.client import EngineClient
 from quire.engine.front import house_of, inputs_of, load_texts
 from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer, inherit
 from quire.engine.messages import fault_of
+from quire.engine.pulse import Reader
 from quire.engine.remote import EngineSocket
 from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
 from quire.server import heads, listen
 from quire.server.app import create_app
+from quire.server.health import Health
+from quire.server.lobby import Lobby
 from quire.server.options import ServerOptions
 from quire.server.services import Services
 from quire.server.splitting import parsers
@@ -71,19 +74,24 @@ def main(fd: int) -> int:
 
 def _serve(orders: RunServer, options: ServerOptions, link: Link) -> int:
     """Get everything ready while the engine reads its weights, so that faults are told then."""
+    listener = socket.socket(fileno=orders.sockets[0])
+    lobby = Lobby(listener, options, started=orders.birth > 0)
+    lobby.open()
     found = link.receive()
     if not isinstance(found, Found):
         return 0  # it is over already
+    lobby.phase = "weights"
     tokenizer = load_texts(found.config, None if found.tokenizer is None else Path(found.tokenizer))
     if tokenizer is not None and found.config.model.chat_template is not None:
         tokenizer.template(found.config.model.chat_template)  # what is wrong with it is told now
-    serving = Serving(orders, options, link, tokenizer)
+    serving = Serving(orders, options, link, tokenizer, listener)
     serving.prepare(found.config)
     built = link.receive()
     if not isinstance(built, Built):
         return 0
     if built.config.scheduler != found.config.scheduler:  # lengths, as its memory turned out
         serving.prepare(built.config)
+    lobby.close()
     return serving.run()
 
 
@@ -91,13 +99,19 @@ class Serving:
     """The server and what it needs to end well."""
 
     def __init__(
-        self, orders: RunServer, options: ServerOptions, link: Link, tokenizer: Tokenizer | None
+        self,
+        orders: RunServer,
+        options: ServerOptions,
+        link: Link,
+        tokenizer: Tokenizer | None,
+        listener: socket.socket,
     ) -> None:
         self._orders = orders
         self._options = options
         self._link = link
         self._tokenizer = tokenizer
-        self._listener = socket.socket(fileno=orders.sockets[0])
+        self._listener = listener
+        self._read = None if orders.pulse is None else Reader(orders.pulse).read
         self._dead: EngineDead | None = None
 
     def prepare(self, config: EngineConfig) -> None:
@@ -116,6 +130,8 @@ class Serving:
             config, self._tokenizer, self._options, client, orders=self._orders
         )
         self._app = create_app(self._services)
+        self._health = self._app.state.health = Health(client, self._read)
+        self._health.started = self._orders.birth > 0 or self._orders.restarts > 0
         self._server = Server(
             uvicorn_config(self._options, self._app), ready=self._announce, ending=self._end
         )
@@ -138,6 +154,7 @@ class Serving:
         """Streams without an end of their own end now. Requests have their time, and are then told
         so: no stream just breaks off.
         """
+        self._health.draining = True
         self._app.state.live.end()
         await asyncio.sleep(self._options.shutdown_timeout)
         self._services.engine.end_streams(ShuttingDown("the server is shutting down"))

@@ -91,7 +91,7 @@ def test_who_operates_needs_the_key_as_well(opened, method, path):
 # -- probes -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/live", "/ping"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/live", "/startup", "/ping"])
 def test_probes_of_a_server_that_works_are_empty(http, path):
     got = http.get(path)
     assert (got.status_code, got.content) == (200, b"")
@@ -111,10 +111,10 @@ def test_probes_say_that_the_engine_died(tokenizer, monkeypatch, path, status):
 
 
 def test_health_says_that_the_engine_is_silent(tokenizer, monkeypatch):
-    from quire.server import admin
+    from quire.server import health
 
     with Server(tokenizer).running() as silent:
-        monkeypatch.setattr(admin, "SILENCE_S", -1.0)
+        monkeypatch.setattr(health, "SILENCE_S", -1.0)
         got = httpx.get(silent.url + "/health")
     assert got.status_code == 503
     assert "no sign of life" in got.json()["error"]["message"]

@@ -1,0 +1,171 @@
+"""Probes, from what they read; and who answers before there is a server."""
+
+import contextlib
+import socket
+import time
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from quire.engine.pulse import Beat, Phase
+from quire.errors import EngineDead
+from quire.server import health
+from quire.server.health import Health
+from quire.server.lobby import PHASES, Lobby
+from quire.server.options import ServerOptions
+
+
+def engine(**more):
+    """As a client sees one that works."""
+    known = {"dead": None, "away": None, "asleep": False, "paused": False}
+    return SimpleNamespace(**{**known, "beat": time.monotonic(), **more})
+
+
+def beat(silent_s=0.0, **more):
+    now = time.monotonic_ns()
+    known = {"phase": Phase.SERVING, "beat_at": now, "progress_at": now - int(silent_s * 1e9)}
+    return Beat(**{**known, **more})
+
+
+@pytest.fixture(autouse=True)
+def nobody_is_looked_up(monkeypatch):
+    monkeypatch.setattr(health, "state_of", lambda pid: "S")
+
+
+@pytest.mark.parametrize(
+    ("client", "page", "reason"),
+    [
+        ({}, {}, None),
+        ({"dead": EngineDead("it died in /home/me/x.py")}, {}, "dead"),
+        ({"away": "killed"}, {}, "restarting"),
+        ({"asleep": True}, {}, "asleep"),
+        ({"asleep": True, "paused": True}, {}, "paused"),
+        ({}, {"phase": Phase.STARTING}, "starting"),
+        ({}, {"phase": Phase.ENDED}, "gone"),
+        ({}, {"silent_s": 4}, "silent"),
+        ({}, {"silent_s": 2}, None),
+        ({}, {"silent_s": 4, "working": 1}, "stalled"),
+        ({}, {"silent_s": 4, "working": 1, "expected_ns": 10**9}, None),
+    ],
+)
+def test_ready_says_why_not(client, page, reason):
+    found = Health(engine(**client), lambda: beat(**page)).against_ready()
+    assert (None if found is None else found.code) == reason
+    assert found is None or "/home" not in found.message
+
+
+@pytest.mark.parametrize(
+    ("client", "page", "healthy"),
+    [
+        ({}, {}, True),
+        ({"dead": EngineDead("why")}, {}, False),
+        ({"away": "killed"}, {"silent_s": 1000}, True),
+        ({"asleep": True}, {}, True),
+        ({}, {"silent_s": 59, "working": 1}, True),
+        ({}, {"silent_s": 61, "working": 1}, False),
+        ({}, {"silent_s": 61, "working": 1, "expected_ns": 10**9}, True),
+        ({}, {"silent_s": 61}, False),
+        ({}, {"silent_s": 61, "excused_at": 1}, True),
+    ],
+)
+def test_health_forgives_what_ready_does_not(client, page, healthy):
+    assert (Health(engine(**client), lambda: beat(**page)).against_health() is None) == healthy
+
+
+def test_who_drains_is_healthy_and_not_ready():
+    made = Health(engine(), beat)
+    made.draining = True
+    assert made.against_health() is None
+    assert made.against_ready().code == "draining"
+
+
+def test_who_has_started_has_started_for_ever():
+    now = beat(phase=Phase.STARTING)
+    made = Health(engine(), lambda: now)
+    assert made.against_startup().code == "starting"
+    now = beat()
+    assert made.against_startup() is None
+    now = beat(phase=Phase.STARTING)
+    assert made.against_startup() is None
+
+
+# -- before there is a server -----------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def lobby(**more):
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        made = Lobby(listener, ServerOptions(), **more)
+        made.open()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        try:
+            with httpx.Client(base_url=url, timeout=10) as http:
+                http.listener = listener
+                yield made, http
+        finally:
+            made.close()
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_the_lobby_says_how_far_the_start_has_come(phase):
+    with lobby() as (made, http):
+        made.phase = phase
+        found = http.get("/startup")
+        assert found.status_code == 503
+        told = found.json()
+        assert (told["reason"], told["phase"]) == ("starting", phase)
+        assert told["seconds"] >= 0
+        assert PHASES[phase] in told["error"]["message"]
+
+
+def test_the_lobby_lives_and_is_not_ready():
+    with lobby() as (_, http):
+        assert http.get("/live").status_code == 200
+        for path in ("/ready", "/health", "/ping", "/ready?verbose", "/v1/models"):
+            found = http.get(path)
+            assert (found.status_code, found.headers["retry-after"]) == (503, "5")
+
+
+def test_a_server_that_had_started_has_started_in_the_lobby_too():
+    with lobby(started=True) as (_, http):
+        assert http.get("/startup").status_code == 200
+        assert http.get("/ready").status_code == 503
+
+
+def test_who_sends_a_body_to_the_lobby_gets_its_answer():
+    with lobby() as (_, http):
+        assert http.post("/v1/completions", content=b"x" * (1 << 20)).status_code == 503
+
+
+@pytest.mark.parametrize(
+    "head", [b"\r\n\r\n", b"nonsense\r\n\r\n", b"GET\r\n\r\n", b"\xff \xff\r\n\r\n"]
+)
+def test_nonsense_does_not_hurt_the_lobby(head):
+    with lobby() as (_, http):
+        with socket.create_connection(http.listener.getsockname(), 10) as raw:
+            raw.sendall(head)
+            assert raw.recv(1 << 16).startswith(b"HTTP/1.1 503")
+        assert http.get("/live").status_code == 200
+
+
+def test_a_head_without_an_end_is_given_up(monkeypatch):
+    monkeypatch.setattr("quire.server.lobby.HEAD_S", 0.05)
+    with lobby() as (_, http):
+        with socket.create_connection(http.listener.getsockname(), 10) as raw:
+            raw.sendall(b"GET /live HTTP/1.1\r\nHost:")
+            assert raw.recv(1) == b""
+        assert http.get("/live").status_code == 200
+
+
+def test_who_comes_when_the_lobby_has_closed_waits_for_the_server():
+    with lobby() as (made, http):
+        http.get("/live")
+        made.close()
+        made.close()
+        with socket.create_connection(http.listener.getsockname(), 10) as raw:
+            raw.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+            served, _ = http.listener.accept()
+            with served:
+                assert served.recv(4) == b"GET "
