@@ -116,6 +116,22 @@ def test_shapes_and_dtypes(shape, dtype, rows):
     agrees(Step(shape, rows, dtype), dtype)
 
 
+@pytest.mark.parametrize("kind", ["", "sinks", "fp8"])
+@pytest.mark.parametrize("dtype", [BF16, FP16])
+@pytest.mark.parametrize("shape", [LLAMA, MOE, (12, 2, 64), (8, 2, 256)])
+def test_programs_that_share_a_prefix(shape, dtype, kind):
+    torch.manual_seed(6)
+    features = {"sinks": torch.randn(shape[0], device=CUDA)} if kind == "sinks" else {}
+    rows = [(1, 77), (5, 30_001), (32, 9000), (3, 5001), (20, 20), (2, 4097)]
+    counters = torch.zeros(4096, dtype=torch.int32, device=CUDA)
+    step = Step(shape, rows, dtype, fp8=kind == "fp8", counters=counters, **features)
+    agrees(step, dtype)
+    assert not counters.any()
+    first = step.run()
+    for _ in range(20):  # whoever comes last, the sum is the same
+        assert torch.equal(step.run(), first)
+
+
 @pytest.mark.parametrize("rows", [DECODES, CHUNKS], ids=["decodes", "chunks"])
 @pytest.mark.parametrize("size", [16, 20, 32, 80, 96, 112, 192])
 def test_other_head_sizes(size, rows):

@@ -12,10 +12,13 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from quire.kernels.gpu.paged_attention_cut import (
+    STRETCH,
     Cut,
     Extras,
     Tiles,
     decode_cut,
+    multiprocessors,
+    prefill_shares,
     prefill_tiles,
     workspace,
 )
@@ -24,6 +27,9 @@ from quire.kernels.gpu.paged_attention_prefill import prefill_kernel
 from quire.kernels.gpu.sizes import next_power_of_2
 
 _MAX_SIZE, _MAX_GROUP = 512, 128
+
+PROMPTS_RESIDENT = 2
+"""Programs of prefill_kernel that a multiprocessor holds at once."""
 
 
 def outputs(
@@ -148,21 +154,26 @@ def prefill(
     tma = fresh and tiles.tma and size == padded and extras.window is None
     queries = tiles.rows // group
     sequences = contexts.shape[0] - decodes
-    count = (q.shape[0] - decodes) // queries + sequences
+    tokens = q.shape[0] - decodes
+    count = tokens // queries + sequences
+    longest = tables.shape[1] * block if extras.window is None else 0
+    programs = PROMPTS_RESIDENT * multiprocessors(q.device)
+    shares = prefill_shares(q, kv_heads, tokens, count, tiles.rows, programs, extras, longest)
     prefill_kernel(
-        (count * kv_heads, 1, 1),
+        (count * kv_heads * shares.splits, 1, 1),
         (
             q, k, v, cache, tables, extras.rows, q_starts, contexts, out, extras.sinks,
-            extras.alibi,
+            extras.alibi, shares.part, shares.stats, shares.counters,
         ),
         (
             extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
-            extras.window or 0, decodes, sequences,
+            extras.window or 0, decodes, sequences, shares.splits,
         ),
         (
             kv_heads, group, size, block, q.stride(0), q.stride(1),
             0 if k is None else k.stride(0), 0 if v is None else v.stride(0), tables.stride(0),
-            tiles.rows, queries, padded, tiles.tile, tiles.stages, fresh, tma,
+            tiles.rows, queries, padded, tiles.tile, STRETCH, shares.may_split, tiles.stages, fresh,
+            tma,
             extras.rows is not None, extras.window is not None, extras.softcap is not None,
             extras.sinks is not None, extras.alibi is not None, extras.v_scale != 1.0,
             q.dtype == torch.float32,

@@ -20,6 +20,15 @@ MOST_SPLITS = 32
 RESIDENT = 3
 """Programs of a decode kernel that a multiprocessor holds at once (by shared memory)."""
 
+MOST_SHARES = 16
+"""Programs that share the prefix of one tile of a prompt, at most."""
+
+COUNTERS = 2
+"""For each tile and KV head: as many warpgroups as count for themselves."""
+
+STRETCH = 2048
+"""Keys of a prompt's prefix that a program of their own must be worth, at least."""
+
 
 class Extras(NamedTuple):
     """What a layer and a step may ask for beyond plain causal attention."""
@@ -133,6 +142,41 @@ def prefill_tiles(q: Tensor, kv_heads: int) -> Tiles:
         return Tiles(max(128, next_power_of_2(group)), 64, 8, 2, False)
     # one warpgroup a program, two programs a multiprocessor: one multiplies while one takes exps
     return Tiles(max(64, next_power_of_2(group)), 64, 8 if group > 64 else 4, 3, True)
+
+
+class Shares(NamedTuple):
+    """How many programs share the prefix of a tile of a prompt, and where they leave parts.
+
+    may_split: which kernel it is, whatever the contexts of this step.
+    """
+
+    splits: int = 1
+    may_split: bool = False
+    part: Tensor | None = None  # [tiles, K, splits, rows, D] fp32
+    stats: Tensor | None = None  # [tiles, K, splits, 2, rows] fp32
+    counters: Tensor | None = None  # a zero for each tile and KV head at least
+
+
+def prefill_shares(
+    q: Tensor, kv_heads: int, tokens: int, tiles: int, rows: int, at_once: int, extras: Extras,
+    longest: int,
+) -> Shares:  # fmt: skip
+    """For `tokens` new tokens in at most `tiles` tiles of so many rows for each KV head.
+
+    at_once: programs that the device runs side by side. longest: of any context there can be. In
+    float32 nothing is shared: a result must not depend on the rest of the step.
+    """
+    full = max(tokens * q.shape[1] // (kv_heads * rows), 1) * kv_heads  # programs that have work
+    room = min(at_once // full, MOST_SHARES)
+    if q.dtype == torch.float32 or min(room, longest // STRETCH) < 2:
+        return Shares()
+    splits = max(1, min(room, min(longest, extras.max_context or longest) // STRETCH))
+    cells, counters = tiles * kv_heads * splits * rows, extras.counters
+    part = torch.empty(cells * q.shape[2], dtype=torch.float32, device=q.device)
+    stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
+    if counters is None or counters.numel() < tiles * kv_heads * COUNTERS:
+        counters = torch.zeros(tiles * kv_heads * COUNTERS, dtype=torch.int32, device=q.device)
+    return Shares(splits, True, part, stats, counters)
 
 
 def workspace(

@@ -5,6 +5,9 @@ shared memory as the matrix units read them; nobody computes an address. Each wa
 (queries times heads) of its own and runs the product of the next keys while it takes the
 exponentials of the last: the matrix units wait for neither.
 
+A few new tokens behind a long prefix make few programs: as many as the device has room for then
+share the keys of a tile (SPLIT), and of each warpgroup's rows the last to finish merges the parts.
+
 Only what most prompts need is here: causal, 16-bit values, heads of 64 or 128, whole blocks of
 the cache in a tile. The rest is quire.kernels.gpu.paged_attention_prefill's.
 
@@ -26,7 +29,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from quire.kernels.gpu.paged_attention_cut import Extras
+from quire.kernels.gpu.paged_attention_cut import (
+    STRETCH,
+    Extras,
+    multiprocessors,
+    prefill_shares,
+)
 from quire.kernels.gpu.start import kernel
 
 LOG2E = gl.constexpr(1.4426950408889634)
@@ -134,13 +142,68 @@ def _clear(tile, from_row, N: gl.constexpr, D: gl.constexpr):
 
 
 @gluon.jit
-def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, v_full, v_empty, go,
-            kh, begin, queries, lowest, prefix, skip, count, full, context, window, scale,
+def _share(acc, total, top, part_ptr, stats_ptr, done_ptr, mine, split, used, r, m, d,
+           D: gl.constexpr):  # fmt: skip
+    """Leave a part, [ROWS, D] and its maxima and sums; how many were left before it."""
+    at = mine + split
+    where = (at * (2 * ROWS) + m).to(gl.int64)[:, None] * D + d[None, :]
+    gl.store(part_ptr + where, acc)
+    gl.store(stats_ptr + at * (4 * ROWS) + r, top)
+    gl.store(stats_ptr + at * (4 * ROWS) + 2 * ROWS + r, total)
+    gl.thread_barrier()  # every thread's part is stored before one of them counts it
+    return gl.atomic_add(done_ptr, 1, sem="acq_rel")
+
+
+@gluon.jit
+def _joined(acc, total, top, part_ptr, stats_ptr, mine, used, r, m, d,
+            D: gl.constexpr, O_LAYOUT: gl.constexpr):  # fmt: skip
+    """(acc, total, top) over all parts, in their order; its own is one of them."""
+    acc = gl.zeros_like(acc)
+    total = gl.zeros_like(total)
+    top = gl.full_like(top, LOWEST)
+    for i in range(used):
+        at = mine + i
+        where = (at * (2 * ROWS) + m).to(gl.int64)[:, None] * D + d[None, :]
+        # past L1 (.cg): other programs wrote these, and a line of it may be stale here
+        some = gl.load(part_ptr + where, cache_modifier=".cg")
+        its_top = gl.load(stats_ptr + at * (4 * ROWS) + r, cache_modifier=".cg")
+        its_sum = gl.load(stats_ptr + at * (4 * ROWS) + 2 * ROWS + r, cache_modifier=".cg")
+        higher = gl.maximum(top, its_top)
+        shrink = gl.exp2(top - higher)
+        weight = gl.exp2(its_top - higher)
+        total = total * shrink + its_sum * weight
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        acc += some * gl.convert_layout(weight, gl.SliceLayout(1, O_LAYOUT))[:, None]
+        top = higher
+    return acc, total, top
+
+
+@gluon.jit
+def _write(acc, total, top, out_ptr, sinks_ptr, token, kh, head, real, r, d,
+           K: gl.constexpr, G: gl.constexpr, D: gl.constexpr, QUERIES: gl.constexpr,
+           SINKS: gl.constexpr, O_LAYOUT: gl.constexpr, LINES: gl.constexpr):  # fmt: skip
+    """Divide by the sums, with the sinks in them, and store."""
+    if SINKS:
+        r_head = kh * G + r % G
+        sink = gl.load(sinks_ptr + r_head, mask=r < QUERIES * G, other=0.0).to(gl.float32) * LOG2E
+        higher = gl.maximum(top, sink)
+        shrink = gl.exp2(top - higher)
+        total = total * shrink + gl.exp2(sink - higher)
+        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    y = acc / gl.convert_layout(total, gl.SliceLayout(1, O_LAYOUT))[:, None]
+    y = gl.convert_layout(y.to(out_ptr.dtype.element_ty), LINES)
+    gl.store(out_ptr + (token * (K * G) + head[:, None]) * D + d[None, :], y, mask=real)
+
+
+@gluon.jit
+def _attend(q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem, k_smem, v_smem,
+            k_full, k_empty, v_full, v_empty, go, kh, begin, queries, lowest, prefix, skip, count,
+            full, context, window, scale, place, split, splits, used,
             WHICH: gl.constexpr, K: gl.constexpr, G: gl.constexpr, D: gl.constexpr,
             Q_T: gl.constexpr, Q_H: gl.constexpr, QUERIES: gl.constexpr, N: gl.constexpr,
             STAGES: gl.constexpr, WINDOW: gl.constexpr, SINKS: gl.constexpr,
-            TURNS: gl.constexpr):  # fmt: skip
-    """One warpgroup: its 64 rows against all key tiles."""
+            TURNS: gl.constexpr, SPLIT: gl.constexpr):  # fmt: skip
+    """One warpgroup: its 64 rows against the program's key tiles."""
     scale = scale * LOG2E
     S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, N, 16])
     O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
@@ -187,16 +250,27 @@ def _attend(q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty, 
         _clear(v_smem.index(last), context - (skip + count - 1) * N, N, D)
     acc = warpgroup_mma(p, v_smem.index(last), acc)
 
-    if SINKS:
-        r_head = kh * G + r % G
-        sink = gl.load(sinks_ptr + r_head, mask=r < QUERIES * G, other=0.0).to(gl.float32) * LOG2E
-        higher = gl.maximum(top, sink)
-        shrink = gl.exp2(top - higher)
-        total = total * shrink + gl.exp2(sink - higher)
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    y = acc / gl.convert_layout(total, gl.SliceLayout(1, O_LAYOUT))[:, None]
-    y = gl.convert_layout(y.to(out_ptr.dtype.element_ty), LINES)
-    gl.store(out_ptr + (token * (K * G) + head[:, None]) * D + d[None, :], y, mask=real)
+    if SPLIT:
+        turn = used - 1
+        mine = place * splits
+        o_m = WHICH * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, O_LAYOUT))
+        o_d = gl.arange(0, D, gl.SliceLayout(0, O_LAYOUT))
+        done_ptr += place * 2 + WHICH
+        if used > 1:
+            turn = _share(
+                acc, total, top, part_ptr, stats_ptr, done_ptr, mine, split, used, r, o_m, o_d, D
+            )
+        if turn == used - 1:
+            if used > 1:
+                acc, total, top = _joined(
+                    acc, total, top, part_ptr, stats_ptr, mine, used, r, o_m, o_d, D, O_LAYOUT
+                )
+                gl.store(done_ptr, 0)
+            _write(acc, total, top, out_ptr, sinks_ptr, token, kh, head, real, r, d, K, G, D,
+                   QUERIES, SINKS, O_LAYOUT, LINES)  # fmt: skip
+    else:
+        _write(acc, total, top, out_ptr, sinks_ptr, token, kh, head, real, r, d, K, G, D,
+               QUERIES, SINKS, O_LAYOUT, LINES)  # fmt: skip
 
 
 @gluon.jit
@@ -226,7 +300,7 @@ def _sequence_of(q_starts_ptr, first, sequences, tile, QUERIES: gl.constexpr):
     return first + count - 1, begin // QUERIES + count - 1
 
 
-@kernel("scale", "first_sequence", "sequences", "window", jit=gluon.jit)
+@kernel("scale", "first_sequence", "sequences", "window", "splits", jit=gluon.jit)
 def hopper_kernel(
     q_ptr,  # [T, K * G, D]
     tables_ptr,  # [M, W]
@@ -235,11 +309,15 @@ def hopper_kernel(
     contexts_ptr,  # [S]
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
+    part_ptr,  # [tiles, K, splits, 2 * ROWS, D] fp32, if SPLIT
+    stats_ptr,  # [tiles, K, splits, 2, 2 * ROWS] fp32: maximum, sum
+    done_ptr,  # [tiles * K * 2] int32, zeros before and after
     cache_tiles,  # descriptor of the cache as [N * 2 * K * B, D], tiles [B, 64]
     scale,
     first_sequence,
     sequences,
     window,
+    splits,
     K: gl.constexpr,
     G: gl.constexpr,
     D: gl.constexpr,
@@ -249,6 +327,8 @@ def hopper_kernel(
     W: gl.constexpr,
     QUERIES: gl.constexpr,
     N: gl.constexpr,
+    LEAST: gl.constexpr,  # tiles of keys in a stretch, at least
+    SPLIT: gl.constexpr,
     STAGES: gl.constexpr,
     HAS_ROWS: gl.constexpr,
     WINDOW: gl.constexpr,
@@ -258,7 +338,11 @@ def hopper_kernel(
     # late tiles are the long ones: they start first, so that none is left over at the end
     pid = gl.num_programs(0) - 1 - gl.program_id(0)
     kh = pid % K
+    split = 0
     tile = pid // K
+    if SPLIT:
+        split = tile % splits
+        tile = tile // splits
     s, first_tile = _sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
     begin = gl.load(q_starts_ptr + s)
     queries = gl.load(q_starts_ptr + s + 1) - begin
@@ -266,11 +350,17 @@ def hopper_kernel(
     context = gl.load(contexts_ptr + s)
     if (lowest < queries) & (context == 0):
         _blank(out_ptr, kh, begin, queries, lowest, K, G, D, QUERIES)
-    if (lowest < queries) & (context > 0):
+    prefix = context - queries
+    size = 1
+    used = 1
+    if SPLIT:  # as many stretches of the tile's keys as are worth a program
+        all_tiles = gl.cdiv(prefix + gl.minimum(lowest + QUERIES, queries), N)
+        size = gl.maximum(gl.cdiv(all_tiles, splits), LEAST)
+        used = gl.maximum(gl.cdiv(all_tiles, size), 1)
+    if (lowest < queries) & (context > 0) & (split < used):
         row = s
         if HAS_ROWS:
             row = gl.load(rows_ptr + s)
-        prefix = context - queries
         seen = prefix + gl.minimum(lowest + QUERIES, queries)  # keys the tile's last query sees
         skip = 0
         full = (prefix + lowest + 1) // N  # tiles that all queries see whole
@@ -278,6 +368,11 @@ def hopper_kernel(
             skip = gl.maximum(prefix + lowest + 1 - window, 0) // N
             full = 0
         count = gl.cdiv(seen, N) - skip
+        if SPLIT:
+            skip = split * size
+            count = gl.minimum(count - skip, size)
+            full = gl.minimum(gl.maximum(full - skip, 0), count)
+        place = tile * K + kh
         dtype: gl.constexpr = q_ptr.dtype.element_ty
         rows_layout: gl.constexpr = gl.NVMMASharedLayout(128, 16)
         q_smem = gl.allocate_shared_memory(dtype, [2, ROWS, D], rows_layout)
@@ -300,14 +395,16 @@ def hopper_kernel(
         last = (context - 1) // B
         gl.warp_specialize(
             [
-                (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, skip,
-                           count, full, context, window, scale, 0, K, G, D, Q_T, Q_H, QUERIES,
-                           N, STAGES, WINDOW, SINKS, TURNS)),
-                (_attend, (q_ptr, out_ptr, sinks_ptr, q_smem, k_smem, v_smem, k_full, k_empty,
-                           v_full, v_empty, go, kh, begin, queries, lowest, prefix, skip,
-                           count, full, context, window, scale, 1, K, G, D, Q_T, Q_H, QUERIES,
-                           N, STAGES, WINDOW, SINKS, TURNS)),
+                (_attend, (q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem,
+                           k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, kh, begin,
+                           queries, lowest, prefix, skip, count, full, context, window, scale,
+                           place, split, splits, used, 0, K, G, D, Q_T, Q_H, QUERIES, N,
+                           STAGES, WINDOW, SINKS, TURNS, SPLIT)),
+                (_attend, (q_ptr, out_ptr, sinks_ptr, part_ptr, stats_ptr, done_ptr, q_smem,
+                           k_smem, v_smem, k_full, k_empty, v_full, v_empty, go, kh, begin,
+                           queries, lowest, prefix, skip, count, full, context, window, scale,
+                           place, split, splits, used, 1, K, G, D, Q_T, Q_H, QUERIES, N,
+                           STAGES, WINDOW, SINKS, TURNS, SPLIT)),
                 (_load, (cache_tiles, k_smem, v_smem, k_full, k_empty, v_full, v_empty, table, kh,
                          skip, count, last, K, B, D, N, STAGES)),
             ],
@@ -343,18 +440,25 @@ def launch(
     group = q.shape[1] // kv_heads
     queries = 2 * 64 // group
     sequences = contexts.shape[0] - decodes
-    count = (q.shape[0] - decodes) // queries + sequences
+    tokens = q.shape[0] - decodes
+    count = tokens // queries + sequences
+    longest = tables.shape[1] * block if extras.window is None else 0
+    programs = multiprocessors(q.device)
+    shares = prefill_shares(q, kv_heads, tokens, count, 2 * 64, programs, extras, longest)
     tiles = TensorDescriptor(
         cache, [blocks * 2 * kv_heads * block, size], [size, 1], [block, 64], _LINES
     )
     hopper_kernel(
-        (count * kv_heads, 1, 1),
-        (q, tables, extras.rows, q_starts, contexts, out, extras.sinks),
-        (extras.scale, decodes, sequences, extras.window or 0),
+        (count * kv_heads * shares.splits, 1, 1),
+        (
+            q, tables, extras.rows, q_starts, contexts, out, extras.sinks,
+            shares.part, shares.stats, shares.counters,
+        ),
+        (extras.scale, decodes, sequences, extras.window or 0, shares.splits),
         (
             kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0), queries,
-            keys, stages, extras.rows is not None, extras.window is not None,
-            extras.sinks is not None, turns,
+            keys, STRETCH // keys, shares.may_split, stages, extras.rows is not None,
+            extras.window is not None, extras.sinks is not None, turns,
         ),
         tiles=(tiles,),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Put the stretches of one sequence's context together: a softmax over parts of a softmax.
 
-Not a kernel of its own: the last program of the decode kernel to finish calls it. It goes through
-the parts in their order, MERGE at a time, so the result is one fixed sum.
+Not a kernel of its own: whoever finishes last of the programs that share a context calls it. It
+goes through the parts in their order, MERGE at a time, so the result is one fixed sum.
 """
 
 from __future__ import annotations
@@ -13,21 +13,18 @@ from quire.kernels.gpu.paged_attention_scores import LOG2E, LOWEST, join_sink, s
 
 
 @triton.jit
-def merge(
-    part_ptr,  # [S * K, splits, G, D]
-    stats_ptr,  # [S * K, splits, 2, G]
-    out_ptr,  # [S, K * G, D]
-    sinks_ptr,
-    place,  # s * K + kh, int64
-    kh,
+def joined(
+    part_ptr,  # [places, splits, G, D]
+    stats_ptr,  # [places, splits, 2, G]: maximum, sum
+    place,  # int64
     used,
     splits,
     G: tl.constexpr,
     D: tl.constexpr,
     GP: tl.constexpr,  # power of two >= G
     DP: tl.constexpr,
-    SINKS: tl.constexpr,
 ):
+    """(acc, total, top) over the first `used` parts of a place."""
     # parts whose loads are under way at once: as many as 64 registers a thread hold
     MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
     g = tl.arange(0, GP)
@@ -56,8 +53,32 @@ def merge(
             total = total * shrink + its_sum * weight
             acc = acc * shrink[:, None] + some * weight[:, None]
             top = higher
+    return acc, total, top
+
+
+@triton.jit
+def merge(
+    part_ptr,  # [S * K, splits, G, D]
+    stats_ptr,  # [S * K, splits, 2, G]
+    out_ptr,  # [S, K * G, D]
+    sinks_ptr,
+    place,  # s * K + kh, int64
+    kh,
+    used,
+    splits,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    GP: tl.constexpr,  # power of two >= G
+    DP: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    acc, total, top = joined(part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
     if SINKS:
         sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
         acc, total = join_sink(acc, total, top, sink)
     y = settled(acc, total)
-    tl.store(out_ptr + place * (G * D) + where, y.to(out_ptr.dtype.element_ty), mask=mask)
+    mask = (g < G)[:, None] & (d < D)[None, :]
+    where = place * (G * D) + g[:, None] * D + d[None, :]
+    tl.store(out_ptr + where, y.to(out_ptr.dtype.element_ty), mask=mask)

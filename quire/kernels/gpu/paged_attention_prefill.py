@@ -5,6 +5,10 @@ cached prefix through the block table, then over the step's own keys and values 
 projection left them (FRESH): no table, no gather, and for a new prompt that is all there is.
 Without FRESH it reads everything through the table. Tiles that every query sees whole need no mask.
 
+A few new tokens behind a long prefix make few programs. SPLIT shares such a prefix out: each
+program takes a stretch of it, the last of them the step's own keys too, and whoever finishes last
+merges. How long a stretch is, is decided here: a captured graph serves every context.
+
 Axes: T tokens, S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from quire.kernels.gpu.paged_attention_merge import joined
 from quire.kernels.gpu.paged_attention_scores import (
     LOG2E,
     LOWEST,
@@ -113,7 +118,7 @@ def _fresh(acc, total, top, q, pos, low, high, end, begin, k_ptr, v_ptr, kh,
     return acc, total, top
 
 
-@kernel("scale", "softcap", "v_scale", "window", "first_sequence", "sequences")
+@kernel("scale", "softcap", "v_scale", "window", "first_sequence", "sequences", "splits")
 def prefill_kernel(
     q_ptr,  # [T, K * G, D]
     k_ptr,  # [T, K, D], if FRESH
@@ -126,6 +131,9 @@ def prefill_kernel(
     out_ptr,  # [T, K * G, D]
     sinks_ptr,
     alibi_ptr,
+    part_ptr,  # [tiles, K, splits, M, D] fp32, if SPLIT
+    stats_ptr,  # [tiles, K, splits, 2, M] fp32: maximum, sum
+    done_ptr,  # [tiles * K] int32, zeros before and after
     k_tiles,  # tensor descriptor of k as [T, K * D], if TMA
     v_tiles,
     scale,
@@ -134,6 +142,7 @@ def prefill_kernel(
     window,
     first_sequence,  # those before it have one query each and are another kernel's
     sequences,
+    splits,
     K: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -147,6 +156,8 @@ def prefill_kernel(
     QUERIES: tl.constexpr,  # M // G
     DP: tl.constexpr,
     TILE: tl.constexpr,
+    CHUNK: tl.constexpr,  # keys in a stretch of the prefix, at least
+    SPLIT: tl.constexpr,
     STAGES: tl.constexpr,
     FRESH: tl.constexpr,
     TMA: tl.constexpr,
@@ -161,7 +172,8 @@ def prefill_kernel(
     # late tiles are the long ones: they start first, so that none is left over at the end
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     kh = pid % K
-    tile = pid // K
+    split = pid // K % splits
+    tile = pid // (K * splits)
     s, first_tile = _sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
     begin = tl.load(q_starts_ptr + s)
     queries = tl.load(q_starts_ptr + s + 1) - begin
@@ -201,6 +213,16 @@ def prefill_kernel(
         oldest = tl.maximum(prefix + lowest + 1 - window, 0)
         low = tl.minimum(oldest // TILE * TILE, full)
         full = low
+    used = 1
+    if SPLIT:
+        size = tl.maximum(CHUNK, tl.cdiv(tl.cdiv(full - low, splits), TILE) * TILE)
+        used = tl.maximum(tl.cdiv(full - low, size), 1)
+        if split >= used:
+            return
+        low += split * size
+        if split < used - 1:
+            full = low + size
+            end = full
     pos = prefix + query
     if not WINDOW:
         acc, total, top = _cached(
@@ -216,6 +238,9 @@ def prefill_kernel(
     if FRESH:
         low = 0
         full = (lowest + 1) // TILE * TILE
+        if SPLIT and split < used - 1:
+            full = 0
+            highest = 0
         if WINDOW:
             low = tl.maximum(lowest + 1 - window, 0) // TILE * TILE
             full = low
@@ -237,6 +262,22 @@ def prefill_kernel(
             kh, slope, scale, softcap, window,
             D, K_T, V_T, DP, TILE, STAGES, TMA, True, WINDOW, SOFTCAP, ALIBI, IEEE,
         )  # fmt: skip
+    if SPLIT:
+        place = (tile * K + kh).to(tl.int64)
+        turn = used - 1
+        if used > 1:
+            mine = place * splits + split
+            part = part_ptr + mine * (M * D) + m[:, None] * D + d[None, :]
+            tl.store(part, acc, mask=(d < D)[None, :])
+            tl.store(stats_ptr + mine * (2 * M) + m, top)
+            tl.store(stats_ptr + mine * (2 * M) + M + m, total)
+            tl.debug_barrier()  # every thread's part is stored before one of them counts it
+            turn = tl.atomic_add(done_ptr + place, 1, sem="acq_rel")
+        if turn < used - 1:
+            return
+        if used > 1:
+            acc, total, top = joined(part_ptr, stats_ptr, place, used, splits, M, D, M, DP)
+            tl.store(done_ptr + place, 0)
     if SINKS:
         sink = tl.load(sinks_ptr + head, mask=m < QUERIES * G, other=0.0).to(tl.float32) * LOG2E
         acc, total = join_sink(acc, total, top, sink)

@@ -8,6 +8,7 @@ from quire.kernels.op import OPS
 from quire.kernels.paged_attention import _case
 
 body = pytest.importorskip("quire.kernels.gpu.paged_attention", reason="triton is not installed")
+cut = pytest.importorskip("quire.kernels.gpu.paged_attention_cut")
 CPU = torch.device("cpu")
 REFERENCE = OPS["paged_attention"].reference
 
@@ -72,6 +73,58 @@ def test_prompts_and_chunks_in_tiles_of_any_size(tiles, window):
     case = _case(CPU, (6, 2, 16, 16), rows, torch.float32, window, features="fresh")
     got = run(case, tiles=body.Tiles(*tiles))
     torch.testing.assert_close(got, REFERENCE(**case), atol=1e-5, rtol=1e-5)
+
+
+def sharing(features, window=None, softcap=None):
+    """A few new tokens behind prefixes of many lengths, none a multiple of anything."""
+    torch.manual_seed(6)
+    rows = [(1, 70), (5, 300), (17, 240), (3, 3), (2, 129), (20, 430)]
+    return _case(
+        CPU, (4, 2, 16, 16), rows, torch.bfloat16, window, softcap=softcap, features=features
+    )
+
+
+@pytest.mark.parametrize(
+    ("room", "features"),
+    [(40, "decodes rows sinks fresh"), (100, "fresh"), (600, "alibi fp8 decodes")],
+)
+def test_programs_may_share_a_prefix(monkeypatch, room, features):
+    case = sharing(features, softcap=20.0 if features == "fresh" else None)
+    want = REFERENCE(**case)
+    shares = []
+
+    def noted(*args):
+        shares.append(real(*args))
+        return shares[-1]
+
+    real = body.prefill_shares
+    monkeypatch.setattr(body, "prefill_shares", noted)
+    for module in (body, cut):
+        monkeypatch.setattr(module, "STRETCH", 64)
+    monkeypatch.setattr(body, "multiprocessors", lambda _: room)
+    counters = torch.zeros(256, dtype=torch.int32)
+    got = run(case, counters=counters)
+    assert shares[0].splits > 1
+    assert not counters.any()
+    torch.testing.assert_close(got, want, atol=2e-2, rtol=2e-2)
+
+
+def test_a_prefix_is_shared_by_what_there_is_room_for(monkeypatch):
+    q = torch.empty(64, 32, 128, dtype=torch.bfloat16)
+    none = cut.Extras(1.0)
+
+    def shares(tokens, longest, extras=none, of=q):
+        return cut.prefill_shares(of, 8, tokens, 3, 128, 132, extras, longest)
+
+    assert shares(32, 200_000).splits == cut.MOST_SHARES
+    assert shares(64, 200_000).splits == 8
+    assert shares(256, 200_000).splits == 2
+    assert not shares(1024, 200_000).may_split
+    assert shares(64, 9000).splits == 9000 // cut.STRETCH
+    assert not shares(64, 4000).may_split  # the model's contexts are short
+    short = shares(64, 200_000, none._replace(max_context=500))
+    assert (short.splits, short.may_split) == (1, True)  # this step's are: the same kernel
+    assert not shares(64, 200_000, of=q.float()).may_split
 
 
 def test_a_sequence_gone_bad_does_not_touch_its_neighbours():
