@@ -24,13 +24,14 @@ run: $(SETUP) ## serve the embedded model on http://127.0.0.1:8000
 fmt: $(SETUP) ## format and fix what can be fixed
 	$(BIN)/ruff format quire tests bench tools examples && $(BIN)/ruff check --fix -q quire tests bench tools examples
 
-check: $(SETUP) ## format, lint, types, layers, spelling, sizes
+check: $(SETUP) ## format, lint, types, layers, spelling, sizes, what may not be called
 	$(BIN)/ruff format --check -q quire tests bench tools examples deploy
 	$(BIN)/ruff check -q quire tests bench tools examples deploy
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/codespell quire tests bench tools docs examples deploy README.md CONTRIBUTING.md CHANGELOG.md
 	$(BIN)/python tools/size.py --check
+	$(BIN)/python tools/gate.py
 
 pure: $(SETUP) ## tests that need Python only
 	$(BIN)/pytest tests/pure
@@ -39,7 +40,7 @@ cpu: $(SETUP) ## tests that need torch on the CPU
 	$(BIN)/pytest tests/cpu
 
 server: $(SETUP) ## tests of the server on loopback, with real clients
-	$(BIN)/pytest tests/server tests/clients
+	$(BIN)/pytest tests/server tests/clients tests/abuse
 
 browser: $(SETUP) ## drive the page in a headless Chromium (needs the extra `browser`)
 	$(BIN)/pytest tests/browser
@@ -48,7 +49,7 @@ gpu: $(SETUP) ## tests that need a GPU
 	$(BIN)/pytest tests/gpu
 
 test: $(SETUP) ## the whole CPU suite
-	$(BIN)/pytest tests/pure tests/cpu tests/server tests/clients
+	$(BIN)/pytest tests/pure tests/cpu tests/server tests/clients tests/abuse
 
 bench: $(SETUP) ## quick figures of this machine: scheduler, ops, sampler, offline
 	$(BIN)/python bench/scheduler.py && $(BIN)/python bench/ops.py && $(BIN)/python bench/sampler.py
