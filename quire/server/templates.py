@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from quire import env
 from quire.engine.link import start
+from quire.errors import TooLong
 from quire.server import forcing
 from quire.server.asked import Asked, Conversation
 from quire.server.options import ContentFormat
@@ -16,6 +17,9 @@ from quire.text.renderers import Renderers
 
 if TYPE_CHECKING:
     from quire.server.services import Services
+
+MOST_MESSAGES = 4096
+"""Of a conversation, where the context has fewer tokens: each message takes one or more."""
 
 Texts = Mapping[int, str]
 """Place of a conversation in what is asked -> its prompt, where it brought a template."""
@@ -47,7 +51,11 @@ async def brought(to: Services, asked: Asked) -> Texts:
 
 
 def call(to: Services, asked: Asked, one: Conversation) -> Call:
-    """What the template of a conversation is given."""
+    """What the template of a conversation is given. Raises TooLong."""
+    most = max(MOST_MESSAGES, to.max_model_len)
+    if len(one.messages) > most:
+        told = f"{len(one.messages)} messages do not fit: this server reads at most {most}"
+        raise TooLong(told, param="messages")
     none = asked.tool_choice == "none" and to.options.exclude_tools_when_tool_choice_none
     return Call(
         one.messages,

@@ -43,7 +43,7 @@ class Renderers:
         self._lock = threading.Lock()
 
     async def render(
-        self, source: str, special: Mapping[str, str], call: dict[str, Any], most: int
+        self, source: str, special: Mapping[str, object], call: dict[str, Any], most: int
     ) -> str:
         """The prompt. call: what ChatTemplate.render takes. most: characters.
 

@@ -33,7 +33,7 @@ KEPT = 8
 """Templates that stay parsed."""
 GROWTH = 1 << 26
 """Bytes that jobs may leave behind, all together: then the worker ends."""
-NICE = 10
+NICE = 5
 """Behind engines and those who answer, but not behind everybody."""
 
 
@@ -41,7 +41,7 @@ class Render(msgspec.Struct, frozen=True, tag=True):
     """Render this. call: JSON, what ChatTemplate.render takes by name."""
 
     source: str
-    special: dict[str, str]
+    special: dict[str, Any]
     call: bytes
     most: int
     """Characters of the result."""

@@ -31,7 +31,7 @@ from quire.errors import RequestError
 MAX_CHARS = 32 * 1024 * 1024
 FUEL = 500_000
 SECONDS = 3.0
-"""Of processor time; the longest conversation that a server reads takes a third of it."""
+"""Of processor time. A hundred thousand short messages take two of them."""
 TURNS_A_LOOK = 16
 """Asking for the time is a call of the system."""
 _METER = "_quire_meter"
