@@ -56,7 +56,16 @@ class Account:
 class Family:
     """The sequences of one request; None where one has ended."""
 
-    __slots__ = ("behind", "left", "members", "prompt_done", "queued", "tenant", "tokens")
+    __slots__ = (
+        "behind",
+        "left",
+        "members",
+        "prompt_done",
+        "queued",
+        "step_before",
+        "tenant",
+        "tokens",
+    )
 
     def __init__(self, request: Request, now: float, phase: Phase = Phase.QUEUE) -> None:
         ended = {i for i, said in enumerate(request.spoken) if said is None}
@@ -67,6 +76,7 @@ class Family:
         self.prompt_done: Timing | None = None  # of the first whose prompt was computed
         self.queued = False  # all of it waits for its turn
         self.behind: Behind | None = None
+        self.step_before: tuple[float, float] | None = None
         self.tenant = request.tenant
         self.tokens = len(request.prompt)
 

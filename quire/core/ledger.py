@@ -66,6 +66,7 @@ class Ledger:
         """The engine took it in. kept: it is kept out of the queue, see queued()."""
         phase = Phase.KEPT if kept else Phase.QUEUE
         family = self._families[request.id] = Family(request, self._clock(), phase)
+        family.step_before = self._entered_at, self._left_at
         if not kept:
             self._queue.enter(family, self._aboard_now)
         if request.timed:
@@ -341,6 +342,7 @@ class Ledger:
             account.preemptions,
             behind=account.family.behind,
             prompt_steps=account.prompt_steps,
+            step_before=account.family.step_before,
         )
 
     def _forget(self, request_id: str, index: int) -> None:

@@ -62,6 +62,8 @@ class Timing(NamedTuple):
     """Whom it found waiting when it came to the queue; None: it did not come so far."""
     prompt_steps: int = 0
     """Steps that its prompt was computed in."""
+    step_before: tuple[float, float] | None = None
+    """The last step before it was taken in, from when to when: what comes meanwhile waits."""
 
     @classmethod
     def at(cls, moment: float) -> Timing:
@@ -127,4 +129,5 @@ class Timing(NamedTuple):
             recovery=self.recovery + after.recovery + lost,
             behind=after.behind if self.behind is None else self.behind,
             prompt_steps=self.prompt_steps + after.prompt_steps,
+            step_before=self.step_before,
         )

@@ -5,7 +5,8 @@
 
 The rest is what this process still did when the engine was done: text work (`detokenize`), waiting
 for the client to take what it was sent (`client`), and what lay between (`transport`). What was
-done while the engine still worked cost nobody anything, and is not told.
+done while the engine still worked cost nobody anything, and is not told. Of the way to the engine
+that part is `inbox` in which the engine made a step, and looked at nothing else.
 
 A `Watch` is made by the middleware in quire.server.observe, one for each HTTP request. It takes
 times only if somebody wants them (`time()`).
@@ -139,10 +140,12 @@ class Watch:
         client = self._spent("send", last.ended_at, now)
         total = now - self.received_at
         prepare = self._handed_at - self.received_at
+        inbox = _inbox(last, self._handed_at)
         found: dict[str, Any] = {
             "total_s": total,
             "prepare_s": prepare,
-            "transport_s": max(total - prepare - last.total - text - client, 0.0),
+            "transport_s": max(total - prepare - inbox - last.total - text - client, 0.0),
+            "inbox_s": inbox,
             **_cuts(last),
             "detokenize_s": text,
             "client_s": client,
@@ -213,6 +216,14 @@ def sender(seen: Watch, send: Send, began: Callable[[Message], None]) -> Send:
         return send(message)
 
     return observed
+
+
+def _inbox(timing: Timing, handed_at: float) -> float:
+    """How long a request that was given to the engine then lay there till a step was over."""
+    if timing.step_before is None:
+        return 0.0
+    began, ended = timing.step_before
+    return max(min(ended, timing.accepted_at) - max(began, handed_at), 0.0)
 
 
 def _cuts(timing: Timing) -> dict[str, float]:

@@ -152,4 +152,4 @@ def test_the_table_of_metrics_has_no_other():
 
 def test_the_causes_of_one_request_are_those_that_are_shown():
     page = re.findall(r"^\| `(\w+)_s` \|", (ROOT / "docs/observability.md").read_text(), re.M)
-    assert page == ["prepare", "transport", *CAUSES, "detokenize", "client"]
+    assert page == ["prepare", "transport", "inbox", *CAUSES, "detokenize", "client"]

@@ -10,8 +10,8 @@ from quire.core.types import Request, Stop, Update
 from quire.server.timing import Watch, sender
 from quire.text.inputs import Prepared
 
-NAMES = ("prepare", "transport", "grammar", "queue", "prefill", "others", "preempted")
-NAMES += ("decode", "engine_other", "recovery", "detokenize", "client")
+NAMES = ("prepare", "transport", "inbox", "grammar", "queue", "prefill", "others")
+NAMES += ("preempted", "decode", "engine_other", "recovery", "detokenize", "client")
 
 
 class Clock:
@@ -27,10 +27,11 @@ def prepared(name="r", n=1):
     return Prepared(request, "hi", SamplingParams(n=n))
 
 
-def timing(accepted_at, queue=0.5, prefill=1.0, decode=2.0):
+def timing(accepted_at, queue=0.5, prefill=1.0, decode=2.0, step_before=None):
     ended_at = accepted_at + queue + prefill + decode
     first = accepted_at + queue + prefill
-    return Timing(accepted_at, ended_at, first, 0.0, queue, prefill, 0.0, 0.0, decode, 0.0)
+    cuts = (0.0, queue, prefill, 0.0, 0.0, decode, 0.0)
+    return Timing(accepted_at, ended_at, first, *cuts, step_before=step_before)
 
 
 def update(told, index=0, name="r", tokens=(7,)):
@@ -77,6 +78,17 @@ def test_a_late_delivery_is_transport():
     scene = Scene()
     scene.after(3.5 + 2.0).took([update(timing(52.0))])
     assert scene.shown() == ENGINE | {"transport": 3.0}
+
+
+@pytest.mark.parametrize(
+    ("step", "inbox"),
+    [((40.0, 50.5), 0.0), ((40.0, 51.75), 0.75), ((51.25, 51.75), 0.5), ((51.5, 53.0), 0.5)],
+)
+def test_the_part_of_the_way_in_which_a_step_was_made_is_inbox(step, inbox):
+    scene = Scene()
+    scene.after(3.5).took([update(timing(52.0, step_before=step))])
+    want = ENGINE | {"transport": 1.0 - inbox} | ({"inbox": inbox} if inbox else {})
+    assert scene.shown() == want
 
 
 def test_text_work_after_the_end_is_detokenize():

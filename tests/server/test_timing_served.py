@@ -13,8 +13,8 @@ from quire.text.assemble import Assembler
 from quire.text.inputs import InputProcessor
 from tests.server.harness import Server
 
-CAUSES = ("prepare", "transport", "grammar", "queue", "prefill", "others", "preempted")
-CAUSES += ("decode", "engine_other", "recovery", "detokenize", "client")
+CAUSES = ("prepare", "transport", "inbox", "grammar", "queue", "prefill", "others")
+CAUSES += ("preempted", "decode", "engine_other", "recovery", "detokenize", "client")
 DELAY = 0.3
 
 

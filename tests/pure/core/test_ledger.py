@@ -264,6 +264,16 @@ def test_who_leaves_the_queue_without_a_seat_is_waited_behind_no_more():
     assert scene.timings["d", 0][-1].behind == (0, 0, 0, 1)
 
 
+def test_a_request_tells_of_the_step_that_it_may_have_waited_for():
+    scene = Scene()
+    scene.engine.add(request("a"))
+    scene.step(pause=0.5)
+    scene.engine.add(request("b"))
+    scene.run()
+    assert scene.timings["b", 0][-1].step_before == (1000.0, 1001.0)
+    assert scene.timings["b", 0][-1].accepted_at == 1001.5
+
+
 def test_steps_of_a_prompt_are_counted():
     scene = Scene(budget=3)
     scene.engine.add(request("a", prompt=8, most=4, n=2))
