@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 MAX_SEQUENCES = 16384
 MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
+MAX_BAD_WORD_CHARS = 16_384
+"""Of all bad words together: each is tokenized, twice."""
+MAX_STOP_IDS = 128
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_CHARS = 16_384
 """Of all stop strings together: text that may become one is held back, and searched again."""
@@ -357,6 +360,9 @@ class SamplingParams:
             check_strings("bad_words", self.bad_words)
             if len(self.bad_words) > MAX_BAD_WORDS:
                 raise fail("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
+            if (chars := sum(map(len, self.bad_words))) > MAX_BAD_WORD_CHARS:
+                allowed = f"words of at most {MAX_BAD_WORD_CHARS} characters together"
+                raise fail("bad_words", f"{chars} characters", allowed)
         if self.logit_bias is not None:
             self.logit_bias = _tidy_bias(self.logit_bias)
         for one in self.logits_processors or ():

@@ -19,6 +19,7 @@ from starlette.responses import HTMLResponse, Response
 
 from quire.server import (
     admin,
+    body,
     cancel,
     chat,
     completions,
@@ -73,6 +74,7 @@ def create_app(to: Services) -> FastAPI:
     app.state.live = live.Feed(to.engine)
     app.state.health = health.Health(to.engine)
     app.state.responses = responses.store_of(to.options)
+    app.state.room = body.room_for(to.options.max_body_bytes)
     for module in ROUTES:
         app.router.routes.extend(module.router.routes)
     errors.install(app, log_stack=to.options.log_error_stack)

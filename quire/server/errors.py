@@ -43,6 +43,8 @@ class BodyTooLarge(RequestError):
     """The body has more bytes than this server reads."""
 
 
+MOST_ITEMS = 20
+"""Of a value that is shown."""
 CLIENT_GONE = 499
 """No status of HTTP: nobody reads it, but logs do."""
 
@@ -125,6 +127,8 @@ def error_response(error: Exception, scope: Scope) -> Response:
     status, body = error_body(error)
     if is_anthropic(scope):
         body = message_error(status, body["error"]["message"])
+    if isinstance(error, Overloaded):
+        body["error"].update(error.numbers)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, (Overloaded, EngineAway)):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
@@ -197,5 +201,12 @@ def _line(field: str, allowed: list[str], given: object) -> str:
         return f"the body must be a JSON object, got a {type(given).__name__}"
     if field == "body" or allowed == ["Field required"]:
         return f"{field}: {allowed[0]}"
-    shown = reprlib.repr(given)
-    return f"{field}: must be {' or '.join(allowed)}, got {shown}"
+    return f"{field}: must be {' or '.join(allowed)}, got {_shown(given)}"
+
+
+def _shown(given: object) -> str:
+    """In short. Of what is large the size alone: repr would sort a million keys first."""
+    if isinstance(given, dict | list) and len(given) > MOST_ITEMS:
+        kind = "a list" if isinstance(given, list) else "an object"
+        return f"{kind} of {len(given)}"
+    return reprlib.repr(given)

@@ -42,7 +42,8 @@ class GenerateBody(SamplingBody):
     def to_asked(self) -> Asked:
         self.refuse_later_features()
         for name in _ONLY_TEXT:
-            if getattr(self, name) not in (None, False, []):
+            given = getattr(self, name)
+            if not (given is None or given is False or given == []):  # 0 asks for something
                 message = f"{name}: /generate answers with text only; /v1/completions shows more"
                 raise RequestError(message, param=name)
         special = self.add_special_tokens is not False

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from quire.core.constraint import Constraint
-from quire.core.params import SamplingParams
+from quire.core.params import MAX_STOP_IDS, SamplingParams
 from quire.core.structured import StructuredOutputsParams
 from quire.core.types import Request, Stop, Thinking
 from quire.errors import RequestError, TooLong, Unsupported
@@ -33,7 +33,8 @@ TOKENIZATION_KEYS = (
     "max_length",
 )
 MAX_BAD_WORD_TOKENS = 1024
-MAX_STOP_IDS = 128
+MOST_KEPT_CHARS = 64
+"""Of a bad word whose tokens are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,7 +375,8 @@ class InputProcessor:
             found = [ids for i, ids in enumerate(forms) if ids and ids not in forms[:i]]
             if len(self._bad_words) >= 4096:  # words come from requests
                 self._bad_words.clear()
-            self._bad_words[word] = found
+            if len(word) <= MOST_KEPT_CHARS:
+                self._bad_words[word] = found
         return [list(ids) for ids in found]
 
 

@@ -46,8 +46,9 @@ PRIVATE = re.compile(
 )
 AT_ONCE = 8
 SETTLE_S = 20.0
-MOST_GROWTH = 160 << 20
-"""Bytes of resident memory that a batch may leave behind in a process: heaps do not shrink."""
+MOST_GROWTH = 400 << 20
+"""Bytes of resident memory that a batch may leave behind in a process: heaps of threads do not
+shrink. That they do not grow for ever is test_harness.py's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

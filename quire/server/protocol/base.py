@@ -14,15 +14,23 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field
 
 from quire.core.params import LATER as LATER_PARAMS
+from quire.core.params import MAX_BIASED_TOKENS, MAX_STOP_IDS
 from quire.errors import RequestError, Unsupported
 from quire.server.strict import Ignored, find
 
 MOST_IDS = 1 << 21
 """Of one list: more than any context has, and few enough to be read in a moment."""
+MOST_ALLOWED = 1 << 19
+"""Token ids that are allowed: more than any vocabulary has."""
+MOST_TEXTS = 10_000
+"""Of one list: limits of single fields are lower, and stand where the field is known."""
 MOST_UNKNOWN = 1000
 
 Ids = Annotated[list[int], Field(fail_fast=True, max_length=MOST_IDS)]
-Texts = Annotated[list[str], Field(fail_fast=True)]
+Texts = Annotated[list[str], Field(fail_fast=True, max_length=MOST_TEXTS)]
+Many = Annotated[list[int], Field(fail_fast=True, max_length=MOST_ALLOWED)]
+Few = Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_IDS)]
+Biases = Annotated[dict[str, float], Field(max_length=MAX_BIASED_TOKENS)]
 
 _MEDIA = "only text goes in and out of this server"
 _TRANSFER = "moving KV between servers is not built yet"

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError
 from quire.server.asked import Beams
-from quire.server.protocol.base import HARMLESS, Ids, Texts
+from quire.server.protocol.base import HARMLESS, Biases, Few, Many, Texts
 from quire.server.protocol.structure import StructuredBody
 from quire.server.strict import Ignored, find
 
@@ -42,7 +42,7 @@ class SamplingBody(StructuredBody):
     min_p: float | None = None
     seed: int | None = None
     stop: str | Texts | None = None
-    stop_token_ids: Ids | None = None
+    stop_token_ids: Few | None = None
     ignore_eos: bool | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
@@ -52,8 +52,8 @@ class SamplingBody(StructuredBody):
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     stream_interval: int | None = None
-    logit_bias: dict[str, float] | None = None
-    allowed_token_ids: Ids | None = None
+    logit_bias: Biases | None = None
+    allowed_token_ids: Many | None = None
     bad_words: Texts | None = None
     extra_args: dict[str, Any] | None = None
     vllm_xargs: dict[str, Any] | None = Field(None, description="Another name of extra_args.")
@@ -67,7 +67,7 @@ class SamplingBody(StructuredBody):
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     return_prompt_text: bool | None = None
-    logprob_token_ids: Ids | None = None
+    logprob_token_ids: Few | None = None
     use_beam_search: bool | None = None
     thinking_token_budget: int | None = None
     length_penalty: float | None = None

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from quire.errors import RequestError, Unsupported
 from quire.server.asked import Asked, Conversation, Message
-from quire.server.protocol.base import Ids, Texts
+from quire.server.protocol.base import Biases, Few, Texts
 from quire.server.protocol.structure import StructuredBody
 from quire.server.strict import Ignored
 
@@ -111,12 +111,12 @@ class ResponsesBody(StructuredBody):
     repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | Texts | None = None
-    stop_token_ids: Ids | None = None
+    stop_token_ids: Few | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases | None = None
     vllm_xargs: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
