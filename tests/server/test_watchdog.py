@@ -1,0 +1,124 @@
+"""An engine that hangs is found, by probes within five seconds, and its streams go on elsewhere."""
+
+import asyncio
+import collections
+import signal
+import threading
+import time
+
+import httpx
+import pytest
+
+from tests.faults.arming import Fault
+from tests.faults.serve import serving
+from tests.server.running import SMALL, wait_until
+from tests.server.test_survive import Scene, asked, engine_of
+
+STREAMS = 8
+QUICK = ("--watchdog-seconds", 3, "--canary-interval", 1, "--max-engine-restarts", 1000)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """The server, its faults, and its log as far as it has come."""
+    kept = ("--flight-recorder-dir", tmp_path_factory.mktemp("recordings"))
+    with serving("embedded", *SMALL, *QUICK, *kept, "--engine-standby") as (server, faults):
+        log = collections.deque(maxlen=2000)
+        reader = threading.Thread(target=lambda: log.extend(server.process.stdout))
+        reader.start()
+        yield server, faults, log
+        server.process.kill()
+        reader.join(10)
+
+
+@pytest.fixture(scope="module")
+def want(served):
+    found, _ = asyncio.run(Scene(served[0].url).all([asked(i) for i in range(STREAMS)]))
+    return found
+
+
+def not_ready_after(url):
+    """Seconds until /ready is not 200, and its reason."""
+    began = time.monotonic()
+    while time.monotonic() - began < 20:
+        found = httpx.get(f"{url}/ready", timeout=5)
+        if found.status_code != 200:
+            return time.monotonic() - began, found.json()["reason"]
+        time.sleep(0.02)
+    raise AssertionError("it is ready all the time")
+
+
+def stop(server, faults):
+    engine_of(server).send_signal(signal.SIGSTOP)
+
+
+def arm(point):
+    def disturb(server, faults):
+        faults.arm(Fault(point, "hang"))
+
+    disturb.__name__ = point
+    return disturb
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("disturb", [stop, arm("compute"), arm("plan")], ids=lambda f: f.__name__)
+def test_streams_go_on_when_their_engine_hangs(served, want, disturb):
+    """Stopped by a signal; the device's thread hangs; the scheduler does."""
+    server, faults, log = served
+    log.clear()
+    before = engine_of(server).pid
+
+    async def hang(scene):
+        while scene.chunks < 40:
+            await asyncio.sleep(0.001)
+        disturb(server, faults)
+        return await asyncio.to_thread(not_ready_after, server.url)
+
+    found, (seconds, reason) = asyncio.run(
+        Scene(server.url).all([asked(i) for i in range(STREAMS)], hang)
+    )
+    assert found == want
+    assert seconds < 5
+    assert reason in ("stopped", "stalled", "gone", "restarting")
+    assert engine_of(server).pid != before
+    said = "".join(log)
+    assert "the engine does not get on" in said
+    if disturb is not stop:
+        assert 'File "arming.py"' in said
+        assert "in turn" in said
+    assert wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, 30)
+    assert httpx.get(f"{server.url}/startup").status_code == 200
+
+
+def test_a_canary_that_hangs_is_found(served):
+    server, faults, _ = served
+    before = engine_of(server).pid
+    faults.arm(Fault("compute", "hang"))  # nobody asks for anything
+    seconds, reason = not_ready_after(server.url)
+    assert (seconds < 5 + 2, reason in ("stalled", "gone", "restarting")) == (True, True)
+    assert wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, 30)
+    assert engine_of(server).pid != before
+
+
+def test_a_canary_that_fails_is_a_death(served):
+    server, faults, _ = served
+    before = engine_of(server).pid
+    faults.arm(Fault("compute", "raise"))
+    _, reason = not_ready_after(server.url)
+    assert reason in ("restarting", "gone")
+    assert wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, 30)
+    assert engine_of(server).pid != before
+
+
+def test_steps_that_become_slow_are_no_hang(served):
+    """Each takes longer than the last, up to the limit of the watchdog and beyond."""
+    server, faults, _ = served
+    before = engine_of(server).pid
+    body = {"model": "embedded", "prompt": "a", "max_tokens": 6, "temperature": 0}
+    want = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    slow = [Fault("compute", "sleep", at=i + 1, seconds=s) for i, s in enumerate((0.3, 0.9, 2.4))]
+    faults.arm(*slow)
+    got = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).json()["choices"]
+    assert faults.fired == 3
+    assert got == want
+    assert engine_of(server).pid == before
