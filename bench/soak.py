@@ -42,6 +42,7 @@ sys.path.insert(0, str(ROOT))
 SWITCHES = (
     *("--enable-dev-routes", "--enable-responses-store", "--responses-store-size", "50"),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--port", "0"),
+    *("--grammar-cache-size", "64"),
 )
 EMBEDDED = ("--kv-cache-memory-bytes", "64MiB")
 KEPT = ("grown", "lines", "garbage", "python_blocks_without")
