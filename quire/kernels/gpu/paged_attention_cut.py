@@ -20,13 +20,13 @@ MOST_SPLITS = 32
 RESIDENT = 3
 """Programs of a decode kernel that a multiprocessor holds at once (by shared memory)."""
 
-MOST_SHARES = 16
+MOST_SHARES = 32
 """Programs that share the prefix of one tile of a prompt, at most."""
 
 COUNTERS = 2
 """For each tile and KV head: as many warpgroups as count for themselves."""
 
-STRETCH = 2048
+STRETCH = 1024
 """Keys of a prompt's prefix that a program of their own must be worth, at least."""
 
 

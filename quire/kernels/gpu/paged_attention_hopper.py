@@ -161,20 +161,23 @@ def _joined(acc, total, top, part_ptr, stats_ptr, mine, used, r, m, d,
     acc = gl.zeros_like(acc)
     total = gl.zeros_like(total)
     top = gl.full_like(top, LOWEST)
-    for i in range(used):
-        at = mine + i
-        where = (at * (2 * ROWS) + m).to(gl.int64)[:, None] * D + d[None, :]
-        # past L1 (.cg): other programs wrote these, and a line of it may be stale here
-        some = gl.load(part_ptr + where, cache_modifier=".cg")
-        its_top = gl.load(stats_ptr + at * (4 * ROWS) + r, cache_modifier=".cg")
-        its_sum = gl.load(stats_ptr + at * (4 * ROWS) + 2 * ROWS + r, cache_modifier=".cg")
-        higher = gl.maximum(top, its_top)
-        shrink = gl.exp2(top - higher)
-        weight = gl.exp2(its_top - higher)
-        total = total * shrink + its_sum * weight
-        acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        acc += some * gl.convert_layout(weight, gl.SliceLayout(1, O_LAYOUT))[:, None]
-        top = higher
+    for low in range(0, used, 2):
+        for i in gl.static_range(2):  # the loads of both are under way before the first is needed
+            there = low + i < used
+            at = mine + low + i
+            where = (at * (2 * ROWS) + m).to(gl.int64)[:, None] * D + d[None, :]
+            # past L1 (.cg): other programs wrote these, and a line of it may be stale here
+            some = gl.load(part_ptr + where, mask=there, other=0.0, cache_modifier=".cg")
+            stats = stats_ptr + at * (4 * ROWS) + r
+            its_top = gl.load(stats, mask=there, other=LOWEST, cache_modifier=".cg")
+            its_sum = gl.load(stats + 2 * ROWS, mask=there, other=0.0, cache_modifier=".cg")
+            higher = gl.maximum(top, its_top)
+            shrink = gl.exp2(top - higher)
+            weight = gl.exp2(its_top - higher)
+            total = total * shrink + its_sum * weight
+            acc = acc * gl.convert_layout(shrink, gl.SliceLayout(1, O_LAYOUT))[:, None]
+            acc += some * gl.convert_layout(weight, gl.SliceLayout(1, O_LAYOUT))[:, None]
+            top = higher
     return acc, total, top
 
 
@@ -335,14 +338,15 @@ def hopper_kernel(
     SINKS: gl.constexpr,
     TURNS: gl.constexpr,
 ):
-    # late tiles are the long ones: they start first, so that none is left over at the end
-    pid = gl.num_programs(0) - 1 - gl.program_id(0)
+    # late tiles are the long ones: they start first, so that none is left over at the end; and
+    # first stretches before others: what a short context does not need comes last
+    programs = gl.num_programs(0) // splits
+    pid = programs - 1 - gl.program_id(0) % programs
     kh = pid % K
-    split = 0
     tile = pid // K
+    split = 0
     if SPLIT:
-        split = tile % splits
-        tile = tile // splits
+        split = gl.program_id(0) // programs
     s, first_tile = _sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
     begin = gl.load(q_starts_ptr + s)
     queries = gl.load(q_starts_ptr + s + 1) - begin

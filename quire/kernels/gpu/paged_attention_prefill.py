@@ -169,11 +169,13 @@ def prefill_kernel(
     V_SCALE: tl.constexpr,
     IEEE: tl.constexpr,
 ):
-    # late tiles are the long ones: they start first, so that none is left over at the end
-    pid = tl.num_programs(0) - 1 - tl.program_id(0)
+    # late tiles are the long ones: they start first, so that none is left over at the end; and
+    # first stretches before others: what a short prefix does not need comes last
+    programs = tl.num_programs(0) // splits
+    pid = programs - 1 - tl.program_id(0) % programs
     kh = pid % K
-    split = pid // K % splits
-    tile = pid // (K * splits)
+    tile = pid // K
+    split = tl.program_id(0) // programs
     s, first_tile = _sequence_of(q_starts_ptr, first_sequence, sequences, tile, QUERIES)
     begin = tl.load(q_starts_ptr + s)
     queries = tl.load(q_starts_ptr + s + 1) - begin
