@@ -493,6 +493,11 @@ class Scheduler:
                 self._preemptions,
             )
 
+    @property
+    def available(self) -> int:
+        """Blocks that could be had now without preempting anybody."""
+        return self._kv.pool.available
+
     def stats(self) -> SchedulerStats:
         pool, host = self._kv.pool, self._kv.host
         return SchedulerStats(

@@ -170,6 +170,11 @@ class Engine:
         self._executor.forget_kv()
         return True
 
+    @property
+    def available(self) -> int:
+        """Blocks that could be had now without preempting anybody."""
+        return self._scheduler.available
+
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()
 

@@ -16,6 +16,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,14 +28,16 @@ from quire.config.environment import start_process
 from quire.config.options import Options
 from quire.engine import collector, pulse, wire
 from quire.engine.aboard import Writer
-from quire.engine.build import build_bare
+from quire.engine.build import Bare, build_bare
 from quire.engine.link import Built, Failed, Found, Left, Link, RunEngine, Stop, inherit
 from quire.engine.messages import Answer, Call, Dead, Fault, Hello, News, fault_of
 from quire.engine.pulse import Pulse
+from quire.engine.recorder import Recorder, Ring
 from quire.engine.remains import STACKS
 from quire.engine.remote import address
 from quire.engine.service import Service
 from quire.engine.thread import BEAT_S
+from quire.engine.witness import Witness
 from quire.errors import QuireError, RequestError
 
 log = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ def main(fd: int) -> int:
         askers=orders.askers,
         beat=beat,
         canary_s=bare.config.health.canary_s,
+        witnesses=_recorders(orders, bare),
     )
     collector.hold_back()
     server.begin()
@@ -86,7 +90,17 @@ def main(fd: int) -> int:
     status = server.run()
     if server.why is not None:
         link.send(Failed(fault=Fault("EngineDead", server.why)))
+        logging.shutdown()
+        os._exit(status)  # what the interpreter would do now may hang over a broken device
     return status
+
+
+def _recorders(orders: RunEngine, bare: Bare) -> Iterator[Witness]:
+    """What writes down what the engine does, if anything is to."""
+    said, engine = bare.config.health, bare.engine
+    if said.recorder and orders.ring is not None:
+        ring = Ring(orders.ring, said.recorder_bytes)
+        yield Recorder(ring, lambda: engine.available, prompts=said.recorder_prompts)
 
 
 class Starter:
@@ -154,6 +168,7 @@ class EngineServer:
         askers: int | None = None,
         beat: Pulse | None = None,
         canary_s: float = 0.0,
+        witnesses: Iterable[Witness] = (),
     ) -> None:
         """canary_s: idle seconds before a canary, and between two. 0: there is none."""
         self._pulse = beat or Pulse(pulse.page())
@@ -170,7 +185,7 @@ class EngineServer:
         self._socket.bind(address(folder))
         self._bell = Bell()
         service.engine.call_when_decided(self._bell.ring)
-        service.engine.show(self._pulse)
+        service.engine.show(self._pulse, *witnesses)
         self._beat_due = 0.0
         self.why: str | None = None
         """What it died of."""
