@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 import os
 import struct
-import tempfile
 from collections.abc import Iterable
 from typing import IO
 
@@ -26,8 +25,11 @@ _LENGTH = struct.Struct("<I")
 
 
 def page() -> IO[bytes]:
-    """A file that has no name. Whoever made it closes it."""
-    made = tempfile.TemporaryFile(prefix="quire-aboard-")  # noqa: SIM115 handed out open
+    """A file that has no name, in memory: on a disk that is full, writing to one kills who writes.
+
+    Whoever made it closes it.
+    """
+    made = os.fdopen(os.memfd_create("quire-aboard"), "r+b")
     os.truncate(made.fileno(), 1 + 2 * HALF)
     return made
 
