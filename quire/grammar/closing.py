@@ -539,9 +539,9 @@ class _Trial:
             for known in self.guide.known.get(tokens[0], ()):
                 if len(known) <= max(self.rest - ROOM, SHORT_WAY) and self._leads(tokens, known):
                     return known if len(known) <= self.rest else None
-        for tail in self.closer.tails:
-            if self._leads(tokens, tail):
-                return tail if len(tail) <= self.rest else None
+        for end in self.closer.tails:
+            if self._leads(tokens, end):
+                return end if len(end) <= self.rest else None
         if self.effort <= 0 or self.closer.growth(tokens[0]) > MOST_FOUND:
             return None
         for place, token in enumerate(tokens):

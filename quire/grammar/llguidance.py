@@ -133,7 +133,7 @@ class LLGuidance:
     def _finish(self, given: list[tuple[int, EndingMatcher, _Raw]], words: Words) -> None:
         """See to the ends of masks that llguidance has filled. One that has no bit of an end is as
         it has to be: the text is not whole there, and its matcher has no fault."""
-        ends = (words[:, self.ends.where] & self.ends.bits).any(1).tolist()
+        ends = np.any(words[:, self.ends.where] & self.ends.bits, axis=1)
         for row, matcher, raw in given:
             if matcher.ended or raw.fault is not None:
                 words[row] = self.ends.only

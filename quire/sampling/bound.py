@@ -52,6 +52,7 @@ class Bound:
     most: int  # outputs at which it ends
     least: int  # outputs before which no token of `ends` may come
     ends: tuple[int, ...]
+    ahead: bool = False  # its next output is taken in already
     over: bool = False  # it has ended: what is in flight for it means nothing
     fault: str | None = None  # why it must end
     refusal: str | None = None  # the same, where its request is to blame
@@ -78,11 +79,17 @@ class Bound:
             return False
         return self.guide is not None or (self.thought is not None and self.thought.due(outputs))
 
+    def venture(self, token: int) -> bool:
+        """Take in the next output before it is settled, if the grammar allows it."""
+        self.ahead = self.guide is not None and self.guide.accept(token)
+        return self.ahead
+
     def free(self, outputs: int) -> bool:
-        """narrow() would change nothing behind so many outputs."""
+        """A grammar alone has a say behind so many outputs, and narrow() would change nothing."""
         guide = self.guide
         return (
             guide is not None
+            and not self.over
             and self.thought is None
             and outputs >= self.least
             and guide.far(self.most - outputs)
@@ -98,7 +105,11 @@ class Bound:
         guide = self.guide
         if guide is None:
             return None
-        allowed = guide.accept(token) if left is None else guide.recall(token, left)
+        if left is not None:
+            allowed = guide.recall(token, left)
+        else:
+            allowed = self.ahead or guide.accept(token)
+            self.ahead = False
         if allowed and not guide.over:
             return None
         self.refusal = guide.matcher.fault  # what has one is over too

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from quire.core.params import SamplingParams
+from quire.sampling import on_host
 from quire.sampling.cuts import Cut, Cuts, make_cuts
 from quire.sampling.philox import Uniforms
 from quire.sampling.rows import Scratch, argmax
 from quire.sampling.steps.base import Batch
+from quire.sampling.steps.grammar import Packed
 from quire.sampling.steps.top_k_top_p import processed, sample
 
 
@@ -24,6 +26,8 @@ class HostRows:
     greedy: list[int]
     random: list[Cuts]
     slots: list[np.ndarray]  # of each group of random rows
+    all_slots: np.ndarray
+    temperatures: list[float]  # 0: greedy
 
 
 class HostLane:
@@ -33,10 +37,12 @@ class HostLane:
         self.scratch = Scratch(vocab, max_seqs)
         self._vocab = vocab
         self._uniforms = Uniforms(max_seqs)
+        self._again = Uniforms(max_seqs, draw=1)
 
     def join(self, slot: int, params: SamplingParams, seed: int) -> None:
         """A sequence takes the slot."""
         self._uniforms.join(slot, seed)
+        self._again.join(slot, seed)
 
     def rows(self, batch: Batch, params: list[SamplingParams], scaled: bool) -> HostRows:
         """Make ready for a batch."""
@@ -49,7 +55,13 @@ class HostLane:
             greedy=[row for row, p in enumerate(params) if p.greedy],
             random=[self._cuts(rows, params, scaled) for rows in (plain, cut) if rows],
             slots=[np.array([batch.slots[r] for r in rows]) for rows in (plain, cut) if rows],
+            all_slots=np.array(batch.slots),
+            temperatures=[0.0 if p.greedy else p.temperature for p in params],
         )
+
+    def ventures(self, params: SamplingParams) -> bool:
+        """Whether a row of these may draw before it is masked, and draw_again() if it must."""
+        return params.greedy or _uncut(params)
 
     def _cuts(self, rows: list[int], params: list[SamplingParams], scaled: bool) -> Cuts:
         chosen = [params[row] for row in rows]
@@ -80,6 +92,20 @@ class HostLane:
         for cuts, (group_ids, group_tops) in zip(rows.random, draws):
             ids[cuts.rows], tops[cuts.rows] = group_ids, group_tops
         return ids, tops, None
+
+    def draw_again(
+        self, logits: Tensor, rows: HostRows, positions: Sequence[int], masks: Packed
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and best logits of the rows that the masks are for. Logits stay as they are."""
+        at = masks.rows.tolist()
+        shares = self._again.at(rows.all_slots[at], [positions[row] for row in at])
+        found = on_host.draw_allowed(
+            logits.index_select(0, masks.rows).float().numpy(),
+            masks.words.numpy(),
+            [rows.temperatures[row] for row in at],
+            shares.tolist(),
+        )
+        return torch.tensor([one[0] for one in found]), torch.tensor([one[1] for one in found])
 
     def _draw(
         self, logits: Tensor, rows: HostRows, group: int, positions: Sequence[int]

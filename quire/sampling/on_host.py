@@ -98,6 +98,37 @@ def choose(z: Tensor, buffer: Tensor, asked: Sequence[Cut], share: Tensor) -> Te
     return torch.tensor(found)
 
 
+def draw_allowed(
+    logits: np.ndarray,
+    words: np.ndarray,
+    temperatures: Sequence[float],
+    shares: Sequence[float],
+) -> list[tuple[int, float]]:
+    """A column of each row among those that its mask (words [B, W], a bit each) allows, and the
+    best logit of those. temperature 0: the best one's column.
+    """
+    found = []
+    for row, mask, temperature, share in zip(logits, words, temperatures, shares, strict=True):
+        columns = _set_bits(mask)
+        values = row[columns]
+        at = int(values.argmax()) if len(values) else -1
+        top = values.item(at) if len(values) else -math.inf
+        if math.isfinite(top) and temperature:
+            weights = np.exp((values - values[at]) / np.float32(temperature))
+            at = _find(weights.cumsum(dtype=np.float64), share)
+        found.append((columns.item(at) if len(values) else 0, top))
+    return found
+
+
+def _set_bits(mask: np.ndarray) -> np.ndarray:
+    """Which bits of 32-bit words are 1."""
+    places = mask.nonzero()[0]
+    bits = np.unpackbits(mask[places].view(np.uint8), bitorder="little").reshape(-1, 32)
+    rows, columns = bits.nonzero()
+    found: np.ndarray = places[rows] * 32 + columns
+    return found
+
+
 def keep(z: Tensor, buffer: Tensor, asked: Sequence[Cut]) -> tuple[Tensor, Tensor]:
     """What min_p, top_k and top_p leave of each row of z (see choose).
 

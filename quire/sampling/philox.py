@@ -1,7 +1,7 @@
 """Random numbers that depend on nothing but (seed, position): a counter goes in, bits come out.
 
     key      the sequence's seed, 64 bits
-    counter  the token's position among the outputs
+    counter  the token's position among the outputs, and which of its draws it is
 
 So a draw is the same whatever the batch, the slot, the preemption or the device. Host side and
 vectorised; `Uniforms` keeps a window of draws per slot so that a step costs one lookup.
@@ -38,10 +38,10 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     return np.stack(np.broadcast_arrays(a, b, c, d), -1)
 
 
-def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
+def uniforms(seeds: np.ndarray, positions: np.ndarray, draw: int = 0) -> np.ndarray:
     """A float64 in [0, 1) of 53 random bits for each (seed, position). Both uint64, one shape."""
     zero = np.zeros_like(positions)
-    counter = np.stack([positions & LOW, positions >> HALF, zero, zero], -1)
+    counter = np.stack([positions & LOW, positions >> HALF, zero + np.uint64(draw), zero], -1)
     words = philox(counter, np.stack([seeds & LOW, seeds >> HALF], -1))
     high, low = words[..., 0] >> np.uint64(5), words[..., 1] >> np.uint64(6)
     return (high * np.uint64(1 << 26) + low).astype(np.float64) * 2.0**-53
@@ -50,7 +50,9 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
 class Uniforms:
     """The draws of each slot's sequence, WINDOW positions at a time."""
 
-    def __init__(self, max_seqs: int) -> None:
+    def __init__(self, max_seqs: int, draw: int = 0) -> None:
+        """draw: which of a token's, if it may take several."""
+        self._draw = draw
         self._seeds = np.zeros(max_seqs, np.uint64)
         self._starts = np.full(max_seqs, -1, np.int64)
         self._window = np.zeros((max_seqs, WINDOW), np.float64)
@@ -74,5 +76,5 @@ class Uniforms:
     def _fill(self, slots: np.ndarray, starts: np.ndarray) -> None:
         positions = (starts[:, None] + np.arange(WINDOW)).astype(np.uint64)
         seeds = np.broadcast_to(self._seeds[slots][:, None], positions.shape)
-        self._window[slots] = uniforms(seeds, positions)
+        self._window[slots] = uniforms(seeds, positions, self._draw)
         self._starts[slots] = starts

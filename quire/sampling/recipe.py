@@ -76,6 +76,7 @@ class Recipe:
     random: bool  # some row draws
     rows: Rows
     asking: list[Asking]
+    ventures: frozenset[int]  # rows whose tokens are drawn of their logits alone, and may be again
     scale: Tensor | None  # [R, 1] temperatures, if processors must see scaled logits
 
     @property

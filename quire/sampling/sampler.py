@@ -77,7 +77,10 @@ class Sampler:
         if asynchronous is None:
             asynchronous = self.device.type != "cpu"
         self._device_lane = DeviceLane(vocab, max_seqs, self.device) if asynchronous else None
-        self._lane: Lane = self._device_lane or HostLane(vocab, max_seqs)
+        self._host_lane = HostLane(vocab, max_seqs) if self._device_lane is None else None
+        lane = self._device_lane or self._host_lane
+        assert lane is not None
+        self._lane: Lane = lane
         self._penalties: Step = Penalties(vocab, max_seqs)
         if self._device_lane is not None:
             self._penalties = self._device_lane.counts
@@ -121,6 +124,11 @@ class Sampler:
         for step in self._steps:
             step.leave(slot)
 
+    def mend(self) -> None:
+        """A sampling raised half way: forget it. Its slots are to be joined anew."""
+        self._recipe = None
+        self._grammar.mend()
+
     def rehearse(self, dtype: torch.dtype) -> None:
         """Run what bound rows need once for nothing. dtype: of the model's logits."""
         words = torch.zeros((1, -(-self.vocab // 32)), dtype=torch.int32, device=self.device)
@@ -134,7 +142,10 @@ class Sampler:
         If it has `masks`, they are to be applied before `choose`; `sample` does so by itself. Then
         it is to be told where the tokens are. positions: as for `sample`.
         """
-        return self._grammar.binding(slots, positions)
+        ventures = frozenset[int]()
+        if self._host_lane is not None and self._grammar.busy:
+            ventures = self._recipe_of(slots).ventures
+        return self._grammar.binding(slots, positions, ventures)
 
     def kind(self, slots: Sequence[int]) -> Kind | None:
         """How `choose` can serve these slots; None: it cannot, `sample` must.
@@ -203,6 +214,12 @@ class Sampler:
         if recipe.scale is not None:
             self._processors.run(self._processors.keeping, work.div_(recipe.scale), faults)
         ids, tops, choice = self._lane.choose(work, recipe.rows, positions)
+        if masks is not None and self._host_lane is not None:
+            again = masks.refused(ids, tops)
+            if again is not None:
+                at = again.rows.long()
+                drawn = self._host_lane.draw_again(work, recipe.rows, positions, again)
+                ids[at], tops[at] = drawn
         for edit in recipe.edits:
             edit.drawn(ids)
         made = Sampled(ids, tops, faults)
@@ -234,8 +251,16 @@ class Sampler:
             random=random,
             rows=self._lane.rows(batch, params, scale is not None),
             asking=group_asks(batch, params),
+            ventures=frozenset() if scale is not None else self._ventures(slots, params),
             scale=scale,
         )
+
+    def _ventures(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> frozenset[int]:
+        lane, particular = self._host_lane, self._general | self._penalised
+        if lane is None:
+            return frozenset()
+        rows = enumerate(zip(slots, params, strict=True))
+        return frozenset(i for i, (slot, p) in rows if slot not in particular and lane.ventures(p))
 
     # --- logprobs ---
 

@@ -79,8 +79,15 @@ class Grammar:
         self._slots, self._rows = (), []
         self._bound.pop(slot, None)
 
-    def binding(self, slots: tuple[int, ...], positions: Counts) -> Binding | None:
-        """What a sampling of these slots is bound to; None: nothing."""
+    @property
+    def busy(self) -> bool:
+        """Some sequence is bound."""
+        return bool(self._bound)
+
+    def binding(
+        self, slots: tuple[int, ...], positions: Counts, ventures: frozenset[int] = frozenset()
+    ) -> Binding | None:
+        """What a sampling of these slots is bound to; None: nothing. ventures: see Binding."""
         if not self._bound:
             return None
         if slots != self._slots:
@@ -89,7 +96,7 @@ class Grammar:
         if not self._rows:
             return None
         counts = positions if isinstance(positions, list) else positions.tolist()
-        return Binding(self, [(row, bound, counts[row]) for row, bound in self._rows])
+        return Binding(self, [(row, bound, counts[row]) for row, bound in self._rows], ventures)
 
     def add(self, binding: Binding) -> None:
         """A sampling's tokens are on their way."""
@@ -118,7 +125,7 @@ class Grammar:
         words[:, -1] &= self._last
         return Packed(packed, at, packed[at:].view(len(rows), self._width), packed[: len(rows)])
 
-    def beside(self, function: Callable[[], Packed]) -> Future[Packed]:
+    def beside(self, function: Callable[[], Packed | None]) -> Future[Packed | None]:
         """Run it in a thread; one at a time."""
         if self._thread is None or self._pid != os.getpid():  # a forked process has no threads
             self._thread, self._pid = ThreadPoolExecutor(1, "quire-masks"), os.getpid()
@@ -145,15 +152,26 @@ class Packed(NamedTuple):
 class Binding:
     """The bound rows of one sampling: masked, then told where the tokens are, then settled.
 
+    ventures: rows that may draw first and ask then, while their budgets are far: most tokens that a
+    model draws are allowed, and to take one in costs less than a mask of all. What refused() names
+    is to be drawn again, under its mask: then all tokens are as likely as if masked at once.
+
     ends: row -> how its text ended with the token. errors: row -> why its sequence must end.
     refusals: the same, where its request is to blame.
     """
 
-    def __init__(self, owner: Grammar, rows: list[tuple[int, Bound, int]]) -> None:
+    def __init__(
+        self,
+        owner: Grammar,
+        rows: list[tuple[int, Bound, int]],
+        ventures: frozenset[int] = frozenset(),
+    ) -> None:
         self._owner = owner
         self._rows = rows  # (row, bound, outputs before)
+        self._ventures = ventures
+        self._open: list[tuple[int, Bound, int]] = []  # rows that have no mask
         self._fetch: Callable[[], Tokens] | None = None
-        self._filled: Future[Packed] | None = None
+        self._filled: Future[Packed | None] | None = None
         self.masks = any(bound.wants(at) for _, bound, at in rows)
         self.settled = False
         self.ends: dict[int, End] = {}
@@ -173,13 +191,32 @@ class Binding:
         """
         self._owner.settle()
         packed = self._fill() if self._filled is None else self._filled.result()
-        if len(packed.rows):
+        if packed is not None:
             packed.apply(logits)
 
-    def _fill(self) -> Packed:
-        wanted = [one for one in self._rows if one[1].wants(one[2])]
+    def _fill(self) -> Packed | None:
+        wanted = []
+        for one in self._rows:
+            row, bound, outputs = one
+            if row in self._ventures and bound.free(outputs):
+                self._open.append(one)
+            elif bound.wants(outputs):
+                wanted.append(one)
+        return self._masks(wanted) if wanted else None
+
+    def _masks(self, wanted: list[tuple[int, Bound, int]]) -> Packed:
         work = [(bound, at) for _, bound, at in wanted]
         return self._owner.masks([row for row, _, _ in wanted], work)
+
+    def refused(self, ids: Tensor, tops: Tensor) -> Packed | None:
+        """Masks of rows whose tokens may not come: they draw again. None: there are none."""
+        if not self._open:
+            return None
+        drawn, finite = ids.tolist(), torch.isfinite(tops).tolist()
+        refused = [
+            one for one in self._open if not (finite[one[0]] and one[1].venture(drawn[one[0]]))
+        ]
+        return self._masks(refused) if refused else None
 
     def tell(self, fetch: Callable[[], Tokens]) -> None:
         """The sampling is in line. fetch: waits for its tokens."""
