@@ -154,6 +154,8 @@ class Feed:
 
     def _counters_before(self, snapshot: Snapshot) -> Counters:
         """The counters of about WINDOW_S ago, or the oldest since someone looks."""
+        if self._past and snapshot.counters.steps < self._past[-1][1].steps:
+            self._past.clear()  # another engine has taken over: it counts from its own start
         self._past.append((snapshot.at, snapshot.counters))
         while snapshot.at - self._past[0][0] > WINDOW_S:
             self._past.popleft()

@@ -66,6 +66,8 @@ class Statistics:
 def rates(before: Snapshot | None, now: Snapshot, seconds: float) -> dict[str, float]:
     """What the line says. before: None is the engine's start."""
     stats, counters = now.stats, now.counters
+    if before is not None and counters.steps < before.counters.steps:
+        before = None  # another engine has taken over: it counts from its own start
     said: dict[str, float] = {
         "prompt_tokens_per_s": counters.prompt_tokens,
         "generation_tokens_per_s": counters.generated_tokens,

@@ -161,12 +161,12 @@ class FakeEngine:
         return found
 
 
-def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0):
+def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0, steps=3):
     stats = SchedulerStats(1, 0, 0, 4, 2, 1, 1, 0, 0, 0, 10, 5)
     times = [0] * TIME_BUCKETS
     times[40] = first
     told = {
-        "steps": 3,
+        "steps": steps,
         "generated_tokens": 9,
         "finished": {"stop": 2},
         "cut_seconds": [0.0, 0.5, 1.0, 0.0, 0.0, 2.0, 0.25],
@@ -267,6 +267,18 @@ def test_percentiles_are_of_what_happened_since_someone_looks():
         watch.close()
 
     looked(FakeEngine(snapshot(1.0, first=5), snapshot(2.0, first=9)), scene)
+
+
+def test_percentiles_of_an_engine_that_took_over_are_of_its_own():
+    async def scene(feed):
+        watch = feed.watch()
+        await anext(watch)
+        assert decoded(await anext(watch))["first"] is None  # nothing since it was first seen
+        assert len(decoded(await anext(watch))["first"]) == 3
+        watch.close()
+
+    gone, new = snapshot(1.0, first=9, steps=80), snapshot(2.0, first=4, steps=2)
+    looked(FakeEngine(gone, new, snapshot(3.0, first=6, steps=5)), scene)
 
 
 def test_when_the_server_ends_nobody_is_left_waiting():

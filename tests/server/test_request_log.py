@@ -96,9 +96,9 @@ def test_a_line_may_be_json_with_its_fields(capsys):
 # -- statistics -----------------------------------------------------------------------------------
 
 
-def snapshot(prompt=0, generated=0, queries=0, hits=0):
+def snapshot(prompt=0, generated=0, queries=0, hits=0, steps=0):
     stats = SchedulerStats(3, 2, 1, 100, 25, 0, 75, 0, 0, 0, queries, hits)
-    counters = Counters(0, 0.0, prompt, 0, 0, generated, {}, [], [], 0, [], [])
+    counters = Counters(steps, 0.0, prompt, 0, 0, generated, {}, [], [], 0, [], [])
     return Snapshot(0.0, stats, 0, 8, 16, counters, [])
 
 
@@ -137,6 +137,17 @@ def test_statistics_are_rates_since_the_line_before():
         "prefix cache hits 75.0%"
     )
     assert numbers["generation_tokens_per_s"] == 20.0
+
+
+def test_an_engine_that_took_over_counts_from_its_own_start():
+    scene = Scene()
+    scene.board.add(LOAD)
+    scene.answer = snapshot(prompt=5000, generated=900, queries=50, hits=40, steps=400)
+    scene.line()
+    scene.answer = snapshot(prompt=100, generated=50, queries=10, hits=5, steps=20)
+    words, _ = scene.line()
+    assert words.startswith("prompts 10.0 tok/s, output 5.0 tok/s")
+    assert words.endswith("prefix cache hits 50.0%")
 
 
 def test_what_ended_between_two_lines_is_told_though_nothing_runs_any_more():
