@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
+from quire import env
 from quire.config.options import Options
 from quire.engine.keeper import Keeper, Restarts
 from quire.engine.link import (
@@ -74,7 +75,7 @@ class Supervisor:
         self._welcome: dict[Child, str] = {}
         self._welcomed = False
         self._keeper: Keeper | None = None
-        self._watchdog = Watchdog(options.health)
+        self._watchdog = Watchdog(options.health, env.read().cache_dir)
         self._look_at = 0.0
         self._began_at = time.monotonic()
         self._stopped_s: dict[Child, float] = {}
@@ -249,7 +250,7 @@ class Supervisor:
         if self._stopping and (not status or child in self._killed):
             return
         if self._is_engine(child) and self._keeper is not None:
-            self._watchdog.bury(self._keeper.engine.child, ended(status))
+            self._bury(self._keeper, ended(status))
             why = self._lost_engine(f"the engine's process ended: {ended(status)}")
         else:
             why = self._lost_api(child, f"an API process ended: {ended(status)}")
@@ -259,6 +260,11 @@ class Supervisor:
             log.error("%s", why)
         self._status = 1
         self._end()
+
+    def _bury(self, keeper: Keeper, why: str) -> None:
+        if not self._stopping:
+            config = None if keeper.built is None else keeper.built.config
+            self._watchdog.bury(keeper.engine.child, why, config)
 
     def _lost_engine(self, why: str) -> str | None:
         """Start another, if that may be; else why all is over."""
