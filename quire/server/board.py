@@ -8,6 +8,7 @@ and what a process counted stays when it has gone. With one process there is no 
 from __future__ import annotations
 
 import hashlib
+import logging
 import mmap
 import os
 import struct
@@ -15,6 +16,8 @@ import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 HEAD = 8
 """Bytes before the numbers: a digest of their names. Others than ours are not added."""
@@ -27,6 +30,7 @@ class Board:
         self.place = {name: i for i, name in enumerate(names)}
         self._folder = folder
         self._head = hashlib.sha256("\n".join(self.place).encode()).digest()[:HEAD]
+        self._is_shared = folder is not None
         memory = self._memory(HEAD + 8 * len(self.place))
         memory[:HEAD] = self._head
         self.cells = memoryview(memory)[HEAD:].cast("d")
@@ -40,15 +44,23 @@ class Board:
         if self._folder is None:
             return list(self.cells)
         found = [self._numbers(path) for path in sorted(self._folder.glob("metrics-*.bin"))]
+        if not self._is_shared:
+            found.append([*self.cells])
         return [sum(column) for column in zip(*(one for one in found if one))]
 
     def _memory(self, size: int) -> bytearray | mmap.mmap:
+        """Of a file with room for all of it: the first write to a hole on a full disk kills."""
         if self._folder is None:
             return bytearray(size)
-        descriptor, _ = tempfile.mkstemp(".bin", f"metrics-{os.getpid()}-", self._folder)
+        descriptor, path = tempfile.mkstemp(".bin", f"metrics-{os.getpid()}-", self._folder)
         try:
-            os.truncate(descriptor, size)
+            os.posix_fallocate(descriptor, 0, size)
             return mmap.mmap(descriptor, size)
+        except OSError as error:
+            os.unlink(path)
+            log.warning("no room for counters (%s): others cannot tell what is counted here", error)
+            self._is_shared = False
+            return bytearray(size)
         finally:
             os.close(descriptor)
 

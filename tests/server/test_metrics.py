@@ -1,5 +1,7 @@
 """/metrics and /load: what was done is what is told, by the names that dashboards know."""
 
+import errno
+import os
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -147,13 +149,13 @@ def test_what_runs_and_waits_is_told_while_it_does(fresh):
         lines = answer.iter_lines()  # kept: a dropped iterator closes the stream
         next(lines)
         found = read(server.url)
-        assert httpx.get(f"{server.url}/load").json() == {"server_load": 1}
+        assert httpx.get(f"{server.url}/load").json()["server_load"] == 1
     assert found["quire:num_requests_running",] == 1
     assert found["quire:num_requests_waiting",] == 1
     assert found["quire:num_requests_waiting_by_reason", ("reason", "capacity")] == 1
     assert found["quire:kv_cache_usage_perc",] > 0
     server.wait_idle()
-    assert httpx.get(f"{server.url}/load").json() == {"server_load": 0}
+    assert httpx.get(f"{server.url}/load").json()["server_load"] == 0
 
 
 def test_http_requests_are_counted_by_handler_method_and_class_of_status(fresh):
@@ -300,6 +302,22 @@ def test_boards_of_one_folder_add_up(tmp_path):
         board.add("a", number)
         board.add("b")
     assert all(list(board.totals()) == [6.0, 3.0] for board in boards)
+
+
+def test_a_full_disk_costs_the_others_a_process_its_counters_and_nobody_his_life(
+    tmp_path, monkeypatch
+):
+    first = Board(["a"], tmp_path)
+    first.add("a", 2.0)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    second = Board(["a"], tmp_path)
+    second.add("a", 5.0)
+    assert (list(first.totals()), list(second.totals())) == ([2.0], [7.0])
+    assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_a_process_counted_stays_when_it_has_gone(tmp_path):
