@@ -18,6 +18,7 @@ COMMANDS = {
     "plan": "where memory would go, from config.json and tensor headers alone",
     "explain": "print every setting and why it is what it is",
     "bench": "measure latency, throughput, start-up, or a running server",
+    "key": "make a key for a server with a key file",
     "cache": "show, pack and unpack compiled GPU kernels",
     "env": "print the environment: versions, machine, variables",
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from quire.core.limits.door import REASONS
 from quire.core.snapshot import Snapshot
 from quire.core.timing import CUTS
 
@@ -29,6 +30,8 @@ def gauges(now: Snapshot) -> Figures:
         "grammars_waiting": {"": now.grammars.waiting},
         "grammars_kept": {"": now.grammars.kept},
         "grammars_kept_bytes": {"": now.grammars.kept_bytes},
+        "queued_prompt_tokens": {"": now.door.queued_tokens},
+        "predicted_time_to_first_token_seconds": {"": now.door.predicted_ttft_s},
     }
 
 
@@ -55,4 +58,27 @@ def counters(now: Snapshot) -> Figures:
         "grammar_cache_hits": {"": now.grammars.hits},
         "grammar_compile_seconds": {"": now.grammars.compile_seconds},
         "request_time_seconds": dict(zip(CUTS, counted.cut_seconds)),
+        "admission_rejections": {one: now.door.refused.get(one, 0) for one in REASONS},
     }
+
+
+def of_keys(now: Snapshot, names: Mapping[bytes, str]) -> Figures:
+    """Of each tenant, by the name of its key; of those whose name nobody knows any more together.
+
+    names: by tenant.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for digest, one in now.door.tenants.items():
+        name = names.get(bytes.fromhex(digest), "")
+        told = {
+            "key_requests": one.requests,
+            "key_refused": one.refused,
+            "key_prompt_tokens": one.prompt_tokens,
+            "key_generation_tokens": one.generated_tokens,
+            "key_requests_here": one.here,
+            "key_queued_tokens": one.queued_tokens,
+        }
+        for figure, value in told.items():
+            cells = found.setdefault(figure, {})
+            cells[name] = cells.get(name, 0) + value
+    return {**found}

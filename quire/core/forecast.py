@@ -8,8 +8,8 @@ seats, blocks, or the pace that decoding rows ask for.
 
 from __future__ import annotations
 
-MEMORY = 0.98
-"""What a step counts after the next: some fifty are remembered."""
+MEMORY = 0.95
+"""What a step counts after the next: some twenty are remembered."""
 OUTLIER = 8.0
 """A step that took longer than so many mean ones counts as that: a stall is not the rule."""
 ENOUGH = 3.0

@@ -5,6 +5,7 @@ A route file exports `router`. The engine's thread starts and ends with the app.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import ModuleType
@@ -37,6 +38,7 @@ from quire.server import (
     tokens,
 )
 from quire.server.guard import Guard, RequestIds
+from quire.server.keys import KeyRing
 from quire.server.protocol.base import Body
 from quire.server.services import VERSION, Services
 
@@ -81,8 +83,9 @@ def create_app(to: Services) -> FastAPI:
     app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
     if to.options.enable_request_id_headers:
         app.add_middleware(RequestIds)
-    if to.options.api_key:
-        app.add_middleware(Guard, keys=to.options.api_key)
+    app.state.keys = KeyRing(to.options.api_key, to.options.api_key_file)
+    if to.options.api_key or to.options.api_key_file:
+        app.add_middleware(Guard, ring=app.state.keys)
     if to.options.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
@@ -101,9 +104,11 @@ def create_app(to: Services) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     engine = app.state.services.engine
     engine.start()
+    watching = asyncio.create_task(app.state.keys.watch())
     try:
         yield
     finally:
+        watching.cancel()
         await app.state.responses.close()
         app.state.services.renderers.close()
         await engine.stop()

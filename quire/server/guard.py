@@ -2,51 +2,53 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import uuid
 from collections.abc import Sequence
 
-import msgspec
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quire.server import page
-from quire.server.errors import is_anthropic, message_error
-from quire.server.services import MAX_ID_CHARS, REQUEST_ID
+from quire.server.errors import MOST_CHARS, error_response
+from quire.server.keys import KeyRing
+from quire.server.services import HOLDER, MAX_ID_CHARS, REQUEST_ID, TENANT
 
 OPEN = frozenset({"/health", "/live", "/ready", "/startup", "/ping"}) | page.OPEN
 """Probes bring no key, and a person must see the page to enter one."""
+UNKNOWN = "Unauthorized: send one of this server's keys as Authorization: Bearer KEY"
+FORBIDDEN = "this key may not ask for"
 
 
 class Guard:
-    """Lets a request pass if it brings one of the keys. Compares digests in constant time."""
+    """Lets a request pass if it brings a key that may ask for its path, and notes whose it is."""
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, ring: KeyRing) -> None:
         self._app = app
-        self._digests = [hashlib.sha256(key.encode()).digest() for key in keys]
+        self._ring = ring
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._passes(scope):
+        refused = None if scope["type"] == "lifespan" else self._refused(scope)
+        if refused is None:
             await self._app(scope, receive, send)
         else:
-            await _refused(scope)(scope, receive, send)
+            await refused(scope, receive, send)
 
-    def _passes(self, scope: Scope) -> bool:
-        if scope["type"] == "http":
-            path = scope["path"].removeprefix(scope.get("root_path", ""))
-            if scope["method"] == "OPTIONS" or path in OPEN:
-                return True
+    def _refused(self, scope: Scope) -> Response | None:
+        """The answer to one that may not pass."""
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if scope["type"] == "http" and (scope["method"] == "OPTIONS" or path in OPEN):
+            return None
         keys = _keys(scope["headers"])
-        return keys is not None and any(self._knows(key) for key in keys)
-
-    def _knows(self, key: bytes) -> bool:
-        digest = hashlib.sha256(key).digest()
-        found = False
-        for known in self._digests:  # all of them, so that time tells nothing
-            found |= hmac.compare_digest(digest, known)
-        return found
+        found = [holder for key in keys or () if (holder := self._ring.find(key)) is not None]
+        if not found:
+            return _answer(scope, 401, UNKNOWN, {"WWW-Authenticate": "Bearer"})
+        holder = found[0]
+        scope[TENANT], scope[HOLDER] = holder.tenant, holder
+        if not holder.may(path):
+            return _answer(scope, 403, f"{FORBIDDEN} {path[:MOST_CHARS]}")
+        return None
 
 
 def _keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
@@ -62,11 +64,10 @@ def _keys(headers: Sequence[tuple[bytes, bytes]]) -> list[bytes] | None:
     return keys
 
 
-def _refused(scope: Scope) -> Response:
-    message = "send one of this server's keys as Authorization: Bearer KEY"
-    body = message_error(401, message) if is_anthropic(scope) else {"error": "Unauthorized"}
-    headers = {"WWW-Authenticate": "Bearer"}
-    return Response(msgspec.json.encode(body), 401, headers, "application/json")
+def _answer(
+    scope: Scope, status: int, message: str, headers: dict[str, str] | None = None
+) -> Response:
+    return error_response(HTTPException(status, message, headers), scope)
 
 
 class RequestIds:

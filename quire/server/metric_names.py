@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from quire.core.limits import door
 from quire.core.snapshot import STEP_TOKENS
 from quire.core.timing import CUTS
 
@@ -118,6 +119,18 @@ OF_ENGINE = (
     _counter("grammars_failed", "Grammars that could not be compiled.", own=True),
     _counter("grammar_cache_hits", "Requests whose grammar was there already.", own=True),
     _counter("grammar_compile_seconds", "Time in which grammars were compiled.", own=True),
+    _gauge("queued_prompt_tokens", "Tokens of prompts that wait to be computed.", own=True),
+    _gauge(
+        "predicted_time_to_first_token_seconds",
+        "Of a prompt of the usual length that came now; 0: nothing is known yet.",
+        own=True,
+    ),
+    _counter(
+        "admission_rejections",
+        "Requests that got 429, by the bound they met.",
+        "reason",
+        *door.REASONS,
+    ),
     _counter(
         "request_time_seconds",
         "Where the time of ended sequences went in the engine.",
@@ -128,7 +141,20 @@ OF_ENGINE = (
 )
 """Asked of the engine when somebody reads the metrics."""
 
+OF_KEYS = (
+    _counter("key_requests", "Requests that a key had let in.", "key", own=True),
+    _counter("key_refused", "Requests of a key that got 429.", "key", own=True),
+    _counter("key_prompt_tokens", "Tokens of their prompts, cached ones too.", "key", own=True),
+    _counter("key_generation_tokens", "Tokens generated for a key.", "key", own=True),
+    _gauge("key_requests_here", "Requests of a key, running and waiting.", "key", own=True),
+    _gauge("key_queued_tokens", "Tokens of a key's prompts that wait.", "key", own=True),
+)
+"""Of each name in the key file; the same."""
+
 OF_REQUESTS = (
+    _counter(
+        "key_file_reads", "Readings of a changed key file.", "result", "ok", "failed", own=True
+    ),
     _counter("request_success", "Sequences that ended, by how.", "finished_reason", *REASONS),
     _histogram("request_prompt_tokens", "context", "Tokens of a prompt."),
     _histogram("request_generation_tokens", "context", "Tokens of an answer."),
@@ -165,4 +191,4 @@ HTTP = (
 )
 """Without a prefix."""
 
-ALL = (*OF_ENGINE, *OF_REQUESTS, *HTTP)
+ALL = (*OF_ENGINE, *OF_KEYS, *OF_REQUESTS, *HTTP)

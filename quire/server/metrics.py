@@ -206,6 +206,14 @@ def of_engine(
             yield _plain(one, cells[one.name], labels, prefix)
 
 
+def of_keys(now: Snapshot, keys: Mapping[bytes, str], labels: Labels) -> Iterator[Family]:
+    """What the engine has counted of each key. keys: their names, by tenant."""
+    found = figures.of_keys(now, keys)
+    for one in names.OF_KEYS:
+        if one.name in found:
+            yield _plain(one, found[one.name], labels, "quire")
+
+
 def histogram(
     name: str,
     about: str,

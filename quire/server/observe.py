@@ -30,6 +30,7 @@ from quire.server import metrics
 from quire.server.board import Board
 from quire.server.events import Event
 from quire.server.http_metrics import LOAD, Handled, HttpCounts, handler_of
+from quire.server.keys import KeyRing
 from quire.server.request_log import RequestLog
 from quire.server.services import VERSION, Services
 from quire.server.sse import json_response
@@ -44,13 +45,18 @@ router = APIRouter()
 
 ENGINE_S = 5.0
 """So long the engine may take to tell its counters: it answers between two steps."""
+LOAD_S = 0.5
+"""The same for /load, which a balancer waits for."""
 
 
 class Telemetry:
     """All that is counted and told of one app. A timing.Sink."""
 
-    def __init__(self, to: Services, routes: Iterable[BaseRoute], tracing: Tracing | None) -> None:
+    def __init__(
+        self, to: Services, routes: Iterable[BaseRoute], tracing: Tracing | None, ring: KeyRing
+    ) -> None:
         self._to = to
+        self._ring = ring
         self.http = HttpCounts(routes)
         places = [*self.http.names(), *metrics.board_names(to.max_model_len)]
         self.board = Board(places, to.shared_folder)
@@ -60,6 +66,7 @@ class Telemetry:
         self.prefixes = {"both": ("quire", "vllm")}.get(
             to.options.metrics_prefix, (to.options.metrics_prefix,)
         )
+        ring.counts = lambda result: self.board.add(f"key_file_reads {result}")
         over = None if tracing is None else tracing.over
         self.recorder = metrics.Recorder(self.board, to.max_model_len, over=over)
         if to.log_stats or tracing is not None:
@@ -109,12 +116,14 @@ class Telemetry:
             if now is not None:
                 state = sleep_state(to.engine.sleeping)
                 found += metrics.of_engine(now, state, to.engine.restarts, labels, prefix)
+        if now is not None:
+            found += metrics.of_keys(now, self._ring.names, labels)
         return _once(found)
 
-    async def snapshot(self) -> Snapshot | None:
+    async def snapshot(self, within_s: float = ENGINE_S) -> Snapshot | None:
         """The engine's own; None if it does not answer."""
         try:
-            return await asyncio.wait_for(self._to.engine.snapshot(0, False), ENGINE_S)
+            return await asyncio.wait_for(self._to.engine.snapshot(0, False), within_s)
         except (QuireError, TimeoutError):
             return None
 
@@ -195,10 +204,27 @@ async def show_metrics(http: Request) -> Response:
 
 @router.get("/load", tags=["metrics"])
 async def show_load(http: Request) -> Response:
-    """Requests under way."""
+    """Requests under way, what waits in the engine, and when a request that came now would begin.
+
+    What the engine does not tell in time is left out.
+    """
     if not http.app.state.services.options.enable_server_load_tracking:
         raise HTTPException(404, "load is not tracked here (--no-enable-server-load-tracking)")
-    return json_response({"server_load": http.app.state.telemetry.load})
+    telemetry = http.app.state.telemetry
+    told: dict[str, float] = {"server_load": telemetry.load}
+    now = await telemetry.snapshot(LOAD_S)
+    if now is not None:
+        door = now.door
+        told |= {
+            "queued_requests": door.requests,
+            "queued_tokens": door.queued_tokens,
+            "predicted_ttft_s": round(door.predicted_ttft_s, 4),
+        }
+        if door.max_requests:
+            told["max_queued_requests"] = door.max_requests
+        if door.max_queued_tokens:
+            told["max_queued_tokens"] = door.max_queued_tokens
+    return json_response(told)
 
 
 class _Registry(CollectorRegistry):
@@ -225,7 +251,7 @@ def install(app: FastAPI, to: Services, routers: Iterable[APIRouter]) -> None:
     endpoint = to.options.otlp_traces_endpoint
     tracing = None if endpoint is None else tracing_to(endpoint, to.names[0], VERSION)
     routes = [route for one in (*routers, router, app.router) for route in one.routes]
-    telemetry = Telemetry(to, routes, tracing)
+    telemetry = Telemetry(to, routes, tracing, app.state.keys)
     app.state.telemetry = telemetry
     app.include_router(router)
     app.add_middleware(Observed, telemetry=telemetry)

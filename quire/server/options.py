@@ -51,6 +51,9 @@ class ServerOptions:
     api_key: tuple[str, ...] = ()
     """Keys that clients must send as `Authorization: Bearer KEY`. None: everyone may ask. Better
     said in the environment, as QUIRE_API_KEY, several with commas: command lines can be seen."""
+    api_key_file: str | None = None
+    """YAML, TOML or JSON file of digests of further keys, each with a name and limits (`quire key`
+    makes them). It is read again when it changes, and on SIGHUP."""
     ssl_keyfile: str | None = None
     """File of the TLS key."""
     ssl_certfile: str | None = None
@@ -168,9 +171,9 @@ _GROUPS = {
     "server": "host port uds api_server_count root_path max_body_bytes keep_alive_timeout "
     "h11_max_incomplete_event_size h11_max_header_count shutdown_timeout middleware "
     "disable_fastapi_docs enable_offline_docs",
-    "access": "api_key ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs ssl_ciphers "
-    "enable_ssl_refresh allowed_origins allowed_methods allowed_headers allow_credentials "
-    "enable_dev_routes enable_profiler_routes",
+    "access": "api_key api_key_file ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
+    "ssl_ciphers enable_ssl_refresh allowed_origins allowed_methods allowed_headers "
+    "allow_credentials enable_dev_routes enable_profiler_routes",
     "answers": "strict skip_model_name_validation chat_template_content_format "
     "trust_request_chat_template default_chat_template_kwargs reasoning_effort_map "
     "exclude_tools_when_tool_choice_none reasoning_parser reasoning_parser_plugin "

@@ -6,9 +6,10 @@ Text work that may take long (a long prompt) leaves the event loop: tokenizing r
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from quire.core.params import RequestOutputKind, SamplingParams
@@ -17,6 +18,7 @@ from quire.server import forcing, templates
 from quire.server.admit import reworded
 from quire.server.asked import Asked, Conversation, Prompts
 from quire.server.bound import bound
+from quire.server.keys import OPERATOR, Holder
 from quire.server.services import Services
 from quire.server.splitting import splits
 from quire.server.templates import Texts
@@ -39,6 +41,10 @@ class Terms:
     arrived_at: float = 0.0
     size: int = 0
     """Of the body, in bytes: long ones are prepared in another thread."""
+    holder: Holder = OPERATOR
+    """Whose key it came with."""
+    deadline_at: float | None = None
+    """When nobody waits any more."""
 
 
 async def prepare(to: Services, asked: Asked, terms: Terms) -> list[Prepared]:
@@ -110,7 +116,7 @@ def _prepared(
         each = zip(asked.conversations, made)
         ruled = [forcing.rules(to, asked, one, text, form, params) for one, text in each]
     side = asked.truncation_side
-    return [
+    ready = [
         to.inputs.request(
             prompt,
             params,
@@ -126,3 +132,22 @@ def _prepared(
         )
         for prompt, rules in zip(prompts, ruled)
     ]
+    return [_owned(one, terms) for one in ready]
+
+
+def _owned(one: Prepared, terms: Terms) -> Prepared:
+    """The request as its tenant's: with what that may have, and a part of the cache of its own."""
+    holder, request = terms.holder, one.request
+    if not holder.tenant and terms.deadline_at is None:
+        return one
+    salt = request.salt
+    if holder.salt:
+        salt = hashlib.sha256(holder.salt + request.salt).digest()
+    owned = replace(
+        request,
+        tenant=holder.tenant,
+        terms=holder.terms,
+        salt=salt,
+        deadline_at=terms.deadline_at,
+    )
+    return replace(one, request=owned)

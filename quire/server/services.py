@@ -20,6 +20,7 @@ from quire.grammar.words import House
 from quire.server import splitting, templates
 from quire.server.asked import Asked
 from quire.server.events import Splitter
+from quire.server.keys import OPERATOR, Holder
 from quire.server.options import ServerOptions
 from quire.server.presence import UnderWay
 from quire.server.strict import Teller
@@ -36,6 +37,8 @@ REQUEST_ID = "quire.request_id"
 """Where the id of a request stands in its scope, if answers are to tell it."""
 TENANT = "quire.tenant"
 """Where it stands in the scope whose key a request brought (bytes), if there is more than one."""
+HOLDER = "quire.holder"
+"""Where the rest stands that is known of who brought it: a Holder."""
 VERSION = str(quire.__version__)
 
 
@@ -144,6 +147,13 @@ def services(http: Request) -> Services:
     """The services of the app that this request came to."""
     found = http.app.state.services
     assert isinstance(found, Services), found
+    return found
+
+
+def holder_of(http: Request) -> Holder:
+    """What is known of who asks; of a server without keys everyone is its operator."""
+    found = http.scope.get(HOLDER, OPERATOR)
+    assert isinstance(found, Holder), found
     return found
 
 

@@ -32,7 +32,7 @@ from quire.server.events import (
 )
 from quire.server.prepare import Terms, prepare
 from quire.server.presence import Presence
-from quire.server.services import Services, tenant_of
+from quire.server.services import Services, holder_of, tenant_of
 from quire.server.timing import Watch, watch
 from quire.text.assemble import Answer, Assembler
 from quire.text.inputs import Prepared
@@ -52,10 +52,11 @@ async def begin(
     watched = watch(http)
     if asked.timing or to.options.enable_per_request_metrics:
         watched.time()
-    terms = _terms(to, asked, http, prefix, watched)
+    seconds = admit.deadline_s(http.headers)
+    terms = _terms(to, asked, http, prefix, watched, seconds)
     presence = Presence(
         None if detached else http.receive,
-        admit.deadline_s(http.headers),
+        seconds,
         since=watched.received_at,
         tenant=tenant_of(http),
     )
@@ -75,13 +76,22 @@ async def begin(
     return Events(to, asked, terms.public_id, prepared, stream, presence, watched)
 
 
-def _terms(to: Services, asked: Asked, http: Request, prefix: str, watched: Watch) -> Terms:
+def _terms(
+    to: Services,
+    asked: Asked,
+    http: Request,
+    prefix: str,
+    watched: Watch,
+    seconds: float | None,
+) -> Terms:
     said = http.headers.get("content-length", "")
     return Terms(
         to.public_id(prefix, http, asked.request_id),
         admit.priority(to, asked, http.headers),
         watched.received_at,
         int(said) if said.isdecimal() else 0,
+        holder_of(http),
+        None if seconds is None else watched.received_at + seconds,
     )
 
 

@@ -17,9 +17,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from quire.core.block_pool import BlockPool
 from quire.core.cache_spec import Full
 from quire.core.kv_cache import KVCache
+from quire.core.limits.door import Door
 from quire.core.limits.grammars import GrammarLimit
+from quire.core.limits.kv_share import KvShare
 from quire.core.limits.seats import SeatLimit
+from quire.core.limits.short_first import ShortFirst
 from quire.core.limits.tokens import TokenBudget
+from quire.core.order.fair import Fair
 from quire.core.order.fifo import Fifo
 from quire.core.scheduler import Scheduler
 from quire.core.tiers.host import HostPool
@@ -236,11 +240,17 @@ class Done:
 def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=0):
     """host: blocks to which sequences are swapped; 0: they are computed again."""
     kv = KVCache(BlockPool(blocks), 4, (Full(),), host=HostPool(host))
-    limits = [TokenBudget(256), SeatLimit(seqs), GrammarLimit(executor.model.bound, MAX_LEN)]
+    order, budget = Fair(Fifo), TokenBudget(256)
+    limits = [
+        Door(most=256),
+        KvShare(order, blocks, kv.most_blocks),
+        *(budget, SeatLimit(seqs), ShortFirst(order, lambda: budget.left)),
+        GrammarLimit(executor.model.bound, MAX_LEN),
+    ]
     scheduler = Scheduler(
         kv,
         limits,
-        Fifo(),
+        order,
         max_seqs=seqs,
         max_len=MAX_LEN,
         steps_in_flight=depth,

@@ -105,7 +105,9 @@ def test_no_route_but_the_probes_answers_without_a_key(guarded, header):
             "/tokenize",
         ):
             got = http.get(path)
-            assert (got.status_code, got.json()) == (401, {"error": "Unauthorized"})
+            error = got.json()["error"]
+            assert (got.status_code, error["type"]) == (401, "AuthenticationError")
+            assert "Authorization: Bearer" in error["message"]
         assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 401
         assert http.get("/health").status_code == 200
 

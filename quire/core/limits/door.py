@@ -59,6 +59,7 @@ class Door(Limit):
         """Raise Overloaded if it may not come in now."""
         if request.parent is not None or request.spoken:
             return
+        self._quota.settle(self._clock())
         self._check_tenant(request)
         self._check_queue(request)
         self._check_deadline(request)
@@ -194,6 +195,7 @@ class Door(Limit):
 
     def figures(self) -> DoorFigures:
         """Who is here, and who was sent away."""
+        self._quota.settle(self._clock())
         here, usual = self.backlog.all, self._usual
         ahead = self.backlog.ahead(b"", 1.0, round(usual)) if here.tokens else 0.0
         return DoorFigures(

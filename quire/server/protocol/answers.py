@@ -315,6 +315,11 @@ class LoadAnswer(_Answer):
     """Requests under way in this process."""
 
     server_load: int
+    queued_requests: int | None = None
+    queued_tokens: int | None = None
+    predicted_ttft_s: float | None = None
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
 
 
 class MessageUsage(_Answer):
@@ -510,7 +515,7 @@ ERRORS: Mapping[str, str] = {
 
 def describe(document: Json) -> None:
     """Fill in what every operation of an OpenAPI document answers."""
-    errors_of: tuple[type[BaseModel], ...] = (ErrorAnswer, MessageErrorAnswer, UnauthorizedAnswer)
+    errors_of: tuple[type[BaseModel], ...] = (ErrorAnswer, MessageErrorAnswer)
     kinds = {*errors_of, *ANSWERS.values(), *CHUNKS.values()}
     refs, made = models_json_schema(
         [(kind, "validation") for kind in sorted(kinds, key=lambda kind: kind.__name__)],

@@ -1,0 +1,65 @@
+"""`quire key NAME`: make a key, and the entry that lets it in.
+
+The key is shown once and is kept nowhere: the key file has its digest alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import secrets
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from quire.errors import ConfigError
+
+PREFIX = "qk-"
+BYTES = 32
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print a new key, or the digest of one."""
+    parser = argparse.ArgumentParser(prog="quire key", description=__doc__)
+    parser.add_argument("name", help="whose key it is; keys of one name share their limits")
+    parser.add_argument(
+        "--add-to", type=Path, metavar="FILE", help="a key file (.yaml) to add the entry to"
+    )
+    parser.add_argument(
+        "--digest", action="store_true", help="read a key that exists from standard input"
+    )
+    args = parser.parse_args(argv)
+    key = sys.stdin.readline().strip() if args.digest else PREFIX + secrets.token_urlsafe(BYTES)
+    if not key:
+        raise ConfigError("--digest reads a key from standard input, and there was none")
+    digest = hashlib.sha256(key.encode()).hexdigest()
+    entry = f"  - name: {json.dumps(args.name)}\n    sha256: {digest}\n"
+    if args.add_to is not None:
+        add(args.add_to, entry)
+    if not args.digest:
+        print(f"key (shown once): {key}")
+    if args.add_to is None:
+        print(f"entry of the key file:\n\nkeys:\n{entry}")
+    else:
+        print(f"{args.add_to} has its digest: a running server sees it within a second")
+    return 0
+
+
+def add(path: Path, entry: str) -> None:
+    """Put an entry at the end of a key file; the file as it was before, if it would not do."""
+    from quire.server.keys import read
+
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"--add-to takes a .yaml file, got {str(path)!r}")
+    before = path.read_text() if path.exists() else "keys:\n"
+    if not before.endswith("\n"):
+        before += "\n"
+    fresh = path.with_name(f".{path.stem}.new{path.suffix}")
+    try:
+        fresh.touch(mode=0o600)
+        fresh.write_text(before + entry)
+        read(fresh)
+        fresh.replace(path)
+    finally:
+        fresh.unlink(missing_ok=True)

@@ -1,0 +1,257 @@
+"""Keys from a file: who may ask what, limits by key, reading the file again under load."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import time
+
+import httpx
+import pytest
+
+from quire.server import keys
+from quire.server.options import ServerOptions
+from tests.server.harness import Server
+
+PATHS = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/completions": {"prompt": "hi"},
+    "/v1/responses": {"input": "hi"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
+    "/generate": {"prompt": "hi"},
+}
+
+
+def digest(key):
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def write(path, *entries):
+    text = json.dumps({"keys": list(entries)})
+    fresh = path.with_suffix(".tmp")
+    fresh.write_text(text)
+    fresh.replace(path)
+
+
+def entry(name, **more):
+    return {"name": name, "sha256": digest(f"key of {name}"), **more}
+
+
+def bearer(name):
+    return {"Authorization": f"Bearer key of {name}"}
+
+
+def post(server, path, name, **more):
+    body = {"model": "tiny", **PATHS[path], **more}
+    return httpx.post(f"{server.url}{path}", json=body, headers=bearer(name), timeout=20)
+
+
+@pytest.fixture(scope="module")
+def guarded(tokenizer, tmp_path_factory):
+    """A server with a key file, and that file."""
+    path = tmp_path_factory.mktemp("keys") / "keys.json"
+    write(
+        path,
+        entry("a"),
+        entry("b"),
+        entry("narrow", routes=["/v1/completions", "/v1/models*"]),
+        entry("root", operator=True),
+        entry("one", max_requests=1),
+        entry("slow", tokens_per_minute=8),
+        entry("small", max_queued_tokens=10),
+    )
+    options = ServerOptions(api_key=("boss",), api_key_file=str(path))
+    with Server(tokenizer, options=options, step_s=0.002, seqs=8).running() as running:
+        running.keys = path
+        yield running
+
+
+@pytest.fixture(scope="module")
+def slow(tokenizer):
+    """A server whose steps take long, which it knows."""
+    with Server(tokenizer, step_s=0.05).running() as running:
+        httpx.post(f"{running.url}/v1/completions", json={"prompt": "hi", "max_tokens": 1})
+        yield running
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(request):
+    yield
+    if "guarded" in request.fixturenames:
+        request.getfixturevalue("guarded").wait_idle()
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_key_of_the_file_opens_every_dialect(guarded, path):
+    assert post(guarded, path, "a").status_code == 200
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", ["nobody", digest("key of a")])
+def test_an_unknown_key_is_a_typed_401_in_each_dialect(guarded, path, name):
+    got = post(guarded, path, name)
+    assert got.status_code == 401
+    assert got.headers["WWW-Authenticate"] == "Bearer"
+    error = got.json()["error"]
+    kind = "authentication_error" if "messages" in path else "AuthenticationError"
+    assert error["type"] == kind
+    assert "Authorization: Bearer KEY" in error["message"]
+
+
+def test_the_digest_in_the_file_is_no_key(guarded):
+    head = {"Authorization": f"Bearer {digest('key of a')}"}
+    assert httpx.get(f"{guarded.url}/v1/models", headers=head).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/tokenize"])
+def test_a_key_asks_only_for_routes_that_are_its(guarded, path):
+    body = PATHS.get(path, {"prompt": "a"})
+    got = httpx.post(f"{guarded.url}{path}", json=body, headers=bearer("narrow"))
+    assert got.status_code == 403
+    error = got.json()["error"]
+    assert error["type"] == (
+        "permission_error" if path == "/v1/messages" else "PermissionDeniedError"
+    )
+    assert path in error["message"]
+    assert post(guarded, "/v1/completions", "narrow").status_code == 200
+
+
+def test_what_shows_or_touches_others_is_for_operators(guarded):
+    for path in ("/metrics", "/load", "/quire/live", "/server_info", "/is_paused"):
+        got = httpx.get(f"{guarded.url}{path}", headers=bearer("a"))
+        assert (path, got.status_code) == (path, 403)
+    for head in (bearer("root"), {"Authorization": "Bearer boss"}):
+        assert httpx.get(f"{guarded.url}/metrics", headers=head).status_code == 200
+
+
+def stream_of(server, name, **more):
+    body = {"prompt": "hi", "stream": True, "max_tokens": 400, "ignore_eos": True, **more}
+    url = f"{server.url}/v1/completions"
+    return httpx.stream("POST", url, json=body, headers=bearer(name), timeout=20)
+
+
+def test_requests_at_a_time_are_a_typed_429_with_numbers_in_each_dialect(guarded):
+    with stream_of(guarded, "one") as running:
+        lines = running.iter_lines()  # kept: a dropped iterator closes the stream
+        next(lines)
+        for path in PATHS:
+            got = post(guarded, path, "one")
+            assert (path, got.status_code) == (path, 429)
+            assert int(got.headers["Retry-After"]) >= 1
+            error = got.json()["error"]
+            assert error["type"] == (
+                "rate_limit_error" if path == "/v1/messages" else "RateLimitError"
+            )
+            assert (error["key_requests"], error["max_key_requests"]) == (1, 1)
+            assert error["predicted_ttft_s"] > 0
+        assert post(guarded, "/v1/completions", "a").status_code == 200
+    assert post(guarded, "/v1/completions", "one", max_tokens=1).status_code == 200
+
+
+def test_tokens_a_minute_are_waited_for(guarded):
+    assert post(guarded, "/v1/completions", "slow", max_tokens=5).status_code == 200
+    got = post(guarded, "/v1/completions", "slow")
+    assert got.status_code == 429
+    assert 1 <= int(got.headers["Retry-After"]) <= 60
+    error = got.json()["error"]
+    assert error["max_key_tokens_per_minute"] == 8
+    assert "8 tokens a minute" in error["message"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_deadline_that_cannot_be_met_is_refused_at_once(slow, path):
+    head = {"X-Request-Timeout": "0.02"}
+    got = httpx.post(f"{slow.url}{path}", json=PATHS[path], headers=head)
+    assert got.status_code == 429
+    error = got.json()["error"]
+    assert error["predicted_ttft_s"] > 0.02
+    assert "predicted" in error["message"]
+
+
+def test_prefixes_are_not_shared_between_keys_unless_they_are_one_group(guarded):
+    body = {"prompt": "a prompt that two keys send, and both at length", "max_tokens": 1}
+    url = f"{guarded.url}/v1/completions"
+
+    def cached(name):
+        before = guarded.stats().prefix_hit_tokens
+        assert httpx.post(url, json=body, headers=bearer(name)).status_code == 200
+        return guarded.stats().prefix_hit_tokens - before
+
+    assert cached("a") == 0
+    assert cached("b") == 0
+    assert cached("a") > 0
+
+
+def test_the_metrics_tell_of_each_key_by_its_name_and_never_the_key(guarded):
+    post(guarded, "/v1/completions", "a")
+    text = httpx.get(f"{guarded.url}/metrics", headers=bearer("root")).text
+    assert 'quire:key_requests_total{engine="0",key="a",model_name="tiny"}' in text
+    assert (
+        'quire:admission_rejections_total{engine="0",model_name="tiny",reason="deadline"}' in text
+    )
+    for name in "ab":
+        assert digest(f"key of {name}") not in text
+        assert f"key of {name}" not in text
+
+
+def test_load_tells_the_queue_and_the_prediction(guarded):
+    post(guarded, "/v1/completions", "a")
+    got = httpx.get(f"{guarded.url}/load", headers=bearer("root")).json()
+    assert got["queued_tokens"] == 0
+    assert got["predicted_ttft_s"] > 0
+
+
+# -- reading the file again --------------------------------------------------------------------
+
+
+def until(true, within_s=8.0):
+    deadline = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come about"
+        time.sleep(0.02)
+
+
+def test_a_changed_file_counts_at_once_and_breaks_no_stream(tokenizer, tmp_path, monkeypatch):
+    monkeypatch.setattr(keys, "LOOK_S", 0.02)
+    path = tmp_path / "keys.json"
+    write(path, entry("a"), entry("b"))
+    options = ServerOptions(api_key_file=str(path))
+    with Server(tokenizer, options=options, step_s=0.005).running() as server:
+        asks = {"max_tokens": 200, "stream_options": {"include_usage": True}}
+        with stream_of(server, "a", **asks) as running:
+            lines = running.iter_lines()
+            next(lines)
+            write(path, entry("b"), entry("c"))
+            until(lambda: post(server, "/generate", "c").status_code == 200)
+            assert post(server, "/generate", "a").status_code == 401
+            assert post(server, "/generate", "b").status_code == 200
+            said = [line for line in lines if line.startswith("data: {")]
+        assert json.loads(said[-1].removeprefix("data: "))["usage"]["completion_tokens"] == 200
+        server.wait_idle()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{", '{"keys": 5}', '{"keys": [{"name": "a"}]}', '{"keys": [], "kees": []}', None],
+    ids=["no JSON", "no list", "no digest", "a slip", "no file"],
+)
+def test_a_broken_file_keeps_the_old_keys_and_says_so(tmp_path, caplog, text):
+    path = tmp_path / "keys.json"
+    write(path, entry("a"))
+    ring, results = keys.KeyRing(["boss"], path), []
+    ring.counts = results.append
+    if text is None:
+        path.unlink()
+    else:
+        path.write_text(text)
+    asyncio.run(ring.reload())
+    assert results == ["failed"]
+    assert "the keys of before stay" in caplog.text
+    assert ring.find(b"key of a").name == "a"
+    write(path, entry("b"))
+    asyncio.run(ring.reload())
+    assert results == ["failed", "ok"]
+    assert ring.find(b"key of a") is None
+    assert ring.find(b"boss") is keys.OPERATOR
+    assert ring.names[keys.holder_of(keys.Entry(name="a", sha256="")).tenant] == "a"
