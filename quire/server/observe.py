@@ -120,10 +120,10 @@ class Telemetry:
             found += metrics.of_keys(now, self._ring.names, labels)
         return _once(found)
 
-    async def snapshot(self, within_s: float = ENGINE_S) -> Snapshot | None:
+    async def snapshot(self, within_s: float | None = None) -> Snapshot | None:
         """The engine's own; None if it does not answer."""
         try:
-            return await asyncio.wait_for(self._to.engine.snapshot(0, False), within_s)
+            return await asyncio.wait_for(self._to.engine.snapshot(0, False), within_s or ENGINE_S)
         except (QuireError, TimeoutError):
             return None
 
