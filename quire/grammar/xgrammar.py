@@ -34,6 +34,8 @@ class XGrammar:
         self.ends = Ends(vocabulary)
         self._names = Names(vocabulary)
         self.everything = _everything(vocabulary)
+        rest = vocabulary.size % 32
+        self.last = np.int32((1 << rest) - 1 if rest else -1)
         self._tokens = list(vocabulary.tokens)
         for i, name in vocabulary.special:  # no text has this byte, so none holds the token
             if i < len(self._tokens):
@@ -147,6 +149,7 @@ class _Raw:
     def mask(self, words: Words) -> None:
         if not self.inner.fill_next_token_bitmask(words.reshape(1, -1)):
             words[:] = self.compiler.everything
+        words[-1] &= self.compiler.last  # it may set bits past the vocabulary
         clear(words, self.hidden)
         if not words.any() and not self.whole():
             self.fault = "the grammar has come to where nothing can follow"
