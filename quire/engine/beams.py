@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from quire.core.params import BeamSearchParams, SamplingParams
+from quire.core.terms import FREE, Terms
 from quire.core.types import Request, Stop, TokenLogprobs, Update
 from quire.errors import EngineError
 
@@ -53,6 +54,8 @@ class BeamSearch:
         vocab: int,
         priority: int = 0,
         salt: bytes = b"",
+        tenant: bytes = b"",
+        terms: Terms = FREE,
     ) -> None:
         self.name = name
         self.prompt = prompt
@@ -62,6 +65,8 @@ class BeamSearch:
         self._round = 0
         self._priority = priority
         self._salt = salt
+        self._tenant = tenant
+        self._terms = terms
         self._live = [Beam()]
         self._completed: list[Beam] = []
         self._asked: dict[str, Beam] = {}
@@ -128,6 +133,8 @@ class BeamSearch:
             params=self._sampling,
             priority=self._priority,
             salt=self._salt,
+            tenant=self._tenant,
+            terms=self._terms,
             parent=beam.request_id,
             hold=True,
         )

@@ -53,6 +53,8 @@ def _search(inputs: InputProcessor, one: Prepared, width: int, penalty: float) -
         vocab=inputs.vocab_size,
         priority=request.priority,
         salt=request.salt,
+        tenant=request.tenant,
+        terms=request.terms,
     )
 
 

@@ -35,12 +35,6 @@ class ErrorAnswer(_Answer):
     error: ErrorDetail
 
 
-class UnauthorizedAnswer(_Answer):
-    """No key, or a wrong one: said before any route is asked."""
-
-    error: str
-
-
 class MessageErrorDetail(_Answer):
     """As Anthropic's clients read it."""
 
@@ -528,8 +522,6 @@ def describe(document: Json) -> None:
             status: {"description": text, "content": _json(refs[kind, "validation"])}
             for status, text in ERRORS.items()
         }
-        if kind is ErrorAnswer:
-            errors["401"]["content"] = _json(refs[UnauthorizedAnswer, "validation"])
         for method, operation in methods.items():
             responses = operation["responses"]
             responses.pop("422", None)  # FastAPI's own; ours are 400
