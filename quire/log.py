@@ -14,9 +14,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Literal, TextIO
 
 FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 WHEN = "%m-%d %H:%M:%S"
@@ -26,6 +27,32 @@ _PLAIN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "col
 """Attributes that every record has; others came with `extra=`."""
 
 Style = Literal["text", "json"]
+
+
+class Lossy:
+    """A stream for people to read: what it cannot take is lost, and nobody fails of it.
+
+    A log may lie on a disk that is full, or be a pipe whose reader has gone.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.encoding = stream.encoding
+
+    def write(self, text: str) -> int:
+        with suppress(OSError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
 
 
 def setup(

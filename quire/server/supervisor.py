@@ -16,6 +16,7 @@ import resource
 import selectors
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,7 @@ from quire.engine.messages import error_of
 from quire.engine.spawn import EngineChild, EngineProcess, ended
 from quire.engine.watch import TICK_S, state_of
 from quire.engine.watchdog import Watchdog
+from quire.log import Lossy
 from quire.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -218,7 +220,7 @@ class Supervisor:
         self._welcome[child] = welcome
         if len(self._welcome) == len(self._api) and not self._welcomed:
             self._welcomed = True
-            print(welcome, flush=True)  # noqa: T201 what people wait for
+            print(welcome, file=Lossy(sys.stdout), flush=True)  # what people wait for
 
     def restart(self, reason: str) -> None:
         """End the engine at once, whatever it does, and start another: streams go on there."""

@@ -8,12 +8,14 @@ torch is imported only where a tensor is made: headers are for tools without it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
 from quire.errors import WeightError
+from quire.log import Lossy
 from quire.weights.headers import TensorHeader, check_index, file_headers, headers
 from quire.weights.hub import resolve
 from quire.weights.listing import load_json, weight_files, weight_map
@@ -64,6 +66,7 @@ def _bar(files: list[Path], safe: bool, progress: bool) -> Iterator[Path]:
         files,
         desc=f"Loading {kind} checkpoint shards",
         disable=not progress,
+        file=Lossy(sys.stderr),
         bar_format="{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} "
         "[{elapsed}<{remaining}, {rate_fmt}]\n",
     )

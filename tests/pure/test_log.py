@@ -1,5 +1,7 @@
 """How a process of ours tells what it does, and what the environment says to it."""
 
+import errno
+import io
 import json
 import logging
 import re
@@ -124,3 +126,21 @@ def test_what_is_missed_is_a_warning_unless_it_is_off():
         logging.WARNING
     ]
     assert list(environment.notes({"VLLM_BATCH_INVARIANT": "0"})) == []
+
+
+class Full(io.StringIO):
+    """As a file on a disk without room."""
+
+    encoding = "utf-8"
+
+    def write(self, text):
+        raise OSError(errno.ENOSPC, "no room")
+
+    def flush(self):
+        self.write("")
+
+
+def test_what_cannot_be_written_for_people_to_read_is_lost_and_nobody_fails():
+    lossy = log.Lossy(Full())
+    print("a word", file=lossy, flush=True)
+    assert lossy.write("four") == 4
