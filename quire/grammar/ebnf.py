@@ -17,6 +17,8 @@ from quire.errors import RequestError
 from quire.grammar import regex
 
 MOST_CHARS = 200_000
+MOST_REGULAR = 2_000
+"""Characters of the regular expression that a whole grammar is, if its texts are to be closed."""
 MOST_DEPTH = 100
 """Groups within groups."""
 _RULE = re.compile(r"(?m)^\s*[A-Za-z_][\w-]*\s*::=")
@@ -138,6 +140,14 @@ class Rules:
             self._known[name] = None  # while it is looked at: within itself it is not regular
             self._known[name] = self.regular(self.by_name[name])
         return self._known[name]
+
+
+def as_regex(text: str) -> regex.Node | None:
+    """A caller's grammar as one regular expression. None: it is Lark, recursive, or names tokens.
+
+    Raises RequestError.
+    """
+    return Rules(text, MOST_REGULAR).regular(Ref("root")) if is_ebnf(text) else None
 
 
 def _unrolled(name: str, rule: Expr) -> Expr:

@@ -120,6 +120,19 @@ _KINDS: dict[str, type[Any]] = {
 }
 
 
+def has_grammar(form: Form) -> bool:
+    """Whether a caller's own grammar stands in it."""
+    if isinstance(form, Grammar):
+        return True
+    if isinstance(form, Seq | Either):
+        return any(map(has_grammar, form.parts))
+    if isinstance(form, Tags):
+        return any(map(has_grammar, form.tags))
+    if isinstance(form, Tag):
+        return has_grammar(form.content)
+    return isinstance(form, Repeat) and has_grammar(form.part)
+
+
 def dump(form: Form) -> str:
     """The form as JSON text: equal forms give equal text."""
     return json.dumps(_plain(form), ensure_ascii=False, separators=(",", ":"))

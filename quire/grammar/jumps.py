@@ -1,6 +1,6 @@
 """How much farther off the end of a text can come by one token, found from its form.
 
-    bounds(form, spelling) -> Bounds    None: a grammar of the user's own, which nothing is known of
+    bounds(form, spelling) -> Bounds    None: a recursive grammar of the user's own, or one in Lark
 
 Upper bounds in tokens, none of them a guess at what a text costs now: that is found on the matcher
 itself (quire.grammar.ways). They decide how early a budget must be looked after.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import RequestError
-from quire.grammar import forms, regex
+from quire.grammar import ebnf, forms, regex
 from quire.grammar.forms import Form
 from quire.grammar.shortest import Shortest
 from quire.grammar.spelling import Spelling
@@ -111,9 +111,9 @@ class _Forms:
         if isinstance(form, forms.Json):
             return _Json(self, json.loads(form.schema)).cost()
         if isinstance(form, forms.Regex):
-            node = regex.whole(regex.parse(form.pattern), search=False)
-            self.name_pattern(node, in_json=False)
-            return _Cost(_lowest(node), _farthest(node), _farthest(node))
+            return self._own(regex.whole(regex.parse(form.pattern), search=False))
+        if isinstance(form, forms.Grammar):
+            return self._own(ebnf.as_regex(form.text))
         if isinstance(form, forms.Choice):
             return self._either([self._text(one) for one in form.options])
         if isinstance(form, forms.Text):
@@ -122,6 +122,13 @@ class _Forms:
             self.marks.add(form.mark)
             return self._text(form.mark)
         return self._composed(form)
+
+    def _own(self, node: regex.Node | None) -> _Cost:
+        """Of a pattern that is all of the text, or of a caller's grammar that says no more."""
+        if node is None:
+            raise _UnknownError
+        self.name_pattern(node, in_json=False)
+        return _Cost(_lowest(node), _farthest(node), _farthest(node))
 
     def _composed(self, form: Form) -> _Cost:
         if isinstance(form, forms.Seq):

@@ -63,6 +63,11 @@ class Workshop:
         wanted = forms.load(form)
         grammar = self.compiler(backend).compile(wanted)
         least = closing.plan(wanted, grammar.matcher(), self.spelling)
+        if least.least is None and not forms.has_grammar(wanted):
+            raise RequestError(
+                f"{grammar.compiler.name} comes to no end of the form that is surely reached, so "
+                "that its texts could be cut off: ask for a simpler one, or for another backend"
+            )
         return Done(grammar.compiler.name, grammar.dump(), msgspec.to_builtins(least), 0.0)
 
     def load(self, done: Done) -> Ready:

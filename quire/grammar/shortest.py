@@ -15,7 +15,7 @@ from collections import deque
 from typing import Any
 
 from quire.errors import RequestError
-from quire.grammar import forms, regex
+from quire.grammar import ebnf, forms, regex
 from quire.grammar.forms import Form
 from quire.grammar.texts import Place, Texts, TooComplex
 
@@ -39,6 +39,9 @@ class Shortest:
             return _Values(self, json.loads(form.schema)).text()
         if isinstance(form, forms.Regex):
             return _matching([regex.whole(regex.parse(form.pattern), search=False)])
+        if isinstance(form, forms.Grammar):
+            node = ebnf.as_regex(form.text)
+            return None if node is None else _matching([node])
         if isinstance(form, forms.Choice):
             return min(form.options, key=len, default=None)
         if isinstance(form, forms.Text):

@@ -438,6 +438,33 @@ def test_a_grammar_of_the_users_own_is_not_closed():
     assert room.allowed(guide, 1) == room.allowed(guide, None)
 
 
+OWN = {
+    "a query": """root ::= "SELECT " name (", " name)* " FROM " name (" WHERE " cond)? ";"
+        name ::= [a-z] [a-z_]*
+        cond ::= name " = " (number | "'" [^']{3,} "'")
+        number ::= [0-9]+""",
+    "lines": 'root ::= item{2,}\nitem ::= "- " text "\\n"\ntext ::= [A-Z] [a-z ]+ [.!?]',
+    "a list": "root ::= word | word \", \" root\nword ::= 'red' | 'green' | 'ultramarine'",
+}
+
+
+@each_room
+@pytest.mark.parametrize("name", OWN)
+def test_a_grammar_of_rules_that_are_no_part_of_themselves_is_closed(name, room):
+    form, rng = Grammar(OWN[name]), random.Random(name)
+    least = room.least(form)
+    for budget in (*range(least, least + 8), *range(least + 9, least + 61, 7)):
+        guide, text = room.walk(form, budget, DRAWS[budget % 4], rng)
+        assert guide.complete, (budget, least, text)
+
+
+@pytest.mark.parametrize("text", ['root ::= "(" root* ")"', 'root ::= "a" <think>'])
+def test_other_grammars_of_rules_are_not(text):
+    room = ROOMS["knotty"]
+    grammar = room.compiler.compile(Grammar(text))
+    assert closing.plan(Grammar(text), grammar.matcher(), room.spelling).least is None
+
+
 def test_many_are_filled_as_each_alone():
     room = ROOMS["embedded"]
     work = [
