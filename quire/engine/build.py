@@ -78,6 +78,10 @@ Texts = Callable[[EngineConfig, Callable[[], Path]], None]
 the tokenizer."""
 
 
+LEAST_OF_LONG = {cpu.name: 16, cuda.name: 32}
+"""Tokens of a long prompt beside decoding rows at least: a GPU computes 32 as fast as one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bare:
     """An engine that knows tokens only."""
@@ -414,7 +418,7 @@ def scheduler_of(config: EngineConfig, grammars: GrammarSource | None = None) ->
         [
             door_of(said),
             KvShare(order, cache.num_blocks, kv.most_blocks),
-            *limits_of(said, order),
+            *limits_of(said, order, LEAST_OF_LONG[config.device.kind]),
             GrammarLimit(grammars, said.max_model_len, missing=missing),
         ],
         order,
@@ -439,14 +443,15 @@ def specs_of(cache: CacheSection) -> tuple[CacheSpec, ...]:
     return tuple(Full() if g.window is None else Window(g.window) for g in cache.groups)
 
 
-def limits_of(said: SchedulerSection, queue: Order) -> list[Limit]:
+def limits_of(said: SchedulerSection, queue: Order, least_of_long: int) -> list[Limit]:
     """In order: each sees what those before it left of the wish. queue: who waits."""
     budget = TokenBudget(said.max_num_batched_tokens)
     limits: list[Limit] = []
     if said.long_prefill_token_threshold:
         limits.append(ChunkCap(said.long_prefill_token_threshold))
     limits += [budget, SeatLimit(said.max_num_seqs)]
-    pace = Pace(said.inter_token_target_s) if said.inter_token_target_s else None
+    target = said.inter_token_target_s
+    pace = Pace(target, least_of_long=least_of_long) if target else None
     if pace is not None:
         limits.append(pace)
     if said.chunked_prefill:

@@ -14,6 +14,7 @@ Where nobody decodes, prompts get all there is: nobody waits for a token then.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 from quire.core.limits.base import NO_BOUND, Limit
@@ -23,18 +24,18 @@ LEAST = 64
 """Prompt tokens a step may always have, whatever the target: prompts must get on too."""
 FIRST = 256
 """Prompt tokens of the first step beside decoding rows, when nothing is known yet."""
-LEAST_OF_LONG = 16
+LEAST_OF_LONG = 32
 """The same of long prompts. Fewer save next to nothing: a step reads all of the context anyway."""
 FULL = 0.4
 """Of what is allowed, so much makes a step full: rounding may take more than half."""
-TWICE = 1.8
+TWICE = 1.9
 """Bare steps that one with a long prompt may take; what varies comes on top."""
 LONG = 8
 """A prompt is long that would take more than so many full steps."""
 LOOK_EVERY = 50
 """After so many steps with prompts one goes without, to see what a bare one takes."""
-DEPTH = 4
-"""Most steps in flight: what was planned is learnt so much later."""
+DEPTH = 8
+"""So many plans are remembered: more than are in flight."""
 
 
 @dataclass(slots=True)
@@ -46,10 +47,19 @@ class _Fit:
 
     def learn(self, prompt_tokens: int, seconds: float, target_s: float) -> None:
         fits = max(prompt_tokens * target_s / seconds, self.least)
-        if fits < prompt_tokens or prompt_tokens >= FULL * self.most:
+        unknown = self.most >= NO_BOUND
+        if unknown or fits < prompt_tokens or prompt_tokens >= FULL * self.most:
             self.most = fits
         else:
             self.most = max(self.most, fits)
+
+
+@dataclass(slots=True)
+class _Plan:
+    """Tokens of prompts in a step, and those of long ones among them."""
+
+    tokens: int = 0
+    longs: int = 0
 
 
 class Pace(Limit):
@@ -58,24 +68,24 @@ class Pace(Limit):
     left_of_long: the same of the lower target; long ones count for both.
     """
 
-    def __init__(self, target_s: float) -> None:
+    def __init__(self, target_s: float, *, least_of_long: int = LEAST_OF_LONG) -> None:
         assert target_s > 0, target_s
         self.target_s = target_s
         self.bare_s = 0.0  # what a step of decoding rows alone takes; 0: not known
         self.short = _Fit(LEAST)
-        self.long = _Fit(LEAST_OF_LONG)
+        self.long = _Fit(least_of_long)
         self.left = NO_BOUND
         self.left_of_long = NO_BOUND
         self.longs = 0  # rows of long prompts in this step
-        self.longs_lately = 0  # steps for which it may be one of a long prompt that lands
+        self.plans: deque[_Plan] = deque(maxlen=DEPTH)  # the latest last
         self.unseen = 0  # steps with prompts since a bare one
         self.decoding = 0  # rows of this step
         self.decoded = 0  # rows of the step before: those of this one may come late in it
 
     def begin(self, sequences: int) -> None:
         self.decoded, self.decoding = self.decoding, 0
-        self.longs_lately = DEPTH if self.longs else max(self.longs_lately - 1, 0)
         self.longs = 0
+        self.plans.append(_Plan())
         self.left = self._room(self.short)
         self.left_of_long = min(self._room(self.long), self.left)
         if self._looks:
@@ -88,7 +98,7 @@ class Pace(Limit):
         if self._is_long(seq):
             left = self.left_of_long
             if self.left > 0 and not self.longs:
-                left = max(left, LEAST_OF_LONG)  # shorter ones took all, step after step
+                left = max(left, self.long.least)  # shorter ones took all, step after step
         return max(0, min(want, left))
 
     def room(self) -> int:
@@ -114,15 +124,21 @@ class Pace(Limit):
             self._see_bare(seconds)
             return
         self.unseen += 1
-        if self.longs_lately and self.bare_s:
+        long_tokens = self._long_tokens(prompt_tokens)
+        if not long_tokens and prompt_tokens >= LEAST:
+            self.short.learn(prompt_tokens, seconds, self._target_s)
+        elif long_tokens == prompt_tokens and self.bare_s:
             self.long.learn(prompt_tokens, seconds, TWICE * self.bare_s)
-        elif prompt_tokens >= LEAST:
-            self.short.learn(prompt_tokens, seconds, max(self.target_s, TWICE * self.bare_s))
+
+    @property
+    def _target_s(self) -> float:
+        """Of short prompts."""
+        return max(self.target_s, TWICE * self.bare_s)
 
     @property
     def _looks(self) -> bool:
         """This step shall be a bare one, to see what that takes."""
-        unknown = self.longs_lately > 0 and not self.bare_s
+        unknown = not self.bare_s and any(plan.longs for plan in self.plans)
         return self.decoded > 0 and (unknown or self.unseen >= LOOK_EVERY)
 
     @property
@@ -130,9 +146,12 @@ class Pace(Limit):
         return bool(self.decoding or self.decoded)
 
     def _room(self, fit: _Fit) -> int:
-        if fit.most >= NO_BOUND:
-            return FIRST if fit is self.short else NO_BOUND
-        return max(fit.least, _even(int(fit.most) + self.decoded) - self.decoded)
+        if self.short.most >= NO_BOUND:
+            return FIRST
+        most = fit.most
+        if most >= NO_BOUND:  # of no long prompt yet; half of what the shorter ones promise
+            most = self.short.most * TWICE * self.bare_s / self._target_s / 2
+        return max(fit.least, _even(int(most) + self.decoded) - self.decoded)
 
     def _count(self, seq: Sequence, n: int, sign: int) -> None:
         if _decodes(seq):
@@ -140,7 +159,20 @@ class Pace(Limit):
             return
         self.left -= sign * n
         self.left_of_long -= sign * n
-        self.longs += sign * self._is_long(seq)
+        is_long = self._is_long(seq)
+        self.longs += sign * is_long
+        if self.plans:
+            self.plans[-1].tokens += sign * n
+            self.plans[-1].longs += sign * n * is_long
+
+    def _long_tokens(self, prompt_tokens: int) -> int:
+        """Of a step that landed, those of long prompts. Plans land in order; some never do."""
+        for place, plan in enumerate(self.plans):
+            if plan.tokens == prompt_tokens:
+                for _ in range(place + 1):
+                    self.plans.popleft()
+                return plan.longs
+        return 0
 
     def _is_long(self, seq: Sequence) -> bool:
         """Whether its prompt, without what was cached, takes many steps: also towards its end."""

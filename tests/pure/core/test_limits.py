@@ -9,11 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.draft import Draft
+from quire.core.limits.door import Door
 from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.pace import LEAST, Pace
+from quire.core.limits.kv_share import KvShare
+from quire.core.limits.pace import LEAST, LONG, Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
+from quire.core.limits.short_first import ShortFirst
 from quire.core.limits.tokens import TokenBudget, WholePrompts
+from quire.core.order.fair import Fair
+from quire.core.order.fifo import Fifo
 from quire.core.types import State
 from quire.errors import TooLong, Unsupported
 from tests.pure.core.made import FakeGrammars, bound, request, sequence
@@ -26,6 +31,9 @@ MAKERS = {
     "partial": PartialPrefills,
     "long": lambda k: LongPrefills(k, 5),
     "grammars": lambda k: GrammarLimit(None, 9),
+    "door": lambda k: Door(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
+    "kv share": lambda k: KvShare(Fair(Fifo), 4 * k, lambda tokens: tokens),
+    "short first": lambda k: ShortFirst(Fifo(), lambda: 3 * k),
     "pace": lambda k: paced(k, known=False),
     "pace, known": lambda k: paced(k, known=True),
 }
@@ -55,6 +63,13 @@ def seqs_of(wishes):
 
 def state_of(limit):
     return dict(vars(limit))
+
+
+def known_to(limit):
+    """What a copy of a limit shares with it: sequences, and all else that is itself and no value."""
+    held = [one for value in vars(limit).values() if isinstance(value, dict | list) for one in value]
+    found = [*held, *vars(limit).values()]
+    return {id(one): one for one in found if type(one).__eq__ is object.__eq__}
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
@@ -90,7 +105,7 @@ def test_slack_rows_are_granted_and_counted_like_any_other(make, size, wishes):
         if n:
             limit.take(seq, n)
     one = sequence(prompt=range(9), output=(1,), planned=9, state=State.RUNNING)
-    other = copy.deepcopy(limit)
+    other = copy.deepcopy(limit, known_to(limit))
     rows = min(limit.slack(), 5)
     for _ in range(rows):
         assert limit.allow(one, 1) == 1
@@ -178,6 +193,11 @@ def prompt_of(tokens):
     return sequence(prompt=range(tokens), planned=0, state=State.WAITING)
 
 
+def short(limit):
+    """A prompt that would take all that a step has, and is not long."""
+    return prompt_of(int(min(limit.short.most, 20_000) * LONG))
+
+
 def told(limit, rows, prompt_tokens, seconds):
     """A step of so many decoding rows was planned and landed; the next is being planned."""
     limit.begin(rows + 1)
@@ -190,7 +210,7 @@ def granted(limit, rows=4):
     """Prompt tokens that the next step may have."""
     limit.begin(rows + 1)
     limit.take_ones(rows)
-    return limit.allow(prompt_of(9000), 9000)
+    return limit.allow(short(limit), 100_000)
 
 
 def run_full_steps(limit, fixed_s, token_s, steps, rows=4):
@@ -219,7 +239,7 @@ def test_a_step_beside_decoding_rows_fills_the_tiles_of_products(rows, fits, tok
     limit = Pace(0.050)
     told(limit, rows, 2 * fits, 0.100)
     limit.take_ones(rows)
-    assert limit.allow(prompt_of(9000), 9000) + rows == tokens
+    assert limit.allow(short(limit), 9000) + rows == tokens
 
 
 @pytest.mark.parametrize(("fixed_s", "token_s"), [(0.0, 22e-6), (0.02, 22e-6), (0.005, 2e-3)])
@@ -240,7 +260,7 @@ def test_prompts_get_all_they_want_while_nobody_decodes():
 def test_a_prompt_gets_on_however_slow_the_device_is():
     limit = Pace(0.050)
     told(limit, 1, 100, 10.0)
-    assert limit.allow(prompt_of(5000), 5000) == LEAST
+    assert limit.allow(short(limit), 5000) == LEAST
 
 
 def test_a_step_that_stalled_is_forgotten_after_some_full_ones():
