@@ -37,6 +37,7 @@ from quire.server import (
     responses,
     tokens,
 )
+from quire.server.browsers import Browsers, is_loopback
 from quire.server.guard import Guard, RequestIds
 from quire.server.keys import KeyRing
 from quire.server.protocol.base import Body
@@ -86,6 +87,11 @@ def create_app(to: Services) -> FastAPI:
     app.state.keys = KeyRing(to.options.api_key, to.options.api_key_file)
     if to.options.api_key or to.options.api_key_file:
         app.add_middleware(Guard, ring=app.state.keys)
+    app.add_middleware(
+        Browsers,
+        allowed=to.options.allowed_origins,
+        is_local=to.options.uds is None and is_loopback(to.options.host),
+    )
     if to.options.allowed_origins:
         app.add_middleware(
             CORSMiddleware,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -22,6 +23,9 @@ MOST_STRINGS = 1 << 18
 is done meanwhile."""
 MOST_VALUES = MOST_IDS + MOST_STRINGS
 """Of one body, numbers included: each costs many times the bytes that it is written with."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_NO_NUMBER = re.compile(rb"NaN|Infinity")
+"""The parser would read them, and pass them on in whatever field no number is expected."""
 SMALL_BYTES = 1 << 16
 """Bodies up to this size have room always."""
 ROOM_BODIES = 8
@@ -106,6 +110,8 @@ def _check_values(body: bytes) -> None:
         raise RequestError(f"the body must have at most {MOST_VALUES} values")
     if body.count(b'"') - body.count(b'\\"') > 2 * MOST_STRINGS:  # those within texts are free
         raise RequestError(f"the body must have at most {MOST_STRINGS} strings, names included")
+    if (b"NaN" in body or b"Infinity" in body) and _NO_NUMBER.search(_STRING.sub(b"", body)):
+        raise RequestError("NaN and Infinity are no numbers of JSON")
 
 
 async def _received(http: Request, limit: int, share: _Share) -> bytes:

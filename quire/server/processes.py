@@ -323,12 +323,18 @@ def _show_access_log(hidden: tuple[str, ...]) -> None:
 
 
 def shows(hidden: Iterable[str]) -> Callable[[logging.LogRecord], bool]:
-    """A filter of the access log that leaves out these paths, each alone or several with commas."""
+    """A filter of the access log that leaves out these paths, each alone or several with commas.
+
+    Of all others it leaves out what stands behind the path: clients put keys there by mistake.
+    """
     paths = {path.strip() for one in hidden for path in one.split(",")}
 
     def shown(record: logging.LogRecord) -> bool:
         args = record.args  # client, method, path with query, HTTP version, status
-        path = str(args[2]) if isinstance(args, tuple) and len(args) > 2 else ""
-        return path.partition("?")[0] not in paths
+        if not isinstance(args, tuple) or len(args) < 3:
+            return True
+        path = str(args[2]).partition("?")[0]
+        record.args = (*args[:2], path, *args[3:])
+        return path not in paths
 
     return shown

@@ -278,10 +278,12 @@ def test_texts_that_can_never_fit_are_not_tokenized(http):
     ("path", "body", "param"),
     [
         (COMPLETE, {"prompt": [[65]] * 300_000}, "prompt"),
-        (COMPLETE, {"prompt": [65] * 3_000_000}, "prompt"),
+        (COMPLETE, {"prompt": [65] * 3_000_000}, None),  # before it is read
+        (COMPLETE, {"prompt": [65] * 2_200_000}, "prompt"),
         ("/detokenize", {"tokens": [65] * 100_000}, "tokens"),
-        ("/detokenize", {"tokens": [65] * 3_000_000}, "tokens"),
-        (f"{CHAT}/batch", {"messages": [HELLO] * 100_000}, "messages"),
+        ("/detokenize", {"tokens": [65] * 3_000_000}, None),
+        (f"{CHAT}/batch", {"messages": [HELLO] * 20_000}, "messages"),
+        (f"{CHAT}/batch", {"messages": [HELLO] * 100_000}, None),
     ],
 )
 def test_lists_without_end_are_refused_in_a_moment(http, path, body, param):

@@ -145,3 +145,10 @@ def test_the_access_log_leaves_out_the_paths_it_is_told_to():
 
     assert not any(shown(line(path)) for path in ("/health", "/live?x=1", "/metrics"))
     assert all(shown(line(path)) for path in ("/v1/models", "/healthy", "/"))
+
+
+def test_the_access_log_shows_paths_without_what_stands_behind_them():
+    args = ("127.0.0.1:5", "GET", "/v1/models?api_key=secret", "1.1", 401)
+    made = logging.LogRecord("uvicorn.access", 20, "", 0, '%s - "%s %s HTTP/%s" %d', args, None)
+    assert processes.shows([])(made)
+    assert made.getMessage() == '127.0.0.1:5 - "GET /v1/models HTTP/1.1" 401'
