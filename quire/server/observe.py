@@ -28,6 +28,7 @@ from quire.core.snapshot import Snapshot
 from quire.errors import QuireError
 from quire.server import metrics
 from quire.server.board import Board
+from quire.server.errors import error_response
 from quire.server.events import Event
 from quire.server.http_metrics import LOAD, Handled, HttpCounts, handler_of
 from quire.server.keys import KeyRing
@@ -157,7 +158,11 @@ def _once(families: Iterable[Family]) -> list[Family]:
 
 
 class Observed:
-    """The outermost middleware: each HTTP request gets a Watch, and is counted when it is over."""
+    """The outermost middleware: each HTTP request gets a Watch, and is counted when it is over.
+
+    What nobody meant to raise ends here: further out the server would close the connection behind
+    the answer, and the client's next request on it would be lost.
+    """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self._app = app
@@ -172,8 +177,13 @@ class Observed:
         seen = scope[KEY] = Watch(began, headers, self._telemetry)
         answer: dict[str, Any] = {}
         self._telemetry.http.began(scope["method"])
+        observed = sender(seen, send, answer.update)
         try:
-            await self._app(scope, receive, sender(seen, send, answer.update))
+            await self._app(scope, receive, observed)
+        except Exception as error:
+            if answer:
+                raise  # it has begun: only the end of the connection says that this is no answer
+            await error_response(error, scope)(scope, receive, observed)
         finally:
             handled = Handled(
                 handler_of(scope),

@@ -538,7 +538,7 @@ def test_many_cancels_at_any_moment_leave_nothing(staged):
     assert after[1] <= before[1] + 1, "files"
     assert after[2] <= before[2] + 1, "threads"
     statuses = {status for _, status in ends}
-    assert statuses <= {200, 408, 499, 503, None}, ends
+    assert statuses <= {200, 408, 429, 499, 503, None}, ends  # 429: no time for its deadline
     assert sum(ends.values()) == CANCELS
     messages = {"messages": HELLO, "max_tokens": 5}
     got = httpx.post(f"{scene.server.url}/v1/chat/completions", json=messages, timeout=20)
