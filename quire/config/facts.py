@@ -8,13 +8,13 @@ strictly, and its attention_layers() replace `layers` when an engine is built.
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.config.json_file import MOST_CONFIG_BYTES, check_sizes, read_object, reading
 from quire.config.kv_layout import LayerFacts
 from quire.config.quantization import QuantFacts, read_quantization
 from quire.errors import ConfigError
@@ -92,16 +92,8 @@ class DeviceFacts:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} if there is no file."""
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as e:
-        raise ConfigError(f"{path} is not JSON: {e}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} holds {type(value).__name__}, not a JSON object")
-    return value
+    """A JSON object from a file; {} if there is no file. Raises ConfigError."""
+    return read_object(path, MOST_CONFIG_BYTES) if path.is_file() else {}
 
 
 def read_hf_config(
@@ -118,12 +110,18 @@ def read_hf_config(
         raise ConfigError(f"no config.json in {folder} (found: {found}); is this a model's folder?")
     hf = read_json(path)
     if not callable(overrides):
-        return with_rope(hf, merge(hf, overrides or {}))
+        return checked(with_rope(hf, merge(hf, overrides or {})))
     changed = overrides(copy.deepcopy(hf))
     if not isinstance(changed, dict):
         message = "hf_overrides: the function must return the config as a dict"
         raise ConfigError(f"{message}, got {type(changed).__name__}")
-    return with_rope(hf, changed)
+    return checked(with_rope(hf, changed))
+
+
+def checked(hf: dict[str, Any]) -> dict[str, Any]:
+    """The same. Raises ConfigError for sizes that no model has."""
+    check_sizes(hf)
+    return hf
 
 
 def with_rope(before: Json, after: dict[str, Any]) -> dict[str, Any]:
@@ -205,9 +203,23 @@ def model_facts(
     tokenizer_length: object = None,
     weights: WeightFacts | None = None,
 ) -> ModelFacts:
-    """Facts from config.json as a dict."""
+    """Facts from config.json as a dict. Raises ConfigError."""
+    with reading("config.json"):
+        return _model_facts(hf, name, generation, eos, tokenizer_length, weights)
+
+
+def _model_facts(
+    hf: Json,
+    name: str,
+    generation: Json | None,
+    eos: Sequence[object],
+    tokenizer_length: object,
+    weights: WeightFacts | None,
+) -> ModelFacts:
     text = _text_part(hf)
     layers = layer_facts(text)
+    if not layers:
+        raise ConfigError("config.json: it has no attention layers")
     return ModelFacts(
         name=name,
         model_type=str(hf.get("model_type", "")),

@@ -147,6 +147,12 @@ def _compressed(found: Json) -> QuantFacts:
     )
 
 
+_WILD = re.compile(r"[*+{]")
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
+MOST_WILD = 3
+MOST_PATTERN = 256
+
+
 def _need(key: str, value: object, *allowed: object) -> None:
     if value not in allowed:
         words = " or ".join(repr(one) for one in allowed)
@@ -154,7 +160,23 @@ def _need(key: str, value: object, *allowed: object) -> None:
 
 
 def _names(found: Json, key: str) -> tuple[str, ...]:
-    return tuple(str(one) for one in found.get(key) or ())
+    names = tuple(str(one) for one in found.get(key) or ())
+    for name in names:
+        if name.startswith("re:"):
+            _check_pattern(name[3:], key)
+    return names
+
+
+def _check_pattern(pattern: str, key: str) -> None:
+    """Raise ConfigError for one that may take for ever: it is somebody else's."""
+    wild = len(_WILD.findall(pattern))
+    if wild > MOST_WILD or _REPEATED_GROUP.search(pattern) or len(pattern) > MOST_PATTERN:
+        why = f"at most {MOST_WILD} of * + {{, none behind a group, {MOST_PATTERN} characters"
+        raise ConfigError(f"config.json: {key} has the pattern {pattern!r:.80}; allowed: {why}")
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(f"config.json: {key} has the pattern {pattern!r:.80}: {error}") from None
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from quire.config.config import EngineConfig
 from quire.core.params import SamplingParams
+from quire.errors import ConfigError, RequestError
 from quire.grammar import words
 from quire.grammar.words import House
 from quire.text.inputs import InputProcessor
@@ -42,12 +43,20 @@ def inputs_of(
         max_model_len=config.scheduler.max_model_len,
         vocab_size=config.model.vocab,
         eos_ids=config.sampling.eos_ids,
-        defaults=SamplingParams(**config.sampling.defaults),
+        defaults=_defaults(config),
         max_logprobs=config.model.max_logprobs,
         seeds=random.Random(seed if process == 0 else f"{seed} {process}"),
         checks=checks,
         constrain=partial(words.constraint, house=house_of(config)),
     )
+
+
+def _defaults(config: EngineConfig) -> SamplingParams:
+    try:
+        return SamplingParams(**config.sampling.defaults)
+    except RequestError as error:
+        message = f"generation_config.json, or what overrides it: {error}"
+        raise ConfigError(message) from None
 
 
 def house_of(config: EngineConfig) -> House:

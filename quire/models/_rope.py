@@ -128,6 +128,11 @@ def _scaling(part: Section, dims: int) -> Scaling:
         return Dynamic(part.factor, part.max_positions)
     if part.kind == "llama3":
         low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
+        if low >= high:
+            raise ConfigError(
+                f"config.json: {part.name}.low_freq_factor is {low}; it must be below "
+                f"high_freq_factor, which is {high}"
+            )
         return Llama3(part.factor, low, high, part.trained)
     if part.kind == "yarn":
         return _yarn(part)

@@ -68,10 +68,10 @@ def field_of(
     elif kind is float and type(value) is int:
         value = float(value)
     elif type(value) is not kind:
-        raise ConfigError(f"config.json: {key} is {value!r}; it must be {_kind(kind)}")
+        raise ConfigError(f"config.json: {key} is {value!r:.80}; it must be {_kind(kind)}")
     if one_of is not None and value not in one_of:
         allowed = ", ".join(str(option) for option in one_of)
-        raise ConfigError(f"config.json: {key} is {value!r}; supported: {allowed}")
+        raise ConfigError(f"config.json: {key} is {value!r:.80}; supported: {allowed}")
     return cast(T, value)
 
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.facts import WeightFacts
+from quire.config.json_file import reading
 from quire.config.kv_layout import Group, group_layers
 from quire.config.quantization import QuantFacts, agreed, read_quantization
 from quire.distributed.collectives import Collectives, connect
@@ -44,11 +45,12 @@ def config_of(hf: Hf) -> tuple[str, ModelConfig]:
     """(model type, Config) of a parsed config.json. Raises ConfigError for what we cannot run."""
     model_type = field_of(hf, "model_type", str)
     if model_type not in (known := MODELS.names()):
-        near = difflib.get_close_matches(model_type, known, n=1, cutoff=0.7)
+        near = difflib.get_close_matches(model_type[:80], known, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
-        raise ConfigError(f"models of type {model_type!r} are not built yet; {hint}")
-    quantized = read_quantization(hf)
-    return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
+        raise ConfigError(f"models of type {model_type!r:.80} are not built yet; {hint}")
+    with reading("config.json"):
+        quantized = read_quantization(hf)
+        return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
 
 
 def weight_facts(model_type: str, config: ModelConfig) -> WeightFacts:

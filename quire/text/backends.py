@@ -15,13 +15,25 @@ from typing import Any, Literal, Protocol
 from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as FastTokenizer
 
-from quire.errors import ConfigError
+from quire.config.json_file import MOST_BYTES, check_bytes
+from quire.errors import ConfigError, RequestError
 from quire.text.tokenizer_files import NAMED, TokenizerFiles
 
 Side = Literal["left", "right"]
 LONG = 4096
 """Characters of a text that takes more than a millisecond or two."""
 _TIDY = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
+
+
+PANICKED = (
+    "the tokenizer gave up on this text: a regular expression of tokenizer.json goes over it again "
+    "and again, without end; change the text, or have the model's tokenizer mended"
+)
+
+
+def is_panic(error: BaseException) -> bool:
+    """It is one of Rust's, for which Python's libraries have no class that can be imported."""
+    return type(error).__name__ == "PanicException"
 
 
 class Backend(Protocol):
@@ -61,11 +73,19 @@ class Fast:
         return ids
 
     def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
-        """`encode` keeps the GIL however long it takes; batches give it up, for some overhead."""
-        if len(text) < LONG:
-            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
-        made = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return made[0]
+        """`encode` keeps the GIL however long it takes; batches give it up, for some overhead.
+
+        Raises RequestError.
+        """
+        try:
+            if len(text) < LONG:
+                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            made = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return made[0]
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise RequestError(PANICKED, param="prompt") from None
 
     def encode_cut(self, text: str, add_special_tokens: bool, most: int, side: Side) -> list[int]:
         encoding = self._encoding(text, False)
@@ -174,10 +194,15 @@ def load_fast(path: Path, files: TokenizerFiles) -> Fast:
     settings speaks to tokenizers in Python.
     """
     try:
+        check_bytes(path, MOST_BYTES)
         tokenizer = FastTokenizer.from_file(str(path))
-    except Exception as e:  # noqa: BLE001  the library raises bare Exception for a bad file
+        _add_tokens(tokenizer, files)
+    except ConfigError:
+        raise
+    except BaseException as e:  # the library raises bare Exception for a bad file, or panics
+        if not isinstance(e, Exception) and not is_panic(e):
+            raise
         raise ConfigError(f"{path} is not a tokenizer of the tokenizers library: {e}") from None
-    _add_tokens(tokenizer, files)
     if files.config.get("split_special_tokens"):
         tokenizer.encode_special_tokens = True
     return Fast(tokenizer)

@@ -21,6 +21,7 @@ from quire.text.template_shelf import TemplateShelf
 
 Mode = Literal["auto", "hf", "fast", "slow"]
 MODES = ("auto", "hf", "fast", "slow")
+NO_LENGTH = 10**30
 _SIDES: dict[str, Side] = {"left": "left", "right": "right"}
 ID_END = 2**32
 
@@ -67,7 +68,7 @@ class Tokenizer:
         config = config or {}
         self.padding_side = str(config.get("padding_side") or "right")
         self.truncation_side = str(config.get("truncation_side") or "right")
-        self.model_max_length = int(config.get("model_max_length") or 10**30)
+        self.model_max_length = _length(config.get("model_max_length"))
         self.clean_up_tokenization_spaces = bool(config.get("clean_up_tokenization_spaces"))
         self.pieces: PieceTable | None = piece_table(backend)
         self._decoded: dict[int, str] = {}
@@ -348,6 +349,14 @@ class Tokenizer:
     def __repr__(self) -> str:
         kind = "fast" if self.is_fast else "slow"
         return f"Tokenizer({self.name_or_path!r}, {kind}, {len(self)} tokens)"
+
+
+def _length(said: Any) -> int:
+    """Tokens; tokenizers that know no length say 10**30, as number or as text, or nothing."""
+    try:
+        return int(said or NO_LENGTH)
+    except (TypeError, ValueError, OverflowError):
+        raise ConfigError(f"model_max_length must be a number, got {said!r:.80}") from None
 
 
 def _side(name: str, given: str) -> Side:

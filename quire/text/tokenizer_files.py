@@ -7,17 +7,21 @@ read once into `TokenizerFiles`; nobody else knows their names.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken
 
+from quire.config.json_file import read_object, read_text
 from quire.errors import ConfigError
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
+MOST_TEMPLATE_BYTES = 4 << 20
+ID_END = 1 << 32
+"""Above all ids that tokenizers can have."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
@@ -35,20 +39,13 @@ class TokenizerFiles:
     @property
     def needs_code(self) -> bool:
         """The tokenizer is Python code of the model's repository."""
-        return "AutoTokenizer" in (self.config.get("auto_map") or {})
+        said = self.config.get("auto_map")
+        return isinstance(said, dict) and "AutoTokenizer" in said
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} if there is no such file."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except ValueError as e:
-        raise ConfigError(f"{path} is not JSON: {e}") from None
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, it holds a {type(value).__name__}")
-    return value
+    """The object in a JSON file; {} if there is no such file. Raises ConfigError."""
+    return read_object(path) if path.is_file() else {}
 
 
 def read(folder: Path) -> TokenizerFiles:
@@ -72,7 +69,9 @@ def _token(value: object, special: bool = True) -> AddedToken:
     if isinstance(value, dict) and isinstance(value.get("content"), str):
         flags = {name: bool(value[name]) for name in _FLAGS if name in value}
         return AddedToken(value["content"], **({"special": special} | flags))
-    raise ConfigError(f"a special token must be text or an object with 'content', got {value!r}")
+    raise ConfigError(
+        f"a special token must be text or an object with 'content', got {value!r:.200}"
+    )
 
 
 def _listed(value: object) -> list[object]:
@@ -84,30 +83,55 @@ def _listed(value: object) -> list[object]:
 def _added(folder: Path, config: dict[str, Any]) -> tuple[AddedToken, ...]:
     decoder = config.get("added_tokens_decoder")
     if decoder:
-        by_id = sorted(decoder.items(), key=lambda item: int(item[0]))
-        return tuple(_token(value, special=False) for _, value in by_id)
-    plain = read_json(folder / "added_tokens.json")
-    by_id = sorted(plain.items(), key=lambda item: int(item[1]))
-    return tuple(_token(content, special=False) for content, _ in by_id)
+        where = folder / "tokenizer_config.json"
+        pairs = [(key, value) for key, value in _pairs(decoder, where)]
+    else:
+        where = folder / "added_tokens.json"
+        pairs = [(value, key) for key, value in _pairs(read_json(where), where)]
+    by_id = sorted(((_id(key, where), value) for key, value in pairs), key=lambda pair: pair[0])
+    return tuple(_token(value, special=False) for _, value in by_id)
+
+
+def _pairs(value: object, where: Path) -> Iterable[tuple[object, object]]:
+    if not isinstance(value, dict):
+        raise ConfigError(f"{where}: added tokens must be an object of ids, not {value!r:.80}")
+    return value.items()
+
+
+def _id(value: object, where: Path) -> int:
+    try:
+        number = int(value) if isinstance(value, int | str) else -1
+    except ValueError:
+        number = -1
+    if not 0 <= number < ID_END:
+        raise ConfigError(f"{where}: {value!r:.80} is no id of a token")
+    return number
 
 
 def _templates(folder: Path, config: dict[str, Any]) -> dict[str, str]:
     """Template by name. A file of its own beats chat_template.json beats tokenizer_config.json."""
-    found = _named_templates(config.get("chat_template"))
-    found |= _named_templates(read_json(folder / "chat_template.json").get("chat_template"))
+    found = _named_templates(config.get("chat_template"), folder / "tokenizer_config.json")
+    own = folder / "chat_template.json"
+    found |= _named_templates(read_json(own).get("chat_template"), own)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-        found[path.stem] = path.read_text(encoding="utf-8")
+        found[path.stem] = read_text(path, MOST_TEMPLATE_BYTES)
     main = folder / "chat_template.jinja"
     if main.is_file():
-        found["default"] = main.read_text(encoding="utf-8")
+        found["default"] = read_text(main, MOST_TEMPLATE_BYTES)
     return found
 
 
-def _named_templates(value: object) -> dict[str, str]:
-    if isinstance(value, str):
-        return {"default": value}
-    if isinstance(value, dict):
-        return {str(name): str(text) for name, text in value.items()}
+def _named_templates(value: object, where: Path) -> dict[str, str]:
     if isinstance(value, list):
-        return {str(one["name"]): str(one["template"]) for one in value}
-    return {}
+        try:
+            value = {one["name"]: one["template"] for one in value}
+        except (TypeError, LookupError):
+            raise ConfigError(f"{where}: each chat template needs a name and a template") from None
+    named = {"default": value} if isinstance(value, str) else value or {}
+    if not isinstance(named, dict) or not all(isinstance(one, str) for one in named.values()):
+        raise ConfigError(f"{where}: chat_template must be a text, or texts by name")
+    if any(len(text) > MOST_TEMPLATE_BYTES for text in named.values()):
+        raise ConfigError(
+            f"{where}: a chat template has more than {MOST_TEMPLATE_BYTES} characters"
+        )
+    return {str(name): text for name, text in named.items()}

@@ -6,12 +6,12 @@ before .bin, and an index, if there is one, says which files there must be.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from quire.config.json_file import read_object
 from quire.errors import ConfigError, WeightError
 
 SMALL = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
@@ -66,22 +66,12 @@ def missing_files(folder: Path) -> list[str]:
 def load_json(folder: Path, name: str) -> dict[str, Any]:
     """Read one JSON object of a model's folder.
 
-    Raises: ConfigError (absent, not UTF-8, not JSON, not an object).
+    Raises: ConfigError (absent, too big, not UTF-8, not JSON, not an object).
     """
-    path = folder / name
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(folder / name)
     except FileNotFoundError as error:
         raise ConfigError(f"{folder} has no {name}") from error
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}")
-    return value
 
 
 def weight_map(folder: Path, index: str) -> dict[str, str]:

@@ -1,0 +1,108 @@
+"""JSON files that come with models: somebody else's, so that size, depth and numbers are checked.
+
+Nothing is believed of them before anything of that size is made: a config.json of a few bytes can
+ask for a billion layers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from quire.errors import ConfigError
+
+MOST_BYTES = 256 << 20
+"""Of an index or a tokenizer's file. Those of the largest models have a tenth of that."""
+MOST_CONFIG_BYTES = 16 << 20
+MOST_LEVELS = 64
+
+_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, 1 << 12)),
+    **dict.fromkeys(("vocab_size",), (1, 1 << 26)),
+    **dict.fromkeys(("hidden_size", "n_embd", "d_model"), (1, 1 << 20)),
+    **dict.fromkeys(
+        ("intermediate_size", "moe_intermediate_size", "n_inner", "ffn_dim"), (0, 1 << 24)
+    ),
+    **dict.fromkeys(("shared_expert_intermediate_size", "word_embed_proj_dim"), (0, 1 << 24)),
+    **dict.fromkeys(("num_attention_heads", "n_head", "num_heads"), (1, 1 << 16)),
+    **dict.fromkeys(("num_key_value_heads", "head_dim"), (1, 1 << 16)),
+    **dict.fromkeys(
+        ("q_lora_rank", "kv_lora_rank", "qk_rope_head_dim", "v_head_dim"), (0, 1 << 20)
+    ),
+    **dict.fromkeys(("qk_nope_head_dim", "qk_head_dim"), (0, 1 << 20)),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), (0, 1 << 16)),
+    **dict.fromkeys(("num_experts_per_tok", "n_shared_experts", "n_group"), (0, 1 << 16)),
+    **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx"), (1, 1 << 31)),
+    **dict.fromkeys(("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"), (0, 1)),
+    **dict.fromkeys(("rope_theta", "rope_local_base_freq"), (1e-6, 1e18)),
+    **dict.fromkeys(("partial_rotary_factor", "rotary_pct"), (0, 1)),
+    **dict.fromkeys(("factor", "low_freq_factor", "high_freq_factor"), (1e-3, 1e6)),
+    **dict.fromkeys(("beta_fast", "beta_slow", "mscale", "mscale_all_dim"), (0, 1e6)),
+    **dict.fromkeys(("original_max_position_embeddings",), (1, 1 << 31)),
+    **dict.fromkeys(("sliding_window", "attention_window"), (0, 1 << 31)),
+}
+"""Field -> least and most of what any model has had, with a wide margin."""
+
+
+def read_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
+    """The object in a JSON file. Raises ConfigError, and FileNotFoundError where there is none."""
+    try:
+        value = json.loads(read_text(path, most))
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid JSON: it is nested too deep") from None
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{path} must hold a JSON object, not a {type(value).__name__}")
+    return value
+
+
+def read_text(path: Path, most: int) -> str:
+    """A text file of so many bytes at most. Raises ConfigError and FileNotFoundError."""
+    try:
+        check_bytes(path, most)
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text: {error}") from error
+
+
+def check_bytes(path: Path, most: int) -> None:
+    """Raise ConfigError for a file that is too big to be what it should be. Raises OSError."""
+    size = path.stat().st_size
+    if size > most:
+        raise ConfigError(f"{path} has {size} bytes; at most {most} are read")
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """What a file made for us goes wrong in becomes a ConfigError: the file is at fault."""
+    try:
+        yield
+    except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        why = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{name} does not describe a model that can be: {why:.300}") from error
+
+
+def check_sizes(config: Mapping[str, Any], name: str = "config.json", level: int = 0) -> None:
+    """Raise ConfigError for sizes that no model has, also of a model's parts."""
+    if level > MOST_LEVELS:
+        raise ConfigError(f"{name} is nested deeper than {MOST_LEVELS} levels")
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            check_sizes(value, name, level + 1)
+        elif isinstance(value, int | float) and not isinstance(value, bool) and key in _SIZES:
+            least, most = _SIZES[key]
+            if not least <= value <= most:  # also what is no number
+                said = f"{value!r:.40}"
+                raise ConfigError(f"{name}: {key} is {said}; it must be from {least} to {most}")
