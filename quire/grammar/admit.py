@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from quire.config.backends import KNOWN, our_name
 from quire.core.constraint import Constraint
-from quire.errors import RequestError
-from quire.grammar import forms, regex, schema, texts
+from quire.errors import ConfigError, RequestError
+from quire.grammar import choose, forms, regex, schema, texts
 from quire.grammar.forms import (
     Choice,
     Either,
@@ -33,8 +33,6 @@ from quire.grammar.forms import (
     Text,
     Until,
 )
-
-"""What other servers call them."""
 
 MOST_DEPTH = 64
 """Forms within forms."""
@@ -96,7 +94,19 @@ def _backend(given: str) -> str:
         raise RequestError(
             f"no backend of structured output is called {given!r:.40}; known: {known}"
         )
+    if fault := _lacking(name):
+        raise RequestError(fault)
     return name
+
+
+@functools.cache
+def _lacking(name: str) -> str | None:
+    """Why a backend cannot be had here, if so."""
+    try:
+        choose.check(name)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def _dumped(given: object, param: str | None) -> str:

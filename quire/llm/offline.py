@@ -554,11 +554,8 @@ class LLM:
 
 def _raise_fault(output: RequestOutput) -> None:
     """What the engine found wrong with a request, as if it had been refused at once."""
-    fault = output.fault
-    if fault is not None and fault.param is None:
-        raise RequestError(f"structured_outputs: {fault}", param="structured_outputs")
-    if fault is not None:
-        raise fault
+    if output.fault is not None:
+        raise output.fault
 
 
 def _no_pooling(name: str) -> Unsupported:

@@ -153,6 +153,8 @@ class Assembler:
             self._error = update.error
             error = update.exception()
             self._fault = error if isinstance(error, RequestError) else None
+            if self._fault is not None and self._fault.param is None:
+                self._fault.param = _form_of(self._prepared.params)
         if self._clock is not None and self.stats is not None and update.token_ids:
             _count(self.stats, len(update.token_ids), self._clock())
         if self.stats is not None and update.timing is not None:
@@ -272,6 +274,12 @@ def _sample_logprobs(params: SamplingParams) -> SampleLogprobs | None:
     if params.logprobs is None and not params.logprob_token_ids:
         return None
     return FlatLogprobs() if params.flat_logprobs else []
+
+
+def _form_of(params: SamplingParams) -> str:
+    """The field whose form was refused when it was compiled."""
+    asked = params.structured_outputs
+    return "tools" if asked is None else f"structured_outputs.{asked.kind.value}"
 
 
 def _prompt_logprobs(params: SamplingParams) -> PromptLogprobs | None:

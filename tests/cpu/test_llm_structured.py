@@ -145,7 +145,8 @@ def test_the_form_begins_behind_the_reasoning(llm, thinks):
 REFUSED = [
     (StructuredOutputsParams(json={"$ref": "https://example.com/a"}), "structured_outputs.json"),
     (StructuredOutputsParams(regex="(a"), "structured_outputs.regex"),
-    (StructuredOutputsParams(grammar="root ::= nowhere"), "structured_outputs"),
+    (StructuredOutputsParams(grammar="root ::= nowhere"), "structured_outputs.grammar"),
+    (StructuredOutputsParams(choice=["a"], backend="outlines"), "structured_outputs.choice"),
     (StructuredOutputsParams(choice=["a"], backend="no_such"), "structured_outputs.choice"),
 ]
 

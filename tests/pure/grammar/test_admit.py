@@ -90,6 +90,12 @@ def test_forms_may_be_nested_only_so_deep():
         admit.constraint(form)
 
 
+@pytest.mark.parametrize("name", ["outlines", "lm-format-enforcer"])
+def test_a_backend_that_is_not_here_is_refused_before_anything_waits_for_it(name):
+    with pytest.raises(RequestError, match="not supported"):
+        admit.constraint(Regex("a"), name, param="backend")
+
+
 def test_an_unknown_backend_is_refused():
     with pytest.raises(RequestError, match="known: auto"):
         admit.constraint(Regex("a"), "best", param="backend")
