@@ -10,7 +10,11 @@ QuireError
 │   └── Unsupported          valid, but this model or build cannot     → 501
 ├── Overloaded               try later; has `retry_after_s`            → 429
 └── EngineError              our fault; ends this request              → 500
+    ├── HookFailed           a function that the engine was given raised
+    ├── StepFailed           its step fails, and nobody else's does    → 500
+    ├── NotFinite            the model's numbers came to nothing       → 500
     ├── EngineCrashed        the request was aboard two that died      → 500
+    ├── Quarantined          the same input did one of those before    → 422
     ├── EngineAway           it is being restarted; `retry_after_s`    → 503
     ├── ShuttingDown         the server ends; ask another              → 503
     └── EngineDead           ends the process
@@ -83,8 +87,24 @@ class EngineError(QuireError, RuntimeError):
     """Our fault; ends one request."""
 
 
+class HookFailed(EngineError):
+    """A function that the engine was given (a logits processor) raised on a whole batch."""
+
+
+class StepFailed(EngineError):
+    """A step of the engine fails with this request, alone, and with no other."""
+
+
+class NotFinite(EngineError):
+    """The model's logits for this request hold NaN or infinity."""
+
+
 class EngineCrashed(EngineError):
     """The request was aboard two engines that died: a third is not risked."""
+
+
+class Quarantined(EngineError):
+    """The same input has broken a step, or an engine: it is not tried again for a while."""
 
 
 class EngineAway(EngineError):

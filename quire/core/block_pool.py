@@ -84,6 +84,20 @@ class BlockPool:
             self._block_of[key] = block
             self._key_of[block] = key
 
+    def key_of(self, block: int) -> BlockKey | None:
+        """What it can be found by, if it can."""
+        return self._key_of.get(block)
+
+    def unpublish(self, blocks: Seq[int]) -> None:
+        """Nobody finds these any more; who holds them holds them still."""
+        for block in blocks:
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                del self._block_of[key]
+                if block in self._cached:
+                    del self._cached[block]
+                    self._free.append(block)
+
     def drop(self, blocks: Seq[int]) -> None:
         """Give up one hold on each block of a sequence, in order; its tail is evicted first."""
         for block in reversed(blocks):

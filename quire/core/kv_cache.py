@@ -13,7 +13,7 @@ helper: it writes `tables`, `keys`, `computed` and `planned` of sequences, and n
 from __future__ import annotations
 
 from array import array
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from hashlib import sha256
@@ -25,6 +25,9 @@ from quire.core.tiers.host import HostPool
 from quire.core.types import NO_BLOCK, Copy, Sequence
 
 Tables = tuple[list[int], ...]
+
+MOST_DOUBTED = 4096
+"""Blocks that are remembered as having been read by a sequence whose logits were spoilt."""
 
 
 class KVCache:
@@ -49,6 +52,7 @@ class KVCache:
         self.host = host or HostPool(0)
         self.host_fence = Fence(self.host.drop)
         self._swapped: dict[Sequence, Tables] = {}  # tables of host blocks
+        self._doubted: OrderedDict[BlockKey, None] = OrderedDict()  # read by one that was spoilt
         self._windows = tuple(g for g, spec in enumerate(self.specs) if spec.window is not None)
         self._fulls = tuple(g for g, spec in enumerate(self.specs) if spec.window is None)
         self._suffixes = tuple(bytes([g]) if g else b"" for g in range(len(self.specs)))
@@ -154,6 +158,23 @@ class KVCache:
             for i in range(first, last):
                 if table[i] != NO_BLOCK:
                     self.pool.publish(table[i], keys[i] + self._suffixes[g])
+
+    def disown(self, seq: Sequence) -> None:
+        """What the sequence has computed is not to be found any more, by nobody.
+
+        Of what it found itself, the blocks that two such sequences read: one of them may be to
+        blame for itself.
+        """
+        own = seq.cached // self.block_size
+        for table in seq.tables:
+            found = [block for block in table[:own] if block != NO_BLOCK]
+            self.pool.unpublish([b for b in table[own:] if b != NO_BLOCK])
+            self.pool.unpublish([b for b in found if self.pool.key_of(b) in self._doubted])
+            for key in map(self.pool.key_of, found):
+                if key is not None:
+                    self._doubted[key] = None
+        while len(self._doubted) > MOST_DOUBTED:
+            self._doubted.popitem(last=False)
 
     def _longest_hit(self, keys: Seq[BlockKey]) -> int:
         """How many leading blocks may be taken as computed, every group agreeing."""

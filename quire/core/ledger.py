@@ -150,6 +150,12 @@ class Ledger:
             self._begin(now)
         return updates
 
+    def put_back(self, request_ids: Iterable[str]) -> None:
+        """A step raised, and these are to be computed anew. After landed(), of all in flight."""
+        now = self._clock()
+        for account in self._put_off(request_ids):
+            self._turn(account, Phase.OUT, now)
+
     def counters(self) -> Counters:
         """What was counted so far."""
         return self._counted.counters()

@@ -40,6 +40,15 @@ class Roster:
     def has_slot(self) -> bool:
         return bool(self._slots)
 
+    @property
+    def a_slot(self) -> int:
+        """One that nobody has: it stays so. The caller says when it is left()."""
+        return self._slots[-1]
+
+    def left(self, slot: int) -> None:
+        """The device is to empty a slot that nobody has."""
+        self._leaves.append(slot)
+
     def take_leaves(self) -> tuple[int, ...]:
         """Slots emptied since the last call."""
         leaves, self._leaves = tuple(self._leaves), []

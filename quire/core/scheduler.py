@@ -23,6 +23,7 @@ from quire.core.flights import Flight, Flights
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
 from quire.core.order.base import Order
+from quire.core.params import SamplingParams
 from quire.core.prompt_logprobs import PromptLogprobs
 from quire.core.roster import Roster
 from quire.core.stats import SchedulerStats as SchedulerStats
@@ -35,6 +36,7 @@ from quire.core.types import (
     State,
     StepPlan,
     StepResult,
+    Stop,
     Update,
 )
 from quire.errors import EngineError, RequestError
@@ -48,6 +50,17 @@ LOOK_PAST = 64
 
 WARN_EVERY = 50
 """The first preemption is logged, and then every so many."""
+
+
+NOBODY = Request("", (0,), Stop(max_tokens=1), SamplingParams(temperature=0.0))
+"""Whose the token of a made-up step is."""
+
+
+class Failed(NamedTuple):
+    """What became of a step that raised: who went back to the queue, and who is to blame."""
+
+    back: list[str]
+    culprit: str | None
 
 
 class LetGo(NamedTuple):
@@ -84,6 +97,10 @@ class Scheduler:
         self._prompt_logprobs = PromptLogprobs()
         self._stuck: tuple[Sequence, int] | None = None  # who lacked blocks when so many were there
         self._preemptions = 0
+        self._failures = 0  # steps that raised
+        self._blamed = 0  # requests
+        self._corrupt_rows = 0
+        self._lost: list[Update] = []  # of those who could not even be planned
         self._query_tokens = 0
         self._hit_tokens = 0
 
@@ -118,8 +135,23 @@ class Scheduler:
         check_length(request, self._kv, self._max_len)
         for limit in self._limits:
             limit.accept(request)
-        kept = sum([limit.keeps(request) for limit in self._limits])
-        self._roster.enter(request, self._max_len, kept=kept)
+        asked: list[Limit] = []
+        kept = 0
+        try:
+            for limit in self._limits:
+                kept += limit.keeps(request)
+                asked.append(limit)
+            self._roster.enter(request, self._max_len, kept=kept)
+        except Exception:
+            self._roster.families.pop(request.id, None)
+            for limit in asked:
+                limit.forget(request)
+            raise
+
+    @property
+    def careful(self) -> bool:
+        """Each step is to be over before the next is planned."""
+        return any([limit.careful for limit in self._limits])  # noqa: C419 twice as fast
 
     def is_kept(self, request_id: str) -> bool:
         """A limit keeps the request out of the queue."""
@@ -140,10 +172,14 @@ class Scheduler:
                     queued.append(request_id)
         return LetGo(queued, ended)
 
+    def blame(self, request_id: str, message: str) -> list[Update]:
+        """End a request that steps fail with. The terminal updates of its sequences."""
+        self._blamed += 1
+        ended = self._end_all(request_id, "error")
+        return [one._replace(error=message, fault="step") for one in ended]
+
     def _refuse(self, request_id: str, error: RequestError | EngineError) -> list[Update]:
-        family = self._roster.families[request_id]
-        updates = [self._ended(seq, "error") for seq in reversed(family.alive)][::-1]
-        self.release(request_id)
+        updates = self._end_all(request_id, "error")
         if isinstance(error, EngineError):
             return [update._replace(error=str(error)) for update in updates]
         return [
@@ -153,10 +189,13 @@ class Scheduler:
 
     def abort(self, request_id: str) -> list[Update]:
         """End a request and release it. The terminal updates of its sequences; [] if unknown."""
+        return self._end_all(request_id, "abort")
+
+    def _end_all(self, request_id: str, reason: str) -> list[Update]:
         family = self._roster.families.get(request_id)
         if family is None:
             return []
-        updates = [self._ended(seq, "abort") for seq in reversed(family.alive)]
+        updates = [self._ended(seq, reason) for seq in reversed(family.alive)]
         self.release(request_id)
         return updates[::-1]
 
@@ -272,7 +311,12 @@ class Scheduler:
             and len(refused) < LOOK_PAST
         ):
             seq = self._order.pop()
-            if self._let_in(seq, draft) or (self._unshared(seq) and self._let_in(seq, draft)):
+            try:
+                if self._let_in(seq, draft) or (self._unshared(seq) and self._let_in(seq, draft)):
+                    continue
+            except Exception as error:  # noqa: BLE001 a border: what one of them brought along
+                self._order.put_back(seq)
+                self._lost.append(self._broke(seq, error))
                 continue
             refused.append(seq)
             if not draft.passed_over(seq):
@@ -369,7 +413,7 @@ class Scheduler:
         fills no block and ends nothing. It does what _confirm(), the general rule, would do.
         """
         flight = self._land(plan)
-        updates: list[Update] = []
+        updates, self._lost = self._lost, []
         slow = self._slow_rows(flight, result)
         size = self._kv.block_size
         for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
@@ -384,19 +428,63 @@ class Scheduler:
                     )
                     continue
             if seq not in flight.dead:
-                self._confirm(i, row, result, updates)
+                try:
+                    self._confirm(i, row, result, updates)
+                except Exception as error:  # noqa: BLE001 a border: what came of one of them
+                    updates.append(self._broke(seq, error))
         return updates
 
-    def fail(self, plan: StepPlan, message: str) -> list[Update]:
-        """A step raised: its sequences end with "error", and what it moved to the host is lost."""
+    def _broke(self, seq: Sequence, error: Exception) -> Update:
+        """What was done for one sequence raised: it ends. Raises if it has hurt anything else."""
+        log.error("request %s broke its bookkeeping", seq.request.id, exc_info=error)
+        assert seq.state is not State.FINISHED, f"{seq.request.id} broke when it had ended"
+        ended = self._ended(seq, "error", error=f"{type(error).__name__}: {error}")
+        self.check()
+        return ended
+
+    def fail(self, plan: StepPlan) -> Failed:
+        """A step raised: nothing of it counts, and what it moved to the host is lost.
+
+        What the device has of any slot is in doubt, so all who run go back to the queue: their
+        state is made anew from their tokens, which are as they were. Limits say who is tried when.
+        """
         flight = self._land(plan)
-        updates = []
-        for seq in dict.fromkeys([*flight.swapped, *(row.seq for row in plan.rows)]):
+        for seq in flight.swapped:
             if seq.state is State.SWAPPED:
                 self._roster.lose_swap(seq)
-            elif seq.state is State.RUNNING:
-                updates.append(self._ended(seq, "error", error=message))
-        return updates
+        rows = [row.seq for row in plan.rows if row.seq not in flight.dead]
+        culprit = None
+        if rows:
+            self._failures += 1
+            found = [limit.failed(rows) for limit in self._limits]
+            culprit = next((one for one in found if one is not None), None)
+        back = [*self._running]
+        for seq in reversed(back):
+            self._roster.leave(seq)
+            self._roster.go_back(seq, swapped=False)
+            seq.preemptions += 1
+        return Failed([seq.request.id for seq in back], culprit)
+
+    def made_up(self) -> StepPlan | None:
+        """A step of one token of nobody's, to see whether steps work. None: there is no room.
+
+        While nobody runs and nothing is in flight; nothing else happens until forget_made_up().
+        """
+        assert not self._running, "somebody runs"
+        blocks = self._kv.pool.take(len(self._kv.specs))
+        if blocks is None:
+            return None
+        seq = Sequence(NOBODY, 0, [0, UNKNOWN], tuple([one] for one in blocks), planned=1, end=2)
+        seq.state, seq.slot = State.RUNNING, self._roster.a_slot
+        rows = (Row(seq, 0, 1, True),)
+        return StepPlan(self._flights.step, rows, (seq,), leaves=self._roster.take_leaves())
+
+    def forget_made_up(self, plan: StepPlan) -> None:
+        """It is over."""
+        seq = plan.rows[0].seq
+        self._roster.left(seq.slot)
+        for table in seq.tables:
+            self._kv.pool.drop(table)
 
     def _land(self, plan: StepPlan) -> Flight:
         flight = self._flights.land(plan)
@@ -406,7 +494,7 @@ class Scheduler:
     def _slow_rows(self, flight: Flight, result: StepResult) -> set[int]:
         """Rows that carry more than a token, or mean nothing any more."""
         slow = {*result.logprobs, *result.prompt_logprobs, *result.errors, *result.ends}
-        slow |= result.refusals.keys()
+        slow |= result.refusals.keys() | result.spoilt.keys()
         special = flight.dead | self._prompt_logprobs.known.keys()
         if special:
             slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
@@ -421,6 +509,12 @@ class Scheduler:
         if i in result.refusals:
             ended = self._ended(seq, "error", error=result.refusals[i])
             updates.append(ended._replace(fault="request"))
+            return
+        if i in result.spoilt:
+            self._corrupt_rows += 1
+            self._kv.disown(seq)
+            ended = self._ended(seq, "error", error=result.spoilt[i])
+            updates.append(ended._replace(fault="numbers"))
             return
         seq.computed = row.start + row.count
         self._kv.publish(seq, row.start)
@@ -518,6 +612,10 @@ class Scheduler:
             prefix_hit_tokens=self._hit_tokens,
             following=self._roster.followers,
             kept=len(self._roster.kept),
+            failed_steps=self._failures,
+            failures_of_nobody=sum(limit.acquitted for limit in self._limits),
+            blamed=self._blamed,
+            corrupt_rows=self._corrupt_rows,
         )
 
     def sequences(self) -> Iterator[Sequence]:
@@ -530,9 +628,13 @@ class Scheduler:
         for family in self._roster.families.values():
             yield from family.followers
 
-    def aboard(self) -> list[str]:
-        """Requests of the sequences that run, or that a limit works for: one name for each."""
-        return [seq.request.id for seq in (*self._running, *self._roster.kept)]
+    def aboard(self, plan: StepPlan | None = None) -> list[str]:
+        """Requests of the sequences that run, or that a limit works for: one name for each.
+
+        plan: of those who run only whom it moves.
+        """
+        run = self._running if plan is None else [row.seq for row in plan.rows]
+        return [seq.request.id for seq in (*run, *self._roster.kept)]
 
     def limit(self, kind: type[L]) -> L | None:
         """The limit of this kind, if there is one."""

@@ -23,6 +23,10 @@ class SchedulerStats:
     prefix_hit_tokens: int
     following: int = 0  # of the waiting: their sibling computes the prompt
     kept: int = 0  # of the waiting: a limit keeps them out of the queue
+    failed_steps: int = 0  # that raised
+    failures_of_nobody: int = 0  # of those, with all that came of it: nobody was to blame
+    blamed: int = 0  # requests that were ended, because steps fail with them
+    corrupt_rows: int = 0  # sequences that were ended, because their logits were no numbers
 
     @property
     def usage(self) -> float:

@@ -20,7 +20,7 @@ from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
 from quire.core.terms import FREE, Terms
 from quire.core.timing import Timing
-from quire.errors import EngineError, RequestError
+from quire.errors import EngineError, NotFinite, RequestError, StepFailed
 
 UNKNOWN = -1
 """A token a step in flight will produce: the runner has it in its own slots, the core not yet."""
@@ -81,6 +81,7 @@ class Request:
     spoken: tuple[tuple[int, ...] | None, ...] = ()
     # output tokens that each sequence has said already, in an engine that is gone; None: it has
     # ended. (): none has said any
+    suspect: int = 0  # engines that died with it aboard: it may be what they died of
     tenant: bytes = b""  # digest of whose key it came with; b"": nobody is told apart
     terms: Terms = FREE  # what the tenant may have
     deadline_at: float | None = (
@@ -194,6 +195,7 @@ class StepResult:
     # row -> positions start+1 .. start+count of the prompt (those that exist)
     errors: dict[int, str] = field(default_factory=dict)  # row -> why this sequence must end
     refusals: dict[int, str] = field(default_factory=dict)  # the same, by the request's own fault
+    spoilt: dict[int, str] = field(default_factory=dict)  # the same: its logits are no numbers
     ends: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
     # row -> the sequence ends with its last token here: its text is whole, and nothing but the end
     # could follow. Counts more than min_tokens, ignore_eos and the length
@@ -212,7 +214,8 @@ class Update(NamedTuple):
     cached_tokens: int = 0
     error: str | None = None
     timing: Timing | None = None  # of the first and the last, and of each if request.timed
-    fault: Literal["engine", "request"] = "engine"  # whose fault the error is
+    fault: Literal["engine", "request", "step", "numbers"] = "engine"
+    # whose the error is: ours; its request's; ours, in a step that it breaks; ours, in its logits
     param: str | None = None  # of the request's fault: the caller's word for the field
     whole: bool = False  # it ended because its text is whole: the last token is text, no end token
 
@@ -220,4 +223,8 @@ class Update(NamedTuple):
         """The error as an exception, of an update that has one."""
         if self.fault == "request":
             return RequestError(str(self.error), param=self.param)
+        if self.fault == "step":
+            return StepFailed(f"the engine cannot compute this request: {self.error}")
+        if self.fault == "numbers":
+            return NotFinite(f"the engine failed on this request: {self.error}")
         return EngineError(f"the engine failed on this request: {self.error}")

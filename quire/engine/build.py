@@ -41,6 +41,7 @@ from quire.core.limits.pace import Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.short_first import ShortFirst
+from quire.core.limits.suspects import Suspects
 from quire.core.limits.tokens import TokenBudget, WholePrompts
 from quire.core.order.base import Order
 from quire.core.order.fair import Fair
@@ -416,6 +417,7 @@ def scheduler_of(config: EngineConfig, grammars: GrammarSource | None = None) ->
     return Scheduler(
         kv,
         [
+            Suspects(),
             door_of(said),
             KvShare(order, cache.num_blocks, kv.most_blocks),
             *limits_of(said, order, LEAST_OF_LONG[config.device.kind]),

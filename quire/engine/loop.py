@@ -11,17 +11,18 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from quire.core.ledger import Ledger
 from quire.core.limits.grammars import Grammars
 from quire.core.look import look
 from quire.core.params import SamplingParams
-from quire.core.scheduler import Scheduler, SchedulerStats
+from quire.core.scheduler import Failed, Scheduler, SchedulerStats
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, StepPlan, Stop, Update
 from quire.engine.witness import Witness, Witnesses
-from quire.errors import EngineError
+from quire.errors import EngineDead, EngineError, HookFailed
 from quire.executors.base import Executor, Pending
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,8 @@ class Engine:
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self._boarding: Callable[[list[str]], None] | None = None
         self._witness = Witness()
+        self._halted = False  # a step raised, and nothing is to follow it to the device
+        self._was_careful = False
         self._decided = threading.Event()
         scheduler.call_when_decided(self._decided.set)
 
@@ -91,7 +94,11 @@ class Engine:
         """Accept a request. Raises RequestError (TooLong...) and changes nothing if it cannot."""
         self._scheduler.add(request)
         kept = self._scheduler.is_kept(request.id)
-        self._ledger.accept(request, kept=kept)
+        try:
+            self._ledger.accept(request, kept=kept)
+        except Exception:
+            self._scheduler.abort(request.id)
+            raise
         self._witness.added(request, kept=kept)
         if kept and self._boarding is not None:
             self._boarding(self._scheduler.aboard())
@@ -113,12 +120,17 @@ class Engine:
         self._scheduler.release(request_id)
 
     def step(self) -> list[Update]:
-        """Plan one step, apply the oldest under way. Each accepted sequence ends in one update."""
+        """Plan one step, apply the oldest under way. Each accepted sequence ends in one update.
+
+        Raises EngineDead: steps fail, and no request is to blame.
+        """
         self._ledger.enter()
         updates = self._let_go() if self._scheduler.decided else []
-        if not self._scheduler.idle and len(self._in_flight) < self._depth:
+        depth = 1 if self._scheduler.careful else self._depth
+        if not self._scheduler.idle and len(self._in_flight) < depth and not self._halted:
             self._submit()
-        if len(self._in_flight) >= self._depth or (self._in_flight and self._scheduler.idle):
+        flying = len(self._in_flight)
+        if flying >= depth or (flying and (self._scheduler.idle or self._halted)):
             updates += self._apply()
         elif self._in_flight and not self._in_flight[-1][0].rows:
             updates += self._apply()  # nothing could be planned until a result is in
@@ -205,13 +217,13 @@ class Engine:
         """Plan and submit. What was planned is in flight whatever happens, Ctrl-C included."""
         plan = self._scheduler.plan()
         self._ledger.planned(plan)
-        if plan.joins and self._boarding is not None:
-            self._boarding(self._scheduler.aboard())
+        self._board(plan)
         self._witness.planned(plan)
         try:
             pending: Pending = self._executor.submit(plan)
-        except BaseException as error:  # the border: a step's fault ends its rows only
+        except BaseException as error:  # the border: a step's fault is its rows' only
             self._in_flight.append((plan, _Failed(error)))
+            self._halted = True
             if not isinstance(error, Exception):
                 raise
         else:
@@ -225,16 +237,68 @@ class Engine:
             result = pending.wait()
         except Exception as error:
             log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
-            self._in_flight.popleft()
-            updates = self._scheduler.fail(plan, f"{type(error).__name__}: {error}")
-            self._witness.failed(plan, updates)
-            return self._ledger.landed(updates, self._clock() - began)
+            return self._recover(error, self._clock() - began)
         waited = self._clock() - began
         self._in_flight.popleft()
         updates = self._ledger.landed(self._scheduler.apply(plan, result), waited)
         self._scheduler.learn(*self._ledger.last)
         self._witness.landed(plan, updates, *self._ledger.last)
         return updates
+
+    def _board(self, plan: StepPlan) -> None:
+        """Tell whom the plan may harm, or who may harm it, if that is others than before."""
+        careful = self._scheduler.careful
+        if self._boarding is not None and (plan.joins or careful or self._was_careful):
+            self._boarding(self._scheduler.aboard(plan if careful else None))
+        self._was_careful = careful
+
+    # -- when a step raises ---------------------------------------------------------------------
+
+    def _recover(self, error: Exception, waited: float) -> list[Update]:
+        """The oldest step raised: all who run are computed anew, in steps that find the culprit.
+
+        Raises EngineDead if there is no culprit, as steps fail whoever is in them.
+        """
+        self._halted = True
+        failed = self._fail_oldest(waited)
+        while self._in_flight:  # of those behind it nothing counts any more either
+            with suppress(Exception):
+                self._in_flight[0][1].wait()
+            self._fail_oldest(0.0)
+        self._ledger.put_back(failed.back)
+        self._executor.mend()
+        self._halted = False
+        return [] if failed.culprit is None else self._blame(failed.culprit, error)
+
+    def _fail_oldest(self, waited: float) -> Failed:
+        plan, _ = self._in_flight.popleft()
+        failed = self._scheduler.fail(plan)
+        self._witness.failed(plan, ())
+        self._ledger.landed([], waited)
+        return failed
+
+    def _blame(self, culprit: str, error: Exception) -> list[Update]:
+        if not isinstance(error, HookFailed):
+            self._prove()
+        message = f"{type(error).__name__}: {error}"
+        log.error("request %s is ended: steps fail with it alone (%s)", culprit, message)
+        self._witness.blamed(culprit, message)
+        return self._ledger.close(self._scheduler.blame(culprit, message))
+
+    def _prove(self) -> None:
+        """Make a step that is nobody's. Raises EngineDead if it fails too."""
+        plan = self._scheduler.made_up()
+        if plan is None:
+            return
+        try:
+            result = self._executor.submit(plan).wait()
+        except Exception as error:
+            raise EngineDead(f"steps fail whoever is in them: {error}") from error
+        finally:
+            self._scheduler.forget_made_up(plan)
+        wrong = [*result.errors.values(), *result.spoilt.values()]
+        if wrong:
+            raise EngineDead(f"steps come to nothing whoever is in them: {wrong[0]}")
 
 
 class _Failed:

@@ -70,6 +70,7 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     constraint: Constraint | None
     thinking: Thinking | None
     spoken: tuple[tuple[int, ...] | None, ...]
+    suspect: int
     tenant: bytes
     terms: Terms
     deadline_at: float | None

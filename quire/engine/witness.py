@@ -46,6 +46,9 @@ class Witness:
     def failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
         """The oldest plan raised; the scheduler was told."""
 
+    def blamed(self, request_id: str, message: str) -> None:
+        """A request was ended, because steps fail with it."""
+
 
 class Witnesses(Witness):
     """Several, told one after the other."""
@@ -94,3 +97,7 @@ class Witnesses(Witness):
     def failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
         for one in self._all:
             one.failed(plan, updates)
+
+    def blamed(self, request_id: str, message: str) -> None:
+        for one in self._all:
+            one.blamed(request_id, message)

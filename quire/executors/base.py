@@ -34,4 +34,12 @@ class Executor(Protocol):
         """Give the KV memory back. Between steps, while no block is in use or cached."""
         ...
 
+    def mend(self) -> None:
+        """A step raised, and all that were submitted have been waited for: be ready for more.
+
+        Slots are joined anew from here on. Raises EngineDead if the device is lost: a process that
+        goes on with it would fail every step.
+        """
+        ...
+
     def shutdown(self) -> None: ...

@@ -53,5 +53,8 @@ class Executor:
     def forget_kv(self) -> None:
         """There is none."""
 
+    def mend(self) -> None:
+        """Nothing can be half done."""
+
     def shutdown(self) -> None:
         self._tokens.clear()

@@ -16,7 +16,7 @@ from typing import Any
 from quire.core.types import StepPlan, StepResult
 from quire.errors import EngineError
 from quire.executors.base import Pending
-from quire.runner.runner import Runner
+from quire.runner.runner import Runner, Work
 
 
 class _Running:
@@ -40,13 +40,24 @@ class Executor:
         self.runner = runner
         self._thread = _device_thread() if threaded else None
         self._pid = os.getpid()
+        self._faulted = False  # a step raised in the thread: those behind it do not run
 
     def submit(self, plan: StepPlan) -> Pending:
         work = self.runner.prepare(plan)
         thread = self._own_thread()
         if thread is None:
             return self.runner.launch(work)
-        return _Running(thread.submit(lambda: self.runner.launch(work).wait()))
+        return _Running(thread.submit(self._run, work))
+
+    def _run(self, work: Work) -> StepResult:
+        """In the thread. What is behind a step that raised would run on half of its state."""
+        if self._faulted:
+            raise EngineError("the step before failed")
+        try:
+            return self.runner.launch(work).wait()
+        except BaseException:
+            self._faulted = True
+            raise
 
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
         thread = self._own_thread()
@@ -57,6 +68,10 @@ class Executor:
 
     def forget_kv(self) -> None:
         self.runner.forget_kv()
+
+    def mend(self) -> None:
+        self._faulted = False
+        self.runner.mend()
 
     def shutdown(self) -> None:
         if self._thread is not None and self._pid == os.getpid():

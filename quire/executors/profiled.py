@@ -28,6 +28,9 @@ class Executor:
     def forget_kv(self) -> None:
         self.inner.forget_kv()
 
+    def mend(self) -> None:
+        self.inner.mend()
+
     def shutdown(self) -> None:
         self._trace.stop()
         self.inner.shutdown()

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from quire.attention.base import Backend, Batch
 from quire.core.types import Copy
+from quire.errors import EngineDead
 from quire.kernels import fuse
 from quire.kernels.gpu import step as kernels
 from quire.models.base import LanguageModel, StepInputs
@@ -103,6 +104,14 @@ class Lane:
 
     def settle(self) -> None:
         self._stream.synchronize()
+
+    def mend(self) -> None:
+        """An error that the context keeps is raised by whatever is asked of it from then on."""
+        try:
+            self.settle()
+        except RuntimeError as error:
+            raise EngineDead(f"the device is lost: {error}") from error
+        self._mail.torn = True
 
     def set_aside(self, size: int, pieces: int, piece: int) -> None:
         """Take from the driver what steps will need, and leave it with torch, for this stream.

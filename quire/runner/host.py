@@ -71,6 +71,9 @@ class Lane:
     def settle(self) -> None:
         """A step is done when compute() returns."""
 
+    def mend(self) -> None:
+        """Nothing of a step lasts but what joins write anew."""
+
     def write_tables(self, changes: Sequence[Change]) -> None:
         for group, slot, at, blocks in changes:
             self.tables[group][slot, at : at + len(blocks)] = blocks

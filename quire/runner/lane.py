@@ -38,6 +38,10 @@ class Lane(Protocol):
         """Wait for what was started."""
         ...
 
+    def mend(self) -> None:
+        """A step raised half way, and nothing is under way. Raises EngineDead: so it stays."""
+        ...
+
     def write_tables(self, changes: Sequence[Change]) -> None:
         """Bring the block tables up to the step."""
         ...

@@ -88,6 +88,14 @@ class Runner:
                 return Done(StepResult(()))
             return self.lane.compute(work.inputs, work.prompts)
 
+    def mend(self) -> None:
+        """A step raised, and nothing is under way: forget what it left half done.
+
+        Raises EngineDead if the device is lost.
+        """
+        self._sampler.mend()
+        self.lane.mend()
+
     def forget_kv(self) -> None:
         """Give the KV memory back to the system; every block's content is gone."""
         self.lane.forget_kv()

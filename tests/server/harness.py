@@ -22,6 +22,7 @@ from quire.core.limits.grammars import GrammarLimit
 from quire.core.limits.kv_share import KvShare
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.short_first import ShortFirst
+from quire.core.limits.suspects import Suspects
 from quire.core.limits.tokens import TokenBudget
 from quire.core.order.fair import Fair
 from quire.core.order.fifo import Fifo
@@ -189,8 +190,8 @@ class Executor:
     def submit(self, plan):
         if self.step_s:
             time.sleep(self.step_s)
-        if self.fail_with is not None:
-            raise self.fail_with
+        if self.fail_with is not None and any(row.seq.request.id for row in plan.rows):
+            raise self.fail_with  # but not at a step of nobody's: then the engine would be broken
         for seq in plan.joins:
             self._tokens[seq.slot] = list(seq.tokens)
         said, logprobs, prompts, ends = [], {}, {}, {}
@@ -225,6 +226,9 @@ class Executor:
     def forget_kv(self):
         """Nothing to give back: the model knows its speech by heart."""
 
+    def mend(self):
+        """Nothing is half done."""
+
     def shutdown(self):
         self._tokens.clear()
 
@@ -242,6 +246,7 @@ def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=
     kv = KVCache(BlockPool(blocks), 4, (Full(),), host=HostPool(host))
     order, budget = Fair(Fifo), TokenBudget(256)
     limits = [
+        Suspects(),
         Door(most=256),
         KvShare(order, blocks, kv.most_blocks),
         *(budget, SeatLimit(seqs), ShortFirst(order, lambda: budget.left)),

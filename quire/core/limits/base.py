@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from quire.core.types import Request, Sequence
@@ -85,6 +86,19 @@ class Limit:
 
     def take_ones(self, rows: int) -> None:
         """take() for so many rows of the last token each; called only within slack()."""
+
+    careful: bool = False
+    """Whether a step is to be over before the next is planned."""
+
+    acquitted: int = 0
+    """Inquiries into steps that raised which found nobody to blame."""
+
+    def failed(self, rows: Seq[Sequence]) -> str | None:
+        """A step of these raised; they are about to go back to the queue, to be computed anew.
+
+        The id of the request to blame, if this limit knows.
+        """
+        return None
 
     def learn(self, prompt_tokens: int, seconds: float) -> None:
         """A step with so many tokens of prompts took so long, from the one before it."""

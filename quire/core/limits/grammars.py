@@ -73,8 +73,8 @@ class GrammarLimit(Limit):
     def keeps(self, request: Request) -> bool:
         if request.constraint is None or self._grammars is None:
             return False
-        self._waiting.setdefault(request.constraint, {})[request.id] = request
         self._grammars.ask(request.constraint)
+        self._waiting.setdefault(request.constraint, {})[request.id] = request
         return True
 
     @property

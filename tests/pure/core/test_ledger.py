@@ -426,23 +426,33 @@ def test_planning_belongs_to_the_step():
     assert scene.run().cuts("a") == {"prefill": 1.5}
 
 
-def test_rows_that_failed_have_generated_nothing():
-    scene = Scene(fails=frozenset({2}))
-    scene.engine.add(request("a"))
-    scene.engine.add(request("b"))
-    scene.run()
+def test_rows_that_failed_have_generated_nothing_until_they_were_tried_again():
+    whole, scene = Scene(), Scene(fails=frozenset({2}))
+    for one in (whole, scene):
+        one.engine.add(request("a"))
+        one.engine.add(request("b"))
+        one.run()
     counters = scene.engine.snapshot().counters
-    assert (counters.generated_tokens, counters.finished) == (2, {"error": 2})
-    assert not sum(counters.inter_token_times)
+    assert counters.generated_tokens == whole.engine.snapshot().counters.generated_tokens
+    assert counters.finished == {"length": 2}
 
 
 def test_a_step_that_failed_has_brought_no_first_token():
     scene = Scene(fails=frozenset({1}))
     scene.engine.add(request("a"))
-    (timing,) = scene.run().timings["a", 0]
-    assert timing.first_token_at is None
+    scene.step()
     assert not sum(scene.engine.snapshot().counters.first_token_times)
     assert scene.engine.snapshot().counters.answered_tokens == 0
+    scene.run()
+    assert sum(scene.engine.snapshot().counters.first_token_times) == 1
+
+
+def test_time_until_one_is_aboard_again_after_a_step_that_failed_is_no_decoding():
+    scene = Scene(fails=frozenset({2}))
+    scene.engine.add(request("a", prompt=4, most=3))
+    cuts = scene.run().cuts("a")
+    assert cuts["preempted"] >= 1.0
+    assert sum(cuts.values()) == 4.0
 
 
 def test_counters_count_steps_tokens_and_ends():

@@ -16,6 +16,7 @@ from quire.core.limits.pace import LEAST, LONG, Pace
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.short_first import ShortFirst
+from quire.core.limits.suspects import Suspects
 from quire.core.limits.tokens import TokenBudget, WholePrompts
 from quire.core.order.fair import Fair
 from quire.core.order.fifo import Fifo
@@ -31,12 +32,27 @@ MAKERS = {
     "partial": PartialPrefills,
     "long": lambda k: LongPrefills(k, 5),
     "grammars": lambda k: GrammarLimit(None, 9),
+    "suspects": lambda k: suspects(k, marked=False, accused=0),
+    "suspects, marked": lambda k: suspects(k, marked=True, accused=0),
+    "suspects, accused": lambda k: suspects(k, marked=False, accused=k),
+    "suspects, an open step": lambda k: suspects(k, marked=True, accused=k, waits=True),
     "door": lambda k: Door(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
     "kv share": lambda k: KvShare(Fair(Fifo), 4 * k, lambda tokens: tokens),
     "short first": lambda k: ShortFirst(Fifo(), lambda: 3 * k),
     "pace": lambda k: paced(k, known=False),
     "pace, known": lambda k: paced(k, known=True),
 }
+
+
+def suspects(number, *, marked, accused, waits=False):
+    """Of the sequences that the tests make all are of one request, "r"."""
+    limit = Suspects()
+    if marked:
+        limit.keeps(request("r", suspect=1))
+    limit.failed([sequence(id=f"other{i}") for i in range(accused)])
+    if waits:
+        limit.begin(1)  # nobody of those on trial comes
+    return limit
 
 
 def paced(decoding, *, known):
@@ -67,7 +83,9 @@ def state_of(limit):
 
 def known_to(limit):
     """What a copy of a limit shares with it: sequences, and all else that is itself and no value."""
-    held = [one for value in vars(limit).values() if isinstance(value, dict | list) for one in value]
+    held = [
+        one for value in vars(limit).values() if isinstance(value, dict | list) for one in value
+    ]
     found = [*held, *vars(limit).values()]
     return {id(one): one for one in found if type(one).__eq__ is object.__eq__}
 

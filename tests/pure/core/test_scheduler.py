@@ -7,15 +7,20 @@ import logging
 import pytest
 
 from quire.core.block_pool import BlockState
+from quire.core.kv_cache import KVCache
+from quire.core.limits.seats import SeatLimit
 from quire.core.types import UNKNOWN, State, StepResult, Stop, TokenLogprobs
-from quire.errors import RequestError, TooLong
+from quire.errors import NotFinite, RequestError, StepFailed, TooLong
 from tests.pure.core.made import FakeGrammars, bound, request
 from tests.pure.core.workload import Run, Setup, check_outcome
 
 
 def engine(requests=(), **setup):
     """A scheduler with requests queued, and nothing done."""
-    scheduler, _, _ = Setup(**setup).build()
+    more = setup.pop("limits", [])
+    made = Setup(**setup)
+    made.more = more
+    scheduler, _, _ = made.build()
     for one in requests:
         scheduler.add(one)
     return scheduler
@@ -290,14 +295,136 @@ def test_a_refusal_ends_its_row_by_the_fault_of_the_request():
     scheduler.check()
 
 
-def test_a_step_that_failed_ends_its_rows_and_no_others():
-    scheduler = engine([request("a"), request("b", range(30))], budget=3, depth=2)
-    plan = scheduler.plan()
+def test_all_who_run_when_a_step_fails_go_back_in_their_order_and_say_what_they_would_have():
+    scheduler = engine([request("a"), request("b", range(30))], budget=7, depth=2)
+    first, second = scheduler.plan(), scheduler.plan()
     scheduler.add(request("c"))
-    [update] = scheduler.fail(plan, "device lost")
-    assert (update.request_id, update.finish, update.error) == ("a", "error", "device lost")
+    assert scheduler.fail(first) == (["a", "b"], None)
+    assert scheduler.fail(second) == ([], None)
     scheduler.check()
-    assert rows(step(scheduler)[0])[0][0] == "b"
+    assert scheduler.stats().running == 0
+    assert scheduler.stats().failed_steps == 1
+    plan = scheduler.plan()
+    assert [row[:3] for row in rows(plan)] == [row[:3] for row in rows(first)]
+    assert len(plan.leaves) == 2
+
+
+def test_whom_a_limit_blames_ends_and_nobody_else():
+    class Knows(SeatLimit):
+        def failed(self, rows):
+            return rows[-1].request.id
+
+    scheduler = engine([request("a"), request("b", n=3)], limits=[Knows(9)])
+    step(scheduler)
+    failed = scheduler.fail(scheduler.plan())
+    assert failed.culprit == "b"
+    updates = scheduler.blame("b", "device lost")
+    assert [(u[:2], u.finish, u.fault) for u in updates] == [
+        (("b", i), "error", "step") for i in range(3)
+    ]
+    assert isinstance(updates[0].exception(), StepFailed)
+    scheduler.check()
+    assert {row[0] for row in rows(step(scheduler)[0])} == {"a"}
+    assert scheduler.stats().blamed == 1
+
+
+def test_a_spoilt_row_ends_and_nobody_finds_what_it_computed():
+    head = tuple(range(8))
+    scheduler = engine([request("a", (*head, 9, 9, 9, 9, 9), 9)], block_size=4)
+    step(scheduler)
+    scheduler.add(request("b", (*head, 7, 7, 7, 7, 7), 9))
+    step(scheduler)  # finds the two blocks of the head, and fills a third
+    assert scheduler.stats().prefix_hit_tokens == 8
+    plan = scheduler.plan()
+    (update,) = [u for u in scheduler.apply(plan, answer(plan, spoilt={1: "nan"})) if u.finish]
+    assert (update.request_id, update.fault) == ("b", "numbers")
+    assert isinstance(update.exception(), NotFinite)
+    scheduler.check()
+    hits = scheduler.stats().prefix_hit_tokens
+    scheduler.add(request("c", (*head, 7, 7, 7, 7, 7), 9))
+    step(scheduler)
+    assert scheduler.stats().prefix_hit_tokens == hits + 8  # what a computed; not what b did
+    assert scheduler.stats().corrupt_rows == 1
+
+
+def test_blocks_that_two_spoilt_rows_have_read_are_found_no_more():
+    head = tuple(range(8))
+    scheduler = engine([request("a", (*head, 9), 9)], block_size=4)
+    step(scheduler)
+    for name, hit in (("b", 8), ("c", 8), ("d", 0)):
+        before = scheduler.stats().prefix_hit_tokens
+        scheduler.add(request(name, (*head, 7), 9))
+        plan = scheduler.plan()
+        scheduler.apply(plan, answer(plan, spoilt={1: "nan"}))
+        scheduler.check()
+        assert scheduler.stats().prefix_hit_tokens - before == hit
+
+
+def test_what_breaks_the_books_of_one_ends_that_one(caplog, monkeypatch):
+    scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
+    step(scheduler)
+    publish = KVCache.publish
+
+    def breaks(self, seq, since):
+        if seq.request.id == "b":
+            raise OverflowError("no number")
+        publish(self, seq, since)
+
+    monkeypatch.setattr(KVCache, "publish", breaks)
+    plan = scheduler.plan()
+    updates = scheduler.apply(plan, answer(plan, logprobs={0: [], 1: []}))
+    assert [(u.request_id, u.finish) for u in updates] == [("a", None), ("b", "error")]
+    assert "no number" in updates[1].error
+    assert {row[0] for row in rows(step(scheduler)[0])} == {"a"}
+
+
+def test_what_breaks_at_admission_ends_that_one(caplog, monkeypatch):
+    match = KVCache.match
+
+    def breaks(self, seq):
+        if seq.request.id == "b":
+            raise OverflowError("no number")
+        match(self, seq)
+
+    monkeypatch.setattr(KVCache, "match", breaks)
+    scheduler = engine([request("a", max_tokens=9), request("b"), request("c", max_tokens=9)])
+    plan, updates = step(scheduler)
+    assert {row[0] for row in rows(plan)} == {"a", "c"}
+    assert [(u.request_id, u.finish) for u in updates if u.finish] == [("b", "error")]
+    scheduler.check()
+
+
+def test_a_limit_that_breaks_on_a_request_refuses_it_and_keeps_nothing():
+    forgotten = []
+
+    class First(SeatLimit):
+        def forget(self, request):
+            forgotten.append(request.id)
+
+    class Breaks(SeatLimit):
+        def keeps(self, request):
+            raise OSError("no room")
+
+    scheduler = engine([], limits=[First(9), Breaks(9)])
+    with pytest.raises(OSError, match="no room"):
+        scheduler.add(request("a"))
+    assert forgotten == ["a"]
+    assert scheduler.idle
+    scheduler.check()
+
+
+def test_a_made_up_step_leaves_nothing_behind():
+    scheduler = engine([request("a"), request("b")], depth=2)
+    step(scheduler)
+    scheduler.fail(scheduler.plan())
+    plan = scheduler.made_up()
+    assert [(row.seq.request.id, row.count, row.samples) for row in plan.rows] == [("", 1, True)]
+    assert plan.leaves
+    scheduler.forget_made_up(plan)
+    scheduler.check()
+    after = scheduler.plan()
+    assert after.step == plan.step + 1
+    assert after.leaves == (plan.rows[0].seq.slot,)
 
 
 def test_what_a_failed_step_moved_to_the_host_is_computed_again():
@@ -313,12 +440,12 @@ def test_what_a_failed_step_moved_to_the_host_is_computed_again():
         scheduler.apply(plan, answer(plan))
         plan = scheduler.plan()
     assert scheduler.stats().swapped == 1
-    scheduler.fail(plan, "lost")
+    scheduler.fail(plan)
     assert scheduler.stats().swapped == 0
     assert scheduler.stats().free_host_blocks == 4
     plan, _ = step(scheduler)
     assert not plan.swap_in
-    assert rows(plan)[0][3] > 1
+    assert plan.rows
 
 
 # -- steps in flight --------------------------------------------------------------------------

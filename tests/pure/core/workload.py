@@ -18,6 +18,7 @@ from quire.core.limits.kv_share import KvShare
 from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
 from quire.core.limits.seats import SeatLimit
 from quire.core.limits.short_first import ShortFirst
+from quire.core.limits.suspects import Suspects
 from quire.core.limits.tokens import TokenBudget, WholePrompts
 from quire.core.order.fair import Fair
 from quire.core.order.fifo import Fifo
@@ -63,9 +64,11 @@ class Setup:
     fails: frozenset = frozenset()  # plans that raise instead of giving a result
     errors: frozenset = frozenset()  # plans whose first row reports an error
     grammars: object = None  # a FakeGrammars
+    suspects: bool = False
+    more: list = field(default_factory=list)  # limits, before the others
 
     def limits(self, order, kv):
-        limits = [Door(clock=lambda: 0.0)]
+        limits = [*self.more, *([Suspects()] if self.suspects else []), Door(clock=lambda: 0.0)]
         if self.fair:
             limits.append(KvShare(order, self.blocks, kv.most_blocks))
         if self.chunk_cap:

@@ -42,6 +42,7 @@ OTHERS = {
     "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
     "thinking": Thinking(40, (7, 8), (9,)),
     "spoken": ((4, 5), None),
+    "suspect": 2,
     "tenant": b"\x01\xfe",
     "terms": Terms(2.0, 3, 4000, None, 0.25),
     "deadline_at": 99.5,
