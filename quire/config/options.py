@@ -258,7 +258,7 @@ class HealthOptions:
     flight_recorder: bool = True
     """Keep the last steps in memory, and write them to a file when the engine dies or hangs: for
     `quire replay`. Without prompts and answers."""
-    flight_recorder_size: int = opt(8 << 20, low=1 << 16, parse="bytes")
+    flight_recorder_size: int = opt(8 << 20, low=1 << 20, parse="bytes")
     """Bytes of memory for them; 8 MiB are some 40,000 steps of 32 requests."""
     flight_recorder_prompts: bool = False
     """Keep the tokens of prompts and answers, too."""

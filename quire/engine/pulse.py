@@ -173,7 +173,7 @@ class Pulse(Witness):
 
     def _landed(self) -> int:
         memory = self._memory
-        _, _, work = self._under_way.popleft()
+        work = self._under_way.popleft()[2] if self._under_way else 0
         self._steps += 1
         memory[_STEPS] = self._steps
         if self._under_way:

@@ -8,10 +8,13 @@ No text, and no tokens unless asked for: of a prompt its length is kept and the 
 keys of its blocks, which tell only what two prompts share. A record is an array of msgpack; the
 first element says which:
 
-    "b" begin    step, at, available blocks, requests that are here
+    "b" begin    step, at, available blocks, requests that are here (nothing, if they need too
+                 much room): facts, and of each sequence that has joined its number, index, tokens
+                 planned, tokens said, whether it runs, keys; all as if steps in flight had landed.
+                 Then the numbers in the order of joining
     "a" added    at, facts of the request
     "g" let go   at, numbers of requests queued, numbers of those ended
-    "x" abort    at, number                 "e" end      at, number, index
+    "x" abort    at, number, keys by index  "e" end      at, number, index, keys
     "r" release  at, number                 "c" forgot   at
     "j" joined   sequence, request, index, computed, keys of its blocks
     "p" planned  step, at, available blocks, starts, sequences, counts, samples (the last three
@@ -34,7 +37,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quire.core.types import UNKNOWN, Request, State, StepPlan, Update
+from quire.core.types import Request, State, StepPlan, Update
 from quire.core.types import Sequence as Seq
 from quire.engine.witness import Witness
 
@@ -46,7 +49,10 @@ KEY = 8
 """Bytes of a block's key that are kept: enough to tell blocks apart."""
 PRIVATE = ("id", "prompt", "params", "salt", "tenant", "constraint", "thinking", "parent", "spoken")
 """Fields of a request that are not kept as they are."""
-PLAIN = tuple(one.name for one in dataclasses.fields(Request) if one.name not in PRIVATE)
+PLAIN = {one.name: one.default for one in dataclasses.fields(Request) if one.name not in PRIVATE}
+"""The others, and what they are if a recording does not say."""
+MOST_KEYS = 1 << 16
+"""At the beginning of a half: to write more would hold a step up."""
 _SALTED = "salt", "tenant"
 
 
@@ -140,11 +146,11 @@ def _records(memory: mmap.mmap, begin: int, length: int) -> Iterator[list[Any]]:
 class _Here:
     """A request that has not ended."""
 
-    __slots__ = ("facts", "left", "sequences")
+    __slots__ = ("alive", "facts", "sequences")
 
-    def __init__(self, facts: dict[str, Any], left: int) -> None:
+    def __init__(self, facts: dict[str, Any], alive: set[int]) -> None:
         self.facts = facts
-        self.left = left  # of its sequences
+        self.alive = alive  # indexes of its sequences
         self.sequences: dict[int, Seq] = {}  # those that have joined, by index
 
 
@@ -174,6 +180,7 @@ class Recorder(Witness):
         self._keys: dict[Seq, int] = {}  # how many were written
         self._before: tuple[Seq, ...] | None = None  # rows of the plan before
         self._step = 0
+        self._planning: StepPlan | None = None  # made, and not written yet
         self._begin()
 
     # -- as a witness ---------------------------------------------------------------------------
@@ -181,12 +188,12 @@ class Recorder(Witness):
     def added(self, request: Request, *, kept: bool) -> None:
         self._count += 1
         facts = self._facts(request, self._count, kept)
+        self._put("a", self._clock(), facts)
+        ended = {i for i, said in enumerate(request.spoken) if said is None}
+        self._here[request.id] = _Here(facts, set(range(request.n)) - ended)
         self._numbers[request.id] = self._count
-        ended = sum([one is None for one in request.spoken])
-        self._here[request.id] = _Here(facts, request.n - ended)
         if request.hold:
             self._held.add(request.id)
-        self._put("a", self._clock(), facts)
 
     def let_go(self, queued: Sequence[str], ended: Sequence[Update]) -> None:
         gone = list(dict.fromkeys([update.request_id for update in ended]))
@@ -199,13 +206,19 @@ class Recorder(Witness):
 
     def aborted(self, request_id: str) -> None:
         if request_id in self._numbers:
-            self._put("x", self._clock(), self._numbers[request_id])
+            here = self._here.get(request_id)
+            sequences = {} if here is None else here.sequences
+            keys = [(index, self._news_of_keys(seq, 0)) for index, seq in sequences.items()]
+            self._put("x", self._clock(), self._numbers[request_id], keys)
             self._held.discard(request_id)
             self._forget(request_id)
 
     def ended(self, request_id: str, index: int) -> None:
-        if request_id in self._here:
-            self._put("e", self._clock(), self._numbers[request_id], index)
+        here = self._here.get(request_id)
+        if here is not None and index in here.alive:
+            seq = here.sequences.get(index)
+            keys = b"" if seq is None else self._news_of_keys(seq, 0)
+            self._put("e", self._clock(), self._numbers[request_id], index, keys)
             self._leave(request_id, index)
 
     def released(self, request_id: str) -> None:
@@ -219,7 +232,7 @@ class Recorder(Witness):
         self._put("c", self._clock())
 
     def planned(self, plan: StepPlan) -> None:
-        self._step = plan.step
+        self._planning = plan
         for seq in plan.joins:
             self._join(seq)
         if plan.rows:
@@ -245,6 +258,7 @@ class Recorder(Witness):
             numbers = [self._sequences[seq] for seq in sequences]
             self._ring.put(self._encode((*record[:5], numbers, *record[6:])))
         self._before = sequences
+        self._planning, self._step = None, plan.step
 
     def submitted(self, plan: StepPlan) -> None:
         self._ring.submitted(plan.step, self._clock())
@@ -284,25 +298,51 @@ class Recorder(Witness):
         self._begin()
 
     def _begin(self) -> None:
-        here = [self._standing(one) for one in self._here.values()]
-        begin = ("b", self._step, self._clock(), self._available(), here)
-        self._ring.put(self._encode(begin))
+        """Write who is here: with keys of blocks, or without, or nothing if there is no room."""
         self._keys = {}
+        begin = "b", self._step, self._clock(), self._available()
+        later = self._undone()
+        for most in (MOST_KEYS, 0):
+            left = [most]
+            here = [self._standing(one, later, left) for one in self._here.values()]
+            if self._ring.put(self._encode((*begin, here, list(self._sequences.values())))):
+                return
+        self._ring.put(self._encode((*begin, None, ())))
 
-    def _standing(self, here: _Here) -> dict[str, Any]:
-        """A request as it is now, for who begins to read here."""
+    def _undone(self) -> dict[Seq, tuple[int, int, bool]]:
+        """What a plan that is not written yet has changed: tokens planned, said, who joined."""
+        plan = self._planning
+        if plan is None:
+            return {}
+        joined = frozenset(plan.joins)
+        changes = {row.seq: (row.count, int(row.samples), row.seq in joined) for row in plan.rows}
+        return dict.fromkeys(joined, (0, 0, True)) | changes
+
+    def _standing(
+        self, here: _Here, later: dict[Seq, tuple[int, int, bool]], left: list[int]
+    ) -> dict[str, Any]:
+        """A request for who begins to read here: as it is when steps in flight have landed.
+
+        left: how many keys may still be written.
+        """
         found = []
         for index, seq in here.sequences.items():
-            keys = self._news_of_keys(seq, 0)
-            said = len(seq.tokens) - seq.prompt_len
-            known = said - seq.tokens[seq.prompt_len :].count(UNKNOWN)
-            runs = seq.state is State.RUNNING
-            found.append((self._sequences[seq], index, seq.computed, known, runs, keys))
-        return {**here.facts, "left": here.left, "sequences": found}
+            planned, said, joined = later.get(seq, (0, 0, False))
+            runs = seq.state is State.RUNNING and not joined
+            place = self._sequences[seq], index, seq.planned - planned if runs else 0
+            known = len(seq.tokens) - seq.prompt_len - said
+            left[0] -= len(seq.keys)
+            keys = self._news_of_keys(seq, 0) if left[0] >= 0 else b""
+            found.append((*place, known, runs, keys))
+        return {**here.facts, "alive": sorted(here.alive), "sequences": found}
 
     def _facts(self, request: Request, number: int, kept: bool) -> dict[str, Any]:
         parent = None if request.parent is None else self._numbers.get(request.parent)
-        facts: dict[str, Any] = {name: getattr(request, name) for name in PLAIN}
+        facts: dict[str, Any] = {}
+        for name, usual in PLAIN.items():
+            value = getattr(request, name)
+            if value != usual:
+                facts[name] = value
         facts |= {name: sha256(getattr(request, name)).digest()[:KEY] for name in _SALTED}
         return facts | {
             "number": number,
@@ -322,6 +362,8 @@ class Recorder(Witness):
             self._joined += 1
             number = self._sequences[seq] = self._joined
             self._here[request_id].sequences[seq.index] = seq
+        else:  # it comes behind those who came while it was out
+            self._sequences[seq] = self._sequences.pop(seq)
         keys = self._news_of_keys(seq, self._keys.get(seq, 0))
         self._keys[seq] = len(seq.keys)
         place = self._numbers[request_id], seq.index
@@ -347,8 +389,8 @@ class Recorder(Witness):
         if here is None:
             return
         self._drop(here.sequences.pop(index, None))
-        here.left -= 1
-        if here.left <= 0:
+        here.alive.discard(index)
+        if not here.alive:
             self._forget(request_id)
 
     def _forget(self, request_id: str) -> None:
