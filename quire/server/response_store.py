@@ -28,11 +28,14 @@ _decode = msgspec.json.Decoder().decode
 class Kept:
     """One response: what it is by now, what was said before it, and the events of its stream.
 
-    live: the object while it runs; written by its ResponseShape.
+    live: the object while it runs; written by its ResponseShape. tenant: whose it is.
     """
 
-    def __init__(self, live: dict[str, Any], *, keeps_events: bool = False) -> None:
+    def __init__(
+        self, live: dict[str, Any], *, keeps_events: bool = False, tenant: bytes = b""
+    ) -> None:
         self.id = str(live["id"])
+        self.tenant = tenant
         self.background = bool(live["background"])
         self.keeps_events = keeps_events
         self.cancel: Callable[[], None] | None = None
@@ -140,19 +143,18 @@ class ResponseStore:
             return wanted
         return next(one for i in itertools.count(2) if (one := f"{wanted}_{i}") not in self._kept)
 
-    def get(self, response_id: str) -> Kept:
-        """Raises HTTPException 404 if it is not kept (any more)."""
+    def get(self, response_id: str, tenant: bytes = b"") -> Kept:
+        """Raises HTTPException 404 if it is not kept (any more), or is another's."""
         found = self._kept.get(response_id)
-        if found is None:
+        if found is None or found.tenant != tenant:
             raise HTTPException(404, f"no response {response_id!r:.100} is kept here")
         return found
 
-    def remove(self, response_id: str) -> None:
-        """Forget it; what still runs is ended. Raises HTTPException 404."""
-        found = self.get(response_id)
-        if found.cancel is not None:
-            found.cancel()
-        del self._kept[response_id]
+    def remove(self, one: Kept) -> None:
+        """Forget it; what still runs is ended."""
+        if one.cancel is not None:
+            one.cancel()
+        self._kept.pop(one.id, None)
 
     def run(self, task: asyncio.Task[None]) -> None:
         """Hold a task of the background till it ends."""

@@ -22,7 +22,7 @@ from quire.server.options import ServerOptions
 from quire.server.protocol.response_events import SHOWN, ResponseShape, response_body
 from quire.server.protocol.responses import Items, ResponsesBody
 from quire.server.response_store import Kept, ResponseStore
-from quire.server.services import Services, services
+from quire.server.services import Services, services, tenant_of
 from quire.server.sse import EventStream, answer, json_response
 from quire.server.strict import Ignored
 from quire.server.telling import Events, begin
@@ -88,7 +88,11 @@ class _Talk:
             tokens_as_ids=to.options.return_tokens_as_token_ids,
             done=self.keep,
         )
-        self._kept = Kept(self.shape.response, keeps_events=bool(body.background and body.stream))
+        self._kept = Kept(
+            self.shape.response,
+            keeps_events=bool(body.background and body.stream),
+            tenant=events.presence.tenant,
+        )
 
     def in_background(self) -> Response:
         """Answer now, and go on."""
@@ -168,7 +172,7 @@ def _earlier(http: Request, response_id: str | None) -> list[Message]:
     if store is None:
         message = f"previous_response_id: no response is kept here; {SWITCH}, or send all items"
         raise RequestError(message, param="previous_response_id")
-    kept = store.get(response_id)
+    kept = store.get(response_id, tenant_of(http))
     if kept.status not in NEXT:
         message = f"previous_response_id: that response is {kept.status}, so nothing follows it"
         raise RequestError(message, param="previous_response_id")
@@ -214,7 +218,7 @@ async def delete_response(http: Request, response_id: str) -> Response:
     kept = _found(http, response_id)
     store = _kept_here(http)
     assert store is not None, "it was found in the store"
-    store.remove(kept.id)
+    store.remove(kept)
     return json_response({"id": kept.id, "object": "response", "deleted": True})
 
 
@@ -222,7 +226,7 @@ def _found(http: Request, response_id: str) -> Kept:
     store = _kept_here(http)
     if store is None:
         raise HTTPException(404, f"no response is kept here; {SWITCH}")
-    return store.get(response_id)
+    return store.get(response_id, tenant_of(http))
 
 
 def _replay(to: Services, kept: Kept, start: int) -> Response:

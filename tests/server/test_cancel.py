@@ -9,11 +9,13 @@ import asyncio
 import collections
 import contextlib
 import gc
+import hashlib
 import json
 import os
 import random
 import threading
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -92,12 +94,14 @@ class Mortal(EngineThread):
 class Call:
     """A request to the app itself."""
 
-    def __init__(self, server, path, body=None, *, method="POST", name="", timeout=None):
+    def __init__(self, server, path, body=None, *, method="POST", name="", timeout=None, key=""):
         self.app, self.status, self.body = server.app, None, b""
         data = b"" if body is None else json.dumps(body).encode()
         headers = {b"content-type": b"application/json", b"content-length": b"%d" % len(data)}
         if name:
             headers[b"x-request-id"] = name.encode()
+        if key:
+            headers[b"authorization"] = f"Bearer {key}".encode()
         if timeout is not None:
             headers[b"x-request-timeout"] = str(timeout).encode()
         self._scope = {
@@ -143,8 +147,8 @@ class Call:
 class Scene:
     """A server to cancel on, and what it held before anybody came."""
 
-    def __init__(self, tokenizer, **how):
-        self.server = Server(tokenizer, options=OPTIONS, transport=Mortal, **how)
+    def __init__(self, tokenizer, *, options=OPTIONS, **how):
+        self.server = Server(tokenizer, options=options, transport=Mortal, **how)
         self.model, self.executor = self.server.model, self.server.executor
 
     def on_loop(self, coroutine, seconds=60):
@@ -425,6 +429,50 @@ def test_a_response_of_the_background_is_ended_by_cancel_by_delete_and_by_its_id
                 assert shown.json["status"] == "cancelled"
 
     scene.on_loop(main())
+
+
+def keyed(tmp_path, *names):
+    """Options with a key for each name."""
+    entries = [{"name": n, "sha256": hashlib.sha256(n.encode()).hexdigest()} for n in names]
+    path = tmp_path / "keys.json"
+    path.write_text(json.dumps({"keys": entries}))
+    return replace(OPTIONS, api_key_file=str(path))
+
+
+def test_nobody_ends_what_another_key_has_started(tokenizer, tmp_path):
+    """Nor sees it: what is not one's own is not there. In the engine, before it, and kept."""
+    scene = Scene(tokenizer, options=keyed(tmp_path, "mine", "theirs"), step_s=0.001)
+
+    async def end(request_id, key, path="/v1/requests/{}", method="DELETE"):
+        gone = Call(scene.server, path.format(request_id), method=method, key=key)
+        return await gone.end()
+
+    async def main():
+        call = scene.call("chat", name="it", key="mine")
+        await scene.until(lambda s: s.running)
+        assert await end("it", "theirs") == 404
+        assert not call.task.done()
+        assert await end("it", "mine") == 200
+        await call.end()
+        search = scene.call("beams", name="it", key="mine")
+        await scene.until(lambda s: s.held_blocks)
+        assert await end("it", "theirs") == 404
+        assert await end("it", "mine") == 200
+        await search.end()
+        kept = Call(scene.server, "/v1/responses", BACKGROUND, key="mine")
+        assert await kept.end() == 200
+        name = kept.json["id"]
+        for method, path in (("GET", ""), ("POST", "/cancel"), ("DELETE", "")):
+            assert await end(name, "theirs", "/v1/responses/{}" + path, method) == 404
+        follow = {"input": "and", "previous_response_id": name}
+        other = Call(scene.server, "/v1/responses", follow, key="theirs")
+        assert await other.end() == 404
+        assert await end(name, "mine", "/v1/responses/{}") == 200
+        await scene.rest()
+
+    with scene.server.running():
+        scene.model.eos = 5
+        scene.on_loop(main())
 
 
 # -- many of them ------------------------------------------------------------------------------------
