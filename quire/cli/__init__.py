@@ -19,6 +19,7 @@ COMMANDS = {
     "explain": "print every setting and why it is what it is",
     "bench": "measure latency, throughput, start-up, or a running server",
     "key": "make a key for a server with a key file",
+    "replay": "run the last steps of an engine that died again, or show them",
     "cache": "show, pack and unpack compiled GPU kernels",
     "env": "print the environment: versions, machine, variables",
 }

@@ -183,6 +183,11 @@ class Engine:
         return True
 
     @property
+    def executor(self) -> Executor:
+        """What obeys its plans: for who makes plans of one's own."""
+        return self._executor
+
+    @property
     def available(self) -> int:
         """Blocks that could be had now without preempting anybody."""
         return self._scheduler.available
