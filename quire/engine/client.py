@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from quire.core.quarantine import Quarantine
 from quire.core.snapshot import Snapshot
 from quire.core.stats import SchedulerStats
 from quire.core.timing import Timing
@@ -36,10 +37,11 @@ from quire.engine.messages import (
     ToEngine,
     carried,
     error_of,
+    fingerprint,
 )
 from quire.engine.stream import Stream
 from quire.engine.told import DEATHS
-from quire.errors import EngineAway, EngineCrashed, EngineDead, EngineError
+from quire.errors import EngineAway, EngineCrashed, EngineDead, EngineError, Quarantined
 
 log = logging.getLogger(__name__)
 
@@ -115,6 +117,9 @@ class EngineClient:
         """When the engine last gave a sign of life."""
         self.observer: Observer | None = None
         self._streams: dict[str, Stream] = {}
+        self.quarantine = Quarantine()
+        self.on_condemned: Callable[[bytes], None] | None = None
+        """Told of the fingerprints that come into quarantine here."""
         self.away: str | None = None
         """Why the engine is being restarted; None while there is one."""
         self.restarts = 0
@@ -157,6 +162,7 @@ class EngineClient:
         EngineAway.
         """
         all_of_them = tuple(requests)
+        self._check_quarantine(all_of_them)
         if self.away is not None:
             await self._wait_for_engine(len(all_of_them))
         travelling = [carried(self._orphaned(one)) for one in all_of_them]
@@ -171,6 +177,24 @@ class EngineClient:
             stream.close()  # also when the caller gave up while we waited
             raise
         return stream
+
+    def _check_quarantine(self, requests: Iterable[Request]) -> None:
+        if not len(self.quarantine):
+            return
+        for one in requests:
+            left = self.quarantine.left_s(fingerprint(one))
+            if left is not None:
+                raise Quarantined(
+                    "a request with the same input and parameters has broken a step of the engine, "
+                    f"or the engine itself: it is not tried again for {left:.0f} s"
+                )
+
+    def _condemn(self, request: Request) -> None:
+        """It has broken a step, or engines."""
+        found = fingerprint(request)
+        self.quarantine.put(found)
+        if self.on_condemned is not None:
+            self.on_condemned(found)
 
     def _adding(self, number: int, stream: Stream, travelling: list[Carried]) -> ToEngine:
         self._opening[number] = stream
@@ -276,9 +300,12 @@ class EngineClient:
         if self.observer is not None:
             self.observer.only(self._streams.keys())
 
-    def _give_up(self, stream: Stream, culprit: str) -> None:
-        log.error("request %s was aboard %d engines that died: it ends", culprit, DEATHS)
-        message = "the engine died twice with this request aboard: it is not tried again"
+    def _give_up(self, stream: Stream, culprit: Request) -> None:
+        deaths = stream._deaths[culprit.id]
+        log.error("request %s was aboard %d engines that died: it ends", culprit.id, deaths)
+        often = "twice" if deaths == DEATHS else f"{deaths} times"
+        message = f"the engine died {often} with this request aboard: it is not tried again"
+        self._condemn(culprit)
         self._drop(stream, EngineCrashed(message))
 
     def _drop(self, stream: Stream, error: Exception) -> None:
@@ -301,8 +328,8 @@ class EngineClient:
         if self._asleep:
             level = int("kv_cache" in self._asleep)
             self._tell(Call(next(self._numbers), "sleep", [level, "keep", False]))
-        for stream in self._all_streams():
-            self._add_again(stream)
+        for stream in sorted(self._all_streams(), key=lambda one: one._most_deaths):
+            self._add_again(stream)  # who is suspected most is tried last
         if self._back is not None:
             self._back.set_result(None)
             self._back = None

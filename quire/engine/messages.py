@@ -16,6 +16,7 @@ different processes. A change of any of these is a new PROTOCOL.
 from __future__ import annotations
 
 import dataclasses
+from hashlib import sha256
 from operator import attrgetter
 from typing import Any
 
@@ -172,6 +173,22 @@ def carried(request: Request) -> Carried:
     given = vars(request.params)
     values[_PARAMS] = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
     return Carried(*values)
+
+
+_TELLING = frozenset(("output_kind", "stream_interval"))
+"""Fields of SamplingParams that change nothing of what is computed."""
+
+
+def fingerprint(request: Request) -> bytes:
+    """Of what a request asks to be computed, whoever asks."""
+    stop, params = request.stop, vars(request.params)
+    asked = (
+        request.prompt,
+        (stop.max_tokens, stop.min_tokens, sorted(stop.eos_ids), sorted(stop.token_ids)),
+        sorted((name, repr(params[name])) for name in params.keys() - _TELLING),
+        (request.n, request.constraint, request.thinking),
+    )
+    return sha256(repr(asked).encode()).digest()
 
 
 def request_of(one: Carried) -> Request:

@@ -71,6 +71,7 @@ class _Owned:
         self.live = set(range(request.n)) - ended
         params = request.params
         at_end = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop_strings
+        at_end = at_end and not request.suspect  # how far it came is to be known if it kills again
         self.kept: dict[int, list[Update]] | None = {} if at_end else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from quire.core.types import Request, Update
 from quire.engine.merge import merged
-from quire.engine.told import DEATHS, Told, again
+from quire.engine.told import Told, again, is_culprit
 
 if TYPE_CHECKING:
     from quire.engine.client import EngineClient
@@ -83,6 +83,8 @@ class Stream:
             return  # it was ended here while this was under way
         if update.finish is not None:
             del self._live[place]
+            if update.fault == "step":
+                self._client._condemn(self._request(update.request_id))
         else:
             told.tokens.extend(update.token_ids)
             if update.timing is not None:
@@ -96,6 +98,9 @@ class Stream:
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    def _request(self, request_id: str) -> Request:
+        return next(one for one in self._requests if one.id == request_id)
+
     def _nudge(self) -> None:
         self._waits = True
         self._wake()
@@ -103,15 +108,23 @@ class Stream:
     def _again(self) -> list[Request]:
         """Its requests that have not ended, for another engine."""
         ids = {request_id for request_id, _ in self._live}
-        return [again(one, self._live) for one in self._requests if one.id in ids]
+        deaths = self._deaths
+        found = [one for one in self._requests if one.id in ids]
+        return [again(one, self._live, deaths.get(one.id, 0)) for one in found]
 
-    def _was_aboard(self, aboard: frozenset[str] | None) -> str | None:
-        """An engine died. aboard: whom it ran; None: any. Who must not be aboard a third."""
+    @property
+    def _most_deaths(self) -> int:
+        return max(self._deaths.values(), default=0)
+
+    def _was_aboard(self, aboard: frozenset[str] | None) -> Request | None:
+        """An engine died. aboard: whom it ran; None: any. Who must not be aboard another."""
         worst = None
-        for request_id in self.unfinished:
-            if aboard is None or request_id in aboard:
-                deaths = self._deaths[request_id] = self._deaths.get(request_id, 0) + 1
-                worst = request_id if deaths >= DEATHS else worst
+        unfinished = self.unfinished
+        for request in self._requests:
+            if request.id in unfinished and (aboard is None or request.id in aboard):
+                deaths = self._deaths[request.id] = self._deaths.get(request.id, 0) + 1
+                alone = aboard is not None and len(aboard) == 1
+                worst = request if is_culprit(deaths, alone=alone) else worst
         return worst
 
     def _fail(self, error: Exception) -> None:

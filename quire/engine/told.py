@@ -14,7 +14,9 @@ from quire.core.timing import Timing
 from quire.core.types import Request
 
 DEATHS = 2
-"""A request that was aboard so many engines when they died may be what they died of."""
+"""A request that was aboard so many engines when they died, the last one alone, is to blame."""
+MOST_DEATHS = 3
+"""So many are too often in any company."""
 
 
 class Told:
@@ -33,11 +35,17 @@ class Told:
         return self.timing
 
 
-def again(request: Request, live: Mapping[tuple[str, int], Told]) -> Request:
+def is_culprit(deaths: int, *, alone: bool) -> bool:
+    """Whether a request that was aboard so many deaths is tried no more. alone: in the last."""
+    return deaths >= (DEATHS if alone else MOST_DEATHS)
+
+
+def again(request: Request, live: Mapping[tuple[str, int], Told], deaths: int) -> Request:
     """The request as another engine is to have it. live: its sequences that have not ended.
 
+    deaths: of engines that it was aboard.
     Of a larger search's requests the KV that they were to share is gone: they compute it anew.
     """
     places = [live.get((request.id, index)) for index in range(request.n)]
     spoken = tuple(None if told is None else tuple(told.tokens) for told in places)
-    return replace(request, spoken=spoken, parent=None)
+    return replace(request, spoken=spoken, parent=None, suspect=deaths)

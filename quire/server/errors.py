@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import difflib
 import logging
-import re
 import reprlib
 from typing import Any
 
@@ -25,15 +24,19 @@ from starlette.types import Scope
 
 from quire.errors import (
     EngineAway,
+    EngineCrashed,
     EngineDead,
     EngineError,
     Overloaded,
+    Quarantined,
     QuireError,
     RequestError,
     ShuttingDown,
+    StepFailed,
     UnknownModel,
     Unsupported,
 )
+from quire.server import private
 from quire.server.presence import ClientGone, DeadlinePassed, RequestCancelled
 
 log = logging.getLogger(__name__)
@@ -59,9 +62,12 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (RequestCancelled, CLIENT_GONE, "RequestCancelled"),
     (EngineAway, 503, "ServiceUnavailableError"),
     (ShuttingDown, 503, "ServiceUnavailableError"),
+    (Quarantined, 422, "UnprocessableEntityError"),
     (EngineDead, 500, "InternalServerError"),
     (EngineError, 500, "InternalServerError"),
 )
+_FOR_GOOD = (Unsupported, StepFailed, EngineCrashed, Quarantined)
+"""What would come again if it were tried again."""
 _HTTP_TYPES = {
     401: "AuthenticationError",
     403: "PermissionDeniedError",
@@ -88,7 +94,6 @@ _ANTHROPIC_TYPES = {
 _BARE = ("Not Found", "Method Not Allowed")
 MOST_CHARS = 100
 """Of what was asked for, in a message."""
-_PRIVATE = re.compile(r"0x[0-9a-fA-F]{6,}|(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
 
 
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -132,15 +137,15 @@ def error_response(error: Exception, scope: Scope) -> Response:
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, (Overloaded, EngineAway)):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    if isinstance(error, Unsupported):
+    if isinstance(error, _FOR_GOOD):
         headers["x-should-retry"] = "false"  # official clients try every 5xx again otherwise
     content = msgspec.json.encode(body)
     return Response(content, status, headers=headers, media_type="application/json")
 
 
 def scrub(message: str) -> str:
-    """The message without file paths and memory addresses."""
-    return _PRIVATE.sub("...", message)
+    """The message of a fault of ours, without paths, addresses and stacks."""
+    return private.of_a_fault(message)
 
 
 def install(app: FastAPI, *, log_stack: bool = False) -> None:
@@ -173,6 +178,7 @@ def _where(app: FastAPI, http: Request, error: HTTPException) -> str:
 
 
 def _body(message: str, name: str, param: str | None, status: int) -> dict[str, Any]:
+    message = private.of_a_client(message)  # here, because every error comes by
     return {"error": {"message": message, "type": name, "param": param, "code": status}}
 
 

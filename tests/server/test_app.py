@@ -215,12 +215,12 @@ def test_a_failed_step_is_a_500_and_the_server_lives(tokenizer, caplog):
         assert got.status_code == 500
         assert "/secret" not in got.text
         assert "0xdead" not in got.text
-        events = http.post("/v1/completions", json={"prompt": "a", "stream": True})
+        events = http.post("/v1/completions", json={"prompt": "b", "stream": True})
         assert events.status_code == 200
         assert '"code":500' in events.text
         assert events.text.endswith("data: [DONE]\n\n")
         server.executor.fail_with = None
-        assert http.post("/v1/completions", json={"prompt": "a"}).status_code == 200
+        assert http.post("/v1/completions", json={"prompt": "c"}).status_code == 200
         assert http.get("/health").status_code == 200
         server.wait_idle()
 

@@ -14,7 +14,7 @@ from quire.engine.client import EngineClient
 from quire.engine.merge import merged
 from quire.engine.messages import Beat
 from quire.engine.thread import EngineThread
-from quire.errors import EngineDead, Overloaded, RequestError, TooLong
+from quire.errors import EngineDead, Overloaded, Quarantined, RequestError, TooLong
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
 
 
@@ -146,7 +146,9 @@ def test_a_failed_step_ends_its_requests_and_no_others(tokenizer, caplog):
             assert update.finish == "error"
             assert "a kernel is broken" in update.error
             executor.fail_with = None
-            good = await client.generate([request("b")])
+            with pytest.raises(Quarantined):
+                await client.generate([request("again")])
+            good = await client.generate([request("b", prompt=(4, 5))])
             assert sum([len(u.token_ids) async for batch in good for u in batch]) == 20
 
     asyncio.run(main())

@@ -5,12 +5,31 @@ import asyncio
 import pytest
 
 from quire.core.params import SamplingParams
+from quire.core.quarantine import Quarantine
 from quire.core.timing import CAUSES, Timing
 from quire.core.types import Request, Stop, Update
 from quire.engine.client import EngineClient
 from quire.engine.link import Away
-from quire.engine.messages import Abort, Add, Answer, Beat, Call, Fault, News, request_of
-from quire.errors import EngineAway, EngineCrashed, EngineDead, RequestError, ShuttingDown
+from quire.engine.messages import (
+    Abort,
+    Add,
+    Answer,
+    Beat,
+    Call,
+    Fault,
+    News,
+    fingerprint,
+    request_of,
+)
+from quire.errors import (
+    EngineAway,
+    EngineCrashed,
+    EngineDead,
+    Quarantined,
+    RequestError,
+    ShuttingDown,
+    StepFailed,
+)
 
 
 class Wire:
@@ -188,14 +207,106 @@ def test_a_request_that_was_aboard_two_ends():
     run(body)
 
 
+def test_two_deaths_in_company_cost_nobody():
+    async def body(client, wire):
+        streams = [await opened(client, wire, request(name)) for name in "ab"]
+        for deaths in (1, 2):
+            wire.lose(aboard=["a", "b"])
+            wire.back()
+            wire.accept()
+            assert [(one.id, one.suspect) for one in wire.added()] == [("a", deaths), ("b", deaths)]
+        wire.say(says("a", 1, finish="stop"), says("b", 2, finish="stop"))
+        assert [len(await rest(one)) for one in streams] == [1, 1]
+
+    run(body)
+
+
+def test_but_a_third_does():
+    async def body(client, wire):
+        bad = await opened(client, wire, request("bad"))
+        good = await opened(client, wire, request("good"))
+        for aboard in (["bad", "good"], ["bad", "good"], ["bad", "another"]):
+            wire.lose(aboard=aboard)
+            wire.back()
+            wire.accept()
+        with pytest.raises(EngineCrashed, match="3 times"):
+            await rest(bad)
+        wire.say(says("good", 1, finish="stop"))
+        assert len(await rest(good)) == 1
+
+    run(body)
+
+
+def test_who_is_suspected_most_is_tried_last():
+    async def body(client, wire):
+        for name in "abc":
+            await opened(client, wire, request(name))
+        wire.lose(aboard=["a"])
+        wire.back()
+        wire.accept()
+        wire.lose(aboard=["b", "a"])
+        wire.back()
+        assert [(one.id, one.suspect) for one in wire.added()] == [("c", 0), ("b", 1), ("a", 2)]
+
+    run(body)
+
+
+def test_what_killed_an_engine_is_not_tried_again_for_a_while():
+    async def body(client, wire):
+        told = []
+        client.on_condemned = told.append
+        now = [0.0]
+        client.quarantine = Quarantine(for_s=60.0, clock=lambda: now[0])
+        bad = await opened(client, wire, request("bad"))
+        for _ in range(2):
+            wire.lose(aboard=["bad"])
+            wire.back()
+        with pytest.raises(EngineCrashed):
+            await rest(bad)
+        assert told == [fingerprint(request("bad"))]
+        for _ in range(2):
+            with pytest.raises(Quarantined, match=r"not tried again for 60 s"):
+                await client.generate([request("other"), request("again", arrived_at=3.0)])
+        assert wire.added() == []
+        other = Request("other", (1, 2), Stop(40), SamplingParams(max_tokens=40))
+        await opened(client, wire, other)
+        now[0] = 60.0
+        await opened(client, wire, request("again"))
+
+    run(body)
+
+
+def test_whom_steps_fail_with_is_not_tried_again_either():
+    async def body(client, wire):
+        bad = await opened(client, wire, request("bad", n=2))
+        wire.say(*(says("bad", index=i, finish="error", error="x", fault="step") for i in (0, 1)))
+        (update, _) = await rest(bad)
+        assert isinstance(update.exception(), StepFailed)
+        with pytest.raises(Quarantined):
+            await client.generate([request("again", n=2)])
+        await opened(client, wire, request("fewer"))
+
+    run(body)
+
+
+def test_an_error_that_is_nobody_s_fault_condemns_nobody():
+    async def body(client, wire):
+        bad = await opened(client, wire, request("bad"))
+        wire.say(says("bad", finish="error", error="x", fault="numbers"))
+        await rest(bad)
+        await opened(client, wire, request("again"))
+
+    run(body)
+
+
 def test_one_that_never_was_accepted_ends_likewise():
     async def body(client, wire):
         task = asyncio.create_task(client.generate([request("bad")]))
         await soon()
-        for _ in range(2):
+        for _ in range(3):
             wire.lose()
             wire.back()
-        with pytest.raises(EngineCrashed):
+        with pytest.raises(EngineCrashed, match="3 times"):
             await task
 
     run(body)

@@ -1,0 +1,53 @@
+"""Inputs that have broken a step or an engine: for a while they are not tried again.
+
+Known by fingerprint, so that nothing of the input is kept. Bounded: the oldest is forgotten, and
+each is after some minutes: what is broken may be mended, or never was the input's fault.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+MOST = 1024
+FOR_S = 600.0
+
+
+class Quarantine:
+    """fingerprint -> until when."""
+
+    def __init__(
+        self,
+        most: int = MOST,
+        for_s: float = FOR_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._most = most
+        self._for_s = for_s
+        self._clock = clock
+        self._until: OrderedDict[bytes, float] = OrderedDict()  # first to end first
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def put(self, fingerprint: bytes) -> None:
+        """Again: from now on for as long as the first time."""
+        self._until.pop(fingerprint, None)
+        self._until[fingerprint] = self._clock() + self._for_s
+        if len(self._until) > self._most:
+            self._until.popitem(last=False)
+
+    def left_s(self, fingerprint: bytes) -> float | None:
+        """For how long yet; None: it is not here."""
+        self._forget_old()
+        until = self._until.get(fingerprint)
+        return None if until is None else until - self._clock()
+
+    def _forget_old(self) -> None:
+        now = self._clock()
+        while self._until:
+            first = next(iter(self._until))
+            if self._until[first] > now:
+                return
+            del self._until[first]
