@@ -6,11 +6,13 @@ and a matcher that ran out of it has a `fault`. Compiling and filling give up th
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,10 @@ STEP_ITEMS = 200_000
 """Of the parser, in one step: an object of 500 optional properties takes half of them, 8 ms."""
 OWN_STEP_ITEMS = 2_000
 """The same for grammars that callers write: ambiguous ones take 70 ms for so many."""
+OWN_BURST_S = 0.1
+OWN_TOKEN_S = 0.002
+"""Processor time that a text of such a grammar may take at first, and for each token: of one that
+is ambiguous through and through the hundredth takes 10 ms, and all that runs beside it waits."""
 LEXER_STATES = 50_000
 """Of one grammar, 1 to 2 kB each."""
 TRIES = 2
@@ -106,7 +112,8 @@ class LLGuidance:
         master = LLMatcher(self._tokenizer(ends), text, log_level=0, limits=_limits(text))
         if master.is_error():
             raise RequestError(_told(master.get_error()))
-        return LLGrammar(self, dumped, _Raw(master, ends, hidden))
+        meter = Meter() if lark.OWN in text else None
+        return LLGrammar(self, dumped, _Raw(master, ends, hidden, meter=meter))
 
     def _tokenizer(self, ends: frozenset[int]) -> LLTokenizer:
         """End tokens that a grammar names are ordinary special ones within it."""
@@ -123,7 +130,7 @@ class LLGuidance:
         late = time.perf_counter() + PATIENCE_S
         for done, (row, matcher, raw) in enumerate(given, 1):
             if not matcher.ended and raw.fault is None:
-                raw.inner.unsafe_compute_mask_ptr(at + row * size, size)
+                raw.compute(at + row * size, size)
             if len(given) - done > FEW and time.perf_counter() > late:
                 self._fill_rest(given[done:], words)
                 given = given[:done]
@@ -142,10 +149,10 @@ class LLGuidance:
                 matcher.finish(words[row])
 
     def _fill_rest(self, given: list[tuple[int, EndingMatcher, _Raw]], words: Words) -> None:
-        busy = [one for one in given if not one[1].over]
+        busy = [one for one in given if one[2].meter is None and not one[1].over]
         self._fill_busy([(raw.inner, row) for row, _, raw in busy], words)
         for row, matcher, raw in given:
-            if matcher.over:
+            if raw.meter is not None or matcher.over:
                 matcher.fill(words[row])
             else:
                 raw.masked(words[row])
@@ -174,10 +181,31 @@ class LLGrammar:
         return self._dumped
 
 
+@dataclass(slots=True)
+class Meter:
+    """What the texts of a caller's grammar cost."""
+
+    left: float = OWN_BURST_S
+
+    def take(self, seconds: float, tokens: int = 0) -> None:
+        """So much processor time was taken, for so many more tokens."""
+        self.left += tokens * OWN_TOKEN_S - seconds
+
+    @property
+    def fault(self) -> str | None:
+        """Why it may not go on."""
+        if self.left > 0:
+            return None
+        return (
+            "the grammar is too ambiguous: each token of this text takes milliseconds; write rules "
+            "of which one fits each text: `list ::= item item*`, and not `list ::= list list`"
+        )
+
+
 class _Raw:
     """Over one LLMatcher. stops: what llguidance takes for the end; hidden: one that is none."""
 
-    __slots__ = ("fault", "hidden", "inner", "stops")
+    __slots__ = ("fault", "hidden", "inner", "meter", "stops")
 
     def __init__(
         self,
@@ -185,24 +213,42 @@ class _Raw:
         stops: frozenset[int],
         hidden: int | None,
         fault: str | None = None,
+        meter: Meter | None = None,
     ) -> None:
+        """meter: of a caller's own grammar."""
         self.inner = inner
         self.stops = stops
         self.hidden = hidden
         self.fault = fault
+        self.meter = meter
 
     def take(self, token: int) -> bool:
         if token in self.stops or self.fault is not None:
             return False
-        return self.inner.try_consume_tokens([token]) == 1
+        if self.meter is None:
+            return self.inner.try_consume_tokens([token]) == 1
+        began = time.thread_time()
+        taken = self.inner.try_consume_tokens([token]) == 1
+        self.meter.take(time.thread_time() - began, tokens=1)
+        return taken
 
     def back(self, tokens: int) -> None:
         if not self.inner.rollback(tokens):
             self.look()
 
     def mask(self, words: Words) -> None:
-        self.inner.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        self.compute(words.ctypes.data, words.nbytes)
         self.masked(words)
+
+    def compute(self, at: int, size: int) -> None:
+        """Write the mask into memory, as llguidance has it."""
+        if self.meter is None:
+            self.inner.unsafe_compute_mask_ptr(at, size)
+            return
+        began = time.thread_time()
+        self.inner.unsafe_compute_mask_ptr(at, size)
+        self.meter.take(time.thread_time() - began)
+        self.fault = self.meter.fault
 
     def masked(self, words: Words) -> None:
         """See what filling did to it, by whomever it was filled.
@@ -237,7 +283,8 @@ class _Raw:
         return self.inner.is_stopped()
 
     def twin(self) -> _Raw:
-        return _Raw(self.inner.deep_copy(), self.stops, self.hidden, self.fault)
+        meter = None if self.meter is None else dataclasses.replace(self.meter)
+        return _Raw(self.inner.deep_copy(), self.stops, self.hidden, self.fault, meter)
 
 
 def _parts(matcher: Matcher) -> tuple[EndingMatcher, _Raw]:

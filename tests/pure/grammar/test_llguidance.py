@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 
 import numpy as np
 import pytest
@@ -77,6 +79,36 @@ def test_a_matcher_that_runs_out_of_work_has_a_fault_and_is_not_whole(monkeypatc
     assert not matcher.complete
     assert matcher.over
     assert contract.allowed(matcher) == list(VOCABULARY.ends)
+
+
+def _tokens_until_fault(monkeypatch, seconds):
+    """On a clock that goes on by so much whenever a matcher does something."""
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "thread_time", lambda: next(ticks) * seconds)
+    matcher = COMPILER.compile(Grammar('root ::= "(" root* ")"')).matcher()
+    for taken in range(200):
+        contract.mask(matcher)
+        if matcher.fault is not None:
+            return taken, matcher
+        assert matcher.accept(ord("("))
+    return 200, matcher
+
+
+def test_a_callers_text_whose_tokens_take_long_has_a_fault_soon(monkeypatch):
+    taken, matcher = _tokens_until_fault(monkeypatch, 0.004)
+    assert taken < 20
+    assert "ambiguous" in matcher.fault
+    assert contract.allowed(matcher.copy()) == list(VOCABULARY.ends)
+    assert not matcher.complete
+
+
+def test_one_whose_tokens_do_not_has_none(monkeypatch):
+    taken, _ = _tokens_until_fault(monkeypatch, 0.0009)
+    assert taken == 200
+
+
+def test_only_callers_grammars_are_measured():
+    assert COMPILER.compile(INT).matcher().raw.meter is None
 
 
 def test_a_grammar_that_leads_nowhere_has_a_fault_there(monkeypatch):
