@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if not key:
         raise ConfigError("--digest reads a key from standard input, and there was none")
     digest = hashlib.sha256(key.encode()).hexdigest()
-    entry = f"  - name: {json.dumps(args.name)}\n    sha256: {digest}\n"
+    entry = f'  - name: {json.dumps(args.name)}\n    sha256: "{digest}"\n'
     if args.add_to is not None:
         add(args.add_to, entry)
     if not args.digest:

@@ -214,6 +214,10 @@ class KeyRing:
             if await asyncio.to_thread(self._look) != self._seen:
                 await self.reload()
 
+    def reload_soon(self) -> None:
+        """Read the file as soon as may be. For a signal."""
+        self._reading = asyncio.create_task(self.reload())
+
     async def reload(self) -> None:
         """Read the file now. What cannot be used changes nothing."""
         if self._path is None:

@@ -14,6 +14,7 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
@@ -62,6 +63,7 @@ def main(fd: int) -> int:
     link, orders = inherited
     options = msgspec.convert(orders.options, ServerOptions)
     start_process(level=orders.log_level, style=options.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means: read the key file again
     try:
         return _serve(orders, options, link)
     except QuireError as error:
@@ -162,6 +164,9 @@ class Serving:
     def _announce(self) -> None:
         if self._options.enable_ssl_refresh:
             self._refreshing = asyncio.create_task(refresh_tls(self._server.config, self._options))
+        if self._options.api_key_file is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._app.state.keys.reload_soon)
         collector.slow_down()
         self._link.send(Listening(welcome=welcome(self._services, self._options, self._listener)))
 
@@ -278,7 +283,7 @@ def welcome(services: Services, options: ServerOptions, listener: socket.socket)
         words[1:1] = ["--unix-socket", options.uds]
     if options.ssl_certfile is not None:
         words[1:1] = ["--cacert", options.ssl_certfile]
-    if options.api_key:
+    if options.api_key or options.api_key_file:
         words += ["-H", "Authorization: Bearer YOUR_KEY"]
     words += ["-d", json.dumps({"model": services.names[0], **body})]
     return (

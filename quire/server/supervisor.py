@@ -237,6 +237,10 @@ class Supervisor:
     def _on_signals(self) -> None:
         """The first asks for an end, and a second Ctrl-C for one at once."""
         numbers, self._signals = self._signals, []
+        if signal.SIGHUP in numbers:
+            numbers = [one for one in numbers if one != signal.SIGHUP]
+            for child in self._living():
+                child.process.send_signal(signal.SIGHUP)
         if self._stopping and signal.SIGINT in numbers:
             self._kill(*self._api)
             self._status = 1
@@ -333,7 +337,10 @@ class Supervisor:
         ear, mouth = socket.socketpair()
         ear.setblocking(False)
         mouth.setblocking(False)
-        before = {n: signal.signal(n, self._note) for n in (signal.SIGINT, signal.SIGTERM)}
+        heard = [signal.SIGINT, signal.SIGTERM]
+        if self._options.api_key_file is not None:
+            heard.append(signal.SIGHUP)  # read it again
+        before = {n: signal.signal(n, self._note) for n in heard}
         fd = signal.set_wakeup_fd(mouth.fileno())
         try:
             yield ear

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import io
 import json
+import signal
 import time
 
 import httpx
 import pytest
 
+from quire import cli
+from quire.errors import ConfigError
 from quire.server import keys
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
+from tests.server.running import SMALL, serving
 
 PATHS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
@@ -21,6 +26,9 @@ PATHS = {
     "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
     "/generate": {"prompt": "hi"},
 }
+
+
+A, B = "a" * 64, "b" * 64
 
 
 def digest(key):
@@ -255,3 +263,111 @@ def test_a_broken_file_keeps_the_old_keys_and_says_so(tmp_path, caplog, text):
     assert ring.find(b"key of a") is None
     assert ring.find(b"boss") is keys.OPERATOR
     assert ring.names[keys.holder_of(keys.Entry(name="a", sha256="")).tenant] == "a"
+
+
+# -- a server of several processes -------------------------------------------------------------
+
+
+def test_sighup_has_every_process_read_the_file_and_streams_go_on(tmp_path):
+    path = tmp_path / "keys.yaml"
+    assert cli.main(["key", "one", "--add-to", str(path)]) == 0
+    words = ("embedded", *SMALL, "--api-server-count", "2", "--api-key-file", path)
+    with serving(*words, QUIRE_API_KEY="boss") as server:
+        head = {"Authorization": "Bearer boss"}
+        body = {"prompt": "hi", "max_tokens": 300, "ignore_eos": True, "stream": True}
+        url = f"{server.url}/v1/completions"
+        with httpx.stream("POST", url, json=body, headers=head, timeout=30) as running:
+            lines = running.iter_lines()
+            next(lines)
+            path.write_text("keys: broken")
+            server.process.send_signal(signal.SIGHUP)
+            name = 'quire:key_file_reads_total{engine="0",model_name="embedded",result="failed"}'
+            until(lambda: reads(server, name, head) >= 2)
+            path.write_text(f"keys:\n  - {{name: two, sha256: {digest('second')}}}\n")
+            server.process.send_signal(signal.SIGHUP)
+            until(lambda: all(status(server, "second") == 200 for _ in range(6)))
+            assert [line for line in lines if line][-1] == "data: [DONE]"
+        assert server.process.poll() is None
+
+
+def status(server, key):
+    head = {"Authorization": f"Bearer {key}"}
+    return httpx.get(f"{server.url}/v1/models", headers=head).status_code
+
+
+def reads(server, name, head):
+    text = httpx.get(f"{server.url}/metrics", headers=head).text
+    return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+
+# -- quire key ---------------------------------------------------------------------------------
+
+
+def test_the_command_makes_a_key_that_its_entry_lets_in(tmp_path, capsys):
+    path = tmp_path / "keys.yaml"
+    for name in ("team a", "b: c"):
+        assert cli.main(["key", name, "--add-to", str(path)]) == 0
+        key = capsys.readouterr().out.split()[3]
+        assert keys.KeyRing(file=path).find(key.encode()).name == name
+        assert key not in path.read_text()
+    assert path.stat().st_mode & 0o077 == 0
+
+
+def test_the_command_prints_an_entry_for_a_key_that_exists(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stdin", io.StringIO("my old key\n"))
+    assert cli.main(["key", "me", "--digest"]) == 0
+    out = capsys.readouterr().out
+    assert digest("my old key") in out
+    assert "my old key" not in out
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("keys: []\nkees: []", "kees"),
+        ("keys:\n - name: a", "sha256"),
+        ("keys:\n - {name: a, sha256: secret-key}", "sha256"),
+        (f"keys:\n - {{name: a, sha256: {A}, weight: 0}}", "weight"),
+        (f"keys:\n - {{name: a, sha256: {A}, kv_share: 2}}", "kv_share"),
+        (f"keys:\n - {{name: a, sha256: {A}, routes: [v1]}}", "routes are paths"),
+        (f"keys:\n - {{name: a, sha256: {A}}}\n - {{name: b, sha256: {A}}}", "twice"),
+        (
+            f"keys:\n - {{name: a, sha256: {A}}}\n - {{name: a, sha256: {B}, weight: 2}}",
+            "different limits",
+        ),
+        ("keys: [\n", "line 2"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_told_with_its_place_and_no_key(tmp_path, text, says):
+    path = tmp_path / "keys.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        keys.KeyRing(file=path)
+    assert says in str(caught.value)
+    assert "secret-key" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", [".toml", ".yaml", ".json", ".txt"])
+def test_files_of_each_form_are_read(tmp_path, suffix):
+    path = tmp_path / f"keys{suffix}"
+    texts = {
+        ".toml": '[[keys]]\nname = "a"\nsha256 = "%s"\nmax_requests = 3',
+        ".json": '{"keys": [{"name": "a", "sha256": "%s", "max_requests": 3}]}',
+    }
+    path.write_text(
+        texts.get(suffix, "keys:\n - {name: a, sha256: %s, max_requests: 3}") % digest("k")
+    )
+    if suffix == ".txt":
+        with pytest.raises(ConfigError, match=r"\.yaml, \.toml or \.json"):
+            keys.KeyRing(file=path)
+        return
+    assert keys.KeyRing(file=path).find(b"k").terms.max_requests == 3
+
+
+def test_keys_of_one_group_share_what_is_cached():
+    a, b, c = (
+        keys.holder_of(keys.Entry(name=name, sha256="0" * 64, cache_group=group))
+        for name, group in (("a", "g"), ("b", "g"), ("g", None))
+    )
+    assert a.salt == b.salt != c.salt
+    assert len({a.tenant, b.tenant, c.tenant}) == 3
