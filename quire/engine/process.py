@@ -182,6 +182,7 @@ class EngineServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.set_hwm(0)  # a full queue would drop what a client waits for
         self._socket.setsockopt(zmq.LINGER, LAST_WORDS_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, wire.LONGEST)
         self._socket.bind(address(folder))
         self._bell = Bell()
         service.engine.call_when_decided(self._bell.ring)
@@ -278,7 +279,7 @@ class EngineServer:
         try:
             message = wire.to_engine(data)
         except (msgspec.DecodeError, RecursionError) as error:
-            log.warning("cannot read what %s says: %s", sender.decode(errors="replace"), error)
+            log.warning("cannot read what %.60r says: %s", sender, error)
             number = wire.number_in(data)
             if number is not None:
                 fault = fault_of(RequestError(f"the engine cannot read the request: {error}"))

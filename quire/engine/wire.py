@@ -16,6 +16,8 @@ import msgspec
 from quire.engine.messages import FromEngine, ToEngine
 from quire.errors import RequestError
 
+LONGEST = 1 << 30
+"""Bytes of a message: whoever says more is cut off. Bodies of requests have their limit before."""
 _LATER = "is not plain data (numbers, text, lists, dicts), so the engine process cannot have it"
 
 
@@ -46,12 +48,18 @@ def encode(message: ToEngine | FromEngine) -> bytes:
 
 def to_engine(data: bytes) -> ToEngine:
     """Raises msgspec.DecodeError."""
-    return _to_engine.decode(data)
+    try:
+        return _to_engine.decode(data)
+    except UnicodeDecodeError as error:  # no DecodeError of msgspec's
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def from_engine(data: bytes) -> FromEngine:
     """Raises msgspec.DecodeError."""
-    return _from_engine.decode(data)
+    try:
+        return _from_engine.decode(data)
+    except UnicodeDecodeError as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def number_in(data: bytes) -> int | None:

@@ -50,7 +50,7 @@ class Pipe(Generic[W]):
         del self._rest[: 4 + size]
         try:
             return self._words.decode(data)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, ValueError, RecursionError):  # no UTF-8; too deep
             return None
 
     def _size(self) -> int | None:
