@@ -37,7 +37,6 @@ from quire.errors import (
     Unsupported,
 )
 from quire.server import private
-from quire.server import private
 from quire.server.presence import ClientGone, DeadlinePassed, RequestCancelled
 
 log = logging.getLogger(__name__)
@@ -179,7 +178,6 @@ def _where(app: FastAPI, http: Request, error: HTTPException) -> str:
 
 
 def _body(message: str, name: str, param: str | None, status: int) -> dict[str, Any]:
-    message = private.of_a_client(message)  # here, because every error comes by
     message = private.of_a_client(message)  # here, because every error comes by
     return {"error": {"message": message, "type": name, "param": param, "code": status}}
 
