@@ -146,7 +146,7 @@ def table(recording: Recording, last: int = 0) -> Iterator[str]:
     """A line a step."""
     said = recording.config.scheduler
     shown = list(_steps(recording.records))[-last:]
-    rows = [COLUMNS]
+    rows: list[tuple[str, ...]] = [COLUMNS]
     began = shown[0].at if shown else 0.0
     for one in shown:
         why = one.why(said.max_num_seqs, said.max_num_batched_tokens)

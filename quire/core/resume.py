@@ -41,10 +41,15 @@ def know(scheduler: Scheduler, seq: Sequence, tokens: int) -> None:
         return
     pool, known = kv.pool, tokens // kv.block_size
     keys = kv._keys(seq, len(seq.tokens) // kv.block_size)
+    held = []
     for key in keys[:known]:
-        if key not in pool and (taken := pool.take(1)):
-            pool.publish(taken[0], key)
-            pool.drop(taken)
+        block = pool.find(key)
+        if block is None and (taken := pool.take(1)):
+            (block,) = taken
+            pool.publish(block, key)
+        if block is not None:
+            held.append(block)
+    pool.drop(held)
     if known < len(keys) and keys[known] in pool:
         block = pool._block_of[keys[known]]
         if block in pool._cached:

@@ -10,7 +10,7 @@ With an executor the plans are carried out as well, and what that says is ignore
 from __future__ import annotations
 
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, get_type_hints
@@ -75,6 +75,7 @@ class Book:
         self.places: dict[int, tuple[int, int]] = {}  # sequence -> request, index
         self.keys: dict[tuple[int, int], list[int]] = {}
         self.said: dict[tuple[int, int], list[int]] = {}  # if tokens were recorded
+        self._places_of: Counter[int] | None = None  # how many have a key
         for record in records:
             self._read(record)
 
@@ -102,6 +103,14 @@ class Book:
                 self._know((request, index), keys)
             for request, index, tokens in record[6] or ():
                 self.said.setdefault((request, index), []).extend(tokens)
+
+    def has_secrets(self, place: tuple[int, int], blocks: int) -> bool:
+        """Whether one of its first blocks is known of nobody else: somebody computed it who was
+        still at it when the recording ended, so what that one said is not known.
+        """
+        if self._places_of is None:
+            self._places_of = Counter(key for keys in self.keys.values() for key in set(keys))
+        return any(self._places_of[key] == 1 for key in self.keys.get(place, [])[:blocks])
 
     def _know(self, place: tuple[int, int], keys: list[int]) -> None:
         known = self.keys.get(place, [])
@@ -198,6 +207,7 @@ class Replay:
         self._book = Book(recording.records)
         never = frozenset(config.sampling.eos_ids)
         self._speech = Speech(self._book, config.cache.block_size, config.model.vocab, never)
+        self._size = config.cache.block_size
         self._grammars = Decided()
         self._scheduler = scheduler_of(config, self._grammars)
         self._executor = executor
@@ -355,9 +365,11 @@ class Replay:
 
     def _plan(self, step: Step) -> None:
         scheduler = self._scheduler
-        for number, index, computed in () if self._cold else step.joins:
+        for number, index, computed in step.joins:
             seq = resume.sequence(scheduler, str(number), index)
-            if seq is not None and computed and not seq.tables[0]:
+            if seq is None or not computed or seq.tables[0]:
+                continue
+            if not self._cold or self._book.has_secrets((number, index), computed // self._size):
                 resume.know(scheduler, seq, computed)
         self.steps = step.step
         plan = scheduler.plan()

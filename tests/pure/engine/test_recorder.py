@@ -1,5 +1,7 @@
 """A recording run again makes the plans that were made; a bug in the scheduler shows again."""
 
+import gzip
+import json
 import os
 import random
 
@@ -22,8 +24,9 @@ from quire.core.types import Request, Stop
 from quire.engine import bundle, recorder
 from quire.engine.loop import Engine
 from quire.engine.pulse import Beat
-from quire.engine.recorder import Recorder, Ring
+from quire.engine.recorder import Recorder, Ring, digest_of
 from quire.engine.replay import Replay
+from quire.errors import ConfigError
 from quire.executors.fake import Executor
 from tests.pure.core.made import FakeGrammars, bound
 from tests.pure.core.workload import Setup
@@ -38,7 +41,7 @@ def config(setup):
     switches = ("skip_tokenizer_init", "trust_remote_code", "disable_sliding_window")
     return EngineConfig(
         model=ModelSection(
-            **{**model, "name": "/home/me/secret-model"},
+            **{**model, "name": "/home/me/of-mine"},
             **dict.fromkeys(switches, False),
             seed=0,
             vocab=500,
@@ -194,3 +197,175 @@ def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
     found = flight.replayed()
     assert found.steps > 20
     assert [one for one in found.differences if "raises" in one.what] == []
+
+
+# -- bugs -------------------------------------------------------------------------------------
+
+
+def break_budget(monkeypatch):
+    """A step takes a token less than it may, now and then."""
+    from quire.core.limits.tokens import TokenBudget
+
+    allow = TokenBudget.allow
+    monkeypatch.setattr(
+        TokenBudget, "allow", lambda self, seq, want: allow(self, seq, want) - (want > 37)
+    )
+
+
+def break_victims(monkeypatch):
+    """The first to come is the first to go."""
+    from quire.core.order.fifo import Fifo
+
+    monkeypatch.setattr(Fifo, "victim", lambda self, running: next(iter(running)))
+
+
+def break_release(monkeypatch):
+    """Blocks of who ends are lost, if it had many."""
+    from quire.core.kv_cache import KVCache
+
+    release = KVCache.release
+
+    def lossy(self, seq, after):
+        if len(seq.tables[0]) > 15:
+            seq.tables[0].pop()
+        release(self, seq, after)
+
+    monkeypatch.setattr(KVCache, "release", lossy)
+
+
+def break_matching(monkeypatch):
+    """A longer prompt than any before is not looked up."""
+    from quire.core.kv_cache import KVCache
+
+    match = KVCache.match
+    monkeypatch.setattr(
+        KVCache, "match", lambda self, seq: None if len(seq.tokens) > 50 else match(self, seq)
+    )
+
+
+BUGS = [break_budget, break_victims, break_matching]
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
+@pytest.mark.parametrize("seed", range(10))
+def test_a_bug_in_the_scheduler_is_reproduced_and_its_mend_seen(tmp_path, bug, seed):
+    """With the bug all plans are as recorded; without it the first that it changed is named."""
+    flight = Flight(setup_of("tight"), tmp_path)
+    with pytest.MonkeyPatch.context() as patched:
+        bug(patched)
+        flight.fly(seed)
+        assert flight.replayed().differences == []
+    (found, *_) = flight.replayed().differences
+    assert found.step > 0
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_bug_that_ended_the_engine_ends_the_replay_at_the_same_step(tmp_path, seed):
+    flight = Flight(setup_of("tight"), tmp_path)
+    with pytest.MonkeyPatch.context() as patched:
+        break_release(patched)
+        flight.engine._check = True
+        with pytest.raises(AssertionError, match="blocks are held"):
+            flight.fly(seed)
+        (found,) = flight.replayed().differences
+        assert found.what.startswith("it raises AssertionError: blocks are held")
+        assert found.step == flight.recorder._step
+    assert flight.replayed().differences == []
+
+
+def test_a_step_that_raised_raises_again(tmp_path):
+    flight = Flight(setup_of("roomy"), tmp_path)
+    flight.engine.add(next(made(1, 1, None)))
+
+    def broken(tokens):
+        raise RuntimeError("no device")
+
+    flight.engine._executor._next_token = broken
+    flight.engine.step()
+    assert [record[0] for record in flight.recording().records][:5] == ["b", "a", "j", "p", "f"]
+    again = Replay(flight.recording(), flight.setup.again, Executor(broken))
+    assert again.run().differences[0].what == "it raises RuntimeError: no device"
+
+
+# -- what it holds ----------------------------------------------------------------------------
+
+
+def test_a_recording_holds_no_prompts_paths_or_keys(tmp_path):
+    flight = Flight(setup_of("roomy"), tmp_path)
+    secret = (401, 402, 403, 404) * 8
+    flight.engine.add(Request("client-id", secret, Stop(3), salt=b"salty"))
+    flight.step()
+    flight.recording()
+    (path,) = tmp_path.iterdir()
+    text = gzip.decompress(path.read_bytes()).decode()
+    for word in ("401", "client-id", "secret", "/home", "salty"):
+        assert word not in text
+    assert digest_of("client-id") in text
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_recording_holds_tokens_if_asked_for(tmp_path):
+    flight = Flight(setup_of("roomy"), tmp_path, prompts=True)
+    flight.engine.add(Request("one", (401, 402, 403), Stop(5)))
+    while not flight.engine.empty:
+        flight.step()
+    recording = flight.recording()
+    (facts,) = [record[2] for record in recording.records if record[0] == "a"]
+    assert facts["tokens"] == [401, 402, 403]
+    tokens = [one for record in recording.records if record[0] == "l" for one in record[6]]
+    assert tokens[0] == [1, 0, [flight.next_token([401, 402, 403])]]
+    assert Replay(recording, flight.setup.again).run().differences == []
+
+
+def test_the_last_steps_are_kept_and_the_first_forgotten(tmp_path):
+    flight = Flight(setup_of("roomy"), tmp_path, size=30_000)
+    flight.fly(1)
+    recording = flight.recording()
+    steps = [record[1] for record in recording.records if record[0] == "p"]
+    assert steps == list(range(steps[0], flight.recorder._step + 1))
+    assert steps[0] > 1
+    assert recording.header["submitted"] == steps[-1]
+
+
+def test_a_folder_keeps_the_latest_files(tmp_path):
+    flight = Flight(setup_of("roomy"), tmp_path)
+    for _ in range(bundle.KEPT + 3):
+        flight.recording()
+    assert len(list(tmp_path.iterdir())) == bundle.KEPT
+
+
+def test_nobody_has_recorded_anything():
+    fd = os.memfd_create("empty")
+    assert recorder.read(fd) is None
+    os.ftruncate(fd, 1 << 16)
+    assert recorder.read(fd) is None
+    os.close(fd)
+
+
+def test_a_request_that_ends_twice_does_not_hurt_the_recorder(tmp_path):
+    flight = Flight(setup_of("roomy"), tmp_path)
+    flight.engine.add(Request("one", (7, 8, 9), Stop(5), n=3))
+    flight.step()
+    for _ in range(3):
+        flight.engine.abort_sequence("one", 1)
+    while not flight.engine.empty:
+        flight.step()
+    assert flight.replayed().differences == []
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"nonsense",
+        gzip.compress(b""),
+        gzip.compress(b"[]\n"),
+        gzip.compress(json.dumps({"quire_flight": 99}).encode()),
+        gzip.compress(json.dumps({"quire_flight": 1}).encode()),
+    ],
+)
+def test_what_is_no_recording_is_refused_by_name(tmp_path, content):
+    path = tmp_path / "file.jsonl.gz"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="file"):
+        bundle.read(path)
