@@ -158,7 +158,7 @@ class Engine:
         result = self._executor.submit(plan).wait()
         self._scheduler.abort(CANARY.id)
         self._scheduler.apply(plan, result)
-        wrong = {**result.errors, **result.refusals}
+        wrong = {**result.errors, **result.refusals, **result.spoilt}
         if wrong:
             raise EngineError(f"a made-up token came to nothing: {wrong[0]}")
         return bool(plan.rows)
@@ -191,6 +191,11 @@ class Engine:
     def available(self) -> int:
         """Blocks that could be had now without preempting anybody."""
         return self._scheduler.available
+
+    def prepare(self) -> None:
+        """Make now, beside, what would hold steps up when it is first needed. For idle engines."""
+        if self._grammars is not None:
+            self._grammars.prepare()
 
     def stats(self) -> SchedulerStats:
         return self._scheduler.stats()

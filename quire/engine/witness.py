@@ -6,9 +6,12 @@ The seam of what looks on: the beat that others read (quire.engine.pulse), the f
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 
 from quire.core.types import Request, StepPlan, Update
+
+log = logging.getLogger(__name__)
 
 
 class Witness:
@@ -51,53 +54,56 @@ class Witness:
 
 
 class Witnesses(Witness):
-    """Several, told one after the other."""
+    """Several, told one after the other.
+
+    One that raises is told nothing any more: who looks on must not hurt what goes on.
+    """
 
     def __init__(self, all_of_them: Iterable[Witness]) -> None:
         self._all = tuple(all_of_them)
 
-    def added(self, request: Request, *, kept: bool) -> None:
+    def _each(self, tell: Callable[[Witness], None]) -> None:
         for one in self._all:
-            one.added(request, kept=kept)
+            try:
+                tell(one)
+            except Exception:  # noqa: BLE001 - a border, it is logged
+                self._lose(one)
+
+    def _lose(self, witness: Witness) -> None:
+        log.exception("%s is switched off: it failed", type(witness).__name__)
+        self._all = tuple(one for one in self._all if one is not witness)
+
+    def added(self, request: Request, *, kept: bool) -> None:
+        self._each(lambda one: one.added(request, kept=kept))
 
     def let_go(self, queued: Sequence[str], ended: Sequence[Update]) -> None:
-        for one in self._all:
-            one.let_go(queued, ended)
+        self._each(lambda one: one.let_go(queued, ended))
 
     def aborted(self, request_id: str) -> None:
-        for one in self._all:
-            one.aborted(request_id)
+        self._each(lambda one: one.aborted(request_id))
 
     def ended(self, request_id: str, index: int) -> None:
-        for one in self._all:
-            one.ended(request_id, index)
+        self._each(lambda one: one.ended(request_id, index))
 
     def released(self, request_id: str) -> None:
-        for one in self._all:
-            one.released(request_id)
+        self._each(lambda one: one.released(request_id))
 
     def forgot(self) -> None:
-        for one in self._all:
-            one.forgot()
+        self._each(lambda one: one.forgot())
 
     def planned(self, plan: StepPlan) -> None:
-        for one in self._all:
-            one.planned(plan)
+        self._each(lambda one: one.planned(plan))
 
     def submitted(self, plan: StepPlan) -> None:
-        for one in self._all:
-            one.submitted(plan)
+        self._each(lambda one: one.submitted(plan))
 
     def landed(
         self, plan: StepPlan, updates: Sequence[Update], prompt_tokens: int, seconds: float
     ) -> None:
-        for one in self._all:
-            one.landed(plan, updates, prompt_tokens, seconds)
+        self._each(lambda one: one.landed(plan, updates, prompt_tokens, seconds))
 
     def failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
-        for one in self._all:
-            one.failed(plan, updates)
+        self._each(lambda one: one.failed(plan, updates))
 
     def blamed(self, request_id: str, message: str) -> None:
-        for one in self._all:
-            one.blamed(request_id, message)
+        self._each(lambda one: one.blamed(request_id, message))

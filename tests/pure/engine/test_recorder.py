@@ -26,6 +26,7 @@ from quire.engine.loop import Engine
 from quire.engine.pulse import Beat
 from quire.engine.recorder import Recorder, Ring, digest_of
 from quire.engine.replay import Replay
+from quire.engine.witness import Witness
 from quire.errors import ConfigError
 from quire.executors.fake import Executor
 from tests.pure.core.made import FakeGrammars, bound
@@ -285,6 +286,49 @@ def test_a_step_that_raised_raises_again(tmp_path):
     assert [record[0] for record in flight.recording().records][:5] == ["b", "a", "j", "p", "f"]
     again = Replay(flight.recording(), flight.setup.again, Executor(broken))
     assert again.run().differences[0].what == "it raises RuntimeError: no device"
+
+
+class Poisoned(Executor):
+    """Raises in every step that has this request."""
+
+    def submit(self, plan):
+        if any(row.seq.request.id == "user-9" for row in plan.rows):
+            raise RuntimeError("no device")
+        return super().submit(plan)
+
+    def mend(self):
+        self._tokens.clear()
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_steps_that_raised_and_the_search_for_the_culprit_come_again(tmp_path, depth):
+    flight = Flight(Again(blocks=300, depth=depth, suspects=True), tmp_path)
+    flight.engine._executor = Poisoned(flight.next_token)
+    flight.fly(3)
+    recording = flight.recording()
+    kinds = [record[0] for record in recording.records]
+    assert kinds.count("f") > 1
+    assert kinds.count("m") == 1
+    found = Replay(recording, flight.setup.again).run()
+    assert found.differences == []
+    assert found.steps == flight.recorder._step
+
+
+def test_a_witness_that_fails_is_switched_off_and_others_go_on(caplog):
+    class Bad(Witness):
+        def planned(self, plan):
+            raise KeyError(plan.step)
+
+    fd = os.memfd_create("ring")
+    engine = Engine(Again().build()[0], Executor(lambda tokens: 7))
+    good = Recorder(Ring(fd, WHOLE), lambda: engine.available)
+    engine.show(Bad(), good)
+    engine.add(Request("one", (7, 8), Stop(3)))
+    while not engine.empty:
+        engine.step()
+    assert caplog.text.count("Bad is switched off") == 1
+    assert [record[0] for record in recorder.read(fd).records].count("l") == 3
+    os.close(fd)
 
 
 # -- what it holds ----------------------------------------------------------------------------
