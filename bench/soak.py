@@ -314,7 +314,8 @@ class Load:
                 if got.status not in (200, 404):
                     self.errors[f"cancel: {got.status}"] += 1
         (status,) = await asyncio.gather(task, return_exceptions=True)
-        if isinstance(status, int) and status not in (200, 408, 499):
+        right = (200, 408, 499, *((429,) if how == "deadline" else ()))  # 429: no time for it
+        if isinstance(status, int) and status not in right:
             self.errors[f"cancelled {how}: {status}"] += 1
 
     async def read(self, path, body, headers):

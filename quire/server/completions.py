@@ -143,7 +143,10 @@ class CompletionShape:
         return choice
 
     def _begin(self, index: int) -> None:
-        self._begun[index] = logprobs.ForCompletion(self._as_ids, lambda one: self._decode([one]))
+        to = self._to  # and not us, who will have it
+        self._begun[index] = logprobs.ForCompletion(
+            self._as_ids, lambda one: to.text().decode([one])
+        )
         bare = {
             "index": index,
             "text": MARK,

@@ -104,9 +104,14 @@ class Presence:
         except asyncio.CancelledError:
             if self.over is None:
                 raise
-            raise self.over from None
+            raise self._why() from None
         finally:
             self._on_end = None
+
+    def check(self) -> None:
+        """Raise why no answer is wanted any more, if that is so."""
+        if self.over is not None:
+            raise self._why()
 
     def on_end(self, what: Callable[[], object]) -> None:
         """Call this when the client goes or the deadline passes; at once if that has happened."""
@@ -122,8 +127,10 @@ class Presence:
             self._leave = None
         if self._watcher is not None:
             self._watcher.cancel()
+            self._watcher = None  # its error has us in its frames: a cycle, for the collector
         if self._timer is not None:
             self._timer.cancel()
+            self._timer = None
 
     def give_up(self) -> None:
         """The client is there and takes nothing: as good as gone."""
@@ -140,6 +147,11 @@ class Presence:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._end(ClientGone("the client went away"))
+
+    def _why(self) -> QuireError:
+        """A new one: an error that was raised and is kept has its frames, and they have us."""
+        assert self.over is not None, "it is not over"
+        return type(self.over)(*self.over.args)
 
     def _expire(self) -> None:
         self._end(DeadlinePassed(f"X-Request-Timeout: {self._seconds:g} s have passed"))

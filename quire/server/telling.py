@@ -193,8 +193,7 @@ class Events:
 
     def check(self) -> None:
         """Raise why it ended before its time, if it did."""
-        if self.presence.over is not None:
-            raise self.presence.over
+        self.presence.check()
 
     def closing(self) -> Closing:
         """The last event."""

@@ -122,7 +122,8 @@ class ResponseShape:
 
     def _tell_if_ended(self) -> None:
         if self.ended and self._done is not None:
-            self._done()
+            done, self._done = self._done, None  # whose it is has us
+            done()
 
     # -- as one object ----------------------------------------------------------------------
 
