@@ -14,7 +14,7 @@ from collections.abc import Callable
 from quire.core.backlog import Backlog
 from quire.core.forecast import Forecast
 from quire.core.limits.base import NO_BOUND, Limit
-from quire.core.quota import Quota
+from quire.core.usage import Usages
 from quire.core.snapshot import DoorFigures
 from quire.core.types import Request, Sequence
 from quire.errors import Overloaded
@@ -47,7 +47,7 @@ class Door(Limit):
         self._clock = clock
         self.backlog = Backlog()
         self.forecast = Forecast(most)
-        self._quota = Quota()
+        self._usages = Usages()
         self._refused: Counter[str] = Counter()
         self._usual = 0.0  # tokens of a prompt, lately
         self._ended_at = clock()
@@ -59,14 +59,14 @@ class Door(Limit):
         """Raise Overloaded if it may not come in now."""
         if request.parent is not None or request.spoken:
             return
-        self._quota.settle(self._clock())
+        self._usages.settle(self._clock())
         self._check_tenant(request)
         self._check_queue(request)
         self._check_deadline(request)
 
     def keeps(self, request: Request) -> bool:
         self.backlog.enter(request)
-        self._quota.enter(request, self._clock())
+        self._usages.enter(request, self._clock())
         tokens = len(request.prompt)
         self._usual = self._usual * MEMORY + tokens * (1 - MEMORY) if self._usual else tokens
         return False
@@ -106,7 +106,7 @@ class Door(Limit):
                 key_queued_tokens=pile.tokens,
                 max_key_queued_tokens=most,
             )
-        wait_s = self._quota.wait_s(request.tenant, terms, tokens, self._clock())
+        wait_s = self._usages.wait_s(request.tenant, terms, tokens, self._clock())
         if wait_s > 0:
             self._refuse(
                 request,
@@ -114,7 +114,7 @@ class Door(Limit):
                 f"this key may use {terms.tokens_per_minute} tokens a minute, and this prompt of "
                 f"{tokens} is too much for now",
                 wait_s,
-                key_tokens_left=max(self._quota.left(request.tenant), 0.0),
+                key_tokens_left=max(self._usages.left(request.tenant), 0.0),
                 max_key_tokens_per_minute=terms.tokens_per_minute or 0,
             )
 
@@ -157,7 +157,7 @@ class Door(Limit):
     ) -> None:
         """Send it away, with the numbers."""
         self._refused[reason] += 1
-        self._quota.of(request.tenant, self._clock()).refused += 1
+        self._usages.of(request.tenant, self._clock()).refused += 1
         here, predicted = self.backlog.all, self.predicted_s(request)
         numbers: dict[str, float] = {
             "queued_requests": here.requests,
@@ -175,12 +175,12 @@ class Door(Limit):
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, sequences: int) -> None:
-        self._quota.settle(self._clock())
+        self._usages.settle(self._clock())
 
     def take(self, seq: Sequence, n: int) -> None:
         self.backlog.now_left(seq.request, max(seq.prompt_len - seq.planned - n, 0))
         if seq.request.tenant and seq.planned + n >= seq.prompt_len:
-            self._quota.watch(seq)
+            self._usages.watch(seq)
 
     def undo(self, seq: Sequence, n: int) -> None:
         self.backlog.now_left(seq.request, max(seq.prompt_len - seq.planned, 0))
@@ -195,7 +195,7 @@ class Door(Limit):
 
     def figures(self) -> DoorFigures:
         """Who is here, and who was sent away."""
-        self._quota.settle(self._clock())
+        self._usages.settle(self._clock())
         here, usual = self.backlog.all, self._usual
         ahead = self.backlog.ahead(b"", 1.0, round(usual)) if here.tokens else 0.0
         return DoorFigures(
@@ -209,6 +209,6 @@ class Door(Limit):
                 name.hex(): usage.figures(
                     self.backlog.of(name).requests, self.backlog.of(name).tokens
                 )
-                for name, usage in self._quota.usages.items()
+                for name, usage in self._usages.all.items()
             },
         )

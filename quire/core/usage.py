@@ -37,7 +37,7 @@ class Usage:
         )
 
 
-class Quota:
+class Usages:
     """Told by quire.core.limits.door, which has the clock."""
 
     def __init__(self) -> None:
@@ -90,7 +90,8 @@ class Quota:
                 del self._said[seq]
 
     @property
-    def usages(self) -> Mapping[bytes, Usage]:
+    def all(self) -> Mapping[bytes, Usage]:
+        """By tenant."""
         return self._usages
 
     def _take(self, usage: Usage, terms: Terms, tokens: int, now: float) -> None:
