@@ -11,6 +11,7 @@ processes, /ready, no block held, and memory, files, threads, sockets, children 
 
 import asyncio
 import json
+import os
 import re
 import threading
 import time
@@ -37,6 +38,8 @@ FLAGS = (
 )
 """As an operator would have it: keys come from the environment, operating routes are closed."""
 
+LONG = os.environ.get("QUIRE_ABUSE_LONG") == "1"
+"""The long form of this folder: more of everything, for a night. quire knows no such variable."""
 WITHIN_S = 20.0
 MOST_CHARS = 4000
 """Of an error's message: it is not for sending a client's own megabyte back."""
@@ -344,7 +347,11 @@ class Victim:
         async def ask() -> None:
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(connector=connector, headers=AUTH) as session:
-                bodies = [long] * 24 + [{**form, "guided_regex": f"[a-f]{{{n}}}"} for n in (2, 3)]
+                bodies = [long] * 24 + [
+                    {**form, "guided_regex": f"[a-f]{{{n}}}", "guided_decoding_backend": name}
+                    for n in (2, 3)
+                    for name in ("auto", "xgrammar")
+                ]
                 await asyncio.gather(*(self._ask(session, body) for body in bodies))
 
         asyncio.run(ask())
