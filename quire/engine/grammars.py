@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from quire.grammar.ready import Workshop
 
 
+LARGE = 32_000
+"""Tokens of a vocabulary of which grammars' parts take long to make, a quarter of a second of it
+with the interpreter's lock where there are 150,000."""
 GIVE_WAY_S = 0.0005
 """After so long the interpreter's lock is given to who waits for it."""
 
@@ -59,6 +62,7 @@ def grammars_of(config: EngineConfig, folder: Callable[[], Path]) -> Grammars:
             cache_memory=said.cache_memory,
             use_size=2 * config.scheduler.max_num_seqs,
         ),
+        early=config.model.vocab >= LARGE,
     )
 
 

@@ -253,6 +253,7 @@ class EngineServer:
         if self._busy:
             self._busy = False
             self._collect()
+            self._service.engine.prepare()
         elif self._canary_s and time.monotonic() >= self._canary_due and self._service.empty:
             self._send_canary()
 

@@ -88,6 +88,10 @@ class Task:
     seconds: float = 0.0
 
 
+class _Preparing:
+    """In the place of a task: nothing is to be compiled yet."""
+
+
 class Clerks:
     """put() is for one thread; `done` is where tasks come out."""
 
@@ -98,7 +102,8 @@ class Clerks:
         """Called when a task is done."""
         self._hire, self._load = hire, load
         self._seconds, self._memory = seconds, memory
-        self._todo: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._todo: queue.SimpleQueue[Task | _Preparing | None] = queue.SimpleQueue()
+        self._prepares = False
         self._clerks: list[_Clerk] = []
         self._lock = threading.Lock()
         self._closed = False
@@ -108,6 +113,13 @@ class Clerks:
         """Have it compiled."""
         self._todo.put(task)
         if not self._clerks:
+            self._add()
+
+    def prepare(self) -> None:
+        """Have made now what is made once: a part of it holds up the whole process."""
+        if not self._prepares and not self._clerks:
+            self._prepares = True
+            self._todo.put(_Preparing())
             self._add()
 
     def close(self) -> None:
@@ -163,6 +175,9 @@ class _Clerk:
 
     def _run(self) -> None:
         while (task := self._next()) is not None:
+            if isinstance(task, _Preparing):
+                self._prepare()
+                continue
             if task.wanted and not self._clerks._closed:
                 began = self._began = time.monotonic()
                 task.outcome, task.lasting = self._outcome(task)
@@ -173,7 +188,15 @@ class _Clerk:
         if not self._clerks._closed:
             self._clerks._remove(self)
 
-    def _next(self) -> Task | None:
+    def _prepare(self) -> None:
+        try:
+            self._hired()
+            assert self._clerks._vocabulary is not None
+            self._clerks._load.prepare(self._clerks._vocabulary)
+        except EngineError as error:
+            log.warning("%s", error)  # who needs a grammar is told
+
+    def _next(self) -> Task | _Preparing | None:
         """The next task, waited for. None: the clerk ends."""
         todo = self._clerks._todo
         try:

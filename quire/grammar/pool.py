@@ -54,8 +54,9 @@ class _Entry:
 class Grammars:
     """One per engine. Implements quire.core.limits.grammars.Grammars."""
 
-    def __init__(self, clerks: Clerks, bounds: Bounds = Bounds()) -> None:
-        self._clerks = clerks
+    def __init__(self, clerks: Clerks, bounds: Bounds = Bounds(), *, early: bool = False) -> None:
+        """early: what is made once is much, and better made before it is needed."""
+        self._clerks, self._early = clerks, early
         self._bounds = bounds
         self._entries: dict[Constraint, _Entry] = {}
         self._waiting: OrderedDict[Constraint, _Entry] = OrderedDict()
@@ -154,6 +155,11 @@ class Grammars:
             kept=self._kept,
             kept_bytes=self._kept_bytes,
         )
+
+    def prepare(self) -> None:
+        """Nothing is to be done now: make what is made once for a vocabulary, if it is much."""
+        if self._early:
+            self._clerks.prepare()
 
     def close(self) -> None:
         """End the workers: nothing more is compiled."""

@@ -53,6 +53,9 @@ class Grammars:
     def figures(self):
         return GrammarFigures()
 
+    def prepare(self):
+        pass
+
     def close(self):
         pass
 

@@ -186,6 +186,9 @@ class Grammars:
     def figures(self):
         return GrammarFigures()
 
+    def prepare(self):
+        pass
+
     def close(self):
         pass
 

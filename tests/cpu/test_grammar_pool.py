@@ -40,8 +40,12 @@ class Built:
 
 
 class Load:
+    def __init__(self):
+        self.prepared = threading.Event()
+
     def prepare(self, vocabulary):
         assert vocabulary == VOCABULARY
+        self.prepared.set()
 
     def __call__(self, done):
         if done.dumped == b"ok not":
@@ -54,10 +58,12 @@ class Load:
 class Pool:
     """Grammars, and what they told."""
 
-    def __init__(self, what="", *, seconds=20.0, memory=1 << 28, **bounds):
-        self.rung = threading.Event()
-        self.clerks = Clerks(functools.partial(hire, what), Load(), seconds=seconds, memory=memory)
-        self.grammars = Grammars(self.clerks, Bounds(**bounds))
+    def __init__(self, what="", *, seconds=20.0, memory=1 << 28, early=False, **bounds):
+        self.rung, self.load = threading.Event(), Load()
+        self.clerks = Clerks(
+            functools.partial(hire, what), self.load, seconds=seconds, memory=memory
+        )
+        self.grammars = Grammars(self.clerks, Bounds(**bounds), early=early)
         self.grammars.call_when_settled(self.rung.set)
         self.told = {}
 
@@ -109,6 +115,29 @@ def pool():
         one.grammars.close()
         assert not [pid for pid in pids if psutil.pid_exists(pid)]
     assert not [t for t in threading.enumerate() if t.name == "quire-grammars"]
+
+
+def test_what_is_made_once_is_made_before_a_grammar_is_asked_for(pool):
+    one = pool(early=True)
+    one.grammars.prepare()
+    assert one.load.prepared.wait(PATIENCE_S)
+    workers = one.clerks.workers
+    one.grammars.prepare()
+    assert one.get("ok") >= 0
+    assert one.clerks.workers == workers
+    assert one.stats.compiled == 1
+
+
+def test_where_it_is_little_nothing_is_started_before(pool):
+    one = pool()
+    one.grammars.prepare()
+    assert not one.clerks.workers
+
+
+def test_a_worker_that_cannot_begin_early_is_told_of_when_it_is_needed(pool):
+    one = pool("broken", early=True)
+    one.grammars.prepare()
+    assert isinstance(one.get("ok"), EngineError)
 
 
 def test_nothing_is_started_before_somebody_asks(pool):

@@ -46,6 +46,10 @@ class Grammars(Protocol):
 
     def figures(self) -> GrammarFigures: ...
 
+    def prepare(self) -> None:
+        """Nothing is to be done just now: make what the first grammar would have to wait for."""
+        ...
+
     def close(self) -> None:
         """End what compiles."""
         ...
