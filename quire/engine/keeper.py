@@ -28,6 +28,7 @@ from quire.engine.link import (
 )
 from quire.engine.messages import error_of
 from quire.engine.spawn import STOP_S, EngineChild, EngineProcess, ended
+from quire.engine.watchdog import Watchdog
 
 log = logging.getLogger(__name__)
 
@@ -159,9 +160,10 @@ class Keeper:
 class Tended:
     """A thread that hears an engine's link, for who has no supervisor; it tells over `link`."""
 
-    def __init__(self, keeper: Keeper) -> None:
-        """The engine must have been started, and its first words heard."""
+    def __init__(self, keeper: Keeper, watchdog: Watchdog | None = None) -> None:
+        """The engine must have been started, and its first words heard. watchdog: looks at it."""
         self._keeper = keeper
+        self._watchdog = watchdog
         self.link, theirs = Link.pair()
         self._mouth = Link(theirs)
         self._thread = threading.Thread(target=self._run, name="quire-keeper", daemon=True)
@@ -177,6 +179,8 @@ class Tended:
         self.link.send(Stop())
         self._thread.join()
         self._keeper.stop()
+        if self._watchdog is not None:
+            self._watchdog.close()
         self.link.close()
 
     def _run(self) -> None:
@@ -192,7 +196,12 @@ class Tended:
         with selectors.DefaultSelector() as both:
             both.register(self._mouth.fileno(), selectors.EVENT_READ, self._obey)
             both.register(link.fileno(), selectors.EVENT_READ, self._hear)
-            heard = [key.data() for key, _ in both.select()]
+            dog = self._watchdog
+            heard = [key.data() for key, _ in both.select(None if dog is None else dog.period_s)]
+        if dog is not None and all(heard):
+            why = dog.look(self._keeper.engine.child)
+            if why is not None:
+                self._keeper.restart(why)
         return all(heard)
 
     def _obey(self) -> bool:
@@ -201,9 +210,16 @@ class Tended:
             self._keeper.restart(word.reason)
         return isinstance(word, Restart)
 
+    def _bury(self) -> None:
+        child, built = self._keeper.engine.child, self._keeper.built
+        if self._watchdog is not None and built is not None:
+            self._watchdog.bury(child, ended(child.process.wait()), built.config)
+
     def _hear(self) -> bool:
         link = self._keeper.engine.child.link
         word = link.receive()
+        if word is None:
+            self._bury()
         told = self._keeper.lost() if word is None else self._keeper.hear(word)
         if told is not None:
             self._mouth.send(told)

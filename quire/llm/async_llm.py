@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from quire import env
 from quire.config import environment
 from quire.config.args import options_of
 from quire.config.config import EngineConfig
@@ -26,7 +27,8 @@ from quire.engine.front import inputs_of, load_texts
 from quire.engine.generation import Generation, begin
 from quire.engine.keeper import Keeper, Restarts, Tended
 from quire.engine.remote import EngineSocket
-from quire.engine.spawn import EngineChild, EngineProcess
+from quire.engine.spawn import EngineProcess
+from quire.engine.watchdog import Watchdog
 from quire.errors import EngineDead, EngineError, RequestError, Unsupported
 from quire.llm.views import ModelConfigView, refuse_lora
 from quire.outputs import RequestOutput
@@ -99,10 +101,11 @@ class AsyncLLM:
         level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
         start_process(level=level)
         said = options.recovery
+        watchdog, began_at = Watchdog(options.health, env.read().cache_dir), time.monotonic()
         keeper = Keeper(
-            lambda child: EngineProcess(options, log_level=level, child=child),
+            lambda one: EngineProcess(options, log_level=level, child=one or watchdog.child()),
             Restarts(said.max_engine_restarts, said.engine_restart_window),
-            EngineChild if said.engine_standby and said.max_engine_restarts else None,
+            watchdog.child if said.engine_standby and said.max_engine_restarts else None,
         )
         try:
             found = keeper.engine.found()
@@ -111,10 +114,12 @@ class AsyncLLM:
             built = keeper.engine.built()
         except BaseException:
             keeper.stop(0.0)
+            watchdog.close()
             raise
         for word in (found, built):
             keeper.hear(word)
-        engine = Tended(keeper)
+        watchdog.started_in(time.monotonic() - began_at)
+        engine = Tended(keeper, watchdog)
         return cls(built.config, tokenizer, Connect(engine), engine=engine)
 
     def __getattr__(self, name: str) -> NoReturn:
