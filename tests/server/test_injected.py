@@ -9,10 +9,12 @@ from contextlib import contextmanager
 import httpx
 import pytest
 
+from quire.errors import EngineDead
 from quire.server.options import ServerOptions
 from quire.text.assemble import Assembler
 from quire.text.inputs import InputProcessor
 from tests.server.harness import Server
+from tests.server.test_cancel import Scene
 
 HELLO = [{"role": "user", "content": "go on"}]
 MORE = {"max_tokens": 12, "ignore_eos": True}
@@ -116,8 +118,9 @@ def _longer(value, text):
 @pytest.mark.parametrize("error", [MemoryError(), OSError(28, "No space left on device")])
 def test_a_step_that_gets_no_memory_ends_what_it_holds_and_no_more(server, http, error):
     server.executor.fail_with = error
+    prompt = f"of which {type(error).__name__} comes"  # the same would be refused from now on
     try:
-        answer = http.post("/v1/completions", json={"prompt": "a", **MORE})
+        answer = http.post("/v1/completions", json={"prompt": prompt, **MORE})
     finally:
         server.executor.fail_with = None
     assert answer.status_code == 500
@@ -148,3 +151,46 @@ def test_a_background_response_whose_text_work_breaks_has_failed(server, http, m
             shown = http.get(f"/v1/responses/{shown['id']}").json()
     assert shown["status"] == "failed"
     assert "secret" not in json.dumps(shown)
+
+
+# -- an engine that is not there -------------------------------------------------------------------
+
+
+async def asleep(scene):
+    await scene.server.client.sleep(1)
+
+
+async def away(scene):
+    scene.server.client.wait_s = 0.02
+    scene.server.client.transport.die()
+
+
+async def dead(scene):
+    scene.server.client.transport._told[1](EngineDead("the engine is gone for good"))
+
+
+@pytest.mark.parametrize(("state", "status"), [(asleep, 429), (away, 503), (dead, 500)])
+def test_without_an_engine_every_route_says_so_and_nobody_is_ready(tokenizer, state, status):
+    scene = Scene(tokenizer)
+    with scene.server.running(), httpx.Client(base_url=scene.server.url, timeout=20) as to:
+        assert to.get("/ready").status_code == 200
+        scene.on_loop(state(scene))
+        assert to.get("/ready").status_code == 503
+        assert to.get("/live").status_code == 200
+        for path, stream in STREAMED:
+            got = to.post(path, json=ROUTES[path] | ({"stream": True} if stream else {}))
+            assert got.status_code == status, (path, got.text)
+            assert got.json()["error"]["message"]
+            assert (int(got.headers.get("Retry-After", 0)) > 0) == (status != 500)
+        assert not scene.server.client._streams
+
+
+def test_who_is_asleep_wakes_up_and_is_ready(tokenizer):
+    scene = Scene(tokenizer)
+    body = {"prompt": "a", **MORE}
+    with scene.server.running(), httpx.Client(base_url=scene.server.url, timeout=20) as to:
+        scene.on_loop(asleep(scene))
+        assert to.post("/v1/completions", json=body).status_code == 429
+        scene.on_loop(scene.server.client.wake_up())
+        assert to.get("/ready").status_code == 200
+        assert to.post("/v1/completions", json=body).status_code == 200
