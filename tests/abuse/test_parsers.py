@@ -1,0 +1,102 @@
+"""What a model may be made to say, against what reads it: no parser runs, raises, or takes for ever.
+
+17 of the checklist. The time is of the processor, and grows with the text: a stream of an answer
+that nobody closes costs no more for each piece the longer it gets.
+"""
+
+import json
+import time
+
+import pytest
+
+from quire.text.reasoning.choose import REASONING
+from quire.text.reasoning.machine import Machine
+from quire.text.tools._write import Asked, render
+from quire.text.tools.base import closes
+from tests.abuse.harness import LONG
+from tests.pure.tools.samples import DIALECTS, dialect_of, pieces_of, read, reader
+
+LENGTH = 200_000 if LONG else 4_000
+MOST_S = 30.0 if LONG else 1.0
+PIECE = 8
+CODE = "__import__('os').system('touch /tmp/quire-was-here')"
+CALL = Asked("get_weather", {"city": "Rom", "days": 2})
+
+
+def texts(dialect):
+    """name -> text, of a dialect's own marks."""
+    one = dialect_of(dialect)
+    call = render(one, [CALL])
+    begin = one.forms[0].begin[0]
+    ends = [mark for form in one.forms for mark in closes(form.steps)] or ["</x>"]
+    half = call[: call.index("Rom")]
+
+    def filled(unit, before=""):
+        return before + unit * (LENGTH // max(len(unit), 1))
+
+    return {
+        "never closed": filled("a", begin),
+        "an argument without end": filled("a", half),
+        "brackets in an argument": filled("[", half),
+        "brackets": filled("[{", begin),
+        "braces": filled('{"a":', begin),
+        "quotes": filled('"', begin),
+        "backslashes": filled("\\", half),
+        "white space": filled(" \n", begin),
+        "beginnings": filled(begin),
+        "ends": filled(ends[0]),
+        "almost ends": filled(ends[0][:-1] or "<", half),
+        "beginnings of calls": filled(half),
+        "calls": filled(call),
+        "commas": filled("a=1,", begin + "f("),
+        "minus signs": filled("-", begin + "f(a="),
+        "angles": filled("<", begin),
+        "NULs": filled("\0", begin),
+        "digits": filled("9", half),
+        "half escapes": filled("\\u", half),
+    }
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_no_text_keeps_a_parser_of_calls_busy(dialect):
+    for name, text in texts(dialect).items():
+        parts = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
+        began = time.process_time()
+        told = pieces_of(reader(dialect), parts)
+        took = time.process_time() - began
+        assert took < MOST_S, f"{name}: {took:.1f} s for {len(text)} characters"
+        assert sum(len(piece.text or "") for piece in told) <= 2 * len(text), name
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_code_in_arguments_stays_text(dialect, tmp_path):
+    """CVE-2025-9141: as a value, as a name, and where a dialect expects a literal."""
+    one = dialect_of(dialect)
+    call = render(one, [Asked("get_weather", {"city": CODE, "days": 2})])
+    said = read(dialect, call)
+    for made in said.calls:
+        if made.end == "whole":
+            assert json.loads(made.arguments).get("city", CODE) == CODE
+    plain = render(one, [CALL])
+    for place in ('"Rom"', "Rom", "2", "get_weather"):
+        read(dialect, plain.replace(place, CODE))
+        read(dialect, plain.replace(place, "(lambda: 1)()"))
+        read(dialect, plain.replace(place, "9" * 5000))
+        read(dialect, plain.replace(place, "1e999999999"))
+        read(dialect, plain.replace(place, "9**9**9"))
+    with pytest.raises(FileNotFoundError):
+        open("/tmp/quire-was-here")  # noqa: SIM115 - it must not be there
+
+
+@pytest.mark.parametrize("name", sorted(REASONING.names()))
+def test_no_text_keeps_a_parser_of_thoughts_busy(name):
+    dialect = REASONING.load(name).DIALECT
+    for unit in ("<think>", "</think>", "<", "a", "<thin", "\n", "[THINK]", "<|channel|>", "</"):
+        text = unit * (LENGTH // len(unit))
+        machine = Machine(dialect, "", None, begun="")
+        began = time.process_time()
+        for i in range(0, len(text), PIECE):
+            machine.push(text[i : i + PIECE], last=False)
+        machine.push("", last=True)
+        took = time.process_time() - began
+        assert took < MOST_S, f"{unit!r}: {took:.1f} s for {len(text)} characters"
