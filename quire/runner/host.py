@@ -25,6 +25,7 @@ from quire.runner.memory import give_back
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Change, Slots
 from quire.sampling.logprobs import Mode
+from quire.sampling.sampled import Verdicts
 from quire.sampling.sampler import Sampler
 from quire.sampling.steps.grammar import Binding
 
@@ -114,7 +115,7 @@ class Lane:
         if prompts is not None:
             judged = prompts.start(self._model, hidden, self._logprobs_mode).lists()
         if not inputs.sampled_rows:
-            return result_of(inputs, (), {}, judged, {})
+            return result_of(inputs, (), {}, judged, Verdicts({}, {}, {}))
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled)]
         return self._sampled(inputs, self._model.logits(chosen), judged, binding)
 
@@ -154,7 +155,7 @@ class Lane:
         if binding is not None:
             binding.tell(lambda: (ids, sampled.tops.numpy()))
             binding.settle()
-        return result_of(inputs, ids, sampled.logprobs(), judged, sampled.errors, binding)
+        return result_of(inputs, ids, sampled.logprobs(), judged, sampled.verdicts, binding)
 
 
 @contextmanager

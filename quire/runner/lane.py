@@ -14,6 +14,7 @@ from quire.core.types import Copy, StepResult, TokenLogprobs
 from quire.runner.inputs import Inputs
 from quire.runner.prompt_logprobs import PromptLogprobs
 from quire.runner.slots import Change
+from quire.sampling.sampled import Verdicts
 from quire.sampling.steps.grammar import Binding
 
 T = TypeVar("T")
@@ -82,18 +83,20 @@ def result_of(
     ids: Sequence[int],
     logprobs: Mapping[int, TokenLogprobs],
     judged: dict[int, list[TokenLogprobs]],
-    errors: Mapping[int, str],
+    verdicts: Verdicts,
     binding: Binding | None = None,
 ) -> StepResult:
     """Say in terms of the plan's rows what was sampled for rows [R] of the inputs.
 
     binding: of the sampling; it is settled.
     """
-    rows, refusals, ends = inputs.sampled_rows, {}, {}
+    rows, ends = inputs.sampled_rows, {}
+    errors, refusals, spoilt = verdicts
     if binding is not None:
-        refusals, ends = _placed(binding.refusals, rows), _placed(binding.ends, rows)
-        errors = {i: text for i, text in errors.items() if i not in binding.refusals}
-        errors |= binding.errors
+        ends = _placed(binding.ends, rows)
+        refusals = {**refusals, **binding.refusals}
+        errors = {i: text for i, text in errors.items() if i not in refusals} | binding.errors
+        spoilt = {i: text for i, text in spoilt.items() if i not in refusals and i not in errors}
     if inputs.decode_only:
         tokens: list[tuple[int, ...]] = list(zip(ids))
     else:
@@ -105,7 +108,8 @@ def result_of(
         logprobs={rows[i]: [value] for i, value in logprobs.items()},
         prompt_logprobs=judged,
         errors=_placed(errors, rows),
-        refusals=refusals,
+        refusals=_placed(refusals, rows),
+        spoilt=_placed(spoilt, rows),
         ends=ends,
     )
 

@@ -12,7 +12,7 @@ from quire.core.types import StepResult
 from quire.runner.inputs import Inputs, Ints
 from quire.runner.lane import result_of
 from quire.runner.prompt_logprobs import Judged
-from quire.sampling.sampled import Fetched, faults_of
+from quire.sampling.sampled import Fetched, verdicts_of
 from quire.sampling.steps.grammar import Binding
 
 
@@ -57,7 +57,8 @@ class Launched:
         if self.binding is not None:
             self.binding.settle()
         judged = self.judged.lists() if self.judged is not None else {}
-        logprobs, errors = {}, faults_of(tops)
-        if self.fetched is not None:
-            logprobs, errors = self.fetched.logprobs(), self.fetched.errors
-        return result_of(self.inputs, ids, logprobs, judged, errors, self.binding)
+        if self.fetched is None:  # rows in a graph: what may leave no token is sampled outside
+            logprobs, verdicts = {}, verdicts_of(tops, {}, frozenset())
+        else:
+            logprobs, verdicts = self.fetched.logprobs(), self.fetched.verdicts
+        return result_of(self.inputs, ids, logprobs, judged, verdicts, self.binding)

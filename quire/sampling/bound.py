@@ -7,8 +7,10 @@ they leave something.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -18,7 +20,11 @@ from quire.grammar.base import Words
 from quire.grammar.closing import FillAll, Guide
 from quire.sampling.steps.thinking import Thought
 
+log = logging.getLogger(__name__)
+
 End = Literal["stop", "length"]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Ready(Protocol):
@@ -120,6 +126,15 @@ class Bound:
             return None
         self.over = True
         return "length" if guide.forced else "stop"
+
+    def guarded(self, what: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
+        """What it gives; what it raises ends this sequence and no other."""
+        try:
+            return what(*args, **named)
+        except Exception as error:
+            log.exception("a grammar or a budget failed")
+            self.fault = f"{type(error).__name__}: {error}"
+            return None
 
     @property
     def failed(self) -> bool:

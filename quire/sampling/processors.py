@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quire.core.params import SamplingParams
 from quire.core.types import Sequence as Seq
-from quire.errors import ConfigError
+from quire.errors import ConfigError, HookFailed
 from quire.sampling.steps.base import Batch, Edit
 from quire.sampling.steps.callables import Caller, failure, takes_prompt
 
@@ -200,7 +200,7 @@ class Processors:
     def run(
         self, processors: list[LogitsProcessor], logits: Tensor, errors: dict[int, str]
     ) -> None:
-        """Apply to all rows. A failure ends them all: nobody knows which rows were done."""
+        """Apply to all rows. Raises HookFailed: nobody knows which rows were done."""
         try:
             for processor in processors:
                 given = processor.apply(logits)
@@ -208,8 +208,8 @@ class Processors:
                     logits.copy_(given)
         except RowsFailed as error:
             errors.update(error.rows)
-        except Exception as error:  # noqa: BLE001 the user's code: the batch ends, not the engine
-            errors.update(dict.fromkeys(range(len(logits)), failure(error)))
+        except Exception as error:
+            raise HookFailed(failure(error)) from error
 
 
 class _Process(Edit):

@@ -78,10 +78,12 @@ class Recipe:
     asking: list[Asking]
     ventures: frozenset[int]  # rows whose tokens are drawn of their logits alone, and may be again
     scale: Tensor | None  # [R, 1] temperatures, if processors must see scaled logits
+    faults: dict[int, str]  # rows that could not be joined
+    banning: frozenset[int]  # rows that may leave no token
 
     @property
     def simple(self) -> bool:
-        return not (self.edits or self.random or self.asking)
+        return not (self.edits or self.random or self.asking or self.faults)
 
 
 def ask_of(p: SamplingParams) -> Ask | None:

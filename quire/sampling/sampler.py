@@ -17,6 +17,7 @@ Source: the order is that of vLLM V1's sampler, which users rely on.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Literal
 
@@ -44,6 +45,11 @@ from quire.sampling.steps.grammar import Binding, Counts, Grammar
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
 from quire.sampling.steps.penalties import Penalties
 
+log = logging.getLogger(__name__)
+
+PLAIN = SamplingParams(temperature=0.0)
+"""Of who cannot have what it asks: it is sampled all the same, and nobody reads that."""
+
 Kind = Literal["greedy", "random", "penalised"]
 """What rows can be chosen by tensors alone; each serves what those before it do."""
 
@@ -70,7 +76,9 @@ class Sampler:
         self.device = torch.device(device)
         self._mode = logprobs_mode
         self._params: dict[int, SamplingParams] = {}
+        self._unfit: dict[int, str] = {}  # slots whose sequences could not be joined, and why
         self._general: set[int] = set()  # slots that only `sample` can serve
+        self._banning: set[int] = set()  # slots that may leave no token
         self._random: set[int] = set()
         self._penalised: set[int] = set()
         self._processors = Processors(processors)
@@ -97,8 +105,23 @@ class Sampler:
         self._recipe: Recipe | None = None
 
     def join(self, slot: int, seq: Seq) -> None:
-        """A sequence takes a slot. Its tokens so far are all the history there is."""
+        """A sequence takes a slot. Its tokens so far are all the history there is.
+
+        What raises is the row's alone: each sampling of it says so.
+        """
         self.leave(slot)
+        try:
+            self._join(slot, seq)
+        except Exception as error:
+            log.exception("request %s cannot be sampled", seq.request.id)
+            self.leave(slot)
+            self._params[slot] = PLAIN
+            self._lane.join(slot, PLAIN, 0)
+            self._processors.join(slot, seq, _known(seq))
+            self._general.add(slot)
+            self._unfit[slot] = f"{type(error).__name__}: {error}"
+
+    def _join(self, slot: int, seq: Seq) -> None:
         params = seq.request.params
         self._params[slot] = params
         self._lane.join(slot, params, seq.request.seed + seq.index)
@@ -106,7 +129,9 @@ class Sampler:
         self._grammar.join(slot, seq, tokens)
         for step in self._steps:
             step.join(slot, seq, tokens)
-        if ask_of(params) is not None or any(step.holds(slot) for step in self._others):
+        if any(step.holds(slot) for step in self._others):
+            self._banning.add(slot)
+        if ask_of(params) is not None or slot in self._banning:
             self._general.add(slot)
         if not params.greedy:
             self._random.add(slot)
@@ -117,7 +142,9 @@ class Sampler:
         """The slot is empty."""
         self._recipe = None
         self._params.pop(slot, None)
+        self._unfit.pop(slot, None)
         self._general.discard(slot)
+        self._banning.discard(slot)
         self._random.discard(slot)
         self._penalised.discard(slot)
         self._grammar.leave(slot)
@@ -202,7 +229,7 @@ class Sampler:
     def _sample(
         self, logits: Tensor, recipe: Recipe, positions: Sequence[int], masks: Binding | None
     ) -> Sampled:
-        faults: dict[int, str] = {}
+        faults = dict(recipe.faults)
         due = [edit for edit in recipe.edits if edit.due(positions)]
         work = logits.float().contiguous() if due else logits
         changes = work.data_ptr() == logits.data_ptr() and (bool(due) or masks is not None)
@@ -222,7 +249,7 @@ class Sampler:
                 ids[at], tops[at] = drawn
         for edit in recipe.edits:
             edit.drawn(ids)
-        made = Sampled(ids, tops, faults)
+        made = Sampled(ids, tops, faults, banning=recipe.banning)
         if recipe.asking:
             if raw is None:
                 final = self._lane.processed(work, recipe.rows, choice)
@@ -253,6 +280,8 @@ class Sampler:
             asking=group_asks(batch, params),
             ventures=frozenset() if scale is not None else self._ventures(slots, params),
             scale=scale,
+            faults={row: self._unfit[slot] for row, slot in batch.of(self._unfit)},
+            banning=frozenset(row for row, _ in batch.of(self._banning)),
         )
 
     def _ventures(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> frozenset[int]:

@@ -8,6 +8,7 @@ the next sampling, or the step's result; each is settled once, in order.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from quire.grammar.base import Matcher, Words
 from quire.grammar.closing import FillAll
 from quire.kernels.token_mask import token_mask
 from quire.sampling.bound import Bound, End, Grammars
+
+log = logging.getLogger(__name__)
 
 Counts = list[int] | npt.NDArray[np.int32]
 """Outputs that each row has already."""
@@ -214,7 +217,9 @@ class Binding:
             return None
         drawn, finite = ids.tolist(), torch.isfinite(tops).tolist()
         refused = [
-            one for one in self._open if not (finite[one[0]] and one[1].venture(drawn[one[0]]))
+            one
+            for one in self._open
+            if not (finite[one[0]] and one[1].guarded(one[1].venture, drawn[one[0]]))
         ]
         return self._masks(refused) if refused else None
 
@@ -239,7 +244,7 @@ class Binding:
 
     def _take_in(self, row: int, bound: Bound, token: int, top: float) -> None:
         if isfinite(top) and not bound.failed:
-            end = bound.accept(token)
+            end = bound.guarded(bound.accept, token)
             if end is not None:
                 self.ends[row] = end
             elif not bound.failed:
@@ -262,7 +267,19 @@ def fill(work: Work, words: Words) -> None:
         else:
             groups.setdefault(bound.fill_all, []).append((i, bound.guide.matcher))
     for fill_all, matchers in groups.items():
-        fill_all(matchers, words)
+        try:
+            fill_all(matchers, words)
+        except Exception:
+            log.exception("masks are filled one by one: together they cannot be")
+            _fill_each(work, words, fill_all)
     for i, (bound, outputs) in enumerate(work):
-        if not bound.free(outputs):
-            bound.narrow(words[i], outputs)
+        if not bound.failed and not bound.free(outputs):
+            bound.guarded(bound.narrow, words[i], outputs)
+
+
+def _fill_each(work: Work, words: Words, fill_all: FillAll) -> None:
+    """What raises is its own sequence's fault."""
+    for i, (bound, _) in enumerate(work):
+        if bound.guide is not None and bound.fill_all is fill_all:
+            words[i] = -1
+            bound.guarded(bound.guide.matcher.fill, words[i])

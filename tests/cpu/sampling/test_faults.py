@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.core.params import SamplingParams
+from quire.sampling import sampler as sampling
 from tests.cpu.sampling.cases import filled, normal, sequence
 
 KINDS = [
@@ -31,7 +32,7 @@ def test_a_row_that_is_not_finite_is_reported_and_the_others_are_as_without_it(k
         bad[2, 500] = float(spoil)
     clean = filled(800, seqs).sample(good.clone(), range(5), [0] * 5)
     found = filled(800, seqs).sample(bad, range(5), [0] * 5)
-    assert list(found.errors) == [2]
+    assert list(found.verdicts.spoilt) == list(found.errors) == [2]
     assert SPOILS[spoil] in found.errors[2]
     assert 0 <= int(found.token_ids[2]) < 800
     others = [0, 1, 3, 4]
@@ -45,5 +46,47 @@ def test_masks_that_leave_nothing_are_an_error_of_that_row():
     params.bad_words_token_ids = [[4]]
     seqs = [sequence(params), sequence(SamplingParams(temperature=0.0))]
     found = filled(30, seqs).sample(normal(2, 30), [0, 1], [0, 0])
-    assert "no token is allowed" in found.errors[0]
+    assert "no token is allowed" in found.verdicts.refusals[0]
     assert list(found.errors) == [0]
+
+
+def test_a_spoilt_row_of_a_request_that_bans_some_is_spoilt_all_the_same():
+    seqs = [sequence(SamplingParams(temperature=0.0, logit_bias={3: 1.0}))] * 2
+    logits = normal(2, 30)
+    logits[1, 4] = torch.nan
+    found = filled(30, seqs).sample(logits, [0, 1], [0, 0])
+    assert list(found.verdicts.spoilt) == list(found.errors) == [1]
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("step", ["MinTokens", "BadWords", "LogitBias", "Callables", "Grammar"])
+def test_a_sequence_that_cannot_be_joined_is_reported_and_the_others_are_as_without_it(
+    step, asynchronous, monkeypatch, caplog
+):
+    kinds = [{"temperature": 0.0}, {"top_p": 0.9}, {"top_k": 3, "logprobs": 2}]
+    seqs = [sequence(SamplingParams(**kinds[i % 3]), seed=i, name=str(i)) for i in range(6)]
+    clean = filled(800, seqs, asynchronous=asynchronous)
+    clean = clean.sample(normal(6, 800), range(6), [0] * 6)
+    (kind,) = [k for k in vars(sampling).values() if getattr(k, "__name__", "") == step]
+    join = kind.join
+
+    def breaks(self, slot, seq, tokens):
+        if seq.request.id == "4":
+            raise IndexError("no such id")
+        join(self, slot, seq, tokens)
+
+    monkeypatch.setattr(kind, "join", breaks)
+    sampler = filled(800, seqs, asynchronous=asynchronous)
+    assert sampler.kind([4]) is None
+    found = sampler.sample(normal(6, 800), range(6), [0] * 6)
+    assert found.verdicts.errors == {4: "IndexError: no such id"}
+    assert list(found.errors) == [4]
+    others = [0, 1, 2, 3, 5]
+    assert found.token_ids[others].tolist() == clean.token_ids[others].tolist()
+    for row in others:
+        assert found.logprobs().get(row) == clean.logprobs().get(row)
+    monkeypatch.undo()
+    sampler.join(4, seqs[4])
+    again = sampler.sample(normal(6, 800), range(6), [0] * 6)
+    assert again.errors == {}
+    assert again.token_ids.tolist() == clean.token_ids.tolist()
