@@ -14,9 +14,9 @@ from collections.abc import Callable
 from quire.core.backlog import Backlog
 from quire.core.forecast import Forecast
 from quire.core.limits.base import NO_BOUND, Limit
-from quire.core.usage import Usages
 from quire.core.snapshot import DoorFigures
 from quire.core.types import Request, Sequence
+from quire.core.usage import Usages
 from quire.errors import Overloaded
 
 REASONS = (
@@ -26,6 +26,8 @@ REASONS = (
 RETRY_S = (1.0, 60.0)
 """Sooner is no use, and later nobody knows."""
 MEMORY = 0.9
+SETTLE_EVERY = 16
+"""Steps between two counts of what was generated."""
 
 
 class Door(Limit):
@@ -49,6 +51,7 @@ class Door(Limit):
         self.forecast = Forecast(most)
         self._usages = Usages()
         self._refused: Counter[str] = Counter()
+        self._steps = 0
         self._usual = 0.0  # tokens of a prompt, lately
         self._ended_at = clock()
         self._each_s = RETRY_S[0]  # from the end of a request to the next, lately
@@ -175,7 +178,9 @@ class Door(Limit):
     # -- steps --------------------------------------------------------------------------------
 
     def begin(self, sequences: int) -> None:
-        self._usages.settle(self._clock())
+        self._steps += 1
+        if self._steps % SETTLE_EVERY == 0:  # and whenever somebody asks
+            self._usages.settle(self._clock())
 
     def take(self, seq: Sequence, n: int) -> None:
         self.backlog.now_left(seq.request, max(seq.prompt_len - seq.planned - n, 0))

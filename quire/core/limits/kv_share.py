@@ -14,6 +14,11 @@ from quire.core.limits.base import NO_BOUND, Limit
 from quire.core.order.fair import Fair
 from quire.core.types import NO_BLOCK, Sequence, State
 
+MANY = 64
+"""Of so many sequences books are settled each step while somebody waits, of more less often."""
+SELDOM = 16
+"""Steps between two settlings while nobody waits."""
+
 
 class KvShare(Limit):
     """blocks: of the cache. most_blocks: that a sequence of so many tokens needs."""
@@ -26,10 +31,14 @@ class KvShare(Limit):
         self._most_blocks = most_blocks
         self._aboard: dict[Sequence, None] = {}  # of tenants with a share
         self._held: dict[bytes, int] = {}
+        self._steps = 0
         self._new: dict[Sequence, int] = {}  # came in this step -> blocks counted for it
 
     def begin(self, sequences: int) -> None:
-        self._order.settle()
+        self._steps += 1
+        often = 1 + self._order.billed // MANY if len(self._order) else SELDOM
+        if self._steps % often == 0:
+            self._order.settle()
         self._new = {}
         if self._aboard:
             self._count()

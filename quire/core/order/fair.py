@@ -150,6 +150,11 @@ class Fair:
         if len(self._tenants) > MANY:
             self._forget_idle()
 
+    @property
+    def billed(self) -> int:
+        """Sequences whose service is counted."""
+        return len(self._bills)
+
     def spent(self, tenant: bytes) -> float:
         """The virtual counter of one."""
         return self._tenants[tenant].spent
