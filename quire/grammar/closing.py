@@ -18,7 +18,7 @@ any of them. The way itself is always one of those.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -75,6 +75,8 @@ class Least:
     way: Way = ()
     """That text."""
     bounds: Bounds | None = None
+    tails: tuple[Way, ...] = ()
+    """Ends of that text, the shortest first: what most often closes any text."""
 
 
 def plan(form: Form, matcher: Matcher, spelling: Spelling) -> Least:
@@ -94,19 +96,33 @@ def plan(form: Form, matcher: Matcher, spelling: Spelling) -> Least:
     if not texts:
         return Least()
     shortest = min(texts, key=len)
-    return Least(len(shortest), shortest, known)
+    return Least(len(shortest), shortest, known, tuple(_tails(shortest, spelling)))
+
+
+def _tails(way: Way, spelling: Spelling) -> Iterator[Way]:
+    if spelling.special & {*way}:
+        return
+    text = b"".join(spelling.pieces[one] for one in way)
+    for at in range(len(text) - 1, max(len(text) - MOST_TAILS, 0) - 1, -1):
+        found = spelling.fewest(text[at:])
+        if found is not None:
+            yield found
 
 
 def closer(least: Least, spelling: Spelling) -> Closer | None:
     """What guides of that form share. None: it is not closed."""
-    return None if least.bounds is None else Closer(least.way, least.bounds, spelling)
+    if least.bounds is None:
+        return None
+    return Closer(least.way, least.bounds, spelling, least.tails)
 
 
 class Closer:
     """What the guides of one grammar share. Never changed."""
 
-    def __init__(self, way: Way, known: Bounds, spelling: Spelling) -> None:
-        self.way = way
+    def __init__(
+        self, way: Way, known: Bounds, spelling: Spelling, tails: tuple[Way, ...] = ()
+    ) -> None:
+        self.way, self.tails = way, tails
         self.bounds = known
         self.spelling = spelling
         self.ways = Ways(known, spelling)
@@ -116,7 +132,6 @@ class Closer:
         self.garbage_words = spelling.words(self.ways.garbage)
         values = [one.encode() for one in known.literals[:MOST_VALUES]]
         self.values = (*values, *VALUES)
-        self.tails = self._tails()
         self.base = 0 if known.plain else known.jump
         self._weights = spelling.weights
         self._growths = [self.base + known.jump * weight for weight in range(256)]
@@ -126,15 +141,6 @@ class Closer:
         self.text = spelling.text & ~beyond
         self.within = spelling.within & ~beyond
         self.quoted = spelling.quoted & ~spelling.words(_named(known.names, spelling))
-
-    def _tails(self) -> list[Way]:
-        """Ends of the shortest text, the shortest first: what most often closes any text."""
-        text = self.text_of(self.way)
-        if self.spelling.special & {*self.way}:
-            return []
-        starts = range(len(text) - 1, max(len(text) - MOST_TAILS, 0) - 1, -1)
-        found = [self.spelling.fewest(text[at:]) for at in starts]
-        return [one for one in found if one is not None]
 
     def after(self, way: Way, token: int) -> Way | None:
         """What is left of a way behind a token that writes its beginning, but for white space.

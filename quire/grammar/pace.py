@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 NICE = 19
-BURST_S = 0.5
-SHARE = 0.02
-"""What the flood of one second may take at full speed of one core, once the burst is spent."""
+BURST_S = 0.15
+SHARE = 0.005
+"""What the flood of one second may take at full speed of one core, once the burst is spent. Where
+kernels use all cores, a step that meets it takes twice as long: so few do not show in a p99."""
 
 LOOK_S = 0.1
 """How often it is looked at what somebody has used."""
@@ -49,17 +50,24 @@ class Allowance:
         self._left -= seconds
 
 
-def give_way(thread: int | None = None) -> None:
-    """Put a thread (by its native id; this one) behind everybody, for the rest of its life."""
+def give_way(thread: int | None = None, *, idly: bool = False) -> None:
+    """Put a thread (by its native id; this one) behind everybody, for the rest of its life.
+
+    idly: it may starve, and leaves its core within microseconds when anybody wants it; who is nice
+    may first use up a slice of milliseconds. Not for threads that hold what others wait for.
+    """
     number = threading.get_native_id() if thread is None else thread
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, number, NICE)
+    if idly:
+        with suppress(OSError, AttributeError):
+            os.sched_setscheduler(number, os.SCHED_IDLE, os.sched_param(0))
 
 
-def run(work: Callable[[], T], allowance: Allowance) -> T:
+def run(work: Callable[[], T], allowance: Allowance, *, idly: bool = False) -> T:
     """What work() gives or raises, from a thread of its own that gives way beyond the allowance."""
     left = allowance.left
-    done = _Outcome(work, modestly=left <= 0)
+    done = _Outcome(work, modestly=left <= 0, idly=idly)
     thread = threading.Thread(target=done.fill, name="quire-grammar", daemon=True)
     thread.start()
     while left > 0:
@@ -68,7 +76,7 @@ def run(work: Callable[[], T], allowance: Allowance) -> T:
             break
         left = allowance.left - (_seconds(thread) or 0.0)
         if left <= 0:
-            give_way(thread.native_id)
+            give_way(thread.native_id, idly=idly)
     thread.join()
     allowance.spend(done.seconds)
     if done.error is not None:
@@ -77,9 +85,9 @@ def run(work: Callable[[], T], allowance: Allowance) -> T:
 
 
 class _Outcome(Generic[T]):
-    def __init__(self, work: Callable[[], T], *, modestly: bool) -> None:
+    def __init__(self, work: Callable[[], T], *, modestly: bool, idly: bool) -> None:
         self._work = work
-        self._modestly = modestly
+        self._modestly, self._idly = modestly, idly
         self.seconds = 0.0
         """Processor time at full speed, about."""
         self.value: list[T] = []
@@ -87,7 +95,7 @@ class _Outcome(Generic[T]):
 
     def fill(self) -> None:
         if self._modestly:
-            give_way()
+            give_way(idly=self._idly)
         began = time.thread_time()
         try:
             self.value.append(self._work())

@@ -146,7 +146,7 @@ class _Desk:
         """Nothing more can be done here."""
 
     def carry_out(self, job: Job) -> Word:
-        word = pace.run(lambda: self._compile(job), self._allowance)
+        word = pace.run(lambda: self._compile(job), self._allowance, idly=True)
         gc.collect()
         if (self._limits.held() or 0) - self._held > GROWTH:
             self.spoilt = True  # another begins with less
