@@ -347,11 +347,7 @@ class Victim:
         async def ask() -> None:
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(connector=connector, headers=AUTH) as session:
-                bodies = [long] * 24 + [
-                    {**form, "guided_regex": f"[a-f]{{{n}}}", "guided_decoding_backend": name}
-                    for n in (2, 3)
-                    for name in ("auto", "xgrammar")
-                ]
+                bodies = [long] * 24 + [{**form, "guided_regex": f"[a-f]{{{n}}}"} for n in (2, 3)]
                 await asyncio.gather(*(self._ask(session, body) for body in bodies))
 
         asyncio.run(ask())
