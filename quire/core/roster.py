@@ -220,6 +220,7 @@ class Roster:
             assert (seq.state is State.RUNNING) == runs == (seq.slot >= 0), f"misplaced: {seq}"
         taken = [seq.slot for seq in self.running]
         assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
+        assert len(taken) + len(self._slots) == self.max_seqs, "a slot is lost"
         assert self.swapped == [seq.state for seq in self.order].count(State.SWAPPED)
         families = self.families.values()
         for family in families:

@@ -205,3 +205,7 @@ def test_whatever_is_cancelled_whenever_nothing_stays(depth, host):
     scene.steps(depth)
     assert scene.is_free
     assert {"abort", "length"} <= {*ended.values()}
+    for i in range(SEQS):
+        scene.add(f"after{i}", prompt=2)
+    scene.steps(2)
+    assert scene.engine.stats().running == SEQS, "a seat is lost"
