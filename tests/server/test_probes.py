@@ -14,6 +14,7 @@ from quire.server import health
 from quire.server.health import Health
 from quire.server.lobby import PHASES, Lobby
 from quire.server.options import ServerOptions
+from tests.server.running import SMALL, start
 
 
 def engine(**more):
@@ -169,3 +170,25 @@ def test_who_comes_when_the_lobby_has_closed_waits_for_the_server():
             served, _ = http.listener.accept()
             with served:
                 assert served.recv(4) == b"GET "
+
+
+def test_a_server_tells_of_its_start_from_the_beginning(tmp_path):
+    path = tmp_path / "socket"
+    process = start("embedded", *SMALL, "--uds", path)
+    seen = []
+    try:
+        transport = httpx.HTTPTransport(uds=str(path))
+        with httpx.Client(transport=transport, base_url="http://local", timeout=10) as http:
+            while not seen or seen[-1][0] != 200:
+                assert process.poll() is None
+                with contextlib.suppress(httpx.TransportError):
+                    found = http.get("/startup")
+                    seen.append((found.status_code, found.text))
+                    assert http.get("/live").status_code == 200
+                time.sleep(0.05)
+            assert http.get("/ready").status_code == 200
+    finally:
+        process.kill()
+        process.communicate()
+    assert seen[0][0] == 503
+    assert '"phase":' in seen[0][1]

@@ -1,0 +1,92 @@
+"""`quire replay` on what a real engine left."""
+
+import asyncio
+import json
+import signal
+
+import httpx
+import pytest
+
+from quire import cli
+from quire.engine import bundle
+from tests.server.running import SMALL, serving, wait_until
+from tests.server.test_survive import Scene, asked, engine_of
+
+SECRET = "the words of a user"
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory):
+    """The file of an engine that was killed with streams aboard."""
+    folder = tmp_path_factory.mktemp("recordings")
+    with serving("embedded", *SMALL, "--flight-recorder-dir", folder) as server:
+
+        async def kill(scene):
+            while scene.chunks < 300:
+                await asyncio.sleep(0.001)
+            engine_of(server).kill()
+
+        bodies = [{**asked(i), "user": SECRET} for i in range(16)]
+        asyncio.run(Scene(server.url).all(bodies, kill))
+        assert wait_until(lambda: list(folder.iterdir()))
+        httpx.get(f"{server.url}/live")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.process.wait(20) == 0
+    (path,) = folder.iterdir()
+    return path
+
+
+def quire(capsys, *words):
+    status = cli.main(["replay", *map(str, words)])
+    return status, capsys.readouterr().out
+
+
+def test_a_killed_engine_leaves_a_recording_that_replays(left, capsys):
+    status, said = quire(capsys, left)
+    assert status == 0, said
+    assert "as they were recorded" in said
+
+
+def test_plans_are_carried_out_on_a_device_if_asked_for(left, capsys):
+    status, said = quire(capsys, left, "--model", "embedded", "--json")
+    found = json.loads(said)
+    assert (status, found["differences"]) == (0, [])
+    assert found["steps"] > 3
+
+
+def test_another_plan_is_named_with_its_step(left, capsys, monkeypatch):
+    from quire.core.limits.tokens import TokenBudget
+
+    monkeypatch.setattr(TokenBudget, "allow", lambda self, seq, want: min(want, 5))
+    status, said = quire(capsys, left)
+    assert status == 1
+    assert said.startswith("step 2: it has rows of request")  # the first was the canary
+    assert "recorded: request" in said
+
+
+def test_a_recording_is_shown_as_a_table(left, capsys):
+    status, said = quire(capsys, left, "--show", "--last", 3)
+    assert status == 0
+    lines = said.splitlines()
+    assert lines[0].startswith("killed by signal 9, ")
+    table = said.split("\n\n")[1].splitlines()
+    assert table[0].split()[:4] == ["step", "ms", "took", "rows"]
+    assert len(table) == 4
+    assert "under way" in table[-1]
+
+
+def test_a_real_recording_has_no_word_of_a_user(left):
+    recording = bundle.read(left)
+    text = json.dumps([recording.header, recording.records])
+    for word in (SECRET, "Once upon", "/root", "/home", "/tmp", "cmpl-"):
+        assert word not in text
+
+
+@pytest.mark.parametrize("words", [[], ["nowhere.gz"]])
+def test_what_cannot_be_replayed_is_an_error_of_one_line(words, capsys):
+    try:
+        status = cli.main(["replay", *words])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == 2
+    assert "error" in capsys.readouterr().err
