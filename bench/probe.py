@@ -9,6 +9,7 @@ are counted by type (and allocations by line, with SOAK_TRACE): what grew betwee
 
 import collections
 import ctypes
+import functools
 import gc
 import json
 import os
@@ -18,7 +19,7 @@ import time
 import tracemalloc
 
 EVERY_S = 1.0
-TOP = 12
+TOP = 16
 
 
 class Mallinfo(ctypes.Structure):
@@ -33,13 +34,22 @@ class Mallinfo(ctypes.Structure):
     ]
 
 
-def malloc_state():
-    """Bytes in use and free, of all arenas; None where there is no such function."""
+@functools.cache
+def mallinfo():
+    """The function; None where there is none."""
     try:
-        function = ctypes.CDLL(None).mallinfo2
+        found = ctypes.CDLL(None).mallinfo2
     except (OSError, AttributeError):
         return None
-    function.restype = Mallinfo
+    found.restype = Mallinfo
+    return found
+
+
+def malloc_state():
+    """Bytes in use and free, of all arenas."""
+    function = mallinfo()
+    if function is None:
+        return None
     found = function()
     return found.uordblks + found.hblkhd, found.fordblks
 
@@ -72,6 +82,17 @@ def by_type():
     return collections.Counter(kinds)
 
 
+def garbage():
+    """What waited for the collector, by type."""
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    gc.collect()
+    gc.set_debug(0)
+    kinds = collections.Counter(f"{type(o).__module__}.{type(o).__qualname__}" for o in gc.garbage)
+    gc.garbage.clear()
+    gc.collect()
+    return sum(kinds.values()), kinds.most_common(TOP)
+
+
 def by_line():
     if not tracemalloc.is_tracing():
         return None
@@ -96,7 +117,7 @@ def run(folder):
         found = line()
         ended = os.path.exists(os.path.join(folder, "end"))
         if ended and before is not None:
-            found["garbage"] = gc.collect()
+            found["garbage"] = garbage()
             found["python_blocks_without"] = sys.getallocatedblocks()
             found["grown"] = grown(before, by_type())
             if traced is not None:

@@ -9,7 +9,7 @@ Some are cancelled at a random moment (by leaving, by a deadline, by their id), 
 (those of tests/abuse that are to be refused). One JSON line:
 
     slope   of each process, by least squares after the warm-up (a fifth): MiB of RSS an hour with
-            its standard error; and of what it holds as seen from within (bench/probe.py): Python's
+            its standard error (and of the last half alone: caches fill up before); and of what it holds as seen from within (bench/probe.py): Python's
             blocks, malloc's bytes in use. RSS grows without these two where a heap is ragged.
     last    at rest after the load: blocks held, files, threads, tasks, temporary files; `first` is
             the same after the warm-up
@@ -409,8 +409,10 @@ def told(served, args, load, samples, between, first, last):
         within = [(at, sizes[pid]) for at, sizes in samples if pid in sizes]
         within = [(at, each) for at, each in within if warm_at <= at <= over_at]
         lines = [one for one in served.probed(pid) if warm_at <= one["at"] <= over_at]
+        half = [(at, each) for at, each in within if at >= (warm_at + over_at) / 2]
         slopes[name] = {
             "rss_mib": slope([(at, rss / 2**20) for at, (rss, _, _) in within]),
+            "rss_mib_last_half": slope([(at, rss / 2**20) for at, (rss, _, _) in half]),
             "python_blocks": slope([(one["at"], one["python_blocks"]) for one in lines]),
             "malloc_used_mib": slope([(one["at"], one["malloc_used"] / 2**20) for one in lines]),
             "malloc_free_mib": slope([(one["at"], one["malloc_free"] / 2**20) for one in lines]),
