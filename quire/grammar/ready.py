@@ -8,9 +8,10 @@ from functools import cached_property
 import msgspec
 
 from quire.errors import ConfigError, RequestError
-from quire.grammar import choose, closing, forms
+from quire.grammar import choose, forms
 from quire.grammar.base import Compiler, Grammar
-from quire.grammar.closing import Closer, FillAll, Guide, Least
+from quire.grammar.closer import Closer, Least, closer_of, plan
+from quire.grammar.closing import FillAll, Guide
 from quire.grammar.spelling import Spelling
 from quire.grammar.vocabulary import Vocabulary
 from quire.grammar.worker import Done
@@ -62,7 +63,7 @@ class Workshop:
         """All that is slow. Raises RequestError."""
         wanted = forms.load(form)
         grammar = self.compiler(backend).compile(wanted)
-        least = closing.plan(wanted, grammar.matcher(), self.spelling)
+        least = plan(wanted, grammar.matcher(), self.spelling)
         if least.least is None and not forms.has_grammar(wanted):
             raise RequestError(
                 f"{grammar.compiler.name} comes to no end of the form that is surely reached, so "
@@ -74,4 +75,4 @@ class Workshop:
         """All that is quick, of what was compiled elsewhere. Raises RequestError."""
         grammar = self.compiler(done.backend).load(done.dumped)
         least = msgspec.convert(done.least, Least)
-        return Ready(grammar, closing.closer(least, self.spelling), least)
+        return Ready(grammar, closer_of(least, self.spelling), least)

@@ -62,7 +62,7 @@ class Done(msgspec.Struct, frozen=True, tag=True):
     """Which one took it."""
     dumped: bytes
     least: dict[str, Any]
-    """A quire.grammar.closing.Least."""
+    """A quire.grammar.closer.Least."""
     seconds: float
     """Of processor time."""
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import quire
 from quire.errors import RequestError
 from quire.grammar import admit, closing, forms
-from quire.grammar.closing import Closer, Guide, Least
+from quire.grammar.closer import Closer, Least, closer_of, plan
+from quire.grammar.closing import Guide
 from quire.grammar.forms import (
     Choice,
     Either,
@@ -91,8 +92,8 @@ class Room:
 
     def _made(self, form: Form) -> tuple[object, Least, Closer]:
         grammar = self.compiler.compile(form)
-        least = closing.plan(form, grammar.matcher(), self.spelling)
-        closer = closing.closer(least, self.spelling)
+        least = plan(form, grammar.matcher(), self.spelling)
+        closer = closer_of(least, self.spelling)
         assert closer is not None
         return grammar, least, closer
 
@@ -432,9 +433,9 @@ def test_a_grammar_of_the_users_own_is_not_closed():
     room = ROOMS["embedded"]
     form = Grammar('start: "<" /[a-z]+/ ">"')
     grammar = room.compiler.compile(form)
-    least = closing.plan(form, grammar.matcher(), room.spelling)
+    least = plan(form, grammar.matcher(), room.spelling)
     assert least.least is None
-    guide = Guide(grammar.matcher(), closing.closer(least, room.spelling))
+    guide = Guide(grammar.matcher(), closer_of(least, room.spelling))
     assert room.allowed(guide, 1) == room.allowed(guide, None)
 
 
@@ -462,7 +463,7 @@ def test_a_grammar_of_rules_that_are_no_part_of_themselves_is_closed(name, room)
 def test_other_grammars_of_rules_are_not(text):
     room = ROOMS["knotty"]
     grammar = room.compiler.compile(Grammar(text))
-    assert closing.plan(Grammar(text), grammar.matcher(), room.spelling).least is None
+    assert plan(Grammar(text), grammar.matcher(), room.spelling).least is None
 
 
 def test_many_are_filled_as_each_alone():

@@ -17,7 +17,7 @@ import numpy as np
 import quire.embedded
 from quire.core.constraint import Constraint
 from quire.engine.vocabulary import vocabulary
-from quire.grammar import choose, closing, forms
+from quire.grammar import choose, closer, closing, forms
 from quire.grammar.base import Grammar
 from quire.grammar.spelling import Spelling
 from quire.grammar.vocabulary import Vocabulary
@@ -51,9 +51,9 @@ def compiled(constraint: Constraint) -> Grammar:
     return compiler(constraint.backend).compile(forms.load(constraint.form))
 
 
-def least(constraint: Constraint, grammar: Grammar) -> closing.Least:
+def least(constraint: Constraint, grammar: Grammar) -> closer.Least:
     """The fewest tokens that a text of it takes."""
-    return closing.plan(forms.load(constraint.form), grammar.matcher(), tokens()[1])
+    return closer.plan(forms.load(constraint.form), grammar.matcher(), tokens()[1])
 
 
 def walk(grammar: Grammar, draw: random.Random, ease: int) -> str | None:
@@ -89,10 +89,10 @@ def _ending(text: bytes, allowed: set[int]) -> int | None:
     return None
 
 
-def walk_within(grammar: Grammar, least: closing.Least, budget: int, draw: random.Random) -> str:
+def walk_within(grammar: Grammar, least: closer.Least, budget: int, draw: random.Random) -> str:
     """One text of at most `budget` tokens, closed in time."""
     words, spelling, likely = tokens()
-    guide = closing.Guide(grammar.matcher(), closing.closer(least, spelling))
+    guide = closing.Guide(grammar.matcher(), closer.closer_of(least, spelling))
     mask = np.zeros(words.words, np.int32)
     text = b""
     for left in range(budget, 0, -1):
