@@ -112,6 +112,7 @@ APART = {
     # Words that mean another thing in another dialect
     *("tools", "tool_choice", "metadata", "system", "thinking", "text", "speed", "echo"),
     *("parallel_tool_calls", "include_reasoning"),
+    "stop",  # one string is a list of one to OpenAI, and no list to Anthropic
 }
 """Fields that dialects rightly differ about."""
 
