@@ -43,6 +43,10 @@ def counters(now: Snapshot) -> Figures:
         "prefix_cache_queries": {"": stats.prefix_query_tokens},
         "prefix_cache_hits": {"": stats.prefix_hit_tokens},
         "num_preemptions": {"": stats.preemptions},
+        "engine_failed_steps": {"": stats.failed_steps},
+        "engine_failures_of_nobody": {"": stats.failures_of_nobody},
+        "requests_blamed": {"": stats.blamed},
+        "corrupt_rows": {"": stats.corrupt_rows},
         "prompt_tokens": {"": counted.answered_tokens},
         "prompt_tokens_by_source": {
             "local_compute": counted.answered_tokens - cached,

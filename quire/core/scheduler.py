@@ -631,10 +631,11 @@ class Scheduler:
     def aboard(self, plan: StepPlan | None = None) -> list[str]:
         """Requests of the sequences that run, or that a limit works for: one name for each.
 
-        plan: of those who run only whom it moves.
+        plan: whom it moves, and nobody else, if it moves any.
         """
-        run = self._running if plan is None else [row.seq for row in plan.rows]
-        return [seq.request.id for seq in (*run, *self._roster.kept)]
+        if plan is not None and plan.rows:
+            return [row.seq.request.id for row in plan.rows]
+        return [seq.request.id for seq in (*self._running, *self._roster.kept)]
 
     def limit(self, kind: type[L]) -> L | None:
         """The limit of this kind, if there is one."""
