@@ -107,11 +107,17 @@ class Rules:
             self.by_name[name] = _unrolled(name, rule)
 
     def _refuse_endless(self) -> None:
+        users: dict[str, list[str]] = {}
+        for name, rule in self.by_name.items():
+            for used in _refs(rule):
+                users.setdefault(used, []).append(name)
         ending: set[str] = set()
-        before = -1
-        while len(ending) > before:
-            before = len(ending)
-            ending |= {name for name, rule in self.by_name.items() if _ends(rule, ending)}
+        waiting = list(self.by_name)
+        while waiting:
+            name = waiting.pop()
+            if name not in ending and _ends(self.by_name[name], ending):
+                ending.add(name)
+                waiting += users.get(name, ())
         if "root" not in ending:
             raise RequestError("no text of the grammar ever ends: `root` always needs itself again")
 

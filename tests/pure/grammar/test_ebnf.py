@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
@@ -154,3 +155,11 @@ def test_json_in_lark_that_is_none_is_refused():
 )
 def test_ids_that_a_grammar_names_are_found(text, named):
     assert own_lark.named_ids(text, 10) == named
+
+
+def test_thousands_of_rules_in_a_row_are_read_soon():
+    chain = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(3000))
+    began = time.process_time()
+    rules = ebnf.Rules(f'{chain}\nr3000 ::= "b"\nroot ::= r0', 1000)
+    assert len(rules.by_name) == 3002
+    assert time.process_time() - began < 5, "it takes time by the square of their number"
