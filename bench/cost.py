@@ -6,7 +6,8 @@
 REVISION may be a folder that has one. Both engines (or servers) live at once and take turns, A B
 B A ..., so that what drifts on the machine hits both; who has no turn is idle. Every round is the
 same work: token ids, greedy, ignore_eos. One JSON line a case: tokens per second of each round, the
-median of the ratios of neighbours, and their quartiles. Needs a quiet machine to mean anything.
+median of the ratios of neighbours, and their quartiles; and the same of tokens per second of
+processor time, which says more where others work on the machine. Speed needs a quiet one.
 """
 
 import argparse
@@ -24,6 +25,8 @@ import tempfile
 import time
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 EMBEDDED = {"kv_cache_memory_bytes": "256MiB", "max_num_seqs": 64}
@@ -197,6 +200,20 @@ def tree_of(revision):
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def processor_s(pid):
+    """Of a process and those it has started."""
+    first = psutil.Process(pid)
+    times = [one.cpu_times() for one in (first, *first.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
+
+
+def measured(side, seed, tokens):
+    """(tokens per second, tokens per second of processor time) of a round."""
+    before = processor_s(side.process.pid)
+    rate = side.round(seed)
+    return rate, tokens / (processor_s(side.process.pid) - before)
+
+
 def compare(kind, base, here, args):
     with ExitStack() as stack:
         sides = [
@@ -209,24 +226,32 @@ def compare(kind, base, here, args):
             one.round(0)  # what is made at first is made now
         rates = [[], []]
         for pair in range(args.pairs):
+            args.seed = pair + 1
+            tokens = sum(work(args)[1])
             for side in (0, 1) if pair % 2 == 0 else (1, 0):
-                rates[side].append(sides[side].round(pair + 1))
+                rates[side].append(measured(sides[side], pair + 1, tokens))
     return rates
 
 
-def told(case, args, rates):
-    ratios = sorted(here / base for base, here in zip(*rates))
+def ratio(base, here):
+    """Median and quartiles of the ratios of neighbours."""
+    ratios = [b / a for a, b in zip(base, here)]
     spread = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+    return [round(one, 4) for one in (statistics.median(ratios), spread[0], spread[2])]
+
+
+def told(case, args, rates):
+    (base, base_cpu), (here, here_cpu) = (zip(*one) for one in rates)
     return {
         "bench": "cost",
         "case": case,
         "base": args.revision,
         "model": Path(args.model).name,
         "requests": args.requests,
-        "base_tok_s": [round(one) for one in rates[0]],
-        "here_tok_s": [round(one) for one in rates[1]],
-        "ratio": round(statistics.median(ratios), 4),
-        "quartiles": [round(spread[0], 4), round(spread[2], 4)],
+        "base_tok_s": [round(one) for one in base],
+        "here_tok_s": [round(one) for one in here],
+        "ratio_and_quartiles": ratio(base, here),
+        "processor_ratio_and_quartiles": ratio(base_cpu, here_cpu),
     }
 
 
