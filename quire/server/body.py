@@ -24,6 +24,7 @@ is done meanwhile."""
 MOST_VALUES = MOST_IDS + MOST_STRINGS
 """Of one body, numbers included: each costs many times the bytes that it is written with."""
 _STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_FIELD = re.compile(rb'"([^"\\]{1,64})"\s*:\s*-?(?:NaN|Infinity)')
 _NO_NUMBER = re.compile(rb"NaN|Infinity")
 """The parser would read them, and pass them on in whatever field no number is expected."""
 SMALL_BYTES = 1 << 16
@@ -111,7 +112,9 @@ def _check_values(body: bytes) -> None:
     if body.count(b'"') - body.count(b'\\"') > 2 * MOST_STRINGS:  # those within texts are free
         raise RequestError(f"the body must have at most {MOST_STRINGS} strings, names included")
     if (b"NaN" in body or b"Infinity" in body) and _NO_NUMBER.search(_STRING.sub(b"", body)):
-        raise RequestError("NaN and Infinity are no numbers of JSON")
+        field = _FIELD.search(body)
+        name = None if field is None else field[1].decode("utf-8", "replace")
+        raise RequestError(f"{name or 'the body'}: NaN and Infinity are no numbers", param=name)
 
 
 async def _received(http: Request, limit: int, share: _Share) -> bytes:
