@@ -8,6 +8,7 @@ import io
 import json
 import signal
 import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -19,6 +20,7 @@ from quire.server.options import ServerOptions
 from tests.server.harness import Server
 from tests.server.running import SMALL, serving
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 PATHS = {
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
     "/v1/completions": {"prompt": "hi"},
@@ -371,3 +373,11 @@ def test_keys_of_one_group_share_what_is_cached():
     )
     assert a.salt == b.salt != c.salt
     assert len({a.tenant, b.tenant, c.tenant}) == 3
+
+
+def test_the_example_of_a_key_file_is_one():
+    ring = keys.KeyRing(file=EXAMPLES / "keys.yaml")
+    names = ["team-a", "batch", "operator"]
+    found = [ring.find(f"example-key-of-{name}".encode()) for name in names]
+    assert [holder.name for holder in found] == ["team-a", "nightly-batch", "ops"]
+    assert [holder.may("/metrics") for holder in found] == [False, False, True]

@@ -175,9 +175,13 @@ class Fair:
             bill.paid = bill.had
 
     def _given(self, seq: Sequence, bill: _Bill) -> float:
-        """What a sequence was given; less than before while it recomputes, which is not charged."""
-        prompt = min(seq.planned, seq.prompt_len) - max(seq.cached, bill.base)
-        return max(prompt, 0) + OUTPUT_COST * max(len(seq.tokens) - seq.first, 0)
+        """What a sequence was given; less than before while it recomputes, which is not charged.
+
+        Of one that has said something all of the prompt was computed, also if its blocks are gone.
+        """
+        said = max(len(seq.tokens) - seq.first, 0)
+        computed = seq.prompt_len if said else min(seq.planned, seq.prompt_len)
+        return max(computed - max(seq.cached, bill.base), 0) + OUTPUT_COST * said
 
     def _price(self, seq: Sequence) -> float:
         """What it has cost when its prompt is computed, if nothing of it is cached."""

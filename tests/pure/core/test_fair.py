@@ -166,6 +166,17 @@ def test_what_the_cache_had_is_free():
     assert loop.order.spent(b"a") < 24 + 4 * (4 + OUTPUT_COST) + 10
 
 
+def test_what_is_over_within_a_step_is_paid_for_too():
+    loop = Loop()
+    loop.add(b"b")
+    loop.step()
+    for _ in range(5):
+        loop.add(b"a", 20, 1)
+        loop.step()
+    loop.order.settle()
+    assert loop.order.spent(b"a") >= 5 * (20 + OUTPUT_COST)
+
+
 def test_who_was_let_in_for_nothing_pays_nothing():
     order = Fair(Fifo)
     a, b = tenant_seq(b"a", 50), tenant_seq(b"b", 50)
