@@ -90,15 +90,15 @@ def worst_counts(config: EngineConfig) -> list[int]:
     return counts
 
 
-def shaped_counts(config: EngineConfig) -> list[int]:
+def moulded_counts(config: EngineConfig) -> list[int]:
     """Query tokens per row of the largest step with prompts that is captured; [] if none is."""
     said = config.scheduler
-    shape = largest(said.max_num_batched_tokens, said.max_num_seqs)
-    if shape is None:
+    mould = largest(said.max_num_batched_tokens, said.max_num_seqs)
+    if mould is None:
         return []
     prompts = PROMPTS[0] - 1
-    each = min((shape.tokens - shape.decodes) // prompts, max(said.max_model_len - 2, 1))
-    return [1] * shape.decodes + [each] * prompts if each > 1 else []
+    each = min((mould.tokens - mould.decodes) // prompts, max(said.max_model_len - 2, 1))
+    return [1] * mould.decodes + [each] * prompts if each > 1 else []
 
 
 def small_config(config: EngineConfig, shape: Shape) -> EngineConfig:
@@ -220,9 +220,9 @@ def measure(half: Half, config: EngineConfig, device: torch.device) -> Peak:
     with _out_of_memory_is_no_room(config):
         run(half, [1], RANDOM)  # the library takes its workspace at the first product
         captured, _ = _peak(lambda: run(half, [1] * rows, RANDOM), device)
-        shaped = shaped_counts(config)
-        if shaped:
-            captured = max(captured, _peak(lambda: run(half, shaped, RANDOM), device)[0])
+        moulded = moulded_counts(config)
+        if moulded:
+            captured = max(captured, _peak(lambda: run(half, moulded, RANDOM), device)[0])
         step, reserved = _peak(lambda: run(half, worst_counts(config), FULL, first=JUDGED), device)
     return Peak(step=max(step, captured), reserved=max(reserved, captured), captured=captured)
 
@@ -258,7 +258,7 @@ def settle_in(half: Half, config: EngineConfig, seconds: float) -> None:
         for params in (RANDOM, GREEDY):
             run(half, [1] * rows, params, tokens=2)  # the second time it is captured
         for _ in range(PATIENCE + 1):
-            run(half, shaped_counts(config), RANDOM)
+            run(half, moulded_counts(config), RANDOM)
         lane.set_aside(SLACK, SMALL // PIECE, PIECE)
         if not config.device.enforce_eager:
             _capture(half, rows, seconds)

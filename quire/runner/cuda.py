@@ -4,7 +4,7 @@ The rows live on the device: block tables and the last token of every slot. A st
 integers a row and gathers its inputs there; a token goes from one step to the next without a visit
 to the host, so step n + 1 can be in line before step n is done. A decode-only step is one graph
 with model, logits, sampling and write-back in it, and so is a step with few enough tokens of
-prompts, filled up to a shape that has come before; any other is launched kernel by kernel.
+prompts, filled up to a mould that has come before; any other is launched kernel by kernel.
 
 Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G layer groups.
 """
@@ -29,7 +29,7 @@ from quire.runner.cuda_memory import KVMemory
 from quire.runner.inputs import Inputs, Ints
 from quire.runner.launched import Launched, Views
 from quire.runner.mailbox import Mailbox
-from quire.runner.mixed import MOST_GRAPHS, PATIENCE, Shape, filled, shape_of
+from quire.runner.mixed import MOST_GRAPHS, PATIENCE, Mould, filled, mould_of
 from quire.runner.products import load_products
 from quire.runner.profile import span
 from quire.runner.prompt_logprobs import Judged, PromptLogprobs
@@ -89,8 +89,8 @@ class Lane:
         self._views: dict[int, Views] = {}  # of decode steps, by size
         self._max_tokens = most
         self._graphs = Graphs(self._decode_body, rows, eager=eager)
-        self._shapes = Graphs(
-            self._shaped_body,
+        self._moulds = Graphs(
+            self._moulded_body,
             rows,
             eager=eager or not backend.captures_prompts,
             pool=self._graphs.pool,
@@ -138,13 +138,13 @@ class Lane:
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
         """Within, no step is captured or replayed."""
-        with self._graphs.paused(), self._shapes.paused():
+        with self._graphs.paused(), self._moulds.paused():
             yield
 
     def forget_kv(self) -> None:
         self.settle()
         self._graphs.forget()
-        self._shapes.forget()
+        self._moulds.forget()
         self._memory.give_back()
 
     def write_tables(self, changes: Sequence[Change]) -> None:
@@ -282,9 +282,9 @@ class Lane:
         inside = None if binding is not None and binding.masks else kind
         busy = self._busy_for()
         most = (self._max_tokens, len(self._last_token))
-        shape = None if prompts else shape_of(inputs, *most, waits=not busy)
-        if shape and self._shapes.worth(shape, inside, busy, PATIENCE, MOST_GRAPHS):
-            return self._shaped(inputs, shape, kind, inside, binding)
+        mould = None if prompts else mould_of(inputs, *most, waits=not busy)
+        if mould and self._moulds.worth(mould, inside, busy, PATIENCE, MOST_GRAPHS):
+            return self._moulded(inputs, mould, kind, inside, binding)
         return self._one_by_one(inputs, prompts, kind, binding)
 
     def _one_by_one(
@@ -308,30 +308,30 @@ class Lane:
         chosen = hidden.index_select(0, views.sampled)
         return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, binding, judged)
 
-    def _shaped(
+    def _moulded(
         self,
         inputs: Inputs,
-        shape: Shape,
+        mould: Mould,
         kind: Kind | None,
         inside: Kind | None,
         binding: Binding | None,
     ) -> Launched:
-        """Run as a graph of a shape, with sampling `inside` it, or outside if that is None."""
+        """Run as a graph of a mould, with sampling `inside` it, or outside if that is None."""
         with span("upload"):
-            views = self._send_mixed(filled(inputs, shape), shape.rows)
+            views = self._send_mixed(filled(inputs, mould), mould.rows)
         with span("graph"):
-            self._shapes.run(shape, inside)
+            self._moulds.run(mould, inside)
         if inside is not None or not inputs.sampled_rows:
             return self._launched(inputs, None, None, binding)
         assert self._hidden is not None
-        hidden = self._hidden[: shape.rows]
+        hidden = self._hidden[: mould.rows]
         return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, None)
 
-    def _shaped_body(self, shape: Shape, kind: Kind | None) -> None:
-        """All kernels of a step of this shape, whose integers are on the device."""
-        views = self._mixed_views(shape.tokens, shape.rows, shape.rows)
+    def _moulded_body(self, mould: Mould, kind: Kind | None) -> None:
+        """All kernels of a step of this mould, whose integers are on the device."""
+        views = self._mixed_views(mould.tokens, mould.rows, mould.rows)
         longest = self._width * self._block_size
-        hidden = self._gathered(views, shape.decodes, shape.tokens, longest, None)
+        hidden = self._gathered(views, mould.decodes, mould.tokens, longest, None)
         chosen = hidden.index_select(0, views.sampled)
         if kind is None:
             self._keep(chosen)

@@ -1,7 +1,7 @@
-"""Steps with prompts in them, filled up to one of a few shapes so that graphs can replay them.
+"""Steps with prompts in them, filled up to one of a few moulds so that graphs can replay them.
 
 Up to some thousand tokens the host takes as long to launch such a step as the GPU to run it. A
-shape has fixed places: rows that decode, filled up; the prompts' rows, the last of which owns the
+mould has fixed places: rows that decode, filled up; the prompts' rows, the last of which owns the
 tokens that fill the step up. What is filled up has context 0 and no slot: it writes no keys, reads
 none, and its token is dropped.
 """
@@ -22,12 +22,12 @@ SMALL_TOKENS = 512
 and what fills it up would cost."""
 MOST_GRAPHS = 64
 PATIENCE = 2
-"""The first steps of a shape are launched kernel by kernel: many shapes never come again."""
+"""The first steps of a mould are launched kernel by kernel: many moulds never come again."""
 PROMPTS = (4, 16, 64)
 """Rows of prompts, the one of the filling included."""
 
 
-class Shape(NamedTuple):
+class Mould(NamedTuple):
     """What a graph of such a step is made for."""
 
     tokens: int
@@ -39,8 +39,8 @@ class Shape(NamedTuple):
         return self.decodes + self.prompts
 
 
-def shape_of(inputs: Inputs, most_tokens: int, most_rows: int, *, waits: bool) -> Shape | None:
-    """The smallest shape that holds the step; None: none does, or it is not worth it.
+def mould_of(inputs: Inputs, most_tokens: int, most_rows: int, *, waits: bool) -> Mould | None:
+    """The smallest mould that holds the step; None: none does, or it is not worth it.
 
     most_tokens: of any step. most_rows: of any step. waits: the GPU has nothing else to do.
     """
@@ -52,43 +52,43 @@ def shape_of(inputs: Inputs, most_tokens: int, most_rows: int, *, waits: bool) -
     tokens = _tokens(len(inputs.token_ids) - inputs.decodes + decodes)
     most = min(MOST_TOKENS if waits else SMALL_TOKENS, most_tokens)
     fits = tokens <= most and decodes + places <= most_rows
-    return Shape(tokens, decodes, places) if fits else None
+    return Mould(tokens, decodes, places) if fits else None
 
 
-def largest(most_tokens: int, most_rows: int) -> Shape | None:
-    """The shape that takes most memory; None if there is none."""
+def largest(most_tokens: int, most_rows: int) -> Mould | None:
+    """The mould that takes most memory; None if there is none."""
     tokens = next((n for n in range(min(MOST_TOKENS, most_tokens), 0, -1) if _tokens(n) == n), None)
     if tokens is None or most_rows < PROMPTS[0]:
         return None
     decodes = max(n for n in range(most_rows - PROMPTS[0] + 1) if _decodes(n) == n)
-    return Shape(tokens, min(decodes, tokens // 2), PROMPTS[0])
+    return Mould(tokens, min(decodes, tokens // 2), PROMPTS[0])
 
 
-def filled(inputs: Inputs, shape: Shape) -> Inputs:
-    """The step in its shape. `sampled_slots` are filled up with -1; `rows` mean nothing."""
-    decodes, width = inputs.decodes, shape.tokens
-    shift = shape.decodes - decodes
+def filled(inputs: Inputs, mould: Mould) -> Inputs:
+    """The step in its mould. `sampled_slots` are filled up with -1; `rows` mean nothing."""
+    decodes, width = inputs.decodes, mould.tokens
+    shift = mould.decodes - decodes
     used = len(inputs.token_ids) + shift
     prompts = len(inputs.slots) - decodes
-    starts = np.full(shape.rows + 1, used, dtype=np.int32)
-    starts[: shape.decodes] = np.arange(shape.decodes)
-    starts[shape.decodes : shape.decodes + prompts + 1] = inputs.q_starts[decodes:] + shift
+    starts = np.full(mould.rows + 1, used, dtype=np.int32)
+    starts[: mould.decodes] = np.arange(mould.decodes)
+    starts[mould.decodes : mould.decodes + prompts + 1] = inputs.q_starts[decodes:] + shift
     starts[-1] = width
     sampled = inputs.sampled + np.where(inputs.sampled >= decodes, shift, 0).astype(np.int32)
-    none = shape.rows - len(sampled)
+    none = mould.rows - len(sampled)
     return Inputs(
-        rows=range(shape.rows),
-        slots=_spread(inputs.slots, decodes, shape.decodes, shape.rows, 0),
-        token_ids=_spread(inputs.token_ids, decodes, shape.decodes, width, 0),
-        token_slots=_spread(inputs.token_slots, decodes, shape.decodes, width, -1),
-        positions=_spread(inputs.positions, decodes, shape.decodes, width, 0),
+        rows=range(mould.rows),
+        slots=_spread(inputs.slots, decodes, mould.decodes, mould.rows, 0),
+        token_ids=_spread(inputs.token_ids, decodes, mould.decodes, width, 0),
+        token_slots=_spread(inputs.token_slots, decodes, mould.decodes, width, -1),
+        positions=_spread(inputs.positions, decodes, mould.decodes, width, 0),
         q_starts=starts,
-        contexts=_spread(inputs.contexts, decodes, shape.decodes, shape.rows, 0),
+        contexts=_spread(inputs.contexts, decodes, mould.decodes, mould.rows, 0),
         sampled=np.pad(sampled, (0, none)),
         sampled_rows=inputs.sampled_rows,
         sampled_slots=inputs.sampled_slots + (-1,) * none,
         outputs=np.pad(inputs.outputs, (0, none)),
-        decodes=shape.decodes,
+        decodes=mould.decodes,
         max_query=width,
         max_context=inputs.max_context,
         decode_only=False,

@@ -17,7 +17,7 @@ from quire.executors.inline import Executor
 from quire.kernels import op
 from quire.runner import cuda, cuda_graphs, mailbox, upload
 from quire.runner.memory import kv_tensors
-from quire.runner.mixed import Shape
+from quire.runner.mixed import Mould
 from quire.runner.runner import Runner
 from quire.runner.slots import Slots
 from quire.sampling.sampler import Sampler
@@ -154,7 +154,7 @@ def test_the_lane_gives_the_tokens_of_the_cpu(acted, hf, name):
     assert len(got["c", 0]) == 5
 
 
-def test_steps_with_prompts_are_replayed_in_shapes(acted, monkeypatch):
+def test_steps_with_prompts_are_replayed_in_moulds(acted, monkeypatch):
     """Rows that fill a step up change nothing, whatever company the real ones have."""
     monkeypatch.setattr(cuda, "PATIENCE", 1)
     replayed = []
@@ -169,8 +169,8 @@ def test_steps_with_prompts_are_replayed_in_shapes(acted, monkeypatch):
     want, _ = tiny.run(tiny.engine_of(budget=4000, eager=True), work)
     got, _ = tiny.run(engine_of(depth=2, budget=200), work, stagger=2)
     assert got == want
-    shapes = [size for size in replayed if isinstance(size, Shape)]
-    assert {shape.decodes > 0 for shape in shapes} == {True, False}
+    moulds = [size for size in replayed if isinstance(size, Mould)]
+    assert {mould.decodes > 0 for mould in moulds} == {True, False}
 
 
 WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}

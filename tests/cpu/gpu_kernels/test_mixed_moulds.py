@@ -1,4 +1,4 @@
-"""Steps with prompts in shapes: nothing real is lost, moved or joined by what fills a step up."""
+"""Steps with prompts in moulds: nothing real is lost, moved or joined by what fills a step up."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, Stop
 from quire.runner.inputs import gather
-from quire.runner.mixed import MOST_TOKENS, filled, largest, shape_of
+from quire.runner.mixed import MOST_TOKENS, filled, largest, mould_of
 
 ROWS = st.lists(
     st.tuples(st.integers(1, 90), st.integers(0, 50), st.booleans()), min_size=1, max_size=20
@@ -27,16 +27,16 @@ def inputs_of(rows):
 @given(ROWS)
 def test_what_is_real_stays_as_it_was(rows):
     inputs = inputs_of(rows)
-    shape = shape_of(inputs, 8192, 256, waits=True)
-    if inputs.decode_only or shape is None:
+    mould = mould_of(inputs, 8192, 256, waits=True)
+    if inputs.decode_only or mould is None:
         return
-    made = filled(inputs, shape)
-    assert len(made.token_ids) == shape.tokens == made.q_starts[-1]
-    assert len(made.contexts) == len(made.slots) == len(made.outputs) == shape.rows
-    assert made.decodes == shape.decodes
+    made = filled(inputs, mould)
+    assert len(made.token_ids) == mould.tokens == made.q_starts[-1]
+    assert len(made.contexts) == len(made.slots) == len(made.outputs) == mould.rows
+    assert made.decodes == mould.decodes
     assert (np.diff(made.q_starts) >= 0).all()
     ours = [*range(inputs.decodes)]
-    ours += [shape.decodes + i for i in range(len(inputs.slots) - inputs.decodes)]
+    ours += [mould.decodes + i for i in range(len(inputs.slots) - inputs.decodes)]
     for old, new in enumerate(ours):
         was = slice(inputs.q_starts[old], inputs.q_starts[old + 1])
         now = slice(made.q_starts[new], made.q_starts[new + 1])
@@ -48,16 +48,16 @@ def test_what_is_real_stays_as_it_was(rows):
     for at, before in zip(made.sampled[:real], inputs.sampled):
         assert made.token_slots[at] == inputs.token_slots[before]
         assert made.positions[at] == inputs.positions[before]
-    assert made.sampled_slots == inputs.sampled_slots + (-1,) * (shape.rows - real)
+    assert made.sampled_slots == inputs.sampled_slots + (-1,) * (mould.rows - real)
 
 
 @given(ROWS)
 def test_what_fills_up_reads_and_writes_nothing(rows):
     inputs = inputs_of(rows)
-    shape = shape_of(inputs, 8192, 256, waits=True)
-    if inputs.decode_only or shape is None:
+    mould = mould_of(inputs, 8192, 256, waits=True)
+    if inputs.decode_only or mould is None:
         return
-    made = filled(inputs, shape)
+    made = filled(inputs, mould)
     assert (made.token_slots >= 0).sum() == len(inputs.token_ids)
     assert (made.contexts > 0).sum() == len(inputs.contexts)
     assert made.contexts[-1] == 0, "the last row owns the tokens at the end"
@@ -73,19 +73,19 @@ def test_what_fills_up_reads_and_writes_nothing(rows):
     ],
     ids=["many tokens", "more than a step may have", "few seats", "many prompts"],
 )
-def test_other_steps_have_no_shape(rows, most_tokens, most_rows):
-    assert shape_of(inputs_of(rows), most_tokens, most_rows, waits=True) is None
+def test_other_steps_have_no_mould(rows, most_tokens, most_rows):
+    assert mould_of(inputs_of(rows), most_tokens, most_rows, waits=True) is None
 
 
 @given(ROWS, st.integers(64, 2048), st.integers(4, 300))
-def test_the_largest_shape_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
+def test_the_largest_mould_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
     inputs = inputs_of(rows)
-    shape = None if inputs.decode_only else shape_of(inputs, most_tokens, most_rows, waits=True)
-    if shape is not None:
-        assert largest(most_tokens, most_rows).tokens >= shape.tokens
+    mould = None if inputs.decode_only else mould_of(inputs, most_tokens, most_rows, waits=True)
+    if mould is not None:
+        assert largest(most_tokens, most_rows).tokens >= mould.tokens
 
 
 def test_a_large_step_that_nobody_waits_for_has_none():
     inputs = inputs_of([(600, 0, True)])
-    assert shape_of(inputs, 8192, 256, waits=False) is None
-    assert shape_of(inputs, 8192, 256, waits=True).tokens == 640
+    assert mould_of(inputs, 8192, 256, waits=False) is None
+    assert mould_of(inputs, 8192, 256, waits=True).tokens == 640
