@@ -21,7 +21,7 @@ MORE = {
     "three steps in flight": dict(depth=3, stagger=2),
     "overlap, priority, swap": dict(
         depth=2,
-        num_blocks=36,
+        num_blocks=30,
         host_blocks=24,
         preemption="swap",
         policy="priority",
@@ -104,7 +104,7 @@ def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch)
     monkeypatch.setattr(cuda, "PATIENCE", 1)
     hf, want = case
     engine = engine_of(hf, depth=2, prefix=False, budget=300)
-    shapes = engine._executor.runner.lane._shapes
+    shapes = engine._executor.runner.lane._moulds
     for _ in range(3):
         out, waiting, step = {}, workload(hf), 0
         while waiting or not engine.idle:
