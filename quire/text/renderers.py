@@ -26,6 +26,8 @@ MOST_WAITING = 64
 RETRY_S = 2.0
 SECONDS = 1.0
 """Of processor time, for one conversation."""
+WALL_S = 8.0
+"""By the clock: a worker gives way to others."""
 MEMORY = 1 << 28
 """Bytes of memory, for one conversation."""
 
@@ -92,16 +94,17 @@ class Renderers:
         return str(json.loads(word.text))
 
     def _asked(self, job: Render) -> Rendered | Refused | TooBig | None:
-        """What a worker says; None: it ended. Raises RequestError, EngineError."""
+        """What a worker says; None: it ended. Raises RequestError, Overloaded, EngineError."""
         worker = self._worker()
         try:
-            word = worker.ask(job, job.seconds)
+            word = worker.ask(job, job.seconds, by_clock=WALL_S)
         except TookTooMuch:
             raise _refused(f"takes more than {job.seconds:g} s of processor time") from None
         except TooBusy:
-            raise EngineError(
-                "a chat template was not rendered in time: too much else is"
-            ) from None
+            told = (
+                "the chat template was not rendered in time: it takes long, and much else goes on"
+            )
+            raise Overloaded(told, retry_after_s=RETRY_S) from None
         except Gone as gone:
             log.warning("a process that renders chat templates ended (%s)", gone)
             return None

