@@ -75,12 +75,12 @@ SETTINGS = {
     "two seats": dict(seqs=2),
     "long prompts in parts": dict(threshold=20, budget=64),
     "priority": dict(policy="priority", stagger=2),
-    "little memory": dict(num_blocks=36, expect_preemption=True),
+    "little memory": dict(num_blocks=30, expect_preemption=True),
     "little memory, swap": dict(
-        num_blocks=36, host_blocks=60, preemption="swap", expect_preemption=True
+        num_blocks=30, host_blocks=60, preemption="swap", expect_preemption=True
     ),
     "little memory, priority, swap": dict(
-        num_blocks=36,
+        num_blocks=30,
         host_blocks=24,
         preemption="swap",
         policy="priority",
@@ -88,9 +88,9 @@ SETTINGS = {
         expect_preemption=True,
     ),
     "overlap": dict(depth=2),
-    "overlap, small chunks, little memory": dict(depth=2, budget=9, num_blocks=36, stagger=1),
+    "overlap, small chunks, little memory": dict(depth=2, budget=9, num_blocks=30, stagger=1),
     "overlap, swap": dict(
-        depth=2, num_blocks=36, host_blocks=60, preemption="swap", expect_preemption=True
+        depth=2, num_blocks=30, host_blocks=60, preemption="swap", expect_preemption=True
     ),
 }
 
