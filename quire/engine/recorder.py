@@ -17,6 +17,7 @@ first element says which:
     "x" abort    at, number, keys by index  "e" end      at, number, index, keys
     "r" release  at, number                 "c" forgot   at
     "j" joined   sequence, request, index, computed, keys of its blocks
+    "k" keys     sequence, keys: of one that had none when it joined
     "p" planned  step, at, available blocks, starts, sequences, counts, samples (the last three
                  only if they differ: from the plan before, from all 1, from all true), slots left,
                  requests preempted, numbers of blocks moved
@@ -178,6 +179,7 @@ class Recorder(Witness):
         self._sequences: dict[Seq, int] = {}  # their numbers
         self._joined = 0
         self._keys: dict[Seq, int] = {}  # how many were written
+        self._keyless: dict[Seq, None] = {}  # joined without a look into the prefix cache
         self._before: tuple[Seq, ...] | None = None  # rows of the plan before
         self._step = 0
         self._planning: StepPlan | None = None  # made, and not written yet
@@ -272,6 +274,8 @@ class Recorder(Witness):
         self._put("l", plan.step, self._clock(), prompt_tokens, seconds, ends, said)
         for update in ended:
             self._leave(update.request_id, update.index)
+        if self._keyless:
+            self._name_late()
 
     def failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
         self._put("f", plan.step, self._clock())
@@ -366,8 +370,18 @@ class Recorder(Witness):
             self._sequences[seq] = self._sequences.pop(seq)
         keys = self._news_of_keys(seq, self._keys.get(seq, 0))
         self._keys[seq] = len(seq.keys)
+        if not seq.keys:
+            self._keyless[seq] = None
         place = self._numbers[request_id], seq.index
         self._put("j", number, *place, seq.computed, keys)
+
+    def _name_late(self) -> None:
+        """Write keys of those who had none when they joined, once their prompts are computed."""
+        for seq in [one for one in self._keyless if one.computed >= one.prompt_len]:
+            del self._keyless[seq]
+            self._keys[seq] = len(seq.keys)
+            if seq.keys:
+                self._put("k", self._sequences[seq], self._news_of_keys(seq, 0))
 
     def _news_of_keys(self, seq: Seq, since: int) -> bytes:
         return b"".join([key[:KEY] for key in seq.keys[since:]])
@@ -404,6 +418,7 @@ class Recorder(Witness):
         if seq is not None:
             self._sequences.pop(seq, None)
             self._keys.pop(seq, None)
+            self._keyless.pop(seq, None)
 
 
 def digest_of(request_id: str) -> str:

@@ -93,6 +93,8 @@ class Book:
             number, request, index, _, keys = record[1:]
             self.places[number] = (request, index)
             self._know((request, index), self.keys.get((request, index), []) + keys)
+        elif kind == "k":
+            self._know(self.places[record[1]], record[2])
         elif kind == "x":
             for index, keys in record[3]:
                 self._know((record[2], index), keys)
@@ -183,6 +185,9 @@ class Decided:
 
     def figures(self) -> GrammarFigures:
         raise NotImplementedError("nobody looks at a replay")
+
+    def prepare(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -3,8 +3,10 @@
 import pytest
 
 from quire.core.types import StepResult
+from quire.engine.loop import Engine
 from quire.errors import EngineError
 from quire.executors.fake import Executor
+from tests.pure.core.workload import Setup
 from tests.pure.engine.test_loop import Faulty, drain, engine_over, expected, next_token, request
 
 
@@ -28,6 +30,14 @@ def test_a_canary_leaves_nothing_behind(depth):
     assert engine.stats() == before
     assert engine.snapshot().counters == counters
     engine.check()
+
+
+def test_a_canary_leaves_nothing_in_the_prefix_cache():
+    """Not even where one token fills a block."""
+    scheduler = Setup(block_size=1).build()[0]
+    engine = Engine(scheduler, Executor(next_token))
+    assert engine.canary()
+    assert engine.stats().cached_blocks == 0
 
 
 def test_what_comes_after_a_canary_is_as_without_one():

@@ -237,6 +237,7 @@ def test_a_machine_that_stood_still_makes_nobody_late(scene):
     scene.step(rows(1), 0.01)
     for _ in range(20):
         scene.begin_step(rows(1))
+        assert scene.watch.look(7) is None
         scene.clock.tick(1000)
         assert scene.watch.look(7) is None
         scene.pulse.landed(StepPlan(1, rows(1)), [], 0, 0.01)

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import random
+from dataclasses import dataclass
 
 import pytest
 
@@ -19,8 +20,10 @@ from quire.config.config import (
     SchedulerSection,
 )
 from quire.core.limits.grammars import GrammarLimit
+from quire.core.limits.pace import Pace
 from quire.core.params import SamplingParams
-from quire.core.types import Request, Stop
+from quire.core.terms import Terms
+from quire.core.types import Request, State, Stop
 from quire.engine import bundle, recorder
 from quire.engine.loop import Engine
 from quire.engine.pulse import Beat
@@ -132,8 +135,14 @@ class Flight:
         return Replay(self.recording(), (setup or self.setup).again).run()
 
 
+@dataclass
 class Again(Setup):
-    """Makes schedulers for replays, too."""
+    """Makes schedulers for replays, too. pace: seconds that a step should take; 0: none."""
+
+    pace: float = 0.0
+
+    def limits(self, order, kv):
+        return [*super().limits(order, kv), *([Pace(self.pace)] if self.pace else [])]
 
     def again(self, config, grammars):
         kept, self.grammars = self.grammars, None
@@ -158,6 +167,8 @@ def made(seed, count, grammars):
             SamplingParams(prompt_logprobs=1 if rng.random() < 0.1 else None),
             n=rng.choice([1, 1, 1, 3]),
             salt=rng.choice([b"", b"mine"]),
+            tenant=rng.choice([b"", b"one", b"two"]),
+            terms=Terms(weight=rng.choice([1.0, 3.0])),
             read_prefix_cache=rng.random() < 0.9,
             hold=rng.random() < 0.1,
             constraint=constraint,
@@ -171,6 +182,7 @@ SETUPS = {
     "no prefix cache": {"blocks": 80, "budget": 40, "prefix_caching": False},
     "fair": {"blocks": 70, "budget": 50, "fair": True, "short_first": True, "depth": 2},
     "grammars": {"blocks": 90, "depth": 2},
+    "paced": {"pace": 1e-5, "budget": 400, "depth": 2},
 }
 
 
@@ -376,6 +388,20 @@ def test_a_folder_keeps_the_latest_files(tmp_path):
     for _ in range(bundle.KEPT + 3):
         flight.recording()
     assert len(list(tmp_path.iterdir())) == bundle.KEPT
+
+
+def test_a_recorder_knows_in_which_order_those_joined_who_run(tmp_path):
+    flight = Flight(setup_of("tight"), tmp_path)
+    for request in made(2, 40, None):
+        flight.engine.add(request)
+    preempted = 0
+    while not flight.engine.empty:
+        flight.step()
+        running = list(flight.engine._scheduler._running)
+        known = [seq for seq in flight.recorder._sequences if seq.state is State.RUNNING]
+        assert known == running
+        preempted += any(seq.preemptions for seq in running)
+    assert preempted
 
 
 def test_nobody_has_recorded_anything():
