@@ -44,6 +44,7 @@ NOT_ADDRESSES = [
     *("http://.good.test/", "http://good..test/", "http://-good.test/", "http://%31.test/"),
     "http://" + "a" * 64 + ".test/",
     "http://good.test/" + "a" * 9000,
+    *("http://good.test/a\\b", "http://good.test/\x7f"),
 ]
 CLOSED = [
     *("0.0.0.0", "10.1.2.3", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.254"),
@@ -220,6 +221,20 @@ def test_a_redirect_is_checked_as_an_address_is(location):
     with pytest.raises(RequestError):
         asyncio.run(fetcher.get("http://good.test/"))
     assert len(network.dialled) == 1
+
+
+def test_a_redirect_does_not_lead_to_hosts_that_are_not_on_the_list():
+    moved = answer(status=302, Location="http://other.test/")
+    fetcher, network = faked(KNOWN, moved, answer(b"hi"), hosts=("good.test",))
+    with pytest.raises(RequestError, match="not fetched here"):
+        asyncio.run(fetcher.get("http://good.test/"))
+    assert len(network.dialled) == 1
+
+
+def test_what_is_asked_for_is_not_packed():
+    fetcher, network = faked(KNOWN, answer(b"hi"))
+    asyncio.run(fetcher.get("http://good.test/"))
+    assert b"Accept-Encoding: identity" in network.heard[0]
 
 
 def test_a_redirect_without_end_ends():
