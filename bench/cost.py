@@ -252,6 +252,7 @@ def told(case, args, rates):
         "here_tok_s": [round(one) for one in here],
         "ratio_and_quartiles": ratio(base, here),
         "processor_ratio_and_quartiles": ratio(base_cpu, here_cpu),
+        "processor_ratio_of_best": round(max(here_cpu) / max(base_cpu), 4),
     }
 
 
