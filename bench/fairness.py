@@ -7,10 +7,10 @@ Both: [--model FOLDER] [--options JSON]. Without a folder an engine of the embed
 a longer context and made-up weights. No HTTP: the engine in this process, whose steps are made one
 after the other; a request's time begins when it is due, also if a step is under way then.
 
-keys: one key asks `rate` times a second, regularly; another as often, or `times` as often (prompts of
+keys: one key asks `rate` times a second, at random; another as often, or `times` as often (prompts of
 256 tokens, 16 out, never the same). Cases: the first alone; both at one load; the other at `times`
-the load with --limit requests at a time by its key; without limits; and both as one tenant, which is
-first come, first served. `grows` is p95 of the first key's time to first token over that of "both".
+the load with as many tokens a minute as the first uses; with --limit requests at a time; without
+limits; and both as one tenant, which is first come, first served. `grows` is p95 of the first key's time to first token over that of "both".
 Each line also says how good the prediction was that each request got when it came in: predicted over
 what it was, at the 10th, 50th and 90th percentile, and the share that was within half and double.
 
@@ -129,9 +129,9 @@ def say(**fields):
 
 def load(driver, a, name, rate, **fields):
     """Requests of one key for the whole case, from now on."""
-    began = time.monotonic()
-    for i in range(int(rate * (WARM_S + a.seconds))):
-        driver.ask(began + (i + 0.5) / rate, name, PROMPT, OUT, **fields)
+    began, whole = time.monotonic(), WARM_S + a.seconds
+    for _ in range(int(rate * whole)):
+        driver.ask(began + driver.draw.uniform(0, whole), name, PROMPT, OUT, **fields)
 
 
 def case(driver, a, name, loads):
@@ -169,10 +169,17 @@ def keys(driver, a):
     one, other = {"tenant": b"one"}, {"tenant": b"other"}
     few = {**other, "terms": Terms(max_requests=a.limit)}
     same = {"tenant": b"one"}
+    allowed = Terms(tokens_per_minute=int(a.rate * (PROMPT + OUT) * 60))
+    metered = {"tenant": b"metered", "terms": allowed}
     cases = {
         "warm": [("first", a.rate, one), ("other", a.rate * a.times, few)],
         "alone": [("first", a.rate, one)],
         "both": [("first", a.rate, one), ("other", a.rate, other)],
+        "drain": [("other", a.rate * a.times, metered)],  # its first minute's worth
+        "other x times, tokens a minute": [
+            ("first", a.rate, one),
+            ("other", a.rate * a.times, metered),
+        ],
         "other x times, limited": [("first", a.rate, one), ("other", a.rate * a.times, few)],
         "other x times, no limit": [("first", a.rate, one), ("other", a.rate * a.times, other)],
         "other x times, one tenant": [("first", a.rate, one), ("other", a.rate * a.times, same)],
@@ -180,7 +187,7 @@ def keys(driver, a):
     base = None
     for name, loads in cases.items():
         told = case(driver, a, name, loads)
-        if name == "warm":
+        if name in ("warm", "drain"):
             continue
         base = told["ttft_p95_ms"] if name == "both" else base
         grows = round(told["ttft_p95_ms"] / base, 2) if base and told["ttft_p95_ms"] else None
