@@ -212,6 +212,59 @@ BUGS = (
 )
 
 
+BLAME = (
+    Bug(
+        "one of those who are accused is never tried",
+        "suspects.py",
+        "        self._put(ids[half:])\n",
+        "        self._put(ids[half + 1 :])\n",
+    ),
+    Bug(
+        "who raises among others is blamed",
+        "suspects.py",
+        "        if tried and len(ids) == 1:\n",
+        "        if tried or len(ids) == 1:\n",
+    ),
+    Bug(
+        "the rest of a party is acquitted unseen",
+        "suspects.py",
+        "            self._put(_without(self.parties.popleft(), ids))\n",
+        "            self.parties.popleft()\n",
+    ),
+    Bug(
+        "others have rows in a trial",
+        "limits/suspects.py",
+        "            return want if name in self._inquiry.party else 0\n",
+        "            return want\n",
+    ),
+    Bug(
+        "a trial is over before it has come where the step raised",
+        "limits/suspects.py",
+        "            self._goals[seq] = max(seq.planned, self._goals.get(seq, 0))\n",
+        "            self._goals[seq] = min(1, self._goals.get(seq, 1))\n",
+    ),
+    Bug(
+        "who was aboard a death is alone for one step only",
+        "limits/suspects.py",
+        "            self._goals[seq] = seq.first + FEW - 1\n",
+        "            self._goals[seq] = seq.first\n",
+    ),
+    Bug(
+        "those who are tried have a step in line behind them",
+        "limits/suspects.py",
+        "        return bool(self._marked) or self._inquiry.party is not None\n",
+        "        return self._inquiry.party is not None\n",
+    ),
+    Bug(
+        "what a spoilt sequence computed is found",
+        "kv_cache.py",
+        "            self.pool.unpublish([b for b in table[own:] if b != NO_BLOCK])\n",
+        "",
+    ),
+)
+"""Noticed by tests of blame."""
+
+
 def planted(bug: Bug, source: str) -> str:
     assert source.count(bug.old) == 1, f"{bug.file} has {source.count(bug.old)} of {bug.old!r}"
     return source.replace(bug.old, bug.new)
@@ -262,6 +315,38 @@ def caught(seeds: int) -> str | None:
     return None
 
 
+def caught_blaming() -> str | None:
+    """The same, by the tests of who is to blame."""
+    from tests.pure.core import test_limits, test_scheduler, test_suspects
+    from tests.pure.engine import test_loop
+
+    contract = test_limits.test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone
+    searches = [
+        test_suspects.test_any_culprits_are_found_and_nobody_else,
+        test_suspects.test_everyone_accused_is_tried_alone_or_passes,
+        test_scheduler.test_a_spoilt_row_ends_and_nobody_finds_what_it_computed,
+        *(partial(contract, make=make) for name, make in _makers(test_limits, "suspects")),
+    ]
+    many = test_loop.test_of_those_with_whom_steps_fail_each_is_ended_and_nobody_else
+    searches.append(partial(test_loop.test_a_trial_goes_as_far_as_the_step_that_raised, None))
+    for depth in (1, 2):
+        searches.append(
+            partial(test_loop.test_who_was_aboard_a_death_is_alone_for_its_first_steps, depth)
+        )
+        searches += [partial(many, depth, "wait", seed, None) for seed in range(6)]
+    for search in searches:
+        try:
+            search()
+        except Exception as error:  # noqa: BLE001 - a bug may show as anything
+            name = search.func.__name__ if isinstance(search, partial) else search.__name__
+            return f"{name}: {type(error).__name__}: {str(error)[:100]}"
+    return None
+
+
+def _makers(module, word):
+    return [(name, make) for name, make in module.MAKERS.items() if word in name]
+
+
 def _name(search: Callable[[], object]) -> str:
     if isinstance(search, partial):
         return f"{search.func.__name__}({search.args[0]})"
@@ -270,8 +355,9 @@ def _name(search: Callable[[], object]) -> str:
 
 def main() -> int:
     logging.disable(logging.CRITICAL)
-    sys.meta_path.insert(0, Planter(BUGS[int(sys.argv[1])]))
-    found = caught(seeds=int(sys.argv[2]))
+    number, seeds = int(sys.argv[1]), int(sys.argv[2])
+    sys.meta_path.insert(0, Planter((*BUGS, *BLAME)[number]))
+    found = caught(seeds) if number < len(BUGS) else caught_blaming()
     print(found or "nothing noticed")
     return CAUGHT if found else 0
 

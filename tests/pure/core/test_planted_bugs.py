@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.pure.core.planted import BUGS, CAUGHT
+from tests.pure.core.planted import BLAME, BUGS, CAUGHT
 
 ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 40
 
 
-@pytest.mark.parametrize("number", range(len(BUGS)), ids=[bug.what for bug in BUGS])
+ALL = (*BUGS, *BLAME)
+
+
+@pytest.mark.parametrize("number", range(len(ALL)), ids=[bug.what for bug in ALL])
 def test_a_planted_bug_is_caught(number):
     command = [sys.executable, "-m", "tests.pure.core.planted", str(number), str(SEEDS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
@@ -23,4 +26,4 @@ def test_a_planted_bug_is_caught(number):
 
 def test_there_are_enough_bugs():
     assert len(BUGS) >= 14
-    assert len({bug.what for bug in BUGS}) == len(BUGS)
+    assert len({bug.what for bug in ALL}) == len(ALL)

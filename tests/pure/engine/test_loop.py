@@ -149,12 +149,16 @@ def test_of_those_with_whom_steps_fail_each_is_ended_and_nobody_else(depth, wher
     executor = Poisoned(where, **poison)
     engine = engine_over(executor, depth)
     updates, todo = [], list(names)
-    while todo or not engine.idle:
+    for _ in range(2000):
+        if not todo and engine.idle:
+            break
         if todo and draw.random() < 0.7:
             number = len(names) - len(todo)
             prompt = range(number, number + 1 + number % 4)
             engine.add(request(todo.pop(0), prompt, max_tokens=6, n=1 + number % 3))
         updates += engine.step()
+    assert not todo
+    assert engine.idle
     said = said_by(updates)
     for number, name in enumerate(names):
         prompt = list(range(number, number + 1 + number % 4))
@@ -169,6 +173,16 @@ def test_of_those_with_whom_steps_fail_each_is_ended_and_nobody_else(depth, wher
     stats = engine.stats()
     assert stats.blamed == len(poison)
     assert stats.held_blocks == stats.running == stats.waiting == 0
+
+
+def test_a_trial_goes_as_far_as_the_step_that_raised(caplog):
+    engine = engine_over(Poisoned("wait", bad=3))
+    engine.add(request("bad", range(40), 9, read_prefix_cache=False))
+    engine.add(request("good", range(3), 9))
+    said = said_by(drain(engine))
+    assert said["bad", 0] == (expected(range(40), 3), "error", "step")
+    assert said["good", 0] == (expected(range(3), 9), "length", None)
+    assert engine.stats().failed_steps == 2
 
 
 @pytest.mark.parametrize("depth", [1, 2])
