@@ -236,7 +236,9 @@ class Bystander:
     def _run(self) -> None:
         try:
             with httpx.Client(headers=AUTH, timeout=60) as client:
-                while not self._over.is_set():
+                is_over = False
+                while not is_over:  # once at least
+                    is_over = self._over.is_set()
                     said = self._round(client)
                     self.rounds += 1
                     if said != self.solo:

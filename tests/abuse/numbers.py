@@ -26,6 +26,8 @@ VOCAB = CONTEXT = 4096
 HUGE = (2**31, 2**63, 2**64, 10**30, 10**400)
 NAN, INF = float("nan"), float("inf")
 NO_INTEGERS = (1.5, 1e308, "5", True, [], {}, [1], NAN, INF)
+NO_INTEGER = (1.5, "5", True, [])
+"""The same in short: of fields that are read by the same code."""
 NO_NUMBERS = ("1", True, [], {}, NAN, INF, -INF)
 
 
@@ -59,13 +61,13 @@ def _counts():
 
 
 def _lengths():
-    yield from _each("2", "max_tokens", (0, -1, -(2**63), *NO_INTEGERS), "refused")
+    yield from _each("2", "max_tokens", (0, -1, -(2**63), *NO_INTEGER), "refused")
     ends = {"choice": ["a"]}
     yield from _each("2", "max_tokens", (CONTEXT, 2**31, 2**63 - 1), "answered", fields=ends)
     yield from _each("2", "max_tokens", (2**63, 2**64, 10**30, 10**400), "refused", fields=ends)
     unsaid = {MESSAGES: "refused"}  # this dialect's field is a required one
     yield from _each("2", "max_tokens", (None,), "answered", fields=ends, differs=unsaid)
-    yield from _each("2", "min_tokens", (-1, 3, *HUGE, *NO_INTEGERS), "refused")
+    yield from _each("2", "min_tokens", (-1, 3, *HUGE, *NO_INTEGER), "refused")
     yield from _each("2", "min_tokens", (None, 0, 2), "answered")
     nothing = {"max_tokens": None, "choice": ["a"]}
     yield from _each("2 CVE-2026-114051", "min_tokens", (2**63, 10**30), "refused", fields=nothing)
@@ -79,7 +81,7 @@ def _lengths():
 
 
 def _logprobs():
-    beyond = (-2, 21, VOCAB, 10**6, *HUGE, *NO_INTEGERS)
+    beyond = (-2, 21, VOCAB, 10**6, *HUGE, *NO_INTEGER)
     yield from _each("3", "logprobs", beyond, "refused")
     yield from _each("3", "logprobs", (0, 20), "answered")
     yield from _each("3", "prompt_logprobs", beyond, "refused")
@@ -108,7 +110,7 @@ def _distribution():
         "4", "top_p", (0, -0.0, -1, 1.0000001, 2, 1e308, *none), "refused", fields=warm
     )
     yield from _each("4", "top_p", (1, 5e-324, 1e-300, 1e-45, 0.5), "answered", fields=warm)
-    yield from _each("4", "top_k", (-2, 2**63, 2**64, 10**30, *NO_INTEGERS), "refused", fields=warm)
+    yield from _each("4", "top_k", (-2, 2**63, 2**64, 10**30, *NO_INTEGER), "refused", fields=warm)
     yield from _each(
         "4", "top_k", (-1, 0, 1, VOCAB, VOCAB + 1, 2**31, 2**40, 2**63 - 1), "answered", fields=warm
     )
@@ -121,7 +123,7 @@ def _distribution():
     yield from _each("4", "repetition_penalty", (1e-6, 0.01, 1e6, 2), "answered")
     # So far from 1 that a 32-bit float has no room for it
     yield from _each("4", "repetition_penalty", (1e-45, 5e-324, 1e39, 1e308), "refused")
-    yield from _each("4", "seed", (-(2**63) - 1, *HUGE[1:], *NO_INTEGERS), "refused", fields=warm)
+    yield from _each("4", "seed", (-(2**63) - 1, *HUGE[1:], *NO_INTEGER), "refused", fields=warm)
     edges = (-1, -2, 0, -(2**63), 2**63 - 1)
     yield from _each("4", "seed", edges, "answered", fields=warm)
     yield from _each("4", "seed", edges, "answered", fields={**warm, "n": 2})
@@ -144,13 +146,13 @@ def _masks():
     odd = ("1_0", " 1", "+1", "1.0", "1e2", "\u0661", "0x1", "1\0", "\u00b2")
     for key in (*keys, *odd):
         yield from _each("5 CVE-2026-93989", "logit_bias", ({key: 1.0},), "refused")
-    values = ("x", None, [], {}, True, NAN)
+    values = ("x", None, [], {}, True, NAN, INF, -INF)
     yield from _each("5", "logit_bias", [{"5": one} for one in values], "refused")
     yield from _each("5", "logit_bias", ([], "5", 5, [[5, 1]]), "refused")
     most = {str(i): -100 for i in range(1025)}
     yield from _each("5", "logit_bias", (most,), "refused")
     yield from _each("5", "logit_bias", ({str(i): 1 for i in range(30_000)},), "refused")
-    fine = ({}, None, {"5": INF}, {"5": -INF}, {"5": 1e308}, {"5": -0.0}, {"5": 100})
+    fine = ({}, None, {"5": -1e308}, {"5": 1e308}, {"5": -0.0}, {"5": 100})
     yield from _each("5", "logit_bias", fine, "answered")
     bad = ([""], ["a", ""], [1], [None], "a", {}, ["a"] * 129, ["ab " * 4000], [["a"]])
     yield from _each("5", "bad_words", bad, "refused")
@@ -262,10 +264,10 @@ def _products():
 
 def _rest():
     for name in ("priority",):
-        yield from _each("1", name, (2**63, 10**30, *NO_INTEGERS), "refused")
-    yield from _each("1", "thinking_token_budget", (-2, *HUGE[1:], *NO_INTEGERS), "refused")
-    yield from _each("1", "stream_interval", (0, -1, *HUGE[1:], *NO_INTEGERS), "refused")
-    yield from _each("1", "truncate_prompt_tokens", (0, -2, *HUGE[1:], *NO_INTEGERS), "refused")
+        yield from _each("1", name, (2**63, 10**30, *NO_INTEGER), "refused")
+    yield from _each("1", "thinking_token_budget", (-2, *HUGE[1:], *NO_INTEGER), "refused")
+    yield from _each("1", "stream_interval", (0, -1, *HUGE[1:], *NO_INTEGER), "refused")
+    yield from _each("1", "truncate_prompt_tokens", (0, -2, *HUGE[1:], *NO_INTEGER), "refused")
     yield from _each("1", "truncation_side", ("", "up", 1, []), "refused")
     args = [{"a": 2**64}, {"a": -(2**63) - 1}, {"a": [10**30]}, {"a": {"b": 10**30}}, [], "a", 1]
     yield from _each("1", "vllm_xargs", args, "refused")
