@@ -43,6 +43,10 @@ class Walks:
         self._bare = False
         self._before = 0  # calls told before this form
 
+    def end(self) -> None:
+        """Nothing is walked any more: let go of who is told."""
+        self._content = self._reasoning = lambda text: None
+
     def run(self, steps: Sequence[Step], *, bare: bool) -> Walk[None]:
         """Walk a form. Malformed where the text is not what the steps say; Cut where it ends.
 

@@ -82,6 +82,9 @@ class Parser:
         """What `text` adds, as far as it is certain. last: nothing follows."""
         self._src.push(text, last)
         next(self._walk, None)
+        if last:  # each holds the parser: it would be left to the collector
+            self._walk = iter(())
+            self._walks.end()
         news = joined(self._out)
         self._out.clear()
         return news

@@ -1,7 +1,9 @@
 """What the one machine does in every dialect: malformed text, ids, types, one call only, its time."""
 
+import gc
 import itertools
 import json
+import weakref
 
 import pytest
 
@@ -421,3 +423,16 @@ def test_no_tools_is_as_good_as_none_declared():
         read("hermes", WEATHER, tools=None)
     )
     assert len(DECLARED) == 4
+
+
+def test_a_reader_that_has_ended_is_gone_without_the_collector():
+    one = reader("hermes")
+    gone = weakref.ref(one)
+    gc.disable()
+    try:
+        one.push(f"a {WEATHER} b")
+        one.push("", last=True)
+        del one
+        assert gone() is None
+    finally:
+        gc.enable()
