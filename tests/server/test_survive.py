@@ -71,7 +71,8 @@ class Said:
                 self.prompt.append(choice["prompt_logprobs"])
 
     def told(self):
-        usage = {k: self.usage[k] for k in ("prompt_tokens", "completion_tokens", "total_tokens")}
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+        usage = self.usage and {name: self.usage[name] for name in counts}
         return self.texts, self.ends, self.logprobs, self.prompt, usage, self.error
 
 
