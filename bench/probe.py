@@ -8,6 +8,7 @@ are counted by type (and allocations by line, with SOAK_TRACE): what grew betwee
 """
 
 import collections
+import contextlib
 import ctypes
 import functools
 import gc
@@ -52,6 +53,15 @@ def malloc_state():
         return None
     found = function()
     return found.uordblks + found.hblkhd, found.fordblks
+
+
+def trimmed_mib():
+    """RSS once malloc has given back what is free: the same pages would be used again."""
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    with open("/proc/self/statm") as file:
+        return round(int(file.read().split()[1]) * os.sysconf("SC_PAGESIZE") / 2**20, 2)
 
 
 def tasks():
@@ -108,17 +118,18 @@ def grown(before, after):
 
 def run(folder):
     path = os.path.join(folder, f"{os.getpid()}.jsonl")
-    before = traced = None
+    before = traced = trimmed = None
     while True:
         if before is None and os.path.exists(os.path.join(folder, "mark")):
             if os.environ.get("SOAK_TRACE"):
                 tracemalloc.start(6)
-            before, traced = by_type(), by_line()
+            before, traced, trimmed = by_type(), by_line(), trimmed_mib()
         found = line()
         ended = os.path.exists(os.path.join(folder, "end"))
         if ended and before is not None:
             found["garbage"] = garbage()
             found["python_blocks_without"] = sys.getallocatedblocks()
+            found["trimmed_mib"] = [trimmed, trimmed_mib()]
             found["grown"] = grown(before, by_type())
             if traced is not None:
                 lines = by_line().compare_to(traced, "traceback")[:TOP]

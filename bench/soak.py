@@ -45,8 +45,9 @@ SWITCHES = (
     *("--grammar-cache-size", "64"),
 )
 EMBEDDED = ("--kv-cache-memory-bytes", "64MiB")
-KEPT = ("grown", "lines", "garbage", "python_blocks_without")
-"""Of a probe's last line. garbage: objects in cycles that waited for the collector."""
+KEPT = ("grown", "lines", "garbage", "python_blocks_without", "trimmed_mib")
+"""Of a probe's last line. garbage: objects in cycles that waited for the collector. trimmed_mib: RSS
+after the warm-up and at the end, each once malloc has given back what was free."""
 QUIET_S = 4.0
 """At rest, before things are counted."""
 WORDS = ["once", "upon", "a", "time", "there", "was", "one", "who", "would", "not", "count"]
