@@ -142,6 +142,15 @@ class Roster:
             self._kv.release(seq, self._flights.step)
         self.order.put_back(seq)
 
+    def all_go_back(self) -> list[Sequence]:
+        """Have all who run wait again, in the order they came in, and begin anew."""
+        back = [*self.running]
+        for seq in reversed(back):
+            self.leave(seq)
+            self.go_back(seq, swapped=False)
+            seq.preemptions += 1
+        return back
+
     def lose_swap(self, seq: Sequence) -> None:
         """What it has on the host is worth nothing; it begins anew."""
         assert seq.state is State.SWAPPED, seq.state

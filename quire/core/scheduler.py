@@ -17,13 +17,14 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Literal, NamedTuple, TypeVar
 
+from quire.core import made_up
 from quire.core.admission import check_length, check_request
+from quire.core.counts import Counts
 from quire.core.draft import Draft
 from quire.core.flights import Flight, Flights
 from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
 from quire.core.order.base import Order
-from quire.core.params import SamplingParams
 from quire.core.prompt_logprobs import PromptLogprobs
 from quire.core.roster import Roster
 from quire.core.stats import SchedulerStats as SchedulerStats
@@ -36,7 +37,6 @@ from quire.core.types import (
     State,
     StepPlan,
     StepResult,
-    Stop,
     Update,
 )
 from quire.errors import EngineError, RequestError
@@ -47,13 +47,6 @@ L = TypeVar("L", bound=Limit)
 
 LOOK_PAST = 64
 """How many sequences a step passes over at most, for one behind them."""
-
-WARN_EVERY = 50
-"""The first preemption is logged, and then every so many."""
-
-
-NOBODY = Request("", (0,), Stop(max_tokens=1), SamplingParams(temperature=0.0))
-"""Whose the token of a made-up step is."""
 
 
 class Failed(NamedTuple):
@@ -96,13 +89,8 @@ class Scheduler:
         self._order = order
         self._prompt_logprobs = PromptLogprobs()
         self._stuck: tuple[Sequence, int] | None = None  # who lacked blocks when so many were there
-        self._preemptions = 0
-        self._failures = 0  # steps that raised
-        self._blamed = 0  # requests
-        self._corrupt_rows = 0
+        self._counts = Counts()
         self._lost: list[Update] = []  # of those who could not even be planned
-        self._query_tokens = 0
-        self._hit_tokens = 0
 
     # -- requests -----------------------------------------------------------------------------
 
@@ -174,7 +162,7 @@ class Scheduler:
 
     def blame(self, request_id: str, message: str) -> list[Update]:
         """End a request that steps fail with. The terminal updates of its sequences."""
-        self._blamed += 1
+        self._counts.blamed += 1
         ended = self._end_all(request_id, "error")
         return [one._replace(error=message, fault="step") for one in ended]
 
@@ -299,7 +287,7 @@ class Scheduler:
         self._roster.go_back(seq, swapped=bool(copies))
         seq.preemptions += 1
         draft.preempted.append(seq.request.id)
-        self._count_preemption(seq)
+        self._counts.preempted(seq)
 
     def _admit(self, draft: Draft) -> None:
         """Let in who waits, in order, as long as slots, limits and blocks suffice."""
@@ -339,8 +327,8 @@ class Scheduler:
             return False
         if fresh and not seq.preemptions and seq.request.read_prefix_cache:
             seq.cached = seq.computed
-            self._query_tokens += len(seq.tokens)
-            self._hit_tokens += seq.cached
+            self._counts.query_tokens += len(seq.tokens)
+            self._counts.hit_tokens += seq.cached
         self._seat(seq, draft)
         n = min(n, kv.room(seq))
         grown = kv.grow(seq, n)
@@ -455,14 +443,10 @@ class Scheduler:
         rows = [row.seq for row in plan.rows if row.seq not in flight.dead]
         culprit = None
         if rows:
-            self._failures += 1
+            self._counts.failed_steps += 1
             found = [limit.failed(rows) for limit in self._limits]
             culprit = next((one for one in found if one is not None), None)
-        back = [*self._running]
-        for seq in reversed(back):
-            self._roster.leave(seq)
-            self._roster.go_back(seq, swapped=False)
-            seq.preemptions += 1
+        back = self._roster.all_go_back()
         return Failed([seq.request.id for seq in back], culprit)
 
     def made_up(self) -> StepPlan | None:
@@ -471,20 +455,11 @@ class Scheduler:
         While nobody runs and nothing is in flight; nothing else happens until forget_made_up().
         """
         assert not self._running, "somebody runs"
-        blocks = self._kv.pool.take(len(self._kv.specs))
-        if blocks is None:
-            return None
-        seq = Sequence(NOBODY, 0, [0, UNKNOWN], tuple([one] for one in blocks), planned=1, end=2)
-        seq.state, seq.slot = State.RUNNING, self._roster.a_slot
-        rows = (Row(seq, 0, 1, True),)
-        return StepPlan(self._flights.step, rows, (seq,), leaves=self._roster.take_leaves())
+        return made_up.step(self._kv, self._roster, self._flights.step)
 
     def forget_made_up(self, plan: StepPlan) -> None:
         """It is over."""
-        seq = plan.rows[0].seq
-        self._roster.left(seq.slot)
-        for table in seq.tables:
-            self._kv.pool.drop(table)
+        made_up.forget(plan, self._kv, self._roster)
 
     def _land(self, plan: StepPlan) -> Flight:
         flight = self._flights.land(plan)
@@ -511,7 +486,7 @@ class Scheduler:
             updates.append(ended._replace(fault="request"))
             return
         if i in result.spoilt:
-            self._corrupt_rows += 1
+            self._counts.corrupt_rows += 1
             self._kv.disown(seq)
             ended = self._ended(seq, "error", error=result.spoilt[i])
             updates.append(ended._replace(fault="numbers"))
@@ -574,49 +549,14 @@ class Scheduler:
             for limit in self._limits:
                 limit.forget(request)
 
-    def _count_preemption(self, seq: Sequence) -> None:
-        self._preemptions += 1
-        if self._preemptions % WARN_EVERY == 1:
-            log.warning(
-                "request %s was preempted (%s): the KV cache has too few blocks for what runs. "
-                "This costs speed; raise gpu_memory_utilization, kv_cache_memory_bytes or "
-                "num_gpu_blocks_override, or lower max_num_seqs or max_num_batched_tokens. "
-                "Preemptions so far: %d",
-                seq.request.id,
-                "swap" if seq.state is State.SWAPPED else "recompute",
-                self._preemptions,
-            )
-
     @property
     def available(self) -> int:
         """Blocks that could be had now without preempting anybody."""
         return self._kv.pool.available
 
     def stats(self) -> SchedulerStats:
-        pool, host = self._kv.pool, self._kv.host
-        return SchedulerStats(
-            running=len(self._running),
-            waiting=len(self._order)
-            - self._roster.swapped
-            + self._roster.followers
-            + len(self._roster.kept),
-            swapped=self._roster.swapped,
-            blocks=pool.size,
-            held_blocks=pool.size - pool.available,
-            cached_blocks=pool.cached,
-            free_blocks=pool.available - pool.cached,
-            host_blocks=host.size,
-            free_host_blocks=host.available,
-            preemptions=self._preemptions,
-            prefix_query_tokens=self._query_tokens,
-            prefix_hit_tokens=self._hit_tokens,
-            following=self._roster.followers,
-            kept=len(self._roster.kept),
-            failed_steps=self._failures,
-            failures_of_nobody=sum(limit.acquitted for limit in self._limits),
-            blamed=self._blamed,
-            corrupt_rows=self._corrupt_rows,
-        )
+        acquitted = sum(limit.acquitted for limit in self._limits)
+        return self._counts.stats(self._kv, self._roster, failures_of_nobody=acquitted)
 
     def sequences(self) -> Iterator[Sequence]:
         """Those alive: who runs, in order of admission, who waits, in the queue or kept out of it,
