@@ -8,8 +8,8 @@ from quire import errors
 from quire.core.constraint import Constraint
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from quire.core.stats import SchedulerStats
-from quire.core.timing import Timing
 from quire.core.terms import Terms
+from quire.core.timing import Timing
 from quire.core.types import Request, Stop, Thinking, TokenLogprobs, Update
 from quire.engine import wire
 from quire.engine.messages import (
