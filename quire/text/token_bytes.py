@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from quire.errors import ConfigError
 from quire.text.backends import Slow
 from quire.text.pieces import Piece, byte_level
 from quire.text.tokenizer import Tokenizer
@@ -62,9 +63,17 @@ def _sentencepiece(token: str, token_id: int) -> Piece:
 
 def _behind_another(tokenizer: Tokenizer) -> Callable[[str, int], Piece]:
     """What decoding yields more with the token behind another; nothing where that is no text."""
-    first = min(
-        i for token, i in tokenizer.get_vocab().items() if token.isascii() and token.isalpha()
-    )
+    plain = [
+        (not token.isalpha(), i)
+        for token, i in tokenizer.get_vocab().items()
+        if token.isascii() and token.isalnum()
+    ]
+    if not plain:
+        raise ConfigError(
+            "no token of this tokenizer is plain letters, so the texts of its tokens cannot be "
+            "told, which structured output needs"
+        )
+    first = min(plain)[1]
     start = tokenizer.backend.decode([first], False, True)
 
     def make(token: str, token_id: int) -> Piece:

@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 
 import quire.embedded
 from quire.engine.vocabulary import vocabulary
+from quire.errors import ConfigError
 from quire.text.backends import Fast
 from quire.text.tokenizer import Tokenizer as Face
 from quire.text.tokenizer import load_tokenizer
@@ -92,3 +93,21 @@ def test_holes_between_ids_stand_for_nothing():
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken("</s>")])
     assert vocabulary(Face(Fast(made)), 8, [4]).tokens == (b"a", b"", b"", b"b", b"</s>")
+
+
+def of_words(folder, *words):
+    made = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(words)}, unk_token=words[0])
+    )
+    made.save(str(folder / "tokenizer.json"))
+    return load_tokenizer(folder)
+
+
+def test_words_without_one_of_plain_letters_are_told_behind_one_of_letters_and_digits(tmp_path):
+    found = vocabulary(of_words(tmp_path, "<unk>", "</s>", "w2", "w3"), 4, [1])
+    assert found.tokens[3].strip() == b"w3"
+
+
+def test_a_vocabulary_whose_texts_cannot_be_told_is_refused_in_words(tmp_path):
+    with pytest.raises(ConfigError, match="no token of this tokenizer is plain letters"):
+        vocabulary(of_words(tmp_path, "<unk>", "</s>", "##"), 3, [1])
