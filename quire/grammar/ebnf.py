@@ -10,7 +10,7 @@ as `<name>` or `<[id]>`. A rule ends where the next begins: line breaks mean not
 from __future__ import annotations
 
 import re
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass
 
 from quire.errors import RequestError
@@ -105,6 +105,31 @@ class Rules:
         self._refuse_endless()
         for name, rule in self.by_name.items():
             self.by_name[name] = _unrolled(name, rule)
+        self._refuse_hidden_recursion()
+
+    def _refuse_hidden_recursion(self) -> None:
+        """Of `x ::= e x "a"` with an `e` that may be empty llguidance allows tokens that it then
+        does not take."""
+        empty: set[str] = set()
+        while found := {
+            name
+            for name, rule in self.by_name.items()
+            if name not in empty and _may_be_empty(rule, empty)
+        }:
+            empty |= found
+        starts = {name: set(_starts(rule, empty)) for name, rule in self.by_name.items()}
+        for name, begins in starts.items():
+            for used in [used for used, hidden in begins if hidden]:
+                seen, waiting = {used}, [used]
+                while waiting:
+                    further = {one for one, _ in starts[waiting.pop()]} - seen
+                    seen |= further
+                    waiting += further
+                if name in seen:
+                    raise RequestError(
+                        f"the grammar's `{name}` comes back to itself behind what may be empty: "
+                        "leave out what may be empty there, or put it elsewhere"
+                    )
 
     def _refuse_endless(self) -> None:
         users: dict[str, list[str]] = {}
@@ -222,6 +247,40 @@ def _ends(expr: Expr, ending: Set[str]) -> bool:
     if isinstance(expr, Cat):
         return all(_ends(part, ending) for part in expr.parts)
     return not isinstance(expr, Or) or any(_ends(part, ending) for part in expr.parts)
+
+
+def _may_be_empty(expr: Expr, empty: Set[str]) -> bool:
+    """Whether a text of it may have nothing in it, where those of these rules may."""
+    if isinstance(expr, Ref):
+        return expr.name in empty
+    if isinstance(expr, Token):
+        return False
+    if isinstance(expr, Times):
+        return expr.least == 0 or _may_be_empty(expr.part, empty)
+    if isinstance(expr, Cat):
+        return all(_may_be_empty(part, empty) for part in expr.parts)
+    if isinstance(expr, Or):
+        return any(_may_be_empty(part, empty) for part in expr.parts)
+    least = regex.lengths(expr)
+    return least is not None and least[0] == 0
+
+
+def _starts(expr: Expr, empty: Set[str]) -> Iterator[tuple[str, bool]]:
+    """Rules that its texts may begin with, and whether something stands before that is empty."""
+    if isinstance(expr, Ref):
+        yield expr.name, False
+    elif isinstance(expr, Times):
+        yield from _starts(expr.part, empty)
+    elif isinstance(expr, Or):
+        for part in expr.parts:
+            yield from _starts(part, empty)
+    elif isinstance(expr, Cat):
+        behind = False
+        for part in expr.parts:
+            yield from ((name, hidden or behind) for name, hidden in _starts(part, empty))
+            if not _may_be_empty(part, empty):
+                break
+            behind = True
 
 
 class _Reader:

@@ -72,7 +72,12 @@ def test_a_rule_that_ends_or_begins_with_itself_is_a_repetition(text, good, bad)
 
 @pytest.mark.parametrize(
     "text",
-    ['root ::= "(" root ")" | "x"', 'root ::= root "+" root | "x"', 'root ::= "a" root "b"?'],
+    [
+        'root ::= "(" root ")" | "x"',
+        'root ::= root "+" root | "x"',
+        'root ::= "a" root "b"?',
+        'root ::= " "* "(" root ")" | "x"? "z" root "u"',
+    ],
 )
 def test_other_recursion_stays(text):
     text += ' | "y"'
@@ -110,6 +115,8 @@ def test_what_would_be_too_long_an_expression_is_left_as_rules():
         ('root ::= "x" root', "ever ends"),
         ('root ::= a\na ::= b | a "x"\nb ::= a', "ever ends"),
         ("root ::= " + "(" * 200 + '"a"' + ")" * 200, "groups within"),
+        ('root ::= e root "a" | "a"\ne ::= ""', "`root` comes back to itself behind"),
+        ('root ::= "x"? a\na ::= [0-9]* root "b" | "b"', "comes back to itself behind"),
         ('root ::= "' + "x" * 300_000 + '"', "characters"),
     ],
 )
