@@ -48,8 +48,9 @@ browser: $(SETUP) ## drive the page in a headless Chromium (needs the extra `bro
 gpu: $(SETUP) ## tests that need a GPU
 	$(BIN)/pytest tests/gpu
 
-test: $(SETUP) ## the whole CPU suite
-	$(BIN)/pytest tests/pure tests/cpu tests/server tests/clients tests/abuse
+test: $(SETUP) ## the whole CPU suite; what starts no servers in two processes
+	$(MAKE) -j2 --output-sync=target pure cpu
+	$(BIN)/pytest tests/server tests/clients tests/abuse
 
 bench: $(SETUP) ## quick figures of this machine: scheduler, ops, sampler, offline
 	$(BIN)/python bench/scheduler.py && $(BIN)/python bench/ops.py && $(BIN)/python bench/sampler.py

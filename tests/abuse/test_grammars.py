@@ -11,7 +11,7 @@ from tests.abuse import dialects, grammars
 from tests.abuse.harness import AUTH, KEY, LONG, Case, metric
 from tests.abuse.wire import address, post
 
-FLOOD = 10_000 if LONG else 60
+FLOOD = 10_000 if LONG else 24
 MOST_KEPT = (1 << 26) + (1 << 20)
 """Bytes of grammars that nobody uses: the default of the engine, and some that are in use."""
 

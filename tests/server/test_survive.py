@@ -208,7 +208,7 @@ def test_while_it_is_away_probes_tell_and_requests_wait(running):
         kill(engine_of(running))
         assert wait_until(lambda: client.get("/ready").status_code == 503)
         assert client.get("/live").status_code == client.get("/health").status_code == 200
-        assert "is being restarted" in client.get("/ready").text
+        assert wait_until(lambda: "is being restarted" in client.get("/ready").text)
         assert client.post("/v1/completions", json=short).json()["choices"] == first
         assert ready(running)
         (count,) = [line for line in client.get("/metrics").text.splitlines() if COUNT in line]
