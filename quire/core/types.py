@@ -84,9 +84,8 @@ class Request:
     suspect: int = 0  # engines that died with it aboard: it may be what they died of
     tenant: bytes = b""  # digest of whose key it came with; b"": nobody is told apart
     terms: Terms = FREE  # what the tenant may have
-    deadline_at: float | None = (
-        None  # when nobody wants its first token any more, by the same clock
-    )
+    deadline_at: float | None = None
+    # when nobody wants its first token any more, by the clock of arrived_at
 
 
 @dataclass(slots=True, eq=False)

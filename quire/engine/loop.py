@@ -17,19 +17,14 @@ from typing import Any
 from quire.core.ledger import Ledger
 from quire.core.limits.grammars import Grammars
 from quire.core.look import look
-from quire.core.params import SamplingParams
 from quire.core.scheduler import Failed, Scheduler, SchedulerStats
 from quire.core.snapshot import Snapshot
-from quire.core.types import Request, StepPlan, Stop, Update
+from quire.core.types import Request, StepPlan, Update
 from quire.engine.witness import Witness, Witnesses
 from quire.errors import EngineDead, EngineError, HookFailed
 from quire.executors.base import Executor, Pending
 
 log = logging.getLogger(__name__)
-
-CANARY = Request(
-    "(canary)", (0,), Stop(max_tokens=1), SamplingParams(temperature=0.0), read_prefix_cache=False
-)
 
 
 class Engine:
@@ -147,21 +142,12 @@ class Engine:
     def canary(self) -> bool:
         """Compute one made-up token as any other, while nobody is here: that proves the device.
 
-        It is in no book, and leaves nothing behind: it is aborted before its result is applied.
         False: there is no room for it now. Raises what the step raised, EngineError.
         """
         self.settle()
         if not self.empty or self._scheduler.stats().held_blocks:
             return False
-        self._scheduler.add(CANARY)
-        plan = self._scheduler.plan()
-        result = self._executor.submit(plan).wait()
-        self._scheduler.abort(CANARY.id)
-        self._scheduler.apply(plan, result)
-        wrong = {**result.errors, **result.refusals, **result.spoilt}
-        if wrong:
-            raise EngineError(f"a made-up token came to nothing: {wrong[0]}")
-        return bool(plan.rows)
+        return self._try_out()
 
     def call(self, function: Callable[[Any], Any]) -> list[Any]:
         """Run function(model) on every rank between steps."""
@@ -297,18 +283,27 @@ class Engine:
 
     def _prove(self) -> None:
         """Make a step that is nobody's. Raises EngineDead if it fails too."""
-        plan = self._scheduler.made_up()
-        if plan is None:
-            return
         try:
-            result = self._executor.submit(plan).wait()
+            self._try_out()
         except Exception as error:
             raise EngineDead(f"steps fail whoever is in them: {error}") from error
+
+    def _try_out(self) -> bool:
+        """Make a step that is nobody's, is in no book, and leaves nothing behind.
+
+        False: there is no room for it. Raises what the step raised, EngineError.
+        """
+        plan = self._scheduler.made_up()
+        if plan is None:
+            return False
+        try:
+            result = self._executor.submit(plan).wait()
         finally:
             self._scheduler.forget_made_up(plan)
-        wrong = [*result.errors.values(), *result.spoilt.values()]
+        wrong = {**result.errors, **result.refusals, **result.spoilt}
         if wrong:
-            raise EngineDead(f"steps come to nothing whoever is in them: {wrong[0]}")
+            raise EngineError(f"a made-up token came to nothing: {wrong[0]}")
+        return True
 
 
 class _Failed:

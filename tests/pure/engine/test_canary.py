@@ -71,7 +71,7 @@ def test_no_canary_takes_blocks_that_are_held_for_others():
     assert engine.canary()
 
 
-@pytest.mark.parametrize("faults", [{"submit": (1,)}, {"wait": (1,)}])
+@pytest.mark.parametrize("faults", [{"submit": (0,)}, {"wait": (0,)}])
 def test_a_canary_that_fails_raises(faults):
     with pytest.raises(RuntimeError):
         engine_over(Faulty(**faults)).canary()
