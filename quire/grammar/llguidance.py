@@ -150,7 +150,8 @@ class LLGuidance:
 
     def _fill_rest(self, given: list[tuple[int, EndingMatcher, _Raw]], words: Words) -> None:
         busy = [one for one in given if one[2].meter is None and not one[1].over]
-        self._fill_busy([(raw.inner, row) for row, _, raw in busy], words)
+        if busy:  # of nothing llguidance raises
+            self._fill_busy([(raw.inner, row) for row, _, raw in busy], words)
         for row, matcher, raw in given:
             if raw.meter is not None or matcher.over:
                 matcher.fill(words[row])

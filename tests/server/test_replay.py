@@ -3,11 +3,13 @@
 import asyncio
 import json
 import signal
+from dataclasses import replace
 
 import httpx
 import pytest
 
 from quire import cli
+from quire.cli.replay import table
 from quire.engine import bundle
 from tests.server.running import SMALL, serving, wait_until
 from tests.server.test_survive import Scene, asked, engine_of
@@ -60,7 +62,7 @@ def test_another_plan_is_named_with_its_step(left, capsys, monkeypatch):
     monkeypatch.setattr(TokenBudget, "allow", lambda self, seq, want: min(want, 5))
     status, said = quire(capsys, left)
     assert status == 1
-    assert said.startswith("step 2: it has rows of request")  # the first was the canary
+    assert said.startswith("step 1: it has rows of request")
     assert "recorded: request" in said
 
 
@@ -72,7 +74,14 @@ def test_a_recording_is_shown_as_a_table(left, capsys):
     table = said.split("\n\n")[1].splitlines()
     assert table[0].split()[:4] == ["step", "ms", "took", "rows"]
     assert len(table) == 4
-    assert "under way" in table[-1]
+
+
+def test_a_step_that_never_ended_is_under_way(left):
+    recording = bundle.read(left)
+    until = max(at for at, record in enumerate(recording.records) if record[0] == "p")
+    *before, last = table(replace(recording, records=recording.records[: until + 1]))
+    assert "under way" in last
+    assert "under way" not in "".join(before[:-2])  # of two steps in flight the other one may be
 
 
 def test_a_real_recording_has_no_word_of_a_user(left):

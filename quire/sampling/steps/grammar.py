@@ -280,6 +280,6 @@ def fill(work: Work, words: Words) -> None:
 def _fill_each(work: Work, words: Words, fill_all: FillAll) -> None:
     """What raises is its own sequence's fault."""
     for i, (bound, _) in enumerate(work):
-        if bound.guide is not None and bound.fill_all is fill_all:
+        if bound.guide is not None and bound.fill_all == fill_all:
             words[i] = -1
             bound.guarded(bound.guide.matcher.fill, words[i])

@@ -1,10 +1,16 @@
 """Spoilt logits and failing processors end their own rows."""
 
+import numpy as np
 import pytest
 import torch
 
 from quire.core.params import SamplingParams
+from quire.core.types import Sequence
 from quire.sampling import sampler as sampling
+from quire.sampling.bound import Bound
+from quire.sampling.steps import grammar
+from tests.cpu.engine_of import request
+from tests.cpu.made_grammars import DIGITS, END, VOCAB, Grammars, Ready, bits, bound_to
 from tests.cpu.sampling.cases import filled, normal, sequence
 
 KINDS = [
@@ -90,3 +96,20 @@ def test_a_sequence_that_cannot_be_joined_is_reported_and_the_others_are_as_with
     again = sampler.sample(normal(6, 800), range(6), [0] * 6)
     assert again.errors == {}
     assert again.token_ids.tolist() == clean.token_ids.tolist()
+
+
+def test_masks_that_cannot_be_filled_together_are_filled_one_by_one():
+    class Compiler:
+        def fill_all(self, matchers, words):
+            raise ValueError("together they cannot be")
+
+    compiler, work = Compiler(), []
+    for slot in range(3):
+        ready = Ready(Grammars(), "digits")
+        ready.fill_all = compiler.fill_all  # an object of its own, as each grammar has
+        one = request(str(slot), [1, 2], 9, constraint=bound_to("digits"), eos=[END])
+        seq = Sequence(one, 0, [1, 2], (), end=11)
+        work.append((Bound.of(seq, ready, [1, 2]), 0))
+    words = np.full((3, -(-VOCAB // 32)), 5, np.int32)
+    grammar.fill(work, words)
+    assert (words == bits(DIGITS, words.shape[1])).all()

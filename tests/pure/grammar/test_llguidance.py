@@ -28,6 +28,13 @@ def test_many_are_filled_as_one_by_one(patience, monkeypatch):
     contract.fills_all_as_one_by_one(COMPILER, [COMPILER.compile(one.form) for one in CASES[:9]])
 
 
+def test_callers_grammars_alone_are_filled_one_by_one(monkeypatch):
+    monkeypatch.setattr("quire.grammar.llguidance.PATIENCE_S", 0.0)
+    callers = COMPILER.compile(Grammar('start: "a" start "b" | "a"'))
+    assert callers.matcher().raw.meter is not None
+    contract.fills_all_as_one_by_one(COMPILER, [callers] * 12)
+
+
 # -- what is llguidance's own -------------------------------------------------------------------
 
 
