@@ -45,6 +45,9 @@ RESERVED = frozenset(
 )
 """Names that a caller's template variables must not have: they steer the rendering itself."""
 
+_NOT_COMPILED = (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError)
+"""What Python says of what Jinja makes of a template: loops nested too deep, numbers too long."""
+
 _FORMATS: dict[str, ContentFormat] = {"string": "string", "openai": "openai"}
 
 
@@ -61,7 +64,7 @@ class ChatTemplate:
         try:
             tree = environment.parse(source)
             self._template = environment.from_string(source)
-        except (jinja2.TemplateError, RecursionError, MemoryError) as e:
+        except (jinja2.TemplateError, *_NOT_COMPILED) as e:
             where = f" (line {e.lineno})" if isinstance(e, jinja2.TemplateSyntaxError) else ""
             raise RequestError(
                 f"the chat template is not valid Jinja{where}: {e}", param="chat_template"

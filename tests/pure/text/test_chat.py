@@ -293,7 +293,17 @@ def test_errors_inside_a_template_are_the_callers(source):
 
 
 @pytest.mark.parametrize(
-    "source", ["{% for %}", "{{ 'a", "{% endfor %}", "{{ " + "(" * 6000, "{{ x | nofilter }}"]
+    "source",
+    [
+        "{% for %}",
+        "{{ 'a",
+        "{% endfor %}",
+        "{{ " + "(" * 6000,
+        "{{ x | nofilter }}",
+        "{% for m in messages %}" * 21 + "{% endfor %}" * 21,
+        "{% for m in messages %}" * 100 + "{% endfor %}" * 100,
+        "{{ 1" + "0" * 5000 + " }}",
+    ],
 )
 def test_a_template_that_is_no_jinja_is_refused(source):
     with pytest.raises(RequestError, match="not valid Jinja"):
