@@ -238,7 +238,10 @@ class _Clerk:
             log.warning("%s; the job is tried once more", error)
         try:
             return self._hired().compile(job, self._wait)
-        except Crashed:
+        except Crashed as error:
+            if error.killed:
+                told = "the process that compiles grammars was killed, twice: does memory run out?"
+                raise EngineError(told) from None
             raise RequestError(
                 "compiling the grammar of the structured output crashed, twice: it may need more "
                 f"than {job.memory >> 20} MiB of memory"

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 from quire.errors import EngineError, RequestError
 from quire.grammar.vocabulary import Vocabulary
-from quire.grammar.worker import WORDS, Began, Broken, Done, Failed, Job, Refused, Start, TooBig
+from quire.grammar.worker import WORDS, Began, Broken, Done, Job, Start
+from quire.workers.desk import Failed, Refused, TooBig
 from quire.workers.watched import Gone, Hire, TooBusy, TookTooMuch, Watched
 
 BEGIN_S = 120.0
@@ -18,7 +19,11 @@ log = logging.getLogger(__name__)
 
 
 class Crashed(EngineError):
-    """The worker ended by itself."""
+    """The worker ended. killed: somebody else did it."""
+
+    def __init__(self, message: str, *, killed: bool = False) -> None:
+        super().__init__(message)
+        self.killed = killed
 
 
 class Hired:
@@ -44,16 +49,17 @@ class Hired:
 
     def _begin(self, vocabulary: Vocabulary | None) -> Vocabulary:
         try:
-            self._worker.pipe.send(Start(vocabulary))
-            word = self._worker.pipe.receive(BEGIN_S)
-        except OSError as error:  # TimeoutError is one
-            raise EngineError(
-                f"the process that compiles grammars does not start: {error}"
-            ) from None
+            word = self._worker.begin(BEGIN_S, Start(vocabulary))
+        except TooBusy:
+            late = f"the process that compiles grammars does not start within {BEGIN_S:g} s"
+            raise EngineError(f"{late}: this machine is too busy") from None
+        except Gone as gone:
+            ended = f"the process that compiles grammars ended while it started ({gone})"
+            raise EngineError(f"{ended}; what it printed says why") from None
         if isinstance(word, Broken):
             raise EngineError(f"grammars cannot be compiled: {word.message}")
         if not isinstance(word, Began):
-            raise EngineError("the process that compiles grammars ended while it started")
+            raise EngineError(f"the process that compiles grammars began with {word!r:.80}")
         found = vocabulary or word.vocabulary
         assert found is not None, "the worker began without a vocabulary"
         return found
@@ -77,7 +83,7 @@ class Hired:
             ) from None
         except Gone as gone:
             ended = f"the process that compiles grammars ended ({gone})"
-            raise Crashed(ended) from None
+            raise Crashed(ended, killed=gone.killed) from None
         if isinstance(word, Done):
             return word
         if isinstance(word, Refused):

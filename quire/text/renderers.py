@@ -16,7 +16,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from quire.errors import EngineError, Overloaded, RequestError
-from quire.text.rendering import WORDS, Refused, Render, Rendered, TooBig, Word, dumped
+from quire.text.rendering import WORDS, Render, Rendered, Word, dumped
+from quire.workers.desk import Failed, Refused, TooBig
 from quire.workers.watched import Gone, Hire, TooBusy, TookTooMuch, Watched
 
 log = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ SECONDS = 1.0
 """Of processor time, for one conversation."""
 WALL_S = 8.0
 """By the clock: a worker gives way to others."""
+BEGIN_S = 20.0
+"""By the clock, until a worker takes jobs."""
 MEMORY = 1 << 28
 """Bytes of memory, for one conversation."""
 
@@ -84,36 +87,48 @@ class Renderers:
             return [worker.pid for worker in self._idle]
 
     def _carried_out(self, job: Render) -> str:
-        word = self._asked(job) or self._asked(job)  # one stray death is nobody's fault
-        if word is None:
-            raise _refused(f"crashed, twice: it may need more than {job.memory >> 20} MiB")
-        if isinstance(word, TooBig):
-            raise _refused(f"takes more than {job.memory >> 20} MiB of memory")
+        try:
+            word = self._asked(job)
+        except Gone as gone:  # one stray death is nobody's fault
+            log.warning("a process that renders chat templates ended (%s)", gone)
+            word = self._asked_again(job)
+        if isinstance(word, Rendered):
+            return str(json.loads(word.text))
         if isinstance(word, Refused):
             raise RequestError(word.message, param=word.param)
-        return str(json.loads(word.text))
+        if isinstance(word, TooBig):
+            raise _refused(f"takes more than {job.memory >> 20} MiB of memory")
+        if isinstance(word, Failed):
+            log.error("rendering a chat template failed: %s\n%s", word.message, word.trace)
+            raise EngineError(f"rendering the chat template failed: {word.message}")
+        raise EngineError(f"the process that renders chat templates said {type(word).__name__}")
 
-    def _asked(self, job: Render) -> Rendered | Refused | TooBig | None:
-        """What a worker says; None: it ended. Raises RequestError, Overloaded, EngineError."""
+    def _asked_again(self, job: Render) -> Word:
+        try:
+            return self._asked(job)
+        except Gone as gone:
+            if gone.killed:
+                told = "the process that renders the chat template was killed, twice"
+                log.warning("%s: does memory run out?", told)
+                raise EngineError(told) from None
+            more = f"it may need more than {job.memory >> 20} MiB"
+            raise _refused(f"crashed, twice: {more}") from None
+
+    def _asked(self, job: Render) -> Word:
+        """What a worker says. Raises RequestError, Overloaded, EngineError, Gone."""
         worker = self._worker()
         try:
             word = worker.ask(job, job.seconds, by_clock=WALL_S)
         except TookTooMuch:
             raise _refused(f"takes more than {job.seconds:g} s of processor time") from None
         except TooBusy:
-            told = (
-                "the chat template was not rendered in time: it takes long, and much else goes on"
-            )
-            raise Overloaded(told, retry_after_s=RETRY_S) from None
-        except Gone as gone:
-            log.warning("a process that renders chat templates ended (%s)", gone)
-            return None
-        if isinstance(word, Rendered | Refused) and not self._closed:
+            raise _too_busy("the chat template was not rendered in time: it takes long") from None
+        if isinstance(word, Rendered | Refused | Failed) and not self._closed:
             with self._lock:
                 self._idle.append(worker)
         else:
             worker.close()
-        return None if isinstance(word, Render) else word
+        return word
 
     def _worker(self) -> Watched[Word]:
         """One without a job. Those that ended meanwhile are buried."""
@@ -126,9 +141,36 @@ class Renderers:
                 return worker
             worker.close()
         try:
-            return Watched(self._hire, WORDS)
+            return self._started()
+        except Gone as gone:
+            log.warning("a process for chat templates ended while it started (%s)", gone)
+        try:
+            return self._started()
+        except Gone as gone:
+            why = f"it ended while it started ({gone}), twice; what it printed says why"
+            raise _no_worker(why) from None
+
+    def _started(self) -> Watched[Word]:
+        """A new one, which takes jobs. Raises Gone, EngineError, Overloaded."""
+        try:
+            worker = Watched(self._hire, WORDS)
         except OSError as error:
-            raise EngineError(f"no process can be started for chat templates: {error}") from None
+            raise _no_worker(f"{error}; are memory, processes or open files spent?") from None
+        try:
+            worker.begin(BEGIN_S)
+        except TooBusy:
+            raise _too_busy(f"no process for chat templates starts in {BEGIN_S:g} s") from None
+        return worker
+
+
+def _no_worker(why: str) -> EngineError:
+    told = f"no process for chat templates can be started: {why}"
+    log.error("%s", told)
+    return EngineError(told)
+
+
+def _too_busy(told: str) -> Overloaded:
+    return Overloaded(f"{told}, and much else goes on", retry_after_s=RETRY_S)
 
 
 def _refused(what: str) -> RequestError:

@@ -1,8 +1,10 @@
 """Chat templates that strangers bring are parsed and rendered here: a worker's side, and the words.
 
     API process (quire.text.renderers)     worker
+                                   ◀──     Began
     Render                         ──▶
-                                   ◀──     Rendered, Refused, TooBig, or its end: it took too much
+                                   ◀──     Rendered, Refused, TooBig, Failed, or its end: it took
+                                           too much
 
 The worker has the template, the messages and nothing else: no key in its environment, no file, no
 socket but this one, no way to others (quire.workers.closed). Values travel as JSON within the
@@ -12,7 +14,6 @@ words: numbers of any size and halves of surrogate pairs come through.
 from __future__ import annotations
 
 import ctypes
-import gc
 import json
 import os
 import socket
@@ -26,7 +27,8 @@ from quire.errors import RequestError
 from quire.text import sandbox
 from quire.text.chat import ChatTemplate
 from quire.workers.closed import close_doors
-from quire.workers.limits import Limits, be_one_of_many
+from quire.workers.desk import Desk, Failed, Refused, TooBig
+from quire.workers.limits import be_one_of_many
 from quire.workers.pipe import Pipe
 
 KEPT = 8
@@ -51,24 +53,17 @@ class Render(msgspec.Struct, frozen=True, tag=True):
     """Bytes beyond what the worker has."""
 
 
+class Began(msgspec.Struct, frozen=True, tag=True):
+    """The worker is there, and takes jobs."""
+
+
 class Rendered(msgspec.Struct, frozen=True, tag=True):
     """text: as JSON."""
 
     text: bytes
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True):
-    """The template or what it was given is at fault."""
-
-    message: str
-    param: str | None = None
-
-
-class TooBig(msgspec.Struct, frozen=True, tag=True):
-    """It met the limit of memory. The worker ends."""
-
-
-Word = Render | Rendered | Refused | TooBig
+Word = Render | Began | Rendered | Refused | TooBig | Failed
 WORDS: msgspec.msgpack.Decoder[Word] = msgspec.msgpack.Decoder(Word)
 
 
@@ -78,18 +73,10 @@ def main(fd: int) -> int:
     with suppress(OSError):
         os.nice(NICE)
     pipe = Pipe(socket.socket(fileno=fd), WORDS)
-    desk = _Desk()
+    desk = Desk(Render, _Shelf().render, growth=GROWTH)
     _open_what_is_opened_late()
     close_doors()
-    gc.freeze()
-    try:
-        while isinstance(job := pipe.receive(), Render):
-            pipe.send(desk.carry_out(job))
-            if desk.spoilt:
-                return 1
-    except OSError:
-        return 1  # nobody is there to be told
-    return 0
+    return desk.work(pipe, Began())
 
 
 def _open_what_is_opened_late() -> None:
@@ -104,33 +91,18 @@ def _open_what_is_opened_late() -> None:
         ctypes.CDLL("libgcc_s.so.1")  # a thread's end would look for it
 
 
-class _Desk:
-    """Where jobs are done, one at a time."""
+class _Shelf:
+    """Templates that were used lately, parsed."""
 
     def __init__(self) -> None:
-        self._limits = Limits()
-        self._held = self._limits.held() or 0
         self._kept: OrderedDict[tuple[str, str], ChatTemplate] = OrderedDict()
-        self.spoilt = False
-        """Nothing more can be done here."""
 
-    def carry_out(self, job: Render) -> Word:
-        self._limits.set(job.seconds, job.memory)
-        try:
-            text = self._template(job).render(**json.loads(job.call))
-            if len(text) > job.most:
-                said = f"makes {len(text)} characters; this server reads at most {job.most}"
-                return Refused(f"the chat template {said}", "chat_template")
-            word: Word = Rendered(json.dumps(text).encode())
-        except RequestError as error:
-            word = Refused(str(error)[:2000], error.param)
-        except MemoryError:
-            self.spoilt = True
-            return TooBig()
-        gc.collect()
-        if (self._limits.held() or 0) - self._held > GROWTH:
-            self.spoilt = True  # another begins with less
-        return word
+    def render(self, job: Render) -> Rendered:
+        text = self._template(job).render(**json.loads(job.call))
+        if len(text) > job.most:
+            said = f"makes {len(text)} characters; this server reads at most {job.most}"
+            raise RequestError(f"the chat template {said}", param="chat_template")
+        return Rendered(json.dumps(text).encode())
 
     def _template(self, job: Render) -> ChatTemplate:
         key = job.source, json.dumps(job.special, sort_keys=True)

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Generic, TypeVar
 
@@ -32,7 +33,7 @@ class TookTooMuch(Exception):
 
 
 class TooBusy(Exception):
-    """A job did not get its processor time by far. The worker is gone."""
+    """A start or a job did not get its processor time by far. The worker is gone."""
 
 
 class Gone(Exception):
@@ -42,6 +43,11 @@ class Gone(Exception):
         super().__init__(f"exit status {status}")
         self.status = status
 
+    @property
+    def killed(self) -> bool:
+        """Somebody else did it: the system does where memory runs out."""
+        return self.status == -signal.SIGKILL
+
 
 class Watched(Generic[W]):
     """One worker. Who has it calls close() in the end."""
@@ -50,6 +56,24 @@ class Watched(Generic[W]):
         """Start one. Raises OSError."""
         self._process, end = hire()
         self.pipe: Pipe[W] = Pipe(end, words)
+
+    def begin(self, within: float, order: W | None = None) -> W:
+        """Its first word, which it says to its order if it needs one. within: seconds by the clock.
+
+        Raises TooBusy, Gone: then it is closed.
+        """
+        try:
+            if order is not None:
+                self.pipe.send(order)
+            word = self.pipe.receive(within)
+        except TimeoutError:
+            self.close()
+            raise TooBusy from None
+        except OSError:
+            word = None
+        if word is None:
+            raise self._gone()
+        return word
 
     def ask(
         self,
@@ -71,9 +95,14 @@ class Watched(Generic[W]):
             word = None
         if word is not None:
             return word
+        gone = self._gone()
+        raise TookTooMuch if gone.status == -signal.SIGXCPU else gone
+
+    def _gone(self) -> Gone:
+        with suppress(subprocess.TimeoutExpired):  # its socket is closed a moment before it ends
+            self._process.wait(LOOK_S)
         self.close()
-        status = self._process.returncode
-        raise TookTooMuch if status == -signal.SIGXCPU else Gone(status)
+        return Gone(self._process.returncode)
 
     def _answer(self, seconds: float, by_clock: float, waits: Callable[[], None]) -> W | None:
         used, began = self._seconds(), time.monotonic()

@@ -44,6 +44,9 @@ class Compiler:
         self.__dict__.setdefault("kept", []).append(bytearray(int(much.split()[0]) << 20))
 
     def die(self, much):
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def be_killed(self, much):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def die_once(self, much):

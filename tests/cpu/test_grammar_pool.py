@@ -283,6 +283,16 @@ def test_a_form_that_ends_two_workers_is_at_fault(pool):
     assert to.get("ok") == 2
 
 
+def test_a_form_whose_workers_somebody_kills_is_not_at_fault_and_is_tried_again(pool):
+    to = pool()
+    for _ in range(2):
+        error = to.get("be_killed")
+        assert isinstance(error, EngineError)
+        assert "killed, twice" in str(error)
+        to.release("be_killed")
+    assert to.stats.kept == 0
+
+
 @pytest.mark.parametrize(("what", "why"), [("broken", "no tokenizer here"), ("dead", "ended")])
 def test_a_worker_that_cannot_start_is_nobodys_fault_and_is_tried_again(pool, what, why):
     to = pool(what)

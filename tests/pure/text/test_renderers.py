@@ -1,0 +1,137 @@
+"""Workers for strangers' chat templates: what becomes of a request when they do not work."""
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from quire.engine.link import start
+from quire.errors import EngineError, Overloaded, RequestError
+from quire.text import renderers
+from quire.text.renderers import Renderers
+
+CALL = {"messages": [{"role": "user", "content": "hi"}]}
+GOOD = "{% for m in messages %}{{ m.content }}!{% endfor %}"
+
+
+class Agency:
+    """Hires a worker of a kind for each word; the last word stands for all behind it."""
+
+    def __init__(self, *words):
+        self.words = list(words)
+        self.hired = 0
+
+    def __call__(self):
+        self.hired += 1
+        word = self.words.pop(0) if len(self.words) > 1 else self.words[0]
+        if word == "none":
+            raise OSError("no process can be had")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            if word == "dead":
+                return subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]), ours
+            if word == "deaf":
+                fds = [os.dup(theirs.fileno())]
+                try:
+                    sleeps = [sys.executable, "-c", "import time; time.sleep(100)"]
+                    return subprocess.Popen(sleeps, pass_fds=fds), ours
+                finally:
+                    os.close(fds[0])
+            return start(__name__, theirs, [word]), ours
+
+
+def main(fd, word):
+    """A worker whose templates do what a word says."""
+    from quire.text import rendering
+
+    def render(shelf, job):
+        if word == "fails":
+            raise ZeroDivisionError("a fault of ours")
+        os.kill(os.getpid(), signal.SIGKILL if word == "is killed" else signal.SIGSEGV)
+
+    if word != "works":
+        rendering._Shelf.render = render
+    return rendering.main(fd)
+
+
+@pytest.fixture
+def having():
+    made = []
+
+    def having(*words):
+        agency = Agency(*words)
+        made.append(Renderers(agency))
+        return agency, made[-1]
+
+    yield having
+    for one in made:
+        one.close()
+
+
+def render(to, source=GOOD):
+    return asyncio.run(to.render(source, {}, CALL, 1 << 20))
+
+
+def test_a_worker_that_dies_once_at_its_start_is_replaced(having):
+    agency, to = having("dead", "works")
+    assert render(to) == "hi!"
+    assert agency.hired == 2
+
+
+def test_workers_that_die_twice_at_their_start_are_our_fault_and_the_log_says_what_to_do(
+    having, caplog
+):
+    _, to = having("dead")
+    with pytest.raises(EngineError, match="exit status 3"):
+        render(to)
+    (said,) = [one.getMessage() for one in caplog.records if one.levelno == logging.ERROR]
+    assert "what it printed says why" in said
+
+
+def test_a_process_that_cannot_be_had_is_our_fault(having, caplog):
+    _, to = having("none")
+    with pytest.raises(EngineError, match="no process can be had"):
+        render(to)
+    assert [one.levelno for one in caplog.records] == [logging.ERROR]
+
+
+def test_a_worker_that_does_not_start_in_time_is_told_as_much_to_do(having, monkeypatch):
+    monkeypatch.setattr(renderers, "BEGIN_S", 0.05)
+    _, to = having("deaf")
+    with pytest.raises(Overloaded, match="starts in"):
+        render(to)
+
+
+def test_a_template_that_ends_two_workers_is_at_fault(having):
+    agency, to = having("crashes")
+    with pytest.raises(RequestError, match="crashed, twice") as refused:
+        render(to)
+    assert refused.value.param == "chat_template"
+    assert agency.hired == 2
+
+
+def test_a_template_whose_workers_somebody_kills_is_not_at_fault(having):
+    _, to = having("is killed")
+    with pytest.raises(EngineError, match="killed, twice"):
+        render(to)
+
+
+def test_a_fault_of_the_worker_is_ours_and_its_trace_is_in_the_log(having, caplog):
+    agency, to = having("fails")
+    for _ in range(2):
+        with pytest.raises(EngineError, match="ZeroDivisionError: a fault of ours"):
+            render(to)
+    assert "in render" in caplog.text
+    assert agency.hired == 1, "the worker goes on"
+
+
+def test_what_python_refuses_of_a_template_is_the_templates_fault(having):
+    _, to = having("works")
+    loops = "".join(f"{{% for a{i} in [1] %}}" for i in range(30)) + "{% endfor %}" * 30
+    with pytest.raises(RequestError, match="nested"):
+        render(to, loops)
