@@ -12,6 +12,8 @@
 
 constexpr long CHUNK = 64;
 constexpr long SEGMENT = 1024;
+constexpr long SPREAD = 3;    // larger than 1 / SPREAD of a rank's share: an item is split
+constexpr long PACKING = 8;   // to make keys and values ready costs as much as so many rows
 constexpr long TILE_ROWS = 8 * MAX_ROWS;  // most rows of an item, unless one query has more heads
 
 struct AttentionArgs {
@@ -38,26 +40,36 @@ struct Shape {  // sizes that follow from the arguments
 
 struct Item {
   long sequence, first, count, kv_head;  // queries [first, first + count) of the sequence
+  long cuts, cut;                        // into so many pieces, at most; which one of them
 };
 
-// The items in order; `seek` only moves forward, so a walk over all costs their number.
+// The items in order, or if `split` their pieces, a segment each; `seek` only moves forward, so a
+// walk over all costs their number.
 struct Items {
   const AttentionArgs& a;
-  long queries, sequence = 0, base = 0;
-  Items(const AttentionArgs& a, const Shape& s) : a(a), queries(s.queries) {}
-  long tiles(long s) const { return (a.starts[s + 1] - a.starts[s] + queries - 1) / queries; }
+  const long queries;
+  const bool split;
+  long sequence = 0, base = 0;
+  Items(const AttentionArgs& a, const Shape& s, bool split)
+      : a(a), queries(s.queries), split(split) {}
+  long rows(long s) const { return a.starts[s + 1] - a.starts[s]; }
+  long tiles(long s) const { return (rows(s) + queries - 1) / queries; }
+  long cuts(long s) const {
+    const long seen = a.window ? a.contexts[s] - rows(s) - a.window + 1 : 0;
+    return (a.contexts[s] + SEGMENT - 1) / SEGMENT - (seen > 0 ? seen / SEGMENT : 0);
+  }
   bool seek(long index, Item& item) {
     for (; sequence < a.sequences; sequence++) {
-      const long n = tiles(sequence) * a.kv_heads;
+      const long n = tiles(sequence) * a.kv_heads * (split ? cuts(sequence) : 1);
       if (index < base + n) break;
       base += n;
     }
     if (sequence == a.sequences) return false;
     // The last tile of a prompt sees the most keys: it goes first.
-    const long at = index - base, tile = tiles(sequence) - 1 - at / a.kv_heads;
-    const long rows = a.starts[sequence + 1] - a.starts[sequence];
-    item = {sequence, tile * queries, 0, at % a.kv_heads};
-    item.count = rows - item.first < queries ? rows - item.first : queries;
+    const long pieces = split ? cuts(sequence) : 1, at = (index - base) / pieces;
+    const long tile = tiles(sequence) - 1 - at / a.kv_heads;
+    item = {sequence, tile * queries, 0, at % a.kv_heads, pieces, (index - base) % pieces};
+    item.count = rows(sequence) - item.first < queries ? rows(sequence) - item.first : queries;
     return true;
   }
 };
@@ -75,6 +87,12 @@ INLINE Span span_of(const AttentionArgs& a, const Item& item) {
 
 INLINE long segments_of(const Span& s) {
   return (s.high + SEGMENT - 1) / SEGMENT - s.low / SEGMENT;
+}
+
+// What of it is segment number `n`.
+INLINE Span segment_of(const Span& s, long n) {
+  const long begin = (s.low / SEGMENT + n) * SEGMENT, end = begin + SEGMENT;
+  return {begin > s.low ? begin : s.low, end < s.high ? end : s.high, s.first};
 }
 
 // Running state of an item's rows: largest score, sum of weights, weighted sum of values.
@@ -322,7 +340,8 @@ struct Worker {
       const long to = start + CHUNK < span.high ? start + CHUNK : span.high;
       later.find(a, item.sequence, item.kv_head, start, start, to);
     } else if (after.count) {
-      const Span next = span_of(a, after);
+      Span next = span_of(a, after);
+      if (after.cuts > 1) next = segment_of(next, after.cut);
       const long first = next.low / CHUNK * CHUNK;
       const long to = first + CHUNK < next.high ? first + CHUNK : next.high;
       later.find(a, after.sequence, after.kv_head, first, next.low, to);
@@ -343,7 +362,7 @@ struct Worker {
     keys.find(a, item.sequence, item.kv_head, start, from, to);
     // Short rows are read faster than they are asked for; many rows hide what they wait for.
     const long bytes = a.size * (long)sizeof(T);
-    const bool wanted = bytes >= 128 && rows <= 64 && find_later(item, span, start + CHUNK);
+    const bool wanted = rows <= (bytes >= 128 ? 64 : 16) && find_later(item, span, start + CHUNK);
     Feed feed(later, bytes, wanted);
     pack_keys(keys, feed, to - start, a.size, s.steps, room.k);
     pack_values(keys, feed, to - start, a.size, room.v);
@@ -363,13 +382,11 @@ struct Worker {
                (to - start + per - 1) / per, room.part.out + skip * s.width, s.width, true);
   }
 
-  // The item's rows over segment number `n` of its span -> room.part
-  void segment(const Item& item, const Span& span, long n) {
+  // The item's rows over [part.low, part.high) of its span -> room.part
+  void segment(const Item& item, const Span& span, const Span& part) {
     reset(room.part, item.count * s.group, s.width);
-    const long begin = (span.low / SEGMENT + n) * SEGMENT;
-    long start = span.low > begin ? span.low / CHUNK * CHUNK : begin;
-    const long end = begin + SEGMENT < span.high ? begin + SEGMENT : span.high;
-    for (; start < end; start += CHUNK) chunk(item, span, start);
+    for (long start = part.low / CHUNK * CHUNK; start < part.high; start += CHUNK)
+      chunk(item, span, start);
   }
 
   void write(const Item& item, const State& state) {
@@ -389,12 +406,12 @@ struct Worker {
     const long rows = item.count * s.group, segments = segments_of(span);
     copy_queries(item);
     if (segments == 1) {  // folding it into nothing would change no bit
-      segment(item, span, 0);
+      segment(item, span, span);
       return write(item, room.part);
     }
     reset(room.whole, rows, s.width);
     for (long n = 0; n < segments; n++) {
-      segment(item, span, n);
+      segment(item, span, segment_of(span, n));
       fold(room.whole, room.part, rows, s.width);
     }
     write(item, room.whole);
@@ -402,22 +419,24 @@ struct Worker {
 };
 
 struct Load {  // how much there is to do
-  long items = 0, segments = 0, most = 0;
+  long pieces = 0;
   double work = 0;
-  bool split = false;  // few items over long contexts: segments go to the ranks instead
+  bool split = false;  // one item would keep a rank when the others are done: its segments are shared
   Load(const AttentionArgs& a, const Shape& s, int threads) {
+    const Items items(a, s, true);
+    double all = 0, most = 0;
     for (long i = 0; i < a.sequences; i++) {
-      const long rows = a.starts[i + 1] - a.starts[i];
+      const long rows = items.rows(i), n = items.tiles(i) * a.kv_heads, cuts = items.cuts(i);
       if (rows <= 0) continue;
-      const long n = (rows + s.queries - 1) / s.queries * a.kv_heads;
-      const long cuts = a.contexts[i] / SEGMENT + 2;
-      items += n;
-      segments += n * cuts;
-      if (cuts > most) most = cuts;
+      pieces += n * cuts;
+      const long high = rows < s.queries ? rows : s.queries;
+      const double one = (double)cuts * (PACKING + high * s.group);
+      all += n * one;
+      if (cuts > 2 && one > most) most = one;
       work += (double)rows * a.contexts[i];
     }
     work *= a.heads * a.size;
-    split = threads > 1 && items < 4 * threads && most > 3;
+    split = threads > 1 && most * SPREAD * threads > all;
   }
 };
 
@@ -431,37 +450,43 @@ INLINE long room_bytes(const AttentionArgs& a, const Shape& s) {
 inline Plan plan(const AttentionArgs& a, int threads) {
   const Shape s(a);
   const Load load(a, s, threads);
-  const long parts = load.split ? load.items * load.most * part_floats(s) * 4 : 0;
+  const long parts = load.split ? load.pieces * part_floats(s) * 4 : 0;
   return {load.work > 32768, threads * room_bytes(a, s) + parts};
 }
 
 template <class T>
-void attend_split(const AttentionArgs& a, const Team& team, const Shape& s, const Load& load) {
+void attend_split(const AttentionArgs& a, const Team& team, const Shape& s) {
   Worker<T> worker{a, s, Room<T>(team.scratch + team.rank * room_bytes(a, s), s)};
   float* parts = (float*)(team.scratch + team.size * room_bytes(a, s));
-  auto state = [&](long i, long n) {
-    float* at = parts + (i * load.most + n) * part_floats(s);
+  auto state = [&](long piece) {
+    float* at = parts + piece * part_floats(s);
     return State{at, at + s.rows, at + 2 * s.rows};
   };
   const State own = worker.room.part;
+  Items items(a, s, true);
   Item item;
-  Items items(a, s);
-  for (long u; (u = team.take(1)) < load.items * load.most;) {
-    items.seek(u / load.most, item);
+  long u = team.take(1), next;
+  for (bool more = items.seek(u, item); more; item = worker.after, u = next) {
+    more = items.seek(next = team.take(1), worker.after);
+    if (!more) worker.after.count = 0;
     const Span span = span_of(a, item);
-    if (u % load.most >= segments_of(span)) continue;
+    const long segments = segments_of(span);
+    if (item.cut >= segments) continue;
+    const Span part = segment_of(span, item.cut);
     worker.copy_queries(item);
-    worker.room.part = state(u / load.most, u % load.most);
-    worker.segment(item, span, u % load.most);
+    worker.room.part = segments == 1 ? own : state(u);
+    worker.segment(item, part, part);
+    if (segments == 1) worker.write(item, own);
   }
   worker.room.part = own;
   team.barrier();
-  Items again(a, s);
-  for (long i = team.rank; i < load.items; i += team.size) {
-    again.seek(i, item);
+  Items again(a, s, true);
+  long turn = 0;
+  for (u = 0; again.seek(u, item); u += item.cuts) {
     const long rows = item.count * s.group, segments = segments_of(span_of(a, item));
+    if (segments == 1 || turn++ % team.size != team.rank) continue;
     reset(worker.room.whole, rows, s.width);
-    for (long n = 0; n < segments; n++) fold(worker.room.whole, state(i, n), rows, s.width);
+    for (long n = 0; n < segments; n++) fold(worker.room.whole, state(u + n), rows, s.width);
     worker.write(item, worker.room.whole);
   }
 }
@@ -470,9 +495,9 @@ template <class T>
 void attend(const AttentionArgs& a, const Team& team) {
   const Shape s(a);
   const Load load(a, s, team.size);
-  if (load.split) return attend_split<T>(a, team, s, load);
+  if (load.split) return attend_split<T>(a, team, s);
   Worker<T> worker{a, s, Room<T>(team.scratch + team.rank * room_bytes(a, s), s)};
-  Items items(a, s);
+  Items items(a, s, false);
   Item item;
   for (bool more = items.seek(team.take(1), item); more; item = worker.after) {
     more = items.seek(team.take(1), worker.after);
