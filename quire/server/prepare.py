@@ -9,6 +9,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -22,12 +23,15 @@ from quire.server.keys import OPERATOR, Holder
 from quire.server.services import Services
 from quire.server.splitting import splits
 from quire.server.templates import Texts
+from quire.text import sandbox
 from quire.text.inputs import Prepared
 
 T = TypeVar("T")
 
 LONG_CHARS = 8_000
 """Prompts beyond this take milliseconds, and are prepared in another thread."""
+LONG_S = 0.02
+"""Of processor time in chat templates, for shorter ones: twenty messages take a fortieth."""
 LONG_ANSWER = 20_000
 """Tokens with their logprobs, beyond which an answer is put together in another thread."""
 
@@ -62,8 +66,14 @@ async def prepare(to: Services, asked: Asked, terms: Terms) -> list[Prepared]:
 
 
 async def off_loop(work: Callable[[], T], size: int, most: int) -> T:
-    """Do the work: here if it is short, else in a thread."""
-    return await asyncio.to_thread(work) if size > most else work()
+    """Do the work: here if it is short, else in a thread.
+
+    Work whose chat template turns out to take long is begun here, and begun anew there.
+    """
+    if size <= most:
+        with suppress(sandbox.TakesLong), sandbox.in_a_hurry(LONG_S):
+            return work()
+    return await asyncio.to_thread(work)
 
 
 def render(to: Services, asked: Asked, texts: Texts, place: int = 0) -> str:

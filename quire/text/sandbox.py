@@ -3,7 +3,8 @@
 A template is somebody else's program. Bounded here: characters of the result, turns of loops and
 calls of macros together (`FUEL`), the time they take (`SECONDS`), the length of `range`, of strings
 and lists made by `+`, `*`, `~` and `%`, and the size of powers. A bound that is passed raises
-RequestError. Values go in as plain data, so no method of a rich object can be called.
+RequestError. Values go in as plain data, so no method of a rich object can be called. Who must not
+be held up says how long it has (`in_a_hurry`), and is told when that is over.
 
 That bounds what a user can make of a template that the operator chose: between two turns it goes
 once over what he sent. It does not bound what a template's author can: time and memory inside one
@@ -15,7 +16,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import datetime
 from typing import Any, Protocol, runtime_checkable
 
@@ -43,6 +46,27 @@ class Dumps(Protocol):
     """A pydantic object, as clients of the openai package send them."""
 
     def model_dump(self, *, exclude_none: bool) -> dict[str, Any]: ...
+
+
+class TakesLong(Exception):
+    """Not to be rendered here: in_a_hurry() says so."""
+
+
+_hurry: ContextVar[float | None] = ContextVar("quire_hurry", default=None)
+"""When a rendering is given up, by the clock of its thread."""
+
+
+@contextmanager
+def in_a_hurry(seconds: float) -> Iterator[None]:
+    """All that is rendered within may take so much processor time together, else TakesLong.
+
+    Then it can be rendered once more, elsewhere.
+    """
+    token = _hurry.set(time.thread_time() + seconds)
+    try:
+        yield
+    finally:
+        _hurry.reset(token)
 
 
 def _refuse(what: str) -> RequestError:
@@ -193,13 +217,17 @@ def meter(fuel: int = FUEL, seconds: float = SECONDS) -> Callable[[], None]:
     """A function that may be called `fuel` times, for so long."""
     left = fuel
     end = time.thread_time() + seconds
+    hurry = _hurry.get()
+    look = end if hurry is None else min(end, hurry)
 
     def burn() -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise _refuse(f"loops more than {fuel} times")
-        if left % TURNS_A_LOOK == 0 and time.thread_time() > end:
+        if left % TURNS_A_LOOK == 0 and time.thread_time() > look:
+            if look < end:
+                raise TakesLong
             raise _refuse(f"takes more than {seconds:g} s of processor time for these messages")
 
     return burn
@@ -211,7 +239,7 @@ def run(template: jinja2.Template, values: Mapping[str, object]) -> str:
     given |= {_METER: meter(), _CHECK: check}
     try:
         return _collect(template.generate(given))
-    except (RequestError, MemoryError):
+    except (RequestError, MemoryError, TakesLong):
         raise
     except RecursionError:
         raise _refuse("calls itself without end") from None

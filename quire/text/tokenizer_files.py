@@ -16,10 +16,10 @@ from tokenizers import AddedToken
 
 from quire.config.json_file import read_object, read_text
 from quire.errors import ConfigError
+from quire.text.chat import MOST_TEMPLATE_BYTES
 
 NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("additional_special_tokens", "extra_special_tokens")
-MOST_TEMPLATE_BYTES = 4 << 20
 ID_END = 1 << 32
 """Above all ids that tokenizers can have."""
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")

@@ -2,13 +2,19 @@
 
 import contextlib
 import json
+import os
 import time
 
 import pytest
 
 from quire.errors import ConfigError, RequestError, Unsupported
 from quire.text import sandbox
-from quire.text.chat import RESERVED, ChatTemplate, load_chat_template
+from quire.text.chat import (
+    MOST_TEMPLATE_BYTES,
+    RESERVED,
+    ChatTemplate,
+    load_chat_template,
+)
 from quire.text.messages import normalise
 from quire.text.tokenizer import load_tokenizer
 from tests.pure.text.made import face, folder_of
@@ -251,6 +257,23 @@ def test_a_template_comes_as_a_path_or_as_text(tmp_path):
     assert load_chat_template(None) is None
     with pytest.raises(ConfigError, match="neither the text"):
         load_chat_template(str(tmp_path / "missing.jinja"))
+
+
+def test_a_template_that_is_too_large_is_refused_with_its_size_and_its_file(tmp_path):
+    path = tmp_path / "t.jinja"
+    path.write_text("{{ 1 }}" + " " * MOST_TEMPLATE_BYTES)
+    with pytest.raises(
+        ConfigError, match=rf"t\.jinja has {MOST_TEMPLATE_BYTES + 7} bytes; at most"
+    ):
+        load_chat_template(path)
+    with pytest.raises(ConfigError, match=rf"has {MOST_TEMPLATE_BYTES + 7} characters; at most"):
+        load_chat_template(path.read_text())
+
+
+def test_a_template_is_not_waited_for_at_a_pipe(tmp_path):
+    os.mkfifo(tmp_path / "pipe.jinja")
+    with pytest.raises(ConfigError, match="neither the text"):
+        load_chat_template(tmp_path / "pipe.jinja")
 
 
 @pytest.mark.parametrize("name", sorted(RESERVED))
