@@ -48,6 +48,7 @@ MAX = 2**31
 RANGES = {
     "port": (0, 65535),
     "api_server_count": (1, 256),
+    "api_watchdog_seconds": (0, MAX),
     "max_body_bytes": (1, MAX * MAX),
     "keep_alive_timeout": (0, MAX),
     "h11_max_incomplete_event_size": (1024, MAX * MAX),

@@ -31,18 +31,29 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._until)
 
-    def put(self, fingerprint: bytes) -> None:
-        """Again: from now on for as long as the first time."""
+    def put(self, fingerprint: bytes, left_s: float | None = None) -> None:
+        """Again: from now on for as long as the first time.
+
+        left_s: for how long yet, as somebody else's kept() says; they come in its order.
+        """
         self._until.pop(fingerprint, None)
-        self._until[fingerprint] = self._clock() + self._for_s
+        for_s = self._for_s if left_s is None else min(left_s, self._for_s)
+        self._until[fingerprint] = self._clock() + for_s
         if len(self._until) > self._most:
             self._until.popitem(last=False)
+
+    def kept(self) -> list[tuple[bytes, float]]:
+        """All that is here, and for how long yet; first to end first."""
+        self._forget_old()
+        now = self._clock()
+        return [(fingerprint, until - now) for fingerprint, until in self._until.items()]
 
     def left_s(self, fingerprint: bytes) -> float | None:
         """For how long yet; None: it is not here."""
         self._forget_old()
-        until = self._until.get(fingerprint)
-        return None if until is None else until - self._clock()
+        until = self._until.get(fingerprint, 0.0)
+        left_s = until - self._clock()
+        return left_s if left_s > 0 else None
 
     def _forget_old(self) -> None:
         now = self._clock()

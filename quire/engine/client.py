@@ -119,7 +119,8 @@ class EngineClient:
         self._streams: dict[str, Stream] = {}
         self.quarantine = Quarantine()
         self.on_condemned: Callable[[bytes], None] | None = None
-        """Told of the fingerprints that come into quarantine here."""
+        """Told of the fingerprints that come into quarantine by what happened here: who speaks to
+        the same engine is to put them into its own, by condemn()."""
         self.away: str | None = None
         """Why the engine is being restarted; None while there is one."""
         self.restarts = 0
@@ -165,6 +166,7 @@ class EngineClient:
         self._check_quarantine(all_of_them)
         if self.away is not None:
             await self._wait_for_engine(len(all_of_them))
+            self._check_quarantine(all_of_them)  # one of the kind may be what it died of
         travelling = [carried(self._orphaned(one)) for one in all_of_them]
         stream = Stream(self, all_of_them)
         for request_id in stream.request_ids:
@@ -184,17 +186,29 @@ class EngineClient:
         for one in requests:
             left = self.quarantine.left_s(fingerprint(one))
             if left is not None:
-                raise Quarantined(
-                    "a request with the same input and parameters has broken a step of the engine, "
-                    f"or the engine itself: it is not tried again for {left:.0f} s"
-                )
+                raise _quarantined(left)
 
-    def _condemn(self, request: Request) -> None:
-        """It has broken a step, or engines."""
+    def condemn(self, found: bytes) -> None:
+        """Somebody else's request with this fingerprint has broken a step, or engines."""
+        self.quarantine.put(found)
+        self._end_suspects(found, 0)
+
+    def _condemn(self, request: Request) -> bytes:
+        """It has broken a step, or engines. Its fingerprint."""
         found = fingerprint(request)
         self.quarantine.put(found)
         if self.on_condemned is not None:
             self.on_condemned(found)
+        return found
+
+    def _end_suspects(self, condemned: bytes, said: int) -> None:
+        """Those with the input that was condemned, when it had said so many tokens: each that has
+        not come further might cost another engine.
+        """
+        for stream in self._all_streams():
+            if any(fingerprint(one) == condemned for one in stream._suspects(said)):
+                left = self.quarantine.left_s(condemned)
+                self._drop(stream, _quarantined(left or 0.0))
 
     def _adding(self, number: int, stream: Stream, travelling: list[Carried]) -> ToEngine:
         self._opening[number] = stream
@@ -285,13 +299,16 @@ class EngineClient:
         self._held.clear()
         self._readded.clear()
         aboard = None if loss.aboard is None else frozenset(loss.aboard)
+        condemned = []
         for stream in self._all_streams():
             culprit = stream._was_aboard(aboard)
             if culprit is not None:
-                self._give_up(stream, culprit)
+                condemned.append(self._give_up(stream, culprit))
                 continue
             for place, told in stream._live.items():
                 self._before[place] = told.leave(stream._accepted_at, self.beat)
+        for found, said in condemned:
+            self._end_suspects(found, said)
         self._opening = {n: one for n, one in self._opening.items() if not one.closed}
         self._clear_books()
 
@@ -300,13 +317,15 @@ class EngineClient:
         if self.observer is not None:
             self.observer.only(self._streams.keys())
 
-    def _give_up(self, stream: Stream, culprit: Request) -> None:
+    def _give_up(self, stream: Stream, culprit: Request) -> tuple[bytes, int]:
+        """End it. The culprit's fingerprint, and how many tokens it had said."""
+        said = stream._said(culprit)
         deaths = stream._deaths[culprit.id]
         log.error("request %s was aboard %d engines that died: it ends", culprit.id, deaths)
         often = "twice" if deaths == DEATHS else f"{deaths} times"
         message = f"the engine died {often} with this request aboard: it is not tried again"
-        self._condemn(culprit)
         self._drop(stream, EngineCrashed(message))
+        return self._condemn(culprit), said
 
     def _drop(self, stream: Stream, error: Exception) -> None:
         """End a stream with this error, and its requests in the engine."""
@@ -534,3 +553,10 @@ class EngineClient:
         for stream in set(self._streams.values()):
             stream._fail(dead)
         self._streams.clear()
+
+
+def _quarantined(left_s: float) -> Quarantined:
+    return Quarantined(
+        "a request with the same input and parameters has broken a step of the engine, "
+        f"or the engine itself: it is not tried again for {left_s:.0f} s"
+    )

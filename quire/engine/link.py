@@ -83,6 +83,9 @@ class RunServer(Word, frozen=True):
     birth: int = 0  # how many processes had this index before
     restarts: int = 0  # how many engines have taken over so far
     pulse: int | None = None  # file descriptor of the engine's page: quire.engine.pulse
+    beat: int | None = None  # and of the page of this process
+    stacks: int | None = None  # and of a file for stacks, when it hangs or dies
+    condemned: tuple[tuple[bytes, float], ...] = ()  # fingerprints, and for how many seconds yet
 
 
 class Listening(Word, frozen=True):
@@ -126,6 +129,14 @@ class Restart(Word, frozen=True):
     reason: str
 
 
+class Condemned(Word, frozen=True):
+    """From an API process, and on to the others: inputs with this fingerprint are not tried again
+    for a while.
+    """
+
+    fingerprint: bytes
+
+
 class Died(Word, frozen=True):
     """To an API process: the engine is gone for good, or other parts of the server are."""
 
@@ -147,6 +158,7 @@ Any_ = (
     | Back
     | Left
     | Restart
+    | Condemned
     | Died
     | Stop
 )
@@ -194,6 +206,19 @@ class Link:
             self._socket.sendall(line)
         except OSError:
             return  # whoever reads our end will be told that it is gone
+
+    def offer(self, word: Word) -> bool:
+        """send() a short word without waiting. False: who is there has not read for long, and this
+        word is lost.
+        """
+        line = _encoder.encode(word) + b"\n"
+        try:
+            self._socket.send(line, socket.MSG_DONTWAIT)  # the kernel takes all of it, or nothing
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True  # as send()
+        return True
 
     def receive(self, timeout: float | None = None) -> Any_ | None:
         """The next word, waited for. None: the other end is gone. Raises TimeoutError."""

@@ -1,4 +1,4 @@
-"""What an engine's process leaves to its starter: stacks of its threads, asked for or of its fault.
+"""What a process leaves to its starter: stacks of its threads, asked for or of its fault.
 
 The process writes them itself, by a handler in C that needs no interpreter (faulthandler), into a
 file that its starter has too. A thread that hangs in native code shows the Python that called it,
@@ -8,13 +8,16 @@ and the kernel says in what it waits.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
+import subprocess
 import time
 from pathlib import Path
+from typing import IO, Protocol
 
-from quire.engine.spawn import EngineChild
+log = logging.getLogger(__name__)
 
 STACKS = signal.SIGUSR1
 """What has the process write its stacks; see quire.engine.process."""
@@ -27,7 +30,23 @@ _FILE = re.compile(r'File "([^"]*)"')
 _PACKAGES = re.compile(r".*/(?:site-packages|dist-packages|lib/python[0-9.]+)/")
 
 
-def ask(child: EngineChild) -> str:
+class Leaver(Protocol):
+    """A process, and the file for its stacks."""
+
+    process: subprocess.Popen[bytes]
+    stacks: IO[bytes]
+
+
+def show(child: Leaver, name: str, why: str, *, asking: bool) -> None:
+    """Log why it does not get on, and where its threads are. asking: it may be able to say so."""
+    threads = tasks(child.process.pid)
+    log.error("%s does not get on: %s. Its threads:\n%s", name, why, threads)
+    stacks = ask(child) if asking else ""
+    if stacks:
+        log.error("where they are:\n%s", stacks.rstrip())
+
+
+def ask(child: Leaver) -> str:
     """Have it write the stacks of all its threads, which it does whatever they are at. What came,
     "" if nothing did: a stopped process writes nothing.
     """
@@ -44,7 +63,7 @@ def ask(child: EngineChild) -> str:
     return _read(child, before)
 
 
-def left(child: EngineChild) -> str:
+def left(child: Leaver) -> str:
     """The stacks that it wrote when it died of a fault; "" if it did not."""
     return _read(child, 0)
 
@@ -73,11 +92,11 @@ def _short(path: str) -> str:
     return f"quire/{module}" if ours else os.path.basename(path)
 
 
-def _size(child: EngineChild) -> int:
+def _size(child: Leaver) -> int:
     return os.fstat(child.stacks.fileno()).st_size
 
 
-def _read(child: EngineChild, since: int) -> str:
+def _read(child: Leaver, since: int) -> str:
     data = os.pread(child.stacks.fileno(), MOST_BYTES, since)
     return without_paths(data.decode(errors="replace"))
 

@@ -16,7 +16,7 @@ import msgspec
 import zmq
 
 from quire.engine import wire
-from quire.engine.link import Away, Back, Died, Link, Restart, Stop
+from quire.engine.link import Any_, Away, Back, Died, Link, Restart
 from quire.engine.messages import PROTOCOL, Dead, FromEngine, Hello, ToEngine
 from quire.errors import EngineDead, EngineError
 
@@ -35,7 +35,8 @@ class EngineSocket:
     """A transport: carries messages between an EngineClient and an engine's process.
 
     link: tells of the death of the engine (an Away word; Back when another is there; Died), and by
-    its own end of that of whoever holds the other. Without one, nobody tells.
+    its own end of that of whoever holds the other. Without one, nobody tells. on_word: is called
+    with the other words that come over it.
     """
 
     def __init__(
@@ -44,13 +45,13 @@ class EngineSocket:
         name: str,
         link: Link | None = None,
         *,
-        on_stop: Callable[[], None] | None = None,
+        on_word: Callable[[Any_], None] | None = None,
         gone: str = "the engine's process is gone",
     ) -> None:
         self._address = address(folder)
         self._name = name
         self._link = link
-        self._on_stop = on_stop
+        self._on_word = on_word
         self._gone = gone
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None  # while there is an engine
@@ -169,8 +170,8 @@ class EngineSocket:
                 self._address = address(word.folder)
                 self._connect()
                 self._back()
-            elif isinstance(word, Stop) and self._on_stop is not None:
-                self._on_stop()
+            elif self._on_word is not None:
+                self._on_word(word)
             if not self._link.has_word:
                 return
             word = self._link.receive()

@@ -116,6 +116,19 @@ class Stream:
     def _most_deaths(self) -> int:
         return max(self._deaths.values(), default=0)
 
+    def _suspects(self, said: int) -> list[Request]:
+        """Those of its requests that have not ended, were aboard an engine that died, and have
+        said so many tokens at most.
+        """
+        deaths, live = self._deaths, self.unfinished
+        found = [one for one in self._requests if one.id in deaths and one.id in live]
+        return [one for one in found if self._said(one) <= said]
+
+    def _said(self, request: Request) -> int:
+        """How many tokens were told of that sequence of it that has come furthest."""
+        places = [(request.id, index) for index in range(request.n)]
+        return max(len(self._live[place].tokens) for place in places if place in self._live)
+
     def _was_aboard(self, aboard: frozenset[str] | None) -> Request | None:
         """An engine died. aboard: whom it ran; None: any. Who must not be aboard another."""
         worst = None

@@ -2,8 +2,12 @@
 
 Two questions. A probe asks whether a request that comes now would be worked on: if not, traffic had
 better go elsewhere for a while, so it asks early. The watchdog asks whether the engine will ever
-get on: a yes to that ends it, so it asks late, and counts only time in which it was awake itself. A
-machine that stood still makes nobody late.
+get on: a no to that ends it, so it asks late, and counts only time in which it was awake itself and
+the process was not kept waiting for a processor. A machine that stood still makes nobody late, nor
+does one that is overloaded.
+
+The event loop of an API process beats on a page of the same kind (quire.server.crew), and is
+watched by the same watchdog.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ TICK_S = 0.5
 """How often the watchdog looks."""
 START_PATIENCE = 10
 """Another start may take so many times what the first one took."""
-STOPPED = "the engine's process is stopped"
+STOPPED = "its process is stopped"
 
 
 class Trouble(NamedTuple):
@@ -44,7 +48,7 @@ def trouble(beat: Beat, now: int, state: str | None = None) -> Trouble | None:
     if beat.phase != Phase.SERVING or (state is not None and state in "XZ"):
         return Trouble("gone", "there is no engine")
     if state is not None and state in "Tt":
-        return Trouble("stopped", STOPPED)
+        return Trouble("stopped", "the engine's process is stopped")
     if beat.excused_at:
         return Trouble("occupied", f"the engine is at a profile, {_for(now - beat.excused_at)}")
     silent = now - max(beat.progress_at, 0)
@@ -69,6 +73,14 @@ def state_of(pid: int) -> str | None:
     return text.rpartition(")")[2].split()[0]
 
 
+def waited_ns(pid: int) -> int:
+    """How long the main thread of a process has waited for a processor; 0 where nobody counts."""
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, IndexError):
+        return 0
+
+
 def _s(ns: int) -> str:
     return f"{ns / 1e9:.1f}"
 
@@ -78,21 +90,29 @@ def _for(ns: int) -> str:
 
 
 class Watch:
-    """The watchdog. look() is called every TICK_S; it says when an engine is beyond hope."""
+    """The watchdog. look() is called every TICK_S; it says when a process is beyond hope."""
 
     def __init__(
         self,
         read: Callable[[], Beat],
         limit_s: float,
         *,
+        stopped_s: float = STOPPED_S,
         state: Callable[[int], str | None] = state_of,
+        waited: Callable[[int], int] = waited_ns,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """limit_s: of silence while there is work, beyond what its step may take. 0: never."""
+        """limit_s: of silence while there is work, beyond what its step may take. 0: never.
+
+        stopped_s: a process that a signal has stopped for so long will not go on by itself.
+        """
         self._read = read
         self._limit_s = limit_s
+        self._longest_stop_s = stopped_s
         self._state = state
+        self._waited = waited
         self._clock = clock
+        self._waited_before = (0, 0)  # the process, and how long it had
         self._looked_at = clock()
         self._mark = (0, 0)
         self._silent_s = 0.0  # in which we were awake
@@ -118,19 +138,29 @@ class Watch:
             return None
         if self._state(pid) == "T":
             self._stopped_s += awake_s
-            return STOPPED if self._stopped_s >= STOPPED_S else None
+            return STOPPED if self._stopped_s >= self._longest_stop_s else None
         self._stopped_s = 0.0
         beat = self._read()
         if beat.pid != pid:  # it has not begun, and this is the page of the one before
             beat = Beat(Phase.STARTING, pid)
-        return self._look_at_work(beat, awake_s)
+        return self._look_at_work(beat, awake_s - self._waited_s(pid))
 
-    def _look_at_work(self, beat: Beat, awake_s: float) -> str | None:
+    def _waited_s(self, pid: int) -> float:
+        """How long it has waited for a processor since the last look."""
+        was, before = self._waited_before
+        waited = self._waited(pid)
+        self._waited_before = (pid, waited)
+        return (waited - before) / 1e9 if was == pid else 0.0
+
+    def _look_at_work(self, beat: Beat, had_s: float) -> str | None:
+        """had_s: since the last look it could have worked for so long. Less than nothing, if a long
+        wait for a processor has ended just now: the kernel counts it then.
+        """
         mark = (beat.pid, beat.progress_at)
         if mark != self._mark:
             self._mark, self._silent_s = mark, 0.0
             return None
-        self._silent_s += awake_s
+        self._silent_s = max(self._silent_s + had_s, 0.0)
         limit_s = self._limit_of(beat)
         if limit_s is None or self._silent_s <= limit_s:
             return None

@@ -60,11 +60,7 @@ class Watchdog:
         if why is None:
             return None
         self._why = why
-        pid = child.process.pid
-        log.error("the engine does not get on: %s. Its threads:\n%s", why, remains.tasks(pid))
-        stacks = "" if why == STOPPED else remains.ask(child)
-        if stacks:
-            log.error("where they are:\n%s", stacks.rstrip())
+        remains.show(child, "the engine", why, asking=why != STOPPED)
         return why
 
     def bury(self, child: EngineChild, why: str, config: EngineConfig | None) -> None:

@@ -27,6 +27,14 @@ MOST_BODY = 1 << 22
 RETRY_S = 5
 BACKLOG = 128
 
+_ENDS = (
+    OSError,
+    asyncio.IncompleteReadError,
+    asyncio.LimitOverrunError,
+    asyncio.CancelledError,  # the lobby closes; asyncio would log a task that ends so
+)
+"""Of a connection: nobody need know."""
+
 PHASES = {
     "process": "the engine's process begins",
     "weights": "weights are being read, and the device is being prepared",
@@ -77,7 +85,7 @@ class Lobby:
             await self._closing.wait()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+        with contextlib.suppress(*_ENDS):
             async with asyncio.timeout(HEAD_S):
                 head = await reader.readuntil(b"\r\n\r\n")
             writer.write(self.answer_to(head))

@@ -27,6 +27,9 @@ class ServerOptions:
     """Unix socket to listen on, in place of host and port."""
     api_server_count: int = 1
     """Processes that speak HTTP, tokenize and write answers. They share one port."""
+    api_watchdog_seconds: float = 30.0
+    """One of them whose event loop does not turn for so long is ended: stacks are logged, and
+    another takes its place. 0: never."""
     root_path: str = ""
     """Path under which a proxy shows this server."""
     max_body_bytes: int = 32 << 20
@@ -168,9 +171,9 @@ class ServerOptions:
 
 
 _GROUPS = {
-    "server": "host port uds api_server_count root_path max_body_bytes keep_alive_timeout "
-    "h11_max_incomplete_event_size h11_max_header_count shutdown_timeout middleware "
-    "disable_fastapi_docs enable_offline_docs",
+    "server": "host port uds api_server_count api_watchdog_seconds root_path max_body_bytes "
+    "keep_alive_timeout h11_max_incomplete_event_size h11_max_header_count shutdown_timeout "
+    "middleware disable_fastapi_docs enable_offline_docs",
     "access": "api_key api_key_file ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs "
     "ssl_ciphers enable_ssl_refresh allowed_origins allowed_methods allowed_headers "
     "allow_credentials enable_dev_routes enable_profiler_routes",

@@ -30,13 +30,25 @@ from quire.config.environment import start_process
 from quire.engine import collector
 from quire.engine.client import EngineClient
 from quire.engine.front import house_of, inputs_of, load_texts
-from quire.engine.link import Built, Failed, Found, Link, Listening, RunServer, inherit
+from quire.engine.link import (
+    Any_,
+    Built,
+    Condemned,
+    Failed,
+    Found,
+    Link,
+    Listening,
+    RunServer,
+    Stop,
+    inherit,
+)
 from quire.engine.messages import fault_of
 from quire.engine.pulse import Reader
 from quire.engine.remote import EngineSocket
 from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
 from quire.server import heads, listen
 from quire.server.app import create_app
+from quire.server.crew import Heart
 from quire.server.health import Health
 from quire.server.lobby import Lobby
 from quire.server.options import ServerOptions
@@ -61,11 +73,12 @@ def main(fd: int) -> int:
     if inherited is None:
         return 1
     link, orders = inherited
+    heart = Heart(orders)
     options = msgspec.convert(orders.options, ServerOptions)
     start_process(level=orders.log_level, style=options.log_format)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means: read the key file again
     try:
-        return _serve(orders, options, link)
+        return _serve(orders, options, link, heart)
     except QuireError as error:
         link.send(Failed(fault=fault_of(error)))
         return 1
@@ -74,7 +87,7 @@ def main(fd: int) -> int:
             shutil.rmtree(orders.folder, ignore_errors=True)
 
 
-def _serve(orders: RunServer, options: ServerOptions, link: Link) -> int:
+def _serve(orders: RunServer, options: ServerOptions, link: Link, heart: Heart) -> int:
     """Get everything ready while the engine reads its weights, so that faults are told then."""
     listener = socket.socket(fileno=orders.sockets[0])
     lobby = Lobby(listener, options, started=orders.birth > 0)
@@ -86,7 +99,7 @@ def _serve(orders: RunServer, options: ServerOptions, link: Link) -> int:
     tokenizer = load_texts(found.config, None if found.tokenizer is None else Path(found.tokenizer))
     if tokenizer is not None and found.config.model.chat_template is not None:
         tokenizer.template(found.config.model.chat_template)  # what is wrong with it is told now
-    serving = Serving(orders, options, link, tokenizer, listener)
+    serving = Serving(orders, options, link, tokenizer, listener, heart)
     serving.prepare(found.config)
     built = link.receive()
     if not isinstance(built, Built):
@@ -107,8 +120,10 @@ class Serving:
         link: Link,
         tokenizer: Tokenizer | None,
         listener: socket.socket,
+        heart: Heart,
     ) -> None:
         self._orders = orders
+        self._heart = heart
         self._options = options
         self._link = link
         self._tokenizer = tokenizer
@@ -122,12 +137,16 @@ class Serving:
             self._orders.engine,
             self._orders.name,
             self._link,
-            on_stop=self._stop,
+            on_word=self._hear,
             gone="the server's first process is gone",
         )
         client = EngineClient(transport, on_death=self._on_death)
         client.wait_s = config.recovery.wait_s
         client.restarts = self._orders.restarts
+        for fingerprint, left_s in self._orders.condemned:
+            client.quarantine.put(fingerprint, left_s)
+        client.on_condemned = self._tell_condemned
+        self._client = client
         self._services = services_of(
             config, self._tokenizer, self._options, client, orders=self._orders
         )
@@ -145,8 +164,14 @@ class Serving:
         self._server.run([self._listener])
         return 1 if self._dead is not None or not self._server.started else 0
 
-    def _stop(self) -> None:
-        self._server.should_exit = True
+    def _hear(self, word: Any_) -> None:
+        if isinstance(word, Stop):
+            self._server.should_exit = True
+        elif isinstance(word, Condemned):
+            self._client.condemn(word.fingerprint)
+
+    def _tell_condemned(self, fingerprint: bytes) -> None:
+        self._link.offer(Condemned(fingerprint=fingerprint))
 
     def _on_death(self, dead: EngineDead) -> None:
         self._dead = dead
@@ -168,6 +193,7 @@ class Serving:
             loop = asyncio.get_running_loop()
             loop.add_signal_handler(signal.SIGHUP, self._app.state.keys.reload_soon)
         collector.slow_down()
+        self._heart.turn()
         self._link.send(Listening(welcome=welcome(self._services, self._options, self._listener)))
 
 

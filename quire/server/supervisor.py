@@ -3,8 +3,8 @@ starts them, hears signals, and sees to it that all end together and nothing sta
 
 It imports neither torch nor the server, so that the others are started at once and get ready side
 by side. The one idea: it holds a link to each of them. A link that ends means that its process is
-gone: another is started, of engines and of several API processes, as often as is allowed. When
-this process is gone, however it went, theirs end and they go too.
+gone: another is started, as often as is allowed. When this process is gone, however it went,
+theirs end and they go too.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from types import FrameType
 
 from quire import env
 from quire.config.options import Options
+from quire.core.quarantine import Quarantine
 from quire.engine.keeper import Keeper, Restarts
 from quire.engine.link import (
     Any_,
     Built,
     Child,
+    Condemned,
     Died,
     Failed,
     Left,
@@ -39,9 +41,10 @@ from quire.engine.link import (
 )
 from quire.engine.messages import error_of
 from quire.engine.spawn import EngineChild, EngineProcess, ended
-from quire.engine.watch import TICK_S, state_of
+from quire.engine.watch import TICK_S
 from quire.engine.watchdog import Watchdog
 from quire.log import Lossy
+from quire.server.crew import ApiChild
 from quire.server.options import ServerOptions
 
 log = logging.getLogger(__name__)
@@ -49,8 +52,6 @@ log = logging.getLogger(__name__)
 GRACE_S = 5.0
 """Beyond the time that requests have, for what ends to end; then it is killed."""
 MANY_FILES = 65536
-STOPPED_S = 5.0
-"""One of several API processes that a signal has stopped for so long is ended."""
 
 
 class Supervisor:
@@ -80,8 +81,9 @@ class Supervisor:
         self._watchdog = Watchdog(options.health, env.read().cache_dir)
         self._look_at = 0.0
         self._began_at = time.monotonic()
-        self._stopped_s: dict[Child, float] = {}
-        self._api: list[Child] = []
+        self._api: list[ApiChild] = []
+        self._api_start_s: float | None = None  # what the slowest of the first took
+        self._quarantine = Quarantine()  # what any of them has put into its own
         self._names: list[str] = []  # of the API processes
         self._births = 0  # of API processes in place of others
         said = options.recovery
@@ -112,8 +114,6 @@ class Supervisor:
         for index in range(len(self._listeners)):
             self._names.append(f"api-{index}")
             self._api.append(self._start_api(self._keeper, index, 0))
-        if len(self._api) == 1:
-            self._close_listeners()  # theirs now; of several, a dead one's goes to the next
 
     def _start_engine(self, child: EngineChild | None) -> EngineProcess:
         return EngineProcess(
@@ -121,14 +121,15 @@ class Supervisor:
             log_level=self._log_level,
             log_style=self._options.log_format,
             server=True,
-            askers=1 if len(self._listeners) == 1 else None,
+            askers=1 if len(self._listeners) == 1 and not self._said.max_engine_restarts else None,
             child=child or self._watchdog.child(),
         )
 
-    def _start_api(self, keeper: Keeper, index: int, birth: int) -> Child:
-        listener = self._listeners[index]
+    def _start_api(self, keeper: Keeper, index: int, birth: int) -> ApiChild:
+        listener = self._listeners[index]  # stays ours, too: a dead one's goes to the next
         page = self._watchdog.page
-        child = Child("quire.server.processes", sockets=[listener, page])
+        limit_s = self._options.api_watchdog_seconds
+        child = ApiChild([listener, page], limit_s, self._api_start_s)
         orders = RunServer(
             options=dataclasses.asdict(self._options),
             folder=keeper.folder,
@@ -139,6 +140,9 @@ class Supervisor:
             birth=birth,
             restarts=keeper.restarts,
             pulse=page.fileno(),
+            beat=child.page.fileno(),
+            stacks=child.stacks.fileno(),
+            condemned=tuple(self._quarantine.kept()),
             sockets=[listener.fileno()],
             log_level=self._log_level,
         )
@@ -153,13 +157,13 @@ class Supervisor:
     def _watch(self, child: Child) -> None:
         self._selector.register(child.link.fileno(), selectors.EVENT_READ, child)
 
-    def _living(self) -> list[Child]:
+    def _living(self) -> list[ApiChild]:
         """API processes whose link has not ended."""
-        watched = self._selector.get_map().values()
-        return [key.data for key in watched if key.data in self._api]
+        watched = [key.data for key in self._selector.get_map().values()]
+        return [child for child in self._api if child in watched]
 
     def _turn(self, ear: socket.socket) -> None:
-        left = self._watchdog.period_s
+        left = TICK_S if self._looks else None
         if self._deadline is not None:
             left = self._deadline - time.monotonic()
         for key, _ in self._selector.select(left):
@@ -182,17 +186,13 @@ class Supervisor:
             why = self._watchdog.look(self._keeper.engine.child)
             if why is not None:
                 self.restart(why)
-            self._look_at_api()
-
-    def _look_at_api(self) -> None:
-        """One that is stopped gets its share of connections, and answers none."""
-        for child in self._api if len(self._api) > 1 else ():
-            stopped = state_of(child.process.pid) == "T"
-            self._stopped_s[child] = (self._stopped_s.get(child, 0.0) + TICK_S) * stopped
-            if self._stopped_s[child] >= STOPPED_S:
-                log.error("an API process was stopped, for %.0f s: it is ended", STOPPED_S)
-                del self._stopped_s[child]
+        for child in self._api:  # one that hangs gets its share of connections, and answers none
+            if child.look() is not None:
                 child.process.kill()
+
+    @property
+    def _looks(self) -> bool:
+        return self._watchdog.period_s is not None or self._options.api_watchdog_seconds > 0
 
     def _hear(self, child: Child) -> None:
         word = child.link.receive()
@@ -207,6 +207,8 @@ class Supervisor:
             told = self._keeper.hear(word)
             if told is not None:
                 self._tell_api(told)
+        elif isinstance(word, Condemned):
+            self._condemn(child, word)
         elif isinstance(word, Listening):
             self._listening(child, word.welcome)
         elif isinstance(word, Restart):
@@ -220,7 +222,15 @@ class Supervisor:
         self._welcome[child] = welcome
         if len(self._welcome) == len(self._api) and not self._welcomed:
             self._welcomed = True
+            self._api_start_s = max(one.age_s for one in self._api)
             print(welcome, file=Lossy(sys.stdout), flush=True)  # what people wait for
+
+    def _condemn(self, who: Child, word: Condemned) -> None:
+        """All shall know, those included that are yet to be started."""
+        self._quarantine.put(word.fingerprint)
+        for child in self._api:
+            if child is not who:
+                child.link.offer(word)  # one that does not read hangs, and is soon ended
 
     def restart(self, reason: str) -> None:
         """End the engine at once, whatever it does, and start another: streams go on there."""
@@ -255,11 +265,11 @@ class Supervisor:
         status = child.process.wait()
         if self._stopping and (not status or child in self._killed):
             return
-        if self._is_engine(child) and self._keeper is not None:
-            self._bury(self._keeper, ended(status))
-            why = self._lost_engine(f"the engine's process ended: {ended(status)}")
-        else:
+        if isinstance(child, ApiChild):
             why = self._lost_api(child, f"an API process ended: {ended(status)}")
+        else:
+            self._bury(ended(status))
+            why = self._lost_engine(f"the engine's process ended: {ended(status)}")
         if why is None:
             return
         if not self._status:
@@ -267,8 +277,9 @@ class Supervisor:
         self._status = 1
         self._end()
 
-    def _bury(self, keeper: Keeper, why: str) -> None:
-        if not self._stopping:
+    def _bury(self, why: str) -> None:
+        keeper = self._keeper
+        if keeper is not None and not self._stopping:
             config = None if keeper.built is None else keeper.built.config
             self._watchdog.bury(keeper.engine.child, why, config)
 
@@ -284,18 +295,18 @@ class Supervisor:
         self._watch(self._keeper.engine.child)
         return None
 
-    def _lost_api(self, child: Child, why: str) -> str | None:
-        """Start another in its place, if there are several and it has served."""
-        keeper = self._keeper
+    def _lost_api(self, child: ApiChild, why: str) -> str | None:
+        """Start another in its place, if it has served."""
+        keeper, index = self._keeper, self._api.index(child)
+        child.bury()
         served = self._welcome.pop(child, None) is not None
-        if keeper is None or self._stopping or len(self._api) == 1 or not served:
+        if keeper is None or self._stopping or not served:
             return why
         if not self._api_restarts.take():
             return why
         log.error("%s; its connections are lost, and another is being started", why)
-        index = self._api.index(child)
         keeper.engine.child.link.send(Left(name=self._names[index]))
-        child.link.close()
+        child.close()
         self._births += 1
         self._names[index] = f"api-{index}.{self._births}"
         self._api[index] = self._start_api(keeper, index, self._births)

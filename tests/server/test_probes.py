@@ -160,6 +160,14 @@ def test_a_head_without_an_end_is_given_up(monkeypatch):
         assert http.get("/live").status_code == 200
 
 
+def test_the_lobby_closes_without_a_word_on_those_who_are_in_it(caplog):
+    with lobby() as (made, http), socket.create_connection(http.listener.getsockname(), 10) as raw:
+        raw.sendall(b"GET /live HTTP/1.1\r\n\r\n")
+        assert raw.recv(1 << 16).startswith(b"HTTP/1.1 200")  # it waits for us to hang up
+        made.close()
+    assert caplog.messages == []
+
+
 def test_who_comes_when_the_lobby_has_closed_waits_for_the_server():
     with lobby() as (made, http):
         http.get("/live")

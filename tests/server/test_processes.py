@@ -10,10 +10,12 @@ import sys
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import httpx
 import msgspec
+import psutil
 import pytest
 import zmq
 
@@ -25,6 +27,8 @@ from quire.engine.service import Service
 from quire.errors import ConfigError
 from quire.server import listen
 from quire.server.options import ServerOptions
+from tests.faults import serve as faulty
+from tests.faults.arming import Fault
 from tests.server.harness import Executor, Reciter, make_engine
 from tests.server.running import SMALL, serving, start, wait_until
 
@@ -89,12 +93,27 @@ def test_nothing_outlives_the_first_process_even_if_it_is_killed(folder):
         assert server.gone()
 
 
-def test_the_death_of_an_api_process_ends_the_server(folder):
-    with serving("embedded", *SMALL, folder=folder) as server:
-        server.api[0].kill()
+@pytest.mark.timeout(120)
+def test_an_api_process_that_hangs_is_replaced_and_one_too_many_ends_the_server(folder):
+    words = ("--api-watchdog-seconds", 2, "--max-engine-restarts", 1)
+    body = {"prompt": "a", "max_tokens": 2}
+    with faulty.serving("embedded", *SMALL, *words, folder=folder) as (server, faults):
+        faults.arm(Fault("generate", "hang"))  # its event loop does
+        with pytest.raises(httpx.TransportError):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        ask = partial(httpx.post, f"{server.url}/v1/completions", json=body, timeout=60)
+        assert wait_until(lambda: ask().status_code == 200, 60)  # 503 while it starts
+        children = psutil.Process(server.process.pid).children()
+        assert server.engine.pid in {one.pid for one in children}, "the engine stays"
+        (successor,) = [one for one in children if one.name() == "quire-api"]
+        successor.kill()
         assert server.process.wait(10) == 1
         assert server.gone()
-        assert "an API process ended: killed by signal 9" in server.process.stdout.read()
+        said = server.process.stdout.read()
+        assert "an API process does not get on: it is silent" in said
+        assert 'File "arming.py"' in said
+        assert 'File "quire/server/telling.py"' in said
+        assert "an API process ended: killed by signal 9" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

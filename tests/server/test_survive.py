@@ -14,7 +14,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 
 import httpx
 import psutil
@@ -238,43 +237,6 @@ def test_a_request_that_was_aboard_two_engines_that_died_ends(running):
         assert last["error"]["code"] == 500
         assert "died twice" in last["error"]["message"]
         assert client.post("/v1/completions", json={**LONG, "max_tokens": 5}).status_code == 200
-
-
-def api_of(server):
-    """The API processes, those included that have died just now."""
-    children = psutil.Process(server.process.pid).children()
-    return [one.pid for one in children if one.name() == "quire-api"]
-
-
-def test_the_death_of_an_api_process_costs_its_connections_only():
-    with serving("embedded", *SMALL, "--api-server-count", 2) as server, ExitStack() as stack:
-        streams = {}
-        while len(streams) < 2:  # until each process has one
-            client = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
-            before = {one.pid: connections(one) for one in server.api}
-            body = {**LONG, "stream": True}
-            response = stack.enter_context(client.stream("POST", "/v1/completions", json=body))
-            mine = next(one for one in server.api if connections(one) > before[one.pid])
-            streams[mine.pid] = lines_of(response)
-            next(streams[mine.pid])
-        dead, alive = server.api
-        dead.kill()
-        with pytest.raises(httpx.HTTPError):
-            collections.deque(streams[dead.pid], 0)
-        assert wait_until(lambda: len({*api_of(server)} - {dead.pid}) == 2, 60)
-        kill(engine_of(server))
-        found = list(streams[alive.pid])
-        assert found[-1]["choices"][0]["finish_reason"] == "length"
-        for _ in range(8):  # whichever of them answers
-            with httpx.Client(base_url=server.url, timeout=60) as client:
-                answer = client.post("/v1/completions", json={**LONG, "max_tokens": 2})
-                assert answer.status_code == 200
-        server.process.send_signal(signal.SIGTERM)
-        assert server.process.wait(20) == 0
-
-
-def connections(process):
-    return sum(c.status == "ESTABLISHED" for c in process.net_connections("tcp"))
 
 
 SCRIPT = """

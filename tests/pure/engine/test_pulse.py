@@ -6,7 +6,7 @@ import pytest
 
 from quire.core.types import Row, StepPlan, Update
 from quire.engine.pulse import BASE, Beat, Expectation, Phase, Pulse, Reader, page, work_of
-from quire.engine.watch import READY_S, STOPPED_S, TICK_S, Watch, state_of, trouble
+from quire.engine.watch import READY_S, STOPPED_S, TICK_S, Watch, state_of, trouble, waited_ns
 from quire.executors.fake import Executor
 from tests.pure.engine.test_loop import drain, engine_over, next_token, request
 
@@ -39,9 +39,14 @@ class Scene:
         self.pulse = Pulse(self.fd, clock)
         self.read = Reader(self.fd).read
         self.state, self.pid = "S", 7
-        self.watch = Watch(self.read, 60.0, state=lambda pid: self.state, clock=clock)
+        self.waited = 0
+        self.watch = self.watchdog()
         self.pulse.begin(7)
         self.pulse.serve()
+
+    def watchdog(self, limit_s=60.0, **more):
+        ask = {"state": lambda pid: self.state, "waited": lambda pid: self.waited}
+        return Watch(self.read, limit_s, **ask, **more, clock=self.clock)
 
     def step(self, rows, seconds):
         """One that takes so long and lands."""
@@ -279,10 +284,42 @@ def test_another_start_may_take_ten_times_as_long(scene, begun):
 
 
 def test_a_watchdog_of_0_seconds_ends_nothing(scene):
-    watch = Watch(scene.read, 0.0, state=lambda pid: "T", clock=scene.clock)
+    watch, scene.state = scene.watchdog(0.0), "T"
     for _ in range(100):
         scene.clock.tick(1)
         assert watch.look(7) is None
+
+
+def test_time_in_which_there_was_no_processor_for_it_makes_nobody_late(scene):
+    """Of ten seconds it gets one, in one piece: ten times as much is to be done as can be."""
+    scene.pulse.rest(False)
+    found, tens = None, 0
+    while found is None:
+        found = scene.watched(9)
+        scene.waited += 9 * S  # the kernel counts a wait when it ends
+        found = found or scene.watched(1)
+        tens += 1
+    assert 50 < tens < 63
+
+
+def test_what_a_process_before_had_waited_is_nothing_to_the_next(scene):
+    scene.waited = 10**15
+    scene.watched(1)
+    scene.waited = 0
+    scene.pulse.begin(8)
+    scene.pulse.serve()
+    scene.pid = 8
+    assert 60 < scene.watched(100)[1] < 62
+
+
+def test_a_watchdog_can_be_told_how_long_one_may_be_stopped(scene):
+    scene.watch, scene.state = scene.watchdog(stopped_s=5.0), "T"
+    assert 5 <= scene.watched(10)[1] <= 5 + 2 * TICK_S
+
+
+def test_the_kernel_knows_how_long_a_process_waited():
+    assert 0 <= waited_ns(os.getpid()) < 10**18
+    assert waited_ns(2**22 + 1) == 0
 
 
 def test_work_counts_tokens_and_what_they_look_at():

@@ -96,6 +96,11 @@ def request(name, n=1, **more):
     return Request(name, (1, 2, 3), Stop(40), SamplingParams(max_tokens=40, n=n), n=n, **more)
 
 
+def another(name):
+    """With an input of its own."""
+    return Request(name, (1, 2), Stop(40), SamplingParams(max_tokens=40))
+
+
 def says(name, *tokens, index=0, **more):
     return Update(name, index, list(tokens), **more)
 
@@ -192,7 +197,7 @@ def test_sequences_that_are_ended_meanwhile_stay_so():
 def test_a_request_that_was_aboard_two_ends():
     async def body(client, wire):
         bad = await opened(client, wire, request("bad"))
-        good = await opened(client, wire, request("good"))
+        good = await opened(client, wire, another("good"))
         wire.lose(aboard=["bad", "good"])
         wire.back()
         wire.accept()
@@ -224,7 +229,7 @@ def test_two_deaths_in_company_cost_nobody():
 def test_but_a_third_does():
     async def body(client, wire):
         bad = await opened(client, wire, request("bad"))
-        good = await opened(client, wire, request("good"))
+        good = await opened(client, wire, another("good"))
         for aboard in (["bad", "good"], ["bad", "good"], ["bad", "another"]):
             wire.lose(aboard=aboard)
             wire.back()
@@ -268,8 +273,7 @@ def test_what_killed_an_engine_is_not_tried_again_for_a_while():
             with pytest.raises(Quarantined, match=r"not tried again for 60 s"):
                 await client.generate([request("other"), request("again", arrived_at=3.0)])
         assert wire.added() == []
-        other = Request("other", (1, 2), Stop(40), SamplingParams(max_tokens=40))
-        await opened(client, wire, other)
+        await opened(client, wire, another("other"))
         now[0] = 60.0
         await opened(client, wire, request("again"))
 
@@ -512,5 +516,73 @@ def test_a_dead_engine_is_told_of_nothing():
         wire.lose()
         stream.close()
         assert not [m for m in wire.sent if isinstance(m, Abort)]
+
+    run(body)
+
+
+def test_what_others_have_condemned_is_not_tried_here():
+    async def body(client, wire):
+        told = []
+        client.on_condemned = told.append
+        client.condemn(fingerprint(request("theirs")))
+        with pytest.raises(Quarantined):
+            await client.generate([request("ours")])
+        assert told == []  # they know
+        await opened(client, wire, another("other"))
+
+    run(body)
+
+
+def test_who_waited_for_an_engine_while_its_input_was_condemned_is_not_tried():
+    async def body(client, wire):
+        wire.lose(aboard=["theirs"])
+        waiting = asyncio.create_task(client.generate([request("ours")]))
+        await soon()
+        client.condemn(fingerprint(request("theirs")))
+        wire.back()
+        with pytest.raises(Quarantined):
+            await waiting
+        assert wire.added() == []
+
+    run(body)
+
+
+def test_suspects_with_the_input_of_the_culprit_end_with_it():
+    """Each of them might cost another engine; who has said more has passed where that one died."""
+
+    async def body(client, wire):
+        names = ("culprit", "alike", "further")
+        streams = {name: await opened(client, wire, request(name)) for name in names}
+        streams["other"] = await opened(client, wire, another("other"))
+        wire.say(says("culprit", 1), says("further", 1, 2))
+        wire.lose(aboard=list(streams))
+        wire.back()
+        wire.accept()
+        wire.lose(aboard=["culprit"])
+        with pytest.raises(EngineCrashed):
+            await rest(streams["culprit"])
+        with pytest.raises(Quarantined):
+            await rest(streams["alike"])
+        wire.back()
+        assert {one.id for one in wire.added()} == {"further", "other"}
+
+    run(body)
+
+
+def test_suspects_here_end_with_an_input_that_was_condemned_elsewhere():
+    async def body(client, wire):
+        streams = {"alike": await opened(client, wire, request("alike"))}
+        streams["other"] = await opened(client, wire, another("other"))
+        wire.lose(aboard=["alike", "other", "theirs"])
+        wire.back()
+        wire.accept()
+        fresh = await opened(client, wire, another("fresh"))
+        wire.lose(aboard=["theirs"])
+        client.condemn(fingerprint(request("theirs")))
+        wire.back()
+        with pytest.raises(Quarantined):
+            await rest(streams["alike"])
+        assert {one.id for one in wire.added()} == {"other", "fresh"}
+        assert not fresh.closed
 
     run(body)
