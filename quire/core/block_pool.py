@@ -98,6 +98,12 @@ class BlockPool:
                     del self._cached[block]
                     self._free.append(block)
 
+    def evict(self, key: BlockKey) -> None:
+        """Nobody finds this content any more, unless somebody holds it."""
+        block = self._block_of.get(key)
+        if block is not None and not self._refs[block]:
+            self.unpublish([block])
+
     def drop(self, blocks: Seq[int]) -> None:
         """Give up one hold on each block of a sequence, in order; its tail is evicted first."""
         for block in reversed(blocks):

@@ -159,6 +159,26 @@ class KVCache:
                 if table[i] != NO_BLOCK:
                     self.pool.publish(table[i], keys[i] + self._suffixes[g])
 
+    def lay_back(self, seq: Sequence, tokens: int) -> None:
+        """For replays: find so many first tokens of one that waits from now on, and no more.
+
+        What others computed before it is not known here, nor in which order it was used.
+        """
+        if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
+            return
+        keys, known = self._keys(seq, len(seq.tokens) // self.block_size), tokens // self.block_size
+        held = []
+        for key in keys[:known]:
+            block = self.pool.find(key)
+            if block is None and (taken := self.pool.take(1)):
+                (block,) = taken
+                self.pool.publish(block, key)
+            if block is not None:
+                held.append(block)
+        self.pool.drop(held)
+        if known < len(keys):
+            self.pool.evict(keys[known])
+
     def disown(self, seq: Sequence) -> None:
         """What the sequence has computed is not to be found any more, by nobody.
 

@@ -115,7 +115,7 @@ class Roster:
             self.spare.sharing[child] = None
 
     def seat(self, seq: Sequence) -> None:
-        """From the queue, out of which the caller took it, to a slot."""
+        """To a slot, from where it waited: the caller took it out of there."""
         self.swapped -= seq.state is State.SWAPPED
         self.spare.discard(seq)
         seq.state = State.RUNNING
@@ -162,7 +162,10 @@ class Roster:
         """Take a live sequence out of wherever it is."""
         family = self.families[seq.request.id]
         held = seq.state is State.RUNNING and family.hold
-        self._remove(seq, family)
+        if seq.state is State.RUNNING:
+            self.leave(seq)
+        else:
+            self.take_out(seq)
         seq.state = State.FINISHED
         family.left -= 1
         if held:
@@ -179,19 +182,19 @@ class Roster:
                 self.order.put_back(family.leader)
         self._forget_if_over(family)
 
-    def _remove(self, seq: Sequence, family: Family) -> None:
-        if seq.state is State.RUNNING:
-            self.leave(seq)
-        elif seq in family.followers:
+    def take_out(self, seq: Sequence) -> None:
+        """From wherever it waits, its blocks with it; the caller says where to."""
+        family = self.families[seq.request.id]
+        if seq in family.followers:
             del family.followers[seq]
             self.followers -= 1
-        elif seq in self.kept:
+            return
+        if seq in self.kept:
             del self.kept[seq]
-            self.spare.discard(seq)
         else:
             self.order.remove(seq)
-            self.spare.discard(seq)
             self.swapped -= seq.state is State.SWAPPED
+        self.spare.discard(seq)
 
     def release(self, request_id: str) -> None:
         """Hold the blocks of a request no longer than its sequences live."""

@@ -26,6 +26,7 @@ from quire.core.kv_cache import KVCache
 from quire.core.limits.base import Limit
 from quire.core.order.base import Order
 from quire.core.prompt_logprobs import PromptLogprobs
+from quire.core.resume import Resume
 from quire.core.roster import Roster
 from quire.core.stats import SchedulerStats as SchedulerStats
 from quire.core.stop import Finish, finish
@@ -460,6 +461,10 @@ class Scheduler:
     def forget_made_up(self, plan: StepPlan) -> None:
         """It is over."""
         made_up.forget(plan, self._kv, self._roster)
+
+    def resume(self) -> Resume:
+        """What puts it into the middle of things, for replays."""
+        return Resume(self._kv, self._roster)
 
     def _land(self, plan: StepPlan) -> Flight:
         flight = self._flights.land(plan)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple, get_type_hints
 import msgspec
 
 from quire.config.config import EngineConfig
-from quire.core import resume
 from quire.core.constraint import Constraint
 from quire.core.limits.grammars import Grammars, Outcome
 from quire.core.params import SamplingParams
@@ -299,10 +298,11 @@ class Replay:
             spoken = self._standing(facts, running)
             if any(said is not None for said in spoken):
                 self._scheduler.add(self._request(facts, spoken))
+        resume = self._scheduler.resume()
         for number in order:
             if number in running:
-                resume.seat(self._scheduler, *running[number])
-        hidden = resume.fill_up(self._scheduler, available)
+                resume.seat(*running[number])
+        hidden = resume.fill_up(available)
         self.notes.append(
             f"the recording begins in the middle, with {len(here)} requests; {hidden} blocks are "
             "taken for what came before it"
@@ -369,15 +369,14 @@ class Replay:
         return Step(step, at, available, rows, joins, tuple(preempted), tuple(moved))
 
     def _plan(self, step: Step) -> None:
-        scheduler = self._scheduler
+        resume = self._scheduler.resume()
         for number, index, computed in step.joins:
-            seq = resume.sequence(scheduler, str(number), index)
-            if seq is None or not computed or seq.tables[0]:
+            if not computed or not resume.waits_anew(str(number), index):
                 continue
             if not self._cold or self._book.has_secrets((number, index), computed // self._size):
-                resume.know(scheduler, seq, computed)
+                resume.know(str(number), index, computed)
         self.steps = step.step
-        plan = scheduler.plan()
+        plan = self._scheduler.plan()
         self._compare(plan, step)
         pending = None if self._executor is None else self._executor.submit(plan)
         self._flights.append((plan, step, pending))
