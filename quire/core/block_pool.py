@@ -3,7 +3,7 @@
 A block is in exactly one place:
 
     held     refs > 0            some sequence reads or writes it
-    cached   refs = 0, has key   content still good; the least recently dropped goes first
+    cached   refs = 0, has key   content still good, until it is its turn (quire.core.victims)
     free     refs = 0, no key    content means nothing
 
 held + cached + free == size after every call; check() proves it. Whether a block may be given
@@ -12,9 +12,11 @@ back while a step is in flight is not known here: see quire.core.fence.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import Counter, deque
 from collections.abc import Sequence as Seq
 from enum import IntEnum
+
+from quire.core.victims import Victims
 
 BlockKey = bytes
 
@@ -40,9 +42,10 @@ class BlockPool:
         self.size = num_blocks
         self._refs = [0] * num_blocks
         self._free: deque[int] = deque(range(num_blocks))
-        self._cached: OrderedDict[int, None] = OrderedDict()  # next victim first
+        self._cached = Victims()
         self._key_of: dict[int, BlockKey] = {}
         self._block_of: dict[BlockKey, int] = {}
+        self._tenant_of: dict[int, bytes] = {}  # of blocks that are not free, if one is told apart
 
     @property
     def available(self) -> int:
@@ -57,18 +60,25 @@ class BlockPool:
     def __contains__(self, key: BlockKey) -> bool:
         return key in self._block_of
 
-    def take(self, n: int) -> list[int] | None:
-        """Hold n blocks with no content. All or nothing: None if n are not available."""
+    def take(self, n: int, tenant: bytes = b"") -> list[int] | None:
+        """Hold n blocks with no content. All or nothing: None if n are not available.
+
+        tenant: on whose account they are until they are free again.
+        """
         if n > self.available:
             return None
-        return [self._take_one() for _ in range(n)]
+        self._cached.charge(tenant, n)
+        taken = [self._take_one() for _ in range(n)]
+        if tenant:
+            self._tenant_of.update(dict.fromkeys(taken, tenant))
+        return taken
 
     def find(self, key: BlockKey) -> int | None:
         """Hold the block with this content, if the pool still has it."""
         block = self._block_of.get(key)
         if block is not None:
             self._refs[block] += 1
-            self._cached.pop(block, None)
+            self._cached.discard(block)
         return block
 
     def share(self, blocks: Seq[int]) -> None:
@@ -95,8 +105,8 @@ class BlockPool:
             if key is not None:
                 del self._block_of[key]
                 if block in self._cached:
-                    del self._cached[block]
-                    self._free.append(block)
+                    self._cached.discard(block)
+                    self._set_free(block)
 
     def evict(self, key: BlockKey) -> None:
         """Nobody finds this content any more, unless somebody holds it."""
@@ -111,9 +121,9 @@ class BlockPool:
             self._refs[block] -= 1
             if self._refs[block] == 0:
                 if block in self._key_of:
-                    self._cached[block] = None
+                    self._cached.add(block, self._tenant_of.get(block, b""))
                 else:
-                    self._free.append(block)
+                    self._set_free(block)
 
     def forget(self) -> bool:
         """Empty the cache. False, and nothing changed, while any block is held."""
@@ -123,6 +133,7 @@ class BlockPool:
         self._cached.clear()
         self._key_of.clear()
         self._block_of.clear()
+        self._tenant_of.clear()
         return True
 
     def usage_map(self) -> bytes:
@@ -151,6 +162,9 @@ class BlockPool:
             b not in self._key_of for b in self._cached
         ):
             raise AssertionError("a free block has content, or a cached one has none")
+        accounts = Counter(self._tenant_of.get(b, b"") for b in (*held, *self._cached))
+        if accounts != self._cached.accounts or self._tenant_of.keys() & self._free:
+            raise AssertionError(f"blocks are {accounts}'s, on account {self._cached.accounts}")
         if holds is not None and holds != {b: self._refs[b] for b in held}:
             raise AssertionError(f"blocks are held {holds} times, the pool counts {self._refs}")
 
@@ -158,7 +172,12 @@ class BlockPool:
         if self._free:
             block = self._free.popleft()
         else:
-            block, _ = self._cached.popitem(last=False)
+            block = self._cached.pop()
             del self._block_of[self._key_of.pop(block)]
+            self._cached.credit(self._tenant_of.pop(block, b""))
         self._refs[block] = 1
         return block
+
+    def _set_free(self, block: int) -> None:
+        self._free.append(block)
+        self._cached.credit(self._tenant_of.pop(block, b""))

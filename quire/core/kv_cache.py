@@ -94,7 +94,7 @@ class KVCache:
         need = self.missing(seq, n)
         if not need:
             return True
-        fresh = self.pool.take(need)
+        fresh = self.pool.take(need, seq.request.tenant)
         if fresh is None:
             return False
         each = need // len(self.specs)
@@ -170,7 +170,7 @@ class KVCache:
         held = []
         for key in keys[:known]:
             block = self.pool.find(key)
-            if block is None and (taken := self.pool.take(1)):
+            if block is None and (taken := self.pool.take(1, seq.request.tenant)):
                 (block,) = taken
                 self.pool.publish(block, key)
             if block is not None:
@@ -254,7 +254,7 @@ class KVCache:
         """
         if not self._is_shared(seq):
             return []
-        fresh = self.pool.take(len(self.specs))
+        fresh = self.pool.take(len(self.specs), seq.request.tenant)
         if fresh is None:
             return None
         copies = []
@@ -297,7 +297,7 @@ class KVCache:
         The host blocks are given up after step `after`, which does the copying.
         """
         tables = self._swapped[seq]
-        taken = self.pool.take(self.swapped_blocks(seq))
+        taken = self.pool.take(self.swapped_blocks(seq), seq.request.tenant)
         if taken is None:
             return None
         device = iter(taken)

@@ -62,8 +62,8 @@ BUGS = (
     Bug(
         "finding a cached block does not hold it",
         "block_pool.py",
-        "            self._refs[block] += 1\n            self._cached.pop(block, None)",
-        "            self._cached.pop(block, None)",
+        "            self._refs[block] += 1\n            self._cached.discard(block)",
+        "            self._cached.discard(block)",
     ),
     Bug(
         "an evicted block keeps its old content in the map",

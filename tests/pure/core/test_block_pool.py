@@ -150,9 +150,18 @@ def test_check_sees_content_maps_that_differ():
         pool.check()
 
 
+def test_check_sees_a_block_on_the_wrong_account():
+    pool = BlockPool(4)
+    (block,) = pool.take(1, b"somebody")
+    pool.check()
+    del pool._tenant_of[block]
+    with pytest.raises(AssertionError, match="account"):
+        pool.check()
+
+
 def test_check_sees_a_cached_block_without_content():
     pool = BlockPool(2)
-    pool._cached[pool._free.pop()] = None
+    pool._cached.add(pool._free.pop(), b"")
     with pytest.raises(AssertionError, match="has none"):
         pool.check()
 

@@ -110,15 +110,25 @@ def test_a_window_group_needs_only_its_last_blocks_for_a_hit():
     assert hit.tables[0] == seq.tables[0]
 
 
+def test_who_fills_the_cache_takes_no_prefix_of_another_tenant():
+    kv = cache(blocks=16)
+    regular = {"tenant": b"regular", "salt": b"regular"}
+    kv.release(done(kv, range(21), **regular), 0)
+    for at in range(8):
+        for part in range(3):
+            kv.release(done(kv, [at, part] * 16, tenant=b"other", salt=b"other"), 0)
+        again = matched(kv, range(30), **regular)
+        assert again.computed == 20
+        kv.release(again, 0)
+    kv.pool.check()
+
+
 def test_every_group_has_to_agree_to_a_hit():
     kv = cache(blocks=12, specs=(Full(), Window(5)))
     seq = done(kv, range(16))
+    last = seq.tables[1][3]
     kv.release(seq, 0)
-    # whichever order it was dropped in: let the window's last block be the next to go
-    for block, key in list(kv.pool._key_of.items()):
-        if key == seq.keys[3] + b"\x01":
-            kv.pool._cached.move_to_end(block, last=False)
-    assert kv.pool.take(5) is not None
+    kv.pool.unpublish([last])  # of the window; the other group has all of it
     assert matched(kv, range(20)).computed == 12
 
 
