@@ -47,7 +47,8 @@ class Driver:
 
     def __init__(self, model, options):
         self.engine = build(Options.of({"model": model, **options}), server=True).engine
-        self.door = self.engine._scheduler.limit(Door)
+        limits = self.engine._scheduler._limits
+        self.door = next(one for one in limits if isinstance(one, Door))
         self.draw = random.Random(1)
         self.made = 0
         self.clear()

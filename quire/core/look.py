@@ -5,12 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 from itertools import islice
+from typing import TypeVar
 
 from quire.core.ledger import Ledger
-from quire.core.limits.door import Door
 from quire.core.scheduler import Scheduler
-from quire.core.snapshot import DoorFigures, RequestRow, Snapshot
+from quire.core.snapshot import DoorFigures, GrammarFigures, RequestRow, Snapshot
 from quire.core.types import NO_BLOCK, UNKNOWN, Sequence, State
+
+F = TypeVar("F")
 
 _STATES = {state: state.name.lower() for state in State}
 MOST_ROWS = 65_534
@@ -21,7 +23,7 @@ def look(scheduler: Scheduler, ledger: Ledger, *, at: float, most: int, blocks: 
     """The engine at the moment `at`: `most` sequences, and whether with the map of blocks."""
     shown = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
     states = scheduler.block_map() if blocks else b""
-    door = scheduler.limit(Door)
+    told = scheduler.figures()
     return Snapshot(
         at=at,
         stats=scheduler.stats(),
@@ -32,8 +34,14 @@ def look(scheduler: Scheduler, ledger: Ledger, *, at: float, most: int, blocks: 
         rows=[_row(seq, at - ledger.accepted_at(seq)) for seq in shown],
         states=states,
         owners=_owners(shown, len(states)) if blocks else b"",
-        door=DoorFigures() if door is None else door.figures(),
+        grammars=_first(told, GrammarFigures),
+        door=_first(told, DoorFigures),
     )
+
+
+def _first(told: list[object], kind: type[F]) -> F:
+    """What was told of this kind; as of nothing, where nobody did."""
+    return next((one for one in told if isinstance(one, kind)), kind())
 
 
 def _row(seq: Sequence, seconds: float) -> RequestRow:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 from quire.core import made_up
 from quire.core.admission import check_length, check_request
@@ -43,8 +43,6 @@ from quire.core.types import (
 from quire.errors import EngineError, RequestError
 
 log = logging.getLogger(__name__)
-
-L = TypeVar("L", bound=Limit)
 
 LOOK_PAST = 64
 """How many sequences a step passes over at most, for one behind them."""
@@ -582,9 +580,9 @@ class Scheduler:
             return [row.seq.request.id for row in plan.rows]
         return [seq.request.id for seq in (*self._running, *self._roster.kept)]
 
-    def limit(self, kind: type[L]) -> L | None:
-        """The limit of this kind, if there is one."""
-        return next((one for one in self._limits if isinstance(one, kind)), None)
+    def figures(self) -> list[object]:
+        """What limits have to tell a snapshot."""
+        return [told for limit in self._limits if (told := limit.figures()) is not None]
 
     @property
     def max_seqs(self) -> int:

@@ -188,8 +188,7 @@ class Engine:
 
     def snapshot(self, rows: int = 500, blocks: bool = True) -> Snapshot:
         """The engine as it is now: at most so many sequences, and whether with the block map."""
-        seen = look(self._scheduler, self._ledger, at=self._clock(), most=rows, blocks=blocks)
-        return seen if self._grammars is None else seen._replace(grammars=self._grammars.figures())
+        return look(self._scheduler, self._ledger, at=self._clock(), most=rows, blocks=blocks)
 
     def check(self) -> None:
         """Prove the invariants of pool, cache and ledger. Raises AssertionError."""

@@ -27,6 +27,7 @@ from quire.core.limits.tokens import TokenBudget
 from quire.core.order.fair import Fair
 from quire.core.order.fifo import Fifo
 from quire.core.scheduler import Scheduler
+from quire.core.snapshot import GrammarFigures
 from quire.core.tiers.host import HostPool
 from quire.core.types import UNKNOWN, StepResult, TokenLogprobs
 from quire.engine.client import EngineClient
@@ -175,6 +176,9 @@ class Bound:
 
     def call_when_settled(self, ring):
         self.ring = ring
+
+    def figures(self):
+        return GrammarFigures(waiting=len(self.asked))
 
 
 class Executor:

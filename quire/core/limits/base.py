@@ -100,5 +100,9 @@ class Limit:
         """
         return None
 
+    def figures(self) -> object | None:
+        """What a snapshot has of it: one of the types in quire.core.snapshot, and found by that."""
+        return None
+
     def learn(self, prompt_tokens: int, seconds: float) -> None:
         """A step with so many tokens of prompts took so long, from the one before it."""

@@ -110,6 +110,9 @@ class GrammarLimit(Limit):
     def slack(self) -> int:
         return NO_BOUND
 
+    def figures(self) -> GrammarFigures | None:
+        return None if self._grammars is None else self._grammars.figures()
+
     def _too_short(self, request: Request, least: int) -> RequestError | None:
         """Why a text cannot be whole within the length of the request, if it cannot."""
         most, prompt = request.stop.max_tokens, len(request.prompt)

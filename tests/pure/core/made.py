@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from quire.core.constraint import Constraint
+from quire.core.snapshot import GrammarFigures
 from quire.core.types import Request, Sequence, State, Stop
 from quire.errors import RequestError
 
@@ -83,3 +84,6 @@ class FakeGrammars:
 
     def call_when_settled(self, ring):
         self.ring = ring
+
+    def figures(self):
+        return GrammarFigures(waiting=len(self.compiling))

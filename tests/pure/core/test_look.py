@@ -5,8 +5,18 @@ from array import array
 import pytest
 
 from quire.core.block_pool import BlockPool, BlockState
-from quire.core.snapshot import TIME_BUCKETS, percentiles, time_bucket
+from quire.core.ledger import Ledger
+from quire.core.limits.base import Limit
+from quire.core.look import look
+from quire.core.snapshot import (
+    TIME_BUCKETS,
+    DoorFigures,
+    GrammarFigures,
+    percentiles,
+    time_bucket,
+)
 from tests.pure.core.test_ledger import Scene, request
+from tests.pure.core.test_scheduler import engine
 
 
 def scene_of(*requests, steps=1, **setup):
@@ -98,6 +108,17 @@ def test_a_block_may_be_held_more_often_than_a_byte_can_say():
     states = pool.usage_map()
     assert states[block] == BlockState.SHARED
     assert states.count(BlockState.FREE) == 2
+
+
+class Tells(Limit):
+    def figures(self):
+        return GrammarFigures(waiting=3)
+
+
+def test_what_a_limit_has_to_tell_is_found_by_its_type():
+    seen = look(engine(limits=[Tells()]), Ledger(), at=0.0, most=1, blocks=False)
+    assert seen.grammars == GrammarFigures(waiting=3)
+    assert seen.door == DoorFigures(), "no limit tells of a door"
 
 
 def test_percentiles_are_right_within_a_tenth():
