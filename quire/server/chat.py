@@ -72,7 +72,7 @@ class ChatShape:
         self._usage = events.usage
         self._details = to.options.enable_prompt_tokens_details
         self._ends_with_usage = asked.include_usage or to.options.enable_force_include_usage
-        self._as_ids = asked.tokens_as_ids or to.options.return_tokens_as_token_ids
+        self._shown = to.shown(as_ids=asked.tokens_as_ids)
         # Chunks that differ by their text alone are not made anew each time
         self._is_plain = not (asked.continuous_usage or asked.token_ids)
         self._begun: dict[int, tuple[bytes, bytes]] = {}
@@ -146,7 +146,7 @@ class ChatShape:
         if steps is None:
             return None
         most = self._asked.sampling.get("logprobs")
-        return logprobs.for_chat(ids, steps, -1 if most is None else most, self._as_ids)
+        return logprobs.for_chat(ids, steps, -1 if most is None else most, self._shown)
 
     # -- chunks ---------------------------------------------------------------------------------
 

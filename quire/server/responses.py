@@ -85,7 +85,7 @@ class _Talk:
         self.shape = ResponseShape(
             _response(to, body, events, store),
             top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
-            tokens_as_ids=to.options.return_tokens_as_token_ids,
+            tokens=to.shown(as_ids=False),
             done=self.keep if body.stream and not body.background else None,
         )
         self._kept = Kept(

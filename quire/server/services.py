@@ -23,6 +23,7 @@ from quire.server.events import Splitter
 from quire.server.keys import OPERATOR, Holder
 from quire.server.options import ServerOptions
 from quire.server.presence import UnderWay
+from quire.server.protocol.logprobs import Shown
 from quire.server.strict import Teller
 from quire.text.inputs import InputProcessor, Prepared
 from quire.text.readers import Readers
@@ -109,6 +110,11 @@ class Services:
             message = "this server has no tokenizer: send prompts as token ids"
             raise RequestError(message, param="prompt")
         return self.tokenizer
+
+    def shown(self, *, as_ids: bool) -> Shown:
+        """How the tokens of a chat are shown. as_ids: the request asks for that."""
+        ids = as_ids or self.options.return_tokens_as_token_ids
+        return Shown(ids, lambda token_id: self.text().bytes_of(token_id))
 
     def public_id(self, prefix: str, http: Request, wanted: str | None) -> str:
         """The id that the client sees: of its header X-Request-Id, or of the body, or a new one.

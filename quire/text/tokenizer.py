@@ -175,6 +175,12 @@ class Tokenizer:
             found = self._decoded[token_id] = self.decode([token_id])
         return found
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """What it adds to a text, be it part of a character only. Where the decoder looks at
+        neighbours that is not known: then the bytes of what is shown."""
+        piece = None if self.pieces is None else self.pieces[token_id]
+        return piece if isinstance(piece, bytes) else self.decoded(token_id).encode()
+
     # -- the vocabulary ---------------------------------------------------------------------
 
     @overload

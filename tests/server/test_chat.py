@@ -138,7 +138,7 @@ def test_logprobs_come_for_each_token_with_the_best_ones(client):
     content = got.choices[0].logprobs.content
     assert len(content) == got.usage.completion_tokens
     for entry in content:
-        assert bytes(entry.bytes).decode() == entry.token
+        assert bytes(entry.bytes).decode(errors="replace") == entry.token
         assert len(entry.top_logprobs) == 3
         values = [top.logprob for top in entry.top_logprobs]
         assert values == sorted(values, reverse=True)
@@ -146,6 +146,16 @@ def test_logprobs_come_for_each_token_with_the_best_ones(client):
     none = client.chat.completions.create(model="tiny", messages=HELLO, logprobs=True)
     assert none.choices[0].logprobs.content[0].top_logprobs == []
     assert client.chat.completions.create(model="tiny", messages=HELLO).choices[0].logprobs is None
+
+
+def test_tokens_that_are_parts_of_characters_have_their_own_bytes(client, server):
+    got = client.chat.completions.create(
+        model="tiny", messages=HELLO, logprobs=True, max_tokens=200
+    )
+    content = got.choices[0].logprobs.content
+    assert any("\ufffd" in entry.token for entry in content)
+    said = b"".join(bytes(entry.bytes) for entry in content).decode()
+    assert said == server.answer(HELLO) + "<|im_end|>"
 
 
 def test_streamed_logprobs_are_those_of_the_whole_answer(client):

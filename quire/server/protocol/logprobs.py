@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from quire.outputs import Logprob, PromptLogprobs
 
 FLOOR = -9999.0
 """JSON has no -inf."""
+HOLE = "\ufffd"
+"""In the text of a token that is part of a character."""
 
 Step = dict[int, Logprob] | None
 
@@ -18,14 +20,21 @@ def name(token_id: int, one: Logprob, as_ids: bool) -> str:
     return f"token_id:{token_id}" if as_ids else one.decoded_token or ""
 
 
-def _entry(token_id: int, one: Logprob, as_ids: bool) -> dict[str, Any]:
-    token = f"token_id:{token_id}" if as_ids else one.decoded_token or ""
-    value = one.logprob
-    return {
-        "token": token,
-        "logprob": value if value > FLOOR else FLOOR,
-        "bytes": list(token.encode("utf-8", "replace")),
-    }
+class Shown(NamedTuple):
+    """How a chat shows tokens. bytes_of: what one adds to a text, for parts of characters."""
+
+    as_ids: bool
+    bytes_of: Callable[[int], bytes]
+
+    def entry(self, token_id: int, one: Logprob) -> dict[str, Any]:
+        token = name(token_id, one, self.as_ids)
+        in_part = HOLE in token
+        value = one.logprob
+        return {
+            "token": token,
+            "logprob": value if value > FLOOR else FLOOR,
+            "bytes": list(self.bytes_of(token_id) if in_part else token.encode("utf-8", "replace")),
+        }
 
 
 def _best(step: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
@@ -35,14 +44,14 @@ def _best(step: dict[int, Logprob], most: int) -> list[tuple[int, Logprob]]:
 
 
 def for_chat(
-    token_ids: Sequence[int], steps: Iterable[Step], most: int, as_ids: bool
+    token_ids: Sequence[int], steps: Iterable[Step], most: int, shown: Shown
 ) -> dict[str, Any]:
     """{"content": [{token, logprob, bytes, top_logprobs}]}, one entry for each token."""
     content = []
     for token_id, step in zip(token_ids, steps):
         assert step is not None, "a generated token has logprobs"
-        entry = _entry(token_id, step[token_id], as_ids)
-        entry["top_logprobs"] = [_entry(i, one, as_ids) for i, one in _best(step, most)]
+        entry = shown.entry(token_id, step[token_id])
+        entry["top_logprobs"] = [shown.entry(i, one) for i, one in _best(step, most)]
         content.append(entry)
     return {"content": content}
 

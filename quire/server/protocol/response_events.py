@@ -83,12 +83,12 @@ class ResponseShape:
         response: dict[str, Any],
         *,
         top_logprobs: int | None = None,
-        tokens_as_ids: bool = False,
+        tokens: logprobs.Shown | None = None,
         done: Callable[[], None] | None = None,
     ) -> None:
         self.response = response
         self._top = top_logprobs
-        self._as_ids = tokens_as_ids
+        self._tokens = tokens
         self._done = done
         self._base = str(response["id"]).partition("_")[2]
         self._number = 0
@@ -295,9 +295,9 @@ class ResponseShape:
         self._lifecycle("completed" if status == "completed" else "incomplete")
 
     def _logprobs(self, news: Delta) -> list[dict[str, Any]]:
-        if self._top is None or news.logprobs is None:
+        if self._top is None or self._tokens is None or news.logprobs is None:
             return []
-        shown = logprobs.for_chat(news.token_ids, news.logprobs, self._top, self._as_ids)
+        shown = logprobs.for_chat(news.token_ids, news.logprobs, self._top, self._tokens)
         found: list[dict[str, Any]] = shown["content"]
         return found
 
