@@ -233,8 +233,8 @@ class RecoveryOptions:
 
     max_engine_restarts: int = opt(5, low=0)
     """So often another engine takes over within engine_restart_window, and every request goes on
-    where it was. One more ends the server. 0: the first does. API processes, if there are several,
-    are started anew as often."""
+    where it was. One more ends the server. 0: the first does. API processes are started anew as
+    often."""
     engine_restart_window: float = opt(600.0, above=0)
     """Seconds in which restarts are counted."""
     engine_standby: bool = False

@@ -191,7 +191,8 @@ class EngineClient:
     def condemn(self, found: bytes) -> None:
         """Somebody else's request with this fingerprint has broken a step, or engines."""
         self.quarantine.put(found)
-        self._end_suspects(found, 0)
+        if self.away is not None:
+            self._end_alike(found, 0)
 
     def _condemn(self, request: Request) -> bytes:
         """It has broken a step, or engines. Its fingerprint."""
@@ -201,12 +202,12 @@ class EngineClient:
             self.on_condemned(found)
         return found
 
-    def _end_suspects(self, condemned: bytes, said: int) -> None:
-        """Those with the input that was condemned, when it had said so many tokens: each that has
-        not come further might cost another engine.
+    def _end_alike(self, condemned: bytes, said: int) -> None:
+        """What killed an engine had said so many tokens: others with its input that have not come
+        further would kill the next.
         """
         for stream in self._all_streams():
-            if any(fingerprint(one) == condemned for one in stream._suspects(said)):
+            if any(fingerprint(one) == condemned for one in stream._not_beyond(said)):
                 left = self.quarantine.left_s(condemned)
                 self._drop(stream, _quarantined(left or 0.0))
 
@@ -308,7 +309,7 @@ class EngineClient:
             for place, told in stream._live.items():
                 self._before[place] = told.leave(stream._accepted_at, self.beat)
         for found, said in condemned:
-            self._end_suspects(found, said)
+            self._end_alike(found, said)
         self._opening = {n: one for n, one in self._opening.items() if not one.closed}
         self._clear_books()
 

@@ -116,13 +116,10 @@ class Stream:
     def _most_deaths(self) -> int:
         return max(self._deaths.values(), default=0)
 
-    def _suspects(self, said: int) -> list[Request]:
-        """Those of its requests that have not ended, were aboard an engine that died, and have
-        said so many tokens at most.
-        """
-        deaths, live = self._deaths, self.unfinished
-        found = [one for one in self._requests if one.id in deaths and one.id in live]
-        return [one for one in found if self._said(one) <= said]
+    def _not_beyond(self, said: int) -> list[Request]:
+        """Those of its requests that have not ended, and have said so many tokens at most."""
+        live = self.unfinished
+        return [one for one in self._requests if one.id in live and self._said(one) <= said]
 
     def _said(self, request: Request) -> int:
         """How many tokens were told of that sequence of it that has come furthest."""

@@ -112,7 +112,7 @@ class Watch:
         self._state = state
         self._waited = waited
         self._clock = clock
-        self._waited_before = (0, 0)  # the process, and how long it had
+        self._waited_ns = 0
         self._looked_at = clock()
         self._mark = (0, 0)
         self._silent_s = 0.0  # in which we were awake
@@ -147,10 +147,8 @@ class Watch:
 
     def _waited_s(self, pid: int) -> float:
         """How long it has waited for a processor since the last look."""
-        was, before = self._waited_before
-        waited = self._waited(pid)
-        self._waited_before = (pid, waited)
-        return (waited - before) / 1e9 if was == pid else 0.0
+        before, self._waited_ns = self._waited_ns, self._waited(pid)
+        return (self._waited_ns - before) / 1e9  # nonsense of another process: that begins anew
 
     def _look_at_work(self, beat: Beat, had_s: float) -> str | None:
         """had_s: since the last look it could have worked for so long. Less than nothing, if a long

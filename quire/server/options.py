@@ -27,7 +27,7 @@ class ServerOptions:
     """Unix socket to listen on, in place of host and port."""
     api_server_count: int = 1
     """Processes that speak HTTP, tokenize and write answers. They share one port."""
-    api_watchdog_seconds: float = 30.0
+    api_watchdog_seconds: float = 20.0
     """One of them whose event loop does not turn for so long is ended: stacks are logged, and
     another takes its place. 0: never."""
     root_path: str = ""

@@ -302,16 +302,6 @@ def test_time_in_which_there_was_no_processor_for_it_makes_nobody_late(scene):
     assert 50 < tens < 63
 
 
-def test_what_a_process_before_had_waited_is_nothing_to_the_next(scene):
-    scene.waited = 10**15
-    scene.watched(1)
-    scene.waited = 0
-    scene.pulse.begin(8)
-    scene.pulse.serve()
-    scene.pid = 8
-    assert 60 < scene.watched(100)[1] < 62
-
-
 def test_a_watchdog_can_be_told_how_long_one_may_be_stopped(scene):
     scene.watch, scene.state = scene.watchdog(stopped_s=5.0), "T"
     assert 5 <= scene.watched(10)[1] <= 5 + 2 * TICK_S

@@ -547,15 +547,15 @@ def test_who_waited_for_an_engine_while_its_input_was_condemned_is_not_tried():
     run(body)
 
 
-def test_suspects_with_the_input_of_the_culprit_end_with_it():
-    """Each of them might cost another engine; who has said more has passed where that one died."""
+def test_what_has_the_input_of_the_culprit_ends_with_it():
+    """Each would cost another engine; but who has said more has passed where that one died."""
 
     async def body(client, wire):
         names = ("culprit", "alike", "further")
         streams = {name: await opened(client, wire, request(name)) for name in names}
         streams["other"] = await opened(client, wire, another("other"))
         wire.say(says("culprit", 1), says("further", 1, 2))
-        wire.lose(aboard=list(streams))
+        wire.lose(aboard=["culprit", "further"])
         wire.back()
         wire.accept()
         wire.lose(aboard=["culprit"])
@@ -569,20 +569,28 @@ def test_suspects_with_the_input_of_the_culprit_end_with_it():
     run(body)
 
 
-def test_suspects_here_end_with_an_input_that_was_condemned_elsewhere():
+def test_what_has_an_input_that_was_condemned_elsewhere_ends_if_it_has_said_nothing():
     async def body(client, wire):
-        streams = {"alike": await opened(client, wire, request("alike"))}
-        streams["other"] = await opened(client, wire, another("other"))
-        wire.lose(aboard=["alike", "other", "theirs"])
-        wire.back()
-        wire.accept()
-        fresh = await opened(client, wire, another("fresh"))
+        streams = [await opened(client, wire, request(name)) for name in ("silent", "speaks")]
+        await opened(client, wire, another("other"))
+        wire.say(says("speaks", 1))
         wire.lose(aboard=["theirs"])
         client.condemn(fingerprint(request("theirs")))
-        wire.back()
         with pytest.raises(Quarantined):
-            await rest(streams["alike"])
-        assert {one.id for one in wire.added()} == {"other", "fresh"}
-        assert not fresh.closed
+            await rest(streams[0])
+        wire.back()
+        assert {one.id for one in wire.added()} == {"speaks", "other"}
+
+    run(body)
+
+
+def test_what_broke_steps_elsewhere_ends_nothing_here():
+    """Whoever is to blame for a step is found by the engine, and costs no other."""
+
+    async def body(client, wire):
+        alike = await opened(client, wire, request("alike"))
+        client.condemn(fingerprint(request("theirs")))
+        wire.say(says("alike", 1, finish="stop"))
+        assert len(await rest(alike)) == 1
 
     run(body)
