@@ -37,10 +37,10 @@ class Leaver(Protocol):
     stacks: IO[bytes]
 
 
-def show(child: Leaver, name: str, why: str, *, asking: bool) -> None:
-    """Log why it does not get on, and where its threads are. asking: it may be able to say so."""
+def show(child: Leaver, what: str, *, asking: bool) -> None:
+    """Log what is wrong with it, and where its threads are. asking: it may be able to say that."""
     threads = tasks(child.process.pid)
-    log.error("%s does not get on: %s. Its threads:\n%s", name, why, threads)
+    log.error("%s. Its threads:\n%s", what, threads)
     stacks = ask(child) if asking else ""
     if stacks:
         log.error("where they are:\n%s", stacks.rstrip())

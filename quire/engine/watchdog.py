@@ -60,7 +60,7 @@ class Watchdog:
         if why is None:
             return None
         self._why = why
-        remains.show(child, "the engine", why, asking=why != STOPPED)
+        remains.show(child, f"the engine does not get on: {why}", asking=why != STOPPED)
         return why
 
     def bury(self, child: EngineChild, why: str, config: EngineConfig | None) -> None:

@@ -56,7 +56,7 @@ class ApiChild(Child):
         why = None if self._given_up else self._watch.look(self.process.pid)
         if why is not None:
             self._given_up = True
-            remains.show(self, "an API process", why, asking=why != STOPPED)
+            remains.show(self, f"an API process does not get on: {why}", asking=why != STOPPED)
         return why
 
     def bury(self) -> None:
