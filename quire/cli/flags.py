@@ -66,7 +66,7 @@ ABOUT = """Start the OpenAI-compatible server.
 
 The address is taken first, so that a taken port is known before weights are read; then the engine
 is built; then requests are answered until SIGINT or SIGTERM. Running requests may end, for
---shutdown-timeout seconds. If the engine dies so does the process, with status 1.
+--shutdown-timeout seconds. If the engine dies another takes its place, as often as is allowed.
 """
 
 

@@ -95,7 +95,7 @@ def test_nothing_outlives_the_first_process_even_if_it_is_killed(folder):
 
 @pytest.mark.timeout(120)
 def test_an_api_process_that_hangs_is_replaced_and_one_too_many_ends_the_server(folder):
-    words = ("--api-watchdog-seconds", 2, "--max-engine-restarts", 1)
+    words = ("--api-watchdog-seconds", 3, "--max-engine-restarts", 1)
     body = {"prompt": "a", "max_tokens": 2}
     with faulty.serving("embedded", *SMALL, *words, folder=folder) as (server, faults):
         faults.arm(Fault("generate", "hang"))  # its event loop does
