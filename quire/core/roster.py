@@ -9,6 +9,8 @@ scheduler's private helper.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from quire.core.family import Family, best_parent
 from quire.core.flights import Flights
 from quire.core.kv_cache import KVCache
@@ -48,6 +50,14 @@ class Roster:
     def left(self, slot: int) -> None:
         """The device is to empty a slot that nobody has."""
         self._leaves.append(slot)
+
+    def alive(self) -> Iterator[Sequence]:
+        """All live sequences, place by place."""
+        yield from self.running
+        yield from self.order
+        yield from self.kept
+        for family in self.families.values():
+            yield from family.followers
 
     def take_leaves(self) -> tuple[int, ...]:
         """Slots emptied since the last call."""

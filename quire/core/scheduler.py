@@ -27,9 +27,10 @@ from quire.core.limits.base import Limit
 from quire.core.order.base import Order
 from quire.core.prompt_logprobs import PromptLogprobs
 from quire.core.resume import Resume
+from quire.core.room import Room
 from quire.core.roster import Roster
 from quire.core.stats import SchedulerStats as SchedulerStats
-from quire.core.stop import Finish, finish
+from quire.core.stop import Finish, say
 from quire.core.types import (
     UNKNOWN,
     Request,
@@ -81,13 +82,12 @@ class Scheduler:
         self._limits = limits
         self._max_len = max_len
         self._swaps = preemption == "swap"
-        self._watermark = int(watermark * kv.pool.size)  # blocks kept free at admission
         self._flights = Flights(steps_in_flight)
         self._roster = Roster(kv, order, self._flights, max_seqs)
+        self._room = Room(kv, self._roster, self._flights, watermark)
         self._running = self._roster.running
         self._order = order
         self._prompt_logprobs = PromptLogprobs()
-        self._stuck: tuple[Sequence, int] | None = None  # who lacked blocks when so many were there
         self._counts = Counts()
         self._lost: list[Update] = []  # of those who could not even be planned
 
@@ -249,32 +249,10 @@ class Scheduler:
             return
         if self._kv.missing(seq, n) and self._kv.slide(seq, self._flights.step):
             draft.moved.append(seq)
-        n = self._make_room(seq, n, draft)
+        if not self._kv.grow(seq, n):
+            n = self._room.make(seq, n, lambda victim: self._preempt(victim, draft))
         if n:
             draft.add(seq, n)
-
-    def _make_room(self, seq: Sequence, n: int, draft: Draft) -> int:
-        """Find blocks for n more tokens of a running sequence, whatever that takes.
-
-        Returns for how many tokens there is room now: fewer than n only if it is first to yield
-        itself; 0 if it was preempted, or has to wait for a step in flight.
-        """
-        kv = self._kv
-        while not kv.grow(seq, n):
-            if kv.missing(seq, n) <= kv.pool.available + kv.fence.blocks:
-                return 0
-            if self._roster.reclaim():
-                continue
-            victim = self._order.victim(self._running)
-            if victim is not seq:
-                self._preempt(victim, draft)
-            elif kv.room(seq) > 0:
-                n = kv.room(seq)
-            else:
-                if not self._awaited:
-                    self._preempt(seq, draft)
-                return 0
-        return n
 
     def _preempt(self, seq: Sequence, draft: Draft) -> None:
         draft.remove(seq)
@@ -299,7 +277,9 @@ class Scheduler:
         ):
             seq = self._order.pop()
             try:
-                if self._let_in(seq, draft) or (self._unshared(seq) and self._let_in(seq, draft)):
+                if self._let_in(seq, draft) or (
+                    self._room.take_share(seq) and self._let_in(seq, draft)
+                ):
                     continue
             except Exception as error:  # noqa: BLE001 a border: what one of them brought along
                 self._order.put_back(seq)
@@ -315,12 +295,12 @@ class Scheduler:
         """Make one that waits run. False, and nothing changed, if that cannot be."""
         kv = self._kv
         fresh = seq.state is State.WAITING and not seq.tables[0]
-        if self._is_stuck(seq):
+        if self._room.still_lacks(seq):
             return False
         if fresh and not self._prompt_logprobs.needs_all(seq):
             kv.match(seq)
         n = draft.allowance(seq)
-        if not n or not self._fits(seq):
+        if not n or not self._room.suffices(seq):
             if fresh:
                 kv.release(seq, 0)
             return False
@@ -335,42 +315,6 @@ class Scheduler:
         draft.add(seq, n)
         self._roster.fork_followers(seq)
         return True
-
-    def _unshared(self, seq: Sequence) -> bool:
-        """Take its share from one that could not come in with it although nobody else is there.
-
-        Copying what is shared takes more blocks than beginning anew.
-        """
-        if self._busy or not self._roster.spare.discard(seq):
-            return False
-        self._kv.release(seq, self._flights.step)
-        return True
-
-    def _is_stuck(self, seq: Sequence) -> bool:
-        """Whether it lacked blocks before, and there are no more now; saves looking again."""
-        if self._stuck is None or self._stuck[0] is not seq or not self._busy:
-            return False
-        return self._kv.pool.available <= self._stuck[1]
-
-    def _fits(self, seq: Sequence) -> bool:
-        """Whether there are blocks for all its tokens. Alone, it gets whatever can be freed."""
-        kv = self._kv
-        while kv.short_of(seq) > kv.pool.available - (self._watermark if self._running else 0):
-            if self._busy or not self._roster.reclaim(sparing=seq):
-                self._stuck = (seq, kv.pool.available)
-                return False
-        self._stuck = None
-        return True
-
-    @property
-    def _busy(self) -> bool:
-        """Whether there may be more blocks soon without taking them from anybody."""
-        return bool(self._running) or self._awaited
-
-    @property
-    def _awaited(self) -> bool:
-        """Whether applying a step in flight will change what can be planned."""
-        return self._kv.fence.blocks > 0 or self._flights.have_rows
 
     def _seat(self, seq: Sequence, draft: Draft) -> None:
         """Give it a slot, and blocks of its own for what lies on the host or is shared."""
@@ -471,8 +415,7 @@ class Scheduler:
 
     def _slow_rows(self, flight: Flight, result: StepResult) -> set[int]:
         """Rows that carry more than a token, or mean nothing any more."""
-        slow = {*result.logprobs, *result.prompt_logprobs, *result.errors, *result.ends}
-        slow |= result.refusals.keys() | result.spoilt.keys()
+        slow = result.rows_with_more()
         special = flight.dead | self._prompt_logprobs.known.keys()
         if special:
             slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
@@ -481,18 +424,11 @@ class Scheduler:
     def _confirm(self, i: int, row: Row, result: StepResult, updates: list[Update]) -> None:
         """Record one row that is alive, whatever it carries."""
         seq = row.seq
-        if i in result.errors:
-            updates.append(self._ended(seq, "error", error=result.errors[i]))
-            return
-        if i in result.refusals:
-            ended = self._ended(seq, "error", error=result.refusals[i])
-            updates.append(ended._replace(fault="request"))
-            return
-        if i in result.spoilt:
-            self._counts.corrupt_rows += 1
-            self._kv.disown(seq)
-            ended = self._ended(seq, "error", error=result.spoilt[i])
-            updates.append(ended._replace(fault="numbers"))
+        if (trouble := result.trouble(i)) is not None:
+            if trouble.fault == "numbers":
+                self._counts.corrupt_rows += 1
+                self._kv.disown(seq)
+            updates.append(self._ended(seq, "error")._replace(**trouble._asdict()))
             return
         seq.computed = row.start + row.count
         self._kv.publish(seq, row.start)
@@ -504,22 +440,12 @@ class Scheduler:
 
     def _say(self, i: int, row: Row, result: StepResult) -> Update:
         """Append the tokens of a row, up to one that ends the sequence."""
-        seq, at = row.seq, row.start + row.count
+        seq = row.seq
         ids, logprobs = result.token_ids[i], result.logprobs.get(i)
-        assert ids, f"step result has no token for {seq.request.id}"
-        assert len(ids) == 1 or len(seq.tokens) == at + 1, "later steps counted on one token"
-        done = None
-        kept = 0
-        for token in ids:
-            seq.tokens[at : at + 1] = [token]
-            at, kept = at + 1, kept + 1
-            done = finish(seq, token, at)
-            if done is not None:
-                del seq.tokens[at:]
-                break
+        kept, done = say(seq, row.start + row.count, ids)
         whole = False
         if i in result.ends and kept == len(ids) and (done is None or done.token is None):
-            done, whole = Finish(result.ends[i]), token not in seq.stop_ids
+            done, whole = Finish(result.ends[i]), ids[-1] not in seq.stop_ids
         ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
         prompt_logprobs = self._prompt_logprobs.pop(seq)
         if done is not None:
@@ -565,11 +491,7 @@ class Scheduler:
         """Those alive: who runs, in order of admission, who waits, in the queue or kept out of it,
         and who follows a sibling.
         """
-        yield from self._running
-        yield from self._order
-        yield from self._roster.kept
-        for family in self._roster.families.values():
-            yield from family.followers
+        return self._roster.alive()
 
     def aboard(self, plan: StepPlan | None = None) -> list[str]:
         """Requests of the sequences that run, or that a limit works for: one name for each.

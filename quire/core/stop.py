@@ -5,6 +5,7 @@ Stop strings are the business of quire.text, which aborts the sequence when it f
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 from quire.core.types import Sequence
@@ -28,3 +29,20 @@ def finish(seq: Sequence, token: int, length: int) -> Finish | None:
             return Finish("stop")
         return Finish("stop", token)
     return Finish("length") if length >= seq.end else None
+
+
+def say(seq: Sequence, at: int, ids: Seq[int]) -> tuple[int, Finish | None]:
+    """Append what the model said, from place `at` on, up to a token that ends the sequence.
+
+    How many tokens that were, and the end, if it came.
+    """
+    assert ids, f"step result has no token for {seq.request.id}"
+    assert len(ids) == 1 or len(seq.tokens) == at + 1, "later steps counted on one token"
+    for kept, token in enumerate(ids, 1):
+        seq.tokens[at : at + 1] = [token]
+        at += 1
+        done = finish(seq, token, at)
+        if done is not None:
+            del seq.tokens[at:]
+            return kept, done
+    return len(ids), None

@@ -184,6 +184,17 @@ class TokenLogprobs(NamedTuple):
     ranks: list[int]  # 1 = best of the vocabulary
 
 
+Whose = Literal["engine", "request", "step", "numbers"]
+"""Whose fault an error is: ours; its request's; ours, in a step that it breaks; ours, in logits."""
+
+
+class Trouble(NamedTuple):
+    """Why a sequence ends with an error."""
+
+    error: str
+    fault: Whose
+
+
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What the model said, in the order of plan.rows. Rows that do not sample have no tokens."""
@@ -199,6 +210,21 @@ class StepResult:
     # row -> the sequence ends with its last token here: its text is whole, and nothing but the end
     # could follow. Counts more than min_tokens, ignore_eos and the length
 
+    def rows_with_more(self) -> set[int]:
+        """Those of which more is said than tokens."""
+        more = {*self.logprobs, *self.prompt_logprobs, *self.errors, *self.ends}
+        return more | self.refusals.keys() | self.spoilt.keys()
+
+    def trouble(self, row: int) -> Trouble | None:
+        """Why the sequence of this row must end, if it must."""
+        if row in self.errors:
+            return Trouble(self.errors[row], "engine")
+        if row in self.refusals:
+            return Trouble(self.refusals[row], "request")
+        if row in self.spoilt:
+            return Trouble(self.spoilt[row], "numbers")
+        return None
+
 
 class Update(NamedTuple):
     """News of one sequence. Exactly one update of each accepted sequence has `finish`."""
@@ -213,8 +239,7 @@ class Update(NamedTuple):
     cached_tokens: int = 0
     error: str | None = None
     timing: Timing | None = None  # of the first and the last, and of each if request.timed
-    fault: Literal["engine", "request", "step", "numbers"] = "engine"
-    # whose the error is: ours; its request's; ours, in a step that it breaks; ours, in its logits
+    fault: Whose = "engine"
     param: str | None = None  # of the request's fault: the caller's word for the field
     whole: bool = False  # it ended because its text is whole: the last token is text, no end token
 
