@@ -144,7 +144,10 @@ class Beat(Message, frozen=True):
 
 
 class Dead(Message, frozen=True):
+    """mixed: it does not speak to this sender, and no other engine of this version would."""
+
     why: str
+    mixed: bool = False
 
 
 FromEngine = Ready | News | Beat | Dead

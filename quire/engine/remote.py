@@ -55,7 +55,6 @@ class EngineSocket:
         self._gone = gone
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._socket: zmq.Socket[bytes] | None = None  # while there is an engine
-        self._greeted = False
 
     def start(
         self,
@@ -78,7 +77,6 @@ class EngineSocket:
     def _connect(self) -> None:
         """A socket of its own for each engine: nothing meant for one reaches another."""
         assert self._context is not None, "start() comes first"
-        self._greeted = False
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.ROUTING_ID, self._name.encode())
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -145,8 +143,7 @@ class EngineSocket:
             log.error("cannot read what the engine says: %s", error)  # noqa: TRY400 no trace
             self._die(EngineDead(f"the engine speaks another language: {error}"))
             return False
-        if not isinstance(message, Dead) or self._link is None or not self._greeted:
-            self._greeted = True
+        if not isinstance(message, Dead) or self._link is None or message.mixed:
             self._deliver(message)  # else the link will tell, and what comes of it
         return True
 

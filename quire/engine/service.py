@@ -173,7 +173,8 @@ class Service:
     def _greet(self, hello: Hello) -> FromEngine:
         if hello.protocol != PROTOCOL:
             theirs = f"{hello.name} speaks protocol {hello.protocol}, this engine {PROTOCOL}"
-            return Dead(f"{theirs}: two versions of quire are mixed; restart all of it")
+            why = f"{theirs}: two versions of quire are mixed; restart all of it"
+            return Dead(why, mixed=True)
         return Ready(PROTOCOL)
 
     def _add(self, box: _Box, message: Add) -> None:
