@@ -2,7 +2,7 @@
 
 A `Faults` is a folder. A test writes there what is to happen; processes that were started for that
 (tests.faults.serve), or this one within `here()`, look there at every call of a point. What has
-happened is in the folder too, so a fault that ends a process is not had again by the next.
+happened is in the folder too, and when, so a fault that ends a process is not had again by the next.
 """
 
 import inspect
@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import signal
+import struct
 import tempfile
 import threading
 import time
@@ -18,6 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.faults import points
+
+_COUNT = struct.Struct("<q")
 
 
 class Injected(Exception):
@@ -30,6 +33,7 @@ class Fault:
 
     do      raise | sleep (seconds) | hang | kill (SIGKILL) | exit | nan | inf | nothing_allowed
             The last three: of "sample" only; the row's logits become NaN, +inf, all -inf.
+            count: nothing happens, and `Faults.calls` tells how often it could have
     at      the so-many-th call counts first, since it was armed, in each process anew
     times   so often; 0: always from then on
     id      only calls for requests whose id has this in it (X-Request-Id comes through)
@@ -63,6 +67,7 @@ class Faults:
         self._seen = None
         self._armed, self._calls, self._number = [], [], 0
         self._lock = threading.Lock()
+        self._counts = None  # where this process writes its calls
 
     def arm(self, *faults):
         """These from now on, and no others."""
@@ -78,7 +83,23 @@ class Faults:
     @property
     def fired(self):
         """How many have happened since arm()."""
-        return len(list(self.folder.glob(f"fired-{self._number}-*")))
+        return len(self.fired_at)
+
+    @property
+    def fired_at(self):
+        """When they have happened, in their order; moments of time.monotonic()."""
+        files = self.folder.glob(f"fired-{self._number}-*")
+        return sorted(float(file.read_text() or "inf") for file in files)
+
+    @property
+    def calls(self):
+        """How often each of the faults that count could have happened since arm(), of the one
+        process that has called most."""
+        found = [0] * len(json.loads(self._file.read_text())["faults"])
+        for file in self.folder.glob(f"calls-{self._number}-*"):
+            told = [count for (count,) in _COUNT.iter_unpack(file.read_bytes())]
+            found = [max(pair) for pair in zip(found, told + [0] * len(found))]
+        return found
 
     def remove(self):
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -92,7 +113,9 @@ class Faults:
             for i, fault in enumerate(self._armed):
                 if fault.point == name and fault.meets(who):
                     self._calls[i] += 1
-                    if self._calls[i] >= fault.at and self._take(i, fault):
+                    if fault.do == "count":
+                        os.pwrite(self._counts, _COUNT.pack(self._calls[i]), i * _COUNT.size)
+                    elif self._calls[i] >= fault.at and self._take(i, fault):
                         return fault
         return None
 
@@ -108,15 +131,23 @@ class Faults:
         self._number = said["number"]
         self._armed = [Fault(**one) for one in said["faults"]]
         self._calls = [0] * len(self._armed)
+        if self._counts is not None:
+            os.close(self._counts)
+            self._counts = None
+        if any(fault.do == "count" for fault in self._armed):
+            path = self.folder / f"calls-{self._number}-{os.getpid()}"
+            self._counts = os.open(path, os.O_CREAT | os.O_WRONLY)
 
     def _take(self, i, fault):
         """Count it, unless it has happened often enough, here or in another process."""
         for n in range(fault.times or 1):
             try:
                 path = self.folder / f"fired-{self._number}-{i}-{n}"
-                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+                file = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
             except FileExistsError:
                 continue
+            os.write(file, repr(time.monotonic()).encode())
+            os.close(file)
             return True
         return not fault.times
 

@@ -68,7 +68,7 @@ ENGINE = {
     "planned": Point("quire.core.ledger:Ledger.planned", of_plan),
     # made ready
     "submit": Point("quire.executors.inline:Executor.submit", of_plan),
-    "prepare": Point("quire.runner.runner:Runner.prepare", of_plan),
+    "inputs": Point("quire.runner.runner:Runner.prepare", of_plan),
     "gather": Point("quire.runner.runner:gather", lambda plan: of_plan(None, plan)),
     # on the device
     "launch": Point("quire.runner.runner:Runner.launch"),

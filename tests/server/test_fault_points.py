@@ -20,6 +20,27 @@ def test_every_point_is_a_function_that_there_is(name):
     assert attribute in vars(owner)
 
 
+def test_no_name_is_that_of_two_points():
+    assert not points.ENGINE.keys() & points.API.keys()
+
+
+def test_calls_are_counted_where_nothing_is_to_happen():
+    with arming.here() as faults:
+        faults.arm(
+            Fault("forward", "count"), Fault("join", "count", seed=3), Fault("launch", "sleep")
+        )
+        assert faults.calls == [0, 0, 0]
+        engine = engine_of()
+        for number, name in enumerate(("one", "two"), start=2):
+            engine.add(request(name, [1, 2, 3], 4, seed=number))
+        began = time.monotonic()
+        while not engine.idle:
+            engine.step()
+        assert faults.calls == [4, 1, 0]
+        (at,) = faults.fired_at
+        assert began < at < time.monotonic()
+
+
 def test_a_fault_happens_at_its_call_and_as_often_as_it_says():
     with arming.here() as faults:
         faults.arm(Fault("forward", "sleep", at=3, times=2, seconds=0.001))

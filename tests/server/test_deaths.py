@@ -1,0 +1,200 @@
+"""What an engine's loop does when its own books raise: it ends, and streams go on with the next.
+And what it does when its steps raise: it makes them again.
+
+As in a server (tests.server.test_blame), but for the processes: an engine is a thread here, so a
+death costs nothing and each hook can raise at many calls.
+"""
+
+import asyncio
+import gc
+import shutil
+import socket
+import tempfile
+import threading
+from collections import deque
+from contextlib import closing
+
+import pytest
+
+from quire.engine import aboard, remote
+from quire.engine.client import EngineClient
+from quire.engine.link import Away, Back, Link
+from quire.engine.process import EngineServer
+from quire.engine.remote import EngineSocket
+from quire.engine.service import Service
+from quire.errors import EngineDead
+from quire.executors.fake import Executor
+from tests.cpu import engine_of as embedded
+from tests.faults import arming
+from tests.faults.arming import Fault
+from tests.pure.engine.test_loop import engine_over, next_token, request
+
+BOOKS = ("obey", "plan", "grow", "planned", "apply", "landed", "turn", "route", "send")
+STEPS = ("submit", "inputs", "gather", "launch", "leave", "tables", "compute", "forward")
+STEPS += ("recipe", "sample", "prompt_logprobs", "result")
+
+
+def requests():
+    """One says twice, one needs several blocks and steps for its prompt, one ends early."""
+    return [
+        request("one", max_tokens=12),
+        request("two", (4, 5), 9, n=2),
+        request("three", range(6, 46), 12),
+        request("four", max_tokens=3),
+    ]
+
+
+class Starter:
+    """In place of who started the process of an engine."""
+
+    def __init__(self):
+        self.wake, self.bell = socket.socketpair()
+        self.wake.setblocking(False)
+        self.left = deque()
+        self.stopping = False
+
+    def hush(self):
+        pass
+
+    def stop(self):
+        self.stopping = True
+        self.bell.send(b"!")
+
+    def close(self):
+        self.wake.close()
+        self.bell.close()
+
+
+class Engines(threading.Thread):
+    """One after the other, each in a folder of its own, until stop(). Tells over `link`."""
+
+    def __init__(self):
+        super().__init__()
+        self.starter = Starter()
+        self.link, theirs = Link.pair()
+        self._mouth = Link(theirs)
+        self._page = aboard.page()
+        self.folders = [tempfile.mkdtemp(prefix="quire-")]
+        self._server = self._made()
+        self.start()
+
+    def _made(self):
+        engine = engine_over(Executor(next_token), depth=2)
+        engine.call_when_boarding(aboard.Writer(self._page.fileno()).write)
+        return EngineServer(Service(engine), self.folders[-1], self.starter)
+
+    def run(self):
+        while self._server.run():
+            names = aboard.read(self._page)
+            self._mouth.send(Away(why=self._server.why, expected_s=1.0, aboard=names))
+            self.folders.append(tempfile.mkdtemp(prefix="quire-"))
+            self._server = self._made()
+            self._mouth.send(Back(folder=self.folders[-1]))
+
+    def close(self):
+        self.starter.stop()
+        self.join()
+        for one in (self.link, self._mouth, self.starter, self._page):
+            one.close()
+        for folder in self.folders:
+            shutil.rmtree(folder)
+
+
+async def said(engines):
+    """What each sequence said, and how it ended."""
+    client = EngineClient(EngineSocket(engines.folders[0], "api", engines.link))
+    client.start()
+    found = {}
+
+    async def listen(one):
+        stream = await client.generate([one])
+        async for updates in stream:
+            for update in updates:
+                tokens, ends = found.setdefault((update.request_id, update.index), ([], []))
+                tokens.extend(update.token_ids)
+                ends.extend([update.finish] if update.finish else ())
+
+    try:
+        async with asyncio.timeout(60):
+            await asyncio.gather(*map(listen, requests()))
+    finally:
+        await client.stop()
+    return found
+
+
+def listened():
+    """What was said, and how many engines there were."""
+    with closing(Engines()) as engines:
+        return asyncio.run(said(engines)), len(engines.folders)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def collected():
+    """An engine that has nothing to do collects garbage; here it would look at all that pytest has."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module")
+def undisturbed():
+    """What is said, and how often each hook is called meanwhile."""
+    with arming.here() as faults:
+        faults.arm(*(Fault(name, "count") for name in BOOKS))
+        found, engines = listened()
+        calls = dict(zip(BOOKS, faults.calls))
+    assert engines == 1
+    assert {tuple(ends) for _, ends in found.values()} == {("length",)}
+    return found, calls
+
+
+def spread(most, times):
+    """So many calls at which to raise, of these: the first, the last, and between."""
+    return sorted({1 + (most - 1) * i // (times - 1) for i in range(times)})
+
+
+@pytest.mark.parametrize("hook", BOOKS)
+def test_streams_say_the_same_wherever_the_books_of_their_engine_break(undisturbed, hook):
+    want, calls = undisturbed
+    for at in spread(calls[hook] * 3 // 4, 12):  # so many come whenever requests do
+        with arming.here() as faults:
+            faults.arm(Fault(hook, at=at))
+            assert listened() == (want, 2), (hook, at)
+            assert faults.fired == 1
+
+
+def test_an_engine_of_another_version_is_no_death_that_another_engine_mends(monkeypatch):
+    monkeypatch.setattr(remote, "PROTOCOL", -1)
+    with pytest.raises(EngineDead, match="two versions of quire are mixed"):
+        listened()
+
+
+def made(*faults):
+    """What a model says while these happen, and what it thinks of a prompt; how often each did."""
+    wanted = [
+        embedded.request("one", [1, 2, 3], 20, frequency_penalty=0.5),
+        embedded.request("two", [4, 5], 9, n=2, seed=5, logprobs=1),
+        embedded.request("three", range(6, 46), 12, temperature=1.0, seed=9),
+        embedded.request("four", [1, 2, 3], 3, prompt_logprobs=1),
+    ]
+    with arming.here() as armed:
+        armed.arm(*faults)
+        said, updates = embedded.run(embedded.engine_of(depth=2), wanted)
+        fired, calls = armed.fired, armed.calls
+    assert {one.finish for one in updates} == {None, "length"}
+    return (said, [one.prompt_logprobs for one in updates if one.prompt_logprobs]), fired, calls
+
+
+@pytest.fixture(scope="module")
+def untroubled():
+    """What is said, and how often each hook is called meanwhile."""
+    found, _, calls = made(*(Fault(name, "count") for name in STEPS))
+    return found, dict(zip(STEPS, calls))
+
+
+@pytest.mark.parametrize("hook", STEPS)
+def test_requests_say_the_same_whichever_step_raises_wherever(untroubled, hook):
+    want, calls = untroubled
+    for at in spread(calls[hook], 3):
+        found, fired, _ = made(Fault(hook, at=at))
+        assert (found, fired) == (want, 1), at
