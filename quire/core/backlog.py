@@ -37,6 +37,10 @@ class Pile:
                 self.counts[size] += sign
                 self.sums[size] += sign * left
 
+    def over(self, tokens: int, most: int | None) -> int:
+        """Tokens too many if a prompt of so many came, and `most` may wait. An only one may."""
+        return 0 if most is None or not self.tokens else max(self.tokens + tokens - most, 0)
+
     def before(self, tokens: int) -> float:
         """Tokens that go before the end of a prompt of so many: shorter ones go first, and of the
         longer ones the eldest keeps its share."""

@@ -98,16 +98,15 @@ class Door(Limit):
                 key_requests=pile.requests,
                 max_key_requests=terms.max_requests,
             )
-        most = terms.max_queued_tokens
-        if most is not None and pile.tokens and pile.tokens + tokens > most:
+        if over := pile.over(tokens, terms.max_queued_tokens):
             self._refuse(
                 request,
                 "key_queued_tokens",
                 f"this key has prompts of {pile.tokens} tokens waiting and this one has {tokens}, "
-                f"and {most} may wait",
-                self.forecast.seconds(pile.tokens + tokens - most),
+                f"and {terms.max_queued_tokens} may wait",
+                self.forecast.seconds(over),
                 key_queued_tokens=pile.tokens,
-                max_key_queued_tokens=most,
+                max_key_queued_tokens=terms.max_queued_tokens or 0,
             )
         wait_s = self._usages.wait_s(request.tenant, terms, tokens, self._clock())
         if wait_s > 0:
@@ -130,14 +129,13 @@ class Door(Limit):
                 f"{here.requests} requests are here, and at most {self._max_requests} may be",
                 self._each_s,
             )
-        most = self._max_tokens
-        if most is not None and here.tokens and here.tokens + tokens > most:
+        if over := here.over(tokens, self._max_tokens):
             self._refuse(
                 request,
                 "max_num_queued_tokens",
-                f"prompts of {here.tokens} tokens wait and this one has {tokens}, and {most} may "
-                "wait",
-                self.forecast.seconds(here.tokens + tokens - most),
+                f"prompts of {here.tokens} tokens wait and this one has {tokens}, and "
+                f"{self._max_tokens} may wait",
+                self.forecast.seconds(over),
             )
 
     def _check_deadline(self, request: Request) -> None:
