@@ -308,6 +308,8 @@ def test_faults_at_every_hook_at_random_tokens(running, want):
         told = "" if wait is None else f", chunks after {wait.first:.2f} s, all {wait.last:.2f} s"
         print(f"\n{number}: {one}: ended {ends}, {took[-1]:.1f} s{told}", end="", flush=True)
     line = {
+        "date": time.strftime("%Y-%m-%d"),
+        "command": f"QUIRE_BLAME_ROUNDS={ROUNDS} pytest tests/server/test_blame.py -k every_hook",
         "bench": "faults at every hook",
         "rounds": ROUNDS,
         "streams": STREAMS,

@@ -1,12 +1,13 @@
 """The seam by which tests put faults into a running server, and into an engine in this process."""
 
+import random
 import time
 
 import httpx
 import pytest
 
 from tests.cpu.engine_of import engine_of, request
-from tests.faults import arming, points
+from tests.faults import arming, points, rounds
 from tests.faults.arming import Fault
 from tests.faults.serve import serving
 from tests.server.running import SMALL
@@ -51,6 +52,25 @@ def test_a_fault_happens_at_its_call_and_as_often_as_it_says():
             engine.step()
             fired.append(faults.fired)
     assert fired == [0, 0, 1, 2, 2, 2, 2, 2]
+
+
+def test_a_wait_ends_where_the_longest_silence_does():
+    came = [[0.5, 1.1, 4.0, 4.1], [1.0, 1.2, 6.0], [0.9]]
+    assert rounds.wait_of(came, fault_at=1.05) == pytest.approx((2.95, 4.95))
+    assert rounds.wait_of(came, fault_at=7.0) is None
+
+
+def test_rounds_have_each_hook_in_turns_and_a_kill_at_each():
+    calls = {"plan": 40, "tables": 8, "prompt_logprobs": 1}
+    drawn = [rounds.draw(random.Random(0), number, calls) for number in range(4 * 5)]
+    assert {(one.point, one.do) for one in drawn} == {
+        (point, do) for point in (*calls, "start") for do in ("raise", "kill")
+    }
+    for one in drawn:
+        *_, last = one.faults
+        assert (last.point, last.do) == (one.point, one.do)
+        assert 1 <= one.faults[0].at <= 30
+        assert one.point != "tables" or last.at <= 6
 
 
 def test_a_fault_is_for_the_request_that_it_names():
