@@ -1,7 +1,8 @@
 """Cached blocks that nobody holds, in the order in which they are evicted.
 
 One tenant's: the least recently dropped goes first. Of several tenants, the one gives who has most
-blocks, held ones included. So nobody loses to another what is no more than an equal share.
+blocks, held ones included; of equals, who has had some for longest. So nobody loses to another what
+is no more than an equal share.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ class Victims:
         self._has: Counter[bytes] = Counter()  # tenant -> blocks, held ones included
         self._of: dict[bytes, OrderedDict[int, None]] = {}  # tenant -> cached ones, oldest first
         self._tenant: dict[int, bytes] = {}  # of a cached block
-        self._most: list[tuple[int, bytes]] = []
-        """A heap of (-blocks, tenant), where there are several: each with cached blocks is in it
-        with at least as many as it has."""
+        self._since: dict[bytes, int] = {}  # tenant -> its place among those who came to have some
+        self._came = 0
+        self._most: list[tuple[int, int, bytes]] = []
+        """A heap of (-blocks, since, tenant), where there are several: each with cached blocks is
+        in it with at least as many as it has."""
 
     def __len__(self) -> int:
         return len(self._tenant)
@@ -38,6 +41,9 @@ class Victims:
 
     def charge(self, tenant: bytes, blocks: int) -> None:
         """It takes so many more."""
+        if tenant not in self._has:
+            self._came += 1
+            self._since[tenant] = self._came
         self._has[tenant] += blocks
         self._raise(tenant)
 
@@ -45,7 +51,7 @@ class Victims:
         """It has so many fewer."""
         self._has[tenant] -= blocks
         if not self._has[tenant]:
-            del self._has[tenant]
+            del self._has[tenant], self._since[tenant]
 
     def add(self, block: int, tenant: bytes) -> None:
         """It was dropped: behind the tenant's others."""
@@ -79,26 +85,28 @@ class Victims:
 
     def clear(self) -> None:
         """All are forgotten, and nobody holds any."""
-        for everything in (self._has, self._of, self._tenant, self._most):
+        for everything in (self._has, self._since, self._of, self._tenant, self._most):
             everything.clear()
 
     def _richest(self) -> bytes:
         while True:
-            said, tenant = self._most[0]
-            has = self._has[tenant]
+            tenant = self._most[0][-1]
             if tenant not in self._of:
                 heappop(self._most)
-            elif has == -said:
+            elif self._most[0] == (now := self._entry(tenant)):
                 return tenant
             else:
-                heapreplace(self._most, (-has, tenant))
+                heapreplace(self._most, now)
 
     def _raise(self, tenant: bytes) -> None:
         if len(self._of) > 1 and tenant in self._of:
-            heappush(self._most, (-self._has[tenant], tenant))
+            heappush(self._most, self._entry(tenant))
             if len(self._most) > 4 * len(self._of) + 64:
                 self._rebuild()
 
     def _rebuild(self) -> None:
-        self._most = [(-self._has[tenant], tenant) for tenant in self._of]
+        self._most = [self._entry(tenant) for tenant in self._of]
         heapify(self._most)
+
+    def _entry(self, tenant: bytes) -> tuple[int, int, bytes]:
+        return -self._has[tenant], self._since[tenant], tenant

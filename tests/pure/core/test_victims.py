@@ -24,8 +24,11 @@ MOVES = st.lists(
 def test_the_tenant_with_most_blocks_gives_its_oldest(moves):
     victims = Victims()
     held, cached = {}, OrderedDict()  # block -> tenant
-    for move, block, tenant in moves:
+    since = {}
+    for at, (move, block, tenant) in enumerate(moves):
         if move == "take" and block not in held and block not in cached:
+            if tenant not in (*held.values(), *cached.values()):
+                since[tenant] = at
             victims.charge(tenant, 1)
             held[block] = tenant
         elif move == "drop" and block in held:
@@ -38,7 +41,7 @@ def test_the_tenant_with_most_blocks_gives_its_oldest(moves):
             victims.credit(held.pop(block))
         elif move == "pop" and cached:
             has = Counter([*held.values(), *cached.values()])
-            richest = min(cached.values(), key=lambda one: (-has[one], one))
+            richest = min(cached.values(), key=lambda one: (-has[one], since[one]))
             oldest = next(b for b, t in cached.items() if t == richest)
             assert victims.pop() == oldest
             victims.credit(cached.pop(oldest))
