@@ -116,7 +116,7 @@ class Watch:
         self._looked_at = clock()
         self._mark = (0, 0)
         self._silent_s = 0.0  # in which we were awake
-        self._stopped_s = 0.0
+        self._stopped_s: float | None = None  # since it was first seen so
         self._start_s: float | None = None
         self.started_in(None)
 
@@ -137,9 +137,9 @@ class Watch:
         if not self.on:
             return None
         if self._state(pid) == "T":
-            self._stopped_s += awake_s
+            self._stopped_s = 0.0 if self._stopped_s is None else self._stopped_s + awake_s
             return STOPPED if self._stopped_s >= self._longest_stop_s else None
-        self._stopped_s = 0.0
+        self._stopped_s = None
         beat = self._read()
         if beat.pid != pid:  # it has not begun, and this is the page of the one before
             beat = Beat(Phase.STARTING, pid)

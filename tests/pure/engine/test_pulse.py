@@ -225,6 +225,15 @@ def test_the_watchdog_ends_a_stopped_process_soon(scene):
     assert STOPPED_S <= after_s <= STOPPED_S + 2 * TICK_S
 
 
+def test_who_wakes_up_with_its_watchdog_a_moment_later_is_left_alone(scene):
+    """All of a server were stopped, and go on one after the other."""
+    scene.watch, scene.state = scene.watchdog(stopped_s=2 * TICK_S), "T"
+    scene.clock.tick(1000)
+    assert scene.watch.look(7) is None
+    scene.state = "S"
+    assert scene.watched(10) is None
+
+
 def test_the_watchdog_leaves_one_alone_that_is_traced(scene):
     scene.state = "t"
     assert scene.watched(30) is None
