@@ -212,12 +212,16 @@ class Link:
         word is lost.
         """
         line = _encoder.encode(word) + b"\n"
+        patience = self._socket.gettimeout()
+        self._socket.settimeout(0)
         try:
-            self._socket.send(line, socket.MSG_DONTWAIT)  # the kernel takes all of it, or nothing
+            self._socket.send(line)  # of so short a line the kernel takes all, or nothing
         except BlockingIOError:
             return False
         except OSError:
             return True  # as send()
+        finally:
+            self._socket.settimeout(patience)
         return True
 
     def receive(self, timeout: float | None = None) -> Any_ | None:
