@@ -1,7 +1,8 @@
 """What one key's load, or one long prompt, costs everybody else. JSON lines.
 
     python bench/fairness.py keys [--rate 2] [--times 100] [--seconds 20] [--limit 4]
-    python bench/fairness.py long [--tokens 30000] [--streams 16] [--context 200] [--seconds 20]
+    python bench/fairness.py long [--tokens 30000] [--streams 16] [--context 200] [--out 400]
+                                  [--shorts 0] [--seconds 20]
 
 Both: [--model FOLDER] [--options JSON]. Without a folder an engine of the embedded model's shape with
 a longer context and made-up weights. No HTTP: the engine in this process, whose steps are made one
@@ -14,8 +15,9 @@ limits; and both as one tenant, which is first come, first served. `grows` is p9
 Each line also says how good the prediction was that each request got when it came in: predicted over
 what it was, at the 10th, 50th and 90th percentile, and the share that was within half and double.
 
-long: `streams` sequences decode, each `context` tokens in; then a prompt of `tokens` tokens comes, and
-short ones of 256 every second. Seconds between two tokens of a stream, alone and beside; the time to
+long: `streams` sequences decode, each `context` tokens in; where one has said `out`, it is asked for
+again (its prompt is cached), so steps stay as they are. Then a prompt of `tokens` tokens comes, and
+`shorts` of 256 every second. Seconds between two tokens of a stream, alone and beside; the time to
 first token of the long prompt alone, and beside; of the short ones.
 """
 
@@ -57,10 +59,17 @@ class Driver:
         self.due = []  # (when, number, request)
         self.sent, self.first, self.last, self.gaps = {}, {}, {}, []
         self.predicted, self.refused, self.done = {}, {}, {}
+        self.endless = {}  # name -> prompt and tokens of what is asked for when it ends
 
-    def ask(self, at, name, tokens, out, **fields):
+    def ask(self, at, name, tokens, out, *, again=None, **fields):
+        """tokens: of a prompt that was never seen, or the prompt itself. again: tokens to ask for
+        when it has ended."""
         self.made += 1
-        prompt = tuple(self.draw.randrange(10, 4000) for _ in range(tokens))
+        prompt = tokens
+        if isinstance(tokens, int):
+            prompt = tuple(self.draw.randrange(10, 4000) for _ in range(tokens))
+        if again:
+            self.endless[f"{name}-{self.made}"] = prompt, again
         params = SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True)
         made = Request(f"{name}-{self.made}", prompt, Stop(out), params, arrived_at=at, **fields)
         heapq.heappush(self.due, (at, self.made, made))
@@ -102,6 +111,9 @@ class Driver:
             if update.finish is not None:
                 kind = name.rpartition("-")[0]
                 self.done[kind] = self.done.get(kind, 0) + 1
+                if name in self.endless:
+                    prompt, out = self.endless.pop(name)
+                    self.ask(now, kind, prompt, out, again=out)
 
     def empty(self):
         """End everything."""
@@ -207,9 +219,9 @@ def long(driver, a):
         driver.run(lambda: name in driver.first)
         alone_long = driver.first[name]
         driver.empty()
-    out = 10**6
-    for _ in range(a.streams):
-        driver.ask(now(), "stream", a.context, min(out, a.max_len - a.context - 1))
+    for i in range(a.streams):  # not all end in one step
+        out = a.out * (i + 1) // a.streams
+        driver.ask(now(), "stream", a.context, out, again=a.out)
     driver.run(lambda: len(driver.first) == a.streams)
     began = now()
     driver.run(lambda: now() - began > a.seconds / 2)
@@ -220,8 +232,8 @@ def long(driver, a):
     driver.gaps.clear()
     began = now()
     name = driver.ask(began, "long", a.tokens, 1)
-    for second in range(1, int(a.most)):
-        driver.ask(began + second, "short", SHORT, 1)
+    for i in range(int(a.most * a.shorts)):
+        driver.ask(began + 1 + i / a.shorts, "short", SHORT, 1)
     driver.run(lambda: name in driver.first or now() - began > a.most)
     beside = [gap for _, one, gap in driver.gaps if one.startswith("stream")]
     shorts = [v for k, v in driver.first.items() if k.startswith("short")]
@@ -231,6 +243,8 @@ def long(driver, a):
         tokens=a.tokens,
         streams=a.streams,
         context=a.context,
+        out=a.out,
+        shorts=a.shorts,
         alone_p50_ms=ms(alone, 0.5),
         alone_p99_ms=ms(alone, 0.99),
         beside_p50_ms=ms(beside, 0.5),
@@ -265,6 +279,10 @@ def main():
     parser.add_argument("--tokens", type=int, default=30_000)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--context", type=int, default=200)
+    parser.add_argument(
+        "--out", type=int, default=400, help="tokens of a stream until it is renewed"
+    )
+    parser.add_argument("--shorts", type=float, default=0.0, help="short prompts a second")
     parser.add_argument("--alone", action="store_true", help="also the long prompt alone, first")
     parser.add_argument("--most", type=float, default=300.0, help="seconds beside, at most")
     a = parser.parse_args()

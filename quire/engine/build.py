@@ -79,8 +79,9 @@ Texts = Callable[[EngineConfig, Callable[[], Path]], None]
 the tokenizer."""
 
 
-LEAST_OF_LONG = {cpu.name: 16, cuda.name: 32}
-"""Tokens of a long prompt beside decoding rows at least: a GPU computes 32 as fast as one."""
+LEAST_OF_LONG = {cpu.name: 2, cuda.name: 32}
+"""Tokens of a long prompt beside decoding rows at least. A GPU computes 32 as fast as one; a CPU
+takes as long for each, and more the longer the context."""
 
 
 @dataclass(frozen=True, slots=True)
