@@ -44,7 +44,7 @@ WITHIN_S = 20.0
 MOST_CHARS = 4000
 """Of an error's message: it is not for sending a client's own megabyte back."""
 PRIVATE = re.compile(
-    r"(?:/(?:work|usr|home|tmp|root|etc|proc|var|opt)/\w|[A-Za-z]:\\\\|0x[0-9a-f]{6,}"
+    r"(?:/(?:work|usr|home|tmp|root|etc|proc|var|opt)/\w|[A-Za-z]:\\\\(?!\\*x[0-9a-f]{2})|0x[0-9a-f]{6,}"
     r'|Traceback|File \\?"|\.py\b|site-packages|pydantic\.dev)'
 )
 AT_ONCE = 8
