@@ -31,8 +31,9 @@ class Env:
     """QUIRE_CACHE: where compiled kernels are kept. Default ~/.cache/quire."""
     triton_cache: Path | None
     """TRITON_CACHE_DIR: Triton's own; if set, compiled GPU kernels are kept there instead."""
-    native: bool
-    """QUIRE_NATIVE=0: never use the compiled CPU kernels."""
+    cpu_isa: str
+    """QUIRE_CPU_ISA: what the C++ kernels are built for: native (this CPU; the default), avx512,
+    avx2, sse2; with none (or QUIRE_NATIVE=0) the PyTorch references run."""
     num_threads: int | None
     """OMP_NUM_THREADS: CPU threads of the kernels. Unset: every core this process may run on."""
 
@@ -53,6 +54,12 @@ def _text(*names: str) -> str | None:
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
+def _cpu_isa() -> str:
+    if not _flag("QUIRE_NATIVE", default=True):
+        return "none"
+    return (_text("QUIRE_CPU_ISA") or "native").strip().lower()
+
+
 def read() -> Env:
     """Read the environment now. Called by main() and LLM(), never at import."""
     threads = _text("OMP_NUM_THREADS") or ""
@@ -65,7 +72,7 @@ def read() -> Env:
         use_modelscope=_flag("QUIRE_USE_MODELSCOPE", "VLLM_USE_MODELSCOPE"),
         cache_dir=Path(_text("QUIRE_CACHE") or Path.home() / ".cache" / "quire"),
         triton_cache=Path(triton) if triton else None,
-        native=_flag("QUIRE_NATIVE", default=True),
+        cpu_isa=_cpu_isa(),
         num_threads=int(threads) if threads.isdigit() else None,
     )
 

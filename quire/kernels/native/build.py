@@ -20,7 +20,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PREBUILT = HERE / "prebuilt"
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
+ISAS = {
+    "native": ("native", ()),
+    "avx512": ("skylake-avx512", ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")),
+    "avx2": ("haswell", ("avx2", "fma", "bmi2")),
+    "sse2": ("x86-64", ("sse2",)),
+}
+"""Instruction set -> what -march calls it, what the CPU must have. All but native are for x86."""
 COMPILERS = ("c++", "g++", "clang++")
 LIMIT_S = 300
 
@@ -29,23 +36,36 @@ class BuildFailed(Exception):
     """There is no library, and why."""
 
 
-def find_or_build(cache: Path, extra: Sequence[str] = ()) -> Path:
+def find_or_build(cache: Path, isa: str = "native", extra: Sequence[str] = ()) -> Path:
     """The compiled library: as installed, else from the cache, else built. Raises BuildFailed.
 
-    extra: more compiler flags; tests use them to build the narrower code paths.
+    isa: one of ISAS, which this CPU must have. extra: more compiler flags, for tests.
     """
-    name = f"kernels-{_digest(extra)}.so"
+    flags = (*FLAGS, f"-march={_march(isa)}", *extra)
+    name = f"kernels-{_digest(flags)}.so"
     if (PREBUILT / name).exists():
         return PREBUILT / name
-    return _build(cache / "native" / name, extra)
+    return _build(cache / "native" / name, flags)
 
 
 def build_into(folder: Path) -> Path:
     """Build the library into a folder, unless it is there. Raises BuildFailed."""
-    return _build(folder / f"kernels-{_digest(())}.so", ())
+    flags = (*FLAGS, "-march=native")
+    return _build(folder / f"kernels-{_digest(flags)}.so", flags)
 
 
-def _build(target: Path, extra: Sequence[str]) -> Path:
+def _march(isa: str) -> str:
+    """The compiler's name of an instruction set. Raises BuildFailed where it cannot run."""
+    if isa not in ISAS:
+        raise BuildFailed(f"unknown instruction set {isa!r}; known: {', '.join(ISAS)}")
+    march, needed = ISAS[isa]
+    has = {word for line in _cpu() if line.startswith("flags") for word in line.split()}
+    if lacking := [flag for flag in needed if flag not in has]:
+        raise BuildFailed(f"this CPU cannot run {isa}: it has no {', '.join(lacking)}")
+    return march
+
+
+def _build(target: Path, flags: Sequence[str]) -> Path:
     if os.name != "posix":
         raise BuildFailed(f"native kernels are for POSIX systems, this is {os.name}")
     if target.exists():
@@ -57,17 +77,17 @@ def _build(target: Path, extra: Sequence[str]) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_suffix(".lock")):
             if not target.exists():
-                _compile(compiler, [*FLAGS, *extra], target)
+                _compile(compiler, flags, target)
     except OSError as e:
         raise BuildFailed(f"cannot write to {target.parent}: {e}") from e
     return target
 
 
-def _digest(extra: Sequence[str]) -> str:
+def _digest(flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
     for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
         digest.update(path.name.encode() + path.read_bytes())
-    digest.update(repr((FLAGS, tuple(extra), _cpu())).encode())
+    digest.update(repr((tuple(flags), _cpu())).encode())
     return digest.hexdigest()[:20]
 
 

@@ -64,12 +64,13 @@ class Recorder(Protocol):
 def library() -> Library | None:
     """The library, built and loaded by the first call; None if it is not to be had."""
     settings = env.read()
-    if not settings.native:
+    if settings.cpu_isa == "none":
         return None
     try:
-        path = find_or_build(settings.cache_dir)
+        path = find_or_build(settings.cache_dir, settings.cpu_isa)
     except BuildFailed as e:
-        logger.info("no native CPU kernels, the slower PyTorch references run instead: %s", e)
+        level = logging.INFO if settings.cpu_isa == "native" else logging.WARNING
+        logger.log(level, "no native CPU kernels, the slower PyTorch references run instead: %s", e)
         return None
     return Library(path, settings.num_threads or cpu.threads())
 

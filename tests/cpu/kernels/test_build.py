@@ -44,7 +44,7 @@ def test_it_is_built_once_and_left_without_rubbish(sources, tmp_path, monkeypatc
 
 
 def test_another_source_flag_or_cpu_is_another_library(sources, tmp_path, monkeypatch):
-    names = [build.find_or_build(tmp_path).name, build.find_or_build(tmp_path, ("-O1",)).name]
+    names = [build.find_or_build(tmp_path).name, build.find_or_build(tmp_path, extra=("-O1",)).name]
     (sources / "simd.h").write_text("// new")
     names.append(build.find_or_build(tmp_path).name)
     monkeypatch.setattr(build, "_cpu", lambda: ("another",))
@@ -88,6 +88,7 @@ def test_without_a_compiler_one_line_is_logged_and_the_references_run(
     tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setenv("QUIRE_NATIVE", "1")
+    monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
     monkeypatch.setattr(build, "PREBUILT", tmp_path)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
@@ -100,9 +101,30 @@ def test_without_a_compiler_one_line_is_logged_and_the_references_run(
 
 
 @pytest.mark.usefixtures("afresh")
-def test_the_environment_can_turn_the_kernels_off(monkeypatch):
-    monkeypatch.setenv("QUIRE_NATIVE", "0")
+@pytest.mark.parametrize("said", [("QUIRE_NATIVE", "0"), ("QUIRE_CPU_ISA", "none")])
+def test_the_environment_can_turn_the_kernels_off(monkeypatch, said):
+    monkeypatch.setenv(*said)
     assert not loader.active()
+
+
+def test_the_environment_names_the_instruction_set(sources, tmp_path, monkeypatch):
+    has = "flags : sse2 avx2 fma bmi2"
+    monkeypatch.setattr(build, "_cpu", lambda: ("x86_64", has))
+    names = {build.find_or_build(tmp_path, isa).name for isa in ("native", "avx2", "sse2")}
+    assert len(names) == 3
+    with pytest.raises(build.BuildFailed, match="this CPU cannot run avx512: it has no avx512f"):
+        build.find_or_build(tmp_path, "avx512")
+    with pytest.raises(build.BuildFailed, match="unknown instruction set 'mmx'; known: native, "):
+        build.find_or_build(tmp_path, "mmx")
+
+
+@pytest.mark.usefixtures("afresh")
+def test_an_instruction_set_that_cannot_run_is_warned_of(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("QUIRE_NATIVE", "1")
+    monkeypatch.setenv("QUIRE_CPU_ISA", "mmx")
+    with caplog.at_level(logging.INFO, "quire"):
+        assert not loader.active()
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
 
 
 def test_nothing_is_built_or_loaded_at_import():
