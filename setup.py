@@ -25,7 +25,7 @@ class BuildWithKernels(build_py):
             built = build.build_into(root / NATIVE / "prebuilt")
             built.with_suffix(".lock").unlink(missing_ok=True)
             self.announce(f"native kernels: {built}", level=2)
-        except build.BuildFailed as e:
+        except build.NativeBuildError as e:
             self.announce(f"no native kernels ({e}); the PyTorch references will run", level=2)
 
 

@@ -16,8 +16,8 @@ from gpu_ops import ceilings, graph_ms, rand
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from quire.kernels.gpu import norm_rope_write, paged_attention_fused
-from quire.kernels.gpu.paged_attention_cut import Extras
+from quire.kernels.gpu.attention import norm_rope_write, paged_attention_fused
+from quire.kernels.gpu.attention.split_plan import AttentionExtras
 from quire.kernels.paged_attention import paged_attention
 
 B, D = 16, 128
@@ -72,12 +72,12 @@ class Cached:
     def fused(self):
         """One launch from the raw product, for each place."""
         table = torch.randn(8192, D, device="cuda")
-        norms = (norm_rope_write.HeadNorm(rand(D), 1e-6, 0.0),) * 2
+        norms = (norm_rope_write.QKNorm(rand(D), 1e-6, 0.0),) * 2
         positions = self.contexts - 1
         last = positions.long()
         block = self.tables.gather(1, (last // B)[:, None])[:, 0].long()
         slots = block * B + last % B
-        out, extras = torch.empty_like(self.q), Extras(D**-0.5, counters=self.counters)
+        out, extras = torch.empty_like(self.q), AttentionExtras(D**-0.5, counters=self.counters)
         return [
             lambda cache=cache: paged_attention_fused.launch(
                 out, self.q, self.k, self.v, positions, table, False, norms,

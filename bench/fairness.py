@@ -33,11 +33,11 @@ from pathlib import Path
 
 from quire import embedded
 from quire.config.options import Options
-from quire.core.limits.door import Door
+from quire.core.admission.admission_control import AdmissionControl
 from quire.core.params import SamplingParams
-from quire.core.terms import Terms
-from quire.core.types import Request, Stop
-from quire.engine.build import build
+from quire.core.tenant_limits import TenantLimits
+from quire.core.types import Request, StopConditions
+from quire.engine.build import build_engine
 from quire.errors import Overloaded
 
 PROMPT, OUT, SHORT = 256, 16, 256
@@ -48,9 +48,11 @@ class Driver:
     """An engine, requests that come when they are due, and when each said what."""
 
     def __init__(self, model, options):
-        self.engine = build(Options.of({"model": model, **options}), server=True).engine
+        self.engine = build_engine(
+            Options.from_flat({"model": model, **options}), server=True
+        ).engine
         limits = self.engine._scheduler._limits
-        self.door = next(one for one in limits if isinstance(one, Door))
+        self.door = next(one for one in limits if isinstance(one, AdmissionControl))
         self.draw = random.Random(1)
         self.made = 0
         self.clear()
@@ -71,7 +73,9 @@ class Driver:
         if again:
             self.endless[f"{name}-{self.made}"] = prompt, again
         params = SamplingParams(temperature=0.0, max_tokens=out, ignore_eos=True)
-        made = Request(f"{name}-{self.made}", prompt, Stop(out), params, arrived_at=at, **fields)
+        made = Request(
+            f"{name}-{self.made}", prompt, StopConditions(out), params, arrived_at=at, **fields
+        )
         heapq.heappush(self.due, (at, self.made, made))
         return made.id
 
@@ -88,7 +92,7 @@ class Driver:
 
     def _send(self, request):
         kind = request.id.rpartition("-")[0]
-        predicted = self.door.predicted_s(request)
+        predicted = self.door.predicted_ttft_s(request)
         late = time.monotonic() - request.arrived_at
         try:
             self.engine.add(request)
@@ -180,9 +184,9 @@ def case(driver, a, name, loads):
 
 def keys(driver, a):
     one, other = {"tenant": b"one"}, {"tenant": b"other"}
-    few = {**other, "terms": Terms(max_requests=a.limit)}
+    few = {**other, "terms": TenantLimits(max_requests=a.limit)}
     same = {"tenant": b"one"}
-    allowed = Terms(tokens_per_minute=int(a.rate * (PROMPT + OUT) * 60))
+    allowed = TenantLimits(tokens_per_minute=int(a.rate * (PROMPT + OUT) * 60))
     metered = {"tenant": b"metered", "terms": allowed}
     cases = {
         "warm": [("first", a.rate, one), ("other", a.rate * a.times, few)],

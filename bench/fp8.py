@@ -13,8 +13,8 @@ from functools import partial
 import torch
 from gpu_ops import SHAPES, ceilings, graph_ms, products, rand
 
-from quire.kernels.fp8 import BLOCK, quantize_blocks, quantize_channels
-from quire.kernels.gpu import fp8_linear, quantize_fp8, quantize_fused
+from quire.kernels.formats.fp8_weight import BLOCK_SIZE, quantize_blocks, quantize_channels
+from quire.kernels.gpu.linear import fp8_linear, quantize_fp8, quantize_fused
 
 MODEL = "llama-8b"
 
@@ -36,22 +36,28 @@ def product_rows(rows, blocks, copy):
 
 
 def pass_rows(rows, blocks, copy):
-    s, block = SHAPES[MODEL], BLOCK if blocks else 0
+    s, block = SHAPES[MODEL], BLOCK_SIZE if blocks else 0
     e, f = s["E"], s["F"]
     for t in rows:
         x, residual, r, y = (rand(t, e) for _ in range(4))
         norm, both, inner = rand(e), rand(t, 2 * f), rand(t, f)
-        small = quantize_fp8.empty_rows(t, e, block, x.device)
-        large = quantize_fp8.empty_rows(t, f, block, x.device)
+        small = quantize_fp8.empty_quantized(t, e, block, x.device)
+        large = quantize_fp8.empty_quantized(t, f, block, x.device)
         for name, call, size in (
             ("quantize E", partial(quantize_fp8.launch, small, x, block), 3 * t * e),
             ("quantize F", partial(quantize_fp8.launch, large, inner, block), 3 * t * f),
             (
                 "add, norm, quantize E",
-                partial(quantize_fused.norm, small, x, norm, 1e-5, residual, 0.0, y, r),
+                partial(
+                    quantize_fused.rms_norm_quantize, small, x, norm, 1e-5, residual, 0.0, y, r
+                ),
                 9 * t * e,
             ),
-            ("gate, quantize F", partial(quantize_fused.act_mul, large, both, "silu"), 5 * t * f),
+            (
+                "gate, quantize F",
+                partial(quantize_fused.act_mul_quantize, large, both, "silu"),
+                5 * t * f,
+            ),
         ):
             ms = graph_ms([call] * (20 if t < 1000 else 2))
             yield {"kind": "pass", "op": name, "rows": t, "us": ms * 1e3,

@@ -12,10 +12,10 @@ import functools
 import torch
 from gpu_ops import SHAPES, ceilings, graph_ms
 
-from quire.kernels import fuse
 from quire.kernels.act import act_mul
 from quire.kernels.embedding import embedding
-from quire.kernels.fp8 import quantize_blocks, quantize_channels
+from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.kv_write import kv_write
 from quire.kernels.linear import linear
 from quire.kernels.rms_norm import rms_norm
@@ -78,7 +78,7 @@ class Stack:
             x, res = rms_norm(x, self.norm, 1e-5, res)
             x = linear(act_mul(linear(x, layer["gate_up"]), "silu"), layer["down"])
         out = linear(rms_norm(x, self.norm, 1e-5, res)[0], self.head)
-        fuse.flush()
+        lazy_fusion.flush()
         return out
 
     def _turned(self, q, k, t):
@@ -103,7 +103,7 @@ def main():
         for rows in map(int, args.rows.split(",")):
             t = stack.inputs(rows)
             fused = graph_ms([functools.partial(stack.step, t)])
-            with fuse.off():
+            with lazy_fusion.disabled():
                 alone = graph_ms([functools.partial(stack.step, t)])
             rate, size = stack.bytes() / fused / 1e9, stack.bytes() / 1e9
             print(

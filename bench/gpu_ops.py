@@ -14,7 +14,7 @@ import time
 import torch
 
 from quire.kernels import act, add, embedding, layer_norm, linear, rms_norm, rope
-from quire.kernels.op import OPS
+from quire.kernels.framework.op import OPS
 
 FILES = (act, add, embedding, layer_norm, linear, rms_norm, rope)  # importing one files its ops
 SHAPES = {

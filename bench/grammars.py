@@ -30,9 +30,9 @@ import psutil
 
 from quire import LLM, SamplingParams
 from quire.core.constraint import Constraint
-from quire.engine.loop import Engine
-from quire.grammar import admit
-from quire.text.inputs import InputProcessor, Prepared
+from quire.engine.core.engine_core import EngineCore
+from quire.grammar.frontends import validate
+from quire.text.input_processor import InputProcessor, PreparedRequest
 
 STREAMS = 16
 STREAM = 900
@@ -82,7 +82,7 @@ def schema(number: int) -> dict[str, Any]:
 
 
 def bound_to(number: int) -> Constraint:
-    return admit.constraint(admit.json_form(schema(number)))
+    return validate.build_constraint(validate.json_node(schema(number)))
 
 
 class Asking(NamedTuple):
@@ -114,24 +114,26 @@ class Bench:
             num_gpu_blocks_override=2048,  # few, so that all are touched before memory is measured
             disable_log_stats=True,
         )
-        self.engine: Engine = self.llm.llm_engine.engine
+        self.engine: EngineCore = self.llm.llm_engine.engine
         self.inputs: InputProcessor = self.llm.llm_engine.inputs
         self.count = 0
         self.said = 0  # tokens of the flood
 
     def request(
         self, tokens: int, constraint: Constraint | None = None, *, ignore_eos: bool = True
-    ) -> Prepared:
+    ) -> PreparedRequest:
         self.count += 1
         params = SamplingParams(max_tokens=tokens, temperature=1.0, ignore_eos=ignore_eos, seed=7)
-        return self.inputs.request(
+        return self.inputs.process(
             f"Request {self.count} wants a record: ",
             params,
             request_id=f"b{self.count}",
             constraint=constraint,
         )
 
-    def streams(self, flood: Iterator[Prepared], at_once: int, least_s: float) -> list[float]:
+    def streams(
+        self, flood: Iterator[PreparedRequest], at_once: int, least_s: float
+    ) -> list[float]:
         """Gaps between tokens of streams, while the flood comes, and for so long at least."""
         names = [self._begin(self.request(STREAM)) for _ in range(STREAMS)]
         self.said = 0
@@ -160,7 +162,7 @@ class Bench:
                     running.discard(name)
         for name in last:
             self.engine.abort(name)
-        self.engine.settle()
+        self.engine.drain()
         return gaps
 
     def order(self, number: int) -> str:
@@ -190,7 +192,7 @@ class Bench:
             )
             self.count += 1
             prepared.append(
-                self.inputs.request(
+                self.inputs.process(
                     prompt,
                     params,
                     request_id=f"b{self.count}",
@@ -210,7 +212,7 @@ class Bench:
         spent = time.perf_counter() - began
         return Run(spent, time.process_time() - cpu, list(told.values()))
 
-    def _begin(self, prepared: Prepared) -> str:
+    def _begin(self, prepared: PreparedRequest) -> str:
         self.engine.add(prepared.request)
         return prepared.request.id
 
@@ -276,7 +278,7 @@ def overhead(args: argparse.Namespace) -> None:
         "rambling": ([bench.ramble(n) for n in range(args.requests)], WORDS, 1.0),
     }
     for name, (prompts, wanted, temperature) in cases.items():
-        constraint = admit.constraint(admit.json_form(wanted))
+        constraint = validate.build_constraint(validate.json_node(wanted))
         asking = Asking(prompts, constraint, args.tokens, temperature, args.rows)
         bench.closed(asking)  # what is made once
         lengths = bench.closed(asking).lengths

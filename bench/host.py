@@ -21,7 +21,7 @@ from offline import case_specs
 
 from quire import LLM, SamplingParams
 from quire.core.params import RequestOutputKind
-from quire.runner import cuda
+from quire.runner.gpu import cuda_worker
 
 PARTS = ("plan", "prepare", "launch", "wait", "apply")
 
@@ -39,8 +39,8 @@ class Clock:
             (scheduler, "apply"),
         ):
             setattr(owner, name, self._timed(name, getattr(owner, name)))
-        self._wait = cuda.Launched.wait
-        cuda.Launched.wait = self._timed("wait", self._wait)
+        self._wait = cuda_worker.PendingStep.wait
+        cuda_worker.PendingStep.wait = self._timed("wait", self._wait)
 
     def _timed(self, name, function):
         seconds = self.seconds
@@ -140,7 +140,7 @@ def graph_alone(llm, rows, count=30):
             graph.replay()
         end.record()
         torch.cuda.synchronize()
-        lane._mail.mend()
+        lane._pinned_io.mend()
     return start.elapsed_time(end) * 1e3 / count
 
 

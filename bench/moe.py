@@ -15,8 +15,8 @@ import json
 import torch
 from gpu_ops import ceilings, graph_ms
 
-from quire.kernels.moe_experts import Gate, moe_experts
-from quire.kernels.moe_router import Routing, moe_router
+from quire.kernels.moe_experts import ExpertActivation, moe_experts
+from quire.kernels.moe_router import RoutingMethod, moe_router
 
 MODELS = {  # experts, top k, hidden, width
     "qwen3-30b-a3b": (128, 8, 2048, 768),
@@ -33,7 +33,7 @@ class Layer:
 
     def __init__(self, model):
         experts, top, size, width = MODELS[model]
-        self.routing = Routing(top, renormalise=True)
+        self.routing = RoutingMethod(top, renormalise=True)
         self.router = self._rand(experts, size) * size**-0.5
         self.gate_up = self._rand(experts, 2 * width, size).mul_(size**-0.5)
         self.down = self._rand(experts, size, width).mul_(width**-0.5)
@@ -45,7 +45,7 @@ class Layer:
         return moe_router(x, self.router, self.routing)
 
     def apply(self, x, ids, weights):
-        return moe_experts(x, ids, weights, self.gate_up, self.down, Gate())
+        return moe_experts(x, ids, weights, self.gate_up, self.down, ExpertActivation())
 
 
 def measure(model, layers, rows, bandwidth, rate):

@@ -24,7 +24,7 @@ from quire.kernels.embedding import embedding
 from quire.kernels.kv_write import kv_write
 from quire.kernels.linear import linear, pack
 from quire.kernels.native.build import FLAGS
-from quire.kernels.native.library import library
+from quire.kernels.native.library import load_library
 from quire.kernels.paged_attention import paged_attention
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
@@ -93,7 +93,7 @@ def ceiling_program(folder):
     flags = [f for f in FLAGS if f not in ("-fPIC", "-shared")]
     headers = Path(__file__).parent.parent / "quire/kernels/native"
     subprocess.run(["c++", *flags, f"-I{headers}", "-o", binary, source], check=True)
-    return [str(binary), str(library().threads)]
+    return [str(binary), str(load_library().threads)]
 
 
 def copies_of(nbytes):

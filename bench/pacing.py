@@ -13,14 +13,14 @@ import itertools
 import json
 import random
 
-from quire.core.block_pool import BlockPool
-from quire.core.kv_cache import KVCache
-from quire.core.limits.pace import Pace
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fifo import Fifo
-from quire.core.scheduler import Scheduler
-from quire.core.types import Request, StepResult, Stop
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Request, StepResult, StopConditions
 
 INPUT, OUTPUT, DEPTH, BUDGET = 512, 128, 2, 8192
 
@@ -45,9 +45,9 @@ class Loop:
     """Clients, each of which sends its next request when the last has ended; a clock of its own."""
 
     def __init__(self, clients, target_s, host_s):
-        limits = [TokenBudget(BUDGET), SeatLimit(1024)]
+        limits = [TokenBudget(BUDGET), MaxSeqsLimit(1024)]
         if target_s:
-            limits.append(Pace(target_s))
+            limits.append(InterTokenLatencyLimit(target_s))
         kv = KVCache(BlockPool(56000), 16)
         self.scheduler = Scheduler(
             kv, limits, Fifo(), max_seqs=1024, max_len=4096, steps_in_flight=DEPTH
@@ -67,7 +67,9 @@ class Loop:
             name = f"r{next(self.ids)}"
             prompt = tuple(self.draw.randrange(10, 99999) for _ in range(INPUT))
             self.sent[name] = self.now
-            self.scheduler.add(Request(name, prompt, Stop(OUTPUT), read_prefix_cache=False))
+            self.scheduler.add(
+                Request(name, prompt, StopConditions(OUTPUT), read_prefix_cache=False)
+            )
 
     def run(self):
         while not self.scheduler.idle or self.flights:
@@ -89,7 +91,7 @@ class Loop:
         result = StepResult([(7,) if row.samples else () for row in plan.rows])
         for update in self.scheduler.apply(plan, result):
             self.tell(update)
-        self.scheduler.learn(prompts, seconds)
+        self.scheduler.observe_step(prompts, seconds)
 
     def tell(self, update):
         name = update.request_id

@@ -17,7 +17,7 @@ import time
 import torch
 
 from quire.core.params import SamplingParams
-from quire.core.types import Request, Sequence, Stop
+from quire.core.types import Request, Sequence, StopConditions
 from quire.sampling.sampler import Sampler
 
 CUDA = torch.device("cuda")
@@ -59,7 +59,9 @@ def sampler_of(kind, rows, vocab):
     sampler = Sampler(vocab, rows, CUDA)
     for slot in range(rows):
         prompt = tuple(i % vocab for i in range(slot, slot + PROMPT))
-        request = Request(str(slot), prompt, Stop(10_000), params_of(kind, slot), seed=slot)
+        request = Request(
+            str(slot), prompt, StopConditions(10_000), params_of(kind, slot), seed=slot
+        )
         sampler.join(slot, Sequence(request, 0, list(prompt), ([],)))
     return sampler
 

@@ -16,23 +16,23 @@ import json
 import statistics
 import time
 
-from quire.core.block_pool import BlockPool
-from quire.core.kv_cache import KVCache
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fifo import Fifo
-from quire.core.scheduler import Scheduler
-from quire.core.types import Request, StepResult, Stop
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Request, StepResult, StopConditions
 
 
 def decoding(sequences: int, depth: int) -> Scheduler:
     """A scheduler whose sequences have all done their prompts."""
     kv = KVCache(BlockPool(sequences * 80), 16)
-    limits = [TokenBudget(8192), SeatLimit(sequences)]
+    limits = [TokenBudget(8192), MaxSeqsLimit(sequences)]
     scheduler = Scheduler(
         kv, limits, Fifo(), max_seqs=sequences, max_len=32_768, steps_in_flight=depth
     )
-    stop = Stop(max_tokens=1000, eos_ids=frozenset({2}), token_ids=frozenset({7, 8}))
+    stop = StopConditions(max_tokens=1000, eos_ids=frozenset({2}), token_ids=frozenset({7, 8}))
     for i in range(sequences):
         prompt = tuple((i * 31 + j) % 5000 + 10 for j in range(100 + i % 64))
         scheduler.add(Request(f"request-{i}", prompt, stop))

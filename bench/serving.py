@@ -20,12 +20,12 @@ from multiprocessing import get_context
 import zmq
 
 from quire.core.params import SamplingParams
-from quire.core.types import Request, Stop, Update
-from quire.engine import wire
-from quire.engine.messages import PROTOCOL, Add, Hello, carried
-from quire.engine.process import EngineServer
-from quire.engine.remote import address
-from quire.engine.service import Service
+from quire.core.types import Request, StopConditions, Update
+from quire.engine import message_codec
+from quire.engine.client.zmq_transport import engine_address
+from quire.engine.core.engine_rpc import EngineRpc
+from quire.engine.core.process import EngineCoreProcess
+from quire.engine.messages import PROTOCOL_VERSION, AddRequests, Hello, request_to_wire
 
 TURNS = 2000
 
@@ -61,13 +61,15 @@ def asker(folder, number, rows):
     socket.setsockopt(zmq.ROUTING_ID, b"api-%d" % number)
     socket.set_hwm(0)
     socket.setsockopt(zmq.RCVTIMEO, 2000)
-    socket.connect(address(folder))
-    socket.send(wire.encode(Hello(PROTOCOL, "bench")))
+    socket.connect(engine_address(folder))
+    socket.send(message_codec.encode(Hello(PROTOCOL_VERSION, "bench")))
     for i in range(rows):
-        socket.send(wire.encode(Add(i, [carried(request(f"{number}-{i}"))])))
+        socket.send(
+            message_codec.encode(AddRequests(i, [request_to_wire(request(f"{number}-{i}"))]))
+        )
     try:
         while True:
-            wire.from_engine(socket.recv())
+            message_codec.decode_from_engine(socket.recv())
     except zmq.Again:
         os._exit(0)
 
@@ -75,14 +77,14 @@ def asker(folder, number, rows):
 def request(name):
     params = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
     name = f"chatcmpl-0123456789abcdef0123456789abcdef-{name}"
-    return Request(name, tuple(range(10_000, 10_512)), Stop(128), params, arrived_at=1e5)
+    return Request(name, tuple(range(10_000, 10_512)), StopConditions(128), params, arrived_at=1e5)
 
 
 def measure(rows, senders):
     engine = Stub()
     spawn = get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:
-        made = EngineServer(Service(engine), folder, Starter())
+        made = EngineCoreProcess(EngineRpc(engine), folder, Starter())
         each = rows // senders
         for number in range(senders):
             spawn.Process(target=asker, args=(folder, number, each), daemon=True).start()
@@ -93,7 +95,7 @@ def measure(rows, senders):
             made._read_inbox()
             adding += (time.perf_counter() - began) if len(engine.ids) > before else 0.0
         stubs = timed(engine.step)
-        turns = timed(made.turn)
+        turns = timed(made.run_once)
         made._socket.close(0)
         made._context.term()
     print(

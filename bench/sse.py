@@ -25,9 +25,9 @@ import uvloop
 from quire import embedded
 from quire.core.types import TokenLogprobs, Update
 from quire.server.app import create_app
-from quire.server.services import Services
-from quire.text.inputs import InputProcessor
-from quire.text.tokenizer import load_tokenizer
+from quire.server.app_state import AppState
+from quire.text.input_processor import InputProcessor
+from quire.text.tokenizing.tokenizer import load_tokenizer
 
 HELLO = {"messages": [{"role": "user", "content": "Say something long."}], "stream": True}
 PROMPT = {"prompt": "Say something long.", "max_tokens": None, "stream": True}
@@ -46,7 +46,7 @@ CASES = {
 
 
 class Stream:
-    """The face of quire.engine.client.Stream, without an engine."""
+    """The face of quire.engine.client.engine_client.Stream, without an engine."""
 
     def __init__(self, requests):
         self.live = [(r.id, index) for r in requests for index in range(r.n)]
@@ -124,7 +124,7 @@ def make_services():
     tokenizer = load_tokenizer(embedded.path())
     vocab = len(tokenizer)
     inputs = InputProcessor(tokenizer, max_model_len=1 << 20, vocab_size=vocab)
-    return Services(Engine(vocab), inputs, tokenizer, None, ("bench-model",), 1 << 20)
+    return AppState(Engine(vocab), inputs, tokenizer, None, ("bench-model",), 1 << 20)
 
 
 class Call:

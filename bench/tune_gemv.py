@@ -14,9 +14,9 @@ import torch
 import triton
 from gpu_ops import graph_ms
 
-from quire.kernels.fp8 import quantize_channels
-from quire.kernels.gpu import gemv, gemv_fp8
-from quire.kernels.gpu.gemv import Act, Cut, Norm
+from quire.kernels.formats.fp8_weight import quantize_channels
+from quire.kernels.gpu.linear import gemv, gemv_fp8
+from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm, GemvPlan
 
 SHAPES = {  # outputs, inputs, norm before, activation after
     "llama-8b qkv": (6144, 4096, 1, 0),
@@ -66,7 +66,7 @@ def candidates(outputs, inputs, pair, kind):
                 for times in (1, 2, 4) if kind == "bf16" else (1, 2, 4, 8, 16):
                     if 256 <= outputs // (rows * times) <= 5000:
                         for ahead in {False, times == 1 and inputs <= 2048}:
-                            yield Cut(rows, columns, times, warps, ahead)
+                            yield GemvPlan(rows, columns, times, warps, ahead)
 
 
 class Problem:
@@ -82,8 +82,8 @@ class Problem:
         x, res, y, r = (self._rand(1, self.inputs) for _ in range(4))
         self.x, self.z, self.a = x, self._rand(1, rows), self._rand(1, self.outputs)
         scale = 1 + 0.02 * self._rand(self.inputs)
-        self.norm = Norm(x, scale, 1e-5, res, 0.0, y, r) if self.normed else None
-        self.act = Act("silu", self.a) if self.pair else None
+        self.norm = FusedNorm(x, scale, 1e-5, res, 0.0, y, r) if self.normed else None
+        self.act = FusedActivation("silu", self.a) if self.pair else None
 
     def _rand(self, *shape):
         return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)

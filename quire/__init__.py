@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from quire.as_vllm import install as install_as_vllm
-    from quire.config.args import AsyncEngineArgs, EngineArgs
+    from quire.config.engine_args import AsyncEngineArgs, EngineArgs
     from quire.core.params import (
         BeamSearchParams,
         RequestOutputKind,
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     )
     from quire.llm import LLM, AsyncLLM, AsyncLLMEngine, LLMEngine
     from quire.outputs import CompletionOutput, Logprob, RequestOutput
-    from quire.text.chat import load_chat_template
+    from quire.text.templates.chat_template import load_chat_template
 
 _PLACES = {
     "quire.as_vllm": ("install_as_vllm:install",),
-    "quire.config.args": ("AsyncEngineArgs", "EngineArgs"),
+    "quire.config.engine_args": ("AsyncEngineArgs", "EngineArgs"),
     "quire.core.params": (
         "BeamSearchParams",
         "RequestOutputKind",
@@ -58,7 +58,7 @@ _PLACES = {
     ),
     "quire.llm": ("LLM", "AsyncLLM", "AsyncLLMEngine", "LLMEngine"),
     "quire.outputs": ("CompletionOutput", "Logprob", "RequestOutput"),
-    "quire.text.chat": ("load_chat_template",),
+    "quire.text.templates.chat_template": ("load_chat_template",),
 }
 _FOUND = {
     name.partition(":")[0]: (module, name.rpartition(":")[2])

@@ -55,7 +55,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm": {
         "quire.llm": "LLM LLMEngine AsyncLLMEngine",
         "quire.core.params": "SamplingParams",
-        "quire.config.args": _ARGS,
+        "quire.config.engine_args": _ARGS,
         "quire.outputs": _OUTPUTS,
         "quire.llm.prompts": _PROMPTS,
     },
@@ -68,7 +68,7 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.inputs.data": {"quire.llm.prompts": _PROMPTS},
     "vllm.config": {"quire.as_vllm": _SETTINGS},
     "vllm.engine": {},
-    "vllm.engine.arg_utils": {"quire.config.args": _ARGS},
+    "vllm.engine.arg_utils": {"quire.config.engine_args": _ARGS},
     "vllm.engine.llm_engine": {"quire.llm": "LLMEngine"},
     "vllm.engine.async_llm_engine": {"quire.llm": "AsyncLLMEngine"},
     "vllm.entrypoints": {},
@@ -79,22 +79,24 @@ PLACES: Mapping[str, Mapping[str, str]] = {
     "vllm.entrypoints.openai.cli_args": {
         "quire.as_vllm": "make_arg_parser validate_parsed_serve_args"
     },
-    "vllm.entrypoints.chat_utils": {"quire.text.chat": "load_chat_template"},
+    "vllm.entrypoints.chat_utils": {"quire.text.templates.chat_template": "load_chat_template"},
     "vllm.lora": {},
     "vllm.model_executor": {},
     "vllm.model_executor.guided_decoding": {},
     "vllm.model_executor.guided_decoding.guided_fields": {
-        "quire.llm.guided": "GuidedDecodingRequest LLMGuidedOptions"
+        "quire.llm.legacy_guided": "GuidedDecodingRequest LLMGuidedOptions"
     },
     "vllm.lora.request": {"quire.core.params": "LoRARequest"},
     "vllm.tokenizers": {"quire.as_vllm": "get_tokenizer"},
     "vllm.transformers_utils": {},
     "vllm.transformers_utils.tokenizer": {"quire.as_vllm": "get_tokenizer"},
     "vllm.utils": {
-        "quire.config.cli": "FlexibleArgumentParser=OptionParser",
+        "quire.config.command_line.option_parser": "FlexibleArgumentParser=OptionParser",
         "quire.as_vllm": "get_open_port random_uuid",
     },
-    "vllm.utils.argparse_utils": {"quire.config.cli": "FlexibleArgumentParser=OptionParser"},
+    "vllm.utils.argparse_utils": {
+        "quire.config.command_line.option_parser": "FlexibleArgumentParser=OptionParser"
+    },
     "vllm.utils.network_utils": {"quire.as_vllm": "get_open_port"},
     "vllm.envs": {},
     "vllm.usage": {},
@@ -155,7 +157,7 @@ class Alias(ModuleType):
         if name == "__version__" and module in ("vllm", "vllm.version"):
             return VERSION
         if module == "vllm.envs" and name.startswith("VLLM_"):
-            return env.foreign().get(name)
+            return env.vllm_variables().get(name)
         place = _names(module).get(name)
         if place is not None:
             found = getattr(importlib.import_module(place[0]), place[1])
@@ -222,7 +224,7 @@ def _is_from_import() -> bool:
 
 
 class AttentionConfig(dict[str, object]):
-    """Settings of another engine's internals: kept, and without effect (config/foreign.py)."""
+    """Settings of another engine's internals: kept, and without effect (config/vllm_options.py)."""
 
 
 class CompilationConfig(AttentionConfig): ...
@@ -238,12 +240,12 @@ def get_tokenizer(
     tokenizer_name: str, *, trust_remote_code: bool = False, **named: object
 ) -> object:
     """The tokenizer of a folder or hub name."""
-    from quire.text.tokenizer import load_tokenizer
-    from quire.weights.files import resolve
+    from quire.text.tokenizing.tokenizer import load_tokenizer
+    from quire.weights.files import resolve_model_folder
 
     if named:
         raise ConfigError(f"get_tokenizer: quire knows no {', '.join(named)} here")
-    folder = resolve(tokenizer_name, want="tokenizer")
+    folder = resolve_model_folder(tokenizer_name, want="tokenizer")
     return load_tokenizer(folder, trust_remote_code=trust_remote_code)
 
 
@@ -260,26 +262,26 @@ class UsageContext(Enum):
 
 def make_arg_parser(parser: Any) -> Any:
     """Add the flags of `quire serve` to a FlexibleArgumentParser."""
-    from quire.cli.flags import add_serve_flags
+    from quire.cli.serve_flags import add_serve_flags
 
     return add_serve_flags(parser)
 
 
 def validate_parsed_serve_args(args: argparse.Namespace) -> None:
     """Raise ConfigError if a parsed command line of the server asks for what is not there."""
-    from quire.cli.flags import options_in
+    from quire.cli.serve_flags import options_from_namespace
 
-    options_in(args)
+    options_from_namespace(args)
 
 
 async def run_server(args: argparse.Namespace, **uvicorn_kwargs: object) -> None:
     """Serve until SIGINT or SIGTERM. Nothing else runs in this event loop meanwhile."""
-    from quire.cli.flags import options_in
     from quire.cli.serve import serve
+    from quire.cli.serve_flags import options_from_namespace
 
     if uvicorn_kwargs:
         raise ConfigError(f"run_server: say {', '.join(uvicorn_kwargs)} as flags of the server")
-    status = serve(*options_in(args))
+    status = serve(*options_from_namespace(args))
     if status:
         raise EngineError(f"the server ended with status {status}")
 

@@ -2,7 +2,7 @@
 
 They are for debugging and for what must be known before options exist. Anything that changes
 results or speed in production is an option, not a variable. What VLLM_* variables mean here is in
-quire.config.environment.
+quire.config.vllm_environment.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ def read() -> Env:
     )
 
 
-def foreign() -> Mapping[str, str]:
+def vllm_variables() -> Mapping[str, str]:
     """The VLLM_* variables that are set."""
     return {name: value for name, value in os.environ.items() if name.startswith("VLLM_")}
 
 
-def client_key() -> str | None:
+def client_api_key() -> str | None:
     """OPENAI_API_KEY: what a command that is a client sends if it is not told a key."""
     return _text("OPENAI_API_KEY")
 
@@ -94,12 +94,12 @@ def describe() -> list[tuple[str, str]]:
     return [(name, "(set)" if name in SECRETS and v else str(v)) for name, v in found]
 
 
-def child(**changes: str) -> dict[str, str]:
+def child_environment(**changes: str) -> dict[str, str]:
     """The environment of a child process: this one's, with changes."""
     return {**os.environ, **changes}
 
 
-def bare() -> dict[str, str]:
+def sandbox_environment() -> dict[str, str]:
     """The environment of a child that runs what strangers send: what Python needs, no secret."""
     kept = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "PATH", "VIRTUAL_ENV", "SYSTEMROOT")
     return {name: value for name, value in os.environ.items() if name.startswith(kept)}

@@ -20,7 +20,7 @@ from types import FrameType
 from typing import Literal, TextIO
 
 FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
-WHEN = "%m-%d %H:%M:%S"
+DATE_FORMAT = "%m-%d %H:%M:%S"
 LOGGERS = ("quire", "uvicorn")
 """Whose records we show; the root logger is the user's."""
 _PLAIN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
@@ -29,7 +29,7 @@ _PLAIN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "col
 Style = Literal["text", "json"]
 
 
-class Lossy:
+class BestEffortStream:
     """A stream for people to read: what it cannot take is lost, and nobody fails of it.
 
     A log may lie on a disk that is full, or be a pipe whose reader has gone.
@@ -68,15 +68,17 @@ def setup(
     """
     logging.getLogger("quire").setLevel(level)
     format = prefix.replace("%", "%%") + FORMAT
-    formatter = JsonLines() if style == "json" else logging.Formatter(format, datefmt=WHEN)
+    formatter = (
+        JsonLinesFormatter() if style == "json" else logging.Formatter(format, datefmt=DATE_FORMAT)
+    )
     for name in LOGGERS:
         logger = logging.getLogger(name)
-        ours = [one for one in logger.handlers if isinstance(one, Handler)]
+        ours = [one for one in logger.handlers if isinstance(one, QuireLogHandler)]
         if not ours and (logger.handlers or logging.getLogger().handlers):
             continue  # the user has configured logging: their word counts
         for one in ours:
             logger.removeHandler(one)
-        handler = Handler(sys.stdout if stream == "stdout" else sys.stderr)
+        handler = QuireLogHandler(sys.stdout if stream == "stdout" else sys.stderr)
         handler.setFormatter(formatter)
         logger.addHandler(handler)
 
@@ -89,11 +91,11 @@ def setup_from_file(path: Path) -> None:
         raise ValueError(f"cannot set logging up from {path}: {error}") from None
 
 
-class Handler(logging.StreamHandler):
+class QuireLogHandler(logging.StreamHandler):
     """A handler that setup() made, so that setup() may change it."""
 
 
-class JsonLines(logging.Formatter):
+class JsonLinesFormatter(logging.Formatter):
     """One JSON object a line; what came with `extra=` is in it."""
 
     def format(self, record: logging.LogRecord) -> str:
@@ -119,7 +121,7 @@ def trace_functions() -> Path:
     descriptor, path = tempfile.mkstemp(prefix=f"quire-calls-{os.getpid()}-", suffix=".log")
     # It stays open as long as the process lives, and a crash loses no line
     lines = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
-    tracer = Tracer(lines.write, str(Path(__file__).parent) + os.sep)
+    tracer = CallTracer(lines.write, str(Path(__file__).parent) + os.sep)
     threading.setprofile(tracer)
     sys.setprofile(tracer)
     return Path(path)
@@ -127,10 +129,10 @@ def trace_functions() -> Path:
 
 def is_tracing() -> bool:
     """trace_functions() was called in this process."""
-    return isinstance(sys.getprofile(), Tracer)
+    return isinstance(sys.getprofile(), CallTracer)
 
 
-class Tracer:
+class CallTracer:
     """Writes a line for each call and return of Python code in the files below `root`."""
 
     def __init__(self, write: Callable[[str], object], root: str) -> None:

@@ -1,7 +1,8 @@
 """What callers get back. Plain data with the field names that users of vLLM know; standard library
 only.
 
-Not here: how it is put together (quire.text.assemble), nor anything of the wire formats.
+Not here: how it is put together (quire.text.output.output_processor), nor anything of the wire
+formats.
 `FlatLogprobs` is the one container with a thought in it: many positions' logprobs in six flat
 lists, so that a long answer makes a handful of objects for the garbage collector and not thousands.
 """
@@ -65,14 +66,14 @@ class FlatLogprobs(Sequence["dict[int, Logprob] | None"]):
         for entry in entries:
             self.append(entry)
 
-    def _at(self, position: int) -> dict[int, Logprob]:
+    def _entry_at(self, position: int) -> dict[int, Logprob]:
         entries = range(self.start_indices[position], self.end_indices[position])
         return {
             self.token_ids[i]: Logprob(self.logprobs[i], self.ranks[i], self.decoded_tokens[i])
             for i in entries
         }
 
-    def _cut(self, start: int, stop: int) -> FlatLogprobs:
+    def _slice(self, start: int, stop: int) -> FlatLogprobs:
         cut = FlatLogprobs()
         if start >= stop:
             return cut
@@ -91,19 +92,19 @@ class FlatLogprobs(Sequence["dict[int, Logprob] | None"]):
     def __getitem__(self, index: slice) -> FlatLogprobs: ...
     def __getitem__(self, index: int | slice) -> dict[int, Logprob] | FlatLogprobs:
         if isinstance(index, int):
-            return self._at(range(len(self))[index])
+            return self._entry_at(range(len(self))[index])
         start, stop, step = index.indices(len(self))
         if step == 1:
-            return self._cut(start, stop)
+            return self._slice(start, stop)
         cut = FlatLogprobs()
-        cut.extend(self._at(i) for i in range(start, stop, step))
+        cut.extend(self._entry_at(i) for i in range(start, stop, step))
         return cut
 
     def __len__(self) -> int:
         return len(self.start_indices)
 
     def __iter__(self) -> Iterator[dict[int, Logprob]]:
-        return (self._at(i) for i in range(len(self)))
+        return (self._entry_at(i) for i in range(len(self)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FlatLogprobs) and list(self) == list(other)
@@ -240,7 +241,7 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
-class Array(Protocol):
+class TensorLike(Protocol):
     """What is needed of a tensor here; this module knows no tensor library."""
 
     @property
@@ -252,7 +253,7 @@ class Array(Protocol):
 class PoolingOutput:
     """The raw result of a pooling model: a tensor."""
 
-    data: Array
+    data: TensorLike
 
     def __repr__(self) -> str:
         return f"PoolingOutput(data={self.data})"

@@ -11,11 +11,11 @@ from types import ModuleType
 
 from quire.errors import ConfigError
 
-FRAME = frozenset({"base", "build", "choose", "machine", "select"})
+FRAMEWORK_MODULES = frozenset({"base", "build", "parser", "select"})
 """Modules of a plug-in folder that are no plug-ins: contract, and what chooses or assembles."""
 
 
-class Registry:
+class PluginRegistry:
     """One kind of plug-in: the modules of a package, plus entry points of a group.
 
     group: of the entry points; the package's name if not given.
@@ -26,19 +26,19 @@ class Registry:
         self.group = group or package
 
     @functools.cached_property
-    def _entries(self) -> dict[str, EntryPoint]:
+    def _entry_points(self) -> dict[str, EntryPoint]:
         """By name. Looked for once: what is installed does not change while we run."""
         return {entry.name: entry for entry in entry_points(group=self.group)}
 
     @functools.cached_property
-    def _own(self) -> frozenset[str]:
+    def _module_names(self) -> frozenset[str]:
         path = importlib.import_module(self.package).__path__
         found = {m.name for m in pkgutil.iter_modules(path)}
-        return frozenset(n for n in found if n not in FRAME and not n.startswith("_"))
+        return frozenset(n for n in found if n not in FRAMEWORK_MODULES and not n.startswith("_"))
 
     def names(self) -> list[str]:
-        """Names of all plug-ins, sorted. FRAME and files that start with _ are not plug-ins."""
-        return sorted(self._own | self._entries.keys())
+        """Names of all plug-ins, sorted, without FRAMEWORK_MODULES and files that start with _."""
+        return sorted(self._module_names | self._entry_points.keys())
 
     def load(self, name: str) -> ModuleType:
         """Import one plug-in, and only that one. Unknown names get the nearest suggestions."""
@@ -47,7 +47,7 @@ class Registry:
             near = difflib.get_close_matches(name, names, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
             raise ConfigError(f"no {name!r} in {self.package}; {hint}")
-        entry = self._entries.get(name)
+        entry = self._entry_points.get(name)
         if entry is None:
             return importlib.import_module(f"{self.package}.{name}")
         module = entry.load()

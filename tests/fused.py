@@ -4,8 +4,9 @@ from typing import NamedTuple
 
 import torch
 
-from quire.kernels import act, add, fuse, kv_write, linear, rms_norm, rope
-from quire.kernels.op import OPS
+from quire.kernels import act, add, kv_write, linear, rms_norm, rope
+from quire.kernels.framework import lazy_fusion
+from quire.kernels.framework.op import OPS
 
 FILES = (act, add, kv_write, linear, rms_norm, rope)  # importing one files its ops
 
@@ -18,7 +19,7 @@ def call(name, *args, **kwargs):
     for t in outs if isinstance(outs, tuple) else (outs,):
         if t is not None and not any(t is a for a in args):
             t.fill_(float("nan") if t.is_floating_point() else -7)
-    fuse.put(name, body.launch, outs, args, kwargs)
+    lazy_fusion.submit(name, body.launch, outs, args, kwargs)
     return outs
 
 
@@ -67,7 +68,7 @@ def layer(s, t, *, head_norms=True, bias=False, act="silu"):
     x = call("linear", q.view(s.T, -1), t["o"])
     x, res = call("rms_norm", x, t["norm2"], 1e-6, res, offset=0.5)
     x = mlp(x, t, act)
-    fuse.flush()
+    lazy_fusion.flush()
     return {"x": x, "res": res, "q": q, "k": k, "cache": t["cache"]}
 
 
@@ -87,5 +88,5 @@ def in_fp8(t, quantize):
 def both(s, t, **how):
     """(fused, unfused) results."""
     mine = layer(s, {**t, "cache": t["cache"].clone()}, **how)
-    with fuse.off():
+    with lazy_fusion.disabled():
         return mine, layer(s, {**t, "cache": t["cache"].clone()}, **how)

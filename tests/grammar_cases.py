@@ -10,19 +10,19 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from quire.grammar.forms import (
-    Choice,
-    Either,
-    Form,
-    Grammar,
-    Json,
-    Regex,
-    Repeat,
-    Seq,
-    Tag,
-    Tags,
-    Text,
-    Until,
+from quire.grammar.grammar_ast import (
+    AlternationNode,
+    ChoiceNode,
+    GrammarNode,
+    JsonNode,
+    LiteralNode,
+    RegexNode,
+    RepeatNode,
+    SequenceNode,
+    TaggedTextNode,
+    TagNode,
+    UntilNode,
+    UserGrammarNode,
 )
 from quire.grammar.vocabulary import Vocabulary
 from tests.grammar_oracle import Oracle
@@ -71,14 +71,14 @@ def vocabulary(size: int = 320) -> Vocabulary:
 
 
 VOCABULARY = vocabulary()
-IDS = {name: i for i, name in VOCABULARY.special}
+IDS = {name: i for i, name in VOCABULARY.special_tokens}
 ORACLE = Oracle(IDS)
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
-    form: Form
+    form: GrammarNode
     good: list = field(default_factory=list)
     bad: list = field(default_factory=list)
     by_oracle: bool = True
@@ -133,128 +133,128 @@ POINT = schema(
     required=["a"],
     additionalProperties=False,
 )
-INT = Json(schema(type="integer"))
-CALL = Tag("<tool>", INT, "</tool>")
+INT = JsonNode(schema(type="integer"))
+CALL = TagNode("<tool>", INT, "</tool>")
 
 CASES = [
-    Case("text", Text("abc"), ["abc"], ["", "ab", "abcd", "xabc"]),
-    Case("no text", Text(""), [""], ["a"]),
+    Case("text", LiteralNode("abc"), ["abc"], ["", "ab", "abcd", "xabc"]),
+    Case("no text", LiteralNode(""), [""], ["a"]),
     Case(
         "text of every kind",
-        Text('é"\\\n\t\x00日/[]{}<tool>"'),
+        LiteralNode('é"\\\n\t\x00日/[]{}<tool>"'),
         ['é"\\\n\t\x00日/[]{}<tool>"'],
         [list('é"\\\n\t\x00日/[]{}<tool>"'), 'é"\\\n'],
     ),
-    Case("special within text", Text("a<think>b"), ["a<think>b"], [list("a<think>b"), "ab"]),
-    Case("regex", Regex(r"[a-c]{2,3}\d?"), ["ab", "abc1"], ["a", "abcd", "ab12", "<think>"]),
-    Case("regex, anchored", Regex(r"^(?:ab|x+)$"), ["ab", "xxx"], ["", "abx"]),
-    Case("regex of alternatives, anchored apart", Regex(r"^ab$|^x$"), ["ab", "x"], ["abx", ""]),
-    Case("regex, any text", Regex(r"(?s:.*)"), ["", "日本\n<t", "😀"], ["<think>"]),
-    Case("regex, lazy", Regex(r"a+?b??"), ["a", "aab"], ["b"]),
-    Case("regex, unicode", Regex("[é-ÿ]|日本?|😀+"), ["é", "日", "日本", "😀😀"], ["本", "e"]),
-    Case("regex, slashes", Regex(r'"/\*[^*/]*\*/"'), ['"/*a*/"'], ['"/**a*/"']),
-    Case("choice", Choice(("ab", "abc", "x")), ["ab", "abc", "x"], ["a", "abx", "xab", ""]),
+    Case("special within text", LiteralNode("a<think>b"), ["a<think>b"], [list("a<think>b"), "ab"]),
+    Case("regex", RegexNode(r"[a-c]{2,3}\d?"), ["ab", "abc1"], ["a", "abcd", "ab12", "<think>"]),
+    Case("regex, anchored", RegexNode(r"^(?:ab|x+)$"), ["ab", "xxx"], ["", "abx"]),
+    Case("regex of alternatives, anchored apart", RegexNode(r"^ab$|^x$"), ["ab", "x"], ["abx", ""]),
+    Case("regex, any text", RegexNode(r"(?s:.*)"), ["", "日本\n<t", "😀"], ["<think>"]),
+    Case("regex, lazy", RegexNode(r"a+?b??"), ["a", "aab"], ["b"]),
+    Case("regex, unicode", RegexNode("[é-ÿ]|日本?|😀+"), ["é", "日", "日本", "😀😀"], ["本", "e"]),
+    Case("regex, slashes", RegexNode(r'"/\*[^*/]*\*/"'), ['"/*a*/"'], ['"/**a*/"']),
+    Case("choice", ChoiceNode(("ab", "abc", "x")), ["ab", "abc", "x"], ["a", "abx", "xab", ""]),
     Case(
         "choice of every kind",
-        Choice(('"', "\n", "日本", "a/b", "\\d", "<think>", "")),
+        ChoiceNode(('"', "\n", "日本", "a/b", "\\d", "<think>", "")),
         ['"', "\n", "日本", "a/b", "\\d", list("<think>"), ""],
         ["1", "<think>", "日"],
     ),
-    Case("json", Json(POINT), ['{"a":1}', '{"a": 12, "b": "x\\"é"}', '{\n "a" :-1}'],
+    Case("json", JsonNode(POINT), ['{"a":1}', '{"a": 12, "b": "x\\"é"}', '{\n "a" :-1}'],
          ['{"b":""}', '{"a":   1}', ' {"a":1}', '{"a":1} ', '{"a":01}', '{"a":1,"b":"<tool>"}']),
-    Case("json without spaces", Json(POINT, whitespace=False), ['{"a":1,"b":""}'], ['{"a": 1}']),
-    Case("any json", Json("true"), ["null", "-0.5e7", '[[], {"é": [true, "\\u001f"]}]', '"日本"'],
+    Case("json without spaces", JsonNode(POINT, whitespace=False), ['{"a":1,"b":""}'], ['{"a": 1}']),
+    Case("any json", JsonNode("true"), ["null", "-0.5e7", '[[], {"é": [true, "\\u001f"]}]', '"日本"'],
          ["nul", "[1,]", "01", "{'a':1}", '"\n"', ""]),
-    Case("json, spaces within a string", Json(schema(type="string")), ['"     "', '""'], ['"a']),
-    Case("number then text", Seq((INT, Text("\n</t>"))), ["5\n</t>", "-12\n</t>"], ["5</t>", "5"]),
-    Case("until", Until("</t>"), ["</t>", "a<</t>", "</t</t>", "日本</t>"], ["</t", "</t>a", "<think></t>"]),
-    Case("until a mark that overlaps itself", Until("aba"), ["aba", "ababa"[:3], "xaba", "aaba"], ["ababa", "ab"]),
+    Case("json, spaces within a string", JsonNode(schema(type="string")), ['"     "', '""'], ['"a']),
+    Case("number then text", SequenceNode((INT, LiteralNode("\n</t>"))), ["5\n</t>", "-12\n</t>"], ["5</t>", "5"]),
+    Case("until", UntilNode("</t>"), ["</t>", "a<</t>", "</t</t>", "日本</t>"], ["</t", "</t>a", "<think></t>"]),
+    Case("until a mark that overlaps itself", UntilNode("aba"), ["aba", "ababa"[:3], "xaba", "aaba"], ["ababa", "ab"]),
     Case(
         "until a special token",
-        Until("</think>"),
+        UntilNode("</think>"),
         ["</think>", "ab</think>", [*"ab</think>"]],
         ["ab", "a</think>b", [*"</think>a"], "<think></think>"],
     ),
-    Case("until text and a special token", Until("\n</think>"), ["\n</think>", "a\n\n</think>", [*"\n</think>"]],
+    Case("until text and a special token", UntilNode("\n</think>"), ["\n</think>", "a\n\n</think>", [*"\n</think>"]],
          ["</think>", "a</think>"]),
-    Case("until a special token and text", Until("</think>\n"), ["</think>\n", [*"a</think>\n"]], ["</think>a", "</think>"]),
+    Case("until a special token and text", UntilNode("</think>\n"), ["</think>\n", [*"a</think>\n"]], ["</think>a", "</think>"]),
     Case(
         "reasoning, then a choice",
-        Seq((Until("</think>"), Regex("[ \n]{0,2}"), Choice(("ab", "abc")))),
+        SequenceNode((UntilNode("</think>"), RegexNode("[ \n]{0,2}"), ChoiceNode(("ab", "abc")))),
         ["x</think>ab", "</think>\n\nabc"],
         ["</think>\n\n\nab", "ab", "x</think>a"],
     ),
-    Case("reasoning or not", Either((INT, Seq((Text("<think>"), Until("</think>"), INT)))),
+    Case("reasoning or not", AlternationNode((INT, SequenceNode((LiteralNode("<think>"), UntilNode("</think>"), INT)))),
          ["1", "<think>a</think>2"], ["a", "<think>1", "</think>1"]),
-    Case("nothing in a row", Seq(()), [""], ["a"]),
-    Case("regular parts in a row", Seq((Regex("a*"), Text("ab"), Choice(("b", "")))), ["ab", "aaabb"], ["aa", "b"]),
-    Case("either, beginnings alike", Either((Text("ab"), Choice(("a", "c")), Seq((Text("abx"), INT)), Seq((Text("a"), INT)))),
+    Case("nothing in a row", SequenceNode(()), [""], ["a"]),
+    Case("regular parts in a row", SequenceNode((RegexNode("a*"), LiteralNode("ab"), ChoiceNode(("b", "")))), ["ab", "aaabb"], ["aa", "b"]),
+    Case("either, beginnings alike", AlternationNode((LiteralNode("ab"), ChoiceNode(("a", "c")), SequenceNode((LiteralNode("abx"), INT)), SequenceNode((LiteralNode("a"), INT)))),
          ["ab", "a", "abx1", "a1"], ["abx", "b"]),
-    Case("either, one part empty", Seq((INT, Either((Text(""), Text(";"))))), ["1", "1;"], [";", "1;;"]),
-    Case("repeat", Repeat(INT, ",", 2, 3), ["1,2", "1,22,3"], ["1", "1,2,3,4", "1,", ""]),
-    Case("repeat without end", Repeat(CALL, "\n", 1), ["<tool>1</tool>", "<tool>1</tool>\n<tool>2</tool>"], ["", "\n"]),
-    Case("perhaps", Repeat(INT, least=0, most=1), ["", "1"], ["a"]),
-    Case("never", Repeat(INT, least=0, most=0), [""], ["1"]),
-    Case("repeat of text", Repeat(Text("ab"), "x", 0, None), ["", "ab", "abxab"], ["abab", "abx"]),
+    Case("either, one part empty", SequenceNode((INT, AlternationNode((LiteralNode(""), LiteralNode(";"))))), ["1", "1;"], [";", "1;;"]),
+    Case("repeat", RepeatNode(INT, ",", 2, 3), ["1,2", "1,22,3"], ["1", "1,2,3,4", "1,", ""]),
+    Case("repeat without end", RepeatNode(CALL, "\n", 1), ["<tool>1</tool>", "<tool>1</tool>\n<tool>2</tool>"], ["", "\n"]),
+    Case("perhaps", RepeatNode(INT, min_count=0, max_count=1), ["", "1"], ["a"]),
+    Case("never", RepeatNode(INT, min_count=0, max_count=0), [""], ["1"]),
+    Case("repeat of text", RepeatNode(LiteralNode("ab"), "x", 0, None), ["", "ab", "abxab"], ["abab", "abx"]),
     Case(
         "separator that the end begins with",
-        Seq((Text("<f>\n"), Repeat(Tag("<i>", INT, "</i>"), "\n"), Text("\n</f>"))),
+        SequenceNode((LiteralNode("<f>\n"), RepeatNode(TagNode("<i>", INT, "</i>"), "\n"), LiteralNode("\n</f>"))),
         ["<f>\n<i>5</i>\n<i>6</i>\n</f>"],
         ["<f>\n</f>", "<f>\n<i>5</i></f>"],
     ),
     Case(
         "text that a wide part before it could eat",
-        Seq((INT, Regex("[a-z]*"), Text("b;"), INT)),
+        SequenceNode((INT, RegexNode("[a-z]*"), LiteralNode("b;"), INT)),
         ["1b;2", "1abb;2"],
         ["1;2", "1ab2"],
     ),
     Case(
         "parts that may be missing, and begin alike",
-        Seq((
+        SequenceNode((
             INT,
-            Repeat(Seq((Text("<p=a>"), INT)), least=0, most=1),
-            Repeat(Seq((Text("<p=b>"), Regex("[A-Z]{1,2}"), Text("</p>"))), least=0, most=1),
-            Text("</f>"),
+            RepeatNode(SequenceNode((LiteralNode("<p=a>"), INT)), min_count=0, max_count=1),
+            RepeatNode(SequenceNode((LiteralNode("<p=b>"), RegexNode("[A-Z]{1,2}"), LiteralNode("</p>"))), min_count=0, max_count=1),
+            LiteralNode("</f>"),
         )),
         ["1</f>", "1<p=a>2</f>", "1<p=b>XY</p></f>", "1<p=a>2<p=b>X</p></f>"],
         ["1<p=b>X</f>", "1<p=b>X</p><p=a>2</f>"],
     ),
-    Case("tag", Tag("<t>", INT, "</t>"), ["<t>1</t>"], ["<t></t>"]),
+    Case("tag", TagNode("<t>", INT, "</t>"), ["<t>1</t>"], ["<t></t>"]),
     Case(
         "tags behind text",
-        Tags(("<t",), (Tag("<tx>", INT, "</t>"), Tag("<ty>", Regex("[ab]+"), ";"))),
+        TaggedTextNode(("<t",), (TagNode("<tx>", INT, "</t>"), TagNode("<ty>", RegexNode("[ab]+"), ";"))),
         ["", "ab<", "<tx>1</t>", "a<ty>ab;b<tx>2</t>c", "<<tx>1</t>"],
         ["<t", "<tz>", "<tx>a</t>", "a<tx>1</t><t", "<think>"],
     ),
     Case(
         "tags behind special tokens",
-        Tags(("<tool>",), (Tag('<tool>{"a": ', INT, "}</tool>"), Tag("<tool>x", Text(""), "</tool>"))),
+        TaggedTextNode(("<tool>",), (TagNode('<tool>{"a": ', INT, "}</tool>"), TagNode("<tool>x", LiteralNode(""), "</tool>"))),
         ["", "ab", '<tool>{"a": 1}</tool>', "a<tool>x</tool>b<tool>x</tool>"],
         ["<tool>", [*"<tool>"], "a<tool>y", "</tool>"],
     ),
-    Case("a tag at least", Tags(("<t>",), (Tag("<t>", INT, "</t>"),), least=1), ["a<t>1</t>b"], ["", "ab"]),
-    Case("only the first tag", Tags(("<t>",), (Tag("<t>", INT, "</t>"),), only_first=True), ["ab", "a<t>1</t>"], ["<t>1</t>b"]),
-    Case("one tag and no more", Tags(("<t>",), (Tag("<t>", INT, "</t>"),), 1, True), ["a<t>1</t>"], ["ab", "<t>1</t>b"]),
-    Case("a trigger without a tag", Tags(("<t>", "[x"), (Tag("<t>", INT, "</t>"),)), ["[<t>1</t>["], ["[x", "a[x]"]),
-    Case("no tags at all", Tags(("<t>", "<tool>"), ()), ["", "<t", "ab"], ["<t>", "<tool>", [*"<tool>"]]),
-    Case("a trigger within a special token's name", Tags(("<to",), (Tag("<tool>", INT, ""),)), ["a<tool>1b"[:0] or "a", "<tool>1"], ["<to", [*"<tool>1"]]),
-    Case("an end token that is named", Seq((Text("a<end>"), INT)), ["a<end>1"], ["a", "a<stop>1", "a1"]),
-    Case("all end tokens named", Text("a<end>b<stop>"), ["a<end>b<stop>"], ["a<end>b"]),
-    Case("ebnf, regular", Grammar('root ::= "a" b? # x\nb ::= [bc]{2} | "\\x41é"'), ["a", "abc", "aAé"], ["ab"], by_oracle=False),
+    Case("a tag at least", TaggedTextNode(("<t>",), (TagNode("<t>", INT, "</t>"),), min_tags=1), ["a<t>1</t>b"], ["", "ab"]),
+    Case("only the first tag", TaggedTextNode(("<t>",), (TagNode("<t>", INT, "</t>"),), only_first=True), ["ab", "a<t>1</t>"], ["<t>1</t>b"]),
+    Case("one tag and no more", TaggedTextNode(("<t>",), (TagNode("<t>", INT, "</t>"),), 1, True), ["a<t>1</t>"], ["ab", "<t>1</t>b"]),
+    Case("a trigger without a tag", TaggedTextNode(("<t>", "[x"), (TagNode("<t>", INT, "</t>"),)), ["[<t>1</t>["], ["[x", "a[x]"]),
+    Case("no tags at all", TaggedTextNode(("<t>", "<tool>"), ()), ["", "<t", "ab"], ["<t>", "<tool>", [*"<tool>"]]),
+    Case("a trigger within a special token's name", TaggedTextNode(("<to",), (TagNode("<tool>", INT, ""),)), ["a<tool>1b"[:0] or "a", "<tool>1"], ["<to", [*"<tool>1"]]),
+    Case("an end token that is named", SequenceNode((LiteralNode("a<end>"), INT)), ["a<end>1"], ["a", "a<stop>1", "a1"]),
+    Case("all end tokens named", LiteralNode("a<end>b<stop>"), ["a<end>b<stop>"], ["a<end>b"]),
+    Case("ebnf, regular", UserGrammarNode('root ::= "a" b? # x\nb ::= [bc]{2} | "\\x41é"'), ["a", "abc", "aAé"], ["ab"], by_oracle=False),
     Case(
         "ebnf, recursive",
-        Grammar('root ::= e\ne ::= t (("+" | "++") e)?\nt ::= [a-c]+ | "(" e ")" | <tool> n\nn ::= [0-9]'),
+        UserGrammarNode('root ::= e\ne ::= t (("+" | "++") e)?\nt ::= [a-c]+ | "(" e ")" | <tool> n\nn ::= [0-9]'),
         ["ab", "(a+b)++c", "<tool>1+a"],
         ["", "a+", "(a", "<tool>", [*"<tool>1"]],
         by_oracle=False,
     ),
     Case(
         "lark",
-        Grammar('start: "a" mid "b"\nmid: "(" mid ")" | NUM | <tool>\nNUM: /[0-9]+/\n'),
+        UserGrammarNode('start: "a" mid "b"\nmid: "(" mid ")" | NUM | <tool>\nNUM: /[0-9]+/\n'),
         ["a((1))b", "a<tool>b"],
         ["ab", "a(1b", [*"a<tool>b"]],
         by_oracle=False,
     ),
-    Case("a grammar within a form", Seq((Text("<think>"), Grammar('root ::= "(" root ")" | "x"'), Text("!"))), ["<think>((x))!"], ["x!"], by_oracle=False),
+    Case("a grammar within a form", SequenceNode((LiteralNode("<think>"), UserGrammarNode('root ::= "(" root ")" | "x"'), LiteralNode("!"))), ["<think>((x))!"], ["x!"], by_oracle=False),
 ]  # fmt: skip
 """What both backends compile alike."""

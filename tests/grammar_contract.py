@@ -1,4 +1,4 @@
-"""What every backend owes (quire.grammar.base), run by the tests of each over the same cases."""
+"""What every backend owes (quire.grammar.backends.base), run by the tests of each over the same cases."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar.base import Compiler
+from quire.grammar.backends.base import GrammarCompiler
 from tests.grammar_cases import CASES, IDS, ORACLE, VOCABULARY, Case, ids_of, text_of
 
-ENDS = VOCABULARY.ends
+ENDS = VOCABULARY.eos_token_ids
 
 
 def mask(matcher) -> np.ndarray:
-    words = np.full(VOCABULARY.words, 0x55555555, np.int32)
+    words = np.full(VOCABULARY.mask_words, 0x55555555, np.int32)
     matcher.fill(words)
     return words
 
@@ -156,7 +156,7 @@ def fills_all_as_one_by_one(compiler, grammars) -> None:
     for n, matcher in enumerate(matchers):
         for _ in range(n % 4):
             matcher.accept(allowed(matcher)[0])
-    words = np.zeros((len(matchers) + 2, VOCABULARY.words), np.int32)
+    words = np.zeros((len(matchers) + 2, VOCABULARY.mask_words), np.int32)
     compiler.fill_all([(row + 1, one) for row, one in enumerate(matchers)], words)
     for row, matcher in enumerate(matchers):
         assert (words[row + 1] == mask(matcher)).all()
@@ -173,7 +173,7 @@ def refuses(compiler, form, *words: str) -> None:
 class Contract:
     """What every backend is held to: a subclass named Test... says which one it is."""
 
-    compiler: Compiler
+    compiler: GrammarCompiler
 
     @pytest.fixture(scope="class", params=CASES, ids=lambda case: case.name)
     def case(self, request) -> Case:

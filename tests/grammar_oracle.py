@@ -10,10 +10,10 @@ import re
 
 import jsonschema
 
-from quire.grammar.forms import (
-    Json,
-    Seq,
-    Text,
+from quire.grammar.grammar_ast import (
+    JsonNode,
+    LiteralNode,
+    SequenceNode,
 )
 
 Symbols = tuple
@@ -90,7 +90,7 @@ class Oracle:
         if form.least == 0:
             found.add(at)
         while places and (form.most is None or times < form.most) and times <= len(text) + 1:
-            part = form.part if times == 0 else Seq((Text(form.between), form.part))
+            part = form.part if times == 0 else SequenceNode((LiteralNode(form.between), form.part))
             places = {end for place in places for end in self.ends(part, text, place)}
             times += 1
             if times >= form.least:
@@ -98,7 +98,9 @@ class Oracle:
         return found
 
     def _tag(self, form, text, at):
-        return self._seq(Seq((Text(form.begin), form.content, Text(form.end))), text, at)
+        return self._seq(
+            SequenceNode((LiteralNode(form.begin), form.content, LiteralNode(form.end))), text, at
+        )
 
     def _tags(self, form, text, at):
         """States: how many tags were read, and where. Free text goes on to the first trigger."""
@@ -137,7 +139,7 @@ class Oracle:
         return None
 
 
-def is_json(form: Json, text: str) -> bool:
+def is_json(form: JsonNode, text: str) -> bool:
     try:
         value = json.loads(text, parse_constant=lambda name: 1 / 0)
     except (ValueError, ZeroDivisionError):

@@ -6,7 +6,7 @@ import pkgutil
 import torch
 
 import quire.kernels
-from quire.kernels.op import OPS
+from quire.kernels.framework.op import OPS
 
 TOLERANCE = {torch.float32: 1e-4, torch.float64: 1e-6}
 

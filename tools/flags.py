@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Iterable
 from pathlib import Path
 
-from quire.cli.flags import serve_parser
-from quire.config import environment, foreign
-from quire.config.help import OTHERS
+from quire.cli.serve_flags import serve_parser
+from quire.config import vllm_environment, vllm_options
+from quire.config.command_line.help_text import VLLM_GROUP_TITLE
 from quire.env import Env
 from quire.env import __file__ as env_file
 
@@ -53,7 +53,7 @@ def page() -> str:
     parts = [HEAD]
     for group in parser._action_groups:
         actions = [one for one in group._group_actions if one.help != argparse.SUPPRESS]
-        if actions and group.title != OTHERS:
+        if actions and group.title != VLLM_GROUP_TITLE:
             parts.append(_group(group.title or "", group.description or "", actions))
     parts += [VARIABLES, "\n".join(_variables()), ""]
     parts += [FOREIGN, "\n".join(_foreign(parser)), ""]
@@ -90,28 +90,28 @@ def _variables() -> Iterable[str]:
 
 def _foreign(parser: argparse.ArgumentParser) -> Iterable[str]:
     """Those that are no flags of the server of ours, nor opposites of such."""
-    others = next(group for group in parser._action_groups if group.title == OTHERS)
+    others = next(group for group in parser._action_groups if group.title == VLLM_GROUP_TITLE)
     yield "| name | what becomes of it |"
     yield "|---|---|"
     for name in [action.dest for action in others._group_actions]:
-        short = f", `{foreign.SHORT[name]}`" if name in foreign.SHORT else ""
-        yield f"| `--{name.replace('_', '-')}`{short} | {_cell(foreign.fate(name))} |"
+        short = f", `{vllm_options.SHORT_FLAGS[name]}`" if name in vllm_options.SHORT_FLAGS else ""
+        yield f"| `--{name.replace('_', '-')}`{short} | {_cell(vllm_options.describe_effect(name))} |"
 
 
 def _foreign_variables() -> Iterable[str]:
     yield "| variable | meaning |"
     yield "|---|---|"
-    for name, option in sorted(environment.OPTIONS.items()):
+    for name, option in sorted(vllm_environment.VARIABLE_TO_OPTION.items()):
         yield f"| `{name}` | `--{option.replace('_', '-')}` |"
-    for name in sorted(environment.READ):
+    for name in sorted(vllm_environment.READ):
         ours = name.replace("VLLM_", "QUIRE_")
         own = ours in Path(env_file).read_text(encoding="utf-8")
         yield f"| `{name}` | {f'as `{ours}`' if own else 'set-up of the log'} |"
-    for name, why in sorted((environment.MISSED | environment.WITHOUT).items()):
+    for name, why in sorted((vllm_environment.UNSUPPORTED | vllm_environment.NO_EFFECT).items()):
         yield f"| `{name}` | no effect: {why} |"
     yield (
         "| names that begin with "
-        + ", ".join(f"`{one}`" for one in environment.FAMILIES)
+        + ", ".join(f"`{one}`" for one in vllm_environment.IGNORED_PREFIXES)
         + (" | no effect: other hardware, or a feature that is off |")
     )
 

@@ -29,8 +29,8 @@ RULES = {
     "mktemp": "somebody else may take the name first: NamedTemporaryFile, mkdtemp",
     "trust": "remote code is trusted by who serves, never by us: pass the option on",
     "index": "a second package index may be asked for names that only the first should know",
-    "fetch": "what is fetched by address goes through quire.outbound, which checks the address",
-    "template": "templates run in quire.text.sandbox, which has bounds",
+    "fetch": "what is fetched by address goes through quire.http_fetch, which checks the address",
+    "template": "templates run in quire.text.templates.jinja_sandbox, which has bounds",
 }
 
 MODULES = {

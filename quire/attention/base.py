@@ -16,12 +16,12 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Caps:
+class BackendCapabilities:
     """What a backend can do. `select` compares; nobody asks a backend questions."""
 
     devices: frozenset[str]
     dtypes: frozenset[torch.dtype]
-    windows: bool = True
+    sliding_window: bool = True
     softcap: bool = True
     max_head_dim: int | None = None
     sinks: bool = False
@@ -32,7 +32,7 @@ class Caps:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class AttentionMetadata:
     """The sequences of one step, as tensors on the device.
 
     Sequence s owns the query rows [q_starts[s], q_starts[s+1]), the last of its contexts[s]
@@ -79,13 +79,13 @@ class AttentionStep(Protocol):
 class Backend(Protocol):
     """A way to attend over the paged cache."""
 
-    captures_prompts: bool
+    supports_prefill_graphs: bool
     """Whether a step with prompts can be captured: layers make nothing of what the host knows."""
 
     def __init__(self, cache: list[Tensor]) -> None:
         """cache: one [N, 2, K, B, D] per layer place."""
         ...
 
-    def plan(self, batch: Batch) -> AttentionStep:
+    def plan(self, batch: AttentionMetadata) -> AttentionStep:
         """Do what all layers share. The batch's tensors are read when a layer runs, not copied."""
         ...

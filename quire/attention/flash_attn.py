@@ -16,12 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionLayer, AttentionStep, Batch, Caps
+from quire.attention.base import (
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionStep,
+    BackendCapabilities,
+)
 from quire.errors import ConfigError
-from quire.kernels import fuse
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.kv_write import kv_write
 
-CAPS = Caps(
+CAPS = BackendCapabilities(
     devices=frozenset({"cuda"}),
     dtypes=frozenset({torch.bfloat16, torch.float16}),
     max_head_dim=256,
@@ -29,13 +34,13 @@ CAPS = Caps(
 
 
 @dataclass(frozen=True, slots=True)
-class FlashStep:
+class FlashAttentionStep:
     """One step. The tables are the rows' own: the package knows no indirection."""
 
     attend: Callable[..., Tensor]
     cache: list[Tensor]
-    batch: Batch
-    tables: list[Tensor]
+    metadata: AttentionMetadata
+    block_tables: list[Tensor]
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
         """Write k, v [T, K, D] to the layer's place, then attend q [T, H, D]."""
@@ -44,18 +49,18 @@ class FlashStep:
                 "attention_backend 'flash_attn' has neither sinks nor ALiBi, which this model "
                 "needs; leave it on 'auto'"
             )
-        batch, cache = self.batch, self.cache[layer.place]
-        kv_write(k, v, cache, batch.slots[layer.group])
-        fuse.flush()  # what the package reads must have been launched
+        metadata, cache = self.metadata, self.cache[layer.place]
+        kv_write(k, v, cache, metadata.slots[layer.group])
+        lazy_fusion.flush()  # what the package reads must have been launched
         paged = cache.transpose(2, 3)  # [N, 2, B, K, D]
         return self.attend(
             q,
             paged[:, 0],
             paged[:, 1],
-            cache_seqlens=batch.contexts,
-            page_table=self.tables[layer.group],
-            cu_seqlens_q=batch.q_starts,
-            max_seqlen_q=batch.max_query,
+            cache_seqlens=metadata.contexts,
+            page_table=self.block_tables[layer.group],
+            cu_seqlens_q=metadata.q_starts,
+            max_seqlen_q=metadata.max_query,
             softmax_scale=layer.scale,
             causal=True,
             window_size=(-1 if layer.window is None else layer.window - 1, -1),
@@ -66,22 +71,22 @@ class FlashStep:
 class Backend:
     """FlashAttention 3 over our cache, block by block."""
 
-    captures_prompts = False
+    supports_prefill_graphs = False
 
     def __init__(self, cache: list[Tensor]) -> None:
         self.cache = cache
-        self.attend = _package().flash_attn_with_kvcache
+        self.attend = _load_package().flash_attn_with_kvcache
 
-    def plan(self, batch: Batch) -> AttentionStep:
+    def plan(self, batch: AttentionMetadata) -> AttentionStep:
         # blocks before a window have been given back (-1): any block will do, nobody looks at it
         tables = [
             (t if batch.rows is None else t.index_select(0, batch.rows)).clamp(min=0)
             for t in batch.tables
         ]
-        return FlashStep(self.attend, self.cache, batch, tables)
+        return FlashAttentionStep(self.attend, self.cache, batch, tables)
 
 
-def _package() -> Any:
+def _load_package() -> Any:
     try:
         return import_module("flash_attn_interface")
     except ImportError as error:

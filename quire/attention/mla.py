@@ -14,28 +14,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionLayer, Batch, Caps
+from quire.attention.base import AttentionLayer, AttentionMetadata, BackendCapabilities
 from quire.kernels.mla_attention import mla_attention
 
-CAPS = Caps(
+CAPS = BackendCapabilities(
     devices=frozenset({"cpu", "cuda"}),
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
-    windows=False,
+    sliding_window=False,
     softcap=False,
     latent=True,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class LatentStep:
+class MLAStep:
     """One step over the cache. Holds the batch; every tensor of it is read anew by each layer."""
 
     cache: list[Tensor]
-    batch: Batch
+    metadata: AttentionMetadata
 
-    def room(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
+    def cache_and_slots(self, layer: AttentionLayer) -> tuple[Tensor, Tensor]:
         """Where a layer's latents go: its cache [N, 1, 1, B, L + R] and the tokens' slots [T]."""
-        return self.cache[layer.place], self.batch.slots[layer.group]
+        return self.cache[layer.place], self.metadata.slots[layer.group]
 
     def attend(
         self, q: Tensor, q_rope: Tensor, latents: Tensor, up: Tensor, layer: AttentionLayer
@@ -44,20 +44,20 @@ class LatentStep:
 
         The latents are in the cache already. up: what makes keys and values of a latent.
         """
-        batch = self.batch
+        metadata = self.metadata
         return mla_attention(
             q,
             q_rope,
             latents,
             up,
             self.cache[layer.place],
-            batch.tables[layer.group],
-            batch.q_starts,
-            batch.contexts,
+            metadata.tables[layer.group],
+            metadata.q_starts,
+            metadata.contexts,
             layer.scale,
-            batch.rows,
-            batch.decodes,
-            batch.past,
+            metadata.rows,
+            metadata.decodes,
+            metadata.past,
         )
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
@@ -67,11 +67,11 @@ class LatentStep:
 class Backend:
     """Latent attention. Nothing to prepare: the ops read the batch themselves."""
 
-    captures_prompts = False
+    supports_prefill_graphs = False
 
     def __init__(self, cache: list[Tensor]) -> None:
         """cache: one [N, 1, 1, B, L + R] per layer place."""
         self.cache = cache
 
-    def plan(self, batch: Batch) -> LatentStep:
-        return LatentStep(self.cache, batch)
+    def plan(self, batch: AttentionMetadata) -> MLAStep:
+        return MLAStep(self.cache, batch)

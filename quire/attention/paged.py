@@ -11,11 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from quire.attention.base import AttentionLayer, AttentionStep, Batch, Caps
+from quire.attention.base import (
+    AttentionLayer,
+    AttentionMetadata,
+    AttentionStep,
+    BackendCapabilities,
+)
 from quire.kernels.kv_write import kv_write
 from quire.kernels.paged_attention import paged_attention
 
-CAPS = Caps(
+CAPS = BackendCapabilities(
     devices=frozenset({"cpu", "cuda"}),
     dtypes=frozenset({torch.float32, torch.bfloat16, torch.float16}),
     sinks=True,
@@ -23,35 +28,35 @@ CAPS = Caps(
     fp8_cache=True,
 )
 
-_COUNTERS = 1 << 16  # sequences times kv heads of one launch; beyond it, they are made anew
+_MAX_COUNTERS = 1 << 16  # sequences times kv heads of one launch; beyond it, they are made anew
 
 
 @dataclass(frozen=True, slots=True)
-class PagedStep:
+class PagedAttentionStep:
     """One step over the cache. Holds the batch; every tensor of it is read anew by each layer."""
 
     cache: list[Tensor]
-    batch: Batch
+    metadata: AttentionMetadata
     counters: Tensor | None
 
     def run(self, q: Tensor, k: Tensor, v: Tensor, layer: AttentionLayer) -> Tensor:
         """Write k, v [T, K, D] to the layer's place, then attend q [T, H, D]."""
-        batch, cache = self.batch, self.cache[layer.place]
-        kv_write(k, v, cache, batch.slots[layer.group], layer.k_scale, layer.v_scale)
+        metadata, cache = self.metadata, self.cache[layer.place]
+        kv_write(k, v, cache, metadata.slots[layer.group], layer.k_scale, layer.v_scale)
         return paged_attention(
             q,
             cache,
-            batch.tables[layer.group],
-            batch.q_starts,
-            batch.contexts,
+            metadata.tables[layer.group],
+            metadata.q_starts,
+            metadata.contexts,
             layer.scale,
             layer.window,
             layer.softcap,
             layer.sinks,
             layer.alibi,
-            batch.rows,
-            batch.decodes,
-            batch.max_context,
+            metadata.rows,
+            metadata.decodes,
+            metadata.max_context,
             k,
             v,
             layer.k_scale,
@@ -63,14 +68,16 @@ class PagedStep:
 class Backend:
     """Paged attention. Nothing to prepare: the op reads the batch itself."""
 
-    captures_prompts = True
+    supports_prefill_graphs = True
 
     def __init__(self, cache: list[Tensor]) -> None:
         self.cache = cache
         on_cpu = not cache or cache[0].is_cpu
         self.counters = (
-            None if on_cpu else torch.zeros(_COUNTERS, dtype=torch.int32, device=cache[0].device)
+            None
+            if on_cpu
+            else torch.zeros(_MAX_COUNTERS, dtype=torch.int32, device=cache[0].device)
         )
 
-    def plan(self, batch: Batch) -> AttentionStep:
-        return PagedStep(self.cache, batch, self.counters)
+    def plan(self, batch: AttentionMetadata) -> AttentionStep:
+        return PagedAttentionStep(self.cache, batch, self.counters)

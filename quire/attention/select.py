@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 import torch
 
-from quire.attention.base import Caps
+from quire.attention.base import BackendCapabilities
 from quire.errors import ConfigError
-from quire.registry import Registry
+from quire.registry import PluginRegistry
 
-ORDER = ("paged", "mla")
+PREFERENCE_ORDER = ("paged", "mla")
 """Best first. A backend that is not listed is used only when it is asked for by name."""
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class BackendRequirements:
     """What the model and the device ask of a backend."""
 
     device: str
@@ -28,31 +28,31 @@ class Needs:
     fp8_cache: bool = False
 
 
-class Choice(NamedTuple):
+class AttentionBackendChoice(NamedTuple):
     """The chosen backend, and for each one looked at a line that says why or why not."""
 
     name: str
     reasons: tuple[str, ...]
 
 
-def backends() -> Registry:
+def backend_registry() -> PluginRegistry:
     """Every attention backend by name."""
-    return Registry("quire.attention")
+    return PluginRegistry("quire.attention")
 
 
-def select(wanted: str | None, needs: Needs) -> Choice:
+def select_backend(wanted: str | None, needs: BackendRequirements) -> AttentionBackendChoice:
     """The backend called `wanted`, or the first of ORDER that can serve. Raises ConfigError."""
     reasons: list[str] = []
-    for name in [wanted] if wanted is not None else ORDER:
-        lack = missing(_caps(name), needs)
+    for name in [wanted] if wanted is not None else PREFERENCE_ORDER:
+        lack = unmet_requirement(_capabilities(name), needs)
         if not lack:
             why = "asked for" if wanted is not None else "first in order that fits"
-            return Choice(name, (*reasons, f"{name}: {why}"))
+            return AttentionBackendChoice(name, (*reasons, f"{name}: {why}"))
         reasons.append(f"{name}: {lack}")
     raise ConfigError("no attention backend fits: " + "; ".join(reasons))
 
 
-def missing(caps: Caps, needs: Needs) -> str:
+def unmet_requirement(caps: BackendCapabilities, needs: BackendRequirements) -> str:
     """What the backend lacks, in words; empty if nothing."""
     if needs.device not in caps.devices:
         return f"runs on {', '.join(sorted(caps.devices))}, not on {needs.device}"
@@ -62,7 +62,7 @@ def missing(caps: Caps, needs: Needs) -> str:
         return f"head size {needs.head_dim} is over its {caps.max_head_dim}"
     if needs.latent != caps.latent:
         return "keeps latents only" if caps.latent else "keeps keys and values, not latents"
-    if needs.window and not caps.windows:
+    if needs.window and not caps.sliding_window:
         return "has no sliding window"
     if needs.softcap and not caps.softcap:
         return "has no soft cap"
@@ -71,7 +71,7 @@ def missing(caps: Caps, needs: Needs) -> str:
     return ""
 
 
-def _caps(name: str) -> Caps:
-    caps = backends().load(name).CAPS
-    assert isinstance(caps, Caps), f"quire.attention.{name}.CAPS is {caps!r}"
+def _capabilities(name: str) -> BackendCapabilities:
+    caps = backend_registry().load(name).CAPS
+    assert isinstance(caps, BackendCapabilities), f"quire.attention.{name}.CAPS is {caps!r}"
     return caps

@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(name: str, argv: Sequence[str]) -> int:
     """Import a command and run it; errors quire raises on purpose become one line."""
-    from quire.config.environment import start_process
+    from quire.config.vllm_environment import start_process
     from quire.errors import ConfigError, QuireError
 
     try:

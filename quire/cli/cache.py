@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from quire import env
-from quire.config.plan import gib
+from quire.config.memory.memory_plan import gib
 from quire.platform import kernel_store as store
 
 
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> int:
     elif args.action == "clear":
         print(f"removed {store.clear(folder)} kernels from {folder}")
     else:
-        _show(folder, as_json=args.json)
+        _print_cache(folder, as_json=args.json)
     return 0
 
 
@@ -47,8 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _show(folder: Path, *, as_json: bool) -> None:
-    found = store.info(folder)
+def _print_cache(folder: Path, *, as_json: bool) -> None:
+    found = store.store_info(folder)
     if as_json:
         print(json.dumps({"folder": str(folder), "kernels": [asdict(one) for one in found]}))
         return

@@ -12,17 +12,17 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from quire.cli.answer import Answer
-from quire.cli.remote import Remote, add_remote, remote_of, show
+from quire.cli.generation_result import GenerationResult
+from quire.cli.remote_server import RemoteServer, add_server_flags, print_stream, server_from_args
 from quire.cli.sampling import (
-    add_sampling,
-    body_of,
-    number,
-    params_of,
-    quiet,
-    says_max_tokens,
+    add_sampling_flags,
+    has_max_tokens,
+    params_from_args,
+    parse_value,
+    quiet_engine_options,
+    request_fields,
 )
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.core.params import SamplingParams
 from quire.errors import ConfigError, RequestError
 
@@ -37,13 +37,17 @@ HELP = """/help             this
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    variables = _variables(args)
-    server = remote_of(args)
-    speaker = _local(args, variables) if server is None else Far(server, args, variables)
-    talk = Talk(speaker, system=args.system_prompt, stats=args.stats)
+    variables = _template_variables(args)
+    server = server_from_args(args)
+    speaker = (
+        _build_local_backend(args, variables)
+        if server is None
+        else RemoteBackend(server, args, variables)
+    )
+    talk = ChatSession(speaker, system=args.system_prompt, stats=args.stats)
     if args.quick is not None:
-        return talk.say(args.quick)
-    return _loop(talk)
+        return talk.send(args.quick)
+    return _read_eval_loop(talk)
 
 
 def parser() -> OptionParser:
@@ -61,13 +65,13 @@ def parser() -> OptionParser:
         default=None,
         help="let the model think first, or not, if its template knows enable_thinking",
     )
-    add_remote(parser)
-    add_sampling(parser)
+    add_server_flags(parser)
+    add_sampling_flags(parser)
     add_options(parser)
     return parser
 
 
-def _variables(args: argparse.Namespace) -> dict[str, Any]:
+def _template_variables(args: argparse.Namespace) -> dict[str, Any]:
     try:
         found = json.loads(args.chat_template_kwargs or "{}")
     except ValueError as error:
@@ -79,19 +83,19 @@ def _variables(args: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-class Speaker(Protocol):
+class ChatBackend(Protocol):
     """Whoever answers."""
 
-    def answer(self, messages: Sequence[dict[str, str]]) -> Answer:
+    def generate(self, messages: Sequence[dict[str, str]]) -> GenerationResult:
         """Print the answer to a conversation, and return it."""
         ...
 
-    def set(self, name: str, value: str) -> None:
+    def set_param(self, name: str, value: str) -> None:
         """Change a sampling parameter. Raises RequestError."""
         ...
 
 
-class Near:
+class LocalBackend:
     """A model in this process."""
 
     def __init__(self, llm: Any, params: SamplingParams, variables: dict[str, Any]) -> None:
@@ -100,12 +104,12 @@ class Near:
         self._variables = variables
         self._count = 0
 
-    def answer(self, messages: Sequence[dict[str, str]]) -> Answer:
-        from quire.cli.stream import stream
+    def generate(self, messages: Sequence[dict[str, str]]) -> GenerationResult:
+        from quire.cli.stream_output import stream_to_stdout
 
         template = self._llm.get_tokenizer().template(self._llm.chat_template)
         self._count += 1
-        return stream(
+        return stream_to_stdout(
             self._llm.llm_engine,
             str(template.render(messages, variables=self._variables)),
             self._params,
@@ -113,48 +117,50 @@ class Near:
             add_special_tokens=False,
         )
 
-    def set(self, name: str, value: str) -> None:
+    def set_param(self, name: str, value: str) -> None:
         changed = self._params.clone()
-        setattr(changed, name, number(name, value))
+        setattr(changed, name, parse_value(name, value))
         changed.verify()
         self._params = changed
 
 
-def _local(args: argparse.Namespace, variables: dict[str, Any]) -> Near:
+def _build_local_backend(args: argparse.Namespace, variables: dict[str, Any]) -> LocalBackend:
     from quire.llm import LLM
 
-    llm = LLM.from_engine_args(options_from(args, quiet(args)))
-    params = params_of(args, llm.get_default_sampling_params())
-    if not says_max_tokens(args, llm):
+    llm = LLM.from_engine_args(options_from(args, quiet_engine_options(args)))
+    params = params_from_args(args, llm.get_default_sampling_params())
+    if not has_max_tokens(args, llm):
         params.max_tokens = None  # an answer may be as long as the context allows
-    return Near(llm, params, variables)
+    return LocalBackend(llm, params, variables)
 
 
-class Far:
+class RemoteBackend:
     """A model that a server runs."""
 
-    def __init__(self, server: Remote, args: argparse.Namespace, variables: dict[str, Any]) -> None:
+    def __init__(
+        self, server: RemoteServer, args: argparse.Namespace, variables: dict[str, Any]
+    ) -> None:
         self._server = server
         name = args.model_name or args.model_tag
-        self._body = {"model": server.model(name), **body_of(args)}
+        self._body = {"model": server.resolve_model(name), **request_fields(args)}
         self._body["stream_options"] = {"include_usage": True}
         if variables:
             self._body["chat_template_kwargs"] = variables
 
-    def answer(self, messages: Sequence[dict[str, str]]) -> Answer:
+    def generate(self, messages: Sequence[dict[str, str]]) -> GenerationResult:
         body = {**self._body, "messages": list(messages)}
-        return show(self._server.stream("/chat/completions", body))
+        return print_stream(self._server.stream("/chat/completions", body))
 
-    def set(self, name: str, value: str) -> None:
-        self._body[name] = number(name, value)
+    def set_param(self, name: str, value: str) -> None:
+        self._body[name] = parse_value(name, value)
 
 
-class Talk:
+class ChatSession:
     """One conversation: its messages, and who answers."""
 
-    def __init__(self, speaker: Speaker, *, system: str | None, stats: bool) -> None:
-        self._speaker = speaker
-        self._stats = stats
+    def __init__(self, speaker: ChatBackend, *, system: str | None, stats: bool) -> None:
+        self._backend = speaker
+        self._shows_stats = stats
         self._system = system
         self._messages: list[dict[str, str]] = []
         self.clear()
@@ -164,27 +170,27 @@ class Talk:
         system = {"role": "system", "content": self._system or ""}
         self._messages = [system] if self._system else []
 
-    def say(self, text: str) -> int:
+    def send(self, text: str) -> int:
         """Send a message, print the answer, remember both. Returns an exit status."""
         self._messages.append({"role": "user", "content": text})
         try:
-            answer = self._speaker.answer(self._messages)
+            answer = self._backend.generate(self._messages)
         except RequestError:
             self._messages.pop()
             raise
         self._messages.append({"role": "assistant", "content": answer.text})
-        if self._stats:
-            print(answer.stats.line(), file=sys.stderr)
-        return 130 if answer.stats.finish == "abort" else 0
+        if self._shows_stats:
+            print(answer.stats.format_line(), file=sys.stderr)
+        return 130 if answer.stats.finish_reason == "abort" else 0
 
     def retry(self) -> None:
         """Answer the last message again."""
         if len(self._messages) < 2:
             raise RequestError("there is nothing to answer again")
         self._messages.pop()
-        self.say(self._messages.pop()["content"])
+        self.send(self._messages.pop()["content"])
 
-    def obey(self, line: str) -> bool:
+    def run_command(self, line: str) -> bool:
         """Do what a /command says. False: leave."""
         name, _, rest = line[1:].partition(" ")
         rest = rest.strip()
@@ -196,20 +202,20 @@ class Talk:
             self._system = rest.strip('"') or None
             self.clear()
         elif name == "set":
-            self._speaker.set(*rest.partition(" ")[::2])
+            self._backend.set_param(*rest.partition(" ")[::2])
         elif name == "retry":
             self.retry()
         elif name == "stats":
-            self._stats = not self._stats
+            self._shows_stats = not self._shows_stats
         else:
             print(HELP)
         return True
 
 
-def _loop(talk: Talk) -> int:
+def _read_eval_loop(talk: ChatSession) -> int:
     """Read, answer, again."""
     if sys.stdin.isatty():
-        line_editing()
+        enable_line_editing()
         print("Say something; /help lists commands, Ctrl-D leaves.", file=sys.stderr)
     while True:
         try:
@@ -223,8 +229,8 @@ def _loop(talk: Talk) -> int:
             continue
         try:
             if not line.startswith("/"):
-                talk.say(line)
-            elif not talk.obey(line):
+                talk.send(line)
+            elif not talk.run_command(line):
                 return 0
         except RequestError as error:
             print(f"error: {error}", file=sys.stderr)
@@ -239,7 +245,7 @@ def read_message() -> str:
     return line
 
 
-def line_editing() -> None:
+def enable_line_editing() -> None:
     """Arrow keys and history, where the platform has them."""
     import contextlib
 

@@ -10,32 +10,38 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from quire.cli.answer import Answer
-from quire.cli.chat import line_editing, read_message
+from quire.cli.chat import enable_line_editing, read_message
 from quire.cli.generate import MAX_TOKENS
-from quire.cli.remote import Remote, add_remote, remote_of, show
-from quire.cli.sampling import add_sampling, body_of, params_of, quiet, says_max_tokens
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.cli.generation_result import GenerationResult
+from quire.cli.remote_server import RemoteServer, add_server_flags, print_stream, server_from_args
+from quire.cli.sampling import (
+    add_sampling_flags,
+    has_max_tokens,
+    params_from_args,
+    quiet_engine_options,
+    request_fields,
+)
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.errors import RequestError
 
-Completer = Callable[[str], Answer]
+Completer = Callable[[str], GenerationResult]
 """Prints what follows a text, and returns it."""
 
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    server = remote_of(args)
-    complete = _near(args) if server is None else _far(server, args)
+    server = server_from_args(args)
+    complete = _local_completer(args) if server is None else _remote_completer(server, args)
     if args.quick is not None:
-        return _one(complete, args.quick, args.stats)
+        return _complete_one(complete, args.quick, args.stats)
     if sys.stdin.isatty():
-        line_editing()
+        enable_line_editing()
         print("Begin a text; Ctrl-D leaves.", file=sys.stderr)
     while True:
         try:
             text = read_message()
             if text.strip():
-                _one(complete, text, args.stats)
+                _complete_one(complete, text, args.stats)
         except EOFError:
             return 0
         except KeyboardInterrupt:
@@ -51,35 +57,35 @@ def parser() -> OptionParser:
     parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
     parser.add_argument("-q", "--quick", metavar="TEXT", help="complete this, and leave")
     parser.add_argument("--stats", action="store_true", help="say how fast each answer was")
-    add_remote(parser)
-    add_sampling(parser)
+    add_server_flags(parser)
+    add_sampling_flags(parser)
     add_options(parser)
     return parser
 
 
-def _one(complete: Completer, text: str, stats: bool) -> int:
+def _complete_one(complete: Completer, text: str, stats: bool) -> int:
     answer = complete(text)
     if stats:
-        print(answer.stats.line(), file=sys.stderr)
-    return 130 if answer.stats.finish == "abort" else 0
+        print(answer.stats.format_line(), file=sys.stderr)
+    return 130 if answer.stats.finish_reason == "abort" else 0
 
 
-def _near(args: argparse.Namespace) -> Completer:
-    from quire.cli.stream import stream
+def _local_completer(args: argparse.Namespace) -> Completer:
+    from quire.cli.stream_output import stream_to_stdout
     from quire.llm import LLM
 
-    llm = LLM.from_engine_args(options_from(args, quiet(args)))
-    params = params_of(args, llm.get_default_sampling_params())
-    if not says_max_tokens(args, llm):
+    llm = LLM.from_engine_args(options_from(args, quiet_engine_options(args)))
+    params = params_from_args(args, llm.get_default_sampling_params())
+    if not has_max_tokens(args, llm):
         params.max_tokens = MAX_TOKENS
-    return lambda text: stream(llm.llm_engine, text, params, request_id="complete")
+    return lambda text: stream_to_stdout(llm.llm_engine, text, params, request_id="complete")
 
 
-def _far(server: Remote, args: argparse.Namespace) -> Completer:
+def _remote_completer(server: RemoteServer, args: argparse.Namespace) -> Completer:
     body: dict[str, Any] = {
-        "model": server.model(args.model_name or args.model_tag),
+        "model": server.resolve_model(args.model_name or args.model_tag),
         "max_tokens": MAX_TOKENS,
         "stream_options": {"include_usage": True},
-        **body_of(args),
+        **request_fields(args),
     }
-    return lambda text: show(server.stream("/completions", {**body, "prompt": text}))
+    return lambda text: print_stream(server.stream("/completions", {**body, "prompt": text}))

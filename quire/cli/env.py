@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from quire import env
-from quire.config import environment
-from quire.config.plan import gib
+from quire.config import vllm_environment
+from quire.config.memory.memory_plan import gib
 from quire.errors import ConfigError
 from quire.platform import cpu, cuda
 
@@ -39,7 +39,7 @@ PACKAGES = (
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="quire env", description=__doc__)
     parser.add_argument("--json", action="store_true", help="as JSON")
-    found = report()
+    found = build_report()
     if parser.parse_args(argv).json:
         print(json.dumps(found, indent=2))
         return 0
@@ -50,44 +50,46 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def report() -> dict[str, dict[str, str]]:
+def build_report() -> dict[str, dict[str, str]]:
     """Section -> name -> value."""
     memory = cpu.memory()
     machine = {
         "python": sys.version.split()[0],
         "system": platform.platform(),
-        "processor": _processor(),
-        "threads": str(cpu.threads()),
+        "processor": _describe_cpu(),
+        "threads": str(cpu.available_cores()),
         "memory": f"{gib(memory.total)}, {gib(memory.free)} available",
-        "gpu": _gpu(),
+        "gpu": _describe_gpu(),
     }
     packages = {name: _version(name) for name in PACKAGES}
-    variables = dict(env.describe()) | {name: _fate(name) for name in sorted(env.foreign())}
+    variables = dict(env.describe()) | {
+        name: _describe_variable(name) for name in sorted(env.vllm_variables())
+    }
     return {"machine": machine, "packages": packages, "variables": variables}
 
 
-def _fate(name: str) -> str:
+def _describe_variable(name: str) -> str:
     """A variable of another engine that is set: its value, and what it means here."""
-    value = env.foreign()[name]
-    if name in environment.OPTIONS:
-        return f"{value}: --{environment.OPTIONS[name].replace('_', '-')}"
-    if name in environment.READ:
+    value = env.vllm_variables()[name]
+    if name in vllm_environment.VARIABLE_TO_OPTION:
+        return f"{value}: --{vllm_environment.VARIABLE_TO_OPTION[name].replace('_', '-')}"
+    if name in vllm_environment.READ:
         return "(set)" if "KEY" in name else f"{value}: heard"
-    why = (environment.WITHOUT | environment.MISSED).get(name)
-    if why is None and not environment.is_known(name):
+    why = (vllm_environment.NO_EFFECT | vllm_environment.UNSUPPORTED).get(name)
+    if why is None and not vllm_environment.is_known(name):
         return f"{value}: nobody knows it"
     return f"{value}: no effect" + (f", {why}" if why else "")
 
 
-def _gpu() -> str:
+def _describe_gpu() -> str:
     """The device that device="cuda" would use, or why there is none."""
     try:
-        found = cuda.facts()
+        found = cuda.device_properties()
     except ConfigError as error:
         return str(error).removeprefix("device='cuda': ").partition(";")[0]
     major, minor = found.capability
     memory = f"{gib(found.total_bytes)}, {gib(cuda.memory().free)} free"
-    return f"{found.name} (sm{major}{minor}), {memory}; {found.count} visible"
+    return f"{found.name} (sm{major}{minor}), {memory}; {found.device_count} visible"
 
 
 def _version(name: str) -> str:
@@ -97,7 +99,7 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _processor() -> str:
+def _describe_cpu() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             models = (line.partition(":")[2].strip() for line in lines if "model name" in line)

@@ -10,37 +10,42 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire import env
-from quire.cli.flags import add_server_options, server_options_from
-from quire.config.cli import OptionParser, add_options, options_from
-from quire.config.config import EngineConfig, Why
-from quire.config.environment import OPTIONS, over
-from quire.config.options import specs
-from quire.engine.build import decide, describe
+from quire.cli.serve_flags import add_server_options, server_options_from
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
+from quire.config.engine_config import Decision, EngineConfig
+from quire.config.options import option_specs
+from quire.config.vllm_environment import VARIABLE_TO_OPTION, apply_environment
+from quire.engine.build import describe_model, resolve_config
 from quire.server.options import ServerOptions
 
-OWN = tuple(one.name for one in dataclasses.fields(ServerOptions))
+SERVER_OPTION_NAMES = tuple(one.name for one in dataclasses.fields(ServerOptions))
 
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    asked = {name: value for name, value in vars(args).items() if name in OWN}
-    rest = {name: value for name, value in vars(args).items() if name not in OWN}
+    asked = {name: value for name, value in vars(args).items() if name in SERVER_OPTION_NAMES}
+    rest = {name: value for name, value in vars(args).items() if name not in SERVER_OPTION_NAMES}
     server = args.server or bool(asked)
     environment = env.read()
-    options = over(options_from(argparse.Namespace(**rest)))
-    resolved = decide(describe(options, environment), options, environment, server=server)
-    settings, why = flat(resolved.config), list(resolved.why)
+    options = apply_environment(options_from(argparse.Namespace(**rest)))
+    resolved = resolve_config(
+        describe_model(options, environment), options, environment, server=server
+    )
+    settings, why = flatten_config(resolved.config), list(resolved.decisions)
     if server:
         made = server_options_from(argparse.Namespace(**asked))
-        settings |= {f"server.{name}": getattr(made, name) for name in OWN}
+        settings |= {f"server.{name}": getattr(made, name) for name in SERVER_OPTION_NAMES}
         settings["server.api_key"] = f"({len(made.api_key)} given)" if made.api_key else ()
-        why += [Why(f"server.{name}", value, "asked for") for name, value in asked.items()]
-    why += [Why(name, value, f"{variable} says so") for name, value, variable in _heard(vars(args))]
+        why += [Decision(f"server.{name}", value, "asked for") for name, value in asked.items()]
+    why += [
+        Decision(name, value, f"{variable} says so")
+        for name, value, variable in _settings_from_environment(vars(args))
+    ]
     if args.json:
         found = [dataclasses.asdict(one) for one in why if one.field != "server.api_key"]
         print(json.dumps({"config": settings, "why": found}, indent=2, default=str))
     else:
-        print(table(settings, why))
+        print(format_table(settings, why))
     return 0
 
 
@@ -58,18 +63,18 @@ def parser() -> OptionParser:
     return parser
 
 
-def _heard(said: Mapping[str, object]) -> list[tuple[str, str, str]]:
+def _settings_from_environment(said: Mapping[str, object]) -> list[tuple[str, str, str]]:
     """Settings that the environment says and the command line does not: name, value, variable."""
-    given = env.foreign()
+    given = env.vllm_variables()
     found = []
-    for variable, option in OPTIONS.items():
+    for variable, option in VARIABLE_TO_OPTION.items():
         if given.get(variable) and option not in said:
-            section = specs()[option].section if option in specs() else "server"
+            section = option_specs()[option].section if option in option_specs() else "server"
             found.append((f"{section}.{option}", given[variable], variable))
     return found
 
 
-def flat(config: EngineConfig) -> dict[str, Any]:
+def flatten_config(config: EngineConfig) -> dict[str, Any]:
     """section.name -> value; the layers in short."""
     found: dict[str, Any] = {}
     for section in dataclasses.fields(config):
@@ -86,7 +91,7 @@ def flat(config: EngineConfig) -> dict[str, Any]:
     return found
 
 
-def table(settings: dict[str, Any], why: Sequence[Why]) -> str:
+def format_table(settings: dict[str, Any], why: Sequence[Decision]) -> str:
     """One line per setting, with the reason of those that were chosen."""
     reasons = {one.field: one.reason for one in why}
     width = max(map(len, settings))

@@ -11,8 +11,13 @@ import sys
 import time
 from collections.abc import Sequence
 
-from quire.cli.sampling import add_sampling, params_of, quiet, says_max_tokens
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.cli.sampling import (
+    add_sampling_flags,
+    has_max_tokens,
+    params_from_args,
+    quiet_engine_options,
+)
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.core.params import SamplingParams
 
 MAX_TOKENS = 256
@@ -25,13 +30,13 @@ def main(argv: Sequence[str]) -> int:
     # Imported after the arguments are known to be good: this takes a second
     from quire.llm import LLM
 
-    llm = LLM.from_engine_args(options_from(args, quiet(args)))
-    params = params_of(args, llm.get_default_sampling_params())
-    if not says_max_tokens(args, llm):
+    llm = LLM.from_engine_args(options_from(args, quiet_engine_options(args)))
+    params = params_from_args(args, llm.get_default_sampling_params())
+    if not has_max_tokens(args, llm):
         params.max_tokens = MAX_TOKENS
     if args.json or len(texts) > 1 or params.n > 1:
-        return _batch(llm, texts, params, as_json=args.json, stats=args.stats)
-    return _one(llm, texts[0], params, stats=args.stats)
+        return _run_batch(llm, texts, params, as_json=args.json, stats=args.stats)
+    return _stream_one(llm, texts[0], params, stats=args.stats)
 
 
 def parser() -> OptionParser:
@@ -41,24 +46,24 @@ def parser() -> OptionParser:
     parser.add_argument("prompt", nargs="+", metavar="PROMPT", help='text, or "-" for stdin')
     parser.add_argument("--stats", action="store_true", help="say how fast it was, on stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object per prompt")
-    add_sampling(parser)
+    add_sampling_flags(parser)
     add_options(parser)
     return parser
 
 
-def _one(llm: object, text: str, params: SamplingParams, *, stats: bool) -> int:
-    from quire.cli.stream import stream
+def _stream_one(llm: object, text: str, params: SamplingParams, *, stats: bool) -> int:
+    from quire.cli.stream_output import stream_to_stdout
     from quire.llm import LLM
 
     assert isinstance(llm, LLM)
     sys.stdout.write(text)
-    answer = stream(llm.llm_engine, text, params, request_id="generate")
+    answer = stream_to_stdout(llm.llm_engine, text, params, request_id="generate")
     if stats:
-        print(answer.stats.line(), file=sys.stderr)
-    return 130 if answer.stats.finish == "abort" else 0
+        print(answer.stats.format_line(), file=sys.stderr)
+    return 130 if answer.stats.finish_reason == "abort" else 0
 
 
-def _batch(
+def _run_batch(
     llm: object, texts: Sequence[str], params: SamplingParams, *, as_json: bool, stats: bool
 ) -> int:
     from quire.llm import LLM

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 
-PREFIX = "qk-"
-BYTES = 32
+KEY_PREFIX = "qk-"
+KEY_BYTES = 32
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,13 +30,17 @@ def main(argv: Sequence[str]) -> int:
         "--digest", action="store_true", help="read a key that exists from standard input"
     )
     args = parser.parse_args(argv)
-    key = sys.stdin.readline().strip() if args.digest else PREFIX + secrets.token_urlsafe(BYTES)
+    key = (
+        sys.stdin.readline().strip()
+        if args.digest
+        else KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
+    )
     if not key:
         raise ConfigError("--digest reads a key from standard input, and there was none")
     digest = hashlib.sha256(key.encode()).hexdigest()
     entry = f'  - name: {json.dumps(args.name)}\n    sha256: "{digest}"\n'
     if args.add_to is not None:
-        add(args.add_to, entry)
+        append_entry(args.add_to, entry)
     if not args.digest:
         print(f"key (shown once): {key}")
     if args.add_to is None:
@@ -46,9 +50,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def add(path: Path, entry: str) -> None:
+def append_entry(path: Path, entry: str) -> None:
     """Put an entry at the end of a key file; the file as it was before, if it would not do."""
-    from quire.server.keys import read
+    from quire.server.auth.api_keys import read_key_file
 
     if path.suffix not in (".yaml", ".yml"):
         raise ConfigError(f"--add-to takes a .yaml file, got {str(path)!r}")
@@ -59,7 +63,7 @@ def add(path: Path, entry: str) -> None:
     try:
         fresh.touch(mode=0o600)
         fresh.write_text(before + entry)
-        read(fresh)
+        read_key_file(fresh)
         fresh.replace(path)
     finally:
         fresh.unlink(missing_ok=True)

@@ -14,28 +14,28 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire import env
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
+from quire.config.decisions import DecisionLog
 from quire.config.facts import (
     DeviceFacts,
     ModelFacts,
     WeightFacts,
-    read_folder,
+    count_weights_in_headers,
+    has_tied_embeddings,
     read_hf_config,
-    tied_embeddings,
-    weights_of,
+    read_model_facts,
 )
+from quire.config.memory.memory_plan import MemoryPlan, gib, require_kv_memory
 from quire.config.options import Options
-from quire.config.plan import MemoryPlan, gib, require_room
-from quire.config.reasons import Reasons
-from quire.config.resolve import plan_of
+from quire.config.resolve import resolve_memory_plan
 from quire.errors import NoRoom, WeightError
 from quire.platform import cpu, cuda
-from quire.weights.files import headers, resolve
+from quire.weights.files import read_headers, resolve_model_folder
 
 log = logging.getLogger(__name__)
 
 
-class _Shape(NamedTuple):
+class _TensorShape(NamedTuple):
     """What weights_of needs of a tensor."""
 
     shape: tuple[int, ...]
@@ -44,9 +44,9 @@ class _Shape(NamedTuple):
 def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     options = options_from(args)
-    plan, source = make(options, server=not args.offline)
+    plan, source = build_plan(options, server=not args.offline)
     try:
-        require_room(plan)
+        require_kv_memory(plan)
         problem = None
     except NoRoom as error:
         problem = str(error)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     if args.json:
         print(json.dumps(as_json(name, plan, source, problem), indent=2))
     else:
-        show(name, plan, source)
+        print_plan(name, plan, source)
         if problem is not None:
             print(problem, file=sys.stderr)
     return 1 if problem else 0
@@ -70,11 +70,11 @@ def _parser() -> OptionParser:
     return parser
 
 
-def make(options: Options, *, server: bool = True) -> tuple[MemoryPlan, str]:
+def build_plan(options: Options, *, server: bool = True) -> tuple[MemoryPlan, str]:
     """The plan, and where the weight sizes come from."""
     model, source = model_facts(options)
     device = device_facts(options)
-    return plan_of(options, model, device, server=server, why=Reasons([])), source
+    return resolve_memory_plan(options, model, device, server=server, why=DecisionLog([])), source
 
 
 def device_facts(options: Options) -> DeviceFacts:
@@ -94,8 +94,8 @@ def model_facts(options: Options) -> tuple[ModelFacts, str]:
     said = options.model
     folder = _folder(options)
     hf = read_hf_config(folder, said.hf_overrides)
-    weights, source = weight_facts(options, folder, tied=tied_embeddings(hf))
-    facts = read_folder(
+    weights, source = weight_facts(options, folder, tied=has_tied_embeddings(hf))
+    facts = read_model_facts(
         folder,
         name=said.model,
         overrides=said.hf_overrides,
@@ -111,7 +111,7 @@ def _folder(options: Options) -> Path:
         from quire import embedded
 
         return embedded.path()
-    return resolve(
+    return resolve_model_folder(
         said.hf_config_path or said.model,
         revision=said.revision,
         token=said.hf_token,
@@ -124,17 +124,17 @@ def _folder(options: Options) -> Path:
 def weight_facts(options: Options, folder: Path, *, tied: bool) -> tuple[WeightFacts | None, str]:
     """From the headers of local files, else of the hub's, else none: config.json must do."""
     try:
-        return weights_of(headers(folder), tied=tied), "tensor headers"
+        return count_weights_in_headers(read_headers(folder), tied=tied), "tensor headers"
     except WeightError as error:
         log.debug("no tensor headers in %s: %s", folder, error)
     if options.load.load_format != "dummy" and not Path(options.model.model).exists():
         found = _hub_headers(options)
         if found:
-            return weights_of(found, tied=tied), "tensor headers on the hub"
+            return count_weights_in_headers(found, tied=tied), "tensor headers on the hub"
     return None, "config.json (estimated)"
 
 
-def _hub_headers(options: Options) -> Mapping[str, _Shape]:
+def _hub_headers(options: Options) -> Mapping[str, _TensorShape]:
     """Shapes by ranged requests of a few kilobytes. Empty if the hub does not answer."""
     from huggingface_hub import HfApi, constants, errors
 
@@ -150,13 +150,13 @@ def _hub_headers(options: Options) -> Mapping[str, _Shape]:
     except errors.NotASafetensorsRepoError:
         return {}
     return {
-        name: _Shape(tuple(tensor.shape))
+        name: _TensorShape(tuple(tensor.shape))
         for file in found.files_metadata.values()
         for name, tensor in file.tensors.items()
     }
 
 
-def rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
+def format_rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
     """The table, per rank."""
     shape = plan.shape
     windows = sum(layer.window is not None for layer in plan.layers)
@@ -167,15 +167,15 @@ def rows(plan: MemoryPlan, source: str) -> list[tuple[str, str]]:
         ("weights", f"{gib(plan.weight_bytes)} ({source})"),
         ("activations", f"{gib(plan.activation_bytes)} ({shape.max_num_batched_tokens} tokens)"),
         *([("context, libraries", gib(plan.overhead_bytes))] if plan.overhead_bytes else []),
-        ("KV room", f"{gib(max(plan.kv_room_bytes, 0))} ({plan.num_blocks} blocks)"),
+        ("KV room", f"{gib(max(plan.kv_available_bytes, 0))} ({plan.num_blocks} blocks)"),
         ("KV per token", f"{plan.token_bytes / 1024:.1f} KiB ({kinds})"),
-        ("max_model_len", f"{shape.max_model_len} tokens need {gib(plan.need_bytes)} of KV"),
-        ("longest context", f"{plan.longest} tokens"),
+        ("max_model_len", f"{shape.max_model_len} tokens need {gib(plan.max_len_kv_bytes)} of KV"),
+        ("longest context", f"{plan.max_fitting_len} tokens"),
         ("concurrency", f"{plan.concurrency:.2f} sequences of max_model_len"),
     ]
 
 
-def show(name: str, plan: MemoryPlan, source: str) -> None:
+def print_plan(name: str, plan: MemoryPlan, source: str) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -183,7 +183,7 @@ def show(name: str, plan: MemoryPlan, source: str) -> None:
     table = Table(title=f"{name}, {'one device' if ranks == 1 else f'each of {ranks} devices'}")
     table.add_column("what", style="bold")
     table.add_column("how much")
-    for row in rows(plan, source):
+    for row in format_rows(plan, source):
         table.add_row(*row)
     Console().print(table)
 
@@ -195,12 +195,12 @@ def as_json(name: str, plan: MemoryPlan, source: str, problem: str | None) -> di
         "weight_bytes": plan.weight_bytes,
         "activation_bytes": plan.activation_bytes,
         "overhead_bytes": plan.overhead_bytes,
-        "kv_room_bytes": plan.kv_room_bytes,
+        "kv_room_bytes": plan.kv_available_bytes,
         "kv_bytes_per_token": plan.token_bytes,
         "block_size": shape.block_size,
         "num_blocks": plan.num_blocks,
-        "need_bytes": plan.need_bytes,
-        "longest_context": plan.longest,
+        "need_bytes": plan.max_len_kv_bytes,
+        "longest_context": plan.max_fitting_len,
         "concurrency": round(plan.concurrency, 4),
     }
     return {

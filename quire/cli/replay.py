@@ -10,23 +10,23 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.engine import bundle
-from quire.engine.bundle import Recording
+from quire.engine.recording import recording_file
+from quire.engine.recording.recording_file import Recording
 from quire.errors import ConfigError
 
-ALL_ALIKE, DIFFERENT = 0, 1
+PLANS_MATCH, PLANS_DIFFER = 0, 1
 COLUMNS = ("step", "ms", "took", "rows", "prompt", "waiting", "free", "why not more", "news")
 
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    recording = bundle.read(Path(args.file))
+    recording = recording_file.read_recording(Path(args.file))
     if args.show:
-        print(head(recording))
-        for line in table(recording, args.last):
+        print(format_header(recording))
+        for line in format_steps(recording, args.last):
             print(line)
-        return ALL_ALIKE
-    return replay(recording, args.model, as_json=args.json)
+        return PLANS_MATCH
+    return replay_recording(recording, args.model, as_json=args.json)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -46,14 +46,14 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
-def replay(recording: Recording, model: str | None, *, as_json: bool) -> int:
+def replay_recording(recording: Recording, model: str | None, *, as_json: bool) -> int:
     """Run it; 1 if a plan is another."""
-    from quire.engine.build import scheduler_of  # torch's world, which --show does without
-    from quire.engine.replay import Replay
+    from quire.engine.build import build_scheduler  # torch's world, which --show does without
+    from quire.engine.recording.replay import RecordingReplay
 
-    executor = None if model is None else _executor(recording, model)
+    executor = None if model is None else _build_executor(recording, model)
     try:
-        found = Replay(recording, scheduler_of, executor).run()
+        found = RecordingReplay(recording, build_scheduler, executor).run()
     except (LookupError, TypeError, ValueError) as error:
         raise ConfigError(f"the recording is broken: {type(error).__name__}: {error}") from None
     if as_json:
@@ -66,16 +66,16 @@ def replay(recording: Recording, model: str | None, *, as_json: bool) -> int:
             print(f"step {one.step}: {one.what}")
         if not found.differences:
             print(f"all plans up to step {found.steps} are as they were recorded")
-    return DIFFERENT if found.differences else ALL_ALIKE
+    return PLANS_DIFFER if found.differences else PLANS_MATCH
 
 
-def _executor(recording: Recording, model: str) -> Any:
+def _build_executor(recording: Recording, model: str) -> Any:
     """A device half as large as the recorded one, with a model of one's own."""
     from quire.config.options import Options
-    from quire.engine.build import build_bare
+    from quire.engine.build import build_engine_core
 
     cache, said = recording.config.cache, recording.config.scheduler
-    options = Options.of(
+    options = Options.from_flat(
         {
             "model": model,
             "block_size": cache.block_size,
@@ -86,13 +86,13 @@ def _executor(recording: Recording, model: str) -> Any:
             "steps_in_flight": said.steps_in_flight,
         }
     )
-    return build_bare(options, lambda config, folder: None, server=True).engine.executor
+    return build_engine_core(options, lambda config, folder: None, server=True).engine.executor
 
 
 # -- as a table ---------------------------------------------------------------------------------
 
 
-def head(recording: Recording) -> str:
+def format_header(recording: Recording) -> str:
     """What the file says of the engine and of its end."""
     header, config = recording.header, recording.config
     versions = " ".join(f"{name} {number}" for name, number in header["versions"].items())
@@ -113,17 +113,19 @@ def head(recording: Recording) -> str:
     return "\n".join([*lines, ""])
 
 
-class _Shown:
+class _StepRow:
     """A step on its way into the table."""
 
     def __init__(self, record: list[Any], rows: int, waiting: int, news: list[str]) -> None:
-        _, self.step, self.at, self.free, starts, _, counts, _, left, preempted, moved = record
+        _, self.step, self.started_at, self.free, starts, _, counts, _, left, preempted, moved = (
+            record
+        )
         counts = counts or [1] * len(starts)
         self.rows, self.tokens, self.waiting = rows, sum(counts), waiting
-        self.prompt = sum(count for count in counts if count > 1)
-        self.news = news
+        self.prompt_tokens = sum(count for count in counts if count > 1)
+        self.event_labels = news
         self.preempted = len(preempted)
-        self.took = "under way"
+        self.duration_label = "under way"
         if left:
             news.append(f"{len(left)} left")
         if preempted:
@@ -131,7 +133,7 @@ class _Shown:
         if any(moved):
             news.append("blocks out, in, copied: " + ", ".join(map(str, moved)))
 
-    def why(self, most_rows: int, most_tokens: int) -> str:
+    def waiting_reason(self, most_rows: int, most_tokens: int) -> str:
         """What kept those who wait from coming in."""
         if not self.waiting:
             return ""
@@ -142,26 +144,35 @@ class _Shown:
         return "tokens" if self.tokens >= most_tokens else "blocks or limits"
 
 
-def table(recording: Recording, last: int = 0) -> Iterator[str]:
+def format_steps(recording: Recording, last: int = 0) -> Iterator[str]:
     """A line a step."""
     said = recording.config.scheduler
-    shown = list(_steps(recording.records))[-last:]
+    shown = list(_read_steps(recording.records))[-last:]
     rows: list[tuple[str, ...]] = [COLUMNS]
-    began = shown[0].at if shown else 0.0
+    began = shown[0].started_at if shown else 0.0
     for one in shown:
-        why = one.why(said.max_num_seqs, said.max_num_batched_tokens)
-        numbers = (one.rows, one.prompt, one.waiting, one.free)
-        at = f"{(one.at - began) * 1e3:.1f}"
-        rows.append((str(one.step), at, one.took, *map(str, numbers), why, "; ".join(one.news)))
+        why = one.waiting_reason(said.max_num_seqs, said.max_num_batched_tokens)
+        numbers = (one.rows, one.prompt_tokens, one.waiting, one.free)
+        at = f"{(one.started_at - began) * 1e3:.1f}"
+        rows.append(
+            (
+                str(one.step),
+                at,
+                one.duration_label,
+                *map(str, numbers),
+                why,
+                "; ".join(one.event_labels),
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*rows)]
     for row in rows:
         cells = [cell.rjust(width) for cell, width in zip(row[:7], widths)]
         yield "  ".join([*cells, row[7].ljust(widths[7]), row[8]]).rstrip()
 
 
-def _steps(records: list[list[Any]]) -> Iterator[_Shown]:
-    under_way: dict[int, _Shown] = {}
-    done: list[_Shown] = []
+def _read_steps(records: list[list[Any]]) -> Iterator[_StepRow]:
+    under_way: dict[int, _StepRow] = {}
+    done: list[_StepRow] = []
     waiting, rows, news = 0, 0, []
     seen: set[int] = set()
     for record in records:
@@ -182,20 +193,20 @@ def _steps(records: list[list[Any]]) -> Iterator[_Shown]:
             )
         elif kind == "p":
             rows = len(record[4])
-            one = _Shown(record, rows, max(waiting, 0), news)
+            one = _StepRow(record, rows, max(waiting, 0), news)
             news = []
             under_way[record[1]] = one
             done.append(one)
         elif kind in "lf" and record[1] in under_way:
             one = under_way.pop(record[1])
-            one.took = f"{(record[2] - one.at) * 1e3:.1f}"
+            one.duration_label = f"{(record[2] - one.started_at) * 1e3:.1f}"
             if kind == "f":
-                one.news.append("raised")
+                one.event_labels.append("raised")
             for number, index, finish, *_ in record[5] if kind == "l" else ():
-                one.news.append(f"{number}.{index} ends: {finish}")
-        elif kind in _WORDS:
-            news.append(f"{record[2] if len(record) > 2 else ''} {_WORDS[kind]}".strip())
+                one.event_labels.append(f"{number}.{index} ends: {finish}")
+        elif kind in _EVENT_LABELS:
+            news.append(f"{record[2] if len(record) > 2 else ''} {_EVENT_LABELS[kind]}".strip())
     yield from done
 
 
-_WORDS = {"x": "aborted", "e": "ended", "r": "released", "c": "cache emptied", "m": "blamed"}
+_EVENT_LABELS = {"x": "aborted", "e": "ended", "r": "released", "c": "cache emptied", "m": "blamed"}

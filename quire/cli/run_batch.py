@@ -21,38 +21,40 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
-from quire.cli.batch import Ask, answers
-from quire.cli.flags import add_server_options, server_options_from
-from quire.cli.remote import Remote, Reply, add_remote, remote_of
-from quire.config import environment
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.cli.batch_lines import SendRequest, run_requests
+from quire.cli.remote_server import RemoteServer, ServerReply, add_server_flags, server_from_args
+from quire.cli.serve_flags import add_server_options, server_options_from
+from quire.config import vllm_environment
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.errors import ConfigError, QuireError, RequestError
-from quire.outbound.fetch import Fetcher, Policy
+from quire.http_fetch.fetch import FetchPolicy, HttpFetcher
 from quire.server.options import GROUPS
 
 log = logging.getLogger(__name__)
 
-AT_ONCE = {"here": 1024, "there": 64}
+MAX_CONCURRENCY = {"here": 1024, "there": 64}
 """Requests at work: a model here takes what it can; a server has others to serve."""
-FILES = Policy(max_bytes=1 << 30, total_s=1800.0, idle_s=60.0)
+FETCH_POLICY = FetchPolicy(max_bytes=1 << 30, total_timeout_s=1800.0, idle_timeout_s=60.0)
 """Of files at addresses."""
 
 
 def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
-    server = remote_of(args)
+    server = server_from_args(args)
     if args.max_inflight is not None and args.max_inflight < 1:
         raise ConfigError(f"--max-inflight must be >= 1, got {args.max_inflight}")
     if args.enable_metrics:
         log.info("--enable-metrics has no effect: what a batch did is told at its end")
     with contextlib.ExitStack() as stack:
-        fetcher = Fetcher(dataclasses.replace(FILES, own=tuple(args.trusted_host)))
-        lines = stack.enter_context(_source(args.input_file, args.output_tmp_dir, fetcher))
-        into = stack.enter_context(_target(args.output_file, args.output_tmp_dir, fetcher))
+        fetcher = HttpFetcher(
+            dataclasses.replace(FETCH_POLICY, private_hosts=tuple(args.trusted_host))
+        )
+        lines = stack.enter_context(_open_input(args.input_file, args.output_tmp_dir, fetcher))
+        into = stack.enter_context(_open_output(args.output_file, args.output_tmp_dir, fetcher))
         if server is not None:
-            count = asyncio.run(_there(server, lines, into, args))
+            count = asyncio.run(_run_on_server(server, lines, into, args))
         else:
-            count = asyncio.run(_here(args, lines, into))
+            count = asyncio.run(_run_locally(args, lines, into))
     good, bad = count
     print(f"{good} answered, {bad} with an error: {args.output_file}", file=sys.stderr)
     return 0
@@ -83,7 +85,7 @@ def parser() -> OptionParser:
     parser.add_argument("--enable-metrics", action="store_true", help="accepted, no effect")
     for flag in ("--host", "--port"):
         parser.add_argument(flag, help="accepted, no effect: nothing listens")
-    add_remote(parser)
+    add_server_flags(parser)
     add_server_options(parser, only=("answers",))
     add_options(parser)
     return parser
@@ -92,43 +94,47 @@ def parser() -> OptionParser:
 # -- who answers ------------------------------------------------------------------------------
 
 
-async def _there(
-    server: Remote, lines: IO[str], into: IO[str], args: argparse.Namespace
+async def _run_on_server(
+    server: RemoteServer, lines: IO[str], into: IO[str], args: argparse.Namespace
 ) -> tuple[int, int]:
-    at_once = args.max_inflight or AT_ONCE["there"]
+    at_once = args.max_inflight or MAX_CONCURRENCY["there"]
     loop = asyncio.get_running_loop()
     with ThreadPoolExecutor(at_once) as threads:
 
-        def ask(path: str, body: dict[str, Any]) -> Awaitable[Reply]:
-            short = path.removeprefix("/v1") if server.has_version else path
-            return loop.run_in_executor(threads, server.ask, "POST", short, body)
+        def ask(path: str, body: dict[str, Any]) -> Awaitable[ServerReply]:
+            short = path.removeprefix("/v1") if server.has_version_path else path
+            return loop.run_in_executor(threads, server.request, "POST", short, body)
 
-        return await _all(lines, into, ask, at_once)
+        return await _run_all(lines, into, ask, at_once)
 
 
-async def _here(args: argparse.Namespace, lines: IO[str], into: IO[str]) -> tuple[int, int]:
-    from quire.engine.build import build
-    from quire.engine.client import EngineClient
-    from quire.engine.link import RunServer
-    from quire.engine.thread import EngineThread
+async def _run_locally(args: argparse.Namespace, lines: IO[str], into: IO[str]) -> tuple[int, int]:
+    from quire.engine.build import build_engine
+    from quire.engine.client.engine_client import EngineClient
+    from quire.engine.client.thread_transport import ThreadTransport
+    from quire.engine.supervise.process_pipe import RunApiProcess
     from quire.server.app import create_app
-    from quire.server.processes import services_of
+    from quire.server.process.api_process import build_app_state
 
     said = vars(args)
     own = {name: said[name] for name in GROUPS["answers"] if name in said}
     rest = {name: value for name, value in said.items() if name not in own}
     options = server_options_from(argparse.Namespace(**own))
-    built = build(environment.over(options_from(argparse.Namespace(**rest))))
-    orders = RunServer(options={}, folder="", index=0, count=1, sockets=[], log_level="INFO")
-    client = EngineClient(EngineThread(built.engine))
-    services = services_of(built.config, built.tokenizer, options, client, orders=orders)
-    app = create_app(dataclasses.replace(services, inputs=built.inputs))
+    built = build_engine(
+        vllm_environment.apply_environment(options_from(argparse.Namespace(**rest)))
+    )
+    orders = RunApiProcess(options={}, folder="", index=0, count=1, socket_fds=[], log_level="INFO")
+    client = EngineClient(ThreadTransport(built.engine))
+    services = build_app_state(built.config, built.tokenizer, options, client, orders=orders)
+    app = create_app(dataclasses.replace(services, inputs=built.input_processor))
     async with app.router.lifespan_context(app):
-        at_once = args.max_inflight or AT_ONCE["here"]
-        return await _all(lines, into, lambda path, body: call(app, path, body), at_once)
+        at_once = args.max_inflight or MAX_CONCURRENCY["here"]
+        return await _run_all(lines, into, lambda path, body: call_app(app, path, body), at_once)
 
 
-async def call(app: Callable[..., Awaitable[None]], path: str, body: dict[str, Any]) -> Reply:
+async def call_app(
+    app: Callable[..., Awaitable[None]], path: str, body: dict[str, Any]
+) -> ServerReply:
     """One request to an ASGI app in this process, as a server would make it."""
     data = json.dumps(body).encode()
     sent: list[Any] = []
@@ -143,17 +149,17 @@ async def call(app: Callable[..., Awaitable[None]], path: str, body: dict[str, A
     async def send(message: dict[str, Any]) -> None:
         sent.append(message)
 
-    await app(_scope(path, len(data)), receive, send)
+    await app(_build_scope(path, len(data)), receive, send)
     text = b"".join(one.get("body", b"") for one in sent if one["type"] == "http.response.body")
     headers = dict(sent[0]["headers"])
     try:
         found = json.loads(text)
     except ValueError:
         found = text.decode(errors="replace")
-    return Reply(sent[0]["status"], headers.get(b"x-request-id", b"").decode(), found)
+    return ServerReply(sent[0]["status"], headers.get(b"x-request-id", b"").decode(), found)
 
 
-def _scope(path: str, size: int) -> dict[str, Any]:
+def _build_scope(path: str, size: int) -> dict[str, Any]:
     headers = {"host": "batch", "content-type": "application/json", "content-length": str(size)}
     return {
         "type": "http",
@@ -172,13 +178,15 @@ def _scope(path: str, size: int) -> dict[str, Any]:
     }
 
 
-async def _all(lines: IO[str], into: IO[str], ask: Ask, at_once: int) -> tuple[int, int]:
+async def _run_all(
+    lines: IO[str], into: IO[str], ask: SendRequest, at_once: int
+) -> tuple[int, int]:
     """Write each answer as soon as those before it are written. How many were good, and bad."""
     from tqdm import tqdm
 
     good = bad = 0
     with tqdm(unit="req", disable=not sys.stderr.isatty()) as bar:
-        async for answer in answers(lines, ask, at_once=at_once):
+        async for answer in run_requests(lines, ask, at_once=at_once):
             into.write(json.dumps(answer, ensure_ascii=False) + "\n")
             good, bad = good + (answer["error"] is None), bad + (answer["error"] is not None)
             bar.update()
@@ -188,18 +196,18 @@ async def _all(lines: IO[str], into: IO[str], ask: Ask, at_once: int) -> tuple[i
 # -- files ------------------------------------------------------------------------------------
 
 
-def _is_address(name: str) -> bool:
+def _is_url(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
 @contextlib.contextmanager
-def _source(name: str, folder: str | None, fetcher: Fetcher) -> Iterator[IO[str]]:
+def _open_input(name: str, folder: str | None, fetcher: HttpFetcher) -> Iterator[IO[str]]:
     """The lines of a file or of an address. What is no UTF-8 in them stays as lone surrogates."""
     try:
-        if _is_address(name):
+        if _is_url(name):
             with tempfile.NamedTemporaryFile(dir=folder) as fetched:
                 file: BinaryIO = fetched  # type: ignore[assignment]  # typeshed's wrapper is none
-                asyncio.run(fetcher.get_into(name, file))
+                asyncio.run(fetcher.download(name, file))
                 fetched.flush()
                 with open(fetched.name, encoding="utf-8", errors="surrogateescape") as lines:
                     yield lines
@@ -213,14 +221,14 @@ def _source(name: str, folder: str | None, fetcher: Fetcher) -> Iterator[IO[str]
 
 
 @contextlib.contextmanager
-def _target(name: str, folder: str | None, fetcher: Fetcher) -> Iterator[IO[str]]:
+def _open_output(name: str, folder: str | None, fetcher: HttpFetcher) -> Iterator[IO[str]]:
     """A file to write to; at the end what an address is to have is sent there.
 
     Of lone surrogates it gets what JSON writes for them.
     """
     encoding: dict[str, Any] = {"encoding": "utf-8", "errors": "backslashreplace"}
     try:
-        if not _is_address(name):
+        if not _is_url(name):
             with open(name, "w", buffering=1, **encoding) as lines:
                 yield lines
             return

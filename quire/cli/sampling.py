@@ -23,7 +23,7 @@ FLAGS: Mapping[str, tuple[type, str]] = {
 }
 
 
-def add_sampling(parser: argparse.ArgumentParser) -> None:
+def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
     """Add the flags. Those not given leave the model's defaults."""
     group = parser.add_argument_group("sampling")
     for name, (kind, about) in FLAGS.items():
@@ -36,18 +36,18 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def quiet(args: argparse.Namespace) -> dict[str, object]:
+def quiet_engine_options(args: argparse.Namespace) -> dict[str, object]:
     """Engine options for a terminal where the answer is what counts, unless others were given."""
     wanted: dict[str, object] = {"use_tqdm_on_load": False, "log_level": "WARNING"}
     return {name: value for name, value in wanted.items() if name not in vars(args)}
 
 
-def says_max_tokens(args: argparse.Namespace, llm: Any) -> bool:
+def has_max_tokens(args: argparse.Namespace, llm: Any) -> bool:
     """The command line or the model's generation config says how long an answer may be."""
     return "max_tokens" in vars(args) or "max_tokens" in llm.llm_engine.config.sampling.defaults
 
 
-def body_of(args: argparse.Namespace) -> dict[str, Any]:
+def request_fields(args: argparse.Namespace) -> dict[str, Any]:
     """The given flags as fields of a request to a server."""
     given: dict[str, Any] = {name: vars(args)[name] for name in FLAGS if name in vars(args)}
     if args.stop:
@@ -59,7 +59,7 @@ def body_of(args: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
-def number(name: str, value: str) -> Any:
+def parse_value(name: str, value: str) -> Any:
     """The value of a sampling parameter, from text. Raises RequestError."""
     if name not in FLAGS or name == "n":
         known = ", ".join(one for one in FLAGS if one != "n")
@@ -70,7 +70,7 @@ def number(name: str, value: str) -> Any:
         raise RequestError(f"{name} must be a number, got {value!r}") from None
 
 
-def params_of(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
+def params_from_args(args: argparse.Namespace, defaults: SamplingParams) -> SamplingParams:
     """The defaults with the given flags on top, verified."""
     given: dict[str, Any] = {name: vars(args)[name] for name in FLAGS if name in vars(args)}
     params = defaults.clone()

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from quire import env
-from quire.cli.flags import check_files, parse
-from quire.config.environment import start_process
+from quire.cli.serve_flags import check_files, parse
 from quire.config.options import Options
-from quire.server import listen
+from quire.config.vllm_environment import start_process
 from quire.server.options import ServerOptions
-from quire.server.supervisor import Supervisor
+from quire.server.process import listen_sockets
+from quire.server.process.supervisor import Supervisor
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,6 +27,6 @@ def serve(options: Options, server_options: ServerOptions) -> int:
     level = options.observe.log_level or env.read().log_level
     start_process(level=level, style=server_options.log_format)
     check_files(options.model)
-    listen.check_tls(server_options)
-    listeners = listen.take(server_options)
+    listen_sockets.check_tls(server_options)
+    listeners = listen_sockets.bind_sockets(server_options)
     return Supervisor(options, server_options, listeners, log_level=level).run()

@@ -1,0 +1,1 @@
+"""Options, facts about model and device, and the engine config resolved from both."""

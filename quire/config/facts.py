@@ -14,8 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from quire.config.json_file import MOST_CONFIG_BYTES, check_sizes, read_object, reading
-from quire.config.kv_layout import LayerFacts
+from quire.config.json_file import (
+    MAX_CONFIG_BYTES,
+    check_sizes,
+    raise_as_config_error,
+    read_json_object,
+)
+from quire.config.memory.kv_layout import LayerFacts
 from quire.config.quantization import QuantFacts, read_quantization
 from quire.errors import ConfigError
 
@@ -33,11 +38,11 @@ LENGTH_KEYS = (
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 TWO_MATRIX_MLP = ("gpt2", "opt", "gpt_neox", "gptj", "bloom", "falcon", "phi", "starcoder2")
 LEARNED_POSITIONS = ("gpt2", "opt")
-WINDOWS = {"gemma2": 4096, "gemma2_text": 4096, "gpt_oss": 128, "qwen2_moe": 4096}
+DEFAULT_WINDOWS = {"gemma2": 4096, "gemma2_text": 4096, "gpt_oss": 128, "qwen2_moe": 4096}
 """Of models whose config.json need not name the length of their windows."""
-TABLES = ("embed", "wte", "wpe", "lm_head")
+NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """In the names of matrices that are no linear layers of the decoder."""
-ABSURD_LENGTH = 10**9
+MAX_TOKENIZER_LENGTH = 10**9
 """Tokenizers that know no length say 10**30."""
 
 
@@ -93,7 +98,7 @@ class DeviceFacts:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file; {} if there is no file. Raises ConfigError."""
-    return read_object(path, MOST_CONFIG_BYTES) if path.is_file() else {}
+    return read_json_object(path, MAX_CONFIG_BYTES) if path.is_file() else {}
 
 
 def read_hf_config(
@@ -110,21 +115,21 @@ def read_hf_config(
         raise ConfigError(f"no config.json in {folder} (found: {found}); is this a model's folder?")
     hf = read_json(path)
     if not callable(overrides):
-        return checked(with_rope(hf, merge(hf, overrides or {})))
+        return validate_sizes(merge_rope_overrides(hf, merge_dicts(hf, overrides or {})))
     changed = overrides(copy.deepcopy(hf))
     if not isinstance(changed, dict):
         message = "hf_overrides: the function must return the config as a dict"
         raise ConfigError(f"{message}, got {type(changed).__name__}")
-    return checked(with_rope(hf, changed))
+    return validate_sizes(merge_rope_overrides(hf, changed))
 
 
-def checked(hf: dict[str, Any]) -> dict[str, Any]:
+def validate_sizes(hf: dict[str, Any]) -> dict[str, Any]:
     """The same. Raises ConfigError for sizes that no model has."""
     check_sizes(hf)
     return hf
 
 
-def with_rope(before: Json, after: dict[str, Any]) -> dict[str, Any]:
+def merge_rope_overrides(before: Json, after: dict[str, Any]) -> dict[str, Any]:
     """`after`, with rotary settings changed in the older style carried into rope_parameters.
 
     There newer checkpoints keep them, and they would hide what was said beside them.
@@ -149,16 +154,16 @@ def with_rope(before: Json, after: dict[str, Any]) -> dict[str, Any]:
     return rest | {"rope_parameters": {**inner, **said}}
 
 
-def merge(base: Json, over: Json) -> dict[str, Any]:
+def merge_dicts(base: Json, over: Json) -> dict[str, Any]:
     """`over` on top of `base`; dicts within are merged too."""
     out = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
-        out[key] = merge(out[key], value) if both else value
+        out[key] = merge_dicts(out[key], value) if both else value
     return out
 
 
-def read_generation(folder: Path, source: str, overrides: Json) -> dict[str, Any]:
+def read_generation_config(folder: Path, source: str, overrides: Json) -> dict[str, Any]:
     """Sampling defaults: generation_config.json of the model or of another folder, overridden."""
     if source in ("vllm", "quire", "none"):
         return dict(overrides)
@@ -166,10 +171,10 @@ def read_generation(folder: Path, source: str, overrides: Json) -> dict[str, Any
         allowed = '"auto", "vllm", "quire" or a folder with a generation_config.json'
         raise ConfigError(f"generation_config must be {allowed}, got {source!r}")
     where = folder if source == "auto" else Path(source)
-    return merge(read_json(where / "generation_config.json"), overrides)
+    return merge_dicts(read_json(where / "generation_config.json"), overrides)
 
 
-def read_folder(
+def read_model_facts(
     folder: Path,
     *,
     name: str | None = None,
@@ -182,7 +187,7 @@ def read_folder(
     """Facts from the small files of a model's folder."""
     hf = read_hf_config(config_folder or folder, overrides)
     files = read_json(folder / "generation_config.json")
-    generation = read_generation(folder, generation_config, override_generation_config or {})
+    generation = read_generation_config(folder, generation_config, override_generation_config or {})
     tokenizer_length = read_json(folder / "tokenizer_config.json").get("model_max_length")
     return model_facts(
         hf,
@@ -204,7 +209,7 @@ def model_facts(
     weights: WeightFacts | None = None,
 ) -> ModelFacts:
     """Facts from config.json as a dict. Raises ConfigError."""
-    with reading("config.json"):
+    with raise_as_config_error("config.json"):
         return _model_facts(hf, name, generation, eos, tokenizer_length, weights)
 
 
@@ -216,7 +221,7 @@ def _model_facts(
     tokenizer_length: object,
     weights: WeightFacts | None,
 ) -> ModelFacts:
-    text = _text_part(hf)
+    text = _text_config(hf)
     layers = layer_facts(text)
     if not layers:
         raise ConfigError("config.json: it has no attention layers")
@@ -273,7 +278,7 @@ def _windows(hf: Json, count: int) -> list[int | None]:
     window = hf.get("sliding_window")
     kind = str(hf.get("model_type", ""))
     if "sliding_window" not in hf:
-        window = WINDOWS.get(kind)
+        window = DEFAULT_WINDOWS.get(kind)
     if not window or (hf.get("use_sliding_window", not kind.startswith("qwen")) is False):
         return [None] * count
     if types := hf.get("layer_types"):
@@ -295,7 +300,7 @@ def context_length(hf: Json, tokenizer_length: object = None) -> int | None:
     length = min(lengths) if lengths else None
     if length is not None:
         length = _scaled(hf, length)
-    if isinstance(tokenizer_length, int) and 0 < tokenizer_length < ABSURD_LENGTH:
+    if isinstance(tokenizer_length, int) and 0 < tokenizer_length < MAX_TOKENIZER_LENGTH:
         length = tokenizer_length if length is None else min(length, tokenizer_length)
     return length
 
@@ -346,7 +351,7 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
     return int(query) + keys_values + hidden * heads * value
 
 
-def weights_of(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts:
+def count_weights_in_headers(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts:
     """From tensor headers: name -> something with a `shape`."""
     matrices = vectors = linear = 0
     for name, header in headers.items():
@@ -358,13 +363,13 @@ def weights_of(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts
             vectors += elements
             continue
         matrices += elements
-        linear += 0 if any(word in name for word in TABLES) else elements
+        linear += 0 if any(word in name for word in NON_LINEAR_NAMES) else elements
     return WeightFacts(matrices, vectors, linear)
 
 
-def tied_embeddings(hf: Json) -> bool:
+def has_tied_embeddings(hf: Json) -> bool:
     """One matrix serves as the first and the last."""
-    text = _text_part(hf)
+    text = _text_config(hf)
     return _tied(text, str(text.get("model_type", "")))
 
 
@@ -372,9 +377,9 @@ def _tied(hf: Json, kind: str) -> bool:
     return bool(hf.get("tie_word_embeddings", kind.startswith(("gpt2", "opt", "gemma"))))
 
 
-def _text_part(hf: Json) -> Json:
+def _text_config(hf: Json) -> Json:
     inner = hf.get("text_config")
-    return merge({k: v for k, v in hf.items() if k != "text_config"}, inner) if inner else hf
+    return merge_dicts({k: v for k, v in hf.items() if k != "text_config"}, inner) if inner else hf
 
 
 def _int(hf: Json, *keys: str) -> int:

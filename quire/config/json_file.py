@@ -14,12 +14,12 @@ from typing import Any
 
 from quire.errors import ConfigError
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Of an index or a tokenizer's file. Those of the largest models have a tenth of that."""
-MOST_CONFIG_BYTES = 16 << 20
-MOST_LEVELS = 64
+MAX_CONFIG_BYTES = 16 << 20
+MAX_LEVELS = 64
 
-_SIZES = {
+_SIZE_LIMITS = {
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), (1, 1 << 12)),
     **dict.fromkeys(("vocab_size",), (1, 1 << 26)),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model"), (1, 1 << 20)),
@@ -47,7 +47,7 @@ _SIZES = {
 """Field -> least and most of what any model has had, with a wide margin."""
 
 
-def read_object(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
+def read_json_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
     """The object in a JSON file. Raises ConfigError, and FileNotFoundError where there is none."""
     try:
         value = json.loads(read_text(path, most))
@@ -83,7 +83,7 @@ def check_bytes(path: Path, most: int) -> None:
 
 
 @contextmanager
-def reading(name: str) -> Iterator[None]:
+def raise_as_config_error(name: str) -> Iterator[None]:
     """What a file made for us goes wrong in becomes a ConfigError: the file is at fault."""
     try:
         yield
@@ -96,13 +96,13 @@ def reading(name: str) -> Iterator[None]:
 
 def check_sizes(config: Mapping[str, Any], name: str = "config.json", level: int = 0) -> None:
     """Raise ConfigError for sizes that no model has, also of a model's parts."""
-    if level > MOST_LEVELS:
-        raise ConfigError(f"{name} is nested deeper than {MOST_LEVELS} levels")
+    if level > MAX_LEVELS:
+        raise ConfigError(f"{name} is nested deeper than {MAX_LEVELS} levels")
     for key, value in config.items():
         if isinstance(value, Mapping):
             check_sizes(value, name, level + 1)
-        elif isinstance(value, int | float) and not isinstance(value, bool) and key in _SIZES:
-            least, most = _SIZES[key]
+        elif isinstance(value, int | float) and not isinstance(value, bool) and key in _SIZE_LIMITS:
+            least, most = _SIZE_LIMITS[key]
             if not least <= value <= most:  # also what is no number
                 said = f"{value!r:.40}"
                 raise ConfigError(f"{name}: {key} is {said}; it must be from {least} to {most}")

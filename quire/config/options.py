@@ -20,7 +20,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from quire.config import foreign
+from quire.config import vllm_options
 from quire.config.values import coerce
 from quire.errors import ConfigError
 
@@ -33,7 +33,7 @@ LoadFormat = Literal["auto", "hf", "safetensors", "pt", "dummy"]
 LogprobsMode = Literal["raw_logprobs", "processed_logprobs", "raw_logits", "processed_logits"]
 
 
-def opt(
+def option(
     default: T,
     *,
     low: float | None = None,
@@ -69,14 +69,14 @@ class ModelOptions:
     """Work with token ids only: no tokenizer is loaded, no text is made."""
     trust_remote_code: bool = False
     """Run Python code that comes with the model."""
-    quantization: Literal["fp8", "fp8_block"] | None = opt(None, short="-q")
+    quantization: Literal["fp8", "fp8_block"] | None = option(None, short="-q")
     """Make the weights smaller as they are loaded. fp8: 8-bit floats with a scale per output;
     fp8_block: with a scale per 128 x 128 block. None: as the checkpoint has them."""
     dtype: Dtype = "auto"
     """Of weights and activations. auto: the checkpoint's; float16 becomes bfloat16 on a CPU."""
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
-    max_model_len: int | Literal["auto"] | None = opt(None, low=-1, parse="count")
+    max_model_len: int | Literal["auto"] | None = option(None, low=-1, parse="count")
     """Longest prompt + output. None: what the model says; auto or -1: the longest that fits."""
     hf_config_path: str | None = None
     """Folder or name where config.json is, if not with the model."""
@@ -92,7 +92,7 @@ class ModelOptions:
     """Where sampling defaults come from. auto: the model; vllm or quire: none; or a folder."""
     override_generation_config: dict[str, Any] = field(default_factory=dict)
     """Merged over the generation config."""
-    max_logprobs: int = opt(20, low=-1)
+    max_logprobs: int = option(20, low=-1)
     """Most logprobs a request may ask for. -1: no cap."""
     logprobs_mode: LogprobsMode = "raw_logprobs"
     """What logprobs show: before (raw) or after penalties and temperature; or logits."""
@@ -122,28 +122,28 @@ class LoadOptions:
 class CacheOptions:
     """Memory for keys and values."""
 
-    block_size: int | Literal["auto"] | None = opt(None, low=1, high=1024)
+    block_size: int | Literal["auto"] | None = option(None, low=1, high=1024)
     """Tokens per KV block. None or auto: 16."""
-    gpu_memory_utilization: float | None = opt(
+    gpu_memory_utilization: float | None = option(
         None, above=0, high=1, alias="device_memory_utilization"
     )
     """Share of the device's memory quire may fill, weights included. None: 0.92; on a CPU
     4 GiB of KV, or half of the available memory if that is less."""
-    gpu_memory: int | None = opt(None, low=1, parse="bytes")
+    gpu_memory: int | None = option(None, low=1, parse="bytes")
     """Bytes of device memory quire may fill, weights included: "24GiB". With
     gpu_memory_utilization: that share of them. On a GPU quire takes less where others hold it."""
-    kv_cache_memory_bytes: int | None = opt(None, low=1, parse="bytes")
+    kv_cache_memory_bytes: int | None = option(None, low=1, parse="bytes")
     """Bytes for the KV cache alone; overrides the two above."""
-    cpu_kvcache_space: float | None = opt(None, low=0)
+    cpu_kvcache_space: float | None = option(None, low=0)
     """GiB for the KV cache if the device is a CPU; gives way to kv_cache_memory_bytes. None or 0:
     as gpu_memory_utilization says."""
-    num_gpu_blocks_override: int | None = opt(None, low=1)
+    num_gpu_blocks_override: int | None = option(None, low=1)
     """Number of KV blocks; overrides all of the above."""
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3"] = "auto"
     """Of keys and values. auto: the model's dtype; fp8 (or fp8_e4m3): 8-bit floats, on a GPU."""
     enable_prefix_caching: bool | None = None
     """Keep the KV of prompts for requests that begin alike. None: on."""
-    swap_space: float = opt(4.0, low=0)
+    swap_space: float = option(4.0, low=0)
     """GiB of host memory for preempted requests; used only with preemption_mode swap."""
     preemption_mode: Literal["recompute", "swap"] = "recompute"
     """What happens to the KV of a request that must give way."""
@@ -155,28 +155,28 @@ class CacheOptions:
 class SchedulerOptions:
     """Who computes what in a step."""
 
-    max_num_batched_tokens: int | None = opt(None, low=1, parse="count")
+    max_num_batched_tokens: int | None = option(None, low=1, parse="count")
     """Tokens per step. None: 16384 offline and 8192 in the server on a GPU of 70 GiB or more,
     8192 and 2048 on smaller ones, 4096 and 2048 on a CPU."""
-    max_num_seqs: int | None = opt(None, low=1, parse="count")
+    max_num_seqs: int | None = option(None, low=1, parse="count")
     """Sequences per step. None: 1024 on a GPU of 70 GiB or more, else 256; in the server on a
     CPU 128."""
     enable_chunked_prefill: bool | None = None
     """Let a prompt be computed over several steps. None: on."""
-    max_num_partial_prefills: int = opt(0, low=0)
+    max_num_partial_prefills: int = option(0, low=0)
     """Most prompts that may be in parts at once. 0: no cap."""
-    max_long_partial_prefills: int = opt(0, low=0)
+    max_long_partial_prefills: int = option(0, low=0)
     """Of these, most that are longer than long_prefill_token_threshold. 0: no cap."""
-    long_prefill_token_threshold: int = opt(0, low=0, parse="count")
+    long_prefill_token_threshold: int = option(0, low=0, parse="count")
     """A longer prompt counts as long, and gets at most this many tokens of a step while others
     could use them. 0: off, but with max_long_partial_prefills 4 % of max_model_len."""
-    inter_token_target_ms: float | None = opt(None, low=0)
+    inter_token_target_ms: float | None = option(None, low=0)
     """While others wait for their next token, prompts get as much of a step as lets it end in so
     many milliseconds. 0: no target. None: 40 in a server, none offline."""
-    max_num_queued_reqs: int | None = opt(None, low=0, parse="count")
+    max_num_queued_reqs: int | None = option(None, low=0, parse="count")
     """Most requests in a server at once, running and waiting; more get 429 with Retry-After. 0: all
     may wait. None: 0 offline, in a server eight times max_num_seqs and at least 4096."""
-    max_num_queued_tokens: int | None = opt(None, low=0, parse="count")
+    max_num_queued_tokens: int | None = option(None, low=0, parse="count")
     """Most tokens of prompts that wait to be computed in a server; more get 429, but one prompt may
     always wait. 0: any number. None: 0 offline, in a server 4 Mi, and at least 16 prompts of
     max_model_len."""
@@ -184,7 +184,7 @@ class SchedulerOptions:
     """fcfs: first come first served; priority: the lowest `priority` value first."""
     async_scheduling: bool | None = None
     """Plan the next step while one runs. None: what the device prefers."""
-    steps_in_flight: int | None = opt(None, low=1, high=4)
+    steps_in_flight: int | None = option(None, low=1, high=4)
     """Steps planned before the first result is in. None: from async_scheduling."""
 
 
@@ -204,7 +204,7 @@ class DeviceOptions:
 class ParallelOptions:
     """Several devices. One for now."""
 
-    tensor_parallel_size: int = opt(1, low=1, short="-tp")
+    tensor_parallel_size: int = option(1, low=1, short="-tp")
     """Devices that share each layer."""
 
 
@@ -216,14 +216,14 @@ class StructuredOptions:
     """JSON: backend (auto, xgrammar, guidance, outlines, lm-format-enforcer),
     disable_any_whitespace, disable_additional_properties, enable_in_reasoning (what is thought is
     bound, too), reasoning_parser, reasoning_parser_plugin."""
-    grammar_compile_seconds: float = opt(10.0, above=0, high=3600)
+    grammar_compile_seconds: float = option(10.0, above=0, high=3600)
     """Processor time that compiling one grammar may take; the request of one that takes more gets
     400. Others run meanwhile."""
-    grammar_compile_memory: int = opt(1 << 30, low=1 << 24, parse="bytes")
+    grammar_compile_memory: int = option(1 << 30, low=1 << 24, parse="bytes")
     """Memory that compiling one grammar may take, likewise."""
-    grammar_cache_memory: int = opt(1 << 26, low=0, parse="bytes")
+    grammar_cache_memory: int = option(1 << 26, low=0, parse="bytes")
     """Bytes of compiled grammars that are kept though no request uses them now."""
-    grammar_cache_size: int = opt(512, low=0, parse="count")
+    grammar_cache_size: int = option(512, low=0, parse="count")
     """Most grammars that are kept so."""
 
 
@@ -231,16 +231,16 @@ class StructuredOptions:
 class RecoveryOptions:
     """What happens when the engine's process dies, or an API process does."""
 
-    max_engine_restarts: int = opt(5, low=0)
+    max_engine_restarts: int = option(5, low=0)
     """So often another engine takes over within engine_restart_window, and every request goes on
     where it was. One more ends the server. 0: the first does. API processes are started anew as
     often."""
-    engine_restart_window: float = opt(600.0, above=0)
+    engine_restart_window: float = option(600.0, above=0)
     """Seconds in which restarts are counted."""
     engine_standby: bool = False
     """Keep a process ready that has imported all that an engine needs: if that dies, another is
     there some seconds sooner. Takes 170 MB of memory."""
-    engine_restart_wait: float = opt(30.0, low=0)
+    engine_restart_wait: float = option(30.0, low=0)
     """Seconds for which a new request waits for an engine that is being restarted; then it gets
     503 with Retry-After."""
 
@@ -249,16 +249,16 @@ class RecoveryOptions:
 class HealthOptions:
     """How a server knows whether its engine gets on, and what it keeps for when it does not."""
 
-    watchdog_seconds: float = opt(60.0, low=0)
+    watchdog_seconds: float = option(60.0, low=0)
     """An engine that has work and gets nothing done for so long, beyond ten times what its step
     should take, is ended: stacks are logged, another takes over, streams go on. 0: never."""
-    canary_interval: float = opt(30.0, low=0)
+    canary_interval: float = option(30.0, low=0)
     """After so many idle seconds, and so often, one made-up token is computed to see that the
     device works. 0: never."""
     flight_recorder: bool = True
     """Keep the last steps in memory, and write them to a file when the engine dies or hangs: for
     `quire replay`. Without prompts and answers."""
-    flight_recorder_size: int = opt(8 << 20, low=1 << 20, parse="bytes")
+    flight_recorder_size: int = option(8 << 20, low=1 << 20, parse="bytes")
     """Bytes of memory for them; 8 MiB are some 40,000 steps of 32 requests."""
     flight_recorder_prompts: bool = False
     """Keep the tokens of prompts and answers, too."""
@@ -276,9 +276,9 @@ class ObserveOptions:
     """A VLLM_* environment variable that nobody knows is an error, not a warning."""
     profile: str | None = None
     """Folder for a trace of some steps, by torch's profiler. None: no trace."""
-    profile_skip: int = opt(20, low=0)
+    profile_skip: int = option(20, low=0)
     """Steps before the trace begins."""
-    profile_steps: int = opt(20, low=1)
+    profile_steps: int = option(20, low=1)
     """Steps in the trace."""
     log_level: Literal["CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET"] | None = None
     """Of quire's own log. None: QUIRE_LOGGING_LEVEL or INFO."""
@@ -300,29 +300,29 @@ class Options:
     observe: ObserveOptions = field(default_factory=ObserveOptions)
 
     @classmethod
-    def of(cls, flat: Mapping[str, object]) -> Options:
+    def from_flat(cls, flat: Mapping[str, object]) -> Options:
         """From flat names, also those of other engines. Raises ConfigError; ignores nothing."""
         sections: dict[str, dict[str, object]] = {}
-        for name, value in foreign.translate(dict(flat)).items():
-            spec = specs().get(name)
+        for name, value in vllm_options.translate(dict(flat)).items():
+            spec = option_specs().get(name)
             if spec is not None:
-                sections.setdefault(spec.section, {})[name] = spec.read(value)
-            elif not foreign.accept(name, value):
-                raise unknown(name)
+                sections.setdefault(spec.section, {})[name] = spec.parse_value(value)
+            elif not vllm_options.is_ignored(name, value):
+                raise unknown_option_error(name)
         kinds = section_classes()
         return cls(**{name: kinds[name](**values) for name, values in sections.items()})
 
     def flat(self) -> dict[str, object]:
         """Every option by its flat name."""
-        return {name: getattr(getattr(self, s.section), name) for name, s in specs().items()}
+        return {name: getattr(getattr(self, s.section), name) for name, s in option_specs().items()}
 
-    def changed(self) -> dict[str, object]:
+    def non_default(self) -> dict[str, object]:
         """Those that differ from their defaults."""
-        return {name: v for name, v in self.flat().items() if v != specs()[name].default}
+        return {name: v for name, v in self.flat().items() if v != option_specs()[name].default}
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class OptionSpec:
     """One option: where it lives, its type, range and default."""
 
     name: str
@@ -336,11 +336,11 @@ class Spec:
     short: str | None = None
     alias: str | None = None
 
-    def read(self, given: object) -> object:
+    def parse_value(self, given: object) -> object:
         """A value in this option's type and range, or ConfigError."""
         if given is None and self.default is not None:
             return self.default
-        value = coerce(self.name, self.hint, _plain(self.name, given), self.parse)
+        value = coerce(self.name, self.hint, _normalize_value(self.name, given), self.parse)
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             self._check_range(value)
         return value
@@ -365,7 +365,7 @@ class Spec:
         return self.hint is bool
 
 
-def _plain(name: str, given: object) -> object:
+def _normalize_value(name: str, given: object) -> object:
     """Values that users give in another library's types."""
     if name == "dtype" and given is not None:
         return str(given).removeprefix("torch.")
@@ -388,39 +388,39 @@ def section_classes() -> dict[str, type[Any]]:
 
 
 @functools.cache
-def specs() -> dict[str, Spec]:
+def option_specs() -> dict[str, OptionSpec]:
     """Flat name -> Spec, in order. Names are unique over the tree."""
-    found: dict[str, Spec] = {}
+    found: dict[str, OptionSpec] = {}
     for section, kind in section_classes().items():
         hints = get_type_hints(kind)
         for f in fields(kind):
             assert f.name not in found, f"{f.name} stands in {section} and {found[f.name].section}"
             default = f.default_factory() if f.default_factory is not MISSING else f.default
-            found[f.name] = Spec(f.name, section, hints[f.name], default, **f.metadata)
+            found[f.name] = OptionSpec(f.name, section, hints[f.name], default, **f.metadata)
     return found
 
 
-def unknown(name: str) -> ConfigError:
+def unknown_option_error(name: str) -> ConfigError:
     """The error for a name nobody knows."""
-    known = [*specs(), *foreign.names()]
+    known = [*option_specs(), *vllm_options.option_names()]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else "`quire serve --help` lists them all"
     return ConfigError(f"no option {name!r}; {hint}")
 
 
 @functools.cache
-def docs() -> dict[str, str]:
+def option_docs() -> dict[str, str]:
     """Flat name -> help text: the docstrings under the fields, read from this file."""
     tree = ast.parse(inspect.getsource(inspect.getmodule(Options) or dataclasses))
     classes = {kind.__name__ for kind in section_classes().values()}
     found: dict[str, str] = {}
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name in classes:
-            found.update(_docs_of(node))
+            found.update(_class_docs(node))
     return found
 
 
-def _docs_of(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
+def _class_docs(node: ast.ClassDef) -> Iterator[tuple[str, str]]:
     for target, text in zip(node.body, node.body[1:]):
         if isinstance(target, ast.AnnAssign) and isinstance(target.target, ast.Name):
             assert isinstance(text, ast.Expr), f"{target.target.id} has no docstring"

@@ -19,7 +19,7 @@ from quire.errors import ConfigError
 
 Json = Mapping[str, Any]
 BLOCK = 128
-ONLINE = {
+ONLINE_METHODS = {
     "fp8": 0,
     "fp8_per_channel": 0,
     "fp8_block": BLOCK,
@@ -33,14 +33,16 @@ class QuantFacts:
     """How linear layers hold their weights."""
 
     method: str  # a file of quire.quant
-    dialect: str  # quant_method of the checkpoint, or what was asked for
+    quant_method: str  # quant_method of the checkpoint, or what was asked for
     block: int = 0  # side of the squares that share a scale; 0: one scale per output
-    stored: bool = False  # the checkpoint has eight bits and scales; else they are made on load
+    is_stored: bool = False  # the checkpoint has eight bits and scales; else they are made on load
     scale: str = "weight_scale"  # the scales' name beside `weight`
-    static: bool = False  # the checkpoint fixed the scale of activations, as `input_scale`
+    static_activations: bool = (
+        False  # the checkpoint fixed the scale of activations, as `input_scale`
+    )
     skip: tuple[str, ...] = ()  # layers left plain: runs of name components, or "re:" patterns
 
-    def skips(self, names: Iterable[str]) -> bool:
+    def is_skipped(self, names: Iterable[str]) -> bool:
         """Whether a layer that has any of these names is left plain."""
         return any(_matches(pattern, name) for pattern in self.skip for name in names)
 
@@ -52,34 +54,34 @@ def read_quantization(hf: Json, asked: str | None = None) -> QuantFacts | None:
     """
     for key in ("quantization_config", "compression_config"):
         if hf.get(key):
-            return agreed(_stored(hf[key], key), asked)
-    return agreed(None, asked)
+            return reconcile_quantization(_read_checkpoint_quantization(hf[key], key), asked)
+    return reconcile_quantization(None, asked)
 
 
-def agreed(found: QuantFacts | None, asked: str | None) -> QuantFacts | None:
+def reconcile_quantization(found: QuantFacts | None, asked: str | None) -> QuantFacts | None:
     """What the checkpoint has and what was asked for, in one."""
     if found is not None:
-        if asked in (None, found.method, found.dialect):
+        if asked in (None, found.method, found.quant_method):
             return found
         raise ConfigError(
             f"quantization={asked!r}, but the checkpoint is quantized already "
-            f"({found.dialect}); leave it out"
+            f"({found.quant_method}); leave it out"
         )
     if asked is None:
         return None
-    if asked not in ONLINE:
-        known = ", ".join(ONLINE)
+    if asked not in ONLINE_METHODS:
+        known = ", ".join(ONLINE_METHODS)
         raise ConfigError(f"quantization must be one of {known}, got {asked!r}")
-    return QuantFacts(method="fp8", dialect=asked, block=ONLINE[asked])
+    return QuantFacts(method="fp8", quant_method=asked, block=ONLINE_METHODS[asked])
 
 
-def _stored(found: object, key: str) -> QuantFacts | None:
+def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
     if not isinstance(found, Mapping):
         raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
     dialect = found.get("quant_method", "unnamed")
     if dialect == "mxfp4":
         return None  # made plain as it is read (quire.quant.mxfp4)
-    reader = {"fp8": _fp8, "compressed-tensors": _compressed}.get(dialect)
+    reader = {"fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors}.get(dialect)
     if reader is None:
         raise ConfigError(
             f"config.json: {key} asks for the quantization method {dialect!r}; supported: "
@@ -88,12 +90,12 @@ def _stored(found: object, key: str) -> QuantFacts | None:
     return reader(found)
 
 
-def _fp8(found: Json) -> QuantFacts:
+def _read_fp8(found: Json) -> QuantFacts:
     """quant_method "fp8"."""
     sides, scheme = found.get("weight_block_size"), found.get("activation_scheme", "dynamic")
-    _need("quantization_config.fmt", found.get("fmt", "e4m3"), "e4m3")
-    _need("quantization_config.weight_block_size", sides, None, [BLOCK, BLOCK])
-    _need("quantization_config.activation_scheme", scheme, "dynamic", "static")
+    _require_value("quantization_config.fmt", found.get("fmt", "e4m3"), "e4m3")
+    _require_value("quantization_config.weight_block_size", sides, None, [BLOCK, BLOCK])
+    _require_value("quantization_config.activation_scheme", scheme, "dynamic", "static")
     if sides and scheme == "static":
         raise ConfigError(
             'config.json: quantization_config.activation_scheme is "static"; with '
@@ -101,16 +103,17 @@ def _fp8(found: Json) -> QuantFacts:
         )
     return QuantFacts(
         method="fp8",
-        dialect="fp8",
+        quant_method="fp8",
         block=BLOCK if sides else 0,
-        stored=True,
+        is_stored=True,
         scale="weight_scale_inv" if sides else "weight_scale",
-        static=scheme == "static",
-        skip=_names(found, "modules_to_not_convert") + _names(found, "ignored_layers"),
+        static_activations=scheme == "static",
+        skip=_read_skip_names(found, "modules_to_not_convert")
+        + _read_skip_names(found, "ignored_layers"),
     )
 
 
-def _compressed(found: Json) -> QuantFacts:
+def _read_compressed_tensors(found: Json) -> QuantFacts:
     """quant_method "compressed-tensors", one group of w8a8 floats."""
     at = "quantization_config"
     groups = found.get("config_groups") or {}
@@ -121,45 +124,47 @@ def _compressed(found: Json) -> QuantFacts:
         )
     ((name, group),) = groups.items()
     weights, inputs = group.get("weights") or {}, group.get("input_activations") or {}
-    _need(f"{at}.config_groups.{name}.targets", group.get("targets"), ["Linear"])
+    _require_value(f"{at}.config_groups.{name}.targets", group.get("targets"), ["Linear"])
     for what, args in (("weights", weights), ("input_activations", inputs)):
         where = f"{at}.config_groups.{name}.{what}"
-        _need(f"{where}.num_bits", args.get("num_bits"), 8)
-        _need(f"{where}.type", args.get("type"), "float")
-        _need(f"{where}.symmetric", args.get("symmetric", True), True)
+        _require_value(f"{where}.num_bits", args.get("num_bits"), 8)
+        _require_value(f"{where}.type", args.get("type"), "float")
+        _require_value(f"{where}.symmetric", args.get("symmetric", True), True)
     where = f"{at}.config_groups.{name}"
     strategy = weights.get("strategy")
-    _need(f"{where}.weights.strategy", strategy, "channel", "tensor", "block")
+    _require_value(f"{where}.weights.strategy", strategy, "channel", "tensor", "block")
     by_block, static = strategy == "block", not inputs.get("dynamic", False)
     if by_block:
-        _need(f"{where}.weights.block_structure", weights.get("block_structure"), [BLOCK, BLOCK])
-        _need(f"{where}.input_activations.group_size", inputs.get("group_size"), BLOCK)
+        _require_value(
+            f"{where}.weights.block_structure", weights.get("block_structure"), [BLOCK, BLOCK]
+        )
+        _require_value(f"{where}.input_activations.group_size", inputs.get("group_size"), BLOCK)
     given = inputs.get("strategy")
     allowed = "group" if by_block else "tensor" if static else "token"
-    _need(f"{where}.input_activations.strategy", given, allowed)
+    _require_value(f"{where}.input_activations.strategy", given, allowed)
     return QuantFacts(
         method="fp8",
-        dialect="compressed-tensors",
+        quant_method="compressed-tensors",
         block=BLOCK if by_block else 0,
-        stored=True,
-        static=static,
-        skip=_names(found, "ignore"),
+        is_stored=True,
+        static_activations=static,
+        skip=_read_skip_names(found, "ignore"),
     )
 
 
-_WILD = re.compile(r"[*+{]")
+_WILDCARD = re.compile(r"[*+{]")
 _REPEATED_GROUP = re.compile(r"\)[*+{]")
-MOST_WILD = 3
-MOST_PATTERN = 256
+MAX_WILDCARDS = 3
+MAX_PATTERN_LENGTH = 256
 
 
-def _need(key: str, value: object, *allowed: object) -> None:
+def _require_value(key: str, value: object, *allowed: object) -> None:
     if value not in allowed:
         words = " or ".join(repr(one) for one in allowed)
         raise ConfigError(f"config.json: {key} is {value!r}; supported: {words}")
 
 
-def _names(found: Json, key: str) -> tuple[str, ...]:
+def _read_skip_names(found: Json, key: str) -> tuple[str, ...]:
     names = tuple(str(one) for one in found.get(key) or ())
     for name in names:
         if name.startswith("re:"):
@@ -169,9 +174,12 @@ def _names(found: Json, key: str) -> tuple[str, ...]:
 
 def _check_pattern(pattern: str, key: str) -> None:
     """Raise ConfigError for one that may take for ever: it is somebody else's."""
-    wild = len(_WILD.findall(pattern))
-    if wild > MOST_WILD or _REPEATED_GROUP.search(pattern) or len(pattern) > MOST_PATTERN:
-        why = f"at most {MOST_WILD} of * + {{, none behind a group, {MOST_PATTERN} characters"
+    wild = len(_WILDCARD.findall(pattern))
+    if wild > MAX_WILDCARDS or _REPEATED_GROUP.search(pattern) or len(pattern) > MAX_PATTERN_LENGTH:
+        why = (
+            f"at most {MAX_WILDCARDS} of * + {{, none behind a group, "
+            f"{MAX_PATTERN_LENGTH} characters"
+        )
         raise ConfigError(f"config.json: {key} has the pattern {pattern!r:.80}; allowed: {why}")
     try:
         re.compile(pattern)

@@ -11,8 +11,10 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
-from quire.config.config import (
+from quire.config.decisions import DecisionLog
+from quire.config.engine_config import (
     CacheSection,
+    Decision,
     DeviceSection,
     EngineConfig,
     HealthSection,
@@ -23,25 +25,28 @@ from quire.config.config import (
     RecoverySection,
     SamplingSection,
     SchedulerSection,
-    Why,
 )
 from quire.config.facts import DeviceFacts, ModelFacts
+from quire.config.memory.kv_memory import (
+    DEFAULT_MAX_LEN,
+    fit_max_model_len,
+    may_reduce_max_model_len,
+    resolve_kv_memory,
+)
+from quire.config.memory.memory_plan import GIB, EngineShape, MemoryPlan, gib, require_kv_memory
 from quire.config.options import Options
-from quire.config.plan import GIB, MemoryPlan, Shape, gib, require_room
-from quire.config.quantization import agreed
-from quire.config.reasons import Reasons
-from quire.config.room import DEFAULT_MAX_LEN, fit_length, may_shrink, resolve_memory
-from quire.config.structured import resolve_structured
+from quire.config.quantization import reconcile_quantization
+from quire.config.structured_outputs import resolve_structured
 from quire.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 BLOCK_SIZE = 16
-INTER_TOKEN_S = 0.04
-LONG_PREFILL = 0.04
+SERVER_INTER_TOKEN_S = 0.04
+LONG_PREFILL_SHARE = 0.04
 QUEUED_REQUESTS = 4096
 QUEUED_TOKENS = 4 << 20
-SPELLINGS = {"half": "float16", "float": "float32"}
+DTYPE_ALIASES = {"half": "float16", "float": "float32"}
 SAMPLING_KEYS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -53,30 +58,30 @@ SAMPLING_KEYS = {
 """Of generation_config.json -> of SamplingParams."""
 
 
-class Resolved(NamedTuple):
+class ResolvedConfig(NamedTuple):
     """A config, the memory plan it stands on, and why it is so."""
 
     config: EngineConfig
     plan: MemoryPlan
-    why: tuple[Why, ...]
+    decisions: tuple[Decision, ...]
 
 
 def resolve(
     options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool = False
-) -> Resolved:
+) -> ResolvedConfig:
     """Decide everything. `server`: many small requests are expected rather than one big batch.
 
     Raises ConfigError for options that cannot be, NoRoom when memory does not suffice.
     """
-    why = Reasons([])
-    plan = plan_of(options, model, device, server=server, why=why)
+    why = DecisionLog([])
+    plan = resolve_memory_plan(options, model, device, server=server, why=why)
     if options.cache.num_gpu_blocks_override is None:
-        require_room(plan)
-    elif plan.longest < plan.shape.max_model_len:
+        require_kv_memory(plan)
+    elif plan.max_fitting_len < plan.shape.max_model_len:
         log.warning(
             "num_gpu_blocks_override=%d holds sequences of %d tokens; longer ones will be refused",
             plan.num_blocks,
-            plan.longest,
+            plan.max_fitting_len,
         )
     config = EngineConfig(
         model=resolve_model(options, model, plan.shape),
@@ -113,11 +118,11 @@ def resolve(
             profile_steps=options.observe.profile_steps,
         ),
     )
-    return Resolved(config, plan, tuple(why.found))
+    return ResolvedConfig(config, plan, tuple(why.decisions))
 
 
-def plan_of(
-    options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool, why: Reasons
+def resolve_memory_plan(
+    options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool, why: DecisionLog
 ) -> MemoryPlan:
     """The choices that memory depends on, and what follows from them. Raises ConfigError.
 
@@ -126,68 +131,73 @@ def plan_of(
     model = _without_windows(options, model, why)
     dtype = resolve_dtype(options, model, device, why)
     asked_len = resolve_max_len(options, model, why)
-    shape = Shape(
+    shape = EngineShape(
         dtype=dtype,
         cache_dtype=resolve_cache_dtype(options, device, dtype, why),
         block_size=resolve_block_size(options, why),
         max_model_len=asked_len or model.max_len or DEFAULT_MAX_LEN,
         max_num_batched_tokens=1,
-        max_num_seqs=resolve_seats(options, device, server, why),
-        ranks=resolve_ranks(options, device),
+        max_num_seqs=resolve_max_num_seqs(options, device, server, why),
+        ranks=resolve_tensor_parallel_size(options, device),
         hybrid=not options.cache.disable_hybrid_kv_cache_manager,
         device=device.kind,
         quantization=resolve_quantization(options, model, why),
     )
     shape = replace(
-        shape, max_num_batched_tokens=resolve_budget(options, device, shape, server, why)
+        shape,
+        max_num_batched_tokens=resolve_max_num_batched_tokens(options, device, shape, server, why),
     )
-    plan = resolve_memory(options, model, device, shape, why)
-    if asked_len is None or may_shrink(options, device, plan):
-        plan = fit_length(plan, model, why)
+    plan = resolve_kv_memory(options, model, device, shape, why)
+    if asked_len is None or may_reduce_max_model_len(options, device, plan):
+        plan = fit_max_model_len(plan, model, why)
     return plan
 
 
-def resolve_quantization(options: Options, model: ModelFacts, why: Reasons) -> str | None:
+def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) -> str | None:
     """How linear layers hold their weights: as asked for, or as the checkpoint has them."""
-    found = agreed(model.quantization, options.model.quantization)
+    found = reconcile_quantization(model.quantization, options.model.quantization)
     if found is None:
         return None
-    reason = "the checkpoint's" if found.stored else "asked for"
-    return str(why.add("model.quantization", found.dialect, reason))
+    reason = "the checkpoint's" if found.is_stored else "asked for"
+    return str(why.record("model.quantization", found.quant_method, reason))
 
 
-def _without_windows(options: Options, model: ModelFacts, why: Reasons) -> ModelFacts:
+def _without_windows(options: Options, model: ModelFacts, why: DecisionLog) -> ModelFacts:
     """The facts with windows off and the context cut to the smallest of them, if asked for."""
     windows = [layer.window for layer in model.layers if layer.window is not None]
     if not options.model.disable_sliding_window or not windows:
         return model
     length = min([*windows, model.max_len or min(windows)])
-    why.add("scheduler.max_model_len", length, "disable_sliding_window cuts it to the window")
+    why.record("scheduler.max_model_len", length, "disable_sliding_window cuts it to the window")
     layers = tuple(replace(one, window=None) for one in model.layers)
     return replace(model, layers=layers, max_len=length)
 
 
-def resolve_dtype(options: Options, model: ModelFacts, device: DeviceFacts, why: Reasons) -> str:
+def resolve_dtype(
+    options: Options, model: ModelFacts, device: DeviceFacts, why: DecisionLog
+) -> str:
     """Of weights and activations."""
-    asked = SPELLINGS.get(options.model.dtype, options.model.dtype)
+    asked = DTYPE_ALIASES.get(options.model.dtype, options.model.dtype)
     if asked != "auto":
         slow = asked == "float16" and device.kind == "cpu"
         reason = "asked for" + ("; bfloat16 is much faster on a CPU" if slow else "")
-        return str(why.add("model.dtype", asked, reason))
+        return str(why.record("model.dtype", asked, reason))
     found = model.dtype or "float32"
     if found == "float16" and device.kind == "cpu":
         return str(
-            why.add("model.dtype", "bfloat16", "float16 checkpoint; CPUs are fast in bfloat16")
+            why.record("model.dtype", "bfloat16", "float16 checkpoint; CPUs are fast in bfloat16")
         )
     if found == "float32" and device.kind != "cpu":
-        return str(why.add("model.dtype", "bfloat16", "float32 checkpoint on a GPU"))
+        return str(why.record("model.dtype", "bfloat16", "float32 checkpoint on a GPU"))
     if found not in ("float16", "bfloat16", "float32"):
-        return str(why.add("model.dtype", "bfloat16", f"the checkpoint's {found} is for storage"))
+        return str(
+            why.record("model.dtype", "bfloat16", f"the checkpoint's {found} is for storage")
+        )
     reason = "the checkpoint's" if model.dtype else "config.json names no dtype"
-    return str(why.add("model.dtype", found, reason))
+    return str(why.record("model.dtype", found, reason))
 
 
-def resolve_max_len(options: Options, model: ModelFacts, why: Reasons) -> int | None:
+def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> int | None:
     """The longest sequence; None: the longest that fits."""
     asked = options.model.max_model_len
     if asked in ("auto", -1):
@@ -195,8 +205,8 @@ def resolve_max_len(options: Options, model: ModelFacts, why: Reasons) -> int | 
     if asked is None:
         if model.max_len is None:
             reason = "the model names no length"
-            return int(why.add("scheduler.max_model_len", DEFAULT_MAX_LEN, reason))
-        return int(why.add("scheduler.max_model_len", model.max_len, "the model's"))
+            return int(why.record("scheduler.max_model_len", DEFAULT_MAX_LEN, reason))
+        return int(why.record("scheduler.max_model_len", model.max_len, "the model's"))
     assert isinstance(asked, int), asked
     if asked < 1:
         raise ConfigError(f'max_model_len must be >= 1, "auto" or None, got {asked}')
@@ -205,29 +215,29 @@ def resolve_max_len(options: Options, model: ModelFacts, why: Reasons) -> int | 
             f"max_model_len={asked} is longer than {model.name} can ({model.max_len}); if you know "
             f'better, say hf_overrides={{"max_position_embeddings": {asked}}}'
         )
-    return int(why.add("scheduler.max_model_len", asked, "asked for"))
+    return int(why.record("scheduler.max_model_len", asked, "asked for"))
 
 
-def resolve_cache_dtype(options: Options, device: DeviceFacts, dtype: str, why: Reasons) -> str:
+def resolve_cache_dtype(options: Options, device: DeviceFacts, dtype: str, why: DecisionLog) -> str:
     asked = options.cache.kv_cache_dtype
     if asked in ("fp8", "fp8_e4m3"):
         if device.kind == "cpu":
             raise ConfigError(f"kv_cache_dtype={asked!r} needs a GPU; on a CPU say auto or {dtype}")
-        return str(why.add("cache.dtype", "float8_e4m3fn", "asked for"))
+        return str(why.record("cache.dtype", "float8_e4m3fn", "asked for"))
     if asked not in ("auto", dtype):
         allowed = f"auto, fp8 or the model's dtype ({dtype})"
         raise ConfigError(f"kv_cache_dtype must be {allowed}, got {asked!r}")
-    return str(why.add("cache.dtype", dtype, "the model's" if asked == "auto" else "asked for"))
+    return str(why.record("cache.dtype", dtype, "the model's" if asked == "auto" else "asked for"))
 
 
-def resolve_block_size(options: Options, why: Reasons) -> int:
+def resolve_block_size(options: Options, why: DecisionLog) -> int:
     asked = options.cache.block_size
     if isinstance(asked, int):
-        return int(why.add("cache.block_size", asked, "asked for"))
-    return int(why.add("cache.block_size", BLOCK_SIZE, "the default"))
+        return int(why.record("cache.block_size", asked, "asked for"))
+    return int(why.record("cache.block_size", BLOCK_SIZE, "the default"))
 
 
-def resolve_ranks(options: Options, device: DeviceFacts) -> int:
+def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
     ranks = options.parallel.tensor_parallel_size
     if ranks > device.count:
         message = f"tensor_parallel_size={ranks} needs as many devices; this engine can use"
@@ -235,22 +245,24 @@ def resolve_ranks(options: Options, device: DeviceFacts) -> int:
     return ranks
 
 
-def resolve_seats(options: Options, device: DeviceFacts, server: bool, why: Reasons) -> int:
+def resolve_max_num_seqs(
+    options: Options, device: DeviceFacts, server: bool, why: DecisionLog
+) -> int:
     """Sequences per step."""
     asked = options.scheduler.max_num_seqs
     if asked is not None:
-        return int(why.add("scheduler.max_num_seqs", asked, "asked for"))
+        return int(why.record("scheduler.max_num_seqs", asked, "asked for"))
     if device.kind == "cpu":
         seats, reason = (128, "a server on a CPU") if server else (256, "offline on a CPU")
     elif device.total_bytes >= 70 * GIB:
         seats, reason = 1024, f"a device of {gib(device.total_bytes)}"
     else:
         seats, reason = 256, f"a device of {gib(device.total_bytes)}"
-    return int(why.add("scheduler.max_num_seqs", seats, reason))
+    return int(why.record("scheduler.max_num_seqs", seats, reason))
 
 
-def resolve_budget(
-    options: Options, device: DeviceFacts, shape: Shape, server: bool, why: Reasons
+def resolve_max_num_batched_tokens(
+    options: Options, device: DeviceFacts, shape: EngineShape, server: bool, why: DecisionLog
 ) -> int:
     """Tokens per step."""
     asked = options.scheduler.max_num_batched_tokens
@@ -261,17 +273,17 @@ def resolve_budget(
                 f"without chunked prefill a prompt is one step: max_num_batched_tokens must be >= "
                 f"max_model_len ({shape.max_model_len}), got {asked}"
             )
-        return int(why.add("scheduler.max_num_batched_tokens", asked, "asked for"))
-    tokens, reason = _default_budget(device, server)
+        return int(why.record("scheduler.max_num_batched_tokens", asked, "asked for"))
+    tokens, reason = _default_max_num_batched_tokens(device, server)
     if whole and tokens < shape.max_model_len:
         tokens, reason = shape.max_model_len, "no chunked prefill: the longest prompt in one step"
     most = shape.max_num_seqs * shape.max_model_len
     if tokens > most:
         tokens, reason = most, "max_num_seqs * max_model_len"
-    return int(why.add("scheduler.max_num_batched_tokens", tokens, reason))
+    return int(why.record("scheduler.max_num_batched_tokens", tokens, reason))
 
 
-def _default_budget(device: DeviceFacts, server: bool) -> tuple[int, str]:
+def _default_max_num_batched_tokens(device: DeviceFacts, server: bool) -> tuple[int, str]:
     place = "server" if server else "offline"
     if device.kind == "cpu":
         return (2048 if server else 4096), f"{place} on a CPU"
@@ -283,14 +295,14 @@ def _default_budget(device: DeviceFacts, server: bool) -> tuple[int, str]:
     return (2048 if server else 8192), reason
 
 
-def resolve_cache(options: Options, plan: MemoryPlan, why: Reasons) -> CacheSection:
+def resolve_cache(options: Options, plan: MemoryPlan, why: DecisionLog) -> CacheSection:
     asked = options.cache.enable_prefix_caching
     prefix = True if asked is None else asked
-    why.add("cache.prefix_caching", prefix, "the default" if asked is None else "asked for")
+    why.record("cache.prefix_caching", prefix, "the default" if asked is None else "asked for")
     host = 0
     if options.cache.preemption_mode == "swap":
         host = int(options.cache.swap_space * GIB) // plan.block_bytes
-        why.add("cache.num_host_blocks", host, f"swap_space of {options.cache.swap_space:g} GiB")
+        why.record("cache.num_host_blocks", host, f"swap_space of {options.cache.swap_space:g} GiB")
         if host == 0:
             message = "preemption_mode swap needs swap_space for at least one block"
             raise ConfigError(
@@ -309,7 +321,7 @@ def resolve_cache(options: Options, plan: MemoryPlan, why: Reasons) -> CacheSect
 
 
 def resolve_scheduler(
-    options: Options, shape: Shape, device: DeviceFacts, why: Reasons, *, server: bool
+    options: Options, shape: EngineShape, device: DeviceFacts, why: DecisionLog, *, server: bool
 ) -> SchedulerSection:
     asked = options.scheduler
     return SchedulerSection(
@@ -319,45 +331,49 @@ def resolve_scheduler(
         chunked_prefill=asked.enable_chunked_prefill is not False,
         max_num_partial_prefills=asked.max_num_partial_prefills,
         max_long_partial_prefills=asked.max_long_partial_prefills,
-        long_prefill_token_threshold=_long_prefill(options, shape, why),
-        inter_token_target_s=_pace(options, server, why),
-        max_num_queued_reqs=_queued_requests(options, shape, why, server=server),
-        max_num_queued_tokens=_queued_tokens(options, shape, why, server=server),
+        long_prefill_token_threshold=_resolve_long_prefill_threshold(options, shape, why),
+        inter_token_target_s=_resolve_inter_token_target(options, server, why),
+        max_num_queued_reqs=_resolve_max_queued_requests(options, shape, why, server=server),
+        max_num_queued_tokens=_resolve_max_queued_tokens(options, shape, why, server=server),
         policy=asked.scheduling_policy,
         preemption_mode=options.cache.preemption_mode,
-        steps_in_flight=_depth(options, device, why),
+        steps_in_flight=_resolve_steps_in_flight(options, device, why),
     )
 
 
-def _queued_requests(options: Options, shape: Shape, why: Reasons, *, server: bool) -> int | None:
+def _resolve_max_queued_requests(
+    options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
+) -> int | None:
     """Most requests at once; None: no bound."""
     asked, name = options.scheduler.max_num_queued_reqs, "scheduler.max_num_queued_reqs"
     if asked is not None or not server:
         return asked or None
     most = max(8 * shape.max_num_seqs, QUEUED_REQUESTS)
-    return int(why.add(name, most, "a server: a queue without end helps nobody"))
+    return int(why.record(name, most, "a server: a queue without end helps nobody"))
 
 
-def _queued_tokens(options: Options, shape: Shape, why: Reasons, *, server: bool) -> int | None:
+def _resolve_max_queued_tokens(
+    options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
+) -> int | None:
     """Most tokens of prompts that wait; None: no bound."""
     asked, name = options.scheduler.max_num_queued_tokens, "scheduler.max_num_queued_tokens"
     if asked is not None or not server:
         return asked or None
     most = max(16 * shape.max_model_len, QUEUED_TOKENS)
-    return int(why.add(name, most, "a server: a queue without end helps nobody"))
+    return int(why.record(name, most, "a server: a queue without end helps nobody"))
 
 
-def _long_prefill(options: Options, shape: Shape, why: Reasons) -> int:
+def _resolve_long_prefill_threshold(options: Options, shape: EngineShape, why: DecisionLog) -> int:
     """From how many tokens on a prompt is long. max_long_partial_prefills means nothing without."""
     asked = options.scheduler
     if asked.long_prefill_token_threshold or not asked.max_long_partial_prefills:
         return asked.long_prefill_token_threshold
-    tokens = max(1, int(shape.max_model_len * LONG_PREFILL))
-    reason = f"max_long_partial_prefills needs one: {LONG_PREFILL:.0%} of max_model_len"
-    return int(why.add("scheduler.long_prefill_token_threshold", tokens, reason))
+    tokens = max(1, int(shape.max_model_len * LONG_PREFILL_SHARE))
+    reason = f"max_long_partial_prefills needs one: {LONG_PREFILL_SHARE:.0%} of max_model_len"
+    return int(why.record("scheduler.long_prefill_token_threshold", tokens, reason))
 
 
-def _pace(options: Options, server: bool, why: Reasons) -> float:
+def _resolve_inter_token_target(options: Options, server: bool, why: DecisionLog) -> float:
     """Seconds that a step with decoding rows is to take at most; 0: as long as it takes."""
     asked, name = options.scheduler.inter_token_target_ms, "scheduler.inter_token_target_s"
     if options.scheduler.enable_chunked_prefill is False:
@@ -368,13 +384,15 @@ def _pace(options: Options, server: bool, why: Reasons) -> float:
             )
         return 0.0
     if asked is not None:
-        return float(why.add(name, asked / 1e3, "asked for"))
+        return float(why.record(name, asked / 1e3, "asked for"))
     if server:
-        return float(why.add(name, INTER_TOKEN_S, "a server: streams wait for their next tokens"))
+        return float(
+            why.record(name, SERVER_INTER_TOKEN_S, "a server: streams wait for their next tokens")
+        )
     return 0.0
 
 
-def _depth(options: Options, device: DeviceFacts, why: Reasons) -> int:
+def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: DecisionLog) -> int:
     """Steps planned before the first result is in."""
     asked = options.scheduler
     name = "scheduler.steps_in_flight"
@@ -382,15 +400,15 @@ def _depth(options: Options, device: DeviceFacts, why: Reasons) -> int:
         if asked.async_scheduling is False and asked.steps_in_flight > 1:
             message = "async_scheduling=False means steps_in_flight=1"
             raise ConfigError(f"{message}, got {asked.steps_in_flight}: give one of them")
-        return int(why.add(name, asked.steps_in_flight, "asked for"))
+        return int(why.record(name, asked.steps_in_flight, "asked for"))
     if asked.async_scheduling is not None:
-        return int(why.add(name, 2 if asked.async_scheduling else 1, "async_scheduling"))
+        return int(why.record(name, 2 if asked.async_scheduling else 1, "async_scheduling"))
     if device.kind == "cpu":
-        return int(why.add(name, 1, "a CPU has nothing to overlap with"))
-    return int(why.add(name, 2, "the next step is planned while the GPU works"))
+        return int(why.record(name, 1, "a CPU has nothing to overlap with"))
+    return int(why.record(name, 2, "the next step is planned while the GPU works"))
 
 
-def resolve_model(options: Options, model: ModelFacts, shape: Shape) -> ModelSection:
+def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> ModelSection:
     said = options.model
     return ModelSection(
         name=said.model,
@@ -414,7 +432,7 @@ def resolve_model(options: Options, model: ModelFacts, shape: Shape) -> ModelSec
     )
 
 
-def resolve_sampling(options: Options, model: ModelFacts, why: Reasons) -> SamplingSection:
+def resolve_sampling(options: Options, model: ModelFacts, why: DecisionLog) -> SamplingSection:
     """Sampling defaults: what generation_config.json says and SamplingParams knows."""
     known = [*SAMPLING_KEYS, "eos_token_id"]
     for key in options.model.override_generation_config:
@@ -426,10 +444,10 @@ def resolve_sampling(options: Options, model: ModelFacts, why: Reasons) -> Sampl
         SAMPLING_KEYS[key]: given[key] for key in SAMPLING_KEYS if given.get(key) is not None
     }
     if defaults:
-        why.add("sampling.defaults", defaults, "the generation config")
+        why.record("sampling.defaults", defaults, "the generation config")
     return SamplingSection(defaults=defaults, eos_ids=model.eos_ids)
 
 
-def explain(why: Iterable[Why]) -> list[str]:
+def format_decisions(why: Iterable[Decision]) -> list[str]:
     """One line per choice."""
     return [f"{one.field} = {one.value}: {one.reason}" for one in why]

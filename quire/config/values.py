@@ -32,7 +32,7 @@ BYTE_UNITS = (
     }
     | {f"{unit}iB": 2**power for unit, power in [("K", 10), ("M", 20), ("G", 30), ("T", 40)]}
 )
-YES, NO = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
+TRUE_WORDS, FALSE_WORDS = ("true", "1", "yes", "on"), ("false", "0", "no", "off")
 
 
 def _sized(given: object, units: dict[str, int], what: str) -> int:
@@ -69,16 +69,16 @@ def coerce(name: str, hint: Any, given: object, parse: str | None = None) -> Any
     try:
         return _coerce(hint, given, parse)
     except (ValueError, TypeError) as e:
-        allowed = str(e) if parse and not isinstance(hint, str) and str(e) else describe(hint)
+        allowed = str(e) if parse and not isinstance(hint, str) and str(e) else describe_type(hint)
         raise ConfigError(f"{name} must be {allowed}, got {given!r}") from None
 
 
-def describe(hint: Any) -> str:
+def describe_type(hint: Any) -> str:
     """A type in the words of a user."""
     if get_origin(hint) is Literal:
         return " or ".join(repr(x) for x in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
-        return " or ".join(describe(x) for x in get_args(hint))
+        return " or ".join(describe_type(x) for x in get_args(hint))
     words = {int: "a whole number", float: "a number", bool: "True or False", str: "text"}
     plain = {
         NoneType: "None",
@@ -113,7 +113,7 @@ def _union(hints: tuple[Any, ...], given: object, parse: str | None) -> Any:
     if NoneType in hints and (given is None or (isinstance(given, str) and given in ("", "None"))):
         return None
     problem: Exception = ValueError()
-    for hint in sorted(hints, key=_breadth):
+    for hint in sorted(hints, key=_parse_priority):
         if hint is not NoneType:
             try:
                 return _coerce(hint, given, parse)
@@ -122,7 +122,7 @@ def _union(hints: tuple[Any, ...], given: object, parse: str | None) -> Any:
     raise ValueError(str(problem) if parse else "") from None
 
 
-def _breadth(hint: Any) -> int:
+def _parse_priority(hint: Any) -> int:
     """How much text a type would take: exact values, numbers, containers, any text."""
     order: list[Any] = [Literal, bool, int, float, dict, tuple, list, str, Path]
     kind = get_origin(hint) or hint
@@ -132,8 +132,8 @@ def _breadth(hint: Any) -> int:
 def _bool(given: object) -> bool:
     if isinstance(given, bool):
         return given
-    if isinstance(given, str) and given.lower() in YES + NO:
-        return given.lower() in YES
+    if isinstance(given, str) and given.lower() in TRUE_WORDS + FALSE_WORDS:
+        return given.lower() in TRUE_WORDS
     if given in (0, 1) and isinstance(given, int):
         return bool(given)
     raise ValueError

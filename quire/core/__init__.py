@@ -1,0 +1,1 @@
+"""Scheduler-side data types and logic of the engine. Standard library only."""

@@ -10,6 +10,6 @@ class Constraint:
     """Equal constraints have one grammar: this is the key of every cache of them."""
 
     form: str
-    """JSON text of a form (quire.grammar.forms.dump)."""
+    """JSON text of a form (quire.grammar.grammar_ast.dump_node)."""
     backend: str = "auto"
     """Which backend is to compile it; "auto": the one that can."""

@@ -1,7 +1,9 @@
 """What a caller may ask of one request: sampling, beams. Plain data, no torch.
 
-Not here: the form of the text (quire.core.structured); what needs a vocabulary, a tokenizer or the
-engine's own limits, which quire.text.inputs checks at the edge. The one idea: an object that exists
+Not here: the form of the text (quire.core.structured_output_params); what needs a vocabulary, a
+tokenizer or the
+engine's own limits, which quire.text.input_processor checks at the edge. The one idea: an object
+that exists
 is valid by itself; `verify()` proves it again for one whose fields were changed after it was made.
 
 Names, defaults and ranges are those that users of this kind of engine know. A field whose feature
@@ -20,11 +22,17 @@ from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any
 
-from quire.core.checks import check_float, check_ids, check_int, check_strings, fail
-from quire.core.structured import (
+from quire.core.param_checks import (
+    check_float,
+    check_int,
+    check_strings,
+    check_token_ids,
+    invalid_param,
+)
+from quire.core.structured_output_params import (
     GuidedDecodingParams as GuidedDecodingParams,
 )
-from quire.core.structured import (
+from quire.core.structured_output_params import (
     StructuredOutputsParams as StructuredOutputsParams,
 )
 from quire.errors import RequestError, Unsupported
@@ -51,7 +59,7 @@ UINT64_END = 2**64
 LogitsProcessor = Callable[..., Any]
 """f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits, one row at a time."""
 
-LATER = {
+UNIMPLEMENTED_FIELDS = {
     "repetition_detection": "repetition detection is not built yet",
     "prompt_logprob_token_ids": "prompt scores of chosen token ids are not built yet",
     "prompt_logprob_start": "prompt_logprob_start goes with prompt_logprob_token_ids",
@@ -103,7 +111,7 @@ class RepetitionDetectionParams:
             return
         if self.min_pattern_size > self.max_pattern_size:
             allowed = f"at most max_pattern_size ({self.max_pattern_size})"
-            raise fail(f"{name}.min_pattern_size", self.min_pattern_size, allowed)
+            raise invalid_param(f"{name}.min_pattern_size", self.min_pattern_size, allowed)
         check_int(f"{name}.min_count", self.min_count, 2, None, "an integer >= 2")
 
 
@@ -201,7 +209,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     """Keep the last k tokens of the prompt. -1: as many as fit."""
     bad_words_token_ids: list[list[int]] = field(default_factory=list, init=False, repr=False)
-    """quire.text.inputs fills it: each bad word, with and without a leading space."""
+    """quire.text.input_processor fills it: each bad word, with and without a leading space."""
 
     def __post_init__(self) -> None:
         self.verify()
@@ -246,23 +254,23 @@ class SamplingParams:
                 setattr(twin, name, value.copy())
         return twin
 
-    def refuse_later_features(self) -> None:
+    def reject_unimplemented_features(self) -> None:
         """Raise Unsupported if a field is set whose feature does not exist yet."""
-        for name, message in LATER.items():
+        for name, message in UNIMPLEMENTED_FIELDS.items():
             if not _is_off(name, getattr(self, name)):
                 raise Unsupported(f"{name}: {message}", param=name)
 
     def verify(self) -> None:
         """Bring the fields into their one form and raise RequestError for what is not allowed."""
-        self._tidy()
+        self._normalize()
         self._verify_counts()
         self._verify_distribution()
         self._verify_stops()
         self._verify_logprobs()
         self._verify_masks()
-        self._verify_rest()
+        self._verify_other_fields()
 
-    def _tidy(self) -> None:
+    def _normalize(self) -> None:
         self.stop = (
             self.stop_strings if self.stop is None or isinstance(self.stop, str) else self.stop
         )
@@ -283,7 +291,7 @@ class SamplingParams:
                 self.output_kind = RequestOutputKind(self.output_kind)
             except ValueError:
                 names = ", ".join(k.name for k in RequestOutputKind)
-                raise fail("output_kind", self.output_kind, f"one of {names}") from None
+                raise invalid_param("output_kind", self.output_kind, f"one of {names}") from None
 
     def _verify_counts(self) -> None:
         check_int("n", self.n, 1, MAX_SEQUENCES, f"an integer in [1, {MAX_SEQUENCES}]")
@@ -294,14 +302,16 @@ class SamplingParams:
             check_int("max_tokens", self.max_tokens, 1, None, "an integer >= 1, or None")
         check_int("min_tokens", self.min_tokens, 0, None, "an integer >= 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise fail("min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})")
+            raise invalid_param(
+                "min_tokens", self.min_tokens, f"at most max_tokens ({self.max_tokens})"
+            )
         if self.stream_interval is not None:
             check_int("stream_interval", self.stream_interval, 1, None, "an integer >= 1, or None")
         if self.truncate_prompt_tokens is not None and self.truncate_prompt_tokens != -1:
             allowed = "an integer >= 1, -1 or None"
             check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, None, allowed)
         if self.seed is not None and (not isinstance(self.seed, int) or self.seed not in INT64):
-            raise fail("seed", self.seed, "a 64-bit integer, or None")
+            raise invalid_param("seed", self.seed, "a 64-bit integer, or None")
 
     def _verify_distribution(self) -> None:
         check_float("presence_penalty", self.presence_penalty, -2, 2, "a number in [-2, 2]")
@@ -312,7 +322,7 @@ class SamplingParams:
         check_float("temperature", self.temperature, 0, HIGHEST_TEMPERATURE, "a number in [0, 2]")
         check_float("top_p", self.top_p, 0, 1, "a number in (0, 1]")
         if self.top_p == 0:
-            raise fail("top_p", self.top_p, "a number in (0, 1]")
+            raise invalid_param("top_p", self.top_p, "a number in (0, 1]")
         check_int("top_k", self.top_k, -1, None, "an integer >= 1, or 0 or -1 for all tokens")
         check_float("min_p", self.min_p, 0, 1, "a number in [0, 1]")
         if self.greedy:
@@ -332,11 +342,11 @@ class SamplingParams:
         check_strings("stop", self.stop)
         if (chars := sum(map(len, self.stop or ()))) > MAX_STOP_CHARS:
             allowed = f"strings of at most {MAX_STOP_CHARS} characters together"
-            raise fail("stop", f"{chars} characters", allowed)
+            raise invalid_param("stop", f"{chars} characters", allowed)
         if self.stop and not self.detokenize:
             message = "stop strings need text: set detokenize=True or use stop_token_ids"
             raise RequestError(message, param="stop")
-        check_ids("stop_token_ids", self.stop_token_ids)
+        check_token_ids("stop_token_ids", self.stop_token_ids)
 
     def _verify_logprobs(self) -> None:
         for param in ("logprobs", "prompt_logprobs"):
@@ -345,63 +355,65 @@ class SamplingParams:
                 check_int(param, getattr(self, param), -1, None, allowed)
         ids = self.logprob_token_ids
         if ids is not None:
-            check_ids("logprob_token_ids", ids)
+            check_token_ids("logprob_token_ids", ids)
             if len(ids) > MAX_LOGPROB_TOKEN_IDS:
                 allowed = f"at most {MAX_LOGPROB_TOKEN_IDS} ids"
-                raise fail("logprob_token_ids", f"{len(ids)} ids", allowed)
+                raise invalid_param("logprob_token_ids", f"{len(ids)} ids", allowed)
             if self.logprobs is not None and self.logprobs != len(ids):
                 allowed = f"left out or equal to the number of logprob_token_ids ({len(ids)})"
-                raise fail("logprobs", self.logprobs, allowed)
+                raise invalid_param("logprobs", self.logprobs, allowed)
 
     def _verify_masks(self) -> None:
         if self.allowed_token_ids is not None:
-            check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
+            check_token_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
         if self.bad_words is not None:
             check_strings("bad_words", self.bad_words)
             if len(self.bad_words) > MAX_BAD_WORDS:
-                raise fail("bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}")
+                raise invalid_param(
+                    "bad_words", f"{len(self.bad_words)} words", f"at most {MAX_BAD_WORDS}"
+                )
             if (chars := sum(map(len, self.bad_words))) > MAX_BAD_WORD_CHARS:
                 allowed = f"words of at most {MAX_BAD_WORD_CHARS} characters together"
-                raise fail("bad_words", f"{chars} characters", allowed)
+                raise invalid_param("bad_words", f"{chars} characters", allowed)
         if self.logit_bias is not None:
-            self.logit_bias = _tidy_bias(self.logit_bias)
+            self.logit_bias = _normalize_bias(self.logit_bias)
         for one in self.logits_processors or ():
             if not callable(one):
-                raise fail("logits_processors", one, "a list of functions")
+                raise invalid_param("logits_processors", one, "a list of functions")
 
-    def _verify_rest(self) -> None:
+    def _verify_other_fields(self) -> None:
         if self.thinking_token_budget is not None:
             allowed = "an integer >= 0, or -1 or None for no budget"
             check_int("thinking_token_budget", self.thinking_token_budget, 0, None, allowed)
         start = self.routed_experts_prompt_start
         check_int("routed_experts_prompt_start", start, 0, None, "an integer >= 0")
         if isinstance(self.structured_outputs, dict):
-            self.structured_outputs = StructuredOutputsParams.of(self.structured_outputs)
+            self.structured_outputs = StructuredOutputsParams.from_mapping(self.structured_outputs)
         if not isinstance(self.structured_outputs, StructuredOutputsParams | None):
             allowed = "StructuredOutputsParams, or a dict of its fields"
-            raise fail("structured_outputs", self.structured_outputs, allowed)
+            raise invalid_param("structured_outputs", self.structured_outputs, allowed)
         if self.structured_outputs is not None:
             self.structured_outputs.verify()
         if isinstance(self.repetition_detection, dict):
             self.repetition_detection = RepetitionDetectionParams(**self.repetition_detection)
         for name, value in (self.extra_args or {}).items():
             if isinstance(value, int) and not INT64.start <= value < UINT64_END:
-                raise fail(f"extra_args.{name}", value, "an integer of at most 64 bits")
+                raise invalid_param(f"extra_args.{name}", value, "an integer of at most 64 bits")
 
 
-def _tidy_bias(given: object) -> dict[int, float]:
+def _normalize_bias(given: object) -> dict[int, float]:
     """Ids as integers (JSON has them as text), values within [-100, 100]."""
     allowed = "a dict of token id to number"
     if not isinstance(given, dict):
-        raise fail("logit_bias", given, allowed)
+        raise invalid_param("logit_bias", given, allowed)
     if len(given) > MAX_BIASED_TOKENS:
-        raise fail("logit_bias", f"{len(given)} ids", f"at most {MAX_BIASED_TOKENS} ids")
+        raise invalid_param("logit_bias", f"{len(given)} ids", f"at most {MAX_BIASED_TOKENS} ids")
     tidy: dict[int, float] = {}
     for key, value in given.items():
         try:
             token, bias = _token_id(key), _bias(value)
         except (TypeError, ValueError, OverflowError):
-            raise fail("logit_bias", {key: value}, allowed) from None
+            raise invalid_param("logit_bias", {key: value}, allowed) from None
         tidy[token] = min(100.0, max(-100.0, bias))
     return tidy
 
@@ -454,15 +466,17 @@ class BeamSearchParams:
         high = math.inf
         check_float("length_penalty", self.length_penalty, -high, high, "a finite number")
         if self.allowed_token_ids is not None:
-            check_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
+            check_token_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
 
-    def refuse_later_features(self) -> None:
+    def reject_unimplemented_features(self) -> None:
         """Raise Unsupported if a field is set whose feature does not exist yet."""
         if self.structured_outputs is not None:
             message = "structured_outputs: a beam search cannot be bound to a form; sample instead"
             raise Unsupported(message, param="structured_outputs")
         if self.watermarking:
-            raise Unsupported(f"watermarking: {LATER['watermarking']}", param="watermarking")
+            raise Unsupported(
+                f"watermarking: {UNIMPLEMENTED_FIELDS['watermarking']}", param="watermarking"
+            )
 
 
 @dataclass(slots=True, eq=False)
@@ -485,7 +499,7 @@ class LoRARequest:
     def __post_init__(self) -> None:
         check_int("lora_int_id", self.lora_int_id, 1, None, "an integer >= 1")
         if not self.lora_path:
-            raise fail("lora_path", self.lora_path, "a folder")
+            raise invalid_param("lora_path", self.lora_path, "a folder")
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, LoRARequest) and self.lora_name == other.lora_name

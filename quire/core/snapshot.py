@@ -1,7 +1,7 @@
 """What the engine looks like at one moment, for people and dashboards. Plain data.
 
 Counters only grow, so a reader gets rates and percentiles of any window from two snapshots; the
-engine keeps no windows. Made by quire.core.look, between two steps.
+engine keeps no windows. Made by quire.core.accounting.snapshot_builder, between two steps.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
-from quire.core.stats import SchedulerStats
+from quire.core.scheduler_stats import SchedulerStats
 
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Bounds, inclusive, of Counters.step_tokens; the last bucket is what is above."""
@@ -38,7 +38,7 @@ class RequestRow(NamedTuple):
     """Since the request arrived."""
 
 
-class Counters(NamedTuple):
+class EngineCounters(NamedTuple):
     """Since the engine's start."""
 
     steps: int
@@ -53,7 +53,7 @@ class Counters(NamedTuple):
     generated_tokens: int
     finished: dict[str, int]
     """Sequences by how they ended; "stop_string" is an end that the text half decided on."""
-    cut_seconds: list[float]
+    breakdown_seconds: list[float]
     """Of the ended ones, where their time went, in the order of timing.CUTS."""
     step_tokens: list[int]
     """Steps by their number of tokens (STEP_TOKENS)."""
@@ -64,7 +64,7 @@ class Counters(NamedTuple):
     """Tokens by the time since the one before (time_bucket)."""
 
 
-class GrammarFigures(NamedTuple):
+class GrammarStats(NamedTuple):
     """Grammars of structured output: counters since the engine's start, and how it is now."""
 
     compiled: int = 0
@@ -73,23 +73,23 @@ class GrammarFigures(NamedTuple):
     """Asked for when they were there already."""
     compile_seconds: float = 0.0
     waiting: int = 0
-    kept: int = 0
-    kept_bytes: int = 0
+    cached: int = 0
+    cached_bytes: int = 0
 
 
-class TenantFigures(NamedTuple):
+class TenantStats(NamedTuple):
     """Of one tenant: counters since the engine's start, and what it has here now."""
 
     requests: int = 0
     refused: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    here: int = 0
+    active_requests: int = 0
     """Requests, running and waiting."""
     queued_tokens: int = 0
 
 
-class DoorFigures(NamedTuple):
+class AdmissionStats(NamedTuple):
     """Who waits at the door of the engine, and who was sent away."""
 
     requests: int = 0
@@ -103,7 +103,7 @@ class DoorFigures(NamedTuple):
     """Of a prompt of the usual length that came now; 0: nothing is known."""
     refused: dict[str, int] = {}  # noqa: RUF012 - a NamedTuple's default, never written to
     """Requests by the bound that they met."""
-    tenants: dict[str, TenantFigures] = {}  # noqa: RUF012
+    tenants: dict[str, TenantStats] = {}  # noqa: RUF012
     """By the digest of the name, in hexadecimal."""
 
 
@@ -117,14 +117,14 @@ class Snapshot(NamedTuple):
     """Sequences that wait to run again, swapped ones included; stats.waiting has the others too."""
     max_seqs: int
     block_size: int
-    counters: Counters
+    counters: EngineCounters
     rows: list[RequestRow]
-    states: bytes = b""
+    block_states: bytes = b""
     """One BlockState per block; empty unless the map was asked for."""
-    owners: bytes = b""
+    block_owners: bytes = b""
     """array('H'), one per block: 0 nobody shown, k + 1 = rows[k] (the first, if it is shared)."""
-    grammars: GrammarFigures = GrammarFigures()
-    door: DoorFigures = DoorFigures()
+    grammars: GrammarStats = GrammarStats()
+    admission: AdmissionStats = AdmissionStats()
 
 
 def time_bucket(seconds: float) -> int:
@@ -145,10 +145,10 @@ def percentiles(
     total = sum(since)
     if not total:
         return None
-    return [_at_share(since, share * total) for share in wanted]
+    return [_quantile(since, share * total) for share in wanted]
 
 
-def _at_share(counts: Seq[int], rank: float) -> float:
+def _quantile(counts: Seq[int], rank: float) -> float:
     """The time below which `rank` of the counted ones lie, even within a bucket."""
     seen = 0
     for i, n in enumerate(counts):

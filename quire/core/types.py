@@ -2,7 +2,8 @@
 
 Who may write
     Request, Stop   nobody (frozen)
-    Sequence        quire.core.scheduler; `tables`, `keys`, `computed`, `planned` also by its
+    Sequence        quire.core.scheduling.scheduler; `tables`, `keys`, `computed`, `planned` also by
+    its
                     private helpers kv_cache and draft
     StepPlan, Row   nobody: the scheduler makes them
     StepResult      nobody: the runner makes it
@@ -18,8 +19,8 @@ from typing import Literal, NamedTuple, TypeVar
 
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
-from quire.core.terms import FREE, Terms
-from quire.core.timing import Timing
+from quire.core.sequence_timing import SequenceTiming
+from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
 from quire.errors import EngineError, NotFinite, RequestError, StepFailed
 
 UNKNOWN = -1
@@ -31,7 +32,7 @@ NO_BLOCK = -1
 P = TypeVar("P")
 
 
-class State(Enum):
+class SequenceState(Enum):
     """Where a sequence is. Each is in exactly one place of the scheduler."""
 
     WAITING = auto()  # holds no blocks (or a share of another's, before its first step)
@@ -41,7 +42,7 @@ class State(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopConditions:
     """When a sequence ends by tokens. Stop strings are the business of quire.text."""
 
     max_tokens: int
@@ -51,12 +52,14 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
-class Thinking:
+class ThinkingBudget:
     """How much a sequence may think before it has to answer, and between what marks it thinks."""
 
-    budget: int  # tokens of thought, the marks not counted
-    end: tuple[int, ...]  # the tokens of the mark behind a thought
-    begin: tuple[int, ...] | None = None  # of the one before; None: the prompt ends within it
+    max_tokens: int  # tokens of thought, the marks not counted
+    end_token_ids: tuple[int, ...]  # the tokens of the mark behind a thought
+    start_token_ids: tuple[int, ...] | None = (
+        None  # of the one before; None: the prompt ends within it
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class Request:
 
     id: str
     prompt: tuple[int, ...]
-    stop: Stop
+    stop: StopConditions
     params: SamplingParams = field(default_factory=SamplingParams)
     n: int = 1
     seed: int = 0  # always resolved: sequence i draws with seed + i
@@ -77,13 +80,13 @@ class Request:
     hold: bool = False  # keep blocks after the end, until the scheduler's release(id)
     timed: bool = False  # every update says where the time went, not only the first and the last
     constraint: Constraint | None = None  # what the output is bound to
-    thinking: Thinking | None = None  # None: it may think as long as it likes
-    spoken: tuple[tuple[int, ...] | None, ...] = ()
+    thinking: ThinkingBudget | None = None  # None: it may think as long as it likes
+    resumed_tokens: tuple[tuple[int, ...] | None, ...] = ()
     # output tokens that each sequence has said already, in an engine that is gone; None: it has
     # ended. (): none has said any
-    suspect: int = 0  # engines that died with it aboard: it may be what they died of
+    engine_crashes: int = 0  # engines that died with it aboard: it may be what they died of
     tenant: bytes = b""  # digest of whose key it came with; b"": nobody is told apart
-    terms: Terms = FREE  # what the tenant may have
+    tenant_limits: TenantLimits = UNRESTRICTED  # what the tenant may have
     deadline_at: float | None = None
     # when nobody wants its first token any more, by the clock of arrived_at
 
@@ -103,11 +106,11 @@ class Sequence:
     computed: int = 0  # leading tokens whose KV is in `tables`, confirmed
     planned: int = 0  # leading tokens promised to be, steps in flight included
     keys: list[bytes] = field(default_factory=list)  # of full blocks; tokens only append
-    state: State = State.WAITING
+    state: SequenceState = SequenceState.WAITING
     slot: int = -1  # device row while RUNNING
     cached: int = 0  # tokens found in the prefix cache at first admission
     preemptions: int = 0
-    end: int = 0  # len(tokens) at which it finishes with "length"
+    max_len: int = 0  # len(tokens) at which it finishes with "length"
     stop_ids: frozenset[int] = frozenset()  # every id that may end it: EOS and stop_token_ids
 
     @property
@@ -115,9 +118,9 @@ class Sequence:
         return len(self.request.prompt)
 
     @property
-    def first(self) -> int:
+    def generation_start(self) -> int:
         """Where in `tokens` the first stands that is said by this engine."""
-        spoken = self.request.spoken
+        spoken = self.request.resumed_tokens
         return len(self.request.prompt) + (len(spoken[self.index] or ()) if spoken else 0)
 
     @property
@@ -135,7 +138,7 @@ class Row(NamedTuple):
     samples: bool  # the row reaches the last token, so the model yields a next one
 
 
-class Copy(NamedTuple):
+class BlockCopy(NamedTuple):
     """Copy one whole block (all layers of the pool) from src to dst."""
 
     src: int
@@ -161,18 +164,20 @@ class StepPlan:
     leaves: tuple[
         int, ...
     ] = ()  # slots emptied since the plan before (finished, aborted, preempted)
-    moved: tuple[Sequence, ...] = ()  # running ones whose tables changed other than by append
-    swap_out: tuple[Copy, ...] = ()
-    swap_in: tuple[Copy, ...] = ()
-    copies: tuple[Copy, ...] = ()
+    changed_tables: tuple[
+        Sequence, ...
+    ] = ()  # running ones whose tables changed other than by append
+    swap_out: tuple[BlockCopy, ...] = ()
+    swap_in: tuple[BlockCopy, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[str, ...] = ()
     parts: tuple[object, ...] = ()  # at most one per type: what a feature tells the runner
 
-    def part(self, kind: type[P]) -> P | None:
+    def get_part(self, kind: type[P]) -> P | None:
         """The part of this type, if a feature gave one."""
-        for part in self.parts:
-            if isinstance(part, kind):
-                return part
+        for get_part in self.parts:
+            if isinstance(get_part, kind):
+                return get_part
         return None
 
 
@@ -184,15 +189,15 @@ class TokenLogprobs(NamedTuple):
     ranks: list[int]  # 1 = best of the vocabulary
 
 
-Whose = Literal["engine", "request", "step", "numbers"]
+FaultOrigin = Literal["engine", "request", "step", "numbers"]
 """Whose fault an error is: ours; its request's; ours, in a step that it breaks; ours, in logits."""
 
 
-class Trouble(NamedTuple):
+class RowError(NamedTuple):
     """Why a sequence ends with an error."""
 
     error: str
-    fault: Whose
+    fault: FaultOrigin
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,25 +209,27 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # row -> positions start+1 .. start+count of the prompt (those that exist)
     errors: dict[int, str] = field(default_factory=dict)  # row -> why this sequence must end
-    refusals: dict[int, str] = field(default_factory=dict)  # the same, by the request's own fault
-    spoilt: dict[int, str] = field(default_factory=dict)  # the same: its logits are no numbers
-    ends: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
+    request_errors: dict[int, str] = field(
+        default_factory=dict
+    )  # the same, by the request's own fault
+    non_finite: dict[int, str] = field(default_factory=dict)  # the same: its logits are no numbers
+    finish_reasons: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
     # row -> the sequence ends with its last token here: its text is whole, and nothing but the end
     # could follow. Counts more than min_tokens, ignore_eos and the length
 
-    def rows_with_more(self) -> set[int]:
+    def rows_with_extras(self) -> set[int]:
         """Those of which more is said than tokens."""
-        more = {*self.logprobs, *self.prompt_logprobs, *self.errors, *self.ends}
-        return more | self.refusals.keys() | self.spoilt.keys()
+        more = {*self.logprobs, *self.prompt_logprobs, *self.errors, *self.finish_reasons}
+        return more | self.request_errors.keys() | self.non_finite.keys()
 
-    def trouble(self, row: int) -> Trouble | None:
+    def row_error(self, row: int) -> RowError | None:
         """Why the sequence of this row must end, if it must."""
         if row in self.errors:
-            return Trouble(self.errors[row], "engine")
-        if row in self.refusals:
-            return Trouble(self.refusals[row], "request")
-        if row in self.spoilt:
-            return Trouble(self.spoilt[row], "numbers")
+            return RowError(self.errors[row], "engine")
+        if row in self.request_errors:
+            return RowError(self.request_errors[row], "request")
+        if row in self.non_finite:
+            return RowError(self.non_finite[row], "numbers")
         return None
 
 
@@ -238,12 +245,14 @@ class Update(NamedTuple):
     prompt_logprobs: list[TokenLogprobs] | None = None
     cached_tokens: int = 0
     error: str | None = None
-    timing: Timing | None = None  # of the first and the last, and of each if request.timed
-    fault: Whose = "engine"
+    timing: SequenceTiming | None = None  # of the first and the last, and of each if request.timed
+    fault: FaultOrigin = "engine"
     param: str | None = None  # of the request's fault: the caller's word for the field
-    whole: bool = False  # it ended because its text is whole: the last token is text, no end token
+    last_token_is_text: bool = (
+        False  # it ended because its text is whole: the last token is text, no end token
+    )
 
-    def exception(self) -> RequestError | EngineError:
+    def to_exception(self) -> RequestError | EngineError:
         """The error as an exception, of an update that has one."""
         if self.fault == "request":
             return RequestError(str(self.error), param=self.param)

@@ -25,7 +25,7 @@ class Collectives(Protocol):
         ...
 
 
-class Alone:
+class SingleProcessCollectives:
     """One process: its share is the whole."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -35,10 +35,10 @@ class Alone:
         return x
 
 
-def connect(mesh: Mesh) -> Collectives:
+def init_collectives(mesh: Mesh) -> Collectives:
     """The collectives of this mesh."""
     if mesh.tp > 1:
         raise ConfigError(
             f"tensor_parallel_size is {mesh.tp}; this build runs a model in one process, so use 1"
         )
-    return Alone()
+    return SingleProcessCollectives()

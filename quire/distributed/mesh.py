@@ -47,7 +47,7 @@ class Mesh:
         return self.rank // (self.tp * self.pp)
 
 
-def share(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:
+def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:
     """The units of this tp rank, of `units` equal ones that cannot be cut.
 
     repeat: fewer units than ranks are allowed; then neighbours hold the same one (kv heads).
@@ -65,7 +65,7 @@ def share(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:
     )
 
 
-def strip(total: int, mesh: Mesh) -> range:
+def uneven_shard_range(total: int, mesh: Mesh) -> range:
     """This tp rank's strip of `total` rows that need not divide: all but the last are equal."""
     size = -(-total // mesh.tp)
     start = min(mesh.tp_rank * size, total)

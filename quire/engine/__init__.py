@@ -1,0 +1,1 @@
+"""Engine assembly, and the messages between engine and client processes."""

@@ -17,95 +17,103 @@ from pathlib import Path
 import torch
 
 from quire import embedded, env
-from quire.config.config import CacheSection, EngineConfig, SchedulerSection, Why
+from quire.config.engine_config import CacheSection, Decision, EngineConfig, SchedulerSection
 from quire.config.facts import (
     DeviceFacts,
     ModelFacts,
-    read_folder,
+    count_weights_in_headers,
+    has_tied_embeddings,
     read_hf_config,
-    tied_embeddings,
-    weights_of,
+    read_model_facts,
 )
+from quire.config.memory.memory_plan import MemoryPlan
 from quire.config.options import Options
-from quire.config.plan import MemoryPlan
-from quire.config.resolve import Resolved, resolve
-from quire.core.block_pool import BlockPool
-from quire.core.cache_spec import CacheSpec, Full, Window
-from quire.core.kv_cache import KVCache
-from quire.core.limits.base import Limit
-from quire.core.limits.door import Door
-from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.grammars import Grammars as GrammarSource
-from quire.core.limits.kv_share import KvShare
-from quire.core.limits.pace import Pace
-from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.short_first import ShortFirst
-from quire.core.limits.suspects import Suspects
-from quire.core.limits.tokens import TokenBudget, WholePrompts
-from quire.core.order.base import Order
-from quire.core.order.fair import Fair
-from quire.core.order.fifo import Fifo
-from quire.core.order.priority import Priority
-from quire.core.scheduler import Scheduler
-from quire.core.tiers.host import HostPool
-from quire.engine import gpu
-from quire.engine.device import DTYPES, device_half
-from quire.engine.front import Check, inputs_of, load_texts
-from quire.engine.grammars import grammars_of
-from quire.engine.loop import Engine
-from quire.engine.receipt import Receipt, table
-from quire.engine.warm import Half
+from quire.config.resolve import ResolvedConfig, resolve
+from quire.core.admission.admission_control import AdmissionControl
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
+from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.scheduling.limits.base import Limit
+from quire.core.scheduling.limits.grammar_wait import GrammarProvider as GrammarSource
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
+from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.prefill_limits import (
+    LongPrefillLimit,
+    PartialPrefillLimit,
+    PrefillChunkLimit,
+)
+from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
+from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
+from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
+from quire.core.scheduling.order.base import WaitingQueue
+from quire.core.scheduling.order.fair import FairQueue
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.order.priority import Priority
+from quire.core.scheduling.scheduler import Scheduler
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.startup import gpu_startup
+from quire.engine.startup.executor_setup import DTYPES, build_executor
+from quire.engine.startup.grammar_setup import build_grammars
+from quire.engine.startup.startup_timer import StartupTimer, format_table
+from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
+from quire.engine.startup.warmup import SchedulerAndExecutor
 from quire.executors.base import Executor
 from quire.executors.profiled import Executor as Profiled
-from quire.grammar import choose
-from quire.kernels import cache as kernel_cache
-from quire.kernels.compiler import Compilers
+from quire.grammar.backends import backend_select
+from quire.kernels.framework import kernel_precompile as kernel_cache
+from quire.kernels.framework.compiler import CompilerProcess
 from quire.models.base import LanguageModel, ModelConfig
-from quire.models.build import build as build_model
-from quire.models.build import config_of
+from quire.models.build import build_model as build_model
+from quire.models.build import read_model_config
 from quire.platform import cpu, cuda, kernel_store
-from quire.runner.profile import Trace
+from quire.runner.profiler import StepProfiler
 from quire.sampling.processors import load_processors
-from quire.text.inputs import InputProcessor
-from quire.text.tokenizer import Tokenizer
-from quire.weights.files import headers
-from quire.weights.files import resolve as resolve_folder
+from quire.text.input_processor import InputProcessor
+from quire.text.tokenizing.tokenizer import Tokenizer
+from quire.weights.files import read_headers
+from quire.weights.files import resolve_model_folder as resolve_folder
 
 log = logging.getLogger(__name__)
 
-Texts = Callable[[EngineConfig, Callable[[], Path]], None]
+StartTextSetup = Callable[[EngineConfig, Callable[[], Path]], None]
 """Begins what has to do with text, beside the rest: given the config and how to find the folder of
 the tokenizer."""
 
 
-LEAST_OF_LONG = {cpu.name: 2, cuda.name: 32}
+MIN_LONG_PROMPT_CHUNK = {cpu.name: 2, cuda.name: 32}
 """Tokens of a long prompt beside decoding rows at least. A GPU computes 32 as fast as one; a CPU
 takes as long for each, and more the longer the context."""
 
 
 @dataclass(frozen=True, slots=True)
-class Bare:
+class EngineCoreBundle:
     """An engine that knows tokens only."""
 
-    engine: Engine
+    engine: EngineCore
     config: EngineConfig
-    plan: MemoryPlan
-    why: tuple[Why, ...]
-    checks: tuple[Check, ...]  # of sampling parameters, by the logits processors of this engine
-    seconds: dict[str, float]  # what start-up was spent on, in order: quire.engine.receipt
+    memory_plan: MemoryPlan
+    decisions: tuple[Decision, ...]
+    param_checks: tuple[
+        ParamCheck, ...
+    ]  # of sampling parameters, by the logits processors of this engine
+    seconds: dict[
+        str, float
+    ]  # what start-up was spent on, in order: quire.engine.startup.startup_timer
 
 
 @dataclass(frozen=True, slots=True)
-class Built(Bare):
+class EngineBundle(EngineCoreBundle):
     """An engine and what its users need beside it."""
 
     tokenizer: Tokenizer | None
-    inputs: InputProcessor
+    input_processor: InputProcessor
 
 
 @dataclass(frozen=True, slots=True)
-class Described:
+class ModelDescription:
     """A model found and read as far as its small files go."""
 
     folder: Path
@@ -114,92 +122,98 @@ class Described:
     facts: ModelFacts
 
 
-def build(options: Options, *, server: bool = False) -> Built:
+def build_engine(options: Options, *, server: bool = False) -> EngineBundle:
     """Make everything that `options` asks for. Raises ConfigError, NoRoom or WeightError."""
-    with _starting(options) as receipt:
+    with _startup(options) as receipt:
         loading: list[Future[Tokenizer | None]] = []
 
         def load(config: EngineConfig, folder: Callable[[], Path]) -> None:
-            work = lambda: load_texts(config, None if skipped(config) else folder())  # noqa: E731
-            loading.append(receipt.beside("tokenizer", work))
+            def load_tokenizer() -> Tokenizer | None:
+                return load_engine_tokenizer(config, None if skips_tokenizer(config) else folder())
 
-        bare = _build(options, receipt, server=server, texts=load)
+            loading.append(receipt.run_concurrently("tokenizer", load_tokenizer))
+
+        bare = _resolve_and_assemble(options, receipt, server=server, texts=load)
         tokenizer = loading[0].result()
         receipt.lap("tokenizer")
         made = {one.name: getattr(bare, one.name) for one in fields(bare)}
         made["seconds"] = receipt.seconds()
-        inputs = inputs_of(bare.config, tokenizer, checks=bare.checks)
-        built = Built(**made, tokenizer=tokenizer, inputs=inputs)
-    _say_ready(built, receipt)
+        inputs = build_input_processor(bare.config, tokenizer, checks=bare.param_checks)
+        built = EngineBundle(**made, tokenizer=tokenizer, input_processor=inputs)
+    _log_ready(built, receipt)
     return built
 
 
-def build_bare(
+def build_engine_core(
     options: Options, found: Callable[[EngineConfig, Path | None], None], *, server: bool = False
-) -> Bare:
+) -> EngineCoreBundle:
     """Make the engine alone. Text is another process's business: `found` is told, in a thread,
     the config so far and the folder of the tokenizer. Raises as build() does.
     """
-    with _starting(options) as receipt:
+    with _startup(options) as receipt:
 
         def tell(config: EngineConfig, folder: Callable[[], Path]) -> None:
-            work = lambda: found(config, None if skipped(config) else folder())  # noqa: E731
-            told.append(receipt.beside("tokenizer files", work))
+            work = lambda: found(config, None if skips_tokenizer(config) else folder())  # noqa: E731
+            told.append(receipt.run_concurrently("tokenizer files", work))
 
         told: list[Future[None]] = []
-        bare = _build(options, receipt, server=server, texts=tell)
+        bare = _resolve_and_assemble(options, receipt, server=server, texts=tell)
         told[0].result()
         bare = replace(bare, seconds=receipt.seconds())
-    _say_ready(bare, receipt)
+    _log_ready(bare, receipt)
     return bare
 
 
-def skipped(config: EngineConfig) -> bool:
+def skips_tokenizer(config: EngineConfig) -> bool:
     """There is to be no tokenizer."""
     return config.model.skip_tokenizer_init
 
 
 @contextmanager
-def _starting(options: Options) -> Iterator[Receipt]:
-    with Receipt() as receipt:
+def _startup(options: Options) -> Iterator[StartupTimer]:
+    with StartupTimer() as receipt:
         if options.device.device != cpu.name:
-            receipt.beside("CUDA driver", _know_gpu)
+            receipt.run_concurrently("CUDA driver", _initialize_driver)
         yield receipt
 
 
-def _build(options: Options, receipt: Receipt, *, server: bool, texts: Texts) -> Bare:
+def _resolve_and_assemble(
+    options: Options, receipt: StartupTimer, *, server: bool, texts: StartTextSetup
+) -> EngineCoreBundle:
     environment = env.read()
-    found = describe(options, environment)
+    found = describe_model(options, environment)
     receipt.lap("model files")
-    resolved = decide(found, options, environment, server=server)
+    resolved = resolve_config(found, options, environment, server=server)
     receipt.lap("config")
     bare = _assemble(found, resolved, options, environment, receipt, texts)
-    for one in bare.why:
+    for one in bare.decisions:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
     return bare
 
 
 def _assemble(
-    found: Described,
-    resolved: Resolved,
+    found: ModelDescription,
+    resolved: ResolvedConfig,
     options: Options,
     environment: env.Env,
-    receipt: Receipt,
-    texts: Texts,
-) -> Bare:
+    receipt: StartupTimer,
+    texts: StartTextSetup,
+) -> EngineCoreBundle:
     """The parts, in the order that lets slow ones run beside each other."""
     config, plan, why = resolved
-    choose.check(config.structured.backend)
+    backend_select.check_backend(config.structured.backend)
     device = torch_device(config.device.kind)
     opening: list[Future[None]] = []
     compilers = None
     if device.type == cuda.name:
-        compilers = _compilers(config, environment)  # first: it has much to read
-        opening.append(receipt.beside("CUDA context", lambda: _open_device(device)))
-        opening.append(receipt.beside("Triton", lambda: _open_triton(config, environment)))
+        compilers = _start_compilers(config, environment)  # first: it has much to read
+        opening.append(receipt.run_concurrently("CUDA context", lambda: _open_cuda_context(device)))
+        opening.append(
+            receipt.run_concurrently("Triton", lambda: _import_triton(config, environment))
+        )
     texts(config, lambda: _tokenizer_folder(found.folder, config, options, environment))
     held = torch.cuda.memory_allocated(device) if opening else 0
-    model = _model(found, config, device)
+    model = _load_model(found, config, device)
     receipt.lap("weights")
     for one in opening:
         one.result()
@@ -208,32 +222,40 @@ def _assemble(
     processors = load_processors(config.model.logits_processors, config, device)
 
     tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
-    grammars = None if lacks(config) else grammars_of(config, tokenizer)
+    grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
 
-    def half(config: EngineConfig) -> Half:
-        return scheduler_of(config, grammars), device_half(model, config, processors, grammars)
+    def half(config: EngineConfig) -> SchedulerAndExecutor:
+        return build_scheduler(config, grammars), build_executor(
+            model, config, processors, grammars
+        )
 
     if device.type == cuda.name:
-        started = gpu.start(half, config, plan, _room(options, held), device, receipt, compilers)
+        started = gpu_startup.start_on_gpu(
+            half, config, plan, _memory_situation(options, held), device, receipt, compilers
+        )
         config, plan = started.config, started.plan
-        why = tuple(_measured(one, config) for one in why)
-        engine = _engine(config, *started.half, check=environment.check, grammars=grammars)
+        why = tuple(_with_measured_blocks(one, config) for one in why)
+        engine = _build_core(
+            config, *started.engine_parts, check=environment.check, grammars=grammars
+        )
     else:
-        engine = _engine(config, *half(config), check=environment.check, grammars=grammars)
+        engine = _build_core(config, *half(config), check=environment.check, grammars=grammars)
     receipt.lap("engine")
     checks = tuple(one.validate_params for one in processors if hasattr(one, "validate_params"))
-    return Bare(engine, config, plan, why, checks, receipt.seconds())
+    return EngineCoreBundle(engine, config, plan, why, checks, receipt.seconds())
 
 
-def _measured(why: Why, config: EngineConfig) -> Why:
+def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
     """A choice that was made again when the memory of the steps was known."""
     blocks = config.cache.num_blocks
     if why.field != "cache.num_blocks" or why.value == blocks:
         return why
-    return Why(why.field, blocks, f"{why.reason}, with steps as measured")
+    return Decision(why.field, blocks, f"{why.reason}, with steps as measured")
 
 
-def _model(found: Described, config: EngineConfig, device: torch.device) -> LanguageModel:
+def _load_model(
+    found: ModelDescription, config: EngineConfig, device: torch.device
+) -> LanguageModel:
     return build_model(
         found.model_type,
         replace(found.config, max_len=config.scheduler.max_model_len),
@@ -248,52 +270,52 @@ def _model(found: Described, config: EngineConfig, device: torch.device) -> Lang
     )
 
 
-def _room(options: Options, held: int) -> gpu.Room:
+def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituation:
     """What was said of memory, and who holds some already. held: torch, for other engines here."""
     said = options.cache
     fixed = said.num_gpu_blocks_override is not None or said.kv_cache_memory_bytes is not None
-    before = cuda.facts()
-    return gpu.Room(
+    before = cuda.device_properties()
+    return gpu_startup.MemorySituation(
         held_by_others=before.total_bytes - before.free_bytes,
         held_by_torch=held,
-        fixed_blocks=fixed,
-        any_length=options.model.max_model_len in ("auto", -1),
+        has_fixed_blocks=fixed,
+        can_shrink_max_len=options.model.max_model_len in ("auto", -1),
     )
 
 
-def _know_gpu() -> None:
+def _initialize_driver() -> None:
     """Wake the driver, and let Triton read itself: both are needed, neither needs the options."""
     if cuda.available():
-        kernel_cache.know_compiler()
+        kernel_cache.compute_compiler_key()
 
 
-def _open_device(device: torch.device) -> None:
+def _open_cuda_context(device: torch.device) -> None:
     """The driver's second or two, beside what the interpreter does meanwhile."""
     cuda.open_context()
     torch.zeros(1, device=device)
 
 
-def _open_triton(config: EngineConfig, environment: env.Env) -> None:
+def _import_triton(config: EngineConfig, environment: env.Env) -> None:
     import triton  # noqa: F401 - it reads much
 
     if environment.triton_cache is None:
-        kernel_cache.keep_in(_kernel_folder(config, environment))
+        kernel_cache.set_cache_dir(_kernel_folder(config, environment))
 
 
 def _kernel_folder(config: EngineConfig, environment: env.Env) -> Path:
     if environment.triton_cache is not None:
         return environment.triton_cache
     kind, compiler = config.device.capability, version("triton")
-    return kernel_store.folder_of(environment.cache_dir, compiler, kind)
+    return kernel_store.kernel_folder(environment.cache_dir, compiler, kind)
 
 
-def _compilers(config: EngineConfig, environment: env.Env) -> Compilers | None:
+def _start_compilers(config: EngineConfig, environment: env.Env) -> CompilerProcess | None:
     """A process that will compile what the folder lacks, if that is all: it needs time to begin."""
     folder = _kernel_folder(config, environment)
-    return Compilers(folder) if kernel_store.is_empty(folder) else None
+    return CompilerProcess(folder) if kernel_store.is_empty(folder) else None
 
 
-def _say_ready(built: Bare, receipt: Receipt) -> None:
+def _log_ready(built: EngineCoreBundle, receipt: StartupTimer) -> None:
     config = built.config
     log.info(
         "%s ready in %.2f s: %d blocks of %d tokens; sequences of %d tokens, %.1f of those at once",
@@ -302,10 +324,10 @@ def _say_ready(built: Bare, receipt: Receipt) -> None:
         config.cache.num_blocks,
         config.cache.block_size,
         config.scheduler.max_model_len,
-        built.plan.concurrency,
+        built.memory_plan.concurrency,
     )
     if config.device.kind == cuda.name:
-        for line in table(built.seconds, receipt.before):
+        for line in format_table(built.seconds, receipt.seconds_before):
             log.info("  %s", line)
 
 
@@ -314,21 +336,21 @@ def torch_device(kind: str) -> torch.device:
     return torch.device("cpu") if kind == cpu.name else torch.device(kind, 0)
 
 
-def describe(options: Options, environment: env.Env) -> Described:
+def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     """Find the model and read its small files. No weights are read."""
     said = options.model
-    folder = _folder(said.model, said.revision, options, environment)
+    folder = _model_folder(said.model, said.revision, options, environment)
     config_folder = (
         folder
         if said.hf_config_path is None
-        else _folder(said.hf_config_path, said.revision, options, environment)
+        else _model_folder(said.hf_config_path, said.revision, options, environment)
     )
     hf = read_hf_config(config_folder, said.hf_overrides)
-    model_type, model_config = config_of(hf)
+    model_type, model_config = read_model_config(hf)
     weights = None
     if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
-        weights = weights_of(headers(folder), tied=tied_embeddings(hf))
-    facts = read_folder(
+        weights = count_weights_in_headers(read_headers(folder), tied=has_tied_embeddings(hf))
+    facts = read_model_facts(
         folder,
         name=said.model,
         config_folder=config_folder,
@@ -338,22 +360,22 @@ def describe(options: Options, environment: env.Env) -> Described:
         weights=weights,
     )
     layers = model_config.attention_layers()
-    return Described(folder, model_type, model_config, replace(facts, layers=layers))
+    return ModelDescription(folder, model_type, model_config, replace(facts, layers=layers))
 
 
-def decide(
-    found: Described, options: Options, environment: env.Env, *, server: bool = False
-) -> Resolved:
+def resolve_config(
+    found: ModelDescription, options: Options, environment: env.Env, *, server: bool = False
+) -> ResolvedConfig:
     """Options and facts to config. Raises ConfigError, NoRoom."""
     return resolve(options, found.facts, device_facts(options, environment), server=server)
 
 
 def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
     """The device asked for, or the best there is, as it is now. Raises ConfigError."""
-    threads = environment.num_threads or cpu.threads()
+    threads = environment.num_threads or cpu.available_cores()
     said = options.device.device
     if said == "cuda" or (said == "auto" and cuda.available()):
-        found, now = cuda.facts(), cuda.memory()
+        found, now = cuda.device_properties(), cuda.memory()
         return DeviceFacts(
             kind=cuda.name,
             total_bytes=now.total,
@@ -368,61 +390,61 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
     )
 
 
-def mind(
+def build_core_over(
     config: EngineConfig,
     executor: Executor,
     *,
     check: bool = False,
     grammars: GrammarSource | None = None,
-) -> Engine:
+) -> EngineCore:
     """Scheduler and engine over an executor. No device: tests give it a fake one."""
-    scheduler = scheduler_of(config, grammars)
-    return _engine(config, scheduler, executor, check=check, grammars=grammars)
+    scheduler = build_scheduler(config, grammars)
+    return _build_core(config, scheduler, executor, check=check, grammars=grammars)
 
 
-def lacks(config: EngineConfig) -> str | None:
+def missing_for_structured_output(config: EngineConfig) -> str | None:
     """What structured output needs and this engine has not."""
-    if skipped(config):
+    if skips_tokenizer(config):
         return "a tokenizer"
     return None if config.sampling.eos_ids else "a token that ends the text"
 
 
-def _engine(
+def _build_core(
     config: EngineConfig,
     scheduler: Scheduler,
     executor: Executor,
     *,
     check: bool,
     grammars: GrammarSource | None = None,
-) -> Engine:
+) -> EngineCore:
     said = config.observe
     if said.profile is not None:
-        trace = Trace(Path(said.profile), skip=said.profile_skip, steps=said.profile_steps)
+        trace = StepProfiler(Path(said.profile), skip=said.profile_skip, steps=said.profile_steps)
         executor = Profiled(executor, trace)
     depth = config.scheduler.steps_in_flight
-    return Engine(scheduler, executor, steps_in_flight=depth, check=check, grammars=grammars)
+    return EngineCore(scheduler, executor, steps_in_flight=depth, check=check, grammars=grammars)
 
 
-def scheduler_of(config: EngineConfig, grammars: GrammarSource | None = None) -> Scheduler:
+def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None) -> Scheduler:
     """The deciding part of an engine, and the block pool it decides about."""
     cache, said = config.cache, config.scheduler
-    missing = lacks(config) or "workers that compile grammars"
+    missing = missing_for_structured_output(config) or "workers that compile grammars"
     kv = KVCache(
         BlockPool(cache.num_blocks),
         cache.block_size,
-        specs_of(cache),
+        cache_specs(cache),
         prefix_caching=cache.prefix_caching,
-        host=HostPool(cache.num_host_blocks),
+        host=HostBlockPool(cache.num_host_blocks),
     )
-    order = Fair(Priority if said.policy == "priority" else Fifo)
+    order = FairQueue(Priority if said.policy == "priority" else Fifo)
     return Scheduler(
         kv,
         [
-            Suspects(),
-            door_of(said),
-            KvShare(order, cache.num_blocks, kv.most_blocks),
-            *limits_of(said, order, LEAST_OF_LONG[config.device.kind]),
-            GrammarLimit(grammars, said.max_model_len, missing=missing),
+            FaultIsolationLimit(),
+            build_admission_control(said),
+            TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
+            *build_limits(said, order, MIN_LONG_PROMPT_CHUNK[config.device.kind]),
+            GrammarWait(grammars, said.max_model_len, missing=missing),
         ],
         order,
         max_seqs=said.max_num_seqs,
@@ -432,46 +454,49 @@ def scheduler_of(config: EngineConfig, grammars: GrammarSource | None = None) ->
     )
 
 
-def door_of(said: SchedulerSection) -> Door:
+def build_admission_control(said: SchedulerSection) -> AdmissionControl:
     """Who may come in. It is the first to be asked: a request sent away costs nothing else."""
-    return Door(
+    return AdmissionControl(
         max_requests=said.max_num_queued_reqs,
         max_tokens=said.max_num_queued_tokens,
         most=said.max_num_batched_tokens,
     )
 
 
-def specs_of(cache: CacheSection) -> tuple[CacheSpec, ...]:
+def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
     """One spec per layer group."""
-    return tuple(Full() if g.window is None else Window(g.window) for g in cache.groups)
+    return tuple(
+        FullAttentionSpec() if g.window is None else SlidingWindowSpec(g.window)
+        for g in cache.groups
+    )
 
 
-def limits_of(said: SchedulerSection, queue: Order, least_of_long: int) -> list[Limit]:
+def build_limits(said: SchedulerSection, queue: WaitingQueue, least_of_long: int) -> list[Limit]:
     """In order: each sees what those before it left of the wish. queue: who waits."""
     budget = TokenBudget(said.max_num_batched_tokens)
     limits: list[Limit] = []
     if said.long_prefill_token_threshold:
-        limits.append(ChunkCap(said.long_prefill_token_threshold))
-    limits += [budget, SeatLimit(said.max_num_seqs)]
+        limits.append(PrefillChunkLimit(said.long_prefill_token_threshold))
+    limits += [budget, MaxSeqsLimit(said.max_num_seqs)]
     target = said.inter_token_target_s
-    pace = Pace(target, least_of_long=least_of_long) if target else None
+    pace = InterTokenLatencyLimit(target, least_of_long=least_of_long) if target else None
     if pace is not None:
         limits.append(pace)
     if said.chunked_prefill:
-        room = lambda: budget.left if pace is None else min(budget.left, pace.room())  # noqa: E731
-        limits.append(ShortFirst(queue, room))
+        room = lambda: budget.left if pace is None else min(budget.left, pace.prompt_tokens_left())  # noqa: E731
+        limits.append(ShortestPromptFirst(queue, room))
     else:
-        limits.append(WholePrompts(said.max_num_batched_tokens))
+        limits.append(WholePromptLimit(said.max_num_batched_tokens))
     if said.max_num_partial_prefills:
-        limits.append(PartialPrefills(said.max_num_partial_prefills))
+        limits.append(PartialPrefillLimit(said.max_num_partial_prefills))
     if said.max_long_partial_prefills and said.long_prefill_token_threshold:
         limits.append(
-            LongPrefills(said.max_long_partial_prefills, said.long_prefill_token_threshold)
+            LongPrefillLimit(said.max_long_partial_prefills, said.long_prefill_token_threshold)
         )
     return limits
 
 
-def _folder(name: str, revision: str | None, options: Options, environment: env.Env) -> Path:
+def _model_folder(name: str, revision: str | None, options: Options, environment: env.Env) -> Path:
     if name == "embedded":
         return embedded.path()
     return resolve_folder(
@@ -490,4 +515,4 @@ def _tokenizer_folder(
     said = config.model
     if options.model.tokenizer is None and said.tokenizer_revision == said.revision:
         return folder
-    return _folder(said.tokenizer, said.tokenizer_revision, options, environment)
+    return _model_folder(said.tokenizer, said.tokenizer_revision, options, environment)

@@ -1,4 +1,5 @@
-"""What an engine and those who ask it say to each other. Plain data; quire.engine.wire makes bytes.
+"""What an engine and those who ask it say to each other. Plain data; quire.engine.message_codec
+makes bytes.
 
     asker                           engine
     Hello                     ──▶
@@ -26,8 +27,8 @@ from quire import errors
 from quire.core.constraint import Constraint
 from quire.core.params import RepetitionDetectionParams as Repetition
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from quire.core.terms import Terms
-from quire.core.types import Request, Stop, Thinking, Update
+from quire.core.tenant_limits import TenantLimits
+from quire.core.types import Request, StopConditions, ThinkingBudget, Update
 from quire.errors import (
     EngineAway,
     EngineError,
@@ -37,27 +38,27 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL = 5
+PROTOCOL_VERSION = 5
 
 
-class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
+class EngineMessage(msgspec.Struct, array_like=True, tag=True, frozen=True):
     """Base of all."""
 
 
 # -- to the engine ------------------------------------------------------------------------------
 
 
-class Hello(Message, frozen=True):
+class Hello(EngineMessage, frozen=True):
     protocol: int
-    name: str  # who asks, for the log
+    client_name: str  # who asks, for the log
 
 
-class Carried(msgspec.Struct, array_like=True, frozen=True):
+class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     """A Request, field by field; of its params only what differs from the defaults."""
 
     id: str
     prompt: tuple[int, ...]
-    stop: Stop
+    stop: StopConditions
     params: dict[str, Any]
     n: int
     seed: int
@@ -69,97 +70,97 @@ class Carried(msgspec.Struct, array_like=True, frozen=True):
     hold: bool
     timed: bool
     constraint: Constraint | None
-    thinking: Thinking | None
-    spoken: tuple[tuple[int, ...] | None, ...]
-    suspect: int
+    thinking: ThinkingBudget | None
+    resumed_tokens: tuple[tuple[int, ...] | None, ...]
+    engine_crashes: int
     tenant: bytes
-    terms: Terms
+    tenant_limits: TenantLimits
     deadline_at: float | None
 
 
-class Add(Message, frozen=True):
+class AddRequests(EngineMessage, frozen=True):
     """Run these, all or none."""
 
-    number: int
-    requests: list[Carried]
+    call_id: int
+    requests: list[WireRequest]
 
 
-class Abort(Message, frozen=True):
+class AbortRequests(EngineMessage, frozen=True):
     request_ids: list[str]
 
 
-class AbortSequence(Message, frozen=True):
+class AbortSequence(EngineMessage, frozen=True):
     request_id: str
     index: int
 
 
-class Call(Message, frozen=True):
+class UtilityCall(EngineMessage, frozen=True):
     """Call one of the service's methods by name, between two steps."""
 
-    number: int
-    name: str
+    call_id: int
+    method: str
     args: list[Any]
 
 
-ToEngine = Hello | Add | Abort | AbortSequence | Call
+MessageToEngine = Hello | AddRequests | AbortRequests | AbortSequence | UtilityCall
 
 
 # -- from the engine ----------------------------------------------------------------------------
 
 
-class Ready(Message, frozen=True):
+class EngineReady(EngineMessage, frozen=True):
     protocol: int
 
 
-class Fault(msgspec.Struct, array_like=True, frozen=True):
+class WireError(msgspec.Struct, array_like=True, frozen=True):
     """An error, by the name of its class in quire.errors."""
 
-    kind: str
+    error_type: str
     message: str
     param: str | None = None
     retry_after_s: float | None = None
     reason: str = ""
-    numbers: dict[str, float] = {}
+    details: dict[str, float] = {}
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
+class CallReply(msgspec.Struct, array_like=True, frozen=True):
     """To the Add or Call of this number."""
 
-    number: int
-    value: Any = None
-    fault: Fault | None = None
+    call_id: int
+    result: Any = None
+    error: WireError | None = None
 
 
-class News(Message, frozen=True):
+class OutputBatch(EngineMessage, frozen=True):
     """All that one turn has for one asker."""
 
     updates: list[Update]
-    answers: list[Answer]
+    replies: list[CallReply]
 
 
-class Beat(Message, frozen=True):
-    """The engine lives. asleep: what of it sleeps, see quire.engine.sleep."""
+class HeartbeatMessage(EngineMessage, frozen=True):
+    """The engine lives. asleep: what of it sleeps, see quire.engine.core.sleep_mode."""
 
-    asleep: tuple[str, ...]
+    sleeping_tags: tuple[str, ...]
 
 
-class Dead(Message, frozen=True):
+class EngineDeadMessage(EngineMessage, frozen=True):
     """mixed: it does not speak to this sender, and no other engine of this version would."""
 
-    why: str
-    mixed: bool = False
+    reason: str
+    version_mismatch: bool = False
 
 
-FromEngine = Ready | News | Beat | Dead
+MessageFromEngine = EngineReady | OutputBatch | HeartbeatMessage | EngineDeadMessage
 
 
 # -- requests -----------------------------------------------------------------------------------
 
-_FIELDS = tuple(one.name for one in dataclasses.fields(Request))  # Carried has the same
-_values = attrgetter(*_FIELDS)
-_PARAMS = _FIELDS.index("params")
-_DEFAULTS = vars(SamplingParams())
-_KINDS = {
+_REQUEST_FIELDS = tuple(one.name for one in dataclasses.fields(Request))  # Carried has the same
+_request_values = attrgetter(*_REQUEST_FIELDS)
+_PARAMS_INDEX = _REQUEST_FIELDS.index("params")
+_DEFAULT_PARAMS = vars(SamplingParams())
+_STRUCT_PARAMS = {
     "output_kind": RequestOutputKind,
     "structured_outputs": StructuredOutputsParams,
     "repetition_detection": Repetition,
@@ -167,18 +168,20 @@ _KINDS = {
 """Fields of SamplingParams that arrive as plain data and are more than that."""
 
 
-def carried(request: Request) -> Carried:
+def request_to_wire(request: Request) -> WireRequest:
     """What travels of a request. Raises Unsupported for what only lives in one process."""
     if request.params.logits_processors:
         message = "logits_processors that are functions work offline only (LLM.generate)"
         raise Unsupported(message, param="logits_processors")
-    values = list(_values(request))
+    values = list(_request_values(request))
     given = vars(request.params)
-    values[_PARAMS] = {name: value for name, value in given.items() if value != _DEFAULTS.get(name)}
-    return Carried(*values)
+    values[_PARAMS_INDEX] = {
+        name: value for name, value in given.items() if value != _DEFAULT_PARAMS.get(name)
+    }
+    return WireRequest(*values)
 
 
-_TELLING = frozenset(("output_kind", "stream_interval"))
+_OUTPUT_ONLY_PARAMS = frozenset(("output_kind", "stream_interval"))
 """Fields of SamplingParams that change nothing of what is computed."""
 
 
@@ -188,56 +191,56 @@ def fingerprint(request: Request) -> bytes:
     asked = (
         request.prompt,
         (stop.max_tokens, stop.min_tokens, sorted(stop.eos_ids), sorted(stop.token_ids)),
-        sorted((name, repr(params[name])) for name in params.keys() - _TELLING),
+        sorted((name, repr(params[name])) for name in params.keys() - _OUTPUT_ONLY_PARAMS),
         (request.n, request.constraint, request.thinking),
     )
     return sha256(repr(asked).encode()).digest()
 
 
-def request_of(one: Carried) -> Request:
+def request_from_wire(one: WireRequest) -> Request:
     """The request that was carried. Its params were checked where they came from."""
-    values = [getattr(one, name) for name in _FIELDS]
+    values = [getattr(one, name) for name in _REQUEST_FIELDS]
     params = object.__new__(SamplingParams)
     made = vars(params)
-    for name, value in _DEFAULTS.items():
+    for name, value in _DEFAULT_PARAMS.items():
         made[name] = value.copy() if type(value) is list else value
     made.update(one.params)
-    for name in _KINDS.keys() & one.params.keys():
-        made[name] = msgspec.convert(one.params[name], _KINDS[name])
-    values[_PARAMS] = params
+    for name in _STRUCT_PARAMS.keys() & one.params.keys():
+        made[name] = msgspec.convert(one.params[name], _STRUCT_PARAMS[name])
+    values[_PARAMS_INDEX] = params
     return Request(*values)
 
 
 # -- errors -------------------------------------------------------------------------------------
 
-_ERRORS: dict[str, type[Exception]] = {
+_ERROR_TYPES: dict[str, type[Exception]] = {
     name: kind
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, QuireError)
 }
-_ERRORS["AssertionError"] = AssertionError
+_ERROR_TYPES["AssertionError"] = AssertionError
 
 
-def fault_of(error: Exception) -> Fault:
+def error_to_wire(error: Exception) -> WireError:
     """An error as it travels. What is none of ours is named in the message."""
     kind = type(error).__name__
-    if kind not in _ERRORS:
-        return Fault("EngineError", f"{kind}: {error}")
+    if kind not in _ERROR_TYPES:
+        return WireError("EngineError", f"{kind}: {error}")
     param = error.param if isinstance(error, RequestError) else None
     after = error.retry_after_s if isinstance(error, (Overloaded, EngineAway)) else None
     if isinstance(error, Overloaded):
-        return Fault(kind, str(error), param, after, error.reason, error.numbers)
-    return Fault(kind, str(error), param, after)
+        return WireError(kind, str(error), param, after, error.reason, error.numbers)
+    return WireError(kind, str(error), param, after)
 
 
-def error_of(fault: Fault) -> Exception:
+def error_from_wire(fault: WireError) -> Exception:
     """The error that travelled."""
-    kind = _ERRORS.get(fault.kind, EngineError)
+    kind = _ERROR_TYPES.get(fault.error_type, EngineError)
     if issubclass(kind, RequestError):
         return kind(fault.message, param=fault.param)
     after = fault.retry_after_s or 0.0
     if issubclass(kind, Overloaded):
-        numbers = fault.numbers
+        numbers = fault.details
         return kind(fault.message, retry_after_s=after, reason=fault.reason, numbers=numbers)
     if issubclass(kind, EngineAway):
         return kind(fault.message, retry_after_s=after)

@@ -1,0 +1,1 @@
+"""Executors: how a step reaches one or more devices."""

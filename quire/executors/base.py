@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from quire.core.types import StepPlan, StepResult
 
 
-class Pending(Protocol):
+class StepFuture(Protocol):
     """A step under way."""
 
     def wait(self) -> StepResult:
@@ -24,17 +24,17 @@ class Pending(Protocol):
 class Executor(Protocol):
     """One or more devices that obey plans."""
 
-    def submit(self, plan: StepPlan) -> Pending: ...
+    def submit(self, plan: StepPlan) -> StepFuture: ...
 
-    def call(self, function: Callable[[Any], Any]) -> list[Any]:
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         """Run `function(model)` on every rank, between steps; one result per rank."""
         ...
 
-    def forget_kv(self) -> None:
+    def release_kv_memory(self) -> None:
         """Give the KV memory back. Between steps, while no block is in use or cached."""
         ...
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """A step raised, and all that were submitted have been waited for: be ready for more.
 
         Slots are joined anew from here on. Raises EngineDead if the device is lost: a process that

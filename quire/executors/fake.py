@@ -15,7 +15,7 @@ from quire.core.types import UNKNOWN, StepPlan, StepResult
 NextToken = Callable[[Seq[int]], int]
 
 
-class _Done:
+class _CompletedStep:
     def __init__(self, result: StepResult) -> None:
         self._result = result
 
@@ -31,7 +31,7 @@ class Executor:
         self._tokens: dict[int, list[int]] = {}  # slot -> tokens as far as this side knows them
         self.steps = 0
 
-    def submit(self, plan: StepPlan) -> _Done:
+    def submit(self, plan: StepPlan) -> _CompletedStep:
         self.steps += 1
         for seq in plan.joins:
             self._tokens[seq.slot] = list(seq.tokens)
@@ -45,15 +45,15 @@ class Executor:
             del tokens[row.start + row.count :]
             tokens.append(self._next_token(tokens))
             said.append((tokens[-1],))
-        return _Done(StepResult(said))
+        return _CompletedStep(StepResult(said))
 
-    def call(self, function: Callable[[Any], Any]) -> list[Any]:
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         return [function(self._next_token)]
 
-    def forget_kv(self) -> None:
+    def release_kv_memory(self) -> None:
         """There is none."""
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Nothing can be half done."""
 
     def shutdown(self) -> None:

@@ -15,11 +15,11 @@ from typing import Any
 
 from quire.core.types import StepPlan, StepResult
 from quire.errors import EngineError
-from quire.executors.base import Pending
-from quire.runner.runner import Runner, Work
+from quire.executors.base import StepFuture
+from quire.runner.model_runner import ModelInput, ModelRunner
 
 
-class _Running:
+class _ThreadStepFuture:
     def __init__(self, future: Future[StepResult]) -> None:
         self._future = future
         self._pid = os.getpid()
@@ -36,42 +36,42 @@ class _Running:
 class Executor:
     """Obeys plans with one runner."""
 
-    def __init__(self, runner: Runner, *, threaded: bool) -> None:
+    def __init__(self, runner: ModelRunner, *, threaded: bool) -> None:
         self.runner = runner
         self._thread = _device_thread() if threaded else None
         self._pid = os.getpid()
-        self._faulted = False  # a step raised in the thread: those behind it do not run
+        self._step_failed = False  # a step raised in the thread: those behind it do not run
 
-    def submit(self, plan: StepPlan) -> Pending:
+    def submit(self, plan: StepPlan) -> StepFuture:
         work = self.runner.prepare(plan)
         thread = self._own_thread()
         if thread is None:
             return self.runner.launch(work)
-        return _Running(thread.submit(self._run, work))
+        return _ThreadStepFuture(thread.submit(self._run, work))
 
-    def _run(self, work: Work) -> StepResult:
+    def _run(self, work: ModelInput) -> StepResult:
         """In the thread. What is behind a step that raised would run on half of its state."""
-        if self._faulted:
+        if self._step_failed:
             raise EngineError("the step before failed")
         try:
             return self.runner.launch(work).wait()
         except BaseException:
-            self._faulted = True
+            self._step_failed = True
             raise
 
-    def call(self, function: Callable[[Any], Any]) -> list[Any]:
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         thread = self._own_thread()
         if thread is None:
-            self.runner.lane.settle()
+            self.runner.worker.synchronize()
             return [function(self.runner.model)]
         return [thread.submit(function, self.runner.model).result()]
 
-    def forget_kv(self) -> None:
-        self.runner.forget_kv()
+    def release_kv_memory(self) -> None:
+        self.runner.release_kv_memory()
 
-    def mend(self) -> None:
-        self._faulted = False
-        self.runner.mend()
+    def recover(self) -> None:
+        self._step_failed = False
+        self.runner.recover()
 
     def shutdown(self) -> None:
         if self._thread is not None and self._pid == os.getpid():

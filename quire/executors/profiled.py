@@ -7,29 +7,29 @@ from typing import Any
 
 from quire.core.types import StepPlan
 from quire.executors.base import Executor as Inner
-from quire.executors.base import Pending
-from quire.runner.profile import Trace
+from quire.executors.base import StepFuture
+from quire.runner.profiler import StepProfiler
 
 
 class Executor:
     """Passes everything on to another."""
 
-    def __init__(self, inner: Inner, trace: Trace) -> None:
+    def __init__(self, inner: Inner, trace: StepProfiler) -> None:
         self.inner = inner
         self._trace = trace
 
-    def submit(self, plan: StepPlan) -> Pending:
-        self._trace.step()
+    def submit(self, plan: StepPlan) -> StepFuture:
+        self._trace.before_step()
         return self.inner.submit(plan)
 
-    def call(self, function: Callable[[Any], Any]) -> list[Any]:
-        return self.inner.call(function)
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+        return self.inner.apply_model(function)
 
-    def forget_kv(self) -> None:
-        self.inner.forget_kv()
+    def release_kv_memory(self) -> None:
+        self.inner.release_kv_memory()
 
-    def mend(self) -> None:
-        self.inner.mend()
+    def recover(self) -> None:
+        self.inner.recover()
 
     def shutdown(self) -> None:
         self._trace.stop()

@@ -1,0 +1,1 @@
+"""Structured output: grammars from callers, compiled to token masks."""

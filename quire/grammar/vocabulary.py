@@ -1,6 +1,6 @@
 """A model's vocabulary as grammar backends need it: plain data, which may travel to a process.
 
-Made from a tokenizer by quire.engine.vocabulary: nothing here knows tokenizers.
+Made from a tokenizer by quire.engine.startup.vocabulary: nothing here knows tokenizers.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ class Vocabulary:
 
     tokens: tuple[bytes, ...]
     """Bytes by id; b"" for ids that stand for nothing: no mask ever allows those."""
-    special: tuple[tuple[int, str], ...]
+    special_tokens: tuple[tuple[int, str], ...]
     """Ids of marks and their names: never part of free text, only where a form names them."""
-    ends: tuple[int, ...]
+    eos_token_ids: tuple[int, ...]
     """Any of them ends a text, where it may end."""
     size: int
     """Of the logits: a mask has as many bits. Ids past `tokens` stand for nothing."""
 
     def __post_init__(self) -> None:
-        if not self.ends:
+        if not self.eos_token_ids:
             raise ValueError("structured output needs at least one end token")
         if len(self.tokens) > self.size:
             raise ValueError(f"{len(self.tokens)} tokens have {self.size} logits")
 
     @property
-    def words(self) -> int:
+    def mask_words(self) -> int:
         """32-bit words in a mask."""
         return (self.size + 31) // 32
 
 
-class Names:
+class SpecialTokenNames:
     """Names of special tokens within texts. Where two begin at one place, the longer counts."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self.ids = {name: i for i, name in vocabulary.special if name}
+        self.ids = {name: i for i, name in vocabulary.special_tokens if name}
         self.of = {i: name for name, i in self.ids.items()}
         longest_first = sorted(self.ids, key=len, reverse=True)
         self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
-    def cut(self, text: str) -> list[str | int]:
+    def split(self, text: str) -> list[str | int]:
         """A text in pieces: ids where names stand, and the texts between."""
         found: list[str | int] = []
         start = 0

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.native.library import DTYPES, MAP, Call, empty
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, MAP, NativeOp, empty
 
-Kind = Literal["silu", "gelu", "gelu_tanh", "relu"]
-KINDS: tuple[Kind, ...] = ("silu", "gelu", "gelu_tanh", "relu")
+ActivationKind = Literal["silu", "gelu", "gelu_tanh", "relu"]
+ACTIVATION_KINDS: tuple[ActivationKind, ...] = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -27,11 +27,11 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (3, 17, torch.float32),
         (2, 64, torch.float16),
     ]:
-        for kind in KINDS:
+        for kind in ACTIVATION_KINDS:
             yield {"x": 3 * torch.randn(t, 2 * f, device=device).to(dtype), "kind": kind}
 
 
-def _apply(x: Tensor, kind: Kind) -> Tensor:
+def _activate(x: Tensor, kind: ActivationKind) -> Tensor:
     if kind == "silu":
         return F.silu(x)
     if kind == "relu":
@@ -39,11 +39,11 @@ def _apply(x: Tensor, kind: Kind) -> Tensor:
     return F.gelu(x, approximate="tanh" if kind == "gelu_tanh" else "none")
 
 
-map_native = Call(MAP, "qqqqqqqqqd")
-CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "add": 4, "softcap": 5}
+run_elementwise = NativeOp(MAP, "qqqqqqqqqd")
+NATIVE_CODES = {"silu": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "add": 4, "softcap": 5}
 
 
-def _act_mul_native(x: Tensor, kind: Kind) -> Tensor:
+def _act_mul_native(x: Tensor, kind: ActivationKind) -> Tensor:
     code = DTYPES.get(x.dtype)
     if code is None or x.dim() != 2 or x.stride(1) != 1:
         return NotImplemented
@@ -51,34 +51,34 @@ def _act_mul_native(x: Tensor, kind: Kind) -> Tensor:
     y = empty((rows, size), x.dtype)
     at = x.data_ptr()
     other = at + size * x.element_size()
-    map_native(at, other, row, row, y.data_ptr(), rows, size, CODES[kind], code, 0.0)
+    run_elementwise(at, other, row, row, y.data_ptr(), rows, size, NATIVE_CODES[kind], code, 0.0)
     return y
 
 
-def _act_native(x: Tensor, kind: Kind) -> Tensor:
-    return flat_native(x, CODES[kind], 0.0)
+def _act_native(x: Tensor, kind: ActivationKind) -> Tensor:
+    return elementwise_native(x, NATIVE_CODES[kind], 0.0)
 
 
-def flat_native(x: Tensor, kind: int, value: float) -> Tensor:
+def elementwise_native(x: Tensor, kind: int, value: float) -> Tensor:
     """An element-wise kernel over one contiguous tensor."""
     code = DTYPES.get(x.dtype)
     if code is None or not x.is_contiguous():
         return NotImplemented
     y, n = empty(x.shape, x.dtype), x.numel()
-    map_native(x.data_ptr(), 0, n, 0, y.data_ptr(), 1, n, kind, code, value)
+    run_elementwise(x.data_ptr(), 0, n, 0, y.data_ptr(), 1, n, kind, code, value)
     return y
 
 
-@op(cases=_cases, native=_act_mul_native, gpu=True)
-def act_mul(x: Tensor, kind: Kind) -> Tensor:
+@op(cases=_cases, native=_act_mul_native, gpu="elementwise.act_mul")
+def act_mul(x: Tensor, kind: ActivationKind) -> Tensor:
     """act(gate) * up. x: [T, 2F] = (gate | up). Returns [T, F] in x.dtype."""
-    assert kind in KINDS, f"activation {kind!r}, known: {KINDS}"
+    assert kind in ACTIVATION_KINDS, f"activation {kind!r}, known: {ACTIVATION_KINDS}"
     gate, up = x.float().chunk(2, -1)
-    return (_apply(gate, kind) * up).to(x.dtype)
+    return (_activate(gate, kind) * up).to(x.dtype)
 
 
-@op(cases=_cases, native=_act_native, gpu=True)
-def act(x: Tensor, kind: Kind) -> Tensor:
+@op(cases=_cases, native=_act_native, gpu="elementwise.act")
+def act(x: Tensor, kind: ActivationKind) -> Tensor:
     """The activation of every element. Returns a new tensor of x's shape and dtype."""
-    assert kind in KINDS, f"activation {kind!r}, known: {KINDS}"
-    return _apply(x.float(), kind).to(x.dtype)
+    assert kind in ACTIVATION_KINDS, f"activation {kind!r}, known: {ACTIVATION_KINDS}"
+    return _activate(x.float(), kind).to(x.dtype)

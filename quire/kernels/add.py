@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.act import CODES, flat_native, map_native
+from quire.kernels.act import NATIVE_CODES, elementwise_native, run_elementwise
+from quire.kernels.framework.op import op
 from quire.kernels.native.library import DTYPES, empty
-from quire.kernels.op import op
 
 _SHAPES = [
     (1, 64, torch.float32),
@@ -39,21 +39,23 @@ def _add_native(x: Tensor, y: Tensor) -> Tensor:
     if not x.is_contiguous() or not y.is_contiguous():
         return NotImplemented
     out, n = empty(x.shape, x.dtype), x.numel()
-    map_native(x.data_ptr(), y.data_ptr(), n, n, out.data_ptr(), 1, n, CODES["add"], code, 0.0)
+    run_elementwise(
+        x.data_ptr(), y.data_ptr(), n, n, out.data_ptr(), 1, n, NATIVE_CODES["add"], code, 0.0
+    )
     return out
 
 
 def _softcap_native(x: Tensor, cap: float) -> Tensor:
-    return flat_native(x, CODES["softcap"], cap)
+    return elementwise_native(x, NATIVE_CODES["softcap"], cap)
 
 
-@op(cases=_add_cases, native=_add_native, gpu=True)
+@op(cases=_add_cases, native=_add_native, gpu="elementwise.add")
 def add(x: Tensor, y: Tensor) -> Tensor:
     """x + y, of one shape and dtype, as a new tensor."""
     return (x.float() + y.float()).to(x.dtype)
 
 
-@op(cases=_softcap_cases, native=_softcap_native, gpu=True)
+@op(cases=_softcap_cases, native=_softcap_native, gpu="elementwise.softcap")
 def softcap(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap), as a new tensor: logits that may not pass +-cap."""
     return (cap * torch.tanh(x.float() / cap)).to(x.dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -27,7 +27,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"logits": x}
 
 
-@op(cases=_cases, gpu=True)
+@op(cases=_cases, gpu="sampling.argmax")
 def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The column of each row's greatest value (of equal ones the lowest), and that value.
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.native.library import DTYPES, EMBEDDING, Call, empty
-from quire.kernels.op import op
-from quire.kernels.packed import PackedWeight, pack_panels, panel_shape
+from quire.kernels.formats.packed_weight import PackedWeight, pack_panels, panel_shape
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, EMBEDDING, NativeOp, empty
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -32,7 +32,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"ids": ids, "weight": weight, "scale": 7.3}
 
 
-_run = Call(EMBEDDING, "qqqqqqqqd")
+_run = NativeOp(EMBEDDING, "qqqqqqqqd")
 
 
 def _native(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> Tensor:
@@ -44,7 +44,7 @@ def _native(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> T
         return NotImplemented
     (rows,), (outputs, inputs) = ids.shape, weight.shape
     y = empty((rows, inputs), weight.dtype)
-    factor = 1.0 if scale == 1.0 else rounded(scale, weight.dtype)
+    factor = 1.0 if scale == 1.0 else round_to_dtype(scale, weight.dtype)
     _run(
         ids.data_ptr(), data.data_ptr(), y.data_ptr(),
         rows, outputs, inputs, code, packed, factor,
@@ -52,7 +52,7 @@ def _native(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> T
     return y
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="rowwise.embedding")
 def embedding(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> Tensor:
     """weight[ids] * scale. ids: [T] int32. weight: [V, E], plain or packed. Returns a new [T, E].
 
@@ -61,10 +61,10 @@ def embedding(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) ->
     rows = _packed_rows(weight, ids) if isinstance(weight, PackedWeight) else weight[ids.long()]
     if scale == 1.0:
         return rows
-    return (rows.float() * rounded(scale, weight.dtype)).to(weight.dtype)
+    return (rows.float() * round_to_dtype(scale, weight.dtype)).to(weight.dtype)
 
 
-def rounded(scale: float, dtype: torch.dtype) -> float:
+def round_to_dtype(scale: float, dtype: torch.dtype) -> float:
     """The nearest value of the dtype, in plain arithmetic: a tape refuses torch's."""
     if dtype != torch.bfloat16:
         return scale

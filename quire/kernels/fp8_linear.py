@@ -18,8 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.fp8 import BLOCK, Fp8Weight, quantize_blocks, quantize_channels
-from quire.kernels.op import op
+from quire.kernels.formats.fp8_weight import (
+    BLOCK_SIZE,
+    Fp8Weight,
+    quantize_blocks,
+    quantize_channels,
+)
+from quire.kernels.framework.op import op
 from quire.kernels.quantize_fp8 import quantize_fp8
 
 
@@ -41,21 +46,21 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"x": x, "weight": weight, "bias": b}
 
 
-@op(cases=_cases, gpu=True)
+@op(cases=_cases, gpu="linear.fp8_linear")
 def fp8_linear(x: Tensor, weight: Fp8Weight, bias: Tensor | None = None) -> Tensor:
     """Multiply every row of x by a weight in e4m3.
 
     x: [T, I], rows may be strided. weight: [O, I]. bias: [O], x's dtype.
     Returns a new [T, O] in x.dtype.
     """
-    y = multiply(*quantize_fp8(x, weight.block, weight.static), weight)
+    y = multiply_quantized(*quantize_fp8(x, weight.block_size, weight.input_scale), weight)
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
-def multiply(q: Tensor, scale: Tensor, weight: Fp8Weight) -> Tensor:
+def multiply_quantized(q: Tensor, scale: Tensor, weight: Fp8Weight) -> Tensor:
     """The product of rows already quantized, in float32: [T, O]."""
-    if not weight.block:
+    if not weight.block_size:
         plain = q.float() @ weight.data.float().t()
         return plain * scale[:, None] * weight.scale
-    finer = scale.t().repeat_interleave(BLOCK, 1)[:, : q.shape[1]]
-    return (q.float() * finer) @ weight.unpack().t()
+    finer = scale.t().repeat_interleave(BLOCK_SIZE, 1)[:, : q.shape[1]]
+    return (q.float() * finer) @ weight.dequantize().t()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -30,7 +30,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
 
 
-@op(cases=_cases, gpu=True)
+@op(cases=_cases, gpu="elementwise.gated_add")
 def gated_add(x: Tensor, shared: Tensor, gate: Tensor) -> Tensor:
     """x, shared: [T, E], gate: [T, 1], one dtype. Returns a new [T, E]."""
     return (x.float() + gate.float().sigmoid() * shared.float()).to(x.dtype)

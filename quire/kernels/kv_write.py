@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.native.library import DTYPES, WRITE, Call
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, WRITE, NativeOp
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -37,7 +37,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
 
 
 _E4M3_MAX = 448.0
-_run = Call(WRITE, "q" * 13)
+_run = NativeOp(WRITE, "q" * 13)
 
 
 def _native(
@@ -63,7 +63,7 @@ def _native(
     return None
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="attention.kv_write")
 def kv_write(
     k: Tensor,
     v: Tensor,
@@ -80,11 +80,11 @@ def kv_write(
     live = slots >= 0
     where = slots[live]
     block, offset = where // cache.shape[3], where % cache.shape[3]
-    cache[block, 0, :, offset] = _stored(k[live], k_scale, cache.dtype)
-    cache[block, 1, :, offset] = _stored(v[live], v_scale, cache.dtype)
+    cache[block, 0, :, offset] = _to_cache_dtype(k[live], k_scale, cache.dtype)
+    cache[block, 1, :, offset] = _to_cache_dtype(v[live], v_scale, cache.dtype)
 
 
-def _stored(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
+def _to_cache_dtype(x: Tensor, scale: float, dtype: torch.dtype) -> Tensor:
     if dtype != torch.float8_e4m3fn:
         return x.to(dtype)
     return (x.float() / scale).clamp(-_E4M3_MAX, _E4M3_MAX).to(dtype)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
 from quire.kernels.rms_norm import norm_native
 
 
@@ -41,7 +41,7 @@ def _native(
     return norm_native(x, weight, bias, eps, residual, 0.0, True)
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="rowwise.layer_norm")
 def layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, residual: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:

@@ -17,11 +17,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.fp8 import Fp8Weight
+from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.formats.packed_weight import PackedWeight, pack_panels, panel_shape
 from quire.kernels.fp8_linear import fp8_linear
-from quire.kernels.native.library import DTYPES, LINEAR, PACK, Call, active, empty, empty_large
-from quire.kernels.op import op
-from quire.kernels.packed import PackedWeight, pack_panels, panel_shape
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import (
+    DTYPES,
+    LINEAR,
+    PACK,
+    NativeOp,
+    available,
+    empty,
+    empty_huge_pages,
+)
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -42,8 +50,8 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {"x": x, "weight": weight, "bias": b}
 
 
-_run = Call(LINEAR, "qqqqqqqqq")
-_run_pack = Call(PACK, "qqqqqq")
+_run = NativeOp(LINEAR, "qqqqqqqqq")
+_run_pack = NativeOp(PACK, "qqqqqq")
 
 
 def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None) -> Tensor:
@@ -64,7 +72,7 @@ def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None
     return y
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="linear.linear")
 def linear(
     x: Tensor, weight: Tensor | PackedWeight | Fp8Weight, bias: Tensor | None = None
 ) -> Tensor:
@@ -85,11 +93,11 @@ def pack(weight: Tensor) -> Tensor | PackedWeight:
     Packed for the native CPU product, else the tensor itself. The caller drops the original.
     """
     code = DTYPES.get(weight.dtype)
-    if code is None or not weight.is_cpu or not active():
+    if code is None or not weight.is_cpu or not available():
         return weight
     plain = weight.detach().contiguous()
     outputs, inputs = plain.shape
-    data = empty_large(math.prod(panel_shape(outputs, inputs, plain.dtype)), plain.dtype)
+    data = empty_huge_pages(math.prod(panel_shape(outputs, inputs, plain.dtype)), plain.dtype)
     _run_pack(
         plain.data_ptr(), inputs * plain.element_size(), data.data_ptr(), inputs, outputs, code
     )

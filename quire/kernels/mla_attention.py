@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
 
 _TILE = 64  # query rows of one sequence the reference scores at a time
 
@@ -90,7 +90,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {**_case(device, (2, 16, 16, 32, 16, 16), [(100, 130), (2, 2)], fp32), "past": None}
 
 
-@op(cases=_cases, gpu=True)
+@op(cases=_cases, gpu="mla.mla_attention")
 def mla_attention(
     q: Tensor,
     q_rope: Tensor,
@@ -122,7 +122,7 @@ def mla_attention(
             continue
         used = tables[places[s], : -(-context // cache.shape[3])].long()
         held = cache[used].flatten(0, 3)[:context].float()  # [n, L + R]
-        attend = _with_latents if starts[s + 1] - starts[s] == 1 else _with_keys_and_values
+        attend = _attend_mqa if starts[s + 1] - starts[s] == 1 else _attend_mha
         for row in range(starts[s], starts[s + 1], _TILE):
             stop = min(row + _TILE, starts[s + 1])
             end = context - (starts[s + 1] - stop)  # tokens the last of these rows sees
@@ -132,18 +132,16 @@ def mla_attention(
     return out
 
 
-def _with_latents(q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: float) -> Tensor:
+def _attend_mqa(q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: float) -> Tensor:
     """q [r, H, P], q_rope [r, H, R], the last r positions of held [n, L + R] -> [r, H, V]."""
     plain, latent = q.shape[2], up.shape[2]
     both = torch.cat((torch.einsum("rhp,hpl->rhl", q, up[:, :plain]), q_rope), -1)
-    weights = _weights(torch.einsum("rhd,nd->hrn", both, held) * scale)
+    weights = _causal_softmax(torch.einsum("rhd,nd->hrn", both, held) * scale)
     mixed = torch.einsum("hrn,nl->rhl", weights, held[:, :latent])
     return torch.einsum("rhl,hvl->rhv", mixed, up[:, plain:])
 
 
-def _with_keys_and_values(
-    q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: float
-) -> Tensor:
+def _attend_mha(q: Tensor, q_rope: Tensor, up: Tensor, held: Tensor, scale: float) -> Tensor:
     """The same, by what it means."""
     plain, latent = q.shape[2], up.shape[2]
     keys, values = torch.einsum("nl,hcl->hnc", held[:, :latent], up).split(
@@ -151,10 +149,10 @@ def _with_keys_and_values(
     )
     scores = torch.einsum("rhp,hnp->hrn", q, keys)
     scores += torch.einsum("rhd,nd->hrn", q_rope, held[:, latent:])
-    return torch.einsum("hrn,hnv->rhv", _weights(scores * scale), values)
+    return torch.einsum("hrn,hnv->rhv", _causal_softmax(scores * scale), values)
 
 
-def _weights(scores: Tensor) -> Tensor:
+def _causal_softmax(scores: Tensor) -> Tensor:
     """Softmax of [H, r, n], the rows being the last r of n positions."""
     rows, span = scores.shape[1:]
     at = torch.arange(span, device=scores.device)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -45,7 +45,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             }
 
 
-@op(cases=_cases, gpu=True)
+@op(cases=_cases, gpu="mla.mla_write")
 def mla_write(
     q: Tensor,
     kv: Tensor,

@@ -19,13 +19,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.fp8 import Fp8Bank, Fp8Weight, quantize_blocks, quantize_channels
+from quire.kernels.formats.fp8_weight import (
+    Fp8ExpertWeights,
+    Fp8Weight,
+    quantize_blocks,
+    quantize_channels,
+)
 from quire.kernels.fp8_linear import fp8_linear
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class ExpertActivation:
     """How the two halves of the first product become one.
 
     clamped: gate <= limit, |up| <= limit, then gate * sigmoid(alpha * gate) * (up + 1). (GPT-OSS)
@@ -55,15 +60,15 @@ def _act(x: Tensor, kind: str) -> Tensor:
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     bf16, fp32 = torch.bfloat16, torch.float32
     for t, e, f, x, k, dtype, gate in [
-        (1, 64, 48, 4, 2, fp32, Gate()),
-        (1, 128, 96, 8, 4, bf16, Gate()),
-        (7, 96, 40, 60, 4, bf16, Gate("gelu_tanh")),
-        (40, 64, 32, 4, 2, bf16, Gate()),
-        (33, 100, 20, 8, 1, fp32, Gate("relu")),
-        (70, 64, 64, 16, 8, bf16, Gate("gelu")),
-        (5, 64, 48, 4, 2, bf16, Gate("clamped", limit=1.5)),
-        (24, 64, 48, 8, 4, bf16, Gate("clamped")),
-        (9, 72, 128, 4, 2, bf16, Gate()),
+        (1, 64, 48, 4, 2, fp32, ExpertActivation()),
+        (1, 128, 96, 8, 4, bf16, ExpertActivation()),
+        (7, 96, 40, 60, 4, bf16, ExpertActivation("gelu_tanh")),
+        (40, 64, 32, 4, 2, bf16, ExpertActivation()),
+        (33, 100, 20, 8, 1, fp32, ExpertActivation("relu")),
+        (70, 64, 64, 16, 8, bf16, ExpertActivation("gelu")),
+        (5, 64, 48, 4, 2, bf16, ExpertActivation("clamped", limit=1.5)),
+        (24, 64, 48, 8, 4, bf16, ExpertActivation("clamped")),
+        (9, 72, 128, 4, 2, bf16, ExpertActivation()),
     ]:
         ids = torch.rand(t, x, device=device).argsort(-1)[:, :k].int()
         case = {
@@ -76,34 +81,34 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         }
         yield case
         if f == 128 or t == 40:
-            yield _eight_bits(case, f == 128)
+            yield _fp8_case(case, f == 128)
         if gate.kind == "clamped":
             first = torch.randn(x, 2 * f, device=device).to(dtype)
             second = torch.randn(x, e, device=device).to(dtype)
             yield {**case, "gate_up_bias": first, "down_bias": second}
 
 
-def _eight_bits(case: dict[str, Any], block: bool) -> dict[str, Any]:
+def _fp8_case(case: dict[str, Any], block: bool) -> dict[str, Any]:
     """The same case over banks in e4m3."""
     made = {}
     for name in ("gate_up", "down"):
         by = quantize_blocks if block else quantize_channels
         ones = [by(one) for one in case[name]]
-        made[name] = Fp8Bank(
+        made[name] = Fp8ExpertWeights(
             torch.stack([one.data for one in ones]), torch.stack([one.scale for one in ones])
         )
     # where a sum is rounded to another e4m3 number, outputs differ by a sixteenth of a term
     return {**case, **made, "weights": case["weights"] / 4}
 
 
-@op(cases=_cases, atol=4e-2, gpu=True)
+@op(cases=_cases, atol=4e-2, gpu="moe.moe_experts")
 def moe_experts(
     x: Tensor,
     ids: Tensor,
     weights: Tensor,
-    gate_up: Tensor | Fp8Bank,
-    down: Tensor | Fp8Bank,
-    gate: Gate,
+    gate_up: Tensor | Fp8ExpertWeights,
+    down: Tensor | Fp8ExpertWeights,
+    gate: ExpertActivation,
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
@@ -121,8 +126,8 @@ def moe_experts(
     pairs_of = order.split(counts)
     for i, pairs in enumerate(pairs_of):
         if len(pairs):
-            h = gate(_product(x[pairs // k], gate_up[i], _row(gate_up_bias, i)))
-            said[pairs] = _product(h, down[i], _row(down_bias, i))
+            h = gate(_product(x[pairs // k], gate_up[i], _bias_of(gate_up_bias, i)))
+            said[pairs] = _product(h, down[i], _bias_of(down_bias, i))
     return (said.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
 
 
@@ -132,5 +137,5 @@ def _product(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tens
     return F.linear(x, weight, bias)
 
 
-def _row(bias: Tensor | None, i: int) -> Tensor | None:
+def _bias_of(bias: Tensor | None, i: int) -> Tensor | None:
     return None if bias is None else bias[i]

@@ -20,11 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class RoutingMethod:
     """How a model chooses experts."""
 
     top_k: int
@@ -39,12 +39,12 @@ class Routing:
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     bf16, fp32 = torch.bfloat16, torch.float32
     for t, e, x, dtype, routing in [
-        (1, 64, 8, fp32, Routing(2, renormalise=True)),
-        (7, 96, 60, bf16, Routing(4)),
-        (33, 128, 128, bf16, Routing(8, renormalise=True)),
-        (5, 100, 32, fp32, Routing(4, renormalise=True)),
-        (9, 64, 64, bf16, Routing(6, scale=16.0, groups=8, top_groups=3)),
-        (3, 64, 64, fp32, Routing(8, "sigmoid", True, 2.5, 8, 4, "top2")),
+        (1, 64, 8, fp32, RoutingMethod(2, renormalise=True)),
+        (7, 96, 60, bf16, RoutingMethod(4)),
+        (33, 128, 128, bf16, RoutingMethod(8, renormalise=True)),
+        (5, 100, 32, fp32, RoutingMethod(4, renormalise=True)),
+        (9, 64, 64, bf16, RoutingMethod(6, scale=16.0, groups=8, top_groups=3)),
+        (3, 64, 64, fp32, RoutingMethod(8, "sigmoid", True, 2.5, 8, 4, "top2")),
     ]:
         case = {
             "x": torch.randn(t, e, device=device).to(dtype),
@@ -58,11 +58,11 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
             yield {**case, "bias": torch.randn(x, device=device).to(dtype)}
 
 
-@op(cases=_cases, gpu=True)
+@op(cases=_cases, gpu="moe.moe_router")
 def moe_router(
     x: Tensor,
     weight: Tensor,
-    routing: Routing,
+    routing: RoutingMethod,
     bias: Tensor | None = None,
     correction: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -77,7 +77,7 @@ def moe_router(
     scores = logits.softmax(-1) if routing.score == "softmax" else logits.sigmoid()
     ranked = scores if correction is None else scores + correction
     if routing.groups > 1:
-        ranked = _within_best_groups(ranked, routing)
+        ranked = _mask_to_top_groups(ranked, routing)
     ids = ranked.sort(dim=-1, descending=True, stable=True).indices[:, : routing.top_k]
     weights = scores.gather(1, ids)
     if routing.renormalise:
@@ -85,7 +85,7 @@ def moe_router(
     return ids.int(), weights * routing.scale
 
 
-def _within_best_groups(ranked: Tensor, routing: Routing) -> Tensor:
+def _mask_to_top_groups(ranked: Tensor, routing: RoutingMethod) -> Tensor:
     """The same scores, minus infinity outside of a token's best groups."""
     grouped = ranked.view(len(ranked), routing.groups, -1)
     if routing.group_score == "max":

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quire.kernels.native.library import ATTENTION, DTYPES, Call, empty
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import ATTENTION, DTYPES, NativeOp, empty
 
 _TILE = 256  # query rows of one sequence the reference scores at a time
 
@@ -146,7 +146,7 @@ def _feature_cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield _case(device, (6, 2, 80, 32), step, torch.float16, features="fresh decodes")
 
 
-_run = Call(ATTENTION, "q" * 17 + "dd")
+_run = NativeOp(ATTENTION, "q" * 17 + "dd")
 _MAX_SIZE = 1024
 
 
@@ -186,7 +186,7 @@ def _native(
     return y
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="attention.paged_attention")
 def paged_attention(
     q: Tensor,
     cache: Tensor,
@@ -222,7 +222,7 @@ def paged_attention(
     out = torch.zeros(q.shape, dtype=q.dtype, device=q.device)
     starts, lengths = q_starts.tolist(), contexts.tolist()
     places = range(len(lengths)) if rows is None else rows.tolist()
-    bias = _Bias(softcap, sinks, alibi)
+    bias = _ScoreModifiers(softcap, sinks, alibi)
     if cache.dtype != torch.float8_e4m3fn:
         k_scale = v_scale = 1.0
     for s, context in enumerate(lengths):
@@ -230,21 +230,21 @@ def paged_attention(
             stop = min(row + _TILE, starts[s + 1])
             end = context - (starts[s + 1] - stop)  # tokens the last of these rows sees
             first = max(0, end - (stop - row) - window + 1) if window is not None else 0
-            keys, values = _span(cache, tables[places[s]], first, end)
-            mask = _visible(stop - row, end - first, window, q.device)
-            weights = _weights(q[row:stop], keys, mask, scale * k_scale, bias)
+            keys, values = _gather_kv(cache, tables[places[s]], first, end)
+            mask = _causal_mask(stop - row, end - first, window, q.device)
+            weights = _attention_weights(q[row:stop], keys, mask, scale * k_scale, bias)
             y = torch.einsum("kgrn,knd->rkgd", weights, values * v_scale)
             out[row:stop] = y.reshape(q[row:stop].shape).to(q.dtype)
     return out
 
 
-class _Bias(NamedTuple):
+class _ScoreModifiers(NamedTuple):
     softcap: float | None
     sinks: Tensor | None
     alibi: Tensor | None
 
 
-def _span(cache: Tensor, table: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
+def _gather_kv(cache: Tensor, table: Tensor, first: int, end: int) -> tuple[Tensor, Tensor]:
     """Keys and values of positions [first, end): [K, n, D] each, fp32."""
     size = cache.shape[3]
     low = first // size
@@ -254,7 +254,7 @@ def _span(cache: Tensor, table: Tensor, first: int, end: int) -> tuple[Tensor, T
     return both[0], both[1]
 
 
-def _visible(rows: int, span: int, window: int | None, device: torch.device) -> Tensor:
+def _causal_mask(rows: int, span: int, window: int | None, device: torch.device) -> Tensor:
     """[rows, span]: row i is position span - rows + i of the span."""
     at = torch.arange(span - rows, span, device=device)[:, None]
     key = torch.arange(span, device=device)[None]
@@ -262,7 +262,9 @@ def _visible(rows: int, span: int, window: int | None, device: torch.device) -> 
     return seen if window is None else seen & (key > at - window)
 
 
-def _weights(q: Tensor, k: Tensor, mask: Tensor, scale: float, bias: _Bias) -> Tensor:
+def _attention_weights(
+    q: Tensor, k: Tensor, mask: Tensor, scale: float, bias: _ScoreModifiers
+) -> Tensor:
     """What each row gives to each key: [K, H / K, rows, n], fp32."""
     rows, span, size = q.shape[0], k.shape[1], q.shape[2]
     grouped = q.float().view(rows, k.shape[0], -1, size)  # [rows, K, H / K, D]

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.fp8 import BLOCK, E4M3, LARGEST, scale_of
-from quire.kernels.op import op
+from quire.kernels.formats.fp8_weight import BLOCK_SIZE, E4M3, E4M3_MAX, scale_of
+from quire.kernels.framework.op import op
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -30,14 +30,14 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     ]:
         x = (3 * torch.randn(t, i, device=device)).to(dtype)
         yield {"x": x}
-        yield {"x": x, "block": BLOCK}
+        yield {"x": x, "block": BLOCK_SIZE}
         yield {"x": x, "static": torch.full((1,), 0.01, device=device)}
     wide = torch.randn(9, 512, device=device).to(torch.bfloat16)
     yield {"x": wide[:, 128:384]}
     yield {"x": torch.zeros(2, 64, device=device)}
 
 
-@op(cases=_cases, atol=0.0, gpu=True)
+@op(cases=_cases, atol=0.0, gpu="linear.quantize_fp8")
 def quantize_fp8(x: Tensor, block: int = 0, static: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Quantize every row of x.
 
@@ -45,15 +45,15 @@ def quantize_fp8(x: Tensor, block: int = 0, static: Tensor | None = None) -> tup
     Returns (q [T, I] e4m3, scale float32): scale [T], or [ceil(I / 128), T], the order in which
     the tensor cores' block product reads it.
     """
-    assert block in (0, BLOCK), block
+    assert block in (0, BLOCK_SIZE), block
     wide, (rows, inputs) = x.float(), x.shape
     if static is not None:
-        q = (wide * (1.0 / static)).clamp(-LARGEST, LARGEST)
+        q = (wide * (1.0 / static)).clamp(-E4M3_MAX, E4M3_MAX)
         return q.to(E4M3), static.expand(rows).contiguous()
     if not block:
         scale = scale_of(wide.abs().amax(1))
         return (wide * (1.0 / scale)[:, None]).to(E4M3), scale
-    groups = torch.nn.functional.pad(wide, (0, -inputs % BLOCK)).view(rows, -1, BLOCK)
+    groups = torch.nn.functional.pad(wide, (0, -inputs % BLOCK_SIZE)).view(rows, -1, BLOCK_SIZE)
     scale = scale_of(groups.abs().amax(2))
     q = (groups * (1.0 / scale)[:, :, None]).view(rows, -1)[:, :inputs]
     return q.to(E4M3), scale.t().contiguous()

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.native.library import DTYPES, NORM, Call, empty
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, NORM, NativeOp, empty
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -38,7 +38,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
     yield {"x": heads, "weight": w, "eps": 1e-5}
 
 
-_run = Call(NORM, "qqqqqqqqqqqqqdd")
+_run = NativeOp(NORM, "qqqqqqqqqqqqqdd")
 
 
 def norm_native(
@@ -76,7 +76,7 @@ def _native(
     return norm_native(x, weight, None, eps, residual, offset, False)
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="rowwise.rms_norm")
 def rms_norm(
     x: Tensor, weight: Tensor, eps: float, residual: Tensor | None = None, offset: float = 0.0
 ) -> tuple[Tensor, Tensor]:

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.native.library import DTYPES, ROPE, Call, empty
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, ROPE, NativeOp, empty
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -57,7 +57,7 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat([turned.to(x.dtype), rest], -1)
 
 
-_run = Call(ROPE, "q" * 18)
+_run = NativeOp(ROPE, "q" * 18)
 
 
 def _native(
@@ -82,7 +82,7 @@ def _native(
     return new_q, new_k
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="rowwise.rope")
 def rope(
     q: Tensor, k: Tensor, positions: Tensor, cos_sin: Tensor, interleaved: bool = False
 ) -> tuple[Tensor, Tensor]:

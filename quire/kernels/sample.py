@@ -1,7 +1,8 @@
 """A token for each row of logits: greedy, or drawn from what min_p, top_k and top_p leave.
 
-What a row asks lies in its slot's line (quire.kernels.lines); what it has seen, if anyone has
-penalties, in its counts (quire.kernels.punish).
+What a row asks lies in its slot's line (quire.kernels.formats.sampling_table_layout); what it has
+seen, if anyone has
+penalties, in its counts (quire.kernels.penalties).
 
 The draw is a walk through the kept tokens in id order to a share of their mass; the share is
 Philox(seed, outputs so far) and nothing else, so a row's token is the same in any company.
@@ -15,25 +16,25 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from quire.kernels.lines import asked_of, made_lines
-from quire.kernels.op import op
-from quire.kernels.punish import punished
+from quire.kernels.formats.sampling_table_layout import build_table, unpack_sampling_params
+from quire.kernels.framework.op import op
+from quire.kernels.penalties import penalize
 
-_LOW = 0xFFFFFFFF
+_LOW_32_BITS = 0xFFFFFFFF
 
 
-class Drawn(NamedTuple):
+class SampledTokens(NamedTuple):
     """What `sample` found for R rows. A row kept the tokens whose logit is above `least`, and those
     equal to it with an id up to `last` (V: all; only top_p cuts among equal ones).
     """
 
     ids: Tensor  # [R] int32
-    tops: Tensor  # [R] float32, the best logit: not finite if the row is spoilt
-    least: Tensor  # [R] float32
-    last: Tensor  # [R] int32
+    max_logits: Tensor  # [R] float32, the best logit: not finite if the row is spoilt
+    min_kept_logits: Tensor  # [R] float32
+    last_kept_ids: Tensor  # [R] int32
 
 
-KINDS: list[dict[str, Any]] = [
+CASE_PARAMS: list[dict[str, Any]] = [
     {"temperature": 0.0},
     {"temperature": 0.7},
     {"temperature": 1.0, "top_k": 5},
@@ -45,7 +46,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
-    table = made_lines([kind | {"seed": 7 + i} for i, kind in enumerate(KINDS)]).to(device)
+    table = build_table([kind | {"seed": 7 + i} for i, kind in enumerate(CASE_PARAMS)]).to(device)
     for v, dtype, seen in [
         (40, torch.float32, False),
         (4501, torch.bfloat16, False),
@@ -54,19 +55,22 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         (151_936, torch.bfloat16, False),
         (151_936, torch.bfloat16, True),
     ]:
-        r = len(KINDS) + 1
-        counts = torch.randint(-0x8000, 0x7FFF, (len(KINDS), v)) % 5 - (torch.rand(7, v) < 0.05) * 2
+        r = len(CASE_PARAMS) + 1
+        counts = (
+            torch.randint(-0x8000, 0x7FFF, (len(CASE_PARAMS), v)) % 5
+            - (torch.rand(7, v) < 0.05) * 2
+        )
         counts *= torch.rand(7, v) < 0.1
         yield {
             "logits": (3 * torch.randn(r, v, device=device)).to(dtype),
-            "slots": torch.tensor([*range(len(KINDS)), -1], dtype=torch.int32, device=device),
+            "slots": torch.tensor([*range(len(CASE_PARAMS)), -1], dtype=torch.int32, device=device),
             "outputs": torch.arange(r, dtype=torch.int32, device=device),
             "table": table,
             "counts": counts.to(torch.int16).to(device) if seen else None,
         }
 
 
-@op(cases=_cases, gpu=True)
+@op(cases=_cases, gpu="sampling.sample")
 def sample(
     logits: Tensor,
     slots: Tensor,
@@ -74,7 +78,7 @@ def sample(
     table: Tensor,
     scaled: bool = False,
     counts: Tensor | None = None,
-) -> Drawn:
+) -> SampledTokens:
     """Choose a token for each row.
 
     logits: [R, V], any float dtype, rows contiguous, not changed. slots: [R] int32 lines of the
@@ -83,11 +87,11 @@ def sample(
     divided by the temperature already. counts: [slots, V] int16; None: there are no penalties.
     """
     at = slots.long().clamp(min=0)
-    temperature, top_k, top_p, min_p, seeds = asked_of(table[at])
+    temperature, top_k, top_p, min_p, seeds = unpack_sampling_params(table[at])
     random = temperature > 0
     x, vocab = logits.float(), logits.shape[1]
     if counts is not None:
-        x = punished(x, table[at], counts[at])
+        x = penalize(x, table[at], counts[at])
     top, best = x.amax(-1), x.argmax(-1)
     divisor = torch.ones_like(temperature) if scaled else torch.where(random, temperature, 1.0)
     weights = ((x - top[:, None]) / divisor[:, None]).exp()
@@ -95,7 +99,7 @@ def sample(
     ordered = x.sort(dim=-1, descending=True).values
     places = torch.where(top_k > 0, top_k, vocab).long().clamp(1, vocab) - 1
     weights = torch.where(x < ordered.gather(1, places[:, None]), 0.0, weights).double()
-    weights = torch.where(_within(weights, x, top_p), weights, 0.0)
+    weights = torch.where(_top_p_mask(weights, x, top_p), weights, 0.0)
     share = uniforms(seeds, outputs)
     running = weights.cumsum(-1)
     total = running[:, -1]
@@ -107,7 +111,7 @@ def sample(
     least = torch.where(kept, x, torch.inf).amin(-1)
     columns = torch.arange(vocab, device=x.device)
     last = torch.where(kept & (x == least[:, None]), columns, 0).amax(-1)
-    return Drawn(
+    return SampledTokens(
         ids.int(),
         top,
         torch.where(cut, least, -torch.inf),
@@ -115,7 +119,7 @@ def sample(
     )
 
 
-def _within(weights: Tensor, x: Tensor, top_p: Tensor) -> Tensor:
+def _top_p_mask(weights: Tensor, x: Tensor, top_p: Tensor) -> Tensor:
     """Which tokens stay when the likeliest are taken until their share of the mass is top_p."""
     order = (
         torch.where(weights > 0, x, -torch.inf).sort(dim=-1, descending=True, stable=True).indices
@@ -134,14 +138,14 @@ def uniforms(seeds: Tensor, counts: Tensor) -> Tensor:
     """
     a, b = counts.long(), torch.zeros_like(seeds)
     c, d = b, b
-    k0, k1 = seeds & _LOW, (seeds >> 32) & _LOW
+    k0, k1 = seeds & _LOW_32_BITS, (seeds >> 32) & _LOW_32_BITS
     for _ in range(10):
         left, right = a * 0xD2511F53, c * 0xCD9E8D57  # the low 64 bits are right even if they wrap
         a, b, c, d = (
-            ((right >> 32) & _LOW) ^ b ^ k0,
-            right & _LOW,
-            ((left >> 32) & _LOW) ^ d ^ k1,
-            left & _LOW,
+            ((right >> 32) & _LOW_32_BITS) ^ b ^ k0,
+            right & _LOW_32_BITS,
+            ((left >> 32) & _LOW_32_BITS) ^ d ^ k1,
+            left & _LOW_32_BITS,
         )
-        k0, k1 = (k0 + 0x9E3779B9) & _LOW, (k1 + 0xBB67AE85) & _LOW
+        k0, k1 = (k0 + 0x9E3779B9) & _LOW_32_BITS, (k1 + 0xBB67AE85) & _LOW_32_BITS
     return ((a >> 5) * (1 << 26) + (b >> 6)).double() * 2.0**-53

@@ -1,7 +1,7 @@
 """Masks of allowed tokens over rows of logits: what is not allowed becomes -inf.
 
 A mask is a row of 32-bit words: bit t % 32 of word t // 32 says whether token t may come next (see
-quire.grammar.base). Allowed logits keep their bits, whatever they are.
+quire.grammar.backends.base). Allowed logits keep their bits, whatever they are.
 
 Axes: R rows of logits, V vocabulary, n masks, W words of one: ceil(V / 32).
 """
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.kernels.native.library import DTYPES, MASK, Call
-from quire.kernels.op import op
+from quire.kernels.framework.op import op
+from quire.kernels.native.library import DTYPES, MASK, NativeOp
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
@@ -38,7 +38,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
         yield {"logits": logits, "words": words.int(), "rows": rows}
 
 
-_run = Call(MASK, "q" * 8)
+_run = NativeOp(MASK, "q" * 8)
 
 
 def _native(logits: Tensor, words: Tensor, rows: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def _native(logits: Tensor, words: Tensor, rows: Tensor) -> Tensor:
     return logits
 
 
-@op(cases=_cases, native=_native, gpu=True)
+@op(cases=_cases, native=_native, gpu="sampling.token_mask")
 def token_mask(logits: Tensor, words: Tensor, rows: Tensor) -> Tensor:
     """Change logits [R, V], any float dtype, in place, and return them.
 

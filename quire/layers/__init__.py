@@ -2,37 +2,37 @@
 
 from quire.kernels.add import add, softcap
 from quire.kernels.gated_add import gated_add
-from quire.layers.activation import KINDS, Activation, GatedActivation
+from quire.layers.activation import ACTIVATION_KINDS, Activation, GatedActivation
 from quire.layers.attention import Attention
-from quire.layers.embedding import Embedding, Positions
-from quire.layers.leaf import Leaf
-from quire.layers.linear import ColumnLinear, HeadsLinear, Linear, LMHead, RowLinear
-from quire.layers.moe import Experts, Gate, Router, Routing
-from quire.layers.norm import AddLayerNorm, AddNorm, LayerNorm, RMSNorm
+from quire.layers.embedding import Embedding, PositionEmbedding
+from quire.layers.linear import ColumnLinear, Linear, LMHead, QKVLinear, RowLinear
+from quire.layers.moe import ExpertActivation, Experts, Router, RoutingMethod
+from quire.layers.norm import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
+from quire.layers.param_module import ParamModule
 from quire.layers.rope import Rope, RopeConfig
 
 __all__ = [
-    "KINDS",
+    "ACTIVATION_KINDS",
     "Activation",
     "AddLayerNorm",
-    "AddNorm",
+    "AddRMSNorm",
     "Attention",
     "ColumnLinear",
     "Embedding",
+    "ExpertActivation",
     "Experts",
-    "Gate",
     "GatedActivation",
-    "HeadsLinear",
     "LMHead",
     "LayerNorm",
-    "Leaf",
     "Linear",
-    "Positions",
+    "ParamModule",
+    "PositionEmbedding",
+    "QKVLinear",
     "RMSNorm",
     "Rope",
     "RopeConfig",
     "Router",
-    "Routing",
+    "RoutingMethod",
     "RowLinear",
     "add",
     "gated_add",

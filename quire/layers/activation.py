@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from quire.kernels.act import Kind, act, act_mul
+from quire.kernels.act import ActivationKind, act, act_mul
 
-KINDS: dict[str, Kind] = {
+ACTIVATION_KINDS: dict[str, ActivationKind] = {
     "silu": "silu",
     "swish": "silu",
     "gelu": "gelu",
@@ -23,7 +23,7 @@ class Activation(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.kind = KINDS[name]
+        self.kind = ACTIVATION_KINDS[name]
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape -> the same."""
@@ -35,7 +35,7 @@ class GatedActivation(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.kind = KINDS[name]
+        self.kind = ACTIVATION_KINDS[name]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, 2F], gate first -> [T, F]."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from quire.distributed.mesh import Mesh, share
+from quire.distributed.mesh import Mesh, shard_range
 
 if TYPE_CHECKING:
     from quire.attention.base import AttentionStep
@@ -43,8 +43,8 @@ class Attention(nn.Module):
 
     def shard(self, mesh: Mesh) -> None:
         """Keep this rank's heads."""
-        self.heads = len(share(self.heads, mesh, what="attention heads"))
-        self.kv_heads = len(share(self.kv_heads, mesh, what="key-value heads", repeat=True))
+        self.heads = len(shard_range(self.heads, mesh, what="attention heads"))
+        self.kv_heads = len(shard_range(self.kv_heads, mesh, what="key-value heads", repeat=True))
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, step: AttentionStep) -> Tensor:
         """q [T, H, D], k and v [T, K, D] -> [T, H * D]."""

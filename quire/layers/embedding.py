@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.distributed.mesh import strip
+from quire.distributed.mesh import uneven_shard_range
 from quire.kernels.embedding import embedding
-from quire.kernels.packed import PackedWeight
-from quire.layers.leaf import Leaf
-from quire.weights.mapping import Part, Spread, whole
+from quire.kernels.formats.packed_weight import PackedWeight
+from quire.layers.param_module import ParamModule
+from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 
-class Embedding(Leaf):
+class Embedding(ParamModule):
     """Token ids to vectors, times `scale` rounded to the model's dtype. Cut by vocabulary."""
 
     weight: Tensor | PackedWeight
@@ -25,26 +25,26 @@ class Embedding(Leaf):
     def forward(self, ids: Tensor) -> Tensor:
         """ids [T] int32 -> [T, E]."""
         if self.mesh.tp > 1:
-            return self._strip(ids)
+            return self._embed_sharded(ids)
         return embedding(ids, self.weight, self.scale)
 
-    def _strip(self, ids: Tensor) -> Tensor:
+    def _embed_sharded(self, ids: Tensor) -> Tensor:
         """Rows of this rank's strip, zeros for other tokens; the sum over ranks is whole."""
-        mine = strip(self.vocab, self.mesh)
+        mine = uneven_shard_range(self.vocab, self.mesh)
         local = ids - mine.start
         known = (local >= 0) & (local < len(mine))
         rows = embedding(torch.where(known, local, 0), self.weight, self.scale)
         return self.comm.all_reduce(torch.where(known[:, None], rows, 0))
 
-    def layout(self, param: str) -> tuple[Part, ...]:
-        rows = strip(self.vocab, self.mesh)
-        return (Part((self.vocab, self.size), (rows, range(self.size))),)
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        rows = uneven_shard_range(self.vocab, self.mesh)
+        return (WeightShard((self.vocab, self.size), (rows, range(self.size))),)
 
-    def spread(self, param: str) -> Spread:
-        return Spread(0.0, self.size**-0.5)
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, self.size**-0.5)
 
 
-class Positions(Leaf):
+class PositionEmbedding(ParamModule):
     """A learned vector per position; the first `skip` rows of the checkpoint's table are unused."""
 
     weight: Tensor
@@ -58,11 +58,11 @@ class Positions(Leaf):
         """positions [T] int32 -> [T, E]."""
         return embedding(positions, self.weight)
 
-    def layout(self, param: str) -> tuple[Part, ...]:
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
         if not self.skip:
-            return whole((self.count, self.size))
+            return unsharded_layout((self.count, self.size))
         kept = range(self.skip, self.skip + self.count)
-        return (Part((self.skip + self.count, self.size), (kept, range(self.size))),)
+        return (WeightShard((self.skip + self.count, self.size), (kept, range(self.size))),)
 
-    def spread(self, param: str) -> Spread:
-        return Spread(0.0, self.size**-0.5)
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, self.size**-0.5)

@@ -19,43 +19,45 @@ import torch
 from torch import Tensor
 
 from quire.distributed.collectives import Collectives
-from quire.distributed.mesh import Mesh, share, strip
-from quire.kernels.fp8 import Fp8Weight
-from quire.kernels.packed import PackedWeight
-from quire.layers.leaf import Leaf
+from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
+from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.formats.packed_weight import PackedWeight
+from quire.layers.param_module import ParamModule
 from quire.quant.base import Method
 from quire.quant.none import Method as Plain
-from quire.weights.mapping import Part, Spread
+from quire.weights.mapping import InitSpec, WeightShard
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
+class OutputGroup:
     """One projection: `units` pieces of `width` rows that stay together."""
 
     units: int
     width: int = 1
-    what: str = "outputs"
+    label: str = "outputs"
     repeat: bool = False  # ranks may share a unit if there are fewer units than ranks
 
     @property
     def rows(self) -> int:
         return self.units * self.width
 
-    def of(self, mesh: Mesh) -> range:
+    def units_of_rank(self, mesh: Mesh) -> range:
         """The units of one rank."""
-        return share(self.units, mesh, what=self.what, repeat=self.repeat)
+        return shard_range(self.units, mesh, what=self.label, repeat=self.repeat)
 
 
-class Linear(Leaf):
+class Linear(ParamModule):
     """Whole on every rank. Base of the others, which only cut differently."""
 
     weight: Tensor | PackedWeight | Fp8Weight
     bias: Tensor | None
 
-    def __init__(self, inputs: int, outputs: int | tuple[Outputs, ...], bias: bool = False) -> None:
+    def __init__(
+        self, inputs: int, outputs: int | tuple[OutputGroup, ...], bias: bool = False
+    ) -> None:
         super().__init__()
         self.inputs = inputs
-        self.outputs = (Outputs(outputs),) if isinstance(outputs, int) else outputs
+        self.outputs = (OutputGroup(outputs),) if isinstance(outputs, int) else outputs
         self.method: Method = Plain()
         self.declare("weight")
         if bias:
@@ -64,24 +66,24 @@ class Linear(Leaf):
             self.bias = None
 
     @property
-    def quantized(self) -> bool:
+    def is_quantizable(self) -> bool:
         """Whether a quantization method may have it. A gate of few outputs is not worth it."""
         return sum(out.rows for out in self.outputs) >= 16
 
-    def equip(self, method: Method) -> None:
+    def set_quant_method(self, method: Method) -> None:
         """Take another quantization method, and the parameters it needs. Before values come."""
         self.method = method
-        self.declare(*(name for name in method.extra if name not in self.params()))
+        self.declare(*(name for name in method.extra_params if name not in self.param_names()))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, I] -> [T, O]."""
         return self.method.apply(self, x, self.bias)
 
-    def rows(self) -> list[range]:
+    def rank_rows(self) -> list[range]:
         """Per part, the rows of it this rank has."""
         return [range(out.rows) for out in self.outputs]
 
-    def columns(self) -> range:
+    def rank_columns(self) -> range:
         """The inputs this rank has."""
         return range(self.inputs)
 
@@ -89,20 +91,20 @@ class Linear(Leaf):
         """As the method stores it; a bias in the model's."""
         return self.method.dtype(param)
 
-    def layout(self, param: str) -> tuple[Part, ...]:
-        if param in self.method.extra:
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        if param in self.method.extra_params:
             return self.method.layout(self.layout("weight"), param)
-        rows = self.rows()
-        starts = accumulate((len(r) for r in rows), initial=0)
-        parts = zip(self.outputs, rows, starts)
+        rank_rows = self.rank_rows()
+        starts = accumulate((len(r) for r in rank_rows), initial=0)
+        parts = zip(self.outputs, rank_rows, starts)
         if param == "bias":
-            return tuple(Part((out.rows,), (r,), at) for out, r, at in parts)
-        cols = self.columns()
-        return tuple(Part((out.rows, self.inputs), (r, cols), at) for out, r, at in parts)
+            return tuple(WeightShard((out.rows,), (r,), at) for out, r, at in parts)
+        cols = self.rank_columns()
+        return tuple(WeightShard((out.rows, self.inputs), (r, cols), at) for out, r, at in parts)
 
-    def spread(self, param: str) -> Spread:
-        given = self.method.spread(self.inputs, param)
-        return given or Spread(0.0, 0.02 if param == "bias" else self.inputs**-0.5)
+    def init_spec(self, param: str) -> InitSpec:
+        given = self.method.init_spec(self.inputs, param)
+        return given or InitSpec(0.0, 0.02 if param == "bias" else self.inputs**-0.5)
 
 
 class ColumnLinear(Linear):
@@ -110,17 +112,17 @@ class ColumnLinear(Linear):
 
     def __init__(self, inputs: int, outputs: int | tuple[int, ...], bias: bool = False) -> None:
         sizes = (outputs,) if isinstance(outputs, int) else outputs
-        super().__init__(inputs, tuple(Outputs(size) for size in sizes), bias)
+        super().__init__(inputs, tuple(OutputGroup(size) for size in sizes), bias)
 
-    def rows(self) -> list[range]:
-        return [_rows(out, out.of(self.mesh)) for out in self.outputs]
+    def rank_rows(self) -> list[range]:
+        return [_unit_rows(out, out.units_of_rank(self.mesh)) for out in self.outputs]
 
 
 class RowLinear(Linear):
     """Each rank has some of the inputs; the sum over ranks is the result."""
 
-    def columns(self) -> range:
-        return share(self.inputs, self.mesh, what="inputs")
+    def rank_columns(self) -> range:
+        return shard_range(self.inputs, self.mesh, what="inputs")
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, I of this rank] -> [T, O], the same on every rank."""
@@ -128,28 +130,28 @@ class RowLinear(Linear):
         return self.comm.all_reduce(self.method.apply(self, x, bias))
 
 
-class HeadsLinear(ColumnLinear):
+class QKVLinear(ColumnLinear):
     """Queries, keys and values of this rank's heads, as views of one product."""
 
     def __init__(
         self, inputs: int, heads: int, kv_heads: int, head_dim: int, bias: bool = False
     ) -> None:
-        kv = Outputs(kv_heads, head_dim, "key-value heads", repeat=True)
-        outputs = (Outputs(heads, head_dim, "attention heads"), kv, kv)
+        kv = OutputGroup(kv_heads, head_dim, "key-value heads", repeat=True)
+        outputs = (OutputGroup(heads, head_dim, "attention heads"), kv, kv)
         Linear.__init__(self, inputs, outputs, bias)
         self.head_dim = head_dim
-        self.counts = [heads, kv_heads, kv_heads]
+        self.head_counts = [heads, kv_heads, kv_heads]
 
     def shard(self, mesh: Mesh, comm: Collectives) -> None:
         super().shard(mesh, comm)
-        heads, kv_heads, _ = (len(out.of(mesh)) for out in self.outputs)
-        self.counts = [heads, kv_heads, kv_heads]
+        heads, kv_heads, _ = (len(out.units_of_rank(mesh)) for out in self.outputs)
+        self.head_counts = [heads, kv_heads, kv_heads]
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> q [T, H, D], k [T, K, D], v [T, K, D], strided views of one buffer."""
         qkv = self.method.apply(self, x, self.bias)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
-        q, k, v = torch.split(heads, self.counts, dim=1)
+        q, k, v = torch.split(heads, self.head_counts, dim=1)
         return q, k, v
 
 
@@ -160,17 +162,17 @@ class LMHead(Linear):
         super().__init__(hidden, vocab, bias)
 
     @property
-    def quantized(self) -> bool:
+    def is_quantizable(self) -> bool:
         """No: tokens close to each other are told apart here."""
         return False
 
-    def rows(self) -> list[range]:
-        return [strip(self.outputs[0].rows, self.mesh)]
+    def rank_rows(self) -> list[range]:
+        return [uneven_shard_range(self.outputs[0].rows, self.mesh)]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [R, E] -> [R, V]."""
         return self.comm.all_gather(self.method.apply(self, x, self.bias))
 
 
-def _rows(out: Outputs, units: range) -> range:
+def _unit_rows(out: OutputGroup, units: range) -> range:
     return range(units.start * out.width, units.stop * out.width)

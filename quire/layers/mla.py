@@ -20,51 +20,51 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from quire.kernels.fp8 import Fp8Weight
+from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.formats.packed_weight import PackedWeight
 from quire.kernels.mla_write import mla_write
-from quire.kernels.packed import PackedWeight
 from quire.layers.attention import Attention
-from quire.layers.linear import Linear, Outputs
+from quire.layers.linear import Linear, OutputGroup
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import Rope
 from quire.quant.base import Method
 
 if TYPE_CHECKING:
     from quire.attention.base import AttentionStep
-    from quire.attention.mla import LatentStep
+    from quire.attention.mla import MLAStep
 
 
 @dataclass(frozen=True, slots=True)
-class LatentSizes:
+class MLASizes:
     """The shape of one latent attention layer."""
 
     heads: int
-    plain: int
-    rotated: int
-    value: int
-    latent: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    latent_dim: int
     q_rank: int | None  # queries are compressed to so many numbers first; None: they are not
 
     @property
-    def query(self) -> int:
+    def query_dim(self) -> int:
         """Numbers of one head's query."""
-        return self.plain + self.rotated
+        return self.nope_dim + self.rope_dim
 
     @property
-    def kept(self) -> int:
+    def cache_dim(self) -> int:
         """Numbers in the cache per token."""
-        return self.latent + self.rotated
+        return self.latent_dim + self.rope_dim
 
 
-class LatentInputs(Linear):
+class MLADownProjection(Linear):
     """One product for the queries' side and the latents' side. Only heads are cut over ranks."""
 
-    def __init__(self, inputs: int, sizes: LatentSizes) -> None:
-        queries = Outputs(sizes.heads, sizes.query, "attention heads")
+    def __init__(self, inputs: int, sizes: MLASizes) -> None:
+        queries = OutputGroup(sizes.heads, sizes.query_dim, "attention heads")
         if sizes.q_rank is not None:
-            queries = Outputs(sizes.q_rank)
-        self.cut = sizes.q_rank is None
-        super().__init__(inputs, (queries, Outputs(sizes.kept)))
+            queries = OutputGroup(sizes.q_rank)
+        self.shards_queries = sizes.q_rank is None
+        super().__init__(inputs, (queries, OutputGroup(sizes.cache_dim)))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> queries' side [T, H * (P + R)] or [T, q_rank], latents' side [T, L + R]."""
@@ -72,53 +72,55 @@ class LatentInputs(Linear):
         kept = self.outputs[1].rows
         return both[:, :-kept], both[:, -kept:]
 
-    def rows(self) -> list[range]:
+    def rank_rows(self) -> list[range]:
         queries, latents = self.outputs
-        mine = queries.of(self.mesh) if self.cut else range(queries.units)
+        mine = queries.units_of_rank(self.mesh) if self.shards_queries else range(queries.units)
         width = queries.width
         return [range(mine.start * width, mine.stop * width), range(latents.rows)]
 
 
-class LatentUp(Linear):
+class MLAUpProjection(Linear):
     """[H * (P + V), L]: per head, the rows that make its keys, then those that make its values."""
 
     weight: Tensor
 
-    def __init__(self, sizes: LatentSizes) -> None:
+    def __init__(self, sizes: MLASizes) -> None:
         self.sizes = sizes
         super().__init__(
-            sizes.latent, (Outputs(sizes.heads, sizes.plain + sizes.value, "attention heads"),)
+            sizes.latent_dim,
+            (OutputGroup(sizes.heads, sizes.nope_dim + sizes.value_dim, "attention heads"),),
         )
 
     def forward(self) -> Tensor:  # type: ignore[override]
         """[H, P + V, L] of this rank's heads, a view."""
-        return self.weight.view(-1, self.outputs[0].width, self.sizes.latent)
+        return self.weight.view(-1, self.outputs[0].width, self.sizes.latent_dim)
 
-    def rows(self) -> list[range]:
+    def rank_rows(self) -> list[range]:
         out = self.outputs[0]
-        mine = out.of(self.mesh)
+        mine = out.units_of_rank(self.mesh)
         return [range(mine.start * out.width, mine.stop * out.width)]
 
-    def equip(self, method: Method) -> None:
+    def set_quant_method(self, method: Method) -> None:
         """A checkpoint may have it in fewer bits; there is no use in making them here."""
-        if method.extra:
-            super().equip(method)
+        if method.extra_params:
+            super().set_quant_method(method)
 
-    def settle(self, dtype: torch.dtype) -> None:
+    def after_load(self, dtype: torch.dtype) -> None:
         """Back to a plain matrix of the model's dtype, however it came."""
         weight: Tensor | PackedWeight | Fp8Weight = self.weight
         if not isinstance(weight, Tensor):
-            self.put("weight", weight.unpack().to(dtype))
+            plain = weight.unpack() if isinstance(weight, PackedWeight) else weight.dequantize()
+            self.set_param("weight", plain.to(dtype))
 
 
-class LatentAttention(Attention):
+class MLAAttention(Attention):
     """Attends over the cached latents of one layer.
 
     interleaved: channels (2i, 2i + 1) turn together, as in the checkpoint; else (i, i + R/2).
     """
 
-    def __init__(self, sizes: LatentSizes, scale: float, interleaved: bool = True) -> None:
-        super().__init__(sizes.heads, 1, sizes.kept, scale=scale)
+    def __init__(self, sizes: MLASizes, scale: float, interleaved: bool = True) -> None:
+        super().__init__(sizes.heads, 1, sizes.cache_dim, scale=scale)
         self.sizes, self.interleaved = sizes, interleaved
 
     def forward(  # type: ignore[override]
@@ -126,16 +128,16 @@ class LatentAttention(Attention):
         q: Tensor,
         kv: Tensor,
         norm: RMSNorm,
-        up: LatentUp,
+        up: MLAUpProjection,
         rope: Rope,
         positions: Tensor,
         step: AttentionStep,
     ) -> Tensor:
         """q [T, H * (P + R)], kv [T, L + R], as projected -> [T, H * V]."""
-        latent = cast("LatentStep", step)
-        q = q.view(q.shape[0], self.heads, self.sizes.query)
-        plain, rotated = q[..., : self.sizes.plain], q[..., self.sizes.plain :]
-        cache, slots = latent.room(self)
+        latent = cast("MLAStep", step)
+        q = q.view(q.shape[0], self.heads, self.sizes.query_dim)
+        plain, rotated = q[..., : self.sizes.nope_dim], q[..., self.sizes.nope_dim :]
+        cache, slots = latent.cache_and_slots(self)
         turned, latents = mla_write(
             rotated,
             kv,

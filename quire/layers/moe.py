@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 
 from quire.distributed.collectives import Collectives
-from quire.distributed.mesh import Mesh, share
-from quire.kernels.fp8 import Fp8Bank
-from quire.kernels.moe_experts import Gate, moe_experts
-from quire.kernels.moe_router import Routing, moe_router
-from quire.layers.leaf import Leaf
+from quire.distributed.mesh import Mesh, shard_range
+from quire.kernels.formats.fp8_weight import Fp8ExpertWeights
+from quire.kernels.moe_experts import ExpertActivation, moe_experts
+from quire.kernels.moe_router import RoutingMethod, moe_router
+from quire.layers.param_module import ParamModule
 from quire.quant.base import Method
 from quire.quant.none import Method as Plain
-from quire.weights.mapping import Part, Spread, whole
+from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 
-class Router(Leaf):
+class Router(ParamModule):
     """Chooses experts. `correction` adds the parameter e_score_correction_bias (DeepSeek-V3)."""
 
     weight: Tensor
@@ -39,7 +39,7 @@ class Router(Leaf):
         self,
         hidden: int,
         experts: int,
-        routing: Routing,
+        routing: RoutingMethod,
         *,
         bias: bool = False,
         correction: bool = False,
@@ -57,18 +57,20 @@ class Router(Leaf):
         """x [T, E] -> ids [T, k] int32, weights [T, k] float32."""
         return moe_router(x, self.weight, self.routing, self.bias, self.e_score_correction_bias)
 
-    def layout(self, param: str) -> tuple[Part, ...]:
-        return whole((self.experts, self.hidden) if param == "weight" else (self.experts,))
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return unsharded_layout(
+            (self.experts, self.hidden) if param == "weight" else (self.experts,)
+        )
 
-    def spread(self, param: str) -> Spread:
-        return Spread(0.0, self.hidden**-0.5 if param == "weight" else 0.02)
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, self.hidden**-0.5 if param == "weight" else 0.02)
 
     def dtype(self, param: str) -> torch.dtype | None:
         """Float32 for the correction: scores differ by less than bfloat16 resolves."""
         return torch.float32 if param == "e_score_correction_bias" else None
 
 
-class Experts(Leaf):
+class Experts(ParamModule):
     """A bank of gated MLPs of one size.
 
     turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs],
@@ -76,9 +78,9 @@ class Experts(Leaf):
     """
 
     matrices: tuple[str, ...] = ("gate_up_proj", "down_proj")
-    quantized = True
-    gate_up_proj: Tensor | Fp8Bank
-    down_proj: Tensor | Fp8Bank
+    is_quantizable = True
+    gate_up_proj: Tensor | Fp8ExpertWeights
+    down_proj: Tensor | Fp8ExpertWeights
     gate_up_proj_bias: Tensor | None
     down_proj_bias: Tensor | None
 
@@ -87,27 +89,29 @@ class Experts(Leaf):
         hidden: int,
         mlp: int,
         experts: int,
-        gate: Gate,
+        gate: ExpertActivation,
         *,
         bias: bool = False,
         turned: bool = False,
     ) -> None:
         super().__init__()
         self.hidden, self.mlp, self.experts = hidden, mlp, experts
-        self.gate, self.turned = gate, turned
+        self.gate, self.transposed = gate, turned
         self.gate_up_proj_bias = self.down_proj_bias = None
-        self._layouts: dict[str, tuple[Part, ...]] = {}
+        self._layouts: dict[str, tuple[WeightShard, ...]] = {}
         self._scales: dict[str, tuple[str, str]] = {}  # parameter -> matrix, name in the method
         self.method: Method = Plain()
         self.declare(*self.matrices)
         if bias:
             self.declare("gate_up_proj_bias", "down_proj_bias")
 
-    def equip(self, method: Method) -> None:
+    def set_quant_method(self, method: Method) -> None:
         """Take another quantization method, and the parameters it needs. Before values come."""
         self.method = method
-        self._scales = {f"{m}_{one}": (m, one) for m in self.matrices for one in method.extra}
-        self.declare(*(name for name in self._scales if name not in self.params()))
+        self._scales = {
+            f"{m}_{one}": (m, one) for m in self.matrices for one in method.extra_params
+        }
+        self.declare(*(name for name in self._scales if name not in self.param_names()))
 
     def dtype(self, param: str) -> torch.dtype | None:
         """As the method stores it; a bias in the model's."""
@@ -134,17 +138,17 @@ class Experts(Leaf):
         self._layouts.clear()
         super().shard(mesh, comm)
 
-    def layout(self, param: str) -> tuple[Part, ...]:
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
         """A part per expert and projection; rows of all experts lie one after another."""
         if param not in self._layouts:  # the loader asks once per tensor: thousands of times
-            self._layouts[param] = self._parts(param)
+            self._layouts[param] = self._build_layout(param)
         return self._layouts[param]
 
-    def _parts(self, param: str) -> tuple[Part, ...]:
+    def _build_layout(self, param: str) -> tuple[WeightShard, ...]:
         if param in self._scales:
             matrix, name = self._scales[param]
             return self.method.layout(self.layout(matrix), name)
-        mine = share(self.mlp, self.mesh, what="expert widths")
+        mine = shard_range(self.mlp, self.mesh, what="expert widths")
         every = range(self.hidden)
         shape, cut, each = {
             "gate_up_proj": ((self.mlp, self.hidden), (mine, every), 2),
@@ -153,35 +157,35 @@ class Experts(Leaf):
             "down_proj_bias": ((self.hidden,), (every,), 1),
         }[param]
         rows = len(cut[0])
-        return tuple(Part(shape, cut, i * rows) for i in range(each * self.experts))
+        return tuple(WeightShard(shape, cut, i * rows) for i in range(each * self.experts))
 
-    def bundle(self, param: str) -> tuple[int, ...]:
+    def fused_shape(self, param: str) -> tuple[int, ...]:
         """The shape of a checkpoint tensor that holds a parameter of all experts."""
         rows = self.hidden if param.startswith("down") else 2 * self.mlp
         if param.endswith("_bias"):
             return (self.experts, rows)
         inputs = self.mlp if param.startswith("down") else self.hidden
-        return (self.experts, inputs, rows) if self.turned else (self.experts, rows, inputs)
+        return (self.experts, inputs, rows) if self.transposed else (self.experts, rows, inputs)
 
-    def unbundle(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
         """Such a tensor as views, one per part of the layout."""
-        if self.turned and tensor.dim() == 3:
+        if self.transposed and tensor.dim() == 3:
             tensor = tensor.transpose(1, 2)
         if param.startswith("down"):
             return tensor.unbind()
-        if self.turned:
+        if self.transposed:
             return [half for one in tensor for half in (one[0::2], one[1::2])]
         return [half for one in tensor for half in one.chunk(2)]
 
-    def put(self, param: str, value: object) -> None:
+    def set_param(self, param: str, value: object) -> None:
         """Take a parameter as the loader stacks it, and give it its expert axis."""
         if isinstance(value, Tensor) and value.dim() == (1 if param.endswith("_bias") else 2):
             value = value.view(self.experts, -1, *value.shape[1:])
-        super().put(param, value)
+        super().set_param(param, value)
 
-    def spread(self, param: str) -> Spread:
+    def init_spec(self, param: str) -> InitSpec:
         if param.endswith("_bias"):
-            return Spread(0.0, 0.02)
+            return InitSpec(0.0, 0.02)
         inputs = self.mlp if param.startswith("down_proj") else self.hidden
         _, name = self._scales.get(param, (param, "weight"))
-        return self.method.spread(inputs, name) or Spread(0.0, inputs**-0.5)
+        return self.method.init_spec(inputs, name) or InitSpec(0.0, inputs**-0.5)

@@ -6,11 +6,11 @@ from torch import Tensor
 
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.rms_norm import rms_norm
-from quire.layers.leaf import Vector
-from quire.weights.mapping import Spread
+from quire.layers.param_module import VectorModule
+from quire.weights.mapping import InitSpec
 
 
-class RMSNorm(Vector):
+class RMSNorm(VectorModule):
     """y = x / rms(x) * (offset + weight), over the last axis."""
 
     weight: Tensor
@@ -24,11 +24,11 @@ class RMSNorm(Vector):
         """x [..., E], strided views allowed -> the same shape."""
         return rms_norm(x, self.weight, self.eps, offset=self.offset)[0]
 
-    def spread(self, param: str) -> Spread:
-        return Spread(1.0 - self.offset, 0.02)
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(1.0 - self.offset, 0.02)
 
 
-class AddNorm(RMSNorm):
+class AddRMSNorm(RMSNorm):
     """RMSNorm of x + residual."""
 
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
@@ -36,7 +36,7 @@ class AddNorm(RMSNorm):
         return rms_norm(x, self.weight, self.eps, residual, self.offset)
 
 
-class LayerNorm(Vector):
+class LayerNorm(VectorModule):
     """y = (x - mean) / deviation * weight + bias, over the last axis."""
 
     weight: Tensor
@@ -51,8 +51,8 @@ class LayerNorm(Vector):
         """x [T, E] -> [T, E]."""
         return layer_norm(x, self.weight, self.bias, self.eps)[0]
 
-    def spread(self, param: str) -> Spread:
-        return Spread(1.0 if param == "weight" else 0.0, 0.02)
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(1.0 if param == "weight" else 0.0, 0.02)
 
 
 class AddLayerNorm(LayerNorm):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quire.kernels.rope import rope
-from quire.layers.rope_scaling import Scaling
+from quire.layers.rope_scaling import RopeScaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class RopeConfig:
 
     theta: float
     dims: int  # leading dims of each head that are rotated
-    scaling: Scaling
+    scaling: RopeScaling
 
     def table(self, max_len: int) -> Tensor:
         """[max_len, R] float32: cosines in the first half of a row, sines in the second."""
@@ -38,7 +38,7 @@ class Rope(nn.Module):
         self.config, self.max_len = config, max_len
         self._table = torch.empty(0)  # filled by `fill`
 
-    def fill(self, tables: dict[tuple[RopeConfig, int], Tensor], device: torch.device) -> None:
+    def set_table(self, tables: dict[tuple[RopeConfig, int], Tensor], device: torch.device) -> None:
         """Take the table from `tables`, which is given it if it has none like this yet."""
         key = (self.config, self.max_len)
         if key not in tables:

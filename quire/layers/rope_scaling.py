@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 
-class Scaling(Protocol):
+class RopeScaling(Protocol):
     """One way to choose frequencies."""
 
     def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
@@ -27,69 +27,69 @@ class Scaling(Protocol):
         ...
 
 
-def plain(theta: float, dims: int) -> Tensor:
+def unscaled_frequencies(theta: float, dims: int) -> Tensor:
     """Frequencies without scaling."""
     exponents = torch.arange(0, dims, 2, dtype=torch.int64).float() / dims
     return 1.0 / (theta**exponents)
 
 
 @dataclass(frozen=True, slots=True)
-class Plain:
+class UnscaledRope:
     """None."""
 
     def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
-        return plain(theta, dims), 1.0
+        return unscaled_frequencies(theta, dims), 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearRopeScaling:
     """Every position divided by `factor`."""
 
     factor: float
 
     def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
-        return plain(theta, dims) / self.factor, 1.0
+        return unscaled_frequencies(theta, dims) / self.factor, 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Dynamic:
+class DynamicNTKScaling:
     """A larger base, just enough for max_len. (NTK-aware)"""
 
     factor: float
-    trained: int  # positions the model was trained on
+    trained_len: int  # positions the model was trained on
 
     def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
-        length = max(max_len, self.trained)
-        stretch = self.factor * length / self.trained - (self.factor - 1)
-        return plain(theta * stretch ** (dims / (dims - 2)), dims), 1.0
+        length = max(max_len, self.trained_len)
+        stretch = self.factor * length / self.trained_len - (self.factor - 1)
+        return unscaled_frequencies(theta * stretch ** (dims / (dims - 2)), dims), 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Llama3:
+class Llama3RopeScaling:
     """Slow frequencies divided by `factor`, fast ones kept, a ramp between."""
 
     factor: float
     low: float
     high: float
-    trained: int
+    trained_len: int
 
     def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
-        inverse = plain(theta, dims)
+        inverse = unscaled_frequencies(theta, dims)
         wavelength = 2 * math.pi / inverse
-        smooth = (self.trained / wavelength - self.low) / (self.high - self.low)
+        smooth = (self.trained_len / wavelength - self.low) / (self.high - self.low)
         ramp = (1 - smooth) * inverse / self.factor + smooth * inverse
-        slow = wavelength > self.trained / self.low
-        fast = wavelength < self.trained / self.high
+        slow = wavelength > self.trained_len / self.low
+        fast = wavelength < self.trained_len / self.high
         mixed = torch.where(slow, inverse / self.factor, ramp)
         return torch.where(fast, inverse, mixed), 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class Yarn:
+class YarnRopeScaling:
     """Between dims that turn often and dims that hardly turn, a ramp; and hotter attention."""
 
     factor: float
-    trained: int
+    trained_len: int
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float | None = None
@@ -109,7 +109,7 @@ class Yarn:
         """Dims between which the ramp runs."""
 
         def dim_of(turns: float) -> float:
-            return dims * math.log(self.trained / (turns * 2 * math.pi)) / (2 * math.log(theta))
+            return dims * math.log(self.trained_len / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
         low, high = dim_of(self.beta_fast), dim_of(self.beta_slow)
         if self.truncate:
@@ -121,25 +121,25 @@ class Yarn:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
-            return self._heat(self.mscale) / self._heat(self.mscale_all_dim)
-        return self._heat(1.0)
+            return self._compute_mscale(self.mscale) / self._compute_mscale(self.mscale_all_dim)
+        return self._compute_mscale(1.0)
 
-    def _heat(self, mscale: float) -> float:
+    def _compute_mscale(self, mscale: float) -> float:
         return 0.1 * mscale * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class LongRope:
+class LongRopeScaling:
     """A divisor per frequency: one list within the training length, another beyond it."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
-    trained: int
+    trained_len: int
     factor: float
     attention_factor: float | None = None
 
     def frequencies(self, theta: float, dims: int, max_len: int) -> tuple[Tensor, float]:
-        chosen = self.long if max_len > self.trained else self.short
+        chosen = self.long if max_len > self.trained_len else self.short
         exponents = torch.arange(0, dims, 2, dtype=torch.int64).float() / dims
         inverse = 1.0 / (torch.tensor(chosen, dtype=torch.float32) * theta**exponents)
         return inverse, self._magnitude()
@@ -149,4 +149,4 @@ class LongRope:
             return self.attention_factor
         if self.factor <= 1.0:
             return 1.0
-        return math.sqrt(1 + math.log(self.factor) / math.log(self.trained))
+        return math.sqrt(1 + math.log(self.factor) / math.log(self.trained_len))

@@ -17,31 +17,35 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from quire import env
-from quire.config import environment
-from quire.config.args import options_of
-from quire.config.config import EngineConfig
-from quire.config.environment import start_process
+from quire.config import vllm_environment
+from quire.config.engine_args import options_of
+from quire.config.engine_config import EngineConfig
+from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
-from quire.engine.client import EngineClient, Transport
-from quire.engine.front import inputs_of, load_texts
-from quire.engine.generation import Generation, begin
-from quire.engine.keeper import Keeper, Restarts, Tended
-from quire.engine.remote import EngineSocket
-from quire.engine.spawn import EngineProcess
-from quire.engine.watchdog import Watchdog
+from quire.engine.client.engine_client import EngineClient, Transport
+from quire.engine.client.generation import OutputGeneration, start_output_generation
+from quire.engine.client.zmq_transport import ZmqTransport
+from quire.engine.startup.text_setup import build_input_processor, load_engine_tokenizer
+from quire.engine.supervise.engine_restarter import (
+    EngineRestarter,
+    EngineRestarterThread,
+    RestartBudget,
+)
+from quire.engine.supervise.process_launcher import EngineProcessHandle
+from quire.engine.supervise.watchdog import Watchdog
 from quire.errors import EngineDead, EngineError, RequestError, Unsupported
-from quire.llm.views import ModelConfigView, refuse_lora
+from quire.llm.compat import ModelConfigView, refuse_lora
 from quire.outputs import RequestOutput
-from quire.text.inputs import Prepared
+from quire.text.input_processor import PreparedRequest
 from quire.text.prompts import Prompt
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizing.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
 LONG_CHARS = 20_000
 """Prompts beyond this are tokenized in another thread."""
-DRAIN_LOOK_S = 0.05
-LATER = {
+DRAIN_POLL_S = 0.05
+UNSUPPORTED_METHODS = {
     "add_lora": "LoRA adapters",
     "remove_lora": "LoRA adapters",
     "list_loras": "LoRA adapters",
@@ -65,16 +69,16 @@ class AsyncLLM:
         self,
         config: EngineConfig,
         tokenizer: Tokenizer | None,
-        connect: Connect,
+        connect: EngineConnector,
         *,
-        engine: Tended | None = None,
+        engine: EngineRestarterThread | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
-        self.inputs = inputs_of(config, tokenizer)
+        self.inputs = build_input_processor(config, tokenizer)
         self._connect = connect
-        self._numbers = itertools.count()
-        self._running: dict[str, list[Generation]] = {}  # by the user's id
+        self._request_numbers = itertools.count()
+        self._running: dict[str, list[OutputGeneration]] = {}  # by the user's id
         self._client: EngineClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stopped = False
@@ -96,34 +100,38 @@ class AsyncLLM:
         if stat_loggers:
             raise Unsupported("stat_loggers: read the engine with snapshot() or stats()")
         start_process()
-        options = environment.over(options_of(engine_args))
-        environment.tell(strict=options.observe.fail_on_environ_validation)
+        options = vllm_environment.apply_environment(options_of(engine_args))
+        vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         level = options.observe.log_level or logging.getLevelName(logging.getLogger("quire").level)
         start_process(level=level)
         said = options.recovery
         watchdog, began_at = Watchdog(options.health, env.read().cache_dir), time.monotonic()
-        keeper = Keeper(
-            lambda one: EngineProcess(options, log_level=level, child=one or watchdog.child()),
-            Restarts(said.max_engine_restarts, said.engine_restart_window),
-            watchdog.child if said.engine_standby and said.max_engine_restarts else None,
+        keeper = EngineRestarter(
+            lambda one: EngineProcessHandle(
+                options, log_level=level, child=one or watchdog.create_child()
+            ),
+            RestartBudget(said.max_engine_restarts, said.engine_restart_window),
+            watchdog.create_child if said.engine_standby and said.max_engine_restarts else None,
         )
         try:
-            found = keeper.engine.found()
-            folder = None if found.tokenizer is None else Path(found.tokenizer)
-            tokenizer = load_texts(found.config, folder)
-            built = keeper.engine.built()
+            found = keeper.engine.wait_model_located()
+            folder = None if found.tokenizer_folder is None else Path(found.tokenizer_folder)
+            tokenizer = load_engine_tokenizer(found.config, folder)
+            built = keeper.engine.wait_started()
         except BaseException:
             keeper.stop(0.0)
             watchdog.close()
             raise
         for word in (found, built):
-            keeper.hear(word)
-        watchdog.started_in(time.monotonic() - began_at)
-        engine = Tended(keeper, watchdog)
-        return cls(built.config, tokenizer, Connect(engine), engine=engine)
+            keeper.handle(word)
+        watchdog.set_start_time(time.monotonic() - began_at)
+        engine = EngineRestarterThread(keeper, watchdog)
+        return cls(built.config, tokenizer, EngineConnector(engine), engine=engine)
 
     def __getattr__(self, name: str) -> NoReturn:
-        later = f" yet: {LATER[name]} is not built" if name in LATER else ""
+        later = (
+            f" yet: {UNSUPPORTED_METHODS[name]} is not built" if name in UNSUPPORTED_METHODS else ""
+        )
         raise AttributeError(f"AsyncLLM has no {name!r}{later}", name=name, obj=self)
 
     # -- generating ---------------------------------------------------------------------------
@@ -149,13 +157,15 @@ class AsyncLLM:
         if data_parallel_rank:
             raise Unsupported("data_parallel_rank: there is one engine", param="data_parallel_rank")
         refuse_lora(lora_request)
-        number = next(self._numbers)
+        number = next(self._request_numbers)
         name = f"request-{number}" if request_id is None else str(request_id)
         client = self._on_this_loop()
         prepared = await self._prepared(
             prompt, sampling_params, f"{name}-{number}", tokenization_kwargs, priority
         )
-        generation = await begin(client, [prepared], self.tokenizer, clock=self._clock)
+        generation = await start_output_generation(
+            client, [prepared], self.tokenizer, clock=self._clock
+        )
         self._running.setdefault(name, []).append(generation)
         try:
             async for news in generation:
@@ -184,7 +194,7 @@ class AsyncLLM:
         request_id: str,
         tokenization: Mapping[str, object] | None,
         priority: int,
-    ) -> Prepared:
+    ) -> PreparedRequest:
         if hasattr(prompt, "__aiter__"):
             raise Unsupported("a prompt that comes piece by piece is not supported", param="prompt")
         if priority and self.config.scheduler.policy != "priority":
@@ -192,8 +202,8 @@ class AsyncLLM:
             raise RequestError(f"{message}, got priority={priority}", param="priority")
         arrived_at = time.monotonic()
 
-        def work() -> Prepared:
-            return self.inputs.request(
+        def work() -> PreparedRequest:
+            return self.inputs.process(
                 prompt,
                 params,
                 request_id=request_id,
@@ -206,7 +216,7 @@ class AsyncLLM:
         is_long = isinstance(text, str) and len(text) > LONG_CHARS
         return await asyncio.to_thread(work) if is_long else work()
 
-    def _forget(self, name: str, generation: Generation) -> None:
+    def _forget(self, name: str, generation: OutputGeneration) -> None:
         left = [one for one in self._running.get(name, ()) if one is not generation]
         if left:
             self._running[name] = left
@@ -226,7 +236,7 @@ class AsyncLLM:
         while self._running:
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"{len(self._running)} requests ran for {drain_timeout} s more")
-            await asyncio.sleep(DRAIN_LOOK_S)
+            await asyncio.sleep(DRAIN_POLL_S)
 
     async def encode(self, *given: Any, **named: Any) -> AsyncIterator[NoReturn]:
         """Needs a pooling model."""
@@ -280,11 +290,13 @@ class AsyncLLM:
 
     @property
     def errored(self) -> bool:
-        return self._client is not None and not self._stopped and self._client.dead is not None
+        return (
+            self._client is not None and not self._stopped and self._client.dead_error is not None
+        )
 
     @property
     def dead_error(self) -> EngineDead:
-        dead = self._client.dead if self._client is not None else None
+        dead = self._client.dead_error if self._client is not None else None
         return dead or EngineDead("the engine was shut down")
 
     def shutdown(self, timeout: float | None = None) -> None:
@@ -293,7 +305,7 @@ class AsyncLLM:
             return
         self._stopped = True
         if self._client is not None and self._loop is not None and not self._loop.is_closed():
-            self._client.end_streams(EngineDead("the engine was shut down"))
+            self._client.fail_streams(EngineDead("the engine was shut down"))
             self._client.transport.close()
         if self._end is not None:
             self._end()
@@ -322,7 +334,7 @@ class AsyncLLM:
         await self._on_this_loop().wake_up(tags)
 
     async def is_sleeping(self) -> bool:
-        return self._on_this_loop().asleep
+        return self._on_this_loop().is_sleeping
 
     async def pause_generation(self, mode: str = "abort", clear_cache: bool = True) -> None:
         """Make no steps until resume_generation(); new requests wait."""
@@ -333,7 +345,7 @@ class AsyncLLM:
         await self._on_this_loop().resume()
 
     async def is_paused(self) -> bool:
-        return self._on_this_loop().paused
+        return self._on_this_loop().is_paused
 
     async def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record a trace of the engine's process until stop_profile()."""
@@ -365,21 +377,21 @@ class AsyncLLM:
             self._client.transport.close()
             self._running.clear()
         self._client, self._loop = EngineClient(self._connect()), loop
-        self._client.wait_s = self.config.recovery.wait_s
+        self._client.restart_wait_s = self.config.recovery.wait_s
         self._client.start()
         return self._client
 
 
-class Connect:
+class EngineConnector:
     """Makes a new connection to an engine's process each time it is called."""
 
-    def __init__(self, engine: Tended) -> None:
+    def __init__(self, engine: EngineRestarterThread) -> None:
         self._engine = engine
         self._numbers = itertools.count()
 
     def __call__(self) -> Transport:
         engine = self._engine
-        return EngineSocket(engine.folder, f"llm-{next(self._numbers)}", engine.link)
+        return ZmqTransport(engine.folder, f"llm-{next(self._numbers)}", engine.pipe)
 
 
 AsyncLLMEngine = AsyncLLM

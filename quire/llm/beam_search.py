@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.core.types import TokenLogprobs
-from quire.engine.beams import Beam, BeamSearch
+from quire.engine.client.beam_search import Beam, BeamSearch
 from quire.llm.engine import LLMEngine
-from quire.llm.progress import Interruptible, Processed, UseTqdm
+from quire.llm.progress import InterruptHandler, ProcessedBar, UseTqdm
 from quire.outputs import (
     BeamSearchOutput,
     BeamSearchSequence,
@@ -21,7 +21,7 @@ from quire.text.prompts import Prompt
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class FinishedBeamSearch:
     """A search that is over, and what it was for."""
 
     engine: LLMEngine
@@ -38,7 +38,7 @@ class Finished:
         """What generate() returns when it is given BeamSearchParams: a beam is an answer."""
         prompt = list(self.search.prompt)
         text = self.prompt if isinstance(self.prompt, str) else self._text(prompt)
-        answers = [self._answer(i, beam) for i, beam in enumerate(self.beams)]
+        answers = [self._completion_output(i, beam) for i, beam in enumerate(self.beams)]
         return RequestOutput(self.search.name, text, prompt, None, answers, True)
 
     def _sequence(self, beam: Beam) -> BeamSearchSequence:
@@ -46,36 +46,36 @@ class Finished:
         return BeamSearchSequence(
             orig_prompt=self.prompt,
             tokens=tokens,
-            logprobs=[self._entry(one) for one in beam.logprobs],
-            cum_logprob=beam.total,
+            logprobs=[self._logprob_entry(one) for one in beam.logprobs],
+            cum_logprob=beam.logprob_sum,
             text=self._text(tokens),
-            finish_reason=beam.finish,
+            finish_reason=beam.finish_reason,
             stop_reason=beam.stop_reason,
         )
 
-    def _answer(self, index: int, beam: Beam) -> CompletionOutput:
+    def _completion_output(self, index: int, beam: Beam) -> CompletionOutput:
         return CompletionOutput(
             index=index,
             text=self._text(list(beam.tokens)) or "",
             token_ids=list(beam.tokens),
-            cumulative_logprob=beam.total,
+            cumulative_logprob=beam.logprob_sum,
             logprobs=None,
-            finish_reason=beam.finish,
+            finish_reason=beam.finish_reason,
         )
 
     def _text(self, tokens: list[int]) -> str | None:
         tokenizer = self.engine.tokenizer
         return tokenizer.decode(tokens, self.params.skip_special_tokens) if tokenizer else None
 
-    def _entry(self, said: TokenLogprobs) -> dict[int, Logprob]:
+    def _logprob_entry(self, said: TokenLogprobs) -> dict[int, Logprob]:
         tokenizer = self.engine.tokenizer
         return {
-            token: Logprob(value, rank, tokenizer.decoded(token) if tokenizer else None)
+            token: Logprob(value, rank, tokenizer.decode_token(token) if tokenizer else None)
             for token, value, rank in zip(said.ids, said.values, said.ranks)
         }
 
 
-def run(
+def run_beam_searches(
     engine: LLMEngine,
     prompts: Sequence[Prompt],
     params: BeamSearchParams,
@@ -84,34 +84,36 @@ def run(
     names: Sequence[str],
     at_once: int,
     use_tqdm: UseTqdm,
-) -> list[Finished]:
+) -> list[FinishedBeamSearch]:
     """Search for every prompt, at most `at_once` of them together. In order."""
     searches = [
-        _search(engine, prompt, params, priority, name)
+        _build_search(engine, prompt, params, priority, name)
         for prompt, priority, name in zip(prompts, priorities, names)
     ]
-    bar = Processed(len(searches), use_tqdm)
+    bar = ProcessedBar(len(searches), use_tqdm)
     found = []
     try:
-        with Interruptible() as interrupt:
+        with InterruptHandler() as interrupt:
             for first in range(0, len(searches), at_once):
                 together = searches[first : first + at_once]
                 _run_together(engine, together, interrupt)
                 for search, prompt in zip(together, prompts[first:]):
-                    found.append(Finished(engine, prompt, params, search, search.result()))
-                    bar.finished(found[-1].as_request_output())
+                    found.append(
+                        FinishedBeamSearch(engine, prompt, params, search, search.best_beams())
+                    )
+                    bar.count_finished(found[-1].as_request_output())
     finally:
         bar.close()
     return found
 
 
-def _search(
+def _build_search(
     engine: LLMEngine, prompt: Prompt, params: BeamSearchParams, priority: int, name: str
 ) -> BeamSearch:
     """Check a prompt by the same rules as any request."""
     allowed = params.allowed_token_ids
     sampling = SamplingParams(max_tokens=1, temperature=0.0, allowed_token_ids=allowed)
-    request = engine.inputs.request(prompt, sampling, request_id=name, priority=priority).request
+    request = engine.inputs.process(prompt, sampling, request_id=name, priority=priority).request
     return BeamSearch(
         name,
         request.prompt,
@@ -125,30 +127,30 @@ def _search(
 
 
 def _run_together(
-    engine: LLMEngine, searches: Sequence[BeamSearch], interrupt: Interruptible
+    engine: LLMEngine, searches: Sequence[BeamSearch], interrupt: InterruptHandler
 ) -> None:
     """Round after round, all searches in the same steps."""
     try:
-        while live := [search for search in searches if not search.over]:
+        while live := [search for search in searches if not search.is_finished]:
             for search in live:
-                _ask(engine, search)
-            while any(search.waiting for search in live):
+                _submit_round(engine, search)
+            while any(search.is_waiting for search in live):
                 interrupt.check()
                 engine.step()
                 for search in live:
-                    search.check()
+                    search.raise_error()
     finally:
         for search in searches:
-            for request_id in search.held():
-                engine.watch(request_id, None)
+            for request_id in search.requests_to_end():
+                engine.subscribe(request_id, None)
                 engine.engine.abort(request_id)
                 engine.engine.release(request_id)
 
 
-def _ask(engine: LLMEngine, search: BeamSearch) -> None:
-    for request in search.requests():
+def _submit_round(engine: LLMEngine, search: BeamSearch) -> None:
+    for request in search.next_requests():
         engine.engine.add(request)
-        engine.watch(request.id, search.take)
-    for request_id in search.parents():
-        engine.watch(request_id, None)
+        engine.subscribe(request.id, search.add_update)
+    for request_id in search.take_releasable():
+        engine.subscribe(request_id, None)
         engine.engine.release(request_id)

@@ -11,48 +11,48 @@ from collections import Counter as Tally
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from quire.config import environment
-from quire.config.args import options_of
-from quire.config.config import EngineConfig
-from quire.config.environment import start_process
+from quire.config import vllm_environment
+from quire.config.engine_args import options_of
+from quire.config.engine_config import EngineConfig
+from quire.config.vllm_environment import start_process
 from quire.core.params import SamplingParams
 from quire.core.types import Update
-from quire.engine.build import Built, build
-from quire.engine.collector import freeze
+from quire.engine.build import EngineBundle, build_engine
+from quire.engine.core.gc_control import freeze_gc_heap
 from quire.errors import RequestError, Unsupported
-from quire.llm.views import ModelConfigView, refuse_lora
+from quire.llm.compat import ModelConfigView, refuse_lora
 from quire.outputs import RequestOutput
-from quire.text.assemble import Assembler
-from quire.text.inputs import Prepared
+from quire.text.input_processor import PreparedRequest
+from quire.text.output.output_processor import RequestOutputProcessor
 from quire.text.prompts import Prompt
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizing.tokenizer import Tokenizer
 
-NAP_S = 0.05
+IDLE_SLEEP_S = 0.05
 """A step in which there was nothing to do ends after so long: there may be a Ctrl-C."""
 
 
 class LLMEngine:
     """Requests and their outputs over a built engine."""
 
-    def __init__(self, built: Built) -> None:
-        freeze()  # looking through what start-up made again and again takes a sixth
+    def __init__(self, built: EngineBundle) -> None:
+        freeze_gc_heap()  # looking through what start-up made again and again takes a sixth
         self.built = built
         self.engine = built.engine
-        self.inputs = built.inputs
+        self.inputs = built.input_processor
         self.finished: Tally[str] = Tally()
-        self._running: dict[str, Assembler] = {}
-        self._watching: dict[str, Callable[[Update], None]] = {}
+        self._running: dict[str, RequestOutputProcessor] = {}
+        self._subscribers: dict[str, Callable[[Update], None]] = {}
         self._clock = time.monotonic if built.config.observe.log_stats else None
 
     @classmethod
     def from_engine_args(cls, engine_args: Any, usage_context: object = None) -> LLMEngine:
         """Build the engine that the arguments describe."""
         start_process()  # first: reading the options may have something to say
-        options = environment.over(options_of(engine_args))
-        environment.tell(strict=options.observe.fail_on_environ_validation)
+        options = vllm_environment.apply_environment(options_of(engine_args))
+        vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
         if options.observe.log_level is not None:
             start_process(level=options.observe.log_level)
-        return cls(build(options))
+        return cls(build_engine(options))
 
     @property
     def config(self) -> EngineConfig:
@@ -85,46 +85,48 @@ class LLMEngine:
     ) -> str:
         """Queue a request; outputs come from step(). Raises RequestError. Returns its id."""
         refuse_lora(lora_request)
-        prepared = self.inputs.request(
+        prepared = self.inputs.process(
             prompt,
             params,
             request_id=str(request_id),
-            priority=self.checked_priority(priority),
+            priority=self.check_priority(priority),
             arrived_at=time.monotonic() if arrival_time is None else arrival_time,
             tokenization=tokenization_kwargs,
         )
         self.submit(prepared)
         return prepared.request.id
 
-    def checked_priority(self, priority: int) -> int:
+    def check_priority(self, priority: int) -> int:
         """A priority that means something here."""
         if priority and self.config.scheduler.policy != "priority":
             message = "priorities need scheduling_policy='priority'; this engine has 'fcfs'"
             raise RequestError(f"{message}, got priority={priority}", param="priority")
         return priority
 
-    def submit(self, prepared: Prepared) -> None:
+    def submit(self, prepared: PreparedRequest) -> None:
         """Queue a prepared request. Raises RequestError and changes nothing."""
         self.engine.add(prepared.request)
-        assembler = Assembler(prepared, self.built.tokenizer, clock=self._clock)
+        assembler = RequestOutputProcessor(prepared, self.built.tokenizer, clock=self._clock)
         self._running[prepared.request.id] = assembler
 
-    def watch(self, request_id: str, take: Callable[[Update], None] | None) -> None:
+    def subscribe(self, request_id: str, take: Callable[[Update], None] | None) -> None:
         """Give the updates of a request that was added to the engine itself to `take`."""
         if take is None:
-            self._watching.pop(request_id, None)
+            self._subscribers.pop(request_id, None)
         else:
-            self._watching[request_id] = take
+            self._subscribers[request_id] = take
 
     def step(self) -> list[RequestOutput]:
         """One step of the engine; the outputs it yields, by each request's output_kind."""
         outputs = []
         if self.engine.idle and not self.engine.empty:
-            self.engine.wait(NAP_S)  # all that are here are kept out of the queue for a while
+            self.engine.wait(
+                IDLE_SLEEP_S
+            )  # all that are here are kept out of the queue for a while
         for update in self.engine.step():
             assembler = self._running.get(update.request_id)
             if assembler is None:
-                take = self._watching.get(update.request_id)
+                take = self._subscribers.get(update.request_id)
                 if take is not None:
                     take(update)
                 continue
@@ -137,7 +139,7 @@ class LLMEngine:
                     del self._running[update.request_id]
                     self._count(output)
         if not self._running:
-            self.engine.settle()
+            self.engine.drain()
         return outputs
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
@@ -146,7 +148,7 @@ class LLMEngine:
             if self._running.pop(one, None) is not None:
                 self.engine.abort(one)
                 self.finished["abort"] += 1
-        self.engine.settle()
+        self.engine.drain()
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._running)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from quire.core import figures
+from quire.core.accounting import metric_definitions
 from quire.llm.engine import LLMEngine
 
-REASONS = ("stop", "length", "abort", "error", "repetition")
-COUNTERS = (
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+COUNTER_NAMES = (
     "prefix_cache_queries",
     "prefix_cache_hits",
     "num_preemptions",
@@ -56,24 +56,24 @@ class Histogram(Metric):
     buckets: dict[str, int]
 
 
-def snapshot(engine: LLMEngine) -> list[Metric]:
+def collect_metrics(engine: LLMEngine) -> list[Metric]:
     """Every metric, now."""
     now = engine.engine.snapshot(rows=0, blocks=False)
     labels = {"model_name": engine.config.model.served_names[0], "engine": "0"}
     found: list[Metric] = [
         Gauge(f"vllm:{name}", labels, values[""])
-        for name, values in figures.gauges(now).items()
+        for name, values in metric_definitions.gauges(now).items()
         if "" in values
     ]
     found += [
         Counter(f"vllm:{name}", labels, int(values[""]))
-        for name, values in figures.counters(now).items()
-        if name in COUNTERS
+        for name, values in metric_definitions.counters(now).items()
+        if name in COUNTER_NAMES
     ]
     found += [
         Counter(
             "vllm:request_success", labels | {"finished_reason": reason}, engine.finished[reason]
         )
-        for reason in REASONS
+        for reason in FINISH_REASONS
     ]
     return found

@@ -13,35 +13,35 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from quire.binding.rules import Rules
 from quire.core.params import BeamSearchParams, RequestOutputKind, SamplingParams
-from quire.engine import sleep
-from quire.engine.collector import seldom
-from quire.engine.front import house_of
-from quire.engine.profile import Profile
+from quire.engine.core import sleep_mode
+from quire.engine.core.gc_control import infrequent_gc
+from quire.engine.core.profiler import TorchProfile
+from quire.engine.startup.text_setup import structured_defaults
 from quire.errors import RequestError, Unsupported
 from quire.llm import metrics
-from quire.llm.beam_search import Finished, run
+from quire.llm.beam_search import FinishedBeamSearch, run_beam_searches
+from quire.llm.chat_parsing import ChatContext, build_chat_parsing
+from quire.llm.compat import refuse_lora
 from quire.llm.engine import LLMEngine
-from quire.llm.guided import GuidedOptions, refuse_guided, with_guided
-from quire.llm.progress import Interruptible, Processed, UseTqdm, adding
-from quire.llm.prompts import conversations, listed
-from quire.llm.reading import Talk, reads
-from quire.llm.views import refuse_lora
+from quire.llm.legacy_guided import GuidedOptions, apply_guided, refuse_guided
+from quire.llm.progress import InterruptHandler, ProcessedBar, UseTqdm, track_adding
+from quire.llm.prompts import normalize_conversations, normalize_prompts
 from quire.llm.worker import Worker
 from quire.outputs import BeamSearchOutput, RequestOutput
-from quire.text.chat import load_chat_template
-from quire.text.inputs import Prepared
+from quire.text.input_processor import PreparedRequest
+from quire.text.output.answer_parser import ParserOptions
 from quire.text.prompts import Prompt
-from quire.text.readers import Parsers
-from quire.text.tokenizer import Tokenizer
+from quire.text.templates.chat_template import load_chat_template
+from quire.text.tokenizing.tokenizer import Tokenizer
+from quire.tool_grammar.prompt_constraints import PromptConstraints
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Params = SamplingParams | Sequence[SamplingParams]
-Conversation = Sequence[Any]
-LATER = {
+SamplingParamsArg = SamplingParams | Sequence[SamplingParams]
+ConversationArg = Sequence[Any]
+UNSUPPORTED_METHODS = {
     "release_kv_cache_memory": "giving KV memory back",
     "init_weight_transfer_engine": "weight transfer",
     "start_weight_update": "weight transfer",
@@ -75,11 +75,13 @@ class LLM:
         self._order: list[str] = []  # enqueued and not yet collected
         self._done: dict[str, RequestOutput] = {}
         self._asleep: frozenset[str] = frozenset()
-        self._profile: Profile | None = None
+        self._profile: TorchProfile | None = None
         self._template = load_chat_template(engine.config.model.chat_template)
 
     def __getattr__(self, name: str) -> NoReturn:
-        later = f" yet: {LATER[name]} is not built" if name in LATER else ""
+        later = (
+            f" yet: {UNSUPPORTED_METHODS[name]} is not built" if name in UNSUPPORTED_METHODS else ""
+        )
         raise AttributeError(f"LLM has no {name!r}{later}", name=name, obj=self)
 
     # -- generating ---------------------------------------------------------------------------
@@ -87,7 +89,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
-        sampling_params: Params | BeamSearchParams | None = None,
+        sampling_params: SamplingParamsArg | BeamSearchParams | None = None,
         *,
         prompt_token_ids: Sequence[Any] | None = None,
         use_tqdm: UseTqdm = True,
@@ -103,14 +105,16 @@ class LLM:
         BeamSearchParams give the beams as the outputs of each prompt. guided_options_request:
         the form of all outputs, in the words of older releases.
         """
-        given = listed(prompts, prompt_token_ids)
+        given = normalize_prompts(prompts, prompt_token_ids)
         if isinstance(sampling_params, BeamSearchParams):
             refuse_guided(guided_options_request)
-            found = self._search(given, sampling_params, lora_request, use_tqdm, None, priority)
+            found = self._run_beam_search(
+                given, sampling_params, lora_request, use_tqdm, None, priority
+            )
             return [one.as_request_output() for one in found]
         if guided_options_request is not None:
-            params = self._each_params(sampling_params, len(given))
-            sampling_params = with_guided(params, guided_options_request)
+            params = self._params_per_prompt(sampling_params, len(given))
+            sampling_params = apply_guided(params, guided_options_request)
         ids = self._enqueue(
             given,
             sampling_params,
@@ -124,8 +128,8 @@ class LLM:
 
     def chat(
         self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: Params | None = None,
+        messages: ConversationArg | Sequence[ConversationArg],
+        sampling_params: SamplingParamsArg | None = None,
         use_tqdm: UseTqdm = True,
         lora_request: object | None = None,
         priority: int | Sequence[int] | None = None,
@@ -149,18 +153,18 @@ class LLM:
         have `reasoning` and `tool_calls`, and `text` is what is left. tool_choice: as over HTTP;
         "required" or a function forces calls, with a parser or without one.
         """
-        given = conversations(messages)
-        parsers = Parsers(reasoning_parser, tool_parser)
+        given = normalize_conversations(messages)
+        parsers = ParserOptions(reasoning_parser, tool_parser)
         variables, goes_on = chat_template_kwargs, continue_final_message
-        reading = reads(
-            Talk(parsers, tools, tool_choice, parallel_tool_calls, variables, goes_on),
+        reading = build_chat_parsing(
+            ChatContext(parsers, tools, tool_choice, parallel_tool_calls, variables, goes_on),
             self.get_tokenizer(),
             self._template if chat_template is None else load_chat_template(chat_template),
-            house_of(self.llm_engine.config),
+            structured_defaults(self.llm_engine.config),
             self.llm_engine.inputs.eos_ids,
         )
-        asked = [] if reading is None else self._each_params(sampling_params, len(given))
-        texts = self._rendered(
+        asked = [] if reading is None else self._params_per_prompt(sampling_params, len(given))
+        texts = self._render_conversations(
             given,
             chat_template,
             tools,
@@ -171,25 +175,25 @@ class LLM:
         )
         ids = self._enqueue(
             texts,
-            sampling_params if reading is None else reading.params(asked),
+            sampling_params if reading is None else reading.adjust_params(asked),
             use_tqdm=use_tqdm,
             lora_request=lora_request,
             priority=priority,
             tokenization_kwargs=tokenization_kwargs,
             mm_processor_kwargs=mm_processor_kwargs,
             add_special_tokens=False,  # the template wrote them
-            rules=None if reading is None else reading.each(texts, given, asked),
+            rules=None if reading is None else reading.build_constraints(texts, given, asked),
         )
         outputs = self._collect(ids, use_tqdm)
         if reading is not None:
             for output, conversation, params in zip(outputs, given, asked):
-                reading.read(output, conversation, params)
+                reading.parse_output(output, conversation, params)
         return outputs
 
     def enqueue(
         self,
         prompts: Prompt | Sequence[Prompt] | None = None,
-        sampling_params: Params | None = None,
+        sampling_params: SamplingParamsArg | None = None,
         *,
         prompt_token_ids: Sequence[Any] | None = None,
         use_tqdm: UseTqdm = True,
@@ -199,7 +203,7 @@ class LLM:
         mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
         """Queue prompts without running them; their request ids. See wait_for_completion."""
-        given = listed(prompts, prompt_token_ids)
+        given = normalize_prompts(prompts, prompt_token_ids)
         return self._enqueue(
             given,
             sampling_params,
@@ -212,8 +216,8 @@ class LLM:
 
     def enqueue_chat(
         self,
-        messages: Conversation | Sequence[Conversation],
-        sampling_params: Params | None = None,
+        messages: ConversationArg | Sequence[ConversationArg],
+        sampling_params: SamplingParamsArg | None = None,
         *,
         use_tqdm: UseTqdm = True,
         lora_request: object | None = None,
@@ -228,8 +232,8 @@ class LLM:
         mm_processor_kwargs: Mapping[str, object] | None = None,
     ) -> list[str]:
         """Queue conversations without running them; their request ids."""
-        texts = self._rendered(
-            conversations(messages),
+        texts = self._render_conversations(
+            normalize_conversations(messages),
             chat_template,
             tools,
             add_generation_prompt=add_generation_prompt,
@@ -268,12 +272,12 @@ class LLM:
         priority: int | Sequence[int] | None = None,
     ) -> list[BeamSearchOutput]:
         """The beam_width likeliest continuations of each prompt, best first."""
-        found = self._search(
-            listed(prompts), params, lora_request, use_tqdm, concurrency_limit, priority
+        found = self._run_beam_search(
+            normalize_prompts(prompts), params, lora_request, use_tqdm, concurrency_limit, priority
         )
         return [one.as_beams() for one in found]
 
-    def _search(
+    def _run_beam_search(
         self,
         given: Sequence[Prompt],
         params: BeamSearchParams,
@@ -281,11 +285,11 @@ class LLM:
         use_tqdm: UseTqdm,
         concurrency_limit: int | None,
         priority: int | Sequence[int] | None,
-    ) -> list[Finished]:
+    ) -> list[FinishedBeamSearch]:
         self._check_awake()
         refuse_lora(lora_request)
-        params.refuse_later_features()
-        return run(
+        params.reject_unimplemented_features()
+        return run_beam_searches(
             self.llm_engine,
             given,
             params,
@@ -295,9 +299,9 @@ class LLM:
             use_tqdm=use_tqdm,
         )
 
-    def _rendered(
+    def _render_conversations(
         self,
-        given: Sequence[Conversation],
+        given: Sequence[ConversationArg],
         chat_template: str | Path | None,
         tools: Sequence[Any] | None,
         **how: Any,
@@ -310,7 +314,7 @@ class LLM:
     def _enqueue(
         self,
         given: Sequence[Prompt],
-        sampling_params: Params | None,
+        sampling_params: SamplingParamsArg | None,
         *,
         use_tqdm: UseTqdm,
         lora_request: object | None,
@@ -318,7 +322,7 @@ class LLM:
         tokenization_kwargs: Mapping[str, object] | None,
         mm_processor_kwargs: Mapping[str, object] | None,
         add_special_tokens: bool = True,
-        rules: Sequence[Rules] | None = None,
+        rules: Sequence[PromptConstraints] | None = None,
     ) -> list[str]:
         """Check everything, then queue everything, or nothing.
 
@@ -328,14 +332,14 @@ class LLM:
         refuse_lora(lora_request)
         if mm_processor_kwargs:
             raise Unsupported("mm_processor_kwargs: this model reads text only")
-        params = self._each_params(sampling_params, len(given))
+        params = self._params_per_prompt(sampling_params, len(given))
         ranks = self._priorities(priority, len(given))
         inputs = self.llm_engine.inputs
         now = time.monotonic()
         # Drawing ids from the counter last keeps them dense when a prompt is refused
         first = next(self._ids)
         prepared = [
-            inputs.request(
+            inputs.process(
                 prompt,
                 one,
                 request_id=str(first + i),
@@ -347,13 +351,18 @@ class LLM:
                 thinking=rule.thinking,
             )
             for i, (prompt, one, rank, rule) in enumerate(
-                zip(adding(given, use_tqdm), params, ranks, rules or [Rules()] * len(given))
+                zip(
+                    track_adding(given, use_tqdm),
+                    params,
+                    ranks,
+                    rules or [PromptConstraints()] * len(given),
+                )
             )
         ]
         self._ids = itertools.count(first + len(given))
         return self._submit(prepared)
 
-    def _submit(self, prepared: Sequence[Prepared]) -> list[str]:
+    def _submit(self, prepared: Sequence[PreparedRequest]) -> list[str]:
         ids: list[str] = []
         try:
             for one in prepared:
@@ -367,49 +376,51 @@ class LLM:
 
     def _collect(self, ids: Sequence[str], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Step until these are done. Ctrl-C between two steps aborts them."""
-        bar = Processed(len(ids), use_tqdm)
+        bar = ProcessedBar(len(ids), use_tqdm)
         missing = {one for one in ids if one not in self._done}
         try:
-            with seldom(), Interruptible() as interrupt:
+            with infrequent_gc(), InterruptHandler() as interrupt:
                 while missing:
                     interrupt.check()
                     for output in self.llm_engine.step():
                         self._done[output.request_id] = output
                         if output.request_id in missing:
-                            _raise_fault(output)
+                            _raise_request_error(output)
                             missing.remove(output.request_id)
-                            bar.finished(output)
+                            bar.count_finished(output)
         except BaseException:
-            self._give_up(ids)
+            self._abort_all(ids)
             raise
         finally:
             bar.close()
         taken = set(ids)
         self._order = [one for one in self._order if one not in taken]
-        return [self._checked(self._done.pop(one)) for one in ids]
+        return [self._raise_or_return(self._done.pop(one)) for one in ids]
 
-    def _give_up(self, ids: Sequence[str]) -> None:
+    def _abort_all(self, ids: Sequence[str]) -> None:
         self.llm_engine.abort_request(ids)
         taken = set(ids)
         self._order = [one for one in self._order if one not in taken]
         for one in ids:
             self._done.pop(one, None)
 
-    def _checked(self, output: RequestOutput) -> RequestOutput:
+    def _raise_or_return(self, output: RequestOutput) -> RequestOutput:
         if output.error is not None:
             log.error("request %s ended with an error: %s", output.request_id, output.error)
         return output
 
-    def _each_params(self, given: Params | None, count: int) -> list[SamplingParams]:
+    def _params_per_prompt(
+        self, given: SamplingParamsArg | None, count: int
+    ) -> list[SamplingParams]:
         """One per prompt, each a copy that returns one final output."""
         if given is None:
             given = self.get_default_sampling_params()
         if isinstance(given, SamplingParams):
-            return [_final(given)] * count
+            return [_with_final_output(given)] * count
         if len(given) != count:
             message = f"give one sampling_params for all, or one per prompt ({count})"
             raise RequestError(f"{message}; got {len(given)}", param="sampling_params")
-        return [_final(one) for one in given]
+        return [_with_final_output(one) for one in given]
 
     def _priorities(self, given: int | Sequence[int] | None, count: int) -> list[int]:
         if given is None:
@@ -418,7 +429,7 @@ class LLM:
         if len(each) != count:
             message = f"give one priority for all, or one per prompt ({count})"
             raise RequestError(f"{message}; got {len(each)}", param="priority")
-        return [self.llm_engine.checked_priority(one) for one in each]
+        return [self.llm_engine.check_priority(one) for one in each]
 
     # -- what is known ------------------------------------------------------------------------
 
@@ -444,7 +455,7 @@ class LLM:
 
     def get_metrics(self) -> list[metrics.Metric]:
         """Counters and gauges of this moment, by the names dashboards know."""
-        return metrics.snapshot(self.llm_engine)
+        return metrics.collect_metrics(self.llm_engine)
 
     def __repr__(self) -> str:
         return str(self.apply_model(repr)[0])
@@ -462,20 +473,20 @@ class LLM:
 
         timeout: for workers elsewhere; here the call is made in this process and waited for.
         """
-        return self.llm_engine.engine.call(
+        return self.llm_engine.engine.apply_model(
             lambda model: Worker(0, model).call(method, args, kwargs or {})
         )
 
     def apply_model(self, func: Callable[[Any], T]) -> list[T]:
         """Call a function with the model of every worker."""
-        return self.llm_engine.engine.call(func)
+        return self.llm_engine.engine.apply_model(func)
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
         """Forget cached prefixes. False while requests use them."""
         if reset_running_requests:
-            self._give_up(list(self._order))
+            self._abort_all(list(self._order))
         return self.llm_engine.reset_prefix_cache()
 
     def reset_mm_cache(self) -> None:
@@ -483,22 +494,22 @@ class LLM:
 
     def sleep(self, level: int = 1, mode: str = "abort") -> None:
         """Stop generating. 0: pause; 1: forget the KV cache too, and free it. See wake_up."""
-        sleep.check(level, mode)
+        sleep_mode.check_sleep_args(level, mode)
         if mode == "abort":
-            self._give_up(list(self._order))
+            self._abort_all(list(self._order))
         elif mode == "wait":
             self._run_enqueued()
         elif level and self._order:
             raise RequestError(
                 "mode='keep' keeps requests, whose KV level 1 would forget: use level 0"
             )
-        self._asleep = sleep.asleep_at(level)
+        self._asleep = sleep_mode.tags_at_level(level)
         if level:
-            self.llm_engine.engine.forget_kv()
+            self.llm_engine.engine.release_kv_memory()
 
     def wake_up(self, tags: Sequence[str] | None = None) -> bool:
         """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""
-        self._asleep = sleep.after_waking(self._asleep, tags)
+        self._asleep = sleep_mode.tags_after_wake_up(self._asleep, tags)
         return not self._asleep
 
     def start_profile(
@@ -514,7 +525,7 @@ class LLM:
             raise Unsupported("delay_iterations and max_iterations are not supported: leave them")
         if self._profile is not None:
             raise RequestError("a profile is being recorded already: call stop_profile first")
-        self._profile = Profile.start(profile_prefix, profiler_kwargs or {})
+        self._profile = TorchProfile.start(profile_prefix, profiler_kwargs or {})
 
     def stop_profile(self) -> None:
         """Write the trace."""
@@ -524,7 +535,7 @@ class LLM:
         log.info("wrote %s", profile.stop())
 
     def _run_enqueued(self) -> None:
-        with seldom():
+        with infrequent_gc():
             while self.llm_engine.has_unfinished_requests():
                 for output in self.llm_engine.step():
                     self._done[output.request_id] = output
@@ -537,32 +548,32 @@ class LLM:
     # -- what pooling models will do ----------------------------------------------------------
 
     def encode(self, *given: Any, **named: Any) -> NoReturn:
-        raise _no_pooling("encode")
+        raise _pooling_unsupported("encode")
 
     def embed(self, *given: Any, **named: Any) -> NoReturn:
-        raise _no_pooling("embed")
+        raise _pooling_unsupported("embed")
 
     def classify(self, *given: Any, **named: Any) -> NoReturn:
-        raise _no_pooling("classify")
+        raise _pooling_unsupported("classify")
 
     def score(self, *given: Any, **named: Any) -> NoReturn:
-        raise _no_pooling("score")
+        raise _pooling_unsupported("score")
 
     def reward(self, *given: Any, **named: Any) -> NoReturn:
-        raise _no_pooling("reward")
+        raise _pooling_unsupported("reward")
 
 
-def _raise_fault(output: RequestOutput) -> None:
+def _raise_request_error(output: RequestOutput) -> None:
     """What the engine found wrong with a request, as if it had been refused at once."""
     if output.fault is not None:
         raise output.fault
 
 
-def _no_pooling(name: str) -> Unsupported:
+def _pooling_unsupported(name: str) -> Unsupported:
     return Unsupported(f"{name}() needs a pooling model; quire runs generating models so far")
 
 
-def _final(params: SamplingParams) -> SamplingParams:
+def _with_final_output(params: SamplingParams) -> SamplingParams:
     if not isinstance(params, SamplingParams):
         message = f"sampling_params must be SamplingParams, got a {type(params).__name__}"
         raise RequestError(message, param="sampling_params")

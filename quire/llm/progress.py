@@ -17,7 +17,7 @@ UseTqdm = bool | Callable[..., Any]
 """True, False, or something to call as tqdm is called."""
 
 
-def _bar(use: UseTqdm, **named: Any) -> Any:
+def _make_bar(use: UseTqdm, **named: Any) -> Any:
     if use is True:
         from tqdm.auto import tqdm
 
@@ -26,33 +26,35 @@ def _bar(use: UseTqdm, **named: Any) -> Any:
     return use(dynamic_ncols=True, **named)
 
 
-def adding(items: Iterable[T], use: UseTqdm) -> Iterator[T]:
+def track_adding(items: Iterable[T], use: UseTqdm) -> Iterator[T]:
     """The items, under the bar `Adding requests`."""
     if not use:
         yield from items
         return
     total = len(items) if isinstance(items, Sized) else None
-    bar = _bar(use, iterable=items, desc="Adding requests", total=total)
+    bar = _make_bar(use, iterable=items, desc="Adding requests", total=total)
     yield from bar
 
 
-class Processed:
+class ProcessedBar:
     """The bar `Processed prompts`, with token rates. Costs nothing between finished requests."""
 
     def __init__(self, total: int, use: UseTqdm) -> None:
-        self._began = time.perf_counter()
-        self._read = self._written = 0
+        self._started_at = time.perf_counter()
+        self._prompt_tokens = self._output_tokens = 0
         self._bar = (
-            _bar(use, total=total, desc="Processed prompts", postfix=self._rates()) if use else None
+            _make_bar(use, total=total, desc="Processed prompts", postfix=self._rates())
+            if use
+            else None
         )
 
-    def finished(self, output: RequestOutput) -> None:
+    def count_finished(self, output: RequestOutput) -> None:
         """Count one finished request."""
         if self._bar is None:
             return
         written = len(output.outputs)
-        self._read += len(output.prompt_token_ids or ()) * written
-        self._written += sum(len(one.token_ids) for one in output.outputs)
+        self._prompt_tokens += len(output.prompt_token_ids or ()) * written
+        self._output_tokens += sum(len(one.token_ids) for one in output.outputs)
         self._bar.postfix = self._rates()
         self._bar.update(1)
 
@@ -61,12 +63,12 @@ class Processed:
             self._bar.close()
 
     def _rates(self) -> str:
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        read, written = self._read / seconds, self._written / seconds
+        seconds = max(time.perf_counter() - self._started_at, 1e-9)
+        read, written = self._prompt_tokens / seconds, self._output_tokens / seconds
         return f"est. speed input: {read:.2f} toks/s, output: {written:.2f} toks/s"
 
 
-class Interruptible(AbstractContextManager["Interruptible"]):
+class InterruptHandler(AbstractContextManager["InterruptHandler"]):
     """While it is open, Ctrl-C sets `asked` instead of raising in the middle of a step.
 
     The third Ctrl-C raises at once, and may leave the engine unusable: for a step that hangs.
@@ -74,14 +76,16 @@ class Interruptible(AbstractContextManager["Interruptible"]):
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
         self._times = 0
-        self._before: Any = None
+        self._previous_handler: Any = None
 
-    def __enter__(self) -> Interruptible:
+    def __enter__(self) -> InterruptHandler:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.getsignal(signal.SIGINT)
-            if self._before is not None:  # None: a handler Python did not set; leave it alone
+            self._previous_handler = signal.getsignal(signal.SIGINT)
+            if (
+                self._previous_handler is not None
+            ):  # None: a handler Python did not set; leave it alone
                 signal.signal(signal.SIGINT, self._interrupt)
         return self
 
@@ -91,16 +95,16 @@ class Interruptible(AbstractContextManager["Interruptible"]):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
+        if self._previous_handler is not None:
+            signal.signal(signal.SIGINT, self._previous_handler)
 
     def check(self) -> None:
         """Between two steps: raise KeyboardInterrupt if Ctrl-C was pressed."""
-        if self.asked:
+        if self.is_requested:
             raise KeyboardInterrupt
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         self._times += 1
         if self._times > 2:
             raise KeyboardInterrupt
-        self.asked = True
+        self.is_requested = True

@@ -15,28 +15,28 @@ from quire.text.prompts import Prompt
 PromptType = Prompt
 
 
-class _Text(TypedDict):
+class _TextPromptBase(TypedDict):
     prompt: str
 
 
-class TextPrompt(_Text, total=False):
+class TextPrompt(_TextPromptBase, total=False):
     """A prompt as text. Two with different salts share no cached prefix."""
 
     cache_salt: str
 
 
-class _Tokens(TypedDict):
+class _TokensPromptBase(TypedDict):
     prompt_token_ids: list[int]
 
 
-class TokensPrompt(_Tokens, total=False):
+class TokensPrompt(_TokensPromptBase, total=False):
     """A prompt as token ids; text beside them is only shown."""
 
     prompt: str
     cache_salt: str
 
 
-def listed(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
+def normalize_prompts(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     """All prompts, each in a form of its own.
 
     prompt_token_ids: how older releases passed ids, beside or instead of texts.
@@ -49,8 +49,8 @@ def listed(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
         if not hasattr(prompts, "__iter__"):
             message = "prompts must be text, token ids, a dict, or a list of those"
             raise RequestError(f"{message}; got a {type(prompts).__name__}", param="prompts")
-        return [prompts] if is_one(prompts) else list(prompts)
-    ids = [prompt_token_ids] if is_one(prompt_token_ids) else list(prompt_token_ids)
+        return [prompts] if is_single_prompt(prompts) else list(prompts)
+    ids = [prompt_token_ids] if is_single_prompt(prompt_token_ids) else list(prompt_token_ids)
     if prompts is None:
         return [{"prompt_token_ids": one} for one in ids]
     texts = [prompts] if isinstance(prompts, str) else list(prompts)
@@ -60,7 +60,7 @@ def listed(prompts: Any, prompt_token_ids: Any = None) -> list[Prompt]:
     return [{"prompt": text, "prompt_token_ids": one} for text, one in zip(texts, ids)]
 
 
-def is_one(given: Any) -> bool:
+def is_single_prompt(given: Any) -> bool:
     """A single prompt: text, a dict, or a vector of ids; not a list of prompts."""
     if isinstance(given, (str, bytes, Mapping)):
         return True
@@ -69,7 +69,7 @@ def is_one(given: Any) -> bool:
     return len(given) > 0 and all(isinstance(one, Integral) for one in given)
 
 
-def conversations(messages: Any) -> list[Sequence[Any]]:
+def normalize_conversations(messages: Any) -> list[Sequence[Any]]:
     """A list of conversations, each a list of messages."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
         message = "messages must be a list of messages (dicts with role and content), or of lists"

@@ -16,12 +16,12 @@ class ExpertSizes:
     top_k: int
     mlp: int  # width of one expert
     renormalise: bool
-    every: int = 1  # layers every - 1, 2 * every - 1, ... are sparse
-    dense: tuple[int, ...] = ()  # but not these
+    sparse_step: int = 1  # layers every - 1, 2 * every - 1, ... are sparse
+    dense_layers: tuple[int, ...] = ()  # but not these
 
-    def sparse(self, layer: int) -> bool:
+    def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts."""
-        return layer not in self.dense and (layer + 1) % self.every == 0
+        return layer not in self.dense_layers and (layer + 1) % self.sparse_step == 0
 
 
 def expert_sizes(hf: Hf) -> ExpertSizes:
@@ -38,8 +38,8 @@ def expert_sizes(hf: Hf) -> ExpertSizes:
         top_k=top_k,
         mlp=field_of(hf, "moe_intermediate_size", int),
         renormalise=field_of(hf, "norm_topk_prob", bool, default=False),
-        every=every,
-        dense=tuple(dense),
+        sparse_step=every,
+        dense_layers=tuple(dense),
     )
 
 

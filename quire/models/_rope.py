@@ -11,15 +11,23 @@ from typing import Any
 
 from quire.errors import ConfigError
 from quire.layers.rope import RopeConfig
-from quire.layers.rope_scaling import Dynamic, Linear, Llama3, LongRope, Plain, Scaling, Yarn
+from quire.layers.rope_scaling import (
+    DynamicNTKScaling,
+    LinearRopeScaling,
+    Llama3RopeScaling,
+    LongRopeScaling,
+    RopeScaling,
+    UnscaledRope,
+    YarnRopeScaling,
+)
 from quire.models.base import Hf, field_of
 
 ALIASES = {"su": "longrope"}
-KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class RopeSection:
     """The rotary part of a config.json, for one kind of layer."""
 
     hf: Hf
@@ -33,14 +41,14 @@ class Section:
         key = "rope_type" if self.params.get("rope_type") is not None else "type"
         found = field_of(self.params, key, str, default="default")
         found = ALIASES.get(found, found)
-        if found not in KINDS:
+        if found not in ROPE_KINDS:
             raise ConfigError(
-                f"config.json: {self.name}.{key} is {found!r}; supported: {', '.join(KINDS)}"
+                f"config.json: {self.name}.{key} is {found!r}; supported: {', '.join(ROPE_KINDS)}"
             )
         return found
 
     @property
-    def trained(self) -> int:
+    def trained_len(self) -> int:
         """Positions the model was trained on."""
         own = field_of(self.params, TRAINED, int, default=self.max_positions)
         return field_of(self.hf, TRAINED, int, default=own)
@@ -48,7 +56,7 @@ class Section:
     @property
     def factor(self) -> float:
         """How much longer than trained. Stated, or the ratio of the two lengths."""
-        ratio = self.max_positions / self.trained
+        ratio = self.max_positions / self.trained_len
         optional = self.kind in ("yarn", "longrope")
         return self.number("factor", ratio) if optional else self.number("factor")
 
@@ -75,7 +83,7 @@ class Section:
 TRAINED = "original_max_position_embeddings"
 
 
-def section_of(hf: Hf, layer_type: str | None = None) -> Section:
+def section_of(hf: Hf, layer_type: str | None = None) -> RopeSection:
     """Find the rotary settings, those of one layer type if there are several."""
     positions = field_of(hf, "max_position_embeddings", int)
     for name in ("rope_scaling", "rope_parameters"):
@@ -87,14 +95,16 @@ def section_of(hf: Hf, layer_type: str | None = None) -> Section:
                 "supports one setting for all layers"
             )
         if nested:
-            return Section(hf, nested.get(layer_type or "", {}), f"{name}.{layer_type}", positions)
+            return RopeSection(
+                hf, nested.get(layer_type or "", {}), f"{name}.{layer_type}", positions
+            )
         if params:
-            return Section(hf, params, name, positions)
-    return Section(hf, {}, "rope_scaling", positions)
+            return RopeSection(hf, params, name, positions)
+    return RopeSection(hf, {}, "rope_scaling", positions)
 
 
 def rope_of(
-    hf: Hf, head_dim: int, *, theta: float = 10000.0, section: Section | None = None
+    hf: Hf, head_dim: int, *, theta: float = 10000.0, section: RopeSection | None = None
 ) -> RopeConfig:
     """The rotary settings of a model. theta: the base if the config does not say."""
     part = section or section_of(hf)
@@ -109,23 +119,23 @@ def rope_of(
     return RopeConfig(base, dims, _scaling(part, dims))
 
 
-def stretched(hf: Hf, section: Section | None = None) -> int:
+def scaled_max_len(hf: Hf, section: RopeSection | None = None) -> int:
     """Positions a model serves when its scaling stretches what max_position_embeddings says."""
     part = section or section_of(hf)
     if part.kind in ("linear", "dynamic"):
         return int(part.max_positions * part.factor)
     if part.kind == "yarn":
-        return int(part.trained * part.factor)
+        return int(part.trained_len * part.factor)
     return part.max_positions
 
 
-def _scaling(part: Section, dims: int) -> Scaling:
+def _scaling(part: RopeSection, dims: int) -> RopeScaling:
     if part.kind == "default":
-        return Plain()
+        return UnscaledRope()
     if part.kind == "linear":
-        return Linear(part.factor)
+        return LinearRopeScaling(part.factor)
     if part.kind == "dynamic":
-        return Dynamic(part.factor, part.max_positions)
+        return DynamicNTKScaling(part.factor, part.max_positions)
     if part.kind == "llama3":
         low, high = part.number("low_freq_factor"), part.number("high_freq_factor")
         if low >= high:
@@ -133,22 +143,22 @@ def _scaling(part: Section, dims: int) -> Scaling:
                 f"config.json: {part.name}.low_freq_factor is {low}; it must be below "
                 f"high_freq_factor, which is {high}"
             )
-        return Llama3(part.factor, low, high, part.trained)
+        return Llama3RopeScaling(part.factor, low, high, part.trained_len)
     if part.kind == "yarn":
         return _yarn(part)
-    return LongRope(
+    return LongRopeScaling(
         short=part.numbers("short_factor", dims // 2),
         long=part.numbers("long_factor", dims // 2),
-        trained=part.trained,
+        trained_len=part.trained_len,
         factor=part.factor,
         attention_factor=part.number("attention_factor", None),
     )
 
 
-def _yarn(part: Section) -> Yarn:
-    return Yarn(
+def _yarn(part: RopeSection) -> YarnRopeScaling:
+    return YarnRopeScaling(
         part.factor,
-        part.trained,
+        part.trained_len,
         beta_fast=part.number("beta_fast", 32.0) or 32.0,
         beta_slow=part.number("beta_slow", 1.0) or 1.0,
         attention_factor=part.number("attention_factor", None),

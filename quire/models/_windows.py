@@ -29,13 +29,13 @@ def windows_of(hf: Hf, window: int | None, default: list[str]) -> Windows:
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
-def every_window(hf: Hf, layers: int) -> Windows:
+def read_uniform_windows(hf: Hf, layers: int) -> Windows:
     """One window for all layers, or none. (Mistral, Phi-3)"""
     window = field_of(hf, "sliding_window", int, default=None)
     return windows_of(hf, window, [FULL if window is None else SLIDING] * layers)
 
 
-def upper_windows(hf: Hf, layers: int) -> Windows:
+def read_upper_layer_windows(hf: Hf, layers: int) -> Windows:
     """A window in layers from max_window_layers on, if use_sliding_window. (Qwen)"""
     if not field_of(hf, "use_sliding_window", bool, default=False):
         return (None,) * layers
@@ -44,7 +44,7 @@ def upper_windows(hf: Hf, layers: int) -> Windows:
     return windows_of(hf, window, [FULL if i < first else SLIDING for i in range(layers)])
 
 
-def pattern_windows(hf: Hf, layers: int, *, window: int, period: int) -> Windows:
+def read_periodic_windows(hf: Hf, layers: int, *, window: int, period: int) -> Windows:
     """Every `period`-th layer sees all, the others a window. (Gemma)"""
     window = field_of(hf, "sliding_window", int, default=window)
     kinds = [FULL if (i + 1) % period == 0 else SLIDING for i in range(layers)]

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch import Tensor
 
-from quire.config.kv_layout import LayerFacts
+from quire.config.memory.kv_layout import LayerFacts
 from quire.config.quantization import QuantFacts
 from quire.errors import ConfigError
-from quire.layers import KINDS
+from quire.layers import ACTIVATION_KINDS
 from quire.weights.mapping import Weights
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def sizes_of(hf: Hf, *, act: str = "hidden_act", tied: bool = False) -> dict[str
         "mlp": field_of(hf, "intermediate_size", int),
         "max_len": field_of(hf, "max_position_embeddings", int),
         "norm_eps": field_of(hf, "rms_norm_eps", float, default=1e-6),
-        "act": field_of(hf, act, str, default="silu", one_of=KINDS),
+        "act": field_of(hf, act, str, default="silu", one_of=ACTIVATION_KINDS),
         "tied": field_of(hf, "tie_word_embeddings", bool, default=tied),
         "dtype": dtype_of(hf),
     }

@@ -20,59 +20,61 @@ import torch
 from torch import Tensor, nn
 
 from quire.config.facts import WeightFacts
-from quire.config.json_file import reading
-from quire.config.kv_layout import Group, group_layers
-from quire.config.quantization import QuantFacts, agreed, read_quantization
-from quire.distributed.collectives import Collectives, connect
+from quire.config.json_file import raise_as_config_error
+from quire.config.memory.kv_layout import KVCacheGroup, group_layers
+from quire.config.quantization import QuantFacts, read_quantization, reconcile_quantization
+from quire.distributed.collectives import Collectives, init_collectives
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
-from quire.layers import Attention, Experts, Leaf, Linear, Rope
+from quire.layers import Attention, Experts, Linear, ParamModule, Rope
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
 from quire.quant import mxfp4
-from quire.quant.base import Method, Weighted
-from quire.quant.kv_scales import KvScales
+from quire.quant.base import Method, QuantizableLayer
+from quire.quant.kv_scales import KvScaleLoader
 from quire.quant.none import Method as Plain
-from quire.registry import Registry
+from quire.registry import PluginRegistry
 from quire.weights import files
-from quire.weights.load import Filler
-from quire.weights.mapping import Weights, assign, stored_shape
-from quire.weights.stage import Stage
+from quire.weights.gpu_loader import GpuLoader
+from quire.weights.mapping import Weights, assign_tensors, stored_shape
+from quire.weights.weight_loader import WeightLoader
 
-MODELS = Registry("quire.models")
+MODELS = PluginRegistry("quire.models")
 
 
-def config_of(hf: Hf) -> tuple[str, ModelConfig]:
+def read_model_config(hf: Hf) -> tuple[str, ModelConfig]:
     """(model type, Config) of a parsed config.json. Raises ConfigError for what we cannot run."""
     model_type = field_of(hf, "model_type", str)
     if model_type not in (known := MODELS.names()):
         near = difflib.get_close_matches(model_type[:80], known, n=1, cutoff=0.7)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
         raise ConfigError(f"models of type {model_type!r:.80} are not built yet; {hint}")
-    with reading("config.json"):
+    with raise_as_config_error("config.json"):
         quantized = read_quantization(hf)
         return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
 
 
-def weight_facts(model_type: str, config: ModelConfig) -> WeightFacts:
+def count_weights(model_type: str, config: ModelConfig) -> WeightFacts:
     """Elements of the model's parameters, counted on a model without memory."""
     with torch.device("meta"):
         model = MODELS.load(model_type).Model(config)
     tied = cast(Weights, model.weights).tie if config.tied else {}
     matrices = vectors = linear = 0
     for name, leaf in model.named_modules():
-        if not isinstance(leaf, Leaf) or name in tied:
+        if not isinstance(leaf, ParamModule) or name in tied:
             continue
-        for param in leaf.params():
+        for param in leaf.param_names():
             shape = stored_shape(leaf.layout(param))
             size = math.prod(shape)
             vectors += size if len(shape) < 2 else 0
             matrices += size if len(shape) > 1 else 0
-            smaller = isinstance(leaf, Experts) or (isinstance(leaf, Linear) and leaf.quantized)
+            smaller = isinstance(leaf, Experts) or (
+                isinstance(leaf, Linear) and leaf.is_quantizable
+            )
             linear += size if len(shape) > 1 and smaller else 0
     return WeightFacts(matrices, vectors, linear)
 
 
-def build(
+def build_model(
     model_type: str,
     config: ModelConfig,
     *,
@@ -83,7 +85,7 @@ def build(
     mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
     comm: Collectives | None = None,
     quant: str | None = None,
-    groups: Sequence[Group] | None = None,
+    groups: Sequence[KVCacheGroup] | None = None,
     progress: bool = True,
     seed: int = 0,
 ) -> LanguageModel:
@@ -99,18 +101,18 @@ def build(
     with torch.device("meta"):
         model = MODELS.load(model_type).Model(config)
     if mesh.tp > 1:
-        _cut(model, mesh, comm or connect(mesh))
-    _equip(model, agreed(config.quantized, quant))
-    place(model, groups or group_layers(config.attention_layers()))
+        _shard_model(model, mesh, comm or init_collectives(mesh))
+    _set_quant_methods(model, reconcile_quantization(config.quantized, quant))
+    assign_kv_tensors(model, groups or group_layers(config.attention_layers()))
     tables: dict[Any, Tensor] = {}
     for module in model.modules():
         if isinstance(module, Rope):
-            module.fill(tables, device)
-    fill(model, config, folder, load_format, dtype, device, progress=progress, seed=seed)
+            module.set_table(tables, device)
+    load_weights(model, config, folder, load_format, dtype, device, progress=progress, seed=seed)
     return cast(LanguageModel, model.eval())
 
 
-def fill(
+def load_weights(
     model: nn.Module,
     config: ModelConfig,
     folder: Path | None,
@@ -123,39 +125,41 @@ def fill(
 ) -> None:
     """Load or draw every parameter, packing as it goes. Also reloads a model already built."""
     weights = cast(Weights, model.weights)
-    leaves = {name: m for name, m in model.named_modules() if isinstance(m, Leaf)}
+    leaves = {name: m for name, m in model.named_modules() if isinstance(m, ParamModule)}
     tie = weights.tie if config.tied else {}
     own = {name: leaf for name, leaf in leaves.items() if name not in tie}
     packed = {id(leaf) for leaf in own.values() if isinstance(leaf, Linear)}
     packed |= {id(leaves[source]) for source in tie.values()}
     method = Plain()
 
-    def finish(leaf: Leaf) -> None:
+    def finish(leaf: ParamModule) -> None:
         if id(leaf) in packed:
             owner = leaf.method if isinstance(leaf, Linear) else method
-            owner.finish(cast(Weighted, leaf))
+            owner.process_weights_after_loading(cast(QuantizableLayer, leaf))
         elif isinstance(leaf, Experts):
-            leaf.method.finish_bank(leaf)
-        leaf.settle(dtype)
+            leaf.method.process_experts_after_loading(leaf)
+        leaf.after_load(dtype)
 
     if load_format == "dummy":
-        Filler(own, finish, dtype=dtype, device=device).draw(seed)
+        WeightLoader(own, finish, dtype=dtype, device=device).fill_dummy(seed)
     else:
         if folder is None:
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
-        scales = KvScales(layers, weights.strip)
-        shapes = mxfp4.made_plain(scales.others(_shapes(folder, load_format)))
-        targets = assign(leaves, weights, shapes, tied=config.tied)
-        tensors = files.iterate(folder, progress, load_format=load_format)
-        with Stage(device) if device.type == "cuda" else nullcontext() as stage:
-            filler = Filler(own, finish, dtype=dtype, device=device, stage=stage)
-            filler.fill(targets, mxfp4.unpacked(scales.taken(tensors), targets))
+        scales = KvScaleLoader(layers, weights.strip)
+        shapes = mxfp4.dequantized_shapes(
+            scales.without_scales(_checkpoint_shapes(folder, load_format))
+        )
+        targets = assign_tensors(leaves, weights, shapes, tied=config.tied)
+        tensors = files.iterate_tensors(folder, progress, load_format=load_format)
+        with GpuLoader(device) if device.type == "cuda" else nullcontext() as stage:
+            filler = WeightLoader(own, finish, dtype=dtype, device=device, stage=stage)
+            filler.load(targets, mxfp4.dequantize_stream(scales.extract_scales(tensors), targets))
     for name, source in tie.items():
-        leaves[name].put("weight", leaves[source].weight)
+        leaves[name].set_param("weight", leaves[source].weight)
 
 
-def place(model: nn.Module, groups: Sequence[Group]) -> None:
+def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
     """Tell every attention layer whose block tables it uses and which tensor of the cache."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     for g, group in enumerate(groups):
@@ -163,42 +167,44 @@ def place(model: nn.Module, groups: Sequence[Group]) -> None:
             layers[layer].group, layers[layer].place = g, i
 
 
-def state_of(model: nn.Module, name: str) -> Tensor:
+def plain_param(model: nn.Module, name: str) -> Tensor:
     """One parameter as a plain tensor, whatever form it is held in. Raises KeyError."""
     path, _, param = name.rpartition(".")
     module = dict(model.named_modules()).get(path)
-    if not isinstance(module, Leaf) or param not in module.params():
+    if not isinstance(module, ParamModule) or param not in module.param_names():
         raise KeyError(f"no parameter {name!r}")
     value = getattr(module, param)
     return value.detach() if isinstance(value, Tensor) else value.unpack()
 
 
-def _shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
+def _checkpoint_shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
     """(name, shape) of every tensor, so that a wrong checkpoint is refused before it is read."""
     if files.weight_files(folder, load_format)[0].suffix == ".safetensors":
-        return [(name, header.shape) for name, header in files.headers(folder).items()]
-    tensors = files.iterate(folder, False, load_format=load_format)  # mapped, so not read either
+        return [(name, header.shape) for name, header in files.read_headers(folder).items()]
+    tensors = files.iterate_tensors(
+        folder, False, load_format=load_format
+    )  # mapped, so not read either
     return [(name, tensor.shape) for name, tensor in tensors]
 
 
-def _cut(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
+def _shard_model(model: nn.Module, mesh: Mesh, comm: Collectives) -> None:
     for module in model.modules():
-        if isinstance(module, Leaf):
+        if isinstance(module, ParamModule):
             module.shard(mesh, comm)
         elif isinstance(module, Attention):
             module.shard(mesh)
 
 
-def _equip(model: nn.Module, facts: QuantFacts | None) -> None:
+def _set_quant_methods(model: nn.Module, facts: QuantFacts | None) -> None:
     """Give linear layers and banks their method; what is fused is quantized whole or not."""
     if facts is None:
         return
-    method = cast(Method, Registry("quire.quant").load(facts.method).Method(facts))
+    method = cast(Method, PluginRegistry("quire.quant").load(facts.method).Method(facts))
     for name, module in model.named_modules():
-        if not isinstance(module, (Linear, Experts)) or not module.quantized:
+        if not isinstance(module, (Linear, Experts)) or not module.is_quantizable:
             continue
-        skipped = {facts.skips(names) for names in cast(Weights, model.weights).sources(name)}
+        skipped = {facts.is_skipped(names) for names in cast(Weights, model.weights).sources(name)}
         if len(skipped) > 1:
             raise ConfigError(f"config.json: some parts of {name} are quantized and some are not")
         if skipped == {False}:
-            module.equip(method)
+            module.set_quant_method(method)

@@ -13,27 +13,27 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from quire.config.kv_layout import LayerFacts
+from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
 from quire.layers import (
-    KINDS,
-    AddNorm,
+    ACTIVATION_KINDS,
+    AddRMSNorm,
     ColumnLinear,
     Embedding,
+    ExpertActivation,
     Experts,
-    Gate,
     GatedActivation,
     LMHead,
     RMSNorm,
     Rope,
     RopeConfig,
     Router,
-    Routing,
+    RoutingMethod,
     RowLinear,
     add,
 )
-from quire.layers.mla import LatentAttention, LatentInputs, LatentSizes, LatentUp
-from quire.models._rope import rope_of, section_of, stretched
+from quire.layers.mla import MLAAttention, MLADownProjection, MLASizes, MLAUpProjection
+from quire.models._rope import rope_of, scaled_max_len, section_of
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
 LATENT_EPS = 1e-6
@@ -43,14 +43,14 @@ LATENT_EPS = 1e-6
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):
     rope: RopeConfig
-    attention: LatentSizes
+    attention: MLASizes
     scale: float
     interleaved: bool = True
     experts: int
     expert_mlp: int
     shared_experts: int
     dense: int  # so many first layers have an ordinary MLP
-    routing: Routing
+    routing: RoutingMethod
     correction: bool = False  # the choice of experts is corrected by a learned bias
     spare_layers: int = 0  # of the checkpoint, after the last: they predict further tokens
 
@@ -59,7 +59,7 @@ class Config(ModelConfig):
         return cls(**shared_fields(hf), routing=routing_of(hf))
 
     def attention_layers(self) -> tuple[LayerFacts, ...]:
-        kept = LayerFacts(1, self.attention.kept, latent=self.attention.latent)
+        kept = LayerFacts(1, self.attention.cache_dim, latent=self.attention.latent_dim)
         return (kept,) * self.layers
 
 
@@ -71,9 +71,9 @@ def shared_fields(hf: Hf) -> dict[str, Any]:
     attention = latent_sizes(hf, sizes["heads"])
     return {
         **sizes,
-        "head_dim": attention.query,
-        "max_len": stretched(hf),
-        "rope": rope_of(hf, attention.rotated),
+        "head_dim": attention.query_dim,
+        "max_len": scaled_max_len(hf),
+        "rope": rope_of(hf, attention.rope_dim),
         "attention": attention,
         "scale": scale_of(hf, attention),
         "experts": field_of(hf, "n_routed_experts", int),
@@ -83,28 +83,28 @@ def shared_fields(hf: Hf) -> dict[str, Any]:
     }
 
 
-def latent_sizes(hf: Hf, heads: int) -> LatentSizes:
+def latent_sizes(hf: Hf, heads: int) -> MLASizes:
     """The shape of the attention layers."""
-    return LatentSizes(
+    return MLASizes(
         heads=heads,
-        plain=field_of(hf, "qk_nope_head_dim", int),
-        rotated=field_of(hf, "qk_rope_head_dim", int),
-        value=field_of(hf, "v_head_dim", int),
-        latent=field_of(hf, "kv_lora_rank", int),
+        nope_dim=field_of(hf, "qk_nope_head_dim", int),
+        rope_dim=field_of(hf, "qk_rope_head_dim", int),
+        value_dim=field_of(hf, "v_head_dim", int),
+        latent_dim=field_of(hf, "kv_lora_rank", int),
         q_rank=field_of(hf, "q_lora_rank", int, default=None),
     )
 
 
-def scale_of(hf: Hf, attention: LatentSizes) -> float:
+def scale_of(hf: Hf, attention: MLASizes) -> float:
     """Of the scores: a stretched model's attention is hotter by mscale_all_dim, twice."""
     part, heat = section_of(hf), 1.0
     hotter = part.number("mscale_all_dim", 0.0)
     if part.kind != "default" and hotter and part.factor > 1:
         heat = 0.1 * hotter * math.log(part.factor) + 1.0
-    return float(attention.query**-0.5 * heat * heat)
+    return float(attention.query_dim**-0.5 * heat * heat)
 
 
-def routing_of(hf: Hf) -> Routing:
+def routing_of(hf: Hf) -> RoutingMethod:
     """Softmax over all experts; the best ones, or the best ones of the best groups."""
     field_of(hf, "scoring_func", str, default="softmax", one_of=("softmax",))
     field_of(hf, "norm_topk_prob", bool, default=False, one_of=(False,))
@@ -113,12 +113,12 @@ def routing_of(hf: Hf) -> Routing:
     top_k = field_of(hf, "num_experts_per_tok", int)
     scale = field_of(hf, "routed_scaling_factor", float, default=1.0)
     if method == "greedy":
-        return checked(hf, Routing(top_k, scale=scale))
+        return checked(hf, RoutingMethod(top_k, scale=scale))
     groups, top_groups = field_of(hf, "n_group", int), field_of(hf, "topk_group", int)
-    return checked(hf, Routing(top_k, scale=scale, groups=groups, top_groups=top_groups))
+    return checked(hf, RoutingMethod(top_k, scale=scale, groups=groups, top_groups=top_groups))
 
 
-def checked(hf: Hf, routing: Routing) -> Routing:
+def checked(hf: Hf, routing: RoutingMethod) -> RoutingMethod:
     """The routing, if there are experts enough for it. Raises ConfigError."""
     experts = field_of(hf, "n_routed_experts", int)
     if experts % routing.groups or not 1 <= routing.top_groups <= routing.groups:
@@ -139,15 +139,15 @@ class SelfAttention(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         sizes = c.attention
-        self.inputs = LatentInputs(c.hidden, sizes)
+        self.inputs = MLADownProjection(c.hidden, sizes)
         if sizes.q_rank is not None:
             self.q_a_layernorm = RMSNorm(sizes.q_rank, LATENT_EPS)
-            self.q_b_proj = ColumnLinear(sizes.q_rank, sizes.heads * sizes.query)
-        self.kv_a_layernorm = RMSNorm(sizes.latent, LATENT_EPS)
-        self.kv_b_proj = LatentUp(sizes)
-        self.o_proj = RowLinear(sizes.heads * sizes.value, c.hidden)
+            self.q_b_proj = ColumnLinear(sizes.q_rank, sizes.heads * sizes.query_dim)
+        self.kv_a_layernorm = RMSNorm(sizes.latent_dim, LATENT_EPS)
+        self.kv_b_proj = MLAUpProjection(sizes)
+        self.o_proj = RowLinear(sizes.heads * sizes.value_dim, c.hidden)
         self.rope = Rope(c.rope, c.max_len)
-        self.attn = LatentAttention(sizes, c.scale, c.interleaved)
+        self.attn = MLAAttention(sizes, c.scale, c.interleaved)
 
     def forward(self, x: Tensor, step: StepInputs) -> Tensor:
         q, kv = self.inputs(x)
@@ -172,7 +172,9 @@ class SparseMLP(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         self.gate = Router(c.hidden, c.experts, c.routing, correction=c.correction)
-        self.experts = Experts(c.hidden, c.expert_mlp, c.experts, Gate(KINDS[c.act]))
+        self.experts = Experts(
+            c.hidden, c.expert_mlp, c.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
+        )
         self.shared_experts = MLP(c, c.shared_experts * c.expert_mlp) if c.shared_experts else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -183,9 +185,9 @@ class SparseMLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, i: int) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = SelfAttention(c)
-        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mlp = SparseMLP(c) if i >= c.dense else MLP(c, c.mlp)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -212,7 +214,7 @@ class Model(nn.Module):
         self.weights = weights_of(c)
         self.embed_tokens = Embedding(c.vocab, c.hidden)
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

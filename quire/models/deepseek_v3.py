@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from quire.layers import Routing
+from quire.layers import RoutingMethod
 from quire.models import deepseek_v2
 from quire.models.base import Hf, field_of
 
@@ -30,10 +30,10 @@ class Config(deepseek_v2.Config):
         )
 
 
-def _routing(hf: Hf) -> Routing:
+def _routing(hf: Hf) -> RoutingMethod:
     field_of(hf, "scoring_func", str, default="sigmoid", one_of=("sigmoid",))
     field_of(hf, "topk_method", str, default="noaux_tc", one_of=("noaux_tc",))
-    routing = Routing(
+    routing = RoutingMethod(
         field_of(hf, "num_experts_per_tok", int, default=8),
         "sigmoid",
         renormalise=field_of(hf, "norm_topk_prob", bool, default=True),

@@ -14,21 +14,21 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quire.layers import (
-    AddNorm,
+    AddRMSNorm,
     Attention,
     ColumnLinear,
     Embedding,
     GatedActivation,
-    HeadsLinear,
     LMHead,
+    QKVLinear,
     RMSNorm,
     Rope,
     RopeConfig,
     RowLinear,
     softcap,
 )
-from quire.models._rope import rope_of, stretched
-from quire.models._windows import pattern_windows
+from quire.models._rope import rope_of, scaled_max_len
+from quire.models._windows import read_periodic_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
 DEFAULTS = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"}
@@ -48,8 +48,8 @@ class Config(ModelConfig):
         hf = {**DEFAULTS, **hf}
         sizes = sizes_of(hf, act="hidden_activation", tied=True)
         return cls(
-            **{**sizes, "max_len": stretched(hf)},
-            windows=pattern_windows(hf, sizes["layers"], window=4096, period=2),
+            **{**sizes, "max_len": scaled_max_len(hf)},
+            windows=read_periodic_windows(hf, sizes["layers"], window=4096, period=2),
             rope=rope_of(hf, sizes["head_dim"]),
             scale=field_of(hf, "query_pre_attn_scalar", float, default=256.0) ** -0.5,
             bias=field_of(hf, "attention_bias", bool, default=False),
@@ -61,7 +61,7 @@ class Config(ModelConfig):
 class SelfAttention(nn.Module):
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
-        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
+        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
         self.rope = Rope(c.rope, c.max_len)
         self.attn = Attention(
@@ -88,10 +88,10 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.self_attn = SelfAttention(c, window)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.pre_feedforward_layernorm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.pre_feedforward_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.mlp = MLP(c)
         self.post_feedforward_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
 
@@ -115,7 +115,7 @@ class Model(nn.Module):
         self.cap = c.logit_softcap
         self.embed_tokens = Embedding(c.vocab, c.hidden, scale=c.hidden**0.5)
         self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quire.layers import (
-    AddNorm,
+    AddRMSNorm,
     Attention,
     ColumnLinear,
     Embedding,
     GatedActivation,
-    HeadsLinear,
     LMHead,
+    QKVLinear,
     RMSNorm,
     Rope,
     RopeConfig,
@@ -29,7 +29,7 @@ from quire.layers import (
     softcap,
 )
 from quire.models._rope import rope_of, section_of
-from quire.models._windows import FULL, SLIDING, pattern_windows
+from quire.models._windows import FULL, SLIDING, read_periodic_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
 DEFAULTS = {
@@ -63,7 +63,7 @@ class Config(ModelConfig):
         period = field_of(hf, "sliding_window_pattern", int, default=6)
         return cls(
             **sizes,
-            windows=pattern_windows(hf, sizes["layers"], window=4096, period=period),
+            windows=read_periodic_windows(hf, sizes["layers"], window=4096, period=period),
             rope=_rope(hf, FULL, sizes["head_dim"]),
             local_rope=_rope(hf, SLIDING, sizes["head_dim"]),
             scale=field_of(hf, "query_pre_attn_scalar", float, default=256.0) ** -0.5,
@@ -84,7 +84,7 @@ def _rope(hf: Hf, kind: str, head_dim: int) -> RopeConfig:
 class SelfAttention(nn.Module):
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
-        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
+        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
         self.q_norm = RMSNorm(c.head_dim, c.norm_eps, offset=1.0)
         self.k_norm = RMSNorm(c.head_dim, c.norm_eps, offset=1.0)
@@ -113,10 +113,10 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.self_attn = SelfAttention(c, layer)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.pre_feedforward_layernorm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.pre_feedforward_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.mlp = MLP(c)
         self.post_feedforward_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
 
@@ -140,7 +140,7 @@ class Model(nn.Module):
         self.cap = c.logit_softcap
         self.embed_tokens = Embedding(c.vocab, c.hidden, scale=c.hidden**0.5)
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps, offset=1.0)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

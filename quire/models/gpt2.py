@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quire.layers import (
-    KINDS,
+    ACTIVATION_KINDS,
     Activation,
     AddLayerNorm,
     Attention,
     ColumnLinear,
     Embedding,
-    HeadsLinear,
     LMHead,
-    Positions,
+    PositionEmbedding,
+    QKVLinear,
     RowLinear,
     add,
 )
@@ -49,7 +49,9 @@ class Config(ModelConfig):
             mlp=field_of(hf, "n_inner", int, default=4 * hidden),
             max_len=positions,
             norm_eps=field_of(hf, "layer_norm_epsilon", float, default=1e-5),
-            act=field_of(hf, "activation_function", str, default="gelu_new", one_of=KINDS),
+            act=field_of(
+                hf, "activation_function", str, default="gelu_new", one_of=ACTIVATION_KINDS
+            ),
             tied=field_of(hf, "tie_word_embeddings", bool, default=True),
             dtype=dtype_of(hf),
             positions=positions,
@@ -67,7 +69,7 @@ def _scales(hf: Hf, head_dim: int, layers: int) -> tuple[float, ...]:
 class SelfAttention(nn.Module):
     def __init__(self, c: Config, scale: float) -> None:
         super().__init__()
-        self.c_attn = HeadsLinear(c.hidden, c.heads, c.heads, c.head_dim, bias=True)
+        self.c_attn = QKVLinear(c.hidden, c.heads, c.heads, c.head_dim, bias=True)
         self.c_proj = RowLinear(c.hidden, c.hidden, bias=True)
         self.attn = Attention(c.heads, c.heads, c.head_dim, scale=scale)
 
@@ -113,7 +115,7 @@ class Model(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         self.wte = Embedding(c.vocab, c.hidden)
-        self.wpe = Positions(c.positions, c.hidden)
+        self.wpe = PositionEmbedding(c.positions, c.hidden)
         self.h = nn.ModuleList(Layer(c, scale) for scale in c.scales)
         self.ln_f = AddLayerNorm(c.hidden, c.norm_eps)
         self.lm_head = LMHead(c.vocab, c.hidden)

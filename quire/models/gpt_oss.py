@@ -15,27 +15,27 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quire.distributed.mesh import share
+from quire.distributed.mesh import shard_range
 from quire.layers import (
-    AddNorm,
+    AddRMSNorm,
     Attention,
     Embedding,
+    ExpertActivation,
     Experts,
-    Gate,
-    HeadsLinear,
-    Leaf,
     LMHead,
+    ParamModule,
+    QKVLinear,
     Rope,
     RopeConfig,
     Router,
-    Routing,
+    RoutingMethod,
     RowLinear,
 )
 from quire.models._experts import expert_counts
-from quire.models._rope import rope_of, stretched
-from quire.models._windows import pattern_windows
+from quire.models._rope import rope_of, scaled_max_len
+from quire.models._windows import read_periodic_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
-from quire.weights.mapping import Part, Spread
+from quire.weights.mapping import InitSpec, WeightShard
 
 YARN = {
     "rope_type": "yarn",
@@ -54,7 +54,7 @@ class Config(ModelConfig):
     bias: bool
     experts: int
     top_k: int
-    gate: Gate
+    gate: ExpertActivation
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
@@ -66,17 +66,19 @@ class Config(ModelConfig):
         experts, top_k = expert_counts(hf)
         alpha = field_of(hf, "swiglu_alpha", float, default=1.702)
         return cls(
-            **{**sizes, "max_len": stretched(hf)},
-            windows=pattern_windows(hf, sizes["layers"], window=128, period=2),
+            **{**sizes, "max_len": scaled_max_len(hf)},
+            windows=read_periodic_windows(hf, sizes["layers"], window=128, period=2),
             rope=rope_of(hf, sizes["head_dim"], theta=150_000.0),
             bias=field_of(hf, "attention_bias", bool, default=True),
             experts=experts,
             top_k=top_k,
-            gate=Gate("clamped", alpha, field_of(hf, "swiglu_limit", float, default=7.0)),
+            gate=ExpertActivation(
+                "clamped", alpha, field_of(hf, "swiglu_limit", float, default=7.0)
+            ),
         )
 
 
-class SelfAttention(Leaf):
+class SelfAttention(ParamModule):
     """Owns the sinks, under the name that checkpoints give them; its Attention reads them."""
 
     sinks: Tensor
@@ -84,7 +86,7 @@ class SelfAttention(Leaf):
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
         self.heads = c.heads
-        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
+        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.bias)
         self.rope = Rope(c.rope, c.max_len)
         self.attn = Attention(c.heads, c.kv_heads, c.head_dim, window=window)
@@ -95,21 +97,25 @@ class SelfAttention(Leaf):
         q, k = self.rope(q, k, step.positions)
         return self.o_proj(self.attn(q, k, v, step.attention))
 
-    def layout(self, param: str) -> tuple[Part, ...]:
-        return (Part((self.heads,), (share(self.heads, self.mesh, what="attention heads"),)),)
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        return (
+            WeightShard(
+                (self.heads,), (shard_range(self.heads, self.mesh, what="attention heads"),)
+            ),
+        )
 
-    def spread(self, param: str) -> Spread:
-        return Spread(0.0, 1.0)
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(0.0, 1.0)
 
-    def put(self, param: str, value: object) -> None:
-        super().put(param, value)
+    def set_param(self, param: str, value: object) -> None:
+        super().set_param(param, value)
         self.attn.sinks = self.sinks.detach()
 
 
 class SparseMLP(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
-        routing = Routing(c.top_k, renormalise=True)
+        routing = RoutingMethod(c.top_k, renormalise=True)
         self.router = Router(c.hidden, c.experts, routing, bias=True)
         self.experts = Experts(c.hidden, c.mlp, c.experts, c.gate, bias=True, turned=True)
 
@@ -120,9 +126,9 @@ class SparseMLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = SelfAttention(c, window)
-        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mlp = SparseMLP(c)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -143,7 +149,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(c.vocab, c.hidden)
         self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quire.layers import (
-    AddNorm,
+    AddRMSNorm,
     Attention,
     ColumnLinear,
     Embedding,
     GatedActivation,
-    HeadsLinear,
     LMHead,
+    QKVLinear,
     Rope,
     RopeConfig,
     RowLinear,
 )
-from quire.models._rope import rope_of, stretched
+from quire.models._rope import rope_of, scaled_max_len
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
 
@@ -40,7 +40,7 @@ class Config(ModelConfig):
         sizes = sizes_of(hf)
         bias = field_of(hf, "attention_bias", bool, default=False)
         return cls(
-            **{**sizes, "max_len": stretched(hf)},
+            **{**sizes, "max_len": scaled_max_len(hf)},
             rope=rope_of(hf, sizes["head_dim"]),
             qkv_bias=bias,
             o_bias=bias,
@@ -51,7 +51,7 @@ class Config(ModelConfig):
 class SelfAttention(nn.Module):
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
-        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.qkv_bias)
+        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.kv_heads, c.head_dim, c.qkv_bias)
         self.o_proj = RowLinear(c.heads * c.head_dim, c.hidden, c.o_bias)
         self.rope = Rope(c.rope, c.max_len)
         self.attn = Attention(c.heads, c.kv_heads, c.head_dim, window=window)
@@ -76,9 +76,9 @@ class MLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = SelfAttention(c, window)
-        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mlp = MLP(c)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -100,7 +100,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(c.vocab, c.hidden)
         self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

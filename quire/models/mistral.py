@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from quire.models import llama
-from quire.models._rope import rope_of, stretched
-from quire.models._windows import every_window
+from quire.models._rope import rope_of, scaled_max_len
+from quire.models._windows import read_uniform_windows
 from quire.models.base import Hf, sizes_of
 
 Model = llama.Model
@@ -21,7 +21,7 @@ class Config(llama.Config):
     def from_hf(cls, hf: Hf) -> Config:
         sizes = sizes_of(hf)
         return cls(
-            **{**sizes, "max_len": stretched(hf)},
+            **{**sizes, "max_len": scaled_max_len(hf)},
             rope=rope_of(hf, sizes["head_dim"]),
-            windows=every_window(hf, sizes["layers"]),
+            windows=read_uniform_windows(hf, sizes["layers"]),
         )

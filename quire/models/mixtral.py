@@ -11,11 +11,20 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quire.layers import KINDS, AddNorm, Embedding, Experts, Gate, LMHead, Router, Routing
+from quire.layers import (
+    ACTIVATION_KINDS,
+    AddRMSNorm,
+    Embedding,
+    ExpertActivation,
+    Experts,
+    LMHead,
+    Router,
+    RoutingMethod,
+)
 from quire.models import llama
 from quire.models._experts import expert_counts
-from quire.models._rope import rope_of, stretched
-from quire.models._windows import every_window
+from quire.models._rope import rope_of, scaled_max_len
+from quire.models._windows import read_uniform_windows
 from quire.models.base import Hf, StepInputs, Weights, sizes_of
 
 
@@ -29,9 +38,9 @@ class Config(llama.Config):
         sizes = sizes_of({"rms_norm_eps": 1e-5, **hf})
         experts, top_k = expert_counts(hf)
         return cls(
-            **{**sizes, "max_len": stretched(hf)},
+            **{**sizes, "max_len": scaled_max_len(hf)},
             rope=rope_of(hf, sizes["head_dim"], theta=1e6),
-            windows=every_window(hf, sizes["layers"]),
+            windows=read_uniform_windows(hf, sizes["layers"]),
             experts=experts,
             top_k=top_k,
         )
@@ -40,8 +49,10 @@ class Config(llama.Config):
 class SparseMLP(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
-        self.gate = Router(c.hidden, c.experts, Routing(c.top_k, renormalise=True))
-        self.experts = Experts(c.hidden, c.mlp, c.experts, Gate(KINDS[c.act]))
+        self.gate = Router(c.hidden, c.experts, RoutingMethod(c.top_k, renormalise=True))
+        self.experts = Experts(
+            c.hidden, c.mlp, c.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x, *self.gate(x))
@@ -50,9 +61,9 @@ class SparseMLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, window: int | None) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = llama.SelfAttention(c, window)
-        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.block_sparse_moe = SparseMLP(c)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -75,7 +86,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(c.vocab, c.hidden)
         self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

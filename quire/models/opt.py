@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from quire.layers import (
-    KINDS,
+    ACTIVATION_KINDS,
     Activation,
     AddLayerNorm,
     Attention,
     ColumnLinear,
     Embedding,
-    HeadsLinear,
     Linear,
     LMHead,
-    Positions,
+    PositionEmbedding,
+    QKVLinear,
     RowLinear,
     add,
 )
@@ -54,7 +54,7 @@ class Config(ModelConfig):
             mlp=field_of(hf, "ffn_dim", int),
             max_len=positions,
             norm_eps=EPS,
-            act=field_of(hf, "activation_function", str, default="relu", one_of=KINDS),
+            act=field_of(hf, "activation_function", str, default="relu", one_of=ACTIVATION_KINDS),
             tied=field_of(hf, "tie_word_embeddings", bool, default=True),
             dtype=dtype_of(hf),
             positions=positions,
@@ -68,7 +68,7 @@ class Config(ModelConfig):
 class SelfAttention(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
-        self.qkv_proj = HeadsLinear(c.hidden, c.heads, c.heads, c.head_dim, c.bias)
+        self.qkv_proj = QKVLinear(c.hidden, c.heads, c.heads, c.head_dim, c.bias)
         self.out_proj = RowLinear(c.hidden, c.hidden, c.bias)
         self.attn = Attention(c.heads, c.heads, c.head_dim)
 
@@ -114,7 +114,7 @@ class Model(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
         self.embed_tokens = Embedding(c.vocab, c.word_size)
-        self.embed_positions = Positions(c.positions, c.hidden, skip=UNUSED_POSITIONS)
+        self.embed_positions = PositionEmbedding(c.positions, c.hidden, skip=UNUSED_POSITIONS)
         projects = c.word_size != c.hidden
         self.project_in = Linear(c.word_size, c.hidden) if projects else None
         self.layers = nn.ModuleList(Layer(c) for _ in range(c.layers))

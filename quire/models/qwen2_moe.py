@@ -12,20 +12,20 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 
 from quire.layers import (
-    KINDS,
-    AddNorm,
+    ACTIVATION_KINDS,
+    AddRMSNorm,
     Embedding,
+    ExpertActivation,
     Experts,
-    Gate,
     Linear,
     LMHead,
     Router,
-    Routing,
+    RoutingMethod,
     gated_add,
 )
 from quire.models import llama
 from quire.models._experts import ExpertSizes, expert_sizes
-from quire.models._rope import rope_of, stretched
+from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import FULL, SLIDING, windows_of
 from quire.models.base import Hf, StepInputs, Weights, field_of, sizes_of
 
@@ -39,7 +39,7 @@ class Config(llama.Config):
     def from_hf(cls, hf: Hf) -> Config:
         sizes = sizes_of(hf)
         return cls(
-            **{**sizes, "max_len": stretched(hf)},
+            **{**sizes, "max_len": scaled_max_len(hf)},
             rope=rope_of(hf, sizes["head_dim"]),
             qkv_bias=field_of(hf, "qkv_bias", bool, default=True),
             windows=_windows(hf, sizes["layers"]),
@@ -61,9 +61,11 @@ def _windows(hf: Hf, layers: int) -> tuple[int | None, ...]:
 class SparseMLP(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
-        routing = Routing(c.moe.top_k, renormalise=c.moe.renormalise)
+        routing = RoutingMethod(c.moe.top_k, renormalise=c.moe.renormalise)
         self.gate = Router(c.hidden, c.moe.experts, routing)
-        self.experts = Experts(c.hidden, c.moe.mlp, c.moe.experts, Gate(KINDS[c.act]))
+        self.experts = Experts(
+            c.hidden, c.moe.mlp, c.moe.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
+        )
         self.shared_expert = llama.MLP(replace(c, mlp=c.shared_mlp))
         self.shared_expert_gate = Linear(c.hidden, 1)
 
@@ -75,10 +77,10 @@ class SparseMLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, i: int) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = llama.SelfAttention(c, c.window(i))
-        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
-        self.mlp = SparseMLP(c) if c.moe.sparse(i) else llama.MLP(c)
+        self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
+        self.mlp = SparseMLP(c) if c.moe.is_sparse(i) else llama.MLP(c)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
         x, res = self.input_layernorm(x, res)
@@ -100,7 +102,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(c.vocab, c.hidden)
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

@@ -11,11 +11,20 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from quire.layers import KINDS, AddNorm, Embedding, Experts, Gate, LMHead, Router, Routing
+from quire.layers import (
+    ACTIVATION_KINDS,
+    AddRMSNorm,
+    Embedding,
+    ExpertActivation,
+    Experts,
+    LMHead,
+    Router,
+    RoutingMethod,
+)
 from quire.models import qwen3
 from quire.models._experts import ExpertSizes, expert_sizes
-from quire.models._rope import rope_of, stretched
-from quire.models._windows import every_window
+from quire.models._rope import rope_of, scaled_max_len
+from quire.models._windows import read_uniform_windows
 from quire.models.base import Hf, StepInputs, Weights, field_of, sizes_of
 
 
@@ -28,10 +37,10 @@ class Config(qwen3.Config):
         sizes = sizes_of(hf)
         windowed = field_of(hf, "use_sliding_window", bool, default=False)
         return cls(
-            **{**sizes, "max_len": stretched(hf)},
+            **{**sizes, "max_len": scaled_max_len(hf)},
             rope=rope_of(hf, sizes["head_dim"]),
             bias=field_of(hf, "attention_bias", bool, default=False),
-            windows=every_window(hf, sizes["layers"]) if windowed else (),
+            windows=read_uniform_windows(hf, sizes["layers"]) if windowed else (),
             moe=expert_sizes(hf),
         )
 
@@ -39,9 +48,11 @@ class Config(qwen3.Config):
 class SparseMLP(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
-        routing = Routing(c.moe.top_k, renormalise=c.moe.renormalise)
+        routing = RoutingMethod(c.moe.top_k, renormalise=c.moe.renormalise)
         self.gate = Router(c.hidden, c.moe.experts, routing)
-        self.experts = Experts(c.hidden, c.moe.mlp, c.moe.experts, Gate(KINDS[c.act]))
+        self.experts = Experts(
+            c.hidden, c.moe.mlp, c.moe.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.experts(x, *self.gate(x))
@@ -50,10 +61,10 @@ class SparseMLP(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c: Config, i: int) -> None:
         super().__init__()
-        self.input_layernorm = AddNorm(c.hidden, c.norm_eps)
+        self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = qwen3.SelfAttention(c, c.window(i))
-        self.post_attention_layernorm = AddNorm(c.hidden, c.norm_eps)
-        self.mlp = SparseMLP(c) if c.moe.sparse(i) else qwen3.MLP(c)
+        self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
+        self.mlp = SparseMLP(c) if c.moe.is_sparse(i) else qwen3.MLP(c)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
         x, res = self.input_layernorm(x, res)
@@ -75,7 +86,7 @@ class Model(nn.Module):
         super().__init__()
         self.embed_tokens = Embedding(c.vocab, c.hidden)
         self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
-        self.norm = AddNorm(c.hidden, c.norm_eps)
+        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
         self.lm_head = LMHead(c.vocab, c.hidden)
 
     def forward(self, step: StepInputs) -> Tensor:

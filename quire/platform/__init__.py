@@ -1,0 +1,1 @@
+"""Devices: memory, capability, thread count."""

@@ -15,31 +15,31 @@ import sys
 from dataclasses import dataclass
 
 from quire.errors import ConfigError
-from quire.platform.base import Memory
+from quire.platform.base import DeviceMemory
 
 name = "cuda"
 
-_MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
+_SM_COUNT, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _SHARED_BYTES, _L2_BYTES = 97, 38
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class CudaDeviceProperties:
     """One device: the first that CUDA_VISIBLE_DEVICES leaves visible."""
 
     name: str
     capability: tuple[int, int]
-    multiprocessors: int
+    sm_count: int
     total_bytes: int
     free_bytes: int
-    shared_bytes: int  # one block may have this much shared memory
+    shared_memory_per_block: int  # one block may have this much shared memory
     l2_bytes: int
-    count: int  # visible devices
+    device_count: int  # visible devices
     uuid: str
 
 
 @dataclass(frozen=True, slots=True)
-class _Missing:
+class _NoCudaDevice:
     """Why there is no device."""
 
     reason: str
@@ -47,37 +47,37 @@ class _Missing:
 
 def available() -> bool:
     """Whether this process could run on a CUDA device: driver, device, and a torch built for it."""
-    return isinstance(_probe(), Facts)
+    return isinstance(_probe_device(), CudaDeviceProperties)
 
 
-def facts() -> Facts:
+def device_properties() -> CudaDeviceProperties:
     """The device, with the memory free now. Raises ConfigError where there is none, with why."""
-    found = _probe()
-    if isinstance(found, _Missing):
+    found = _probe_device()
+    if isinstance(found, _NoCudaDevice):
         raise ConfigError(f"device='cuda': {found.reason}; use device='cpu'")
     return found
 
 
-def memory() -> Memory:
+def memory() -> DeviceMemory:
     """Total and free bytes now. Cheap: no context is made."""
-    found = facts()
+    found = device_properties()
     free = _free_by_nvml(found.uuid)
-    return Memory(found.total_bytes, found.free_bytes if free is None else free)
+    return DeviceMemory(found.total_bytes, found.free_bytes if free is None else free)
 
 
 def open_context() -> None:
     """Make (or find) the context torch will use. Takes a second of driver time, none of the GIL."""
-    facts()
+    device_properties()
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
-    _ask(driver, "cuDeviceGet", ctypes.byref(device), 0)
-    _ask(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    _call_driver(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    _call_driver(driver, "cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
 
 
-def holders() -> list[tuple[int, int]]:
+def memory_by_process() -> list[tuple[int, int]]:
     """(process id, bytes) of everybody who holds memory of the device, where NVML tells."""
-    found = _probe()
-    handle = None if isinstance(found, _Missing) else _nvml_device(found.uuid)
+    found = _probe_device()
+    handle = None if isinstance(found, _NoCudaDevice) else _nvml_device(found.uuid)
     if handle is None:
         return []
     nvml, device = handle
@@ -90,12 +90,12 @@ def holders() -> list[tuple[int, int]]:
     return [(e.pid, e.used) for e in entries[: count.value] if e.used != unknown]
 
 
-def held_by_this_process() -> int | None:
+def own_memory_bytes() -> int | None:
     """Bytes of the device that are ours, the context included; None where nobody can tell.
 
     In a container NVML may know this process by another number than it does itself.
     """
-    return dict(holders()).get(os.getpid())
+    return dict(memory_by_process()).get(os.getpid())
 
 
 class _NvmlMemory(ctypes.Structure):
@@ -112,42 +112,42 @@ class _NvmlProcess(ctypes.Structure):
 
 
 @functools.cache
-def _probe() -> Facts | _Missing:
+def _probe_device() -> CudaDeviceProperties | _NoCudaDevice:
     """Asked once: devices do not come and go under a process. free_bytes is that of now."""
     if _torch_is_for_cpu():
-        return _Missing("this torch is a build for the CPU")
+        return _NoCudaDevice("this torch is a build for the CPU")
     try:
         driver = _driver()
     except OSError:
-        return _Missing("there is no CUDA driver (libcuda) on this machine")
+        return _NoCudaDevice("there is no CUDA driver (libcuda) on this machine")
     status = int(driver.cuInit(0))
     if status != 0:
-        return _Missing(f"the CUDA driver refuses to start ({_error_name(driver, status)})")
+        return _NoCudaDevice(f"the CUDA driver refuses to start ({_error_name(driver, status)})")
     count, device = ctypes.c_int(), ctypes.c_int()
     if driver.cuDeviceGetCount(ctypes.byref(count)) != 0 or count.value < 1:
-        return _Missing("no CUDA device is visible (CUDA_VISIBLE_DEVICES may hide it)")
-    _ask(driver, "cuDeviceGet", ctypes.byref(device), 0)
-    return _read(driver, device, count.value)
+        return _NoCudaDevice("no CUDA device is visible (CUDA_VISIBLE_DEVICES may hide it)")
+    _call_driver(driver, "cuDeviceGet", ctypes.byref(device), 0)
+    return _read_properties(driver, device, count.value)
 
 
-def _read(driver: ctypes.CDLL, device: ctypes.c_int, count: int) -> Facts:
+def _read_properties(driver: ctypes.CDLL, device: ctypes.c_int, count: int) -> CudaDeviceProperties:
     text, total, uuid = ctypes.create_string_buffer(128), ctypes.c_size_t(), (ctypes.c_ubyte * 16)()
-    _ask(driver, "cuDeviceGetName", text, 128, device)
-    _ask(driver, "cuDeviceTotalMem_v2", ctypes.byref(total), device)
-    _ask(driver, "cuDeviceGetUuid", uuid, device)
+    _call_driver(driver, "cuDeviceGetName", text, 128, device)
+    _call_driver(driver, "cuDeviceTotalMem_v2", ctypes.byref(total), device)
+    _call_driver(driver, "cuDeviceGetUuid", uuid, device)
     digits = bytes(uuid).hex()
     parts = (digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:])
     known = "-".join(parts)
     free = _free_by_nvml(known)
-    return Facts(
+    return CudaDeviceProperties(
         name=text.value.decode(),
         capability=(_attribute(driver, device, _MAJOR), _attribute(driver, device, _MINOR)),
-        multiprocessors=_attribute(driver, device, _MULTIPROCESSORS),
+        sm_count=_attribute(driver, device, _SM_COUNT),
         total_bytes=total.value,
         free_bytes=total.value if free is None else min(free, total.value),
-        shared_bytes=_attribute(driver, device, _SHARED_BYTES),
+        shared_memory_per_block=_attribute(driver, device, _SHARED_BYTES),
         l2_bytes=_attribute(driver, device, _L2_BYTES),
-        count=count,
+        device_count=count,
         uuid=known,
     )
 
@@ -164,7 +164,7 @@ def _driver() -> ctypes.CDLL:
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1")
 
 
-def _ask(driver: ctypes.CDLL, function: str, *args: object) -> None:
+def _call_driver(driver: ctypes.CDLL, function: str, *args: object) -> None:
     status = int(getattr(driver, function)(*args))
     if status != 0:
         raise ConfigError(
@@ -181,7 +181,7 @@ def _error_name(driver: ctypes.CDLL, status: int) -> str:
 
 def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, which: int) -> int:
     value = ctypes.c_int()
-    _ask(driver, "cuDeviceGetAttribute", ctypes.byref(value), which, device)
+    _call_driver(driver, "cuDeviceGetAttribute", ctypes.byref(value), which, device)
     return value.value
 
 

@@ -19,11 +19,11 @@ from pathlib import Path
 
 from quire.errors import ConfigError
 
-GROUP = "__grp__"
+GROUP_PREFIX = "__grp__"
 """Triton's list of the files of one kernel, with full paths: the one thing that cannot travel."""
 
 
-def folder_of(cache_dir: Path, version: str, capability: tuple[int, int]) -> Path:
+def kernel_folder(cache_dir: Path, version: str, capability: tuple[int, int]) -> Path:
     """Where the kernels of one compiler and one kind of GPU are kept."""
     major, minor = capability
     return cache_dir / "kernels" / f"triton-{version}-sm{major}{minor}"
@@ -35,7 +35,7 @@ def is_empty(folder: Path) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Info:
+class KernelStoreInfo:
     """What a cache folder holds, per compiler and GPU."""
 
     name: str
@@ -43,10 +43,12 @@ class Info:
     bytes: int
 
 
-def info(cache_dir: Path) -> list[Info]:
+def store_info(cache_dir: Path) -> list[KernelStoreInfo]:
     """One line per compiler and kind of GPU."""
     return [
-        Info(place.name, len(_kernels(place)), sum(f.stat().st_size for f in _files(place)))
+        KernelStoreInfo(
+            place.name, len(_kernel_folders(place)), sum(f.stat().st_size for f in _files(place))
+        )
         for place in sorted((cache_dir / "kernels").glob("triton-*"))
     ]
 
@@ -55,7 +57,7 @@ def pack(cache_dir: Path, target: Path) -> int:
     """Put every kept kernel into one archive. Returns how many."""
     root = cache_dir / "kernels"
     places = sorted(root.glob("triton-*"))
-    count = sum(len(_kernels(place)) for place in places)
+    count = sum(len(_kernel_folders(place)) for place in places)
     if not count:
         raise ConfigError(f"{root} holds no compiled kernels; run the engine once on a GPU first")
     with tarfile.open(target, "w:gz", compresslevel=6) as archive:
@@ -69,31 +71,35 @@ def unpack(source: Path, cache_dir: Path) -> int:
     """Add the kernels of an archive to the cache. Returns how many the archive holds."""
     try:
         with tarfile.open(source, "r:gz") as archive:
-            return len({_take(archive, member, source, cache_dir) for member in archive})
+            return len({_extract_member(archive, member, source, cache_dir) for member in archive})
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
         raise ConfigError(f"{source} is not an archive of `quire cache pack`: {error}") from error
 
 
-def _take(archive: tarfile.TarFile, member: tarfile.TarInfo, source: Path, cache_dir: Path) -> Path:
+def _extract_member(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, source: Path, cache_dir: Path
+) -> Path:
     """Write one file of an archive; the folder of its kernel."""
-    path = cache_dir / "kernels" / _checked(member, source)
+    path = cache_dir / "kernels" / _checked_path(member, source)
     data = archive.extractfile(member)
     assert data is not None, member.name
-    _write(path, _rebased(data.read(), path))
+    _write(path, _rebase_paths(data.read(), path))
     return path.parent
 
 
 def clear(cache_dir: Path) -> int:
     """Remove every kept kernel. Returns how many there were."""
     found = [
-        kernel for place in (cache_dir / "kernels").glob("triton-*") for kernel in _kernels(place)
+        kernel
+        for place in (cache_dir / "kernels").glob("triton-*")
+        for kernel in _kernel_folders(place)
     ]
     for kernel in found:
         shutil.rmtree(kernel)
     return len(found)
 
 
-def _checked(member: tarfile.TarInfo, source: Path) -> Path:
+def _checked_path(member: tarfile.TarInfo, source: Path) -> Path:
     """The path of a plain file three levels deep; an archive is untrusted input."""
     path = Path(member.name)
     fits = len(path.parts) == 3 and ".." not in path.parts and not path.is_absolute()
@@ -102,9 +108,9 @@ def _checked(member: tarfile.TarInfo, source: Path) -> Path:
     return path
 
 
-def _rebased(data: bytes, path: Path) -> bytes:
+def _rebase_paths(data: bytes, path: Path) -> bytes:
     """A file list with the paths of this folder; other files as they are."""
-    if not path.name.startswith(GROUP):
+    if not path.name.startswith(GROUP_PREFIX):
         return data
     try:
         names = json.loads(data)["child_paths"]
@@ -123,10 +129,10 @@ def _write(path: Path, data: bytes) -> None:
     os.replace(temporary, path)
 
 
-def _kernels(place: Path) -> list[Path]:
-    return sorted({file.parent for file in place.glob(f"*/{GROUP}*")})
+def _kernel_folders(place: Path) -> list[Path]:
+    return sorted({file.parent for file in place.glob(f"*/{GROUP_PREFIX}*")})
 
 
 def _files(place: Path) -> list[Path]:
     """Files of whole kernels: no locks, no half-written ones."""
-    return [f for k in _kernels(place) for f in sorted(k.iterdir()) if f.is_file()]
+    return [f for k in _kernel_folders(place) for f in sorted(k.iterdir()) if f.is_file()]

@@ -15,44 +15,44 @@ from torch import Tensor
 
 from quire.errors import WeightError
 
-NAME = re.compile(
+SCALE_NAME = re.compile(
     r"(?P<at>.+?)\.(?:(?:attn\.)?(?P<which>k|v|kv|q|prob)_scale"
     r"|(?P<proj>q|k|v)_proj\.(?:(?P=proj)_scale|output_scale))"
 )
 """What checkpoints call them, after the name of the attention block."""
 
 
-class Scaled(Protocol):
+class HasKvScales(Protocol):
     """An attention layer."""
 
     k_scale: float
     v_scale: float
 
 
-class KvScales:
+class KvScaleLoader:
     """Knows the attention layers of a model by the name of the block that each stands in."""
 
-    def __init__(self, layers: Mapping[str, Scaled], strip: Sequence[str]) -> None:
+    def __init__(self, layers: Mapping[str, HasKvScales], strip: Sequence[str]) -> None:
         self._layers = {name.rpartition(".")[0]: layer for name, layer in layers.items()}
         self._strip = ("", *strip)
 
-    def others(
+    def without_scales(
         self, shapes: Iterable[tuple[str, Sequence[int]]]
     ) -> list[tuple[str, Sequence[int]]]:
         """The (name, shape) pairs that are no such scale."""
         return [(name, shape) for name, shape in shapes if self._find(name) is None]
 
-    def taken(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    def extract_scales(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Take the scales out of a stream of tensors, and pass the others on."""
         for name, tensor in tensors:
             found = self._find(name)
             if found is None:
                 yield name, tensor
             else:
-                _put(*found, name, tensor)
+                _set_scale(*found, name, tensor)
 
-    def _find(self, name: str) -> tuple[Scaled, str] | None:
-        match = NAME.fullmatch(name)
+    def _find(self, name: str) -> tuple[HasKvScales, str] | None:
+        match = SCALE_NAME.fullmatch(name)
         if match is None:
             return None
         for prefix in self._strip:
@@ -62,7 +62,7 @@ class KvScales:
         return None
 
 
-def _put(layer: Scaled, which: str, name: str, tensor: Tensor) -> None:
+def _set_scale(layer: HasKvScales, which: str, name: str, tensor: Tensor) -> None:
     """q and prob are of an attention that multiplies in eight bits; ours does not."""
     if which in ("q", "prob"):
         return

@@ -24,35 +24,35 @@ BIAS = 127
 Shapes = Iterable[tuple[str, Sequence[int]]]
 
 
-def made_plain(shapes: Shapes) -> list[tuple[str, Sequence[int]]]:
+def dequantized_shapes(shapes: Shapes) -> list[tuple[str, Sequence[int]]]:
     """What `unpacked` makes of tensors of these names and shapes."""
     found = dict(shapes)
     plain: list[tuple[str, Sequence[int]]] = []
     for name, shape in found.items():
-        base = _base(name)
+        base = _base_name(name)
         if base is None or base + BLOCKS not in found or base + SCALES not in found:
             plain.append((name, shape))
         elif name.endswith(BLOCKS):
-            plain.append((base, _shape(base, shape, found[base + SCALES])))
+            plain.append((base, _dequantized_shape(base, shape, found[base + SCALES])))
     return plain
 
 
-def unpacked(
+def dequantize_stream(
     tensors: Iterable[tuple[str, Tensor]], targets: Iterable[str]
 ) -> Iterator[tuple[str, Tensor]]:
     """Pass tensors on, those of a pair as one. targets: names of tensors that are wanted."""
     wanted, waiting = set(targets), dict[str, Tensor]()
     for name, tensor in tensors:
-        base = _base(name)
+        base = _base_name(name)
         if base is None or base not in wanted:
             yield name, tensor
             continue
         waiting[name] = tensor
         if base + BLOCKS in waiting and base + SCALES in waiting:
-            yield base, unpack(waiting.pop(base + BLOCKS), waiting.pop(base + SCALES))
+            yield base, dequantize(waiting.pop(base + BLOCKS), waiting.pop(base + SCALES))
 
 
-def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
+def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
     """[X, rows, n, 16] and [X, rows, n], uint8 -> [X, 32 n, rows] bfloat16, a transposed view."""
     values = torch.tensor(VALUES + tuple(-v for v in VALUES), device=blocks.device)
     pair = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)  # of every byte
@@ -64,14 +64,14 @@ def unpack(blocks: Tensor, scales: Tensor) -> Tensor:
     return out.transpose(1, 2)
 
 
-def _base(name: str) -> str | None:
+def _base_name(name: str) -> str | None:
     for tail in (BLOCKS, SCALES):
         if name.endswith(tail):
             return name.removesuffix(tail)
     return None
 
 
-def _shape(name: str, blocks: Sequence[int], scales: Sequence[int]) -> tuple[int, ...]:
+def _dequantized_shape(name: str, blocks: Sequence[int], scales: Sequence[int]) -> tuple[int, ...]:
     if len(blocks) != 4 or blocks[3] != 16 or tuple(scales) != tuple(blocks[:3]):
         raise WeightError(
             f"{name}{BLOCKS} is {list(blocks)} and {name}{SCALES} {list(scales)}; MXFP4 has "

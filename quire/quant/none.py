@@ -7,38 +7,38 @@ from torch import Tensor
 
 from quire.config.quantization import QuantFacts
 from quire.kernels.linear import linear, pack
-from quire.quant.base import Bank, Weighted
-from quire.weights.mapping import Part, Spread
+from quire.quant.base import ExpertWeights, QuantizableLayer
+from quire.weights.mapping import InitSpec, WeightShard
 
 
 class Method:
     """No quantization."""
 
     name = "none"
-    extra: tuple[str, ...] = ()
+    extra_params: tuple[str, ...] = ()
 
     def __init__(self, facts: QuantFacts | None = None) -> None:
         assert facts is None, facts
 
-    def layout(self, weight: tuple[Part, ...], param: str) -> tuple[Part, ...]:
+    def layout(self, weight: tuple[WeightShard, ...], param: str) -> tuple[WeightShard, ...]:
         raise AssertionError(f"no parameter {param!r}")
 
     def dtype(self, param: str) -> torch.dtype | None:
         return None
 
-    def spread(self, inputs: int, param: str) -> Spread | None:
+    def init_spec(self, inputs: int, param: str) -> InitSpec | None:
         return None
 
-    def finish(self, layer: Weighted) -> None:
+    def process_weights_after_loading(self, layer: QuantizableLayer) -> None:
         """Pack the weight; `pack` gives it back as it is where no packed kernel exists."""
         weight = layer.weight
         assert isinstance(weight, Tensor), f"weight is already {type(weight).__name__}"
         packed = pack(weight.detach())
         if packed is not weight:
-            layer.put("weight", packed)
+            layer.set_param("weight", packed)
 
-    def finish_bank(self, bank: Bank) -> None:
+    def process_experts_after_loading(self, bank: ExpertWeights) -> None:
         """Nothing: banks are multiplied as they are."""
 
-    def apply(self, layer: Weighted, x: Tensor, bias: Tensor | None) -> Tensor:
+    def apply(self, layer: QuantizableLayer, x: Tensor, bias: Tensor | None) -> Tensor:
         return linear(x, layer.weight, bias)

@@ -1,0 +1,1 @@
+"""Model runner: executes step inputs on a device."""

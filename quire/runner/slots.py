@@ -11,50 +11,50 @@ from typing import NamedTuple
 from quire.core.types import Sequence, StepPlan
 
 
-class Change(NamedTuple):
+class BlockTableUpdate(NamedTuple):
     """tables[group][slot, at : at + len(blocks)] = blocks."""
 
     group: int
     slot: int
-    at: int
+    start: int
     blocks: list[int]
 
 
-class Slots:
+class SlotTables:
     """How much of each sequence's tables was handed on. The runner is the only caller."""
 
     def __init__(self, max_seqs: int, width: int, groups: int, block_size: int) -> None:
         """width: blocks of the longest sequence."""
         self.max_seqs, self.width, self.groups = max_seqs, width, groups
         self.block_size = block_size
-        self._known = [[0] * groups for _ in range(max_seqs)]  # leading entries handed on
-        self._joined: list[Sequence | None] = [None] * max_seqs
+        self._sent_entries = [[0] * groups for _ in range(max_seqs)]  # leading entries handed on
+        self._sequences: list[Sequence | None] = [None] * max_seqs
 
-    def update(self, plan: StepPlan) -> list[Change]:
+    def collect_updates(self, plan: StepPlan) -> list[BlockTableUpdate]:
         """What the plan adds: joins and moved ones whole, others by what was appended."""
         for slot in plan.leaves:
-            self._joined[slot] = None
+            self._sequences[slot] = None
         for seq in plan.joins:
-            self._joined[seq.slot] = seq
-            self._known[seq.slot] = [0] * self.groups
-        changes: list[Change] = []
-        for seq in plan.moved:
+            self._sequences[seq.slot] = seq
+            self._sent_entries[seq.slot] = [0] * self.groups
+        changes: list[BlockTableUpdate] = []
+        for seq in plan.changed_tables:
             if seq.slot >= 0:
-                self._known[seq.slot] = [0] * self.groups
+                self._sent_entries[seq.slot] = [0] * self.groups
                 self._append(seq, changes)
         size = self.block_size
         for seq, start, count, _ in plan.rows:
             # a row of one token inside a block has had no new block, unless it has just joined
-            if count > 1 or not start % size or not self._known[seq.slot][0]:
+            if count > 1 or not start % size or not self._sent_entries[seq.slot][0]:
                 self._append(seq, changes)
         return changes
 
-    def _append(self, seq: Sequence, changes: list[Change]) -> None:
+    def _append(self, seq: Sequence, changes: list[BlockTableUpdate]) -> None:
         slot = seq.slot
-        assert self._joined[slot] is seq, f"slot {slot} is not {seq.request.id}'s"
-        known = self._known[slot]
+        assert self._sequences[slot] is seq, f"slot {slot} is not {seq.request.id}'s"
+        known = self._sent_entries[slot]
         for g, table in enumerate(seq.tables):
             have, want = known[g], len(table)
             if want != have:
-                changes.append(Change(g, slot, have, table[have:]))
+                changes.append(BlockTableUpdate(g, slot, have, table[have:]))
                 known[g] = want

@@ -16,52 +16,56 @@ import torch
 from torch import Tensor
 
 from quire.core.types import TokenLogprobs
-from quire.kernels.stand import Standing, stand
-from quire.sampling import on_host
-from quire.sampling.rows import Scratch, joined, log_sums
-from quire.sampling.transfer import fetching
+from quire.kernels.logprob_ranks import LogprobStats, logprob_ranks
+from quire.sampling import numpy_ops
+from quire.sampling.h2d import to_host_async
+from quire.sampling.row_ops import ScratchBuffers, concat_blocks, logsumexp_rows
 
 Mode = Literal["raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"]
 
-ALL = -1
+ALL_TOKENS = -1
 """As a k: every token of the vocabulary."""
 
 
 @dataclass(slots=True)
-class Scores:
+class LogprobScores:
     """Scored rows, on the device until fetched. n rows; the listed tokens are [n, C]."""
 
     chosen: Tensor  # [n] int
-    value: Tensor  # [n] float64
-    rank: Tensor  # [n] int
+    chosen_logprob: Tensor  # [n] float64
+    chosen_rank: Tensor  # [n] int
     ids: Tensor  # [n, C] int
-    values: Tensor  # [n, C] float64
+    logprobs: Tensor  # [n, C] float64
     ranks: Tensor | None = None  # [n, C] int; None: the list is sorted, so they follow
 
-    def fetch(self) -> Scores:
+    def copy_to_host(self) -> LogprobScores:
         """The same on the host, once the device's stream has come this far."""
-        return Scores(
-            fetching(self.chosen),
-            fetching(self.value),
-            fetching(self.rank),
-            fetching(self.ids),
-            fetching(self.values),
-            None if self.ranks is None else fetching(self.ranks),
+        return LogprobScores(
+            to_host_async(self.chosen),
+            to_host_async(self.chosen_logprob),
+            to_host_async(self.chosen_rank),
+            to_host_async(self.ids),
+            to_host_async(self.logprobs),
+            None if self.ranks is None else to_host_async(self.ranks),
         )
 
-    def lists(self, counts: Sequence[int]) -> list[TokenLogprobs]:
+    def to_lists(self, counts: Sequence[int]) -> list[TokenLogprobs]:
         """For the host: row i lists its first counts[i] tokens (ALL: every one)."""
-        chosen, value, rank = self.chosen.tolist(), self.value.tolist(), self.rank.tolist()
-        ids, values = self.ids.cpu().numpy(), self.values.cpu().numpy()
-        ranks = _shared_ranks(values) if self.ranks is None else self.ranks.cpu().numpy()
+        chosen, chosen_logprob, chosen_rank = (
+            self.chosen.tolist(),
+            self.chosen_logprob.tolist(),
+            self.chosen_rank.tolist(),
+        )
+        ids, logprobs = self.ids.cpu().numpy(), self.logprobs.cpu().numpy()
+        ranks = _shared_ranks(logprobs) if self.ranks is None else self.ranks.cpu().numpy()
         made = []
         for i, count in enumerate(counts):
-            end = ids.shape[1] if count == ALL else count
+            end = ids.shape[1] if count == ALL_TOKENS else count
             made.append(
                 TokenLogprobs(
                     [chosen[i], *ids[i, :end].tolist()],
-                    [value[i], *values[i, :end].tolist()],
-                    [rank[i], *ranks[i, :end].tolist()],
+                    [chosen_logprob[i], *logprobs[i, :end].tolist()],
+                    [chosen_rank[i], *ranks[i, :end].tolist()],
                 )
             )
         return made
@@ -74,64 +78,76 @@ def _shared_ranks(values: np.ndarray) -> np.ndarray:
     return np.maximum.accumulate(ranks, axis=1)
 
 
-def score(
-    logits: Tensor, chosen: Tensor, k: int, scratch: Scratch | None, *, as_logits: bool = False
-) -> Scores:
+def score_top_k(
+    logits: Tensor,
+    chosen: Tensor,
+    k: int,
+    scratch: ScratchBuffers | None,
+    *,
+    as_logits: bool = False,
+) -> LogprobScores:
     """Score the chosen token and the k best of each row.
 
     logits: [n, V], any float dtype, not changed. chosen: [n] int. k: 0 or more, or ALL.
     scratch: the host's; None: the logits are not on the host. as_logits: logits, not logprobs.
     """
-    standing = _stand(logits, chosen, k, scratch, as_logits)
-    return Scores(chosen, standing.values, standing.ranks, standing.ids, standing.listed)
+    standing = _compute_stats(logits, chosen, k, scratch, as_logits)
+    return LogprobScores(
+        chosen, standing.values, standing.ranks, standing.top_ids, standing.top_values
+    )
 
 
 def score_ids(
-    logits: Tensor, chosen: Tensor, ids: Tensor, scratch: Scratch | None, *, as_logits: bool = False
-) -> Scores:
+    logits: Tensor,
+    chosen: Tensor,
+    ids: Tensor,
+    scratch: ScratchBuffers | None,
+    *,
+    as_logits: bool = False,
+) -> LogprobScores:
     """Score the chosen token of each row, then the given ids [n, C] in their order."""
-    standing = _stand(logits, chosen, 0, scratch, as_logits)
+    standing = _compute_stats(logits, chosen, 0, scratch, as_logits)
     picked = logits.gather(1, ids.long())
     beaten = [(logits > picked[:, c : c + 1]).sum(-1) for c in range(ids.shape[1])]
     ranks, values = torch.stack(beaten, 1) + 1, picked.double() - standing.shifts[:, None]
-    return Scores(chosen, standing.values, standing.ranks, ids, values, ranks)
+    return LogprobScores(chosen, standing.values, standing.ranks, ids, values, ranks)
 
 
-def _stand(
-    logits: Tensor, chosen: Tensor, k: int, scratch: Scratch | None, as_logits: bool
-) -> Standing:
-    wanted = logits.shape[1] if k == ALL else min(k, logits.shape[1])
+def _compute_stats(
+    logits: Tensor, chosen: Tensor, k: int, scratch: ScratchBuffers | None, as_logits: bool
+) -> LogprobStats:
+    wanted = logits.shape[1] if k == ALL_TOKENS else min(k, logits.shape[1])
     if scratch is None:
-        return stand(logits, chosen, wanted, as_logits)
+        return logprob_ranks(logits, chosen, wanted, as_logits)
     value = logits.gather(1, chosen[:, None])
     greater, ids = [], []
     for block in scratch.blocks(len(logits)):
-        greater.append(on_host.greater(logits[block], value[block]))
-        ids.append(_best(logits[block].float(), wanted))
-    listed = joined(ids)
-    shifts = torch.zeros((), dtype=torch.float64) if as_logits else log_sums(logits, scratch)
+        greater.append(numpy_ops.count_greater(logits[block], value[block]))
+        ids.append(_top_ids(logits[block].float(), wanted))
+    listed = concat_blocks(ids)
+    shifts = torch.zeros((), dtype=torch.float64) if as_logits else logsumexp_rows(logits, scratch)
     shifts = shifts.expand(len(logits))
     values = logits.gather(1, listed).double() - shifts[:, None]
     own = value[:, 0].double() - shifts
-    return Standing(shifts, own, joined(greater) + 1, listed, values)
+    return LogprobStats(shifts, own, concat_blocks(greater) + 1, listed, values)
 
 
-def _best(x: Tensor, k: int) -> Tensor:
+def _top_ids(x: Tensor, k: int) -> Tensor:
     if k == 0:
         return torch.empty((len(x), 0), dtype=torch.int64, device=x.device)
     if k == x.shape[1]:
         return x.sort(dim=-1, descending=True, stable=True).indices
-    found: Tensor = on_host.best(x, k)
+    found: Tensor = numpy_ops.top_k_columns(x, k)
     return found
 
 
 def prompt_scores(
     logits: Tensor, targets: Tensor, k: int, *, mode: Mode = "raw_logprobs"
-) -> Scores:
+) -> LogprobScores:
     """Score prompt tokens: logits [P, V] (any float dtype) predict targets [P] (int64)."""
     rows, vocab = logits.shape
-    scratch = Scratch(vocab, max(1, rows)) if logits.is_cpu else None
-    return score(logits, targets, k, scratch, as_logits=mode.endswith("_logits"))
+    scratch = ScratchBuffers(vocab, max(1, rows)) if logits.is_cpu else None
+    return score_top_k(logits, targets, k, scratch, as_logits=mode.endswith("_logits"))
 
 
 def prompt_logprobs(
@@ -140,4 +156,4 @@ def prompt_logprobs(
     """`prompt_scores` on the host, waiting for the device if need be."""
     if not len(logits):
         return []
-    return prompt_scores(logits, targets, k, mode=mode).lists([k] * len(logits))
+    return prompt_scores(logits, targets, k, mode=mode).to_lists([k] * len(logits))

@@ -62,7 +62,7 @@ class Uniforms:
         self._seeds[slot] = seed & (2**64 - 1)
         self._starts[slot] = -1
 
-    def at(self, slots: np.ndarray, positions: Sequence[int]) -> np.ndarray:
+    def draw(self, slots: np.ndarray, positions: Sequence[int]) -> np.ndarray:
         """One draw per slot. slots: [n] int64. Returns [n] float64."""
         where = np.asarray(positions, np.int64)
         offsets = where % WINDOW

@@ -1,6 +1,7 @@
 """Engine-wide logits processors: classes a user gives, which see whole batches.
 
-Not here: functions of a single request (quire.sampling.steps.callables). The interface is the one
+Not here: functions of a single request (quire.sampling.steps.request_processors). The interface is
+the one
 users of this kind of engine write against. Row i of the logits is index i of the batch; how the
 batch changed since the last step comes as a BatchUpdate, to be obeyed in the order removed, added,
 moved. An instance keeps state per index; None means nobody came, went or moved.
@@ -21,10 +22,10 @@ from torch import Tensor
 from quire.core.params import SamplingParams
 from quire.core.types import Sequence as Seq
 from quire.errors import ConfigError, HookFailed
-from quire.sampling.steps.base import Batch, Edit
-from quire.sampling.steps.callables import Caller, failure, takes_prompt
+from quire.sampling.steps.base import LogitsEdit, SlotBatch
+from quire.sampling.steps.request_processors import RowProcessors, failure_message, takes_prompt
 
-GROUPS = ("quire.logits_processors", "vllm.logits_processors")
+ENTRY_POINT_GROUPS = ("quire.logits_processors", "vllm.logits_processors")
 """Entry-point groups; every processor an installed package registers there is used."""
 
 
@@ -82,7 +83,7 @@ class AdapterLogitsProcessor(LogitsProcessor):
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
-        self.req_info: dict[int, Caller] = {}
+        self.req_info: dict[int, RowProcessors] = {}
 
     def new_req_logits_processor(self, params: SamplingParams) -> Callable[..., Tensor] | None:
         """f(output_ids, logits) or f(prompt_ids, output_ids, logits); None: leave it alone."""
@@ -99,7 +100,9 @@ class AdapterLogitsProcessor(LogitsProcessor):
             info.pop(index, None)
             function = self.new_req_logits_processor(params)
             if function is not None:
-                info[index] = Caller([(function, takes_prompt(function))], prompt or [], outputs)
+                info[index] = RowProcessors(
+                    [(function, takes_prompt(function))], prompt or [], outputs
+                )
         for a, b, direction in batch_update.moved:
             was_a, was_b = info.pop(a, None), info.pop(b, None)
             if was_a is not None:
@@ -112,9 +115,9 @@ class AdapterLogitsProcessor(LogitsProcessor):
         failed: dict[int, str] = {}
         for row, caller in self.req_info.items():
             try:
-                logits[row] = caller.run(logits[row].clone())
+                logits[row] = caller.apply_all(logits[row].clone())
             except Exception as error:  # noqa: BLE001 the user's code: its row ends, not the step
-                failed[row] = failure(error)
+                failed[row] = failure_message(error)
         if failed:
             raise RowsFailed(failed)
         return logits
@@ -128,7 +131,7 @@ def load_processors(
     Raises: ConfigError (no such class; not a logits processor).
     """
     kinds = [_class_of(one) if isinstance(one, str) else one for one in wanted]
-    kinds += [found.load() for group in GROUPS for found in entry_points(group=group)]
+    kinds += [found.load() for group in ENTRY_POINT_GROUPS for found in entry_points(group=group)]
     for kind in kinds:
         lacks = [m for m in ("apply", "is_argmax_invariant", "update_state") if m not in dir(kind)]
         if lacks:
@@ -154,7 +157,7 @@ def _class_of(name: str) -> type:
 
 
 @dataclass(slots=True)
-class _Tokens:
+class _SequenceTokens:
     """What a processor is shown of one sequence. Compared by identity: one per stay in a slot."""
 
     params: SamplingParams
@@ -162,38 +165,40 @@ class _Tokens:
     outputs: list[int]
 
 
-class Processors:
+class EngineLogitsProcessors:
     """The engine-wide processors as a `Step`, and the batch order they believe in."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
-        self.changing = [p for p in processors if not p.is_argmax_invariant()]
-        self.keeping = [p for p in processors if p.is_argmax_invariant()]
+        self.argmax_changing = [p for p in processors if not p.is_argmax_invariant()]
+        self.argmax_invariant = [p for p in processors if p.is_argmax_invariant()]
         self._all = list(processors)
-        self._tokens: dict[int, _Tokens] = {}
-        self._order: list[_Tokens] = []
+        self._tokens: dict[int, _SequenceTokens] = {}
+        self._batch_order: list[_SequenceTokens] = []
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
         if self._all:
             at = seq.prompt_len
-            self._tokens[slot] = _Tokens(seq.request.params, tokens[:at], tokens[at:])
+            self._tokens[slot] = _SequenceTokens(seq.request.params, tokens[:at], tokens[at:])
 
     def leave(self, slot: int) -> None:
         self._tokens.pop(slot, None)
 
-    def holds(self, slot: int) -> bool:
+    def applies_to(self, slot: int) -> bool:
         return bool(self._all)
 
-    def edit(self, batch: Batch) -> Edit | None:
+    def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
         if not self._all:
             return None
-        return _Process(self, [self._tokens[slot] for slot in batch.slots])
+        return _EngineProcessorsEdit(self, [self._tokens[slot] for slot in batch.slots])
 
-    def follow(self, rows: list[_Tokens]) -> None:
+    def update_batch(self, rows: list[_SequenceTokens]) -> None:
         """Tell all processors what the batch is now."""
         update = None
-        if len(rows) != len(self._order) or any(a is not b for a, b in zip(rows, self._order)):
-            update = difference(self._order, rows)
-            self._order = list(rows)
+        if len(rows) != len(self._batch_order) or any(
+            a is not b for a, b in zip(rows, self._batch_order)
+        ):
+            update = diff_batches(self._batch_order, rows)
+            self._batch_order = list(rows)
         for processor in self._all:
             processor.update_state(update)
 
@@ -209,28 +214,28 @@ class Processors:
         except RowsFailed as error:
             errors.update(error.rows)
         except Exception as error:
-            raise HookFailed(failure(error)) from error
+            raise HookFailed(failure_message(error)) from error
 
 
-class _Process(Edit):
-    def __init__(self, step: Processors, rows: list[_Tokens]) -> None:
+class _EngineProcessorsEdit(LogitsEdit):
+    def __init__(self, step: EngineLogitsProcessors, rows: list[_SequenceTokens]) -> None:
         self._step, self._rows = step, rows
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
-        self._step.follow(self._rows)
-        self._step.run(self._step.changing, logits, errors)
+        self._step.update_batch(self._rows)
+        self._step.run(self._step.argmax_changing, logits, errors)
 
-    def drawn(self, token_ids: Tensor) -> None:
+    def on_sampled(self, token_ids: Tensor) -> None:
         for tokens, token in zip(self._rows, token_ids.tolist()):
             tokens.outputs.append(token)
 
 
-def difference(old: Sequence[_Tokens], new: Sequence[_Tokens]) -> BatchUpdate:
+def diff_batches(old: Sequence[_SequenceTokens], new: Sequence[_SequenceTokens]) -> BatchUpdate:
     """The update that turns one batch order into another. Whoever stays is moved, not re-added."""
     staying = {id(one) for one in new}
     known = {id(one) for one in old}
     removed = [i for i, one in enumerate(old) if id(one) not in staying]
-    places: dict[int, _Tokens] = {i: one for i, one in enumerate(old) if id(one) in staying}
+    places: dict[int, _SequenceTokens] = {i: one for i, one in enumerate(old) if id(one) in staying}
     free = [*removed, *range(len(old), len(old) + len(new))]
     for one in new:
         if id(one) not in known:

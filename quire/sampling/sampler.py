@@ -8,7 +8,8 @@ The order of a row's steps:
     | random: temperature, custom processors that keep the greatest, min_p, top_k, top_p, draw
     logprobs (processed)
 
-The one idea: a `Recipe` holds all a batch of slots needs, made once and used while the same slots
+The one idea: a `BatchSamplingPlan` holds all a batch of slots needs, made once and used while the
+same slots
 come back, so a parameter that no row sets costs nothing and an all-greedy batch is one argmax.
 Rows do not touch each other: a row's token and logprobs are the same bits in any company.
 
@@ -28,29 +29,35 @@ from quire.core.params import SamplingParams
 from quire.core.types import UNKNOWN
 from quire.core.types import Sequence as Seq
 from quire.kernels.argmax import argmax
-from quire.kernels.punish import tally
+from quire.kernels.penalties import update_token_counts
 from quire.kernels.sample import sample
 from quire.kernels.token_mask import token_mask
-from quire.sampling.bound import Grammars
-from quire.sampling.device_lane import DeviceLane
-from quire.sampling.host_lane import HostLane
-from quire.sampling.logprobs import Mode, score, score_ids
-from quire.sampling.processors import LogitsProcessor, Processors
-from quire.sampling.recipe import Asking, Lane, Recipe, ask_of, group_asks
-from quire.sampling.sampled import Sampled, Scored
-from quire.sampling.steps.base import Batch, Step
+from quire.sampling.constrained_sequence import GrammarLookup
+from quire.sampling.cpu_chooser import CpuChooser
+from quire.sampling.gpu_chooser import GpuChooser
+from quire.sampling.logprobs import Mode, score_ids, score_top_k
+from quire.sampling.processors import EngineLogitsProcessors, LogitsProcessor
+from quire.sampling.sampler_output import SamplerOutput, ScoredRows
+from quire.sampling.sampling_plan import (
+    BatchSamplingPlan,
+    LogprobGroup,
+    TokenChooser,
+    group_logprob_requests,
+    logprob_request_of,
+)
+from quire.sampling.steps.base import SamplingStep, SlotBatch
 from quire.sampling.steps.bias import LogitBias
-from quire.sampling.steps.callables import Callables
-from quire.sampling.steps.grammar import Binding, Counts, Grammar
+from quire.sampling.steps.cpu_penalties import CpuPenalties
+from quire.sampling.steps.grammar_masks import ConstrainedSlots, GrammarMasks, OutputCounts
 from quire.sampling.steps.masks import AllowedIds, BadWords, MinTokens
-from quire.sampling.steps.penalties import Penalties
+from quire.sampling.steps.request_processors import RequestLogitsProcessors
 
 log = logging.getLogger(__name__)
 
-PLAIN = SamplingParams(temperature=0.0)
+GREEDY_PARAMS = SamplingParams(temperature=0.0)
 """Of who cannot have what it asks: it is sampled all the same, and nobody reads that."""
 
-Kind = Literal["greedy", "random", "penalised"]
+ChooserKind = Literal["greedy", "random", "penalised"]
 """What rows can be chosen by tensors alone; each serves what those before it do."""
 
 
@@ -65,7 +72,7 @@ class Sampler:
         *,
         logprobs_mode: Mode = "raw_logprobs",
         processors: Sequence[LogitsProcessor] = (),
-        grammars: Grammars | None = None,
+        grammars: GrammarLookup | None = None,
         asynchronous: bool | None = None,
     ) -> None:
         """`processors`: engine-wide ones (quire.sampling.processors.load_processors).
@@ -76,33 +83,37 @@ class Sampler:
         self.device = torch.device(device)
         self._mode = logprobs_mode
         self._params: dict[int, SamplingParams] = {}
-        self._unfit: dict[int, str] = {}  # slots whose sequences could not be joined, and why
-        self._general: set[int] = set()  # slots that only `sample` can serve
-        self._banning: set[int] = set()  # slots that may leave no token
-        self._random: set[int] = set()
-        self._penalised: set[int] = set()
-        self._processors = Processors(processors)
+        self._join_errors: dict[int, str] = {}  # slots whose sequences could not be joined, and why
+        self._general_slots: set[int] = set()  # slots that only `sample` can serve
+        self._maskable_slots: set[int] = set()  # slots that may leave no token
+        self._random_slots: set[int] = set()
+        self._penalized_slots: set[int] = set()
+        self._processors = EngineLogitsProcessors(processors)
         if asynchronous is None:
             asynchronous = self.device.type != "cpu"
-        self._device_lane = DeviceLane(vocab, max_seqs, self.device) if asynchronous else None
-        self._host_lane = HostLane(vocab, max_seqs) if self._device_lane is None else None
-        lane = self._device_lane or self._host_lane
+        self._gpu_chooser = GpuChooser(vocab, max_seqs, self.device) if asynchronous else None
+        self._cpu_chooser = CpuChooser(vocab, max_seqs) if self._gpu_chooser is None else None
+        lane = self._gpu_chooser or self._cpu_chooser
         assert lane is not None
-        self._lane: Lane = lane
-        self._penalties: Step = Penalties(vocab, max_seqs)
-        if self._device_lane is not None:
-            self._penalties = self._device_lane.counts
-        self._others: list[Step] = [
+        self._chooser: TokenChooser = lane
+        self._penalties: SamplingStep = CpuPenalties(vocab, max_seqs)
+        if self._gpu_chooser is not None:
+            self._penalties = self._gpu_chooser.penalties
+        self._masking_steps: list[SamplingStep] = [
             AllowedIds(),
             BadWords(max_seqs, self.device),
             MinTokens(),
             LogitBias(),
-            Callables(),
+            RequestLogitsProcessors(),
             self._processors,
         ]
-        self._steps: list[Step] = [*self._others[:4], self._penalties, *self._others[4:]]
-        self._grammar = Grammar(vocab, self.device, grammars)
-        self._recipe: Recipe | None = None
+        self._steps: list[SamplingStep] = [
+            *self._masking_steps[:4],
+            self._penalties,
+            *self._masking_steps[4:],
+        ]
+        self._constrained_slots = ConstrainedSlots(vocab, self.device, grammars)
+        self._plan: BatchSamplingPlan | None = None
 
     def join(self, slot: int, seq: Seq) -> None:
         """A sequence takes a slot. Its tokens so far are all the history there is.
@@ -115,81 +126,81 @@ class Sampler:
         except Exception as error:
             log.exception("request %s cannot be sampled", seq.request.id)
             self.leave(slot)
-            self._params[slot] = PLAIN
-            self._lane.join(slot, PLAIN, 0)
-            self._processors.join(slot, seq, _known(seq))
-            self._general.add(slot)
-            self._unfit[slot] = f"{type(error).__name__}: {error}"
+            self._params[slot] = GREEDY_PARAMS
+            self._chooser.join(slot, GREEDY_PARAMS, 0)
+            self._processors.join(slot, seq, _known_tokens(seq))
+            self._general_slots.add(slot)
+            self._join_errors[slot] = f"{type(error).__name__}: {error}"
 
     def _join(self, slot: int, seq: Seq) -> None:
         params = seq.request.params
         self._params[slot] = params
-        self._lane.join(slot, params, seq.request.seed + seq.index)
-        tokens = _known(seq)
-        self._grammar.join(slot, seq, tokens)
+        self._chooser.join(slot, params, seq.request.seed + seq.index)
+        tokens = _known_tokens(seq)
+        self._constrained_slots.join(slot, seq, tokens)
         for step in self._steps:
             step.join(slot, seq, tokens)
-        if any(step.holds(slot) for step in self._others):
-            self._banning.add(slot)
-        if ask_of(params) is not None or slot in self._banning:
-            self._general.add(slot)
+        if any(step.applies_to(slot) for step in self._masking_steps):
+            self._maskable_slots.add(slot)
+        if logprob_request_of(params) is not None or slot in self._maskable_slots:
+            self._general_slots.add(slot)
         if not params.greedy:
-            self._random.add(slot)
-        if self._penalties.holds(slot):
-            self._penalised.add(slot)
+            self._random_slots.add(slot)
+        if self._penalties.applies_to(slot):
+            self._penalized_slots.add(slot)
 
     def leave(self, slot: int) -> None:
         """The slot is empty."""
-        self._recipe = None
+        self._plan = None
         self._params.pop(slot, None)
-        self._unfit.pop(slot, None)
-        self._general.discard(slot)
-        self._banning.discard(slot)
-        self._random.discard(slot)
-        self._penalised.discard(slot)
-        self._grammar.leave(slot)
+        self._join_errors.pop(slot, None)
+        self._general_slots.discard(slot)
+        self._maskable_slots.discard(slot)
+        self._random_slots.discard(slot)
+        self._penalized_slots.discard(slot)
+        self._constrained_slots.leave(slot)
         for step in self._steps:
             step.leave(slot)
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """A sampling raised half way: forget it. Its slots are to be joined anew."""
-        self._recipe = None
-        self._grammar.mend()
+        self._plan = None
+        self._constrained_slots.recover()
 
-    def rehearse(self, dtype: torch.dtype) -> None:
+    def warm_up(self, dtype: torch.dtype) -> None:
         """Run what bound rows need once for nothing. dtype: of the model's logits."""
         words = torch.zeros((1, -(-self.vocab // 32)), dtype=torch.int32, device=self.device)
         for kind in {dtype, torch.float32}:
             logits = torch.zeros((1, self.vocab), dtype=kind, device=self.device)
             token_mask(logits, words, torch.full_like(words[0, :1], -1))
 
-    def binding(self, slots: tuple[int, ...], positions: Counts) -> Binding | None:
+    def prepare_masks(self, slots: tuple[int, ...], positions: OutputCounts) -> GrammarMasks | None:
         """What the rows of the next sampling are bound to; None: nothing.
 
         If it has `masks`, they are to be applied before `choose`; `sample` does so by itself. Then
         it is to be told where the tokens are. positions: as for `sample`.
         """
         ventures = frozenset[int]()
-        if self._host_lane is not None and self._grammar.busy:
-            ventures = self._recipe_of(slots).ventures
-        return self._grammar.binding(slots, positions, ventures)
+        if self._cpu_chooser is not None and self._constrained_slots.has_constrained:
+            ventures = self._get_plan(slots).optimistic_rows
+        return self._constrained_slots.prepare_masks(slots, positions, ventures)
 
-    def kind(self, slots: Sequence[int]) -> Kind | None:
+    def kind(self, slots: Sequence[int]) -> ChooserKind | None:
         """How `choose` can serve these slots; None: it cannot, `sample` must.
 
         To be called before each choose or replay of one, after the step's joins: what the slots
         ask is on its way to the device when this returns.
         """
-        if self._device_lane is not None:
-            self._device_lane.table.flush()
-        if not self._general.isdisjoint(slots):
+        if self._gpu_chooser is not None:
+            self._gpu_chooser.table.flush()
+        if not self._general_slots.isdisjoint(slots):
             return None
-        if not self._penalised.isdisjoint(slots):
+        if not self._penalized_slots.isdisjoint(slots):
             return "penalised"
-        return "greedy" if self._random.isdisjoint(slots) else "random"
+        return "greedy" if self._random_slots.isdisjoint(slots) else "random"
 
     def choose(
-        self, logits: Tensor, row_slots: Tensor, outputs: Tensor, kind: Kind
+        self, logits: Tensor, row_slots: Tensor, outputs: Tensor, kind: ChooserKind
     ) -> tuple[Tensor, Tensor]:
         """A token for each row, from device tensors alone: a graph can capture it.
 
@@ -200,125 +211,139 @@ class Sampler:
         """
         if kind == "greedy":
             return argmax(logits)
-        assert self._device_lane is not None
-        lines, counts = self._device_lane.table.lines, self._device_lane.counts
-        seen = counts.seen if kind == "penalised" else None
+        assert self._gpu_chooser is not None
+        lines, counts = self._gpu_chooser.table.rows, self._gpu_chooser.penalties
+        seen = counts.token_counts if kind == "penalised" else None
         drawn = sample(logits, row_slots, outputs, lines, counts=seen)
         if seen is not None:
-            tally(drawn.ids, row_slots, seen)
-        return drawn.ids, drawn.tops
+            update_token_counts(drawn.ids, row_slots, seen)
+        return drawn.ids, drawn.max_logits
 
     def sample(
         self,
         logits: Tensor,
         slots: Sequence[int],
         positions: Sequence[int],
-        binding: Binding | None = None,
-    ) -> Sampled:
+        binding: GrammarMasks | None = None,
+    ) -> SamplerOutput:
         """Choose a token for each row.
 
         logits: [R, V], row i of slot slots[i]; they may be overwritten. positions[i]: how many
         outputs the sequence has already; with its seed it fixes the draw. binding: of these slots.
         """
-        recipe = self._recipe_of(tuple(slots))
-        masks = None if binding is None or not binding.masks else binding
-        if recipe.simple and masks is None:
-            return Sampled(*self._lane.greedy(logits))
+        recipe = self._get_plan(tuple(slots))
+        masks = None if binding is None or not binding.needs_masks else binding
+        if recipe.is_all_greedy and masks is None:
+            return SamplerOutput(*self._chooser.greedy(logits))
         return self._sample(logits, recipe, positions, masks)
 
     def _sample(
-        self, logits: Tensor, recipe: Recipe, positions: Sequence[int], masks: Binding | None
-    ) -> Sampled:
-        faults = dict(recipe.faults)
-        due = [edit for edit in recipe.edits if edit.due(positions)]
+        self,
+        logits: Tensor,
+        recipe: BatchSamplingPlan,
+        positions: Sequence[int],
+        masks: GrammarMasks | None,
+    ) -> SamplerOutput:
+        faults = dict(recipe.row_errors)
+        due = [edit for edit in recipe.edits if edit.is_due(positions)]
         work = logits.float().contiguous() if due else logits
         changes = work.data_ptr() == logits.data_ptr() and (bool(due) or masks is not None)
-        raw = self._raw(logits, recipe, changes=changes)
+        raw = self._raw_rows(logits, recipe, changes=changes)
         if masks is not None:
-            masks.mask(work)
+            masks.apply_masks(work)
         for edit in due:
             edit.apply(work, positions, faults)
         if recipe.scale is not None:
-            self._processors.run(self._processors.keeping, work.div_(recipe.scale), faults)
-        ids, tops, choice = self._lane.choose(work, recipe.rows, positions)
-        if masks is not None and self._host_lane is not None:
-            again = masks.refused(ids, tops)
+            self._processors.run(self._processors.argmax_invariant, work.div_(recipe.scale), faults)
+        ids, tops, choice = self._chooser.choose(work, recipe.chooser_rows, positions)
+        if masks is not None and self._cpu_chooser is not None:
+            again = masks.rejected(ids, tops)
             if again is not None:
                 at = again.rows.long()
-                drawn = self._host_lane.draw_again(work, recipe.rows, positions, again)
+                drawn = self._cpu_chooser.redraw_masked(work, recipe.chooser_rows, positions, again)
                 ids[at], tops[at] = drawn
         for edit in recipe.edits:
-            edit.drawn(ids)
-        made = Sampled(ids, tops, faults, banning=recipe.banning)
-        if recipe.asking:
+            edit.on_sampled(ids)
+        made = SamplerOutput(ids, tops, faults, maskable_rows=recipe.maskable_rows)
+        if recipe.logprob_groups:
             if raw is None:
-                final = self._lane.processed(work, recipe.rows, choice)
-                raw = [_rows(final, asking.at) for asking in recipe.asking]
-            made.scored = [self._score(ids, *pair) for pair in zip(recipe.asking, raw)]
+                final = self._chooser.processed(work, recipe.chooser_rows, choice)
+                raw = [_select_rows(final, asking.at) for asking in recipe.logprob_groups]
+            made.scored = [self._score(ids, *pair) for pair in zip(recipe.logprob_groups, raw)]
         return made
 
     # --- recipes ---
 
-    def _recipe_of(self, slots: tuple[int, ...]) -> Recipe:
-        if self._recipe is None or self._recipe.slots != slots:
-            self._recipe = self._make_recipe(slots)
-        return self._recipe
+    def _get_plan(self, slots: tuple[int, ...]) -> BatchSamplingPlan:
+        if self._plan is None or self._plan.slots != slots:
+            self._plan = self._build_plan(slots)
+        return self._plan
 
-    def _make_recipe(self, slots: tuple[int, ...]) -> Recipe:
-        batch = Batch(slots, self.vocab, self.device)
-        edits = [edit for step in self._steps if (edit := step.edit(batch)) is not None]
+    def _build_plan(self, slots: tuple[int, ...]) -> BatchSamplingPlan:
+        batch = SlotBatch(slots, self.vocab, self.device)
+        edits = [edit for step in self._steps if (edit := step.build_edit(batch)) is not None]
         params = [self._params[slot] for slot in slots]
         random = not all(p.greedy for p in params)
         scale = None
-        if self._processors.keeping and random:
+        if self._processors.argmax_invariant and random:
             scale = batch.tensor([1.0 if p.greedy else p.temperature for p in params])[:, None]
-        return Recipe(
+        return BatchSamplingPlan(
             slots=slots,
             edits=edits,
-            random=random,
-            rows=self._lane.rows(batch, params, scale is not None),
-            asking=group_asks(batch, params),
-            ventures=frozenset() if scale is not None else self._ventures(slots, params),
+            has_random=random,
+            chooser_rows=self._chooser.prepare_rows(batch, params, scale is not None),
+            logprob_groups=group_logprob_requests(batch, params),
+            optimistic_rows=frozenset()
+            if scale is not None
+            else self._optimistic_rows(slots, params),
             scale=scale,
-            faults={row: self._unfit[slot] for row, slot in batch.of(self._unfit)},
-            banning=frozenset(row for row, _ in batch.of(self._banning)),
+            row_errors={
+                row: self._join_errors[slot] for row, slot in batch.rows_in(self._join_errors)
+            },
+            maskable_rows=frozenset(row for row, _ in batch.rows_in(self._maskable_slots)),
         )
 
-    def _ventures(self, slots: Sequence[int], params: Sequence[SamplingParams]) -> frozenset[int]:
-        lane, particular = self._host_lane, self._general | self._penalised
+    def _optimistic_rows(
+        self, slots: Sequence[int], params: Sequence[SamplingParams]
+    ) -> frozenset[int]:
+        lane, particular = self._cpu_chooser, self._general_slots | self._penalized_slots
         if lane is None:
             return frozenset()
         rows = enumerate(zip(slots, params, strict=True))
-        return frozenset(i for i, (slot, p) in rows if slot not in particular and lane.ventures(p))
+        return frozenset(
+            i for i, (slot, p) in rows if slot not in particular and lane.can_draw_before_mask(p)
+        )
 
     # --- logprobs ---
 
-    def _raw(self, logits: Tensor, recipe: Recipe, *, changes: bool) -> list[Tensor] | None:
+    def _raw_rows(
+        self, logits: Tensor, recipe: BatchSamplingPlan, *, changes: bool
+    ) -> list[Tensor] | None:
         """Per group of askers their rows, as the model gave them. None if others are scored.
 
         changes: the logits will be written to.
         """
         if self._mode.startswith("processed"):
             return None
-        rows = [_rows(logits, asking.at) for asking in recipe.asking]
+        rows = [_select_rows(logits, asking.at) for asking in recipe.logprob_groups]
         return [x.clone() if x is logits and changes else x for x in rows]
 
-    def _score(self, ids: Tensor, asking: Asking, logits: Tensor) -> Scored:
+    def _score(self, ids: Tensor, asking: LogprobGroup, logits: Tensor) -> ScoredRows:
         as_logits = self._mode.endswith("_logits")
-        chosen, k, scratch = _rows(ids, asking.at), asking.ask.k, self._lane.scratch
+        chosen, k, scratch = _select_rows(ids, asking.at), asking.request.k, self._chooser.scratch
         if asking.ids is None:
-            scores = score(logits, chosen, k, scratch, as_logits=as_logits)
-            return Scored(asking.rows, k, scores)
+            scores = score_top_k(logits, chosen, k, scratch, as_logits=as_logits)
+            return ScoredRows(asking.rows, k, scores)
         listed = asking.ids.expand(len(asking.rows), -1)
         scores = score_ids(logits, chosen, listed, scratch, as_logits=as_logits)
-        return Scored(asking.rows, listed.shape[1], scores)
+        return ScoredRows(asking.rows, listed.shape[1], scores)
 
 
-def _rows(x: Tensor, at: Tensor | None) -> Tensor:
+def _select_rows(x: Tensor, at: Tensor | None) -> Tensor:
     return x if at is None else x.index_select(0, at)
 
 
-def _known(seq: Seq) -> list[int]:
+def _known_tokens(seq: Seq) -> list[int]:
     """The tokens that are settled. An UNKNOWN is a draw to come, or one a preemption undid."""
     tokens = list(seq.tokens)  # at once: the scheduler may append meanwhile
     return tokens[: tokens.index(UNKNOWN)] if UNKNOWN in tokens else tokens

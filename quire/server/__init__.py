@@ -1,0 +1,1 @@
+"""HTTP server: the app, its state, options and error responses."""

@@ -18,49 +18,47 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from quire.server import (
+from quire.server import errors, user_middleware
+from quire.server.app_state import VERSION, AppState
+from quire.server.auth.api_keys import KeySet
+from quire.server.auth.auth_middleware import AuthMiddleware, RequestIdMiddleware
+from quire.server.auth.csrf_guard import CsrfGuard, is_loopback
+from quire.server.formats import body_reader
+from quire.server.formats.request_body import RequestBody
+from quire.server.routes import (
     admin,
-    body,
     cancel,
     chat,
     completions,
-    docs_page,
-    errors,
     generate,
     health,
-    later,
-    live,
     messages,
-    observe,
-    outside,
-    page,
+    offline_docs,
+    playground,
     responses,
-    tokens,
+    tokenize,
+    unsupported,
 )
-from quire.server.browsers import Browsers, is_loopback
-from quire.server.guard import Guard, RequestIds
-from quire.server.keys import KeyRing
-from quire.server.protocol.base import Body
-from quire.server.services import VERSION, Services
+from quire.server.telemetry import dashboard_stream, instrumentation
 
 ROUTES: tuple[ModuleType, ...] = (
     chat,
     completions,
-    tokens,
+    tokenize,
     responses,
     messages,
     generate,
-    later,
+    unsupported,
     health,
     admin,
     cancel,
-    page,
-    live,
+    playground,
+    dashboard_stream,
 )
 """Modules with a `router`, and BODIES if they read bodies by their own hands: path -> its forms."""
 
 
-def create_app(to: Services) -> FastAPI:
+def create_app(to: AppState) -> FastAPI:
     """The app over one engine."""
     docs = not to.options.disable_fastapi_docs
     app = FastAPI(
@@ -74,21 +72,21 @@ def create_app(to: Services) -> FastAPI:
     if docs and to.options.enable_offline_docs:
         app.add_route("/docs", _offline_docs, include_in_schema=False)
     app.state.services = to
-    app.state.live = live.Feed(to.engine)
-    app.state.health = health.Health(to.engine)
-    app.state.responses = responses.store_of(to.options)
-    app.state.room = body.room_for(to.options.max_body_bytes)
+    app.state.live = dashboard_stream.SnapshotFeed(to.engine)
+    app.state.health = health.HealthState(to.engine)
+    app.state.responses = responses.build_response_store(to.options)
+    app.state.room = body_reader.build_body_budget(to.options.max_body_bytes)
     for module in ROUTES:
         app.router.routes.extend(module.router.routes)
-    errors.install(app, log_stack=to.options.log_error_stack)
-    app.openapi = lambda: _openapi(app)  # type: ignore[method-assign]
+    errors.install_error_handlers(app, log_stack=to.options.log_error_stack)
+    app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
     if to.options.enable_request_id_headers:
-        app.add_middleware(RequestIds)
-    app.state.keys = KeyRing(to.options.api_key, to.options.api_key_file)
+        app.add_middleware(RequestIdMiddleware)
+    app.state.keys = KeySet(to.options.api_key, to.options.api_key_file)
     if to.options.api_key or to.options.api_key_file:
-        app.add_middleware(Guard, ring=app.state.keys)
+        app.add_middleware(AuthMiddleware, ring=app.state.keys)
     app.add_middleware(
-        Browsers,
+        CsrfGuard,
         allowed=to.options.allowed_origins,
         is_local=to.options.uds is None and is_loopback(to.options.host),
     )
@@ -101,8 +99,10 @@ def create_app(to: Services) -> FastAPI:
             allow_credentials=to.options.allow_credentials,
         )
     for name in to.options.middleware:
-        outside.add(app, name)
-    observe.install(app, to, [module.router for module in ROUTES])  # last: it stands before all
+        user_middleware.add_user_middleware(app, name)
+    instrumentation.install_telemetry(
+        app, to, [module.router for module in ROUTES]
+    )  # last: it stands before all
     return app
 
 
@@ -121,21 +121,21 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def _offline_docs(http: Request) -> Response:
-    return HTMLResponse(docs_page.page(http.app.openapi()))
+    return HTMLResponse(offline_docs.render_docs_page(http.app.openapi()))
 
 
-def _bodies() -> dict[str, tuple[type[Body], ...]]:
-    found: dict[str, tuple[type[Body], ...]] = {}
+def _request_bodies() -> dict[str, tuple[type[RequestBody], ...]]:
+    found: dict[str, tuple[type[RequestBody], ...]] = {}
     for module in ROUTES:
         found.update(vars(module).get("BODIES", {}))
     return found
 
 
-def _openapi(app: FastAPI) -> dict[str, Any]:
+def _build_openapi(app: FastAPI) -> dict[str, Any]:
     """The document of all routes. Bodies are read by our own hands, so they are added here."""
     if app.openapi_schema is None:
         document = get_openapi(title="quire", version=VERSION, routes=app.routes)
-        bodies = _bodies()
+        bodies = _request_bodies()
         kinds = sorted(
             {kind for group in bodies.values() for kind in group}, key=lambda k: k.__name__
         )
@@ -150,8 +150,8 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
                 "required": True,
                 "content": {"application/json": {"schema": schema}},
             }
-        from quire.server.protocol import answers  # some fifty classes: only if someone asks
+        from quire.server.formats import openapi_models  # some fifty classes: only if someone asks
 
-        answers.describe(document)
+        openapi_models.add_response_schemas(document)
         app.openapi_schema = document
     return app.openapi_schema

@@ -36,8 +36,12 @@ from quire.errors import (
     UnknownModel,
     Unsupported,
 )
-from quire.server import private
-from quire.server.presence import ClientGone, DeadlinePassed, RequestCancelled
+from quire.server.auth import redact
+from quire.server.generation.client_watch import (
+    ClientDisconnected,
+    DeadlinePassed,
+    RequestCancelled,
+)
 
 log = logging.getLogger(__name__)
 
@@ -46,9 +50,9 @@ class BodyTooLarge(RequestError):
     """The body has more bytes than this server reads."""
 
 
-MOST_ITEMS = 20
+MAX_LISTED_ITEMS = 20
 """Of a value that is shown."""
-CLIENT_GONE = 499
+CLIENT_CLOSED_REQUEST = 499
 """No status of HTTP: nobody reads it, but logs do."""
 
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
@@ -58,15 +62,15 @@ _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (RequestError, 400, "BadRequestError"),
     (Overloaded, 429, "RateLimitError"),
     (DeadlinePassed, 408, "TimeoutError"),
-    (ClientGone, CLIENT_GONE, "ClientGone"),
-    (RequestCancelled, CLIENT_GONE, "RequestCancelled"),
+    (ClientDisconnected, CLIENT_CLOSED_REQUEST, "ClientGone"),
+    (RequestCancelled, CLIENT_CLOSED_REQUEST, "RequestCancelled"),
     (EngineAway, 503, "ServiceUnavailableError"),
     (ShuttingDown, 503, "ServiceUnavailableError"),
     (Quarantined, 422, "UnprocessableEntityError"),
     (EngineDead, 500, "InternalServerError"),
     (EngineError, 500, "InternalServerError"),
 )
-_FOR_GOOD = (Unsupported, StepFailed, EngineCrashed, Quarantined)
+_NOT_RETRYABLE = (Unsupported, StepFailed, EngineCrashed, Quarantined)
 """What would come again if it were tried again."""
 _HTTP_TYPES = {
     401: "AuthenticationError",
@@ -91,37 +95,43 @@ _ANTHROPIC_TYPES = {
     504: "timeout_error",
     529: "overloaded_error",
 }
-_BARE = ("Not Found", "Method Not Allowed")
-MOST_CHARS = 100
+_DEFAULT_MESSAGES = ("Not Found", "Method Not Allowed")
+MAX_SHOWN_CHARS = 100
 """Of what was asked for, in a message."""
 
 
-def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
+def build_error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """Status and body of any exception. Those nobody meant are logged and told without detail."""
     for kind, status, name in _STATUS:
         if isinstance(error, kind):
             param = error.param if isinstance(error, RequestError) else None
-            message = str(error) if status < 500 or status == 501 else scrub(str(error))
-            return status, _body(message, name, param, status)
+            message = (
+                str(error) if status < 500 or status == 501 else redact_server_fault(str(error))
+            )
+            return status, _openai_error_body(message, name, param, status)
     if isinstance(error, (ValidationError, RequestValidationError)):
-        return 400, _body(*_explain(error), 400)
+        return 400, _openai_error_body(*_explain_validation_error(error), 400)
     if isinstance(error, HTTPException):
         name = _HTTP_TYPES.get(error.status_code, "BadRequestError")
-        return error.status_code, _body(str(error.detail), name, None, error.status_code)
+        return error.status_code, _openai_error_body(
+            str(error.detail), name, None, error.status_code
+        )
     if not isinstance(error, QuireError):
         log.error("a request failed", exc_info=error)
         message = "the server failed on this request; its log says why"
-        return 500, _body(message, "InternalServerError", None, 500)
-    return 500, _body(scrub(str(error)), "InternalServerError", None, 500)
+        return 500, _openai_error_body(message, "InternalServerError", None, 500)
+    return 500, _openai_error_body(
+        redact_server_fault(str(error)), "InternalServerError", None, 500
+    )
 
 
-def message_error(status: int, message: str) -> dict[str, Any]:
+def build_anthropic_error(status: int, message: str) -> dict[str, Any]:
     """The body of an error as Anthropic's clients read it."""
     kind = _ANTHROPIC_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": message}}
 
 
-def is_anthropic(scope: Scope) -> bool:
+def is_anthropic_route(scope: Scope) -> bool:
     """The route belongs to Anthropic's dialect."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path == _ANTHROPIC_ROUTES or path.startswith(f"{_ANTHROPIC_ROUTES}/")
@@ -129,26 +139,26 @@ def is_anthropic(scope: Scope) -> bool:
 
 def error_response(error: Exception, scope: Scope) -> Response:
     """The answer for an exception, in the dialect of the route."""
-    status, body = error_body(error)
-    if is_anthropic(scope):
-        body = message_error(status, body["error"]["message"])
+    status, body = build_error_body(error)
+    if is_anthropic_route(scope):
+        body = build_anthropic_error(status, body["error"]["message"])
     if isinstance(error, Overloaded):
         body["error"].update(error.numbers)
     headers = dict(error.headers or {}) if isinstance(error, HTTPException) else {}
     if isinstance(error, (Overloaded, EngineAway)):
         headers["Retry-After"] = str(max(1, round(error.retry_after_s)))
-    if isinstance(error, _FOR_GOOD):
+    if isinstance(error, _NOT_RETRYABLE):
         headers["x-should-retry"] = "false"  # official clients try every 5xx again otherwise
     content = msgspec.json.encode(body)
     return Response(content, status, headers=headers, media_type="application/json")
 
 
-def scrub(message: str) -> str:
+def redact_server_fault(message: str) -> str:
     """The message of a fault of ours, without paths, addresses and stacks."""
-    return private.of_a_fault(message)
+    return redact.redact_server_error(message)
 
 
-def install(app: FastAPI, *, log_stack: bool = False) -> None:
+def install_error_handlers(app: FastAPI, *, log_stack: bool = False) -> None:
     """Let every exception of every route become its answer here. log_stack: say where it arose."""
 
     async def answer(http: Request, error: Exception) -> Response:
@@ -156,33 +166,37 @@ def install(app: FastAPI, *, log_stack: bool = False) -> None:
             log.warning(
                 "%s %s is answered with an error", http.method, http.url.path, exc_info=error
             )
-        if isinstance(error, HTTPException) and error.detail in _BARE:
-            error = HTTPException(error.status_code, _where(app, http, error), error.headers)
+        if isinstance(error, HTTPException) and error.detail in _DEFAULT_MESSAGES:
+            error = HTTPException(
+                error.status_code, _describe_missing_route(app, http, error), error.headers
+            )
         return error_response(error, http.scope)
 
     for kind in (QuireError, ValidationError, RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)
 
 
-def _where(app: FastAPI, http: Request, error: HTTPException) -> str:
+def _describe_missing_route(app: FastAPI, http: Request, error: HTTPException) -> str:
     """What there is in place of what was asked for."""
     path = http.scope["path"].removeprefix(http.scope.get("root_path", ""))
-    asked = f"{http.method} {path[:MOST_CHARS]}"
+    asked = f"{http.method} {path[:MAX_SHOWN_CHARS]}"
     allowed = (error.headers or {}).get("allow") or (error.headers or {}).get("Allow")
     if error.status_code == 405 and allowed:
         return f"{asked}: only {allowed}"
     known = [str(vars(route)["path"]) for route in app.routes if "path" in vars(route)]
-    near = difflib.get_close_matches(path[:MOST_CHARS], known, n=1)
+    near = difflib.get_close_matches(path[:MAX_SHOWN_CHARS], known, n=1)
     hint = f"; did you mean {near[0]}?" if near else ";"
     return f"no route {asked}{hint} GET /openapi.json lists them"
 
 
-def _body(message: str, name: str, param: str | None, status: int) -> dict[str, Any]:
-    message = private.of_a_client(message)  # here, because every error comes by
+def _openai_error_body(message: str, name: str, param: str | None, status: int) -> dict[str, Any]:
+    message = redact.redact_client_error(message)  # here, because every error comes by
     return {"error": {"message": message, "type": name, "param": param, "code": status}}
 
 
-def _explain(error: ValidationError | RequestValidationError) -> tuple[str, str, str | None]:
+def _explain_validation_error(
+    error: ValidationError | RequestValidationError,
+) -> tuple[str, str, str | None]:
     """Message, type and param of a body (or query) that is not what the route reads."""
     allowed: dict[str, list[str]] = {}
     given: dict[str, object] = {}
@@ -196,23 +210,26 @@ def _explain(error: ValidationError | RequestValidationError) -> tuple[str, str,
         said = one["msg"].removeprefix("Input should be ")
         if said not in allowed.setdefault(field, []):
             allowed[field].append(said)
-    lines = [_line(field, said, given[field]) for field, said in list(allowed.items())[:5]]
+    lines = [
+        _allowed_values_message(field, said, given[field])
+        for field, said in list(allowed.items())[:5]
+    ]
     message = f"{len(allowed)} validation error{'s'[: len(allowed) > 1]}: {'; '.join(lines)}"
     param = next(iter(allowed))
     return message, "Bad Request", None if param == "body" else param
 
 
-def _line(field: str, allowed: list[str], given: object) -> str:
+def _allowed_values_message(field: str, allowed: list[str], given: object) -> str:
     if field == "body" and allowed == ["an object"]:
         return f"the body must be a JSON object, got a {type(given).__name__}"
     if field == "body" or allowed == ["Field required"]:
         return f"{field}: {allowed[0]}"
-    return f"{field}: must be {' or '.join(allowed)}, got {_shown(given)}"
+    return f"{field}: must be {' or '.join(allowed)}, got {_abbreviate(given)}"
 
 
-def _shown(given: object) -> str:
+def _abbreviate(given: object) -> str:
     """In short. Of what is large the size alone: repr would sort a million keys first."""
-    if isinstance(given, dict | list) and len(given) > MOST_ITEMS:
+    if isinstance(given, dict | list) and len(given) > MAX_LISTED_ITEMS:
         kind = "a list" if isinstance(given, list) else "an object"
         return f"{kind} of {len(given)}"
     return reprlib.repr(given)

@@ -104,7 +104,7 @@ class ServerOptions:
     or auto: what the chat template shows. Answers then have it as `reasoning`, apart from content.
     None: it stays in the content."""
     reasoning_parser_plugin: str | None = None
-    """A Python file with a reasoning dialect of your own (`DIALECT`); its name is the file's."""
+    """A Python file with a reasoning dialect of your own (`FORMAT`); its name is the file's."""
     enable_auto_tool_choice: bool = False
     """Read tool calls out of answers, where a request has tools and leaves the choice to the
     model. Needs --tool-call-parser."""
@@ -112,7 +112,7 @@ class ServerOptions:
     """How answers mark tool calls: the name of a dialect (hermes, llama3_json, mistral, ...), or
     auto: what the chat template shows."""
     tool_parser_plugin: str | None = None
-    """A Python file with a tool call dialect of your own (`DIALECT`); its name is the file's."""
+    """A Python file with a tool call dialect of your own (`FORMAT`); its name is the file's."""
     response_role: str = "assistant"
     """Role of the messages that the model writes."""
     return_tokens_as_token_ids: bool = False

@@ -1,0 +1,1 @@
+"""Text processing: prompts to token ids, token ids to text."""

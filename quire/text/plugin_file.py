@@ -9,7 +9,7 @@ from types import ModuleType
 from quire.errors import ConfigError
 
 
-def load_file(path: str, what: str) -> ModuleType:
+def load_plugin_file(path: str, what: str) -> ModuleType:
     """Run the file. Its name without .py is the module's. Raises ConfigError.
 
     what: what it should hold, for the error.

@@ -3,7 +3,7 @@
     "text"   [1, 2, 3]   {"prompt": "text"}   {"prompt_token_ids": [1, 2, 3], "prompt": "text"?}
 
 and in dicts an optional `cache_salt`. What this build cannot do (media, embeddings, encoders) is
-refused by name. Not here: lengths and sampling (quire.text.inputs).
+refused by name. Not here: lengths and sampling (quire.text.input_processor).
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ class ParsedPrompt:
     salt: str | None = None
 
 
-def parse(prompt: Prompt) -> ParsedPrompt:
+def parse_prompt(prompt: Prompt) -> ParsedPrompt:
     """Check the form of a prompt. Raises RequestError, Unsupported."""
     if isinstance(prompt, str):
         return ParsedPrompt(prompt, None)
     if isinstance(prompt, Mapping):
         return _from_dict(prompt)
-    return ParsedPrompt(None, token_ids(prompt, "prompt"))
+    return ParsedPrompt(None, check_token_ids(prompt, "prompt"))
 
 
 def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
@@ -64,11 +64,11 @@ def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if text is not None and not isinstance(text, str):
         if ids is not None:
-            raise _no_prompt("prompt must be text", text)
+            raise _invalid_prompt("prompt must be text", text)
         ids, text = text, None  # {"prompt": [ids]} is seen in the wild
-    salt = cache_salt(prompt.get("cache_salt"))
+    salt = check_cache_salt(prompt.get("cache_salt"))
     if ids is not None:
-        return ParsedPrompt(text, token_ids(ids, "prompt_token_ids"), salt)
+        return ParsedPrompt(text, check_token_ids(ids, "prompt_token_ids"), salt)
     if text is None:
         raise RequestError(
             "a prompt given as a dict needs 'prompt' (text) or 'prompt_token_ids'; "
@@ -78,7 +78,7 @@ def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
     return ParsedPrompt(text, None, salt)
 
 
-def _no_prompt(what: str, given: object) -> RequestError:
+def _invalid_prompt(what: str, given: object) -> RequestError:
     return RequestError(
         f"{what}, got a {type(given).__name__}; a prompt is text, a list of token ids, or a dict "
         "with 'prompt' or 'prompt_token_ids'",
@@ -86,14 +86,14 @@ def _no_prompt(what: str, given: object) -> RequestError:
     )
 
 
-def token_ids(given: object, param: str) -> tuple[int, ...]:
+def check_token_ids(given: object, param: str) -> tuple[int, ...]:
     """A list of ids (also a NumPy or torch vector) as a tuple of int."""
     if isinstance(given, bytes | str | Mapping | set | frozenset):
-        raise _no_prompt(f"{param} must be a list of token ids", given)
+        raise _invalid_prompt(f"{param} must be a list of token ids", given)
     try:
         items: tuple[Any, ...] = tuple(given)  # type: ignore[arg-type]  # that is the question
     except TypeError:
-        raise _no_prompt(f"{param} must be a list of token ids", given) from None
+        raise _invalid_prompt(f"{param} must be a list of token ids", given) from None
     if set(map(type, items)) <= {int}:
         return items
     for i, item in enumerate(items):
@@ -112,7 +112,7 @@ def _is_index(item: Any) -> bool:
     return True
 
 
-def cache_salt(given: object) -> str | None:
+def check_cache_salt(given: object) -> str | None:
     """A salt that separates what the prefix cache may share. None: none."""
     if given is None:
         return None

@@ -1,0 +1,1 @@
+"""Checkpoint files: finding, reading, mapping names, loading."""

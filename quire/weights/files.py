@@ -15,10 +15,10 @@ from pickle import UnpicklingError
 from typing import TYPE_CHECKING
 
 from quire.errors import WeightError
-from quire.log import Lossy
-from quire.weights.headers import TensorHeader, check_index, file_headers, headers
-from quire.weights.hub import resolve
-from quire.weights.listing import load_json, weight_files, weight_map
+from quire.log import BestEffortStream
+from quire.weights.file_listing import load_json, read_weight_map, weight_files
+from quire.weights.headers import TensorHeader, check_index, read_file_headers, read_headers
+from quire.weights.hub import resolve_model_folder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,17 @@ UNREADABLE = (
 )
 """What torch.load raises on files that are no pickles, or not of weights alone."""
 
-__all__ = ["TensorHeader", "headers", "iterate", "load_json", "resolve", "weight_files"]
+__all__ = [
+    "TensorHeader",
+    "iterate_tensors",
+    "load_json",
+    "read_headers",
+    "resolve_model_folder",
+    "weight_files",
+]
 
 
-def iterate(
+def iterate_tensors(
     folder: Path, progress: bool = True, *, load_format: str = "auto"
 ) -> Iterator[tuple[str, Tensor]]:
     """Every tensor of the folder's weights, once, on the CPU.
@@ -43,12 +50,12 @@ def iterate(
     """
     files = weight_files(folder, load_format)
     safe = files[0].suffix == ".safetensors"
-    index = weight_map(
+    index = read_weight_map(
         folder, "model.safetensors.index.json" if safe else "pytorch_model.bin.index.json"
     )
     seen: dict[str, str] = {}
-    for path in _bar(files, safe, progress):
-        for name, tensor in _safetensors(path) if safe else _pickled(path):
+    for path in _with_progress(files, safe, progress):
+        for name, tensor in _iterate_safetensors(path) if safe else _iterate_pickled(path):
             if index and index.get(name, path.name) != path.name:
                 continue  # a copy: the index says which file counts
             if name in seen:
@@ -58,7 +65,7 @@ def iterate(
     check_index(folder, index, seen)
 
 
-def _bar(files: list[Path], safe: bool, progress: bool) -> Iterator[Path]:
+def _with_progress(files: list[Path], safe: bool, progress: bool) -> Iterator[Path]:
     from tqdm import tqdm
 
     kind = "safetensors" if safe else "pt"
@@ -66,16 +73,18 @@ def _bar(files: list[Path], safe: bool, progress: bool) -> Iterator[Path]:
         files,
         desc=f"Loading {kind} checkpoint shards",
         disable=not progress,
-        file=Lossy(sys.stderr),
+        file=BestEffortStream(sys.stderr),
         bar_format="{desc}: {percentage:3.0f}% Completed | {n_fmt}/{total_fmt} "
         "[{elapsed}<{remaining}, {rate_fmt}]\n",
     )
 
 
-def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _iterate_safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
     from safetensors import SafetensorError, safe_open
 
-    names = file_headers(path)  # our own check first: its messages name the file and the tensor
+    names = read_file_headers(
+        path
+    )  # our own check first: its messages name the file and the tensor
     try:
         with safe_open(path, framework="pt") as file:
             for name in names:
@@ -84,7 +93,7 @@ def _safetensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise WeightError(f"{path} cannot be read: {error}") from error
 
 
-def _pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
+def _iterate_pickled(path: Path) -> Iterator[tuple[str, Tensor]]:
     import torch
 
     try:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from quire.errors import WeightError
-from quire.weights.listing import weight_files, weight_map
+from quire.weights.file_listing import read_weight_map, weight_files
 
 log = logging.getLogger(__name__)
 
@@ -53,16 +53,16 @@ class TensorHeader(NamedTuple):
         return math.prod(self.shape) * BITS[self.dtype] // 8
 
 
-def headers(folder: Path) -> dict[str, TensorHeader]:
+def read_headers(folder: Path) -> dict[str, TensorHeader]:
     """Every tensor of a model's safetensors files (single or sharded).
 
     Raises: WeightError (no safetensors; a file cut short or corrupt; a name in two files; files
     and index disagree).
     """
-    index = weight_map(folder, "model.safetensors.index.json")
+    index = read_weight_map(folder, "model.safetensors.index.json")
     found: dict[str, TensorHeader] = {}
     for path in weight_files(folder, "safetensors"):
-        for name, header in file_headers(path).items():
+        for name, header in read_file_headers(path).items():
             if index and name in index and index[name] != path.name:
                 continue  # a copy: the index says which file counts
             if name in found:
@@ -84,7 +84,7 @@ def check_index(folder: Path, index: dict[str, str], found: Iterable[str]) -> No
         log.warning("%d tensors in %s are not in its index, first %s", len(extra), folder, extra[0])
 
 
-def file_headers(path: Path) -> dict[str, TensorHeader]:
+def read_file_headers(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one safetensors file."""
     try:
         size = path.stat().st_size
@@ -98,13 +98,13 @@ def file_headers(path: Path) -> dict[str, TensorHeader]:
     except OSError as error:
         raise WeightError(f"{path} cannot be read: {error.strerror}") from error
     entries = _parse(text, path)
-    _check_places(entries, size - 8 - length, path)
+    _check_offsets(entries, size - 8 - length, path)
     return {name: TensorHeader(e["dtype"], tuple(e["shape"]), path) for name, e in entries.items()}
 
 
 def _parse(text: bytes, path: Path) -> dict[str, dict[str, Any]]:
     try:
-        value = json.loads(text.decode("utf-8"), object_pairs_hook=_no_twins)
+        value = json.loads(text.decode("utf-8"), object_pairs_hook=_reject_duplicates)
     except (ValueError, RecursionError) as error:  # UTF-8, JSON, numbers of 4300 digits, twins
         raise WeightError(f"{path} has a corrupt safetensors header: {error}") from error
     if not isinstance(value, dict):
@@ -118,14 +118,14 @@ def _parse(text: bytes, path: Path) -> dict[str, dict[str, Any]]:
     return value
 
 
-class _Twins(ValueError):
+class _DuplicateKey(ValueError):
     """A key stands twice in one JSON object."""
 
 
-def _no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise _Twins("a name stands in it twice")
+        raise _DuplicateKey("a name stands in it twice")
     return made
 
 
@@ -133,10 +133,12 @@ def _well_formed(entry: Any) -> bool:
     if not isinstance(entry, dict) or entry.get("dtype") not in list(BITS):
         return False  # a list looks for what is equal, and needs no hash of what it is given
     shape, place = entry.get("shape"), entry.get("data_offsets") or []
-    return _sizes(shape) and _sizes(place) and len(place) == 2 and place[0] <= place[1]
+    return (
+        _is_size_list(shape) and _is_size_list(place) and len(place) == 2 and place[0] <= place[1]
+    )
 
 
-def _sizes(value: Any) -> bool:
+def _is_size_list(value: Any) -> bool:
     return (
         isinstance(value, list)
         and len(value) <= MAX_AXES
@@ -144,7 +146,7 @@ def _sizes(value: Any) -> bool:
     )
 
 
-def _check_places(entries: dict[str, dict[str, Any]], data_bytes: int, path: Path) -> None:
+def _check_offsets(entries: dict[str, dict[str, Any]], data_bytes: int, path: Path) -> None:
     """Tensors must lie end to end and fill the data part."""
     at = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1]["data_offsets"]):

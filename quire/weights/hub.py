@@ -18,11 +18,11 @@ from typing import Any, Literal
 
 from quire import env as environment
 from quire.errors import ConfigError
-from quire.weights.listing import SMALL, missing_files, weight_patterns
+from quire.weights.file_listing import METADATA_PATTERNS, missing_files, weight_patterns
 
 log = logging.getLogger(__name__)
 
-Want = Literal["model", "config", "tokenizer"]
+Contents = Literal["model", "config", "tokenizer"]
 """model: everything. config: all but weights. tokenizer: config.json may be absent as well."""
 
 TIMEOUT_S = 10.0
@@ -31,14 +31,14 @@ TIMEOUT_S = 10.0
 COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def resolve(
+def resolve_model_folder(
     name: str | os.PathLike[str],
     *,
     revision: str | None = None,
     token: bool | str | None = None,
     download_dir: str | os.PathLike[str] | None = None,
     env: environment.Env | None = None,
-    want: Want = "model",
+    want: Contents = "model",
     ignore: Sequence[str] = ("original/**/*",),
 ) -> Path:
     """Find the folder of a model, and fetch what is missing of it.
@@ -51,7 +51,7 @@ def resolve(
         raise ConfigError("the model's name is empty; give a folder or a name like org/model")
     local = Path(text).expanduser()
     if local.exists() or _looks_like_path(text):
-        return _folder(local, text, want)
+        return _resolve_local(local, text, want)
     where = None if download_dir is None else Path(download_dir).expanduser()
     if (env or environment.read()).use_modelscope:
         return _from_modelscope(text, revision, where, want, ignore)
@@ -63,7 +63,7 @@ def _looks_like_path(text: str) -> bool:
     return text.startswith(starts) or text.endswith("/") or text.count("/") > 1 or "\\" in text
 
 
-def _folder(path: Path, given: str, want: Want) -> Path:
+def _resolve_local(path: Path, given: str, want: Contents) -> Path:
     if not path.exists():
         raise ConfigError(f"there is no folder {given!r}; give a folder that exists, or org/model")
     if path.is_file():
@@ -82,7 +82,7 @@ def _from_hub(
     revision: str | None,
     token: bool | str | None,
     cache: Path | None,
-    want: Want,
+    want: Contents,
     ignore: Sequence[str],
 ) -> Path:
     from huggingface_hub import constants
@@ -94,7 +94,9 @@ def _from_hub(
     at = cache or constants.HF_HUB_CACHE
     if constants.HF_HUB_OFFLINE:
         what = (
-            f"{name!r} is in {at} but lacks {_some(lacks)}" if lacks else f"{name!r} is not in {at}"
+            f"{name!r} is in {at} but lacks {_abbreviate(lacks)}"
+            if lacks
+            else f"{name!r} is not in {at}"
         )
         raise ConfigError(f"{what}, and HF_HUB_OFFLINE is set; unset it once to download the model")
     try:
@@ -114,7 +116,7 @@ class _Unreachable(Exception):
 
 
 def _cached(
-    name: str, revision: str | None, cache: Path | None, want: Want
+    name: str, revision: str | None, cache: Path | None, want: Contents
 ) -> tuple[Path | None, list[str]]:
     """The cached snapshot, if there is one, and the names of files it lacks. No network."""
     from huggingface_hub import try_to_load_from_cache
@@ -139,13 +141,13 @@ def _download(
     revision: str | None,
     token: bool | str | None,
     cache: Path | None,
-    want: Want,
+    want: Contents,
     ignore: Sequence[str],
 ) -> Path:
     from huggingface_hub import HfApi, errors, snapshot_download
 
     try:
-        patterns = [*SMALL]
+        patterns = [*METADATA_PATTERNS]
         if want == "model":
             info = HfApi(token=token).model_info(name, revision=revision, timeout=TIMEOUT_S)
             patterns += weight_patterns(file.rfilename for file in info.siblings or [])
@@ -169,19 +171,19 @@ def _download(
         ) from error
     except (OSError, errors.HTTPError) as error:
         raise _Unreachable(str(error).strip().splitlines()[0] or type(error).__name__) from error
-    return _checked(Path(got), name, want)
+    return _validate_folder(Path(got), name, want)
 
 
-def _checked(folder: Path, name: str, want: Want) -> Path:
+def _validate_folder(folder: Path, name: str, want: Contents) -> Path:
     if want != "tokenizer" and not (folder / "config.json").is_file():
         raise ConfigError(f"{name!r} has no config.json, so it is not a model this engine can read")
     lacks = missing_files(folder) if want == "model" else []
     if lacks:
-        raise ConfigError(f"{name!r} lacks {_some(lacks)}")
+        raise ConfigError(f"{name!r} lacks {_abbreviate(lacks)}")
     return folder
 
 
-def _some(names: Iterable[str]) -> str:
+def _abbreviate(names: Iterable[str]) -> str:
     listed = list(names)
     more = f" and {len(listed) - 3} more" if len(listed) > 3 else ""
     return ", ".join(listed[:3]) + more
@@ -191,7 +193,7 @@ def _some(names: Iterable[str]) -> str:
 
 
 def _from_modelscope(
-    name: str, revision: str | None, cache: Path | None, want: Want, ignore: Sequence[str]
+    name: str, revision: str | None, cache: Path | None, want: Contents, ignore: Sequence[str]
 ) -> Path:
     from huggingface_hub import constants
 
@@ -214,4 +216,4 @@ def _from_modelscope(
     except (OSError, ValueError, RuntimeError) as error:
         # NOTE: modelscope has no narrower common class; its HTTP errors are OSErrors.
         raise ConfigError(f"ModelScope did not give {name!r}: {error}") from error
-    return _checked(Path(got), name, want)
+    return _validate_folder(Path(got), name, want)

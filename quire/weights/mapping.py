@@ -1,6 +1,7 @@
 """Which checkpoint tensor fills which parameter, as data. Reads no file.
 
-A model says with `Weights` how its names differ from the checkpoint's; a layer says with `Part`s
+A model says with `Weights` how its names differ from the checkpoint's; a layer says with
+`WeightShard`s
 how tensors lie in a parameter. `assign` matches both against the checkpoint's headers, strictly:
 
     every tensor is used once or is named in `ignore`; every parameter is filled exactly once;
@@ -20,11 +21,11 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SHOWN = 12
+MAX_LISTED = 12
 """Names listed per kind of trouble; a wrong model class would list thousands."""
 
 
-class Spread(NamedTuple):
+class InitSpec(NamedTuple):
     """How random stand-in values of a parameter are drawn."""
 
     mean: float
@@ -32,55 +33,55 @@ class Spread(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class WeightShard:
     """One checkpoint tensor's place in a parameter: its [cut] fills rows [start, start + ...)."""
 
     shape: tuple[int, ...]  # of the whole tensor in the checkpoint
-    cut: tuple[range, ...]  # what this process keeps of it, per axis
+    ranges: tuple[range, ...]  # what this process keeps of it, per axis
     start: int = 0
-    loose: bool = False  # also in a shape with trailing ones; or one number stands for all
+    broadcastable: bool = False  # also in a shape with trailing ones; or one number stands for all
 
     @property
-    def kept(self) -> tuple[int, ...]:
+    def shard_shape(self) -> tuple[int, ...]:
         """The shape of the cut."""
-        return tuple(len(axis) for axis in self.cut)
+        return tuple(len(axis) for axis in self.ranges)
 
 
-def whole(shape: Sequence[int]) -> tuple[Part, ...]:
+def unsharded_layout(shape: Sequence[int]) -> tuple[WeightShard, ...]:
     """The layout of a parameter that is one checkpoint tensor, uncut."""
-    return (Part(tuple(shape), tuple(range(n) for n in shape)),)
+    return (WeightShard(tuple(shape), tuple(range(n) for n in shape)),)
 
 
-def stored_shape(parts: Sequence[Part]) -> tuple[int, ...]:
+def stored_shape(parts: Sequence[WeightShard]) -> tuple[int, ...]:
     """The shape of a parameter with this layout."""
-    rows = sum(part.kept[0] for part in parts)
-    return (rows, *parts[0].kept[1:])
+    rows = sum(part.shard_shape[0] for part in parts)
+    return (rows, *parts[0].shard_shape[1:])
 
 
-class Holder(Protocol):
+class ParamOwner(Protocol):
     """A layer that owns parameters."""
 
-    def params(self) -> tuple[str, ...]:
+    def param_names(self) -> tuple[str, ...]:
         """Names of the parameters a checkpoint must fill."""
         ...
 
-    def layout(self, param: str) -> tuple[Part, ...]: ...
+    def layout(self, param: str) -> tuple[WeightShard, ...]: ...
 
-    def spread(self, param: str) -> Spread: ...
+    def init_spec(self, param: str) -> InitSpec: ...
 
     def dtype(self, param: str) -> torch.dtype | None:
         """What a parameter is stored in, whatever the model's dtype is. None: the model's."""
         ...
 
-    def bundle(self, param: str) -> tuple[int, ...]:
+    def fused_shape(self, param: str) -> tuple[int, ...]:
         """The shape of one checkpoint tensor that is all parts of a parameter at once."""
         ...
 
-    def unbundle(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
+    def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
         """Such a tensor as views, one per part of the layout."""
         ...
 
-    def put(self, param: str, value: object) -> None:
+    def set_param(self, param: str, value: object) -> None:
         """Replace a parameter's value."""
         ...
 
@@ -97,7 +98,7 @@ class Weights:
     ignore: tuple[str, ...] = ()  # patterns of checkpoint names that carry nothing we need
     tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, when the config says so
 
-    def target(self, name: str) -> Target:
+    def target(self, name: str) -> ParamTarget:
         """Where a checkpoint tensor goes, by its name alone."""
         for prefix in self.strip:
             if name.startswith(prefix):
@@ -110,13 +111,13 @@ class Weights:
             for stacked, parts in self.experts.items():
                 if leaf in parts:
                     part = int(number) * len(parts) + parts.index(leaf)
-                    return Target(bank, _stacked(stacked, param), part, False)
+                    return ParamTarget(bank, _stacked_name(stacked, param), part, False)
         turn = param == "weight" and leaf in self.transpose
         for fused, parts in self.fuse.items():
             if leaf in parts:
                 path = f"{parent}.{fused}" if parent else fused
-                return Target(path, param, parts.index(leaf), turn)
-        return Target(path, param, None, turn)
+                return ParamTarget(path, param, parts.index(leaf), turn)
+        return ParamTarget(path, param, None, turn)
 
     def sources(self, layer: str) -> tuple[tuple[str, ...], ...]:
         """Per part of a layer, the names a checkpoint may give it."""
@@ -132,23 +133,23 @@ class Weights:
         return any(fnmatchcase(name, pattern) for pattern in self.ignore)
 
 
-class Target(NamedTuple):
+class ParamTarget(NamedTuple):
     """A place in the model. part None: the whole parameter, all parts in one tensor."""
 
     layer: str
     param: str
-    part: int | None
+    shard: int | None
     transpose: bool
 
 
 @dataclass(slots=True)
-class Trouble:
+class MappingErrors:
     """What does not fit, by kind."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
     misshaped: list[str] = field(default_factory=list)
-    doubled: list[str] = field(default_factory=list)
+    duplicated: list[str] = field(default_factory=list)
 
     def raise_if_any(self) -> None:
         """Raise a WeightError that lists every kind of trouble, if there is any."""
@@ -156,26 +157,26 @@ class Trouble:
             ("missing in the checkpoint", self.missing),
             ("unexpected in the checkpoint", self.unexpected),
             ("of the wrong shape", self.misshaped),
-            ("given more than once", self.doubled),
+            ("given more than once", self.duplicated),
         ]
-        lines = [_line(kind, names) for kind, names in kinds if names]
+        lines = [_format_names(kind, names) for kind, names in kinds if names]
         if lines:
             raise WeightError("the checkpoint does not fit the model:\n" + "\n".join(lines))
 
 
-def assign(
-    holders: Mapping[str, Holder],
+def assign_tensors(
+    holders: Mapping[str, ParamOwner],
     weights: Weights,
     shapes: Iterable[tuple[str, Sequence[int]]],
     *,
     tied: bool,
-) -> dict[str, Target]:
+) -> dict[str, ParamTarget]:
     """Checkpoint name -> its place, for every tensor that is used.
 
     shapes: (name, shape) of every tensor in the checkpoint.
     tied: layers in `weights.tie` have no tensor of their own; copies in the checkpoint are skipped.
     """
-    trouble, targets = Trouble(), {}
+    trouble, targets = MappingErrors(), {}
     skipped = frozenset(weights.tie) if tied else frozenset()
     filled: set[tuple[str, str, int]] = set()
     for name, shape in shapes:
@@ -183,51 +184,53 @@ def assign(
         holder = holders.get(target.layer)
         if target.layer in skipped or weights.ignores(name):
             continue
-        if holder is None or target.param not in holder.params():
+        if holder is None or target.param not in holder.param_names():
             trouble.unexpected.append(name)
             continue
         layout = holder.layout(target.param)
-        if target.part is not None and target.part >= len(layout):
+        if target.shard is not None and target.shard >= len(layout):
             trouble.unexpected.append(name)  # an expert the config does not count
             continue
-        which = range(len(layout)) if target.part is None else (target.part,)
+        which = range(len(layout)) if target.shard is None else (target.shard,)
         slots = {(target.layer, target.param, part) for part in which}
-        wanted = wanted_shape(holder, target)
-        if not _fits(tuple(shape), wanted, layout[0].loose):
+        wanted = checkpoint_shape(holder, target)
+        if not _shape_matches(tuple(shape), wanted, layout[0].broadcastable):
             trouble.misshaped.append(f"{name} is {list(shape)}, the model has {list(wanted)}")
         elif name in targets or filled & slots:
-            trouble.doubled.append(name)
+            trouble.duplicated.append(name)
         targets[name] = target
         filled |= slots
-    slots_of = _slots(holders, weights, skipped)
+    slots_of = _required_slots(holders, weights, skipped)
     trouble.missing = list(dict.fromkeys(name for name, slot in slots_of if slot not in filled))
     trouble.raise_if_any()
     return targets
 
 
-def wanted_shape(holder: Holder, target: Target) -> tuple[int, ...]:
+def checkpoint_shape(holder: ParamOwner, target: ParamTarget) -> tuple[int, ...]:
     """The shape the checkpoint's tensor must have to go there."""
-    if target.part is not None:
-        shape = holder.layout(target.param)[target.part].shape
+    if target.shard is not None:
+        shape = holder.layout(target.param)[target.shard].shape
     else:
-        shape = holder.bundle(target.param)
+        shape = holder.fused_shape(target.param)
     return shape[::-1] if target.transpose else shape
 
 
-def _fits(shape: tuple[int, ...], wanted: tuple[int, ...], loose: bool) -> bool:
+def _shape_matches(shape: tuple[int, ...], wanted: tuple[int, ...], loose: bool) -> bool:
     """Whether a tensor of this shape fills the wanted one."""
-    return shape == wanted or (loose and _bare(shape) in ((), _bare(wanted)))
+    return shape == wanted or (
+        loose and _strip_trailing_ones(shape) in ((), _strip_trailing_ones(wanted))
+    )
 
 
-def _bare(shape: tuple[int, ...]) -> tuple[int, ...]:
+def _strip_trailing_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Without trailing ones."""
     while shape and shape[-1] == 1:
         shape = shape[:-1]
     return shape
 
 
-def _slots(
-    holders: Mapping[str, Holder], weights: Weights, skipped: frozenset[str]
+def _required_slots(
+    holders: Mapping[str, ParamOwner], weights: Weights, skipped: frozenset[str]
 ) -> Iterable[tuple[str, tuple[str, str, int]]]:
     """Everything that must be filled, under the name a checkpoint would give it."""
     for layer, holder in holders.items():
@@ -235,7 +238,7 @@ def _slots(
             continue
         parent, _, leaf = layer.rpartition(".")
         names = weights.fuse.get(leaf)
-        for param in holder.params():
+        for param in holder.param_names():
             for part in range(len(holder.layout(param))):
                 slot = (layer, param, part)
                 if stacked := _expert_name(weights, param, part):
@@ -246,7 +249,7 @@ def _slots(
                 yield f"{path}.{param}", slot
 
 
-def _stacked(name: str, param: str) -> str:
+def _stacked_name(name: str, param: str) -> str:
     """The parameter of a bank that one expert's tensor is part of."""
     return name if param == "weight" else f"{name}_{param}"
 
@@ -260,6 +263,6 @@ def _expert_name(weights: Weights, param: str, part: int) -> str | None:
     return None
 
 
-def _line(kind: str, names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"  {len(names)} {kind}: {', '.join(names[:SHOWN])}{more}"
+def _format_names(kind: str, names: list[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"  {len(names)} {kind}: {', '.join(names[:MAX_LISTED])}{more}"

@@ -8,12 +8,19 @@ a field does not take it: `takes` says so by the bodies' own models.
 import json
 from typing import Any
 
-from quire.server.generate import GenerateBody
-from quire.server.protocol.chat import ChatBatchBody, ChatBody
-from quire.server.protocol.completions import CompletionBody
-from quire.server.protocol.messages import CountBody, MessagesBody
-from quire.server.protocol.responses import ResponsesBody
-from quire.server.protocol.tokens import DetokenizeBody, TokenizeBody, TokenizeChatBody
+from quire.server.formats.chat_request import BatchChatCompletionRequest, ChatCompletionRequest
+from quire.server.formats.completion_request import CompletionRequest
+from quire.server.formats.messages_request import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
+from quire.server.formats.responses_request import ResponsesRequest
+from quire.server.formats.tokenize_request import (
+    DetokenizeRequest,
+    TokenizeChatRequest,
+    TokenizeCompletionRequest,
+)
+from quire.server.routes.generate import GenerateRequest
 
 CHAT, BATCH = "/v1/chat/completions", "/v1/chat/completions/batch"
 COMPLETE, GENERATE = "/v1/completions", "/generate"
@@ -23,16 +30,16 @@ TOKENIZE_CHAT = "/tokenize?"
 """The other form of the same route; the mark is ours and the server sees an empty query."""
 
 MODELS = {
-    CHAT: ChatBody,
-    BATCH: ChatBatchBody,
-    COMPLETE: CompletionBody,
-    GENERATE: GenerateBody,
-    RESPONSES: ResponsesBody,
-    MESSAGES: MessagesBody,
-    TOKENIZE: TokenizeBody,
-    TOKENIZE_CHAT: TokenizeChatBody,
-    DETOKENIZE: DetokenizeBody,
-    COUNT: CountBody,
+    CHAT: ChatCompletionRequest,
+    BATCH: BatchChatCompletionRequest,
+    COMPLETE: CompletionRequest,
+    GENERATE: GenerateRequest,
+    RESPONSES: ResponsesRequest,
+    MESSAGES: AnthropicMessagesRequest,
+    TOKENIZE: TokenizeCompletionRequest,
+    TOKENIZE_CHAT: TokenizeChatRequest,
+    DETOKENIZE: DetokenizeRequest,
+    COUNT: AnthropicCountTokensRequest,
 }
 GENERATING = (CHAT, BATCH, COMPLETE, GENERATE, RESPONSES, MESSAGES)
 CHATS = (CHAT, BATCH, RESPONSES, MESSAGES)

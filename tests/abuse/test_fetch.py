@@ -13,10 +13,10 @@ import pytest
 
 from quire.cli import main
 from quire.errors import RequestError
-from quire.grammar.schema import rewritten
-from quire.outbound import address
-from quire.outbound.fetch import Fetcher, Policy
-from quire.outbound.folder import open_below
+from quire.grammar.frontends.json_schema import rewrite_schema
+from quire.http_fetch import url
+from quire.http_fetch.fetch import FetchPolicy, HttpFetcher
+from quire.http_fetch.local_files import open_beneath
 
 PUBLIC = "93.184.215.14"
 
@@ -70,7 +70,7 @@ OPEN = ["1.1.1.1", PUBLIC, "172.32.0.1", "100.128.0.1", "2606:4700::1111", "64:f
 @pytest.mark.parametrize("text", NOT_ADDRESSES)
 def test_what_parsers_may_read_in_two_ways_is_no_address(text):
     with pytest.raises(RequestError):
-        address.parse(text)
+        url.parse_url(text)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_what_parsers_may_read_in_two_ways_is_no_address(text):
     ],
 )
 def test_an_address_has_one_form(text, host, port, target):
-    found = address.parse(text)
+    found = url.parse_url(text)
     assert (found.host, found.port, found.target) == (host, port, target)
 
 
@@ -154,7 +154,7 @@ def faked(known, *answers, **policy):
         found = known[host]
         return found.pop(0) if isinstance(found[0], list) else found
 
-    return Fetcher(Policy(**policy), resolve=resolve, network=network), network
+    return HttpFetcher(FetchPolicy(**policy), resolve=resolve, network=network), network
 
 
 def answer(body=b"", status=200, **headers):
@@ -306,13 +306,17 @@ def dripping(head):
 
 @pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX: "])
 def test_a_drip_without_end_ends_in_time(head):
-    fetcher = Fetcher(Policy(own=("127.0.0.1",), total_s=0.3, idle_s=0.2))
+    fetcher = HttpFetcher(
+        FetchPolicy(private_hosts=("127.0.0.1",), total_timeout_s=0.3, idle_timeout_s=0.2)
+    )
     with dripping(head) as port, pytest.raises(RequestError, match="too long"):
         asyncio.run(fetcher.get(f"http://127.0.0.1:{port}/"))
 
 
 def test_silence_ends_in_time():
-    fetcher = Fetcher(Policy(own=("127.0.0.1",), total_s=20, idle_s=0.1))
+    fetcher = HttpFetcher(
+        FetchPolicy(private_hosts=("127.0.0.1",), total_timeout_s=20, idle_timeout_s=0.1)
+    )
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         pytest.raises(RequestError, match="in time"),
@@ -324,7 +328,7 @@ def test_what_is_written_to_a_file_is_bounded_too():
     fetcher, _ = faked(KNOWN, b"HTTP/1.1 200 OK\r\n\r\n" + b"a" * 1000, max_bytes=100)
     file = io.BytesIO()
     with pytest.raises(RequestError):
-        asyncio.run(fetcher.get_into("http://good.test/", file))
+        asyncio.run(fetcher.download("http://good.test/", file))
     assert len(file.getvalue()) <= 100
 
 
@@ -345,8 +349,8 @@ def folder(tmp_path):
 
 
 def test_files_below_a_folder_can_be_opened(folder):
-    assert open_below(folder, "a", max_bytes=10).read() == b"a"
-    assert len(open_below(folder, "deeper/b", max_bytes=100).read()) == 100
+    assert open_beneath(folder, "a", max_bytes=10).read() == b"a"
+    assert len(open_beneath(folder, "deeper/b", max_bytes=100).read()) == 100
 
 
 @pytest.mark.parametrize(
@@ -359,13 +363,13 @@ def test_files_below_a_folder_can_be_opened(folder):
 def test_no_name_leads_out_of_a_folder(folder, name):
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(RequestError, match="no file"):
-        open_below(folder, name, max_bytes=1000)
+        open_beneath(folder, name, max_bytes=1000)
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_is_too_big_is_not_opened(folder):
     with pytest.raises(RequestError, match="more than 99 bytes"):
-        open_below(folder, "deeper/b", max_bytes=99)
+        open_beneath(folder, "deeper/b", max_bytes=99)
 
 
 # -- who fetches ------------------------------------------------------------------------------
@@ -379,7 +383,7 @@ def test_references_in_schemas_are_never_fetched(ref):
         listener.settimeout(0)
         schema = {"$ref": ref.format(listener.getsockname()[1])}
         with pytest.raises(RequestError):
-            rewritten(json.dumps(schema))
+            rewrite_schema(json.dumps(schema))
         with pytest.raises(BlockingIOError):
             listener.accept()
 

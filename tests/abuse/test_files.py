@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 import quire.embedded
-from quire.config.facts import read_folder, read_hf_config
+from quire.config.facts import read_hf_config, read_model_facts
 from quire.config.options import Options
-from quire.engine.build import build
+from quire.engine.build import build_engine
 from quire.errors import ConfigError, RequestError
-from quire.models.build import config_of
-from quire.text.tokenizer import load_tokenizer
-from quire.weights.headers import file_headers, headers
-from quire.weights.listing import weight_files
+from quire.models.build import read_model_config
+from quire.text.tokenizing.tokenizer import load_tokenizer
+from quire.weights.file_listing import weight_files
+from quire.weights.headers import read_file_headers, read_headers
 
 SOURCE = Path(quire.embedded.__file__).parent
 CONFIG = json.loads((SOURCE / "config.json").read_text())
@@ -43,13 +43,13 @@ def put(folder, name, data):
 
 def described(folder):
     """All that is read of a model before its weights are."""
-    read_folder(folder)
-    config_of(read_hf_config(folder))
+    read_model_facts(folder)
+    read_model_config(read_hf_config(folder))
     load_tokenizer(folder)
 
 
 def built(folder):
-    return build(Options.of({"model": str(folder), "kv_cache_memory_bytes": 1 << 26}))
+    return build_engine(Options.from_flat({"model": str(folder), "kv_cache_memory_bytes": 1 << 26}))
 
 
 def refused(folder, act=described):
@@ -268,7 +268,7 @@ HEADERS = {
 @pytest.mark.parametrize("case", HEADERS.values(), ids=HEADERS)
 def test_a_header_that_lies_is_refused_before_any_tensor(tmp_path, case):
     path = weights(tmp_path, *case)
-    assert "model.safetensors" in refused(path, file_headers)
+    assert "model.safetensors" in refused(path, read_file_headers)
 
 
 def index(folder, files):
@@ -295,9 +295,9 @@ def test_a_shard_that_is_not_there_is_named(tmp_path):
 def test_a_tensor_in_two_shards_or_in_none_is_named(tmp_path):
     weights(tmp_path, {"t0": one()}, name="model-1.safetensors")
     weights(tmp_path, {"t0": one()}, name="model-2.safetensors")
-    assert "t0 is in both" in refused(tmp_path, headers)
+    assert "t0 is in both" in refused(tmp_path, read_headers)
     index(tmp_path, ["model-1.safetensors", "model-2.safetensors"])
-    assert "t1" in refused(tmp_path, headers)
+    assert "t1" in refused(tmp_path, read_headers)
 
 
 def test_weights_that_do_not_fit_the_config_are_refused_before_memory_is_taken(folder):

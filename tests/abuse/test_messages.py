@@ -10,9 +10,9 @@ from starlette.exceptions import HTTPException
 
 import quire.errors
 from quire.errors import EngineAway, EngineError, Overloaded, QuireError, RequestError
-from quire.server import sse
-from quire.server.errors import error_body
-from quire.server.private import of_a_client, of_a_fault
+from quire.server.auth.redact import redact_client_error, redact_server_error
+from quire.server.errors import build_error_body
+from quire.server.formats import sse
 from tests.abuse import dialects
 from tests.abuse.harness import Case
 
@@ -47,7 +47,7 @@ def made(kind, message):
 @pytest.mark.parametrize("secret", SECRETS.values(), ids=SECRETS)
 def test_no_error_tells_where_the_server_lives(kind, secret):
     error = made(kind, f"it went wrong at {secret} there")
-    for text in (json.dumps(error_body(error)[1]), sse.error_event(error).decode()):
+    for text in (json.dumps(build_error_body(error)[1]), sse.encode_sse_error(error).decode()):
         assert not [one for one in TOLD if one in text], text
 
 
@@ -55,7 +55,7 @@ def test_no_error_tells_where_the_server_lives(kind, secret):
     "error", [ValueError, KeyError, OSError, AssertionError, RuntimeError, MemoryError]
 )
 def test_an_error_that_nobody_meant_is_told_without_detail(error):
-    status, body = error_body(error("the key of alice is 123 in /etc/quire/keys"))
+    status, body = build_error_body(error("the key of alice is 123 in /etc/quire/keys"))
     assert status == 500
     assert "alice" not in json.dumps(body)
     assert "/etc" not in json.dumps(body)
@@ -63,18 +63,19 @@ def test_an_error_that_nobody_meant_is_told_without_detail(error):
 
 def test_what_a_client_said_is_said_back_to_him():
     said = "no route POST /v1/chat/complete; did you mean /v1/chat/completions?"
-    assert of_a_client(said) == said
-    assert error_body(HTTPException(404, said))[1]["error"]["message"] == said
-    assert error_body(RequestError("/etc/passwd is no text"))[1]["error"]["message"].startswith(
-        "/etc"
-    )
+    assert redact_client_error(said) == said
+    assert build_error_body(HTTPException(404, said))[1]["error"]["message"] == said
+    assert build_error_body(RequestError("/etc/passwd is no text"))[1]["error"][
+        "message"
+    ].startswith("/etc")
 
 
 def test_a_fault_is_told_without_any_path():
     assert (
-        of_a_fault("cannot open /data/models/x/model.safetensors: gone") == "cannot open ...: gone"
+        redact_server_error("cannot open /data/models/x/model.safetensors: gone")
+        == "cannot open ...: gone"
     )
-    assert error_body(EngineError("see /data/models/x/y"))[1]["error"]["message"] == "see ..."
+    assert build_error_body(EngineError("see /data/models/x/y"))[1]["error"]["message"] == "see ..."
 
 
 # -- media, of which there are none yet: checklist 5.4 ----------------------------------------

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from quire.text.reasoning.choose import REASONING
-from quire.text.reasoning.machine import Machine
-from quire.text.tools._write import Asked, render
-from quire.text.tools.base import closes
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.reasoning.select import REASONING_FORMATS
+from quire.text.tools._render_calls import CallToRender, render_calls
+from quire.text.tools.base import closing_literals
 from tests.abuse.harness import LONG
 from tests.pure.tools.samples import DIALECTS, dialect_of, pieces_of, read, reader
 
@@ -20,15 +20,15 @@ LENGTH = 200_000 if LONG else 4_000
 MOST_S = 30.0 if LONG else 1.0
 PIECE = 8
 CODE = "__import__('os').system('touch /tmp/quire-was-here')"
-CALL = Asked("get_weather", {"city": "Rom", "days": 2})
+CALL = CallToRender("get_weather", {"city": "Rom", "days": 2})
 
 
 def texts(dialect):
     """name -> text, of a dialect's own marks."""
     one = dialect_of(dialect)
-    call = render(one, [CALL])
+    call = render_calls(one, [CALL])
     begin = one.forms[0].begin[0]
-    ends = [mark for form in one.forms for mark in closes(form.steps)] or ["</x>"]
+    ends = [mark for form in one.forms for mark in closing_literals(form.steps)] or ["</x>"]
     half = call[: call.index("Rom")]
 
     def filled(unit, before=""):
@@ -72,12 +72,12 @@ def test_no_text_keeps_a_parser_of_calls_busy(dialect):
 def test_code_in_arguments_stays_text(dialect, tmp_path):
     """CVE-2025-9141: as a value, as a name, and where a dialect expects a literal."""
     one = dialect_of(dialect)
-    call = render(one, [Asked("get_weather", {"city": CODE, "days": 2})])
+    call = render_calls(one, [CallToRender("get_weather", {"city": CODE, "days": 2})])
     said = read(dialect, call)
     for made in said.calls:
-        if made.end == "whole":
+        if made.outcome == "whole":
             assert json.loads(made.arguments).get("city", CODE) == CODE
-    plain = render(one, [CALL])
+    plain = render_calls(one, [CALL])
     for place in ('"Rom"', "Rom", "2", "get_weather"):
         read(dialect, plain.replace(place, CODE))
         read(dialect, plain.replace(place, "(lambda: 1)()"))
@@ -88,12 +88,12 @@ def test_code_in_arguments_stays_text(dialect, tmp_path):
         open("/tmp/quire-was-here")  # noqa: SIM115 - it must not be there
 
 
-@pytest.mark.parametrize("name", sorted(REASONING.names()))
+@pytest.mark.parametrize("name", sorted(REASONING_FORMATS.names()))
 def test_no_text_keeps_a_parser_of_thoughts_busy(name):
-    dialect = REASONING.load(name).DIALECT
+    dialect = REASONING_FORMATS.load(name).FORMAT
     for unit in ("<think>", "</think>", "<", "a", "<thin", "\n", "[THINK]", "<|channel|>", "</"):
         text = unit * (LENGTH // len(unit))
-        machine = Machine(dialect, "", None, begun="")
+        machine = ReasoningParser(dialect, "", None, begun="")
         began = time.process_time()
         for i in range(0, len(text), PIECE):
             machine.push(text[i : i + PIECE], last=False)

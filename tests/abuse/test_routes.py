@@ -8,7 +8,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from quire.server import admin, guard
+from quire.server.auth import auth_middleware
+from quire.server.routes import admin
 from tests.abuse.harness import AUTH, KEY, MOST_CHARS, OTHER_KEY, PRIVATE
 from tests.abuse.wire import head, post, status, talk
 from tests.server.harness import Server, make_tokenizer
@@ -70,7 +71,9 @@ def test_every_route_but_the_named_open_ones_asks_for_a_key(victim, table):
         if wanted == 401 and method != "HEAD":
             assert got.json()["error"]
             assert got.headers["www-authenticate"] == "Bearer"
-    assert {path for path in guard.OPEN if not path.startswith("/quire/page/")} <= open_ones
+    assert {
+        path for path in auth_middleware.PUBLIC_PATHS if not path.startswith("/quire/page/")
+    } <= open_ones
 
 
 def test_routes_that_operate_are_closed_to_clients_with_keys(victim, table):
@@ -239,7 +242,7 @@ def test_keys_are_compared_by_digests_and_never_as_text():
     """39, by structure: whoever looks a key up makes a digest of it first, and compares digests in
     constant time; nothing there is compared by `==`.
     """
-    folder = Path(guard.__file__).parent
+    folder = Path(auth_middleware.__file__).parent
     found = []
     for file in [one for one in (folder / "guard.py", folder / "keys.py") if one.exists()]:
         for node in ast.walk(ast.parse(file.read_text())):

@@ -17,13 +17,13 @@ import psutil
 import pytest
 import zmq
 
-from quire.engine import wire
-from quire.engine.messages import PROTOCOL, Call, Hello, News, Ready
-from quire.engine.process import EngineServer
-from quire.engine.remote import address
-from quire.engine.service import Service
-from quire.text.rendering import WORDS, Render, Rendered
-from quire.workers.pipe import Pipe
+from quire.engine import message_codec
+from quire.engine.client.zmq_transport import engine_address
+from quire.engine.core.engine_rpc import EngineRpc
+from quire.engine.core.process import EngineCoreProcess
+from quire.engine.messages import PROTOCOL_VERSION, EngineReady, Hello, OutputBatch, UtilityCall
+from quire.sandbox.pipe import WorkerPipe
+from quire.text.templates.render_worker import RENDER_DECODER, RenderJob, RenderResult
 from tests.server import running
 from tests.server.harness import Executor, Reciter, make_engine, make_tokenizer
 from tests.server.test_processes import Bell
@@ -98,8 +98,8 @@ def tokenizer(tmp_path_factory):
 def engine_server(tokenizer, folder):
     """The engine's side of the socket, in a thread; its door stays open."""
     bell = Bell()
-    server = EngineServer(
-        Service(make_engine(Executor(Reciter(tokenizer)), check=True)), str(folder), bell
+    server = EngineCoreProcess(
+        EngineRpc(make_engine(Executor(Reciter(tokenizer)), check=True)), str(folder), bell
     )
     statuses = []
     thread = threading.Thread(target=lambda: statuses.append(server.run()))
@@ -118,7 +118,7 @@ def asker(folder):
     made = context.socket(zmq.DEALER)
     made.setsockopt(zmq.RCVTIMEO, 10_000)
     made.setsockopt(zmq.LINGER, 0)
-    made.connect(address(str(folder)))
+    made.connect(engine_address(str(folder)))
     try:
         yield made
     finally:
@@ -129,12 +129,12 @@ def asker(folder):
 def works(folder):
     """Somebody who speaks sense is answered."""
     with asker(folder) as one:
-        one.send(wire.encode(Hello(PROTOCOL, "test")))
-        assert wire.from_engine(one.recv()) == Ready(PROTOCOL)
-        one.send(wire.encode(Call(1, "stats", [])))
-        while not isinstance(said := wire.from_engine(one.recv()), News):
+        one.send(message_codec.encode(Hello(PROTOCOL_VERSION, "test")))
+        assert message_codec.decode_from_engine(one.recv()) == EngineReady(PROTOCOL_VERSION)
+        one.send(message_codec.encode(UtilityCall(1, "stats", [])))
+        while not isinstance(said := message_codec.decode_from_engine(one.recv()), OutputBatch):
             pass
-        return said.answers[0].fault is None
+        return said.replies[0].error is None
 
 
 GREETING = b"\xff" + b"\0" * 8 + b"\x7f\x03\x00NULL" + b"\0" * 16 + b"\0" + b"\0" * 31
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_words_hurt_nobody(tokenizer, tmp_path):
     with engine_server(tokenizer, tmp_path):
         for raw in RAW.values():
             with socket.socket(socket.AF_UNIX) as made:
-                made.connect(address(str(tmp_path)).removeprefix("ipc://"))
+                made.connect(engine_address(str(tmp_path)).removeprefix("ipc://"))
                 made.settimeout(0.3)
                 try:
                     made.sendall(raw)
@@ -180,20 +180,20 @@ WORDS_WRONG = {
     "random": random.Random(2).randbytes(10_000),
     "an unknown word": pack(["Shout", 1]),
     "a word for the other side": pack(["Ready", 1]),
-    "fields of other kinds": pack(["Add", 7, [{"id": 3}]]),
-    "a number too large": pack(["Add", 2**63, []]),
-    "nothing to add": pack(["Add", 7, []]),
-    "an unknown method": pack(["Call", 8, "__class__", []]),
-    "a private method": pack(["Call", 8, "_stats", []]),
-    "arguments too many": pack(["Call", 8, "stats", [1, 2, 3]]),
-    "arguments of other kinds": pack(["Call", 8, "abort_named", [{"a": [1]}]]),
+    "fields of other kinds": pack(["AddRequests", 7, [{"id": 3}]]),
+    "a number too large": pack(["AddRequests", 2**63, []]),
+    "nothing to add": pack(["AddRequests", 7, []]),
+    "an unknown method": pack(["UtilityCall", 8, "__class__", []]),
+    "a private method": pack(["UtilityCall", 8, "_stats", []]),
+    "arguments too many": pack(["UtilityCall", 8, "stats", [1, 2, 3]]),
+    "arguments of other kinds": pack(["UtilityCall", 8, "abort_named", [{"a": [1]}]]),
     "somebody else's": pack(["Abort", ["nobody"]]),
     "a sequence of nobody's": pack(["AbortSequence", "nobody", -5]),
     "deep": b"\x91" * 100_000 + b"\x01",
     "an array of four billion": b"\xdd\xff\xff\xff\xff",
     "a map of four billion": b"\xdf\xff\xff\xff\xff",
     "a text of four billion": b"\xdb\xff\xff\xff\xff",
-    "Hello again": pack(["Hello", PROTOCOL, "a" * 10_000]),
+    "Hello again": pack(["Hello", PROTOCOL_VERSION, "a" * 10_000]),
     "another protocol": pack(["Hello", -1, "a"]),
 }
 
@@ -203,7 +203,7 @@ def test_words_that_make_no_sense_hurt_nobody(tokenizer, tmp_path):
         for greets in (False, True):
             with asker(tmp_path) as one:
                 if greets:
-                    one.send(wire.encode(Hello(PROTOCOL, "rude")))
+                    one.send(message_codec.encode(Hello(PROTOCOL_VERSION, "rude")))
                 for data in WORDS_WRONG.values():
                     one.send(data)
                     one.send_multipart([data, b"", data])
@@ -226,7 +226,7 @@ def test_words_that_make_no_sense_hurt_nobody(tokenizer, tmp_path):
 )
 def test_a_worker_that_speaks_nonsense_is_taken_for_gone(raw):
     ours, theirs = socket.socketpair()
-    pipe = Pipe(ours, WORDS)
+    pipe = WorkerPipe(ours, RENDER_DECODER)
     with theirs:
         theirs.sendall(raw)
     assert pipe.receive(5) is None
@@ -235,15 +235,15 @@ def test_a_worker_that_speaks_nonsense_is_taken_for_gone(raw):
 
 def test_words_of_a_pipe_arrive_in_whatever_pieces():
     ours, theirs = socket.socketpair()
-    pipe, other = Pipe(ours, WORDS), Pipe(theirs, WORDS)
-    word = Render("{{ 1 }}", {"a": ["b"]}, b"{}", 5, 1.0, 1 << 20)
+    pipe, other = WorkerPipe(ours, RENDER_DECODER), WorkerPipe(theirs, RENDER_DECODER)
+    word = RenderJob("{{ 1 }}", {"a": ["b"]}, b"{}", 5, 1.0, 1 << 20)
     other.send(word)
     assert pipe.receive(5) == word
-    data = msgspec.msgpack.encode(Rendered(b'"a"'))
+    data = msgspec.msgpack.encode(RenderResult(b'"a"'))
     theirs.sendall(struct.pack("!I", len(data)) + data[:3])
     with pytest.raises(TimeoutError):
         pipe.receive(0.01)
     theirs.sendall(data[3:])
-    assert pipe.receive(5) == Rendered(b'"a"')
+    assert pipe.receive(5) == RenderResult(b'"a"')
     pipe.close()
     other.close()

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from quire.errors import Overloaded, RequestError
-from quire.server import templates
-from quire.text import renderers, sandbox
-from quire.text.chat import RESERVED, ChatTemplate
-from quire.text.renderers import Renderers
+from quire.server.generation import request_templates
+from quire.text.templates import jinja_sandbox, render_pool
+from quire.text.templates.chat_template import RESERVED_VARIABLES, ChatTemplate
+from quire.text.templates.render_pool import TemplateRenderPool
 from tests.abuse import dialects
 from tests.abuse.harness import FLAGS, KEY, OTHER_KEY, Case, Victim
 from tests.server import running
@@ -82,7 +82,7 @@ NOTHING = {
 
 
 def hire(made, **limits):
-    return Renderers(made._hire, **limits)
+    return TemplateRenderPool(made._hire, **limits)
 
 
 def render(made, source, most=MOST, **call):
@@ -91,7 +91,7 @@ def render(made, source, most=MOST, **call):
 
 @pytest.fixture(scope="module")
 def made():
-    made = hire(templates.renderers(), seconds=0.2, memory=1 << 27)
+    made = hire(request_templates.build_template_workers(), seconds=0.2, memory=1 << 27)
     render(made, GOOD)
     yield made
     made.close()
@@ -153,7 +153,7 @@ def test_a_worker_that_is_killed_is_replaced(made):
 
 
 def test_too_many_who_wait_are_told_so(made, monkeypatch):
-    monkeypatch.setattr(renderers, "MOST_WAITING", 3)
+    monkeypatch.setattr(render_pool, "MAX_WAITING", 3)
 
     async def many():
         return await asyncio.gather(
@@ -169,7 +169,7 @@ def test_a_worker_has_no_secret_no_file_and_no_way_out(made, monkeypatch):
     monkeypatch.setenv("QUIRE_API_KEY", "secret")
     made = hire(made)
     render(made, GOOD)
-    (pid,) = made.idle
+    (pid,) = made.idle_workers
     with open(f"/proc/{pid}/limits") as limits:
         assert next(line.split()[3] for line in limits if line.startswith("Max open files")) == "1"
     assert "NoNewPrivs:\t1" in Path(f"/proc/{pid}/status").read_text()
@@ -179,7 +179,7 @@ def test_a_worker_has_no_secret_no_file_and_no_way_out(made, monkeypatch):
 
 def test_doors_that_are_closed_stay_closed():
     script = (
-        "import os, socket, sys\nfrom quire.workers.closed import close_doors\n"
+        "import os, socket, sys\nfrom quire.sandbox.landlock import close_doors\n"
         "version = close_doors()\nbad = []\n"
         "def no(name, act):\n"
         "    try: act()\n"
@@ -211,7 +211,11 @@ OWN = {
 
 @pytest.mark.parametrize("source", OWN.values(), ids=OWN)
 def test_messages_without_end_do_not_make_a_good_template_hang(source, monkeypatch):
-    monkeypatch.setattr(sandbox, "meter", functools.partial(sandbox.meter, seconds=0.5))
+    monkeypatch.setattr(
+        jinja_sandbox,
+        "make_fuel_meter",
+        functools.partial(jinja_sandbox.make_fuel_meter, seconds=0.5),
+    )
     messages = [{"role": "user", "content": "z a" * 400_000}]
     messages += [{"role": "user", "content": "a" * 400}] * 20_000
     began = time.thread_time()
@@ -229,7 +233,7 @@ def test_a_hundred_thousand_developers_become_one_system_in_a_moment():
 
 
 @pytest.mark.parametrize(
-    "name", [*sorted(RESERVED), "_quire_meter", "_quire_check", "__class__", "_"]
+    "name", [*sorted(RESERVED_VARIABLES), "_quire_meter", "_quire_check", "__class__", "_"]
 )
 def test_no_variable_steers_the_rendering(name):
     with pytest.raises(RequestError, match=name) as refused:

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.config.config import (
+from quire.config.engine_config import (
     CacheSection,
     DeviceSection,
     EngineConfig,
@@ -13,12 +13,12 @@ from quire.config.config import (
     SamplingSection,
     SchedulerSection,
 )
-from quire.config.kv_layout import block_bytes, group_layers
+from quire.config.memory.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
-from quire.core.types import Request, Stop
-from quire.engine.build import mind
-from quire.engine.device import device_half
-from quire.models.build import build, config_of
+from quire.core.types import Request, StopConditions
+from quire.engine.build import build_core_over
+from quire.engine.startup.executor_setup import build_executor
+from quire.models.build import build_model, read_model_config
 
 TINY = {
     "model_type": "llama",
@@ -53,9 +53,9 @@ def model_of(hf, dtype, device="cpu"):
     """Built once per shape and dtype: random weights, spread so that greedy choices are not ties."""
     key = (hf["model_type"], hf["head_dim"], dtype, device)
     if key not in _models:
-        model_type, config = config_of(hf)
+        model_type, config = read_model_config(hf)
         _models[key] = (
-            build(
+            build_model(
                 model_type,
                 config,
                 load_format="dummy",
@@ -142,8 +142,8 @@ def engine_of(
         sampling=SamplingSection(defaults={}, eos_ids=()),
         observe=ObserveSection(log_stats=False, log_level=None),
     )
-    half = device_half(model, config, processors, grammars)
-    return mind(config, half, check=True, grammars=grammars)
+    half = build_executor(model, config, processors, grammars)
+    return build_core_over(config, half, check=True, grammars=grammars)
 
 
 def request(
@@ -166,7 +166,7 @@ def request(
     return Request(
         id=name,
         prompt=tuple(prompt),
-        stop=Stop(
+        stop=StopConditions(
             max_tokens, given.min_tokens, frozenset(eos), frozenset(given.stop_token_ids or ())
         ),
         params=given,

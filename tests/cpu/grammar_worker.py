@@ -8,8 +8,8 @@ import socket
 import time
 
 from quire.errors import RequestError
+from quire.grammar.compilation.compile_worker import CompileResult, run_worker
 from quire.grammar.vocabulary import Vocabulary
-from quire.grammar.worker import Done, serve
 
 VOCABULARY = Vocabulary((b"a", b"b", b""), ((2, "<end>"),), (2,), 3)
 
@@ -24,7 +24,7 @@ class Compiler:
     def compile(self, form, backend):
         what, _, much = form.partition(" ")
         getattr(self, what)(much)
-        return Done(backend, form.encode(), {"least": len(form), "pid": os.getpid()}, 0.0)
+        return CompileResult(backend, form.encode(), {"least": len(form), "pid": os.getpid()}, 0.0)
 
     def ok(self, much):
         pass
@@ -76,4 +76,4 @@ def main(fd, what=""):
 
     if what == "dead":
         return 3
-    return serve(socket.socket(fileno=fd), find, lambda vocabulary: Compiler())
+    return run_worker(socket.socket(fileno=fd), find, lambda vocabulary: Compiler())

@@ -1,20 +1,20 @@
 """Real grammars of real backends, compiled where they are asked for: no process, no waiting.
 
-How grammars are compiled elsewhere is quire.grammar.pool's business, and tested there.
+How grammars are compiled elsewhere is quire.grammar.compilation.grammar_cache's business, and tested there.
 """
 
 from functools import cache
 from pathlib import Path
 
-from quire.core.snapshot import GrammarFigures
-from quire.engine.vocabulary import vocabulary
-from quire.grammar.ready import Workshop
-from quire.text.tokenizer import load_tokenizer
+from quire.core.snapshot import GrammarStats
+from quire.engine.startup.vocabulary import build_vocabulary
+from quire.grammar.compilation.compile_service import CompileService
+from quire.text.tokenizing.tokenizer import load_tokenizer
 
 
 @cache
 def workshop(folder, size, ends):
-    return Workshop(vocabulary(load_tokenizer(Path(folder)), size, ends))
+    return CompileService(build_vocabulary(load_tokenizer(Path(folder)), size, ends))
 
 
 @cache
@@ -45,13 +45,13 @@ class Grammars:
 
     def outcomes(self):
         news, self._news = self._news, []
-        yield from ((one, built(*self._of, one).least) for one in news)
+        yield from ((one, built(*self._of, one).min_tokens) for one in news)
 
     def call_when_settled(self, ring):
         pass
 
     def figures(self):
-        return GrammarFigures()
+        return GrammarStats()
 
     def prepare(self):
         pass

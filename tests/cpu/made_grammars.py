@@ -11,7 +11,7 @@ Guides close in time, as the real ones do, and count what is asked of them.
 import numpy as np
 
 from quire.core.constraint import Constraint
-from quire.core.snapshot import GrammarFigures
+from quire.core.snapshot import GrammarStats
 
 END, OPEN, CLOSE, COMMA, BLANK, DIGITS = 2, 10, 11, 12, 13, range(20, 30)
 VOCAB = 97
@@ -184,7 +184,7 @@ class Grammars:
         pass
 
     def figures(self):
-        return GrammarFigures()
+        return GrammarStats()
 
     def prepare(self):
         pass

@@ -9,5 +9,5 @@ import pytest
 from quire.kernels.native import library
 
 needs_same_bits = pytest.mark.skipif(
-    not library.active(), reason="without the native kernels rows are equal only up to rounding"
+    not library.available(), reason="without the native kernels rows are equal only up to rounding"
 )

@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from quire.engine.collector import GROWTH, seldom
+from quire.engine.core.gc_control import GC_THRESHOLD, infrequent_gc
 
 
 @pytest.fixture
@@ -16,21 +16,21 @@ def thresholds():
 
 def test_within_only_growth_brings_a_collection_on(thresholds):
     gc.set_threshold(700, 10, 10)
-    with seldom():
-        assert gc.get_threshold() == (GROWTH, 10, 10)
+    with infrequent_gc():
+        assert gc.get_threshold() == (GC_THRESHOLD, 10, 10)
     assert gc.get_threshold() == (700, 10, 10)
 
 
 def test_an_error_within_changes_nothing_for_good(thresholds):
     gc.set_threshold(700, 10, 10)
-    inside = seldom()
+    inside = infrequent_gc()
     inside.__enter__()
     assert not inside.__exit__(KeyError, KeyError(), None), "it must go on its way"
     assert gc.get_threshold() == (700, 10, 10)
 
 
-@pytest.mark.parametrize("first", [0, GROWTH, 10**6])
+@pytest.mark.parametrize("first", [0, GC_THRESHOLD, 10**6])
 def test_who_collects_more_seldom_is_left_be(thresholds, first):
     gc.set_threshold(first, 5, 5)
-    with seldom():
+    with infrequent_gc():
         assert gc.get_threshold() == (first, 5, 5)

@@ -11,7 +11,7 @@ from quire.kernels.native import library
 from tests.cpu.tiny_models import write_model
 
 pytestmark = pytest.mark.skipif(
-    not library.active(), reason="PyTorch's own thread pool does not survive a fork"
+    not library.available(), reason="PyTorch's own thread pool does not survive a fork"
 )
 PARAMS = SamplingParams(temperature=0, max_tokens=5)
 

@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from quire.core.constraint import Constraint
-from quire.engine.link import start
+from quire.engine.supervise.process_pipe import spawn_process
 from quire.errors import EngineError, Overloaded, RequestError
-from quire.grammar.clerks import Clerks
-from quire.grammar.pool import Bounds, Grammars
+from quire.grammar.compilation.compile_threads import CompilePool
+from quire.grammar.compilation.grammar_cache import CacheBounds, GrammarCache
 from tests.cpu.grammar_worker import VOCABULARY, Panic
 
 PATIENCE_S = 60.0
@@ -26,7 +26,7 @@ PATIENCE_S = 60.0
 def hire(what=""):
     ours, theirs = socket.socketpair()
     with theirs:
-        return start("tests.cpu.grammar_worker", theirs, [what]), ours
+        return spawn_process("tests.cpu.grammar_worker", theirs, [what]), ours
 
 
 @dataclass
@@ -60,16 +60,16 @@ class Pool:
 
     def __init__(self, what="", *, seconds=20.0, memory=1 << 28, early=False, **bounds):
         self.rung, self.load = threading.Event(), Load()
-        self.clerks = Clerks(
+        self.clerks = CompilePool(
             functools.partial(hire, what), self.load, seconds=seconds, memory=memory
         )
-        self.grammars = Grammars(self.clerks, Bounds(**bounds), early=early)
-        self.grammars.call_when_settled(self.rung.set)
+        self.grammars = GrammarCache(self.clerks, CacheBounds(**bounds), early=early)
+        self.grammars.set_outcome_callback(self.rung.set)
         self.told = {}
 
     def ask(self, *forms):
         for form in forms:
-            self.grammars.ask(Constraint(form))
+            self.grammars.acquire(Constraint(form))
 
     def wait(self, *forms):
         """What became of these, when all of them are told."""
@@ -98,7 +98,7 @@ class Pool:
 
     @property
     def stats(self):
-        return self.grammars.figures()
+        return self.grammars.stats()
 
 
 @pytest.fixture
@@ -347,7 +347,7 @@ def test_memory_bounds_what_is_kept(pool):
     for i in range(5):
         to.get(f"ok {i}")
         to.release(f"ok {i}")
-    assert (to.stats.kept, to.stats.kept_bytes) == (2, 2008)
+    assert (to.stats.cached, to.stats.cached_bytes) == (2, 2008)
 
 
 def test_a_flood_keeps_no_more_than_it_may_and_all_get_theirs(pool):
@@ -405,5 +405,5 @@ def test_closing_ends_a_worker_that_is_only_beginning(pool):
 def test_a_worker_ends_with_the_process_that_hired_it():
     ours, theirs = socket.socketpair()
     with theirs, ours:
-        process = start("tests.cpu.grammar_worker", theirs, [""])
+        process = spawn_process("tests.cpu.grammar_worker", theirs, [""])
     assert process.wait(PATIENCE_S) == 1

@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from quire import LLM, RequestError, SamplingParams, TooLong, Unsupported
-from quire.config.args import EngineArgs
+from quire.config.engine_args import EngineArgs
 from quire.llm import LLMEngine
 from quire.outputs import RequestOutput
 from tests.cpu.tiny_models import write_model

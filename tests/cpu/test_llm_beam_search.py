@@ -6,7 +6,7 @@ import itertools
 import pytest
 
 from quire import LLM, BeamSearchParams, EngineError, RequestError, SamplingParams, Unsupported
-from quire.engine.beams import BeamSearch
+from quire.engine.client.beam_search import BeamSearch
 from tests.cpu.same_bits import needs_same_bits
 from tests.cpu.tiny_models import write_model
 
@@ -136,13 +136,13 @@ def test_generate_takes_beam_search_parameters(llm):
 def test_no_token_of_a_beam_is_computed_twice(llm, tmp_path, monkeypatch):
     own = LLM(str(write_model(tmp_path)), enable_prefix_caching=False, max_model_len=64)
     shared = []
-    take = BeamSearch.take
+    take = BeamSearch.add_update
 
     def recording(search, update):
         shared.append(update.cached_tokens)
         take(search, update)
 
-    monkeypatch.setattr(BeamSearch, "take", recording)
+    monkeypatch.setattr(BeamSearch, "add_update", recording)
     output = own.beam_search(PROMPTS[0], BeamSearchParams(2, 4, ignore_eos=True))[0]
     prompt = len(output.sequences[0].tokens) - 4
     assert shared == [0] + [prompt + i for i in (0, 0, 1, 1, 2, 2)]

@@ -10,7 +10,7 @@ import pytest
 from quire import LLM, SamplingParams
 from quire.core.params import BeamSearchParams, GuidedDecodingParams, StructuredOutputsParams
 from quire.errors import RequestError, Unsupported
-from quire.llm.guided import GuidedDecodingRequest
+from quire.llm.legacy_guided import GuidedDecodingRequest
 
 CAPITAL = "What is the capital of France?"
 ASK = [{"role": "user", "content": CAPITAL}]

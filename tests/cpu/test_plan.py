@@ -14,7 +14,7 @@ from quire.cli import main
 from quire.cli.plan import weight_facts
 from quire.config.facts import WeightFacts, model_facts
 from quire.config.options import Options
-from quire.models.build import config_of
+from quire.models.build import read_model_config
 from tests.cpu.tiny_models import write_model
 
 TINY = sorted((pathlib.Path(__file__).parent / "models" / "tiny").glob("*.json"))
@@ -52,7 +52,7 @@ def plan(capsys, *argv):
 def test_facts_from_config_json_are_those_of_the_model(path):
     hf = json.loads(path.read_text())
     hf = hf.get("config", hf)
-    _, config = config_of(hf)
+    _, config = read_model_config(hf)
     facts = model_facts(hf)
     assert facts.layers == config.attention_layers()
     assert (facts.vocab, facts.hidden) == (config.vocab, config.hidden)
@@ -156,7 +156,7 @@ def test_headers_of_the_hub_are_asked_for_when_there_are_no_files(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     hub = _Hub(answer)
     monkeypatch.setattr(HfApi, "get_safetensors_metadata", lambda *a, **k: hub(*a, **k))
-    options = Options.of({"model": "org/name"})
+    options = Options.from_flat({"model": "org/name"})
     found, said = weight_facts(options, qwen, tied=False)
     assert said == source
     assert found == (WeightFacts(50000, 7, 50000) if answer is None else None)

@@ -40,7 +40,7 @@ driver.set_active(Driver())
 sys.path.insert(0, sys.argv[1])
 import made_up
 from quire.kernels import cache
-from quire.kernels.compiler import Compilers
+from quire.kernels.framework.compiler import Compilers
 from quire.platform import kernel_store
 
 home = pathlib.Path(sys.argv[1]) / "cache"

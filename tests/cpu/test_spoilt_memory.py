@@ -56,7 +56,7 @@ def test_a_sequence_whose_memory_is_spoilt_ends_alone(depth):
     assert engine.idle
     engine.shutdown()
     assert ends["c", 0].fault == "numbers"
-    assert isinstance(ends["c", 0].exception(), NotFinite)
+    assert isinstance(ends["c", 0].to_exception(), NotFinite)
     before = found.pop(("c", 0))
     assert before == want.pop(("c", 0))[: len(before)]
     assert found == want

@@ -58,7 +58,7 @@ class Told:
             said = [self.places[one.id, i] for i in range(one.n)]
             spoken = tuple(None if ends else tuple(tokens) for tokens, ends, _, _ in said)
             if spoken != (None,) * one.n:
-                found.append(dataclasses.replace(one, spoken=spoken))
+                found.append(dataclasses.replace(one, resumed_tokens=spoken))
         return found
 
 
@@ -120,7 +120,7 @@ def test_siblings_that_ended_stay_so_and_the_next_computes_the_prompt():
     talk(alone, made())
     _, second, third = (alone.places["a", i][0] for i in range(3))
     engine = made()
-    again = dataclasses.replace(one, spoken=(None, tuple(second[:3]), ()))
+    again = dataclasses.replace(one, resumed_tokens=(None, tuple(second[:3]), ()))
     told = Told([one])
     engine.add(again)
     rows = {row.index for row in engine.snapshot().rows}
@@ -145,6 +145,6 @@ def test_a_first_token_is_counted_once():
     "spoken", [((1,) * 8,), ((1,), (2,)), (None,)], ids=["all", "too many", "nobody lives"]
 )
 def test_who_has_nothing_left_to_say_is_refused(spoken):
-    one = dataclasses.replace(request("a", [20, 21], 8), spoken=spoken)
+    one = dataclasses.replace(request("a", [20, 21], 8), resumed_tokens=spoken)
     with pytest.raises(RequestError, match="nothing is left to say"):
         made().add(one)

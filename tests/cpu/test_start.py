@@ -10,32 +10,34 @@ import pytest
 import torch
 
 from quire import LLM, SamplingParams, env
-from quire.config.kv_layout import group_layers
+from quire.config.memory.kv_layout import group_layers
 from quire.config.options import Options
-from quire.engine import warm
-from quire.engine.build import decide, describe, scheduler_of
-from quire.engine.receipt import BESIDE, Receipt, table
-from quire.models.build import MODELS, config_of, place
+from quire.engine.build import build_scheduler, describe_model, resolve_config
+from quire.engine.startup import warmup
+from quire.engine.startup.startup_timer import CONCURRENT_PREFIX, StartupTimer, format_table
+from quire.models.build import MODELS, assign_kv_tensors, read_model_config
 
 TINY = pathlib.Path(__file__).parent / "models" / "tiny"
 
 
 def test_laps_add_up_and_what_was_beside_does_not():
-    with Receipt() as receipt:
-        slow = receipt.beside("slow", lambda: time.sleep(0.05))
+    with StartupTimer() as receipt:
+        slow = receipt.run_concurrently("slow", lambda: time.sleep(0.05))
         receipt.lap("one")
         slow.result()
         receipt.lap("two")
         receipt.lap("one")
     seconds = receipt.seconds()
-    assert list(seconds) == ["one", "two", BESIDE + "slow"]
+    assert list(seconds) == ["one", "two", CONCURRENT_PREFIX + "slow"]
     assert receipt.total == pytest.approx(seconds["one"] + seconds["two"])
-    assert seconds[BESIDE + "slow"] >= 0.05
-    assert receipt.before > 0
+    assert seconds[CONCURRENT_PREFIX + "slow"] >= 0.05
+    assert receipt.seconds_before > 0
 
 
 def test_the_table_lists_laps_then_the_sum_then_what_was_beside():
-    lines = table({"weights": 1.25, "cache": 0.5, BESIDE + "tokenizer": 0.75}, before=2.0)
+    lines = format_table(
+        {"weights": 1.25, "cache": 0.5, CONCURRENT_PREFIX + "tokenizer": 0.75}, before=2.0
+    )
     assert [line.split()[0] for line in lines] == [
         "weights",
         "cache",
@@ -47,8 +49,10 @@ def test_the_table_lists_laps_then_the_sum_then_what_was_beside():
 
 
 def test_an_error_beside_is_raised_where_the_result_is_taken():
-    with pytest.raises(ValueError, match="broken"), Receipt() as receipt:
-        receipt.beside("bad", lambda: (_ for _ in ()).throw(ValueError("broken"))).result()
+    with pytest.raises(ValueError, match="broken"), StartupTimer() as receipt:
+        receipt.run_concurrently(
+            "bad", lambda: (_ for _ in ()).throw(ValueError("broken"))
+        ).result()
 
 
 def test_an_engine_names_every_second_of_its_start():
@@ -56,9 +60,9 @@ def test_an_engine_names_every_second_of_its_start():
     began = time.perf_counter()
     built = LLM("embedded").llm_engine.built
     took = time.perf_counter() - began
-    laps = {name: s for name, s in built.seconds.items() if not name.startswith(BESIDE)}
+    laps = {name: s for name, s in built.seconds.items() if not name.startswith(CONCURRENT_PREFIX)}
     assert {"model files", "config", "weights", "engine"} <= set(laps)
-    assert BESIDE + "tokenizer" in built.seconds
+    assert CONCURRENT_PREFIX + "tokenizer" in built.seconds
     assert took / 2 < sum(laps.values()) <= took
 
 
@@ -96,17 +100,22 @@ def test_made_up_requests_make_the_largest_step_there_can_be(tokens, seats, leng
         "max_model_len": length,
         "enable_prefix_caching": True,
     }
-    options = Options.of(said)
-    found = describe(options, env.read())
-    config, plan, _ = decide(found, options, env.read())
-    small = warm.small_config(config, plan.shape)
+    options = Options.from_flat(said)
+    found = describe_model(options, env.read())
+    config, plan, _ = resolve_config(found, options, env.read())
+    small = warmup.profiling_config(config, plan.shape)
     llm = LLM("embedded", **said, num_gpu_blocks_override=small.cache.num_blocks)
     executor = Counts(llm.llm_engine.engine._executor)
-    half = (scheduler_of(small), executor)
-    warm.run(half, warm.worst_counts(small), warm.FULL, first=warm.JUDGED)
+    half = (build_scheduler(small), executor)
+    warmup.run_dummy_requests(
+        half,
+        warmup.worst_step_lengths(small),
+        warmup.ALL_FEATURES,
+        first=warmup.WITH_PROMPT_LOGPROBS,
+    )
     assert executor.steps[0] == first
     executor.steps.clear()
-    warm.run(half, [1] * seats, warm.RANDOM, tokens=2)
+    warmup.run_dummy_requests(half, [1] * seats, warmup.RANDOM, tokens=2)
     assert executor.steps == [(min(seats, tokens), min(seats, tokens))] * len(executor.steps)
     assert half[0].idle
 
@@ -116,18 +125,18 @@ def test_a_rehearsal_runs_two_layers_of_each_kind(kind, kept):
     hf = json.loads((TINY / f"{kind}.json").read_text())
     hf = hf.get("config", hf) | {"num_hidden_layers": 9, "sliding_window": 40}
     hf |= {"layer_types": None, "decoder_sparse_step": 2, "use_sliding_window": False}
-    _, config = config_of(hf)
+    _, config = read_model_config(hf)
     with torch.device("meta"):
         model = MODELS.load(kind).Model(config)
-    place(model, group_layers(config.attention_layers()))
+    assign_kv_tensors(model, group_layers(config.attention_layers()))
     before = list(model.layers)
-    with warm.abridged(model):
+    with warmup.with_two_layers_per_kind(model):
         assert len(model.layers) == kept
         assert set(model.layers) < set(before)
     assert list(model.layers) == before
 
 
-class FakeLane:
+class FakeWorker:
     """What settling in asks of a GPU's lane; notes whether steps may be captured."""
 
     def __init__(self):
@@ -139,10 +148,10 @@ class FakeLane:
         yield
         self.may_capture = True
 
-    def load_products(self):
+    def warm_up_kernels(self):
         pass
 
-    def set_aside(self, size, pieces, piece):
+    def reserve_memory(self, size, pieces, piece):
         pass
 
 
@@ -150,7 +159,7 @@ def test_no_step_of_an_abridged_model_is_captured():
     said = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 9}
     llm = LLM("embedded", **said, max_model_len=64, enforce_eager=True)
     engine, config = llm.llm_engine.engine, llm.llm_engine.config
-    model, lane, steps = engine._executor.runner.model, FakeLane(), []
+    model, lane, steps = engine._executor.runner.model, FakeWorker(), []
     whole = len(model.layers)
 
     class Watched:
@@ -161,7 +170,7 @@ def test_no_step_of_an_abridged_model_is_captured():
             steps.append((alone, len(model.layers) == whole, lane.may_capture))
             return engine._executor.submit(plan)
 
-    warm.settle_in((engine._scheduler, Watched()), config, seconds=0)
+    warmup.capture_graphs((engine._scheduler, Watched()), config, seconds=0)
     assert (True, False, False) in steps, "the cache was to be too small for one step"
     assert {may for _, complete, may in steps if not complete} == {False}
     assert {may for _, complete, may in steps if complete} == {True}

@@ -9,9 +9,9 @@ import random
 import pytest
 import torch
 
-from quire.core.types import Thinking
+from quire.core.types import ThinkingBudget
 from quire.platform import cpu
-from quire.sampling.steps import grammar
+from quire.sampling.steps import grammar_masks
 from tests.cpu.engine_of import engine_of, request, run
 from tests.cpu.made_grammars import BLANK, DIGITS, END, OPEN, Grammars, bound_to, whole
 from tests.cpu.same_bits import needs_same_bits
@@ -40,7 +40,7 @@ def workload(seed=0):
         ("lists", RANDOM | {"n": 3}),
         ("digits", {"min_tokens": 6}),
         ("lists", {"logprobs": 2, "frequency_penalty": 0.9}),
-        (None, RANDOM | {"n": 2, "thinking": Thinking(5, ENOUGH)}),
+        (None, RANDOM | {"n": 2, "thinking": ThinkingBudget(5, ENOUGH)}),
         ("spaced", {"logit_bias": {BLANK: 30.0}}),
         ("digits", RANDOM | {"n": 2, "repetition_penalty": 1.4, "presence_penalty": 0.4}),
         (None, {"repetition_penalty": 1.3}),
@@ -135,8 +135,8 @@ def test_what_is_told_does_not_depend_on(want, name):
 
 @pytest.mark.parametrize("threads", [0, 1000], ids=["in a thread", "at once"])
 def test_how_masks_are_filled_changes_nothing(want, monkeypatch, threads):
-    monkeypatch.setattr(grammar, "FEW", threads)
-    monkeypatch.setattr(cpu, "threads", lambda: 1000)  # a core to spare
+    monkeypatch.setattr(grammar_masks, "THREAD_MIN_ROWS", threads)
+    monkeypatch.setattr(cpu, "available_cores", lambda: 1000)  # a core to spare
     assert told(run(made(depth=2), workload())[1]) == want
 
 
@@ -294,7 +294,7 @@ def test_a_sequence_that_is_ended_from_outside_disturbs_nobody(depth):
             engine.abort_sequence("1", 0)  # as a stop string would
             updates += engine.abort("2")
             engine.add(bound("late", "digits", 9))  # takes a slot with a step in flight
-    engine.settle()
+    engine.drain()
     out = told(updates)
     assert {key: out[key] for key in (("0", 0), ("3", 0))} == {
         key: want[key] for key in (("0", 0), ("3", 0))
@@ -340,7 +340,7 @@ def thoughts(tokens, begin=None):
 @pytest.mark.parametrize("budget", [0, 1, 2, 7])
 @pytest.mark.parametrize("how", [{}, RANDOM, {"logprobs": 1}], ids=["greedy", "random", "logprobs"])
 def test_a_thought_ends_with_its_budget(budget, depth, how):
-    one = bound("a", None, 25, thinking=Thinking(budget, ENOUGH), seed=3, **how)
+    one = bound("a", None, 25, thinking=ThinkingBudget(budget, ENOUGH), seed=3, **how)
     free = bound("b", None, 25, seed=3, **how)
     out = told(run(made(depth=depth), [one, free])[1])
     tokens, plain = out["a", 0][0], out["b", 0][0]
@@ -354,7 +354,7 @@ def test_a_thought_that_ended_before_is_left_alone():
     early = {"logit_bias": {}}
     free = told(run(made(), [bound("b", None, 25, **early)])[1])["b", 0][0]
     mark = tuple(free[4:6])
-    asked = Thinking(9, mark)
+    asked = ThinkingBudget(9, mark)
     out = told(run(made(depth=2), [bound("a", None, 25, thinking=asked)])[1])["a", 0][0]
     assert out == free
 
@@ -362,7 +362,9 @@ def test_a_thought_that_ended_before_is_left_alone():
 def test_an_end_mark_that_the_model_began_is_made_whole():
     free = told(run(made(), [bound("b", None, 25)])[1])["b", 0][0]
     mark = (free[3], 90, 91)
-    out = told(run(made(depth=2), [bound("a", None, 25, thinking=Thinking(4, mark))])[1])["a", 0]
+    out = told(run(made(depth=2), [bound("a", None, 25, thinking=ThinkingBudget(4, mark))])[1])[
+        "a", 0
+    ]
     assert out[0][:6] == [*free[:4], 90, 91]
 
 
@@ -370,7 +372,7 @@ def test_an_end_mark_that_the_model_began_is_made_whole():
 def test_thoughts_behind_a_begin_mark_share_one_budget(depth):
     free = told(run(made(), [bound("b", None, 40)])[1])["b", 0][0]
     begin = tuple(free[2:4])
-    asked = Thinking(6, ENOUGH, begin)
+    asked = ThinkingBudget(6, ENOUGH, begin)
     out = told(run(made(depth=depth), [bound("a", None, 40, thinking=asked)])[1])["a", 0][0]
     assert out[:10] == free[:10]
     assert tuple(out[10:13]) == ENOUGH
@@ -386,7 +388,13 @@ def test_a_budget_outlives_preemption(name):
     settings["num_blocks"] = 12
     work = [
         bound(
-            str(i), None, 30, range(20 + i, 60), thinking=Thinking(8 + i, ENOUGH), seed=i, **RANDOM
+            str(i),
+            None,
+            30,
+            range(20 + i, 60),
+            thinking=ThinkingBudget(8 + i, ENOUGH),
+            seed=i,
+            **RANDOM,
         )
         for i in range(6)
     ]
@@ -399,6 +407,6 @@ def test_a_budget_outlives_preemption(name):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_where_a_grammar_forbids_the_end_of_the_thought_the_grammar_wins(depth):
-    one = bound("a", "lists", 20, thinking=Thinking(3, ENOUGH))
+    one = bound("a", "lists", 20, thinking=ThinkingBudget(3, ENOUGH))
     out = told(run(made(depth=depth), [one])[1])["a", 0]
     assert out == alone([bound("a", "lists", 20)])["a", 0]

@@ -8,8 +8,9 @@ import jsonschema
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar import admit, forms
-from quire.grammar.xgrammar import XGrammar
+from quire.grammar import grammar_ast
+from quire.grammar.backends.xgrammar_backend import XGrammarCompiler
+from quire.grammar.frontends import validate
 from tests.pure.grammar import walks
 
 FOLDER = Path(__file__).parents[1] / "pure" / "grammar" / "schemas"
@@ -26,13 +27,13 @@ PART = 5
 
 @pytest.fixture(scope="module")
 def compiler():
-    return XGrammar(walks.tokens()[0])
+    return XGrammarCompiler(walks.tokens()[0])
 
 
 def _admitted(row):
-    options = admit.JsonOptions(closed=row.get("closed", False))
+    options = validate.JsonOptions(closed=row.get("closed", False))
     try:
-        return admit.constraint(admit.json_form(row["schema"], options), "xgrammar"), ""
+        return validate.build_constraint(validate.json_node(row["schema"], options), "xgrammar"), ""
     except RequestError as error:
         return None, str(error)
 
@@ -44,7 +45,7 @@ def test_what_is_admitted_for_xgrammar_is_honoured_by_it(start, compiler):
     if constraint is None:
         assert "xgrammar" in told
         return
-    grammar = compiler.compile(forms.load(constraint.form))
+    grammar = compiler.compile(grammar_ast.load_node(constraint.form))
     exact = json.loads(json.dumps(row["schema"]), parse_float=walks.number)
     checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
     validator = jsonschema.Draft202012Validator(exact, format_checker=checker)

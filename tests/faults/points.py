@@ -58,61 +58,82 @@ def of_update(owner, update, *rest) -> Who:
 
 ENGINE = {
     # asked
-    "obey": Point("quire.engine.service:Service.obey"),
-    "accept": Point("quire.engine.loop:Engine.add", lambda engine, one: of(one)),
+    "obey": Point("quire.engine.core.engine_rpc:EngineRpc.handle"),
+    "accept": Point("quire.engine.core.engine_core:EngineCore.add", lambda engine, one: of(one)),
     # planned
-    "plan": Point("quire.core.scheduler:Scheduler.plan"),
-    "match": Point("quire.core.kv_cache:KVCache.match", of_seq),
-    "grow": Point("quire.core.kv_cache:KVCache.grow", of_seq),
-    "keys": Point("quire.core.kv_cache:KVCache._keys", of_seq),
-    "planned": Point("quire.core.ledger:Ledger.planned", of_plan),
+    "plan": Point("quire.core.scheduling.scheduler:Scheduler.plan"),
+    "match": Point("quire.core.kv.kv_cache:KVCache.match_prefix", of_seq),
+    "grow": Point("quire.core.kv.kv_cache:KVCache.allocate", of_seq),
+    "keys": Point("quire.core.kv.kv_cache:KVCache._block_keys", of_seq),
+    "planned": Point("quire.core.accounting.time_accounting:TimeAccounting.record_plan", of_plan),
     # made ready
     "submit": Point("quire.executors.inline:Executor.submit", of_plan),
-    "inputs": Point("quire.runner.runner:Runner.prepare", of_plan),
-    "gather": Point("quire.runner.runner:gather", lambda plan: of_plan(None, plan)),
+    "inputs": Point("quire.runner.model_runner:ModelRunner.prepare", of_plan),
+    "gather": Point("quire.runner.model_runner:gather", lambda plan: of_plan(None, plan)),
     # on the device
-    "launch": Point("quire.runner.runner:Runner.launch"),
+    "launch": Point("quire.runner.model_runner:ModelRunner.launch"),
     "leave": Point("quire.sampling.sampler:Sampler.leave"),
     "join": Point("quire.sampling.sampler:Sampler.join", of_slot_and_seq),
-    "join.penalties": Point("quire.sampling.steps.penalties:Penalties.join", of_slot_and_seq),
+    "join.penalties": Point(
+        "quire.sampling.steps.cpu_penalties:CpuPenalties.join", of_slot_and_seq
+    ),
     "join.masks": Point("quire.sampling.steps.masks:BadWords.join", of_slot_and_seq),
-    "join.grammar": Point("quire.sampling.steps.grammar:Grammar.join", of_slot_and_seq),
-    "tables": Point("quire.runner.host:Lane.write_tables"),
-    "compute": Point("quire.runner.host:Lane.compute", lambda lane, i, *p: of_slots(i.slots)),
-    "forward": Point("quire.runner.host:Lane.batch", lambda lane, i: of_slots(i.slots)),
+    "join.grammar": Point(
+        "quire.sampling.steps.grammar_masks:ConstrainedSlots.join", of_slot_and_seq
+    ),
+    "tables": Point("quire.runner.cpu.cpu_worker:CpuWorker.write_tables"),
+    "compute": Point(
+        "quire.runner.cpu.cpu_worker:CpuWorker.compute", lambda lane, i, *p: of_slots(i.slots)
+    ),
+    "forward": Point(
+        "quire.runner.cpu.cpu_worker:CpuWorker.attention_metadata",
+        lambda lane, i: of_slots(i.slots),
+    ),
     "recipe": Point(
         "quire.sampling.sampler:Sampler._make_recipe", lambda sampler, slots: of_slots(slots)
     ),
     "sample": Point(
         "quire.sampling.sampler:Sampler.sample", lambda s, logits, slots, *r: of_slots(slots)
     ),
-    "grammar.accept": Point("quire.sampling.bound:Bound.accept", of_bound),
-    "grammar.fill": Point("quire.sampling.bound:Bound.narrow", of_bound),
-    "prompt_logprobs": Point("quire.runner.prompt_logprobs:PromptLogprobs.start"),
-    "result": Point("quire.runner.host:result_of", lambda i, *rest: of_slots(i.slots)),
-    # applied
-    "apply": Point("quire.core.scheduler:Scheduler.apply", of_plan),
-    "publish": Point("quire.core.kv_cache:KVCache.publish", of_seq),
-    "confirm": Point(
-        "quire.core.scheduler:Scheduler._confirm", lambda s, i, row, *rest: of(row.seq.request)
+    "grammar.accept": Point(
+        "quire.sampling.constrained_sequence:ConstrainedSequence.accept", of_bound
     ),
-    "landed": Point("quire.core.ledger:Ledger.landed", of_updates),
+    "grammar.fill": Point(
+        "quire.sampling.constrained_sequence:ConstrainedSequence.narrow_mask", of_bound
+    ),
+    "prompt_logprobs": Point("quire.runner.prompt_logprobs:PromptLogprobs.start"),
+    "result": Point("quire.runner.cpu.cpu_worker:result_of", lambda i, *rest: of_slots(i.slots)),
+    # applied
+    "apply": Point("quire.core.scheduling.scheduler:Scheduler.apply", of_plan),
+    "publish": Point("quire.core.kv.kv_cache:KVCache.cache_full_blocks", of_seq),
+    "confirm": Point(
+        "quire.core.scheduling.scheduler:Scheduler._apply_row",
+        lambda s, i, row, *rest: of(row.seq.request),
+    ),
+    "landed": Point(
+        "quire.core.accounting.time_accounting:TimeAccounting.record_result", of_updates
+    ),
     # told
-    "turn": Point("quire.engine.service:Service.turn"),
-    "route": Point("quire.engine.service:Service._route", of_updates),
-    "send": Point("quire.engine.process:EngineServer._send"),
+    "turn": Point("quire.engine.core.engine_rpc:EngineRpc.run_step"),
+    "route": Point("quire.engine.core.engine_rpc:EngineRpc._route_updates", of_updates),
+    "send": Point("quire.engine.core.process:EngineCoreProcess._send"),
     # the engine's process as a whole
-    "start": Point("quire.engine.process:build_bare"),
+    "start": Point("quire.engine.core.process:build_bare"),
 }
 
 API = {
-    "prepare": Point("quire.server.telling:prepare"),
+    "prepare": Point("quire.server.generation.generation_stream:prepare"),
     "generate": Point(
-        "quire.engine.client:EngineClient.generate", lambda client, requests: of(*requests)
+        "quire.engine.client.engine_client:EngineClient.generate",
+        lambda client, requests: of(*requests),
     ),
-    "deliver": Point("quire.engine.client:EngineClient._deliver"),
-    "read": Point("quire.server.telling:Events.read", of_updates),
-    "assemble": Point("quire.text.assemble:Assembler.read", of_update),
+    "deliver": Point("quire.engine.client.engine_client:EngineClient._deliver"),
+    "read": Point(
+        "quire.server.generation.generation_stream:GenerationStream.process_updates", of_updates
+    ),
+    "assemble": Point(
+        "quire.text.output.output_processor:RequestOutputProcessor.process", of_update
+    ),
 }
 
 
@@ -128,10 +149,10 @@ def find(place: str) -> tuple[Any, str]:
 
 def watch_slots() -> Callable[[], None]:
     """Follow who has which slot, so that points of whole batches know whose they are. Undo it."""
-    from quire.sampling.bound import Bound
+    from quire.sampling.constrained_sequence import ConstrainedSequence
     from quire.sampling.sampler import Sampler
 
-    join, made = Sampler.join, vars(Bound)["of"].__func__
+    join, made = Sampler.join, vars(ConstrainedSequence)["of"].__func__
 
     def seat(self, slot, seq):
         SEATED[slot] = seq
@@ -146,9 +167,9 @@ def watch_slots() -> Callable[[], None]:
         BOUND[id(bound)] = seq
         return bound
 
-    Sampler.join, Bound.of = seat, classmethod(bind)
+    Sampler.join, ConstrainedSequence.from_sequence = seat, classmethod(bind)
 
     def undo():
-        Sampler.join, Bound.of = join, classmethod(made)
+        Sampler.join, ConstrainedSequence.from_sequence = join, classmethod(made)
 
     return undo

@@ -10,24 +10,27 @@ import importlib
 import sys
 from contextlib import contextmanager
 
-from quire.engine import link
+from quire.engine.supervise import process_pipe
 from tests.faults import points
 from tests.faults.arming import Faults, install
 from tests.server import running
 
-CHILDREN = {"quire.engine.process": points.ENGINE, "quire.server.processes": points.API}
+CHILDREN = {
+    "quire.engine.core.process": points.ENGINE,
+    "quire.server.process.api_process": points.API,
+}
 
 
 def serve(folder, words):
     """The command."""
-    start = link.start
+    start = process_pipe.spawn_process
 
     def start_ours(module, end, args=(), **more):
         if module not in CHILDREN:
             return start(module, end, args, **more)
         return start("tests.faults.serve", end, (module, folder, *args), **more)
 
-    link.start = start_ours
+    process_pipe.spawn_process = start_ours
     from quire.cli import main as quire
 
     return quire(["serve", *words])

@@ -158,7 +158,7 @@ def test_asking_a_device_that_is_well_changes_nothing():
     made = engine(depth=2)
     for _ in range(4):
         made.step()
-    made.settle()
+    made.drain()
     lane_of(made).mend()
     assert drive(made)[0]
     assert issubclass(EngineDead, RuntimeError)

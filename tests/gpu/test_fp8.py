@@ -3,15 +3,15 @@
 import pytest
 import torch
 
-from quire.kernels import fuse
 from quire.kernels.act import act_mul
-from quire.kernels.fp8 import Fp8Weight, quantize_blocks, quantize_channels
+from quire.kernels.formats.fp8_weight import Fp8Weight, quantize_blocks, quantize_channels
 from quire.kernels.fp8_linear import fp8_linear
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.linear import linear
 from quire.kernels.quantize_fp8 import quantize_fp8
 from quire.kernels.rms_norm import rms_norm
-from quire.models.build import config_of
-from quire.quant.fp8 import ready
+from quire.models.build import read_model_config
+from quire.quant.fp8 import with_kernel_buffers
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quant import test_fp8_experts as experts
 from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, LLAMA, load, plain, quantized
@@ -19,8 +19,8 @@ from tests.cpu.quant.test_fp8 import same, small
 
 CUDA = torch.device("cuda", 0)
 MAKE = {
-    "channels": lambda weight: ready(quantize_channels(weight)),
-    "blocks": lambda weight: ready(quantize_blocks(weight)),
+    "channels": lambda weight: with_kernel_buffers(quantize_channels(weight)),
+    "blocks": lambda weight: with_kernel_buffers(quantize_blocks(weight)),
 }
 SCALES = pytest.mark.parametrize("scales", MAKE)
 
@@ -46,11 +46,11 @@ def test_products_of_all_sizes_are_near_float64(scales, rows, outputs, inputs):
     weight = MAKE[scales](torch.randn(outputs, inputs, device=CUDA) / inputs**0.5)
     x = torch.randn(rows, inputs, device=CUDA).bfloat16()
     bias = torch.randn(outputs, device=CUDA).bfloat16()
-    want = exact(*quantize_fp8(x, weight.block), weight)
+    want = exact(*quantize_fp8(x, weight.block_size), weight)
     for b in (None, bias):
         got = fp8_linear(x, weight, b)
         same = linear(x, weight, b)
-        fuse.flush()
+        lazy_fusion.flush()
         for y in (got, same):
             assert error(y, want if b is None else want + b.double()) < 3e-3
 
@@ -85,11 +85,11 @@ def test_fused_with_their_neighbours_they_are_the_same(scales, rows):
     def block():
         y, r = rms_norm(x, norm, 1e-5, residual)
         z = linear(act_mul(linear(y, up), "silu"), down)
-        fuse.flush()
+        lazy_fusion.flush()
         return z, r
 
     z, r = block()
-    with fuse.off():
+    with lazy_fusion.disabled():
         want, same = block()
     assert torch.equal(r, same)
     assert error(z, want) < 3e-2  # what lies at a tie rounds to a neighbour, a sixteenth away
@@ -120,7 +120,7 @@ def test_a_fixed_scale_is_used():
     weight = Fp8Weight(made.data, made.scale, torch.tensor([0.01], device=CUDA))
     for rows in (1, 40, 90):
         x = torch.randn(rows, 512, device=CUDA).bfloat16()
-        want = exact(*quantize_fp8(x, 0, weight.static), weight)
+        want = exact(*quantize_fp8(x, 0, weight.input_scale), weight)
         assert error(fp8_linear(x, weight), want) < 3e-3
 
 
@@ -143,7 +143,7 @@ def both(tmp_path, tensors_of, loaded, asked, dtype, devices=("cuda", "cpu")):
 
 
 def llama(folder, tensors, **settings):
-    return load(folder, tensors, **settings), config_of(LLAMA)[1]
+    return load(folder, tensors, **settings), read_model_config(LLAMA)[1]
 
 
 ASKED = pytest.mark.parametrize("asked", ["fp8", "fp8_block"])

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from quire.kernels.fp8 import quantize_blocks, quantize_channels
-from quire.kernels.fp8_linear import multiply
-from quire.kernels.op import OPS
+from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.fp8_linear import multiply_quantized
+from quire.kernels.framework.op import OPS
 from tests.fused import Sizes, both, in_fp8, inputs, layer
 
 LLAMA = Sizes(T=1, E=4096, F=14336, H=32, K=8, D=128)
@@ -42,7 +42,7 @@ def test_a_fused_layer_over_e4m3_weights_is_the_layer(sizes, quantize):
 @pytest.mark.parametrize("inputs", [1024, 4096, 14336])
 @pytest.mark.parametrize("quantize", [quantize_channels, quantize_blocks])
 def test_one_row_over_e4m3_weights_is_exact_to_its_rounding(outputs, inputs, quantize):
-    from quire.kernels.gpu import gemv_fp8
+    from quire.kernels.gpu.linear import gemv_fp8
 
     torch.manual_seed(4)
     x = torch.randn(1, inputs, device="cuda").bfloat16()
@@ -50,7 +50,7 @@ def test_one_row_over_e4m3_weights_is_exact_to_its_rounding(outputs, inputs, qua
     z = torch.full((1, outputs), float("nan"), device="cuda").bfloat16()
     gemv_fp8.launch(z, x, weight)
     q, scale = OPS["quantize_fp8"].reference(x, weight.block)
-    want = multiply(q, scale, weight)
+    want = multiply_quantized(q, scale, weight)
     assert (z.float() - want).norm() / want.norm() < 3e-3  # bfloat16 alone gives 2e-3
 
 

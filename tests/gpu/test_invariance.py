@@ -7,7 +7,7 @@ cache, no chunks, one step in flight.
 import pytest
 import torch
 
-from quire.runner import cuda
+from quire.runner.gpu import cuda_worker
 from tests.cpu import engine_of as tiny
 from tests.cpu.engine_of import request, run
 from tests.cpu.test_invariance import SETTINGS, workload
@@ -78,7 +78,7 @@ def test_the_prefix_cache_is_hit_and_changes_nothing(case):
         engine.add(one)
     while not engine.idle:
         engine.step()
-    engine.settle()
+    engine.drain()
     again, updates = run(engine, workload(hf))
     assert again == want
     assert max(u.cached_tokens for u in updates) > 16
@@ -101,10 +101,10 @@ def test_a_second_round_replays_graphs_with_the_same_tokens(case):
 
 
 def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch):
-    monkeypatch.setattr(cuda, "PATIENCE", 1)
+    monkeypatch.setattr(cuda_worker, "PATIENCE", 1)
     hf, want = case
     engine = engine_of(hf, depth=2, prefix=False, budget=300)
-    shapes = engine._executor.runner.lane._moulds
+    shapes = engine._executor.runner.lane._mixed_graphs
     for _ in range(3):
         out, waiting, step = {}, workload(hf), 0
         while waiting or not engine.idle:

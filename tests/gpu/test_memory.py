@@ -102,15 +102,15 @@ def test_no_more_is_taken_than_was_allowed(folder):
     torch.cuda.empty_cache()
     held = torch.cuda.memory_allocated()
     llm = engine(folder, **SMALL)
-    plan = llm.llm_engine.built.plan
+    plan = llm.llm_engine.built.memory_plan
     assert torch.cuda.memory_reserved() - held + plan.overhead_bytes <= 2 * GIB
-    assert plan.kv_room_bytes > 0.3 * GIB
+    assert plan.kv_available_bytes > 0.3 * GIB
     assert plan.num_blocks == llm.llm_engine.config.cache.num_blocks
 
 
 def test_the_cache_has_what_the_rest_leaves(folder):
-    small = engine(folder, **SMALL).llm_engine.built.plan
-    large = engine(folder, **SMALL | {"gpu_memory": "3GiB"}).llm_engine.built.plan
+    small = engine(folder, **SMALL).llm_engine.built.memory_plan
+    large = engine(folder, **SMALL | {"gpu_memory": "3GiB"}).llm_engine.built.memory_plan
     gained = (large.num_blocks - small.num_blocks) * large.block_bytes
     assert gained == pytest.approx(GIB, rel=0.05)
 
@@ -120,7 +120,7 @@ def test_beside_others_an_engine_fits_itself_in(folder, monkeypatch, caplog):
     left = 2 * GIB
     monkeypatch.setattr(cuda, "memory", lambda: type(real)(real.total, left))
     llm = engine(folder, max_num_seqs=48, max_num_batched_tokens=2048)
-    plan = llm.llm_engine.built.plan
+    plan = llm.llm_engine.built.memory_plan
     assert plan.allowed_bytes <= left
     assert plan.weight_bytes + plan.activation_bytes + plan.num_blocks * plan.block_bytes <= left
 

@@ -6,9 +6,9 @@ import math
 import pytest
 import torch
 
+from quire.kernels.framework.op import OPS
 from quire.kernels.mla_attention import mla_attention
 from quire.kernels.mla_write import mla_write
-from quire.kernels.op import OPS
 
 LATENT, ROTATED, BLOCK = 512, 64, 16
 PLAIN, VALUE = 128, 128
@@ -103,17 +103,17 @@ def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(rows):
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("splits", [1, 2, 7, 64])
 def test_any_number_of_splits_gives_the_same(heads, splits):
-    from quire.kernels.gpu.mla_attention import from_latent, to_latent
-    from quire.kernels.gpu.mla_decode import decode
+    from quire.kernels.gpu.mla.mla_attention import absorb_query, up_project_output
+    from quire.kernels.gpu.mla.mla_decode import decode
 
     torch.manual_seed(3)
     case = step_of(DECODES, heads)
     scale = case["scale"] * math.log2(math.e)
-    mixed = to_latent(case["q"], case["up"][:, :PLAIN])
+    mixed = absorb_query(case["q"], case["up"][:, :PLAIN])
     tensors = (case[k] for k in ("q_rope", "cache", "tables", "contexts"))
     decode(mixed, mixed, *tensors, scale, case["rows"], len(DECODES), splits=splits)
     out = torch.full((len(DECODES), heads * VALUE), float("nan"), device="cuda").bfloat16()
-    from_latent(out, mixed, case["up"][:, PLAIN:])
+    up_project_output(out, mixed, case["up"][:, PLAIN:])
     assert error(out, exact(case)) < CLOSE
 
 

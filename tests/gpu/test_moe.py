@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from quire.kernels import fuse
-from quire.kernels.moe_experts import Gate, moe_experts
-from quire.kernels.moe_router import Routing, moe_router
-from quire.kernels.op import OPS
+from quire.kernels.framework import lazy_fusion
+from quire.kernels.framework.op import OPS
+from quire.kernels.moe_experts import ExpertActivation, moe_experts
+from quire.kernels.moe_router import RoutingMethod, moe_router
 from quire.kernels.rms_norm import rms_norm
 
 SIZES = {  # experts, top k, hidden, width
@@ -25,10 +25,10 @@ def experts_of(name):
     case = {
         "gate_up": torch.randn(experts, 2 * width, size, **bf16).mul_(size**-0.5),
         "down": torch.randn(experts, size, width, **bf16).mul_(width**-0.5),
-        "gate": Gate(),
+        "gate": ExpertActivation(),
     }
     if name.startswith("gpt-oss"):
-        case["gate"] = Gate("clamped", limit=1.5)
+        case["gate"] = ExpertActivation("clamped", limit=1.5)
         case["gate_up_bias"] = torch.randn(experts, 2 * width, **bf16)
         case["down_bias"] = torch.randn(experts, size, **bf16)
     return case, top
@@ -64,12 +64,12 @@ def test_experts_agree_with_fp32_at_real_sizes(name):
 
 
 ROUTES = {
-    "qwen3-30b-a3b": (128, 2048, Routing(8, renormalise=True)),
-    "qwen1.5-moe": (60, 2048, Routing(4)),
-    "mixtral": (8, 4096, Routing(2, renormalise=True)),
-    "gpt-oss-120b": (128, 2880, Routing(4, renormalise=True)),
-    "deepseek-v2": (160, 5120, Routing(6, scale=16.0, groups=8, top_groups=3)),
-    "deepseek-v3": (256, 7168, Routing(8, "sigmoid", True, 2.5, 8, 4, "top2")),
+    "qwen3-30b-a3b": (128, 2048, RoutingMethod(8, renormalise=True)),
+    "qwen1.5-moe": (60, 2048, RoutingMethod(4)),
+    "mixtral": (8, 4096, RoutingMethod(2, renormalise=True)),
+    "gpt-oss-120b": (128, 2880, RoutingMethod(4, renormalise=True)),
+    "deepseek-v2": (160, 5120, RoutingMethod(6, scale=16.0, groups=8, top_groups=3)),
+    "deepseek-v3": (256, 7168, RoutingMethod(8, "sigmoid", True, 2.5, 8, 4, "top2")),
 }
 
 
@@ -93,7 +93,7 @@ def test_a_captured_graph_follows_its_inputs():
     torch.manual_seed(0)
     case, top = experts_of("qwen3-30b-a3b")
     router = (torch.randn(128, 2048, device="cuda") * 2048**-0.5).bfloat16()
-    routing = Routing(top, renormalise=True)
+    routing = RoutingMethod(top, renormalise=True)
     for rows in (1, 8, 64, 256):
         x = torch.randn(rows, 2048, device="cuda").bfloat16()
         moe_experts(x, *moe_router(x, router, routing), **case)
@@ -116,12 +116,12 @@ def test_a_router_that_normalises_its_row_is_norm_and_router(name):
     scale = 1 + torch.randn(size, device="cuda").bfloat16() / 8
     for _ in range(50):  # a race would show now and then
         x, residual = torch.randn(2, 1, size, device="cuda").bfloat16()
-        with fuse.off():
+        with lazy_fusion.disabled():
             want_y, want_r = rms_norm(x, scale, 1e-6, residual)
             want_ids, want = moe_router(want_y, weight, routing)
         y, r = rms_norm(x, scale, 1e-6, residual)
         ids, weights = moe_router(y, weight, routing)
-        fuse.flush()
+        lazy_fusion.flush()
         assert torch.equal(r, want_r)
         torch.testing.assert_close(y, want_y, atol=1e-2, rtol=1e-2)
         assert (ids == want_ids).float().mean() > 0.7  # a rounding of y may turn near ties
@@ -138,25 +138,28 @@ HOPPER = {  # tokens, experts, top k, hidden, width, dtype, skew
 
 @pytest.mark.parametrize("name", HOPPER)
 def test_warp_specialised_products_are_the_plain_ones(name):
-    from quire.kernels.gpu import grouped_gemm as plain
-    from quire.kernels.gpu import grouped_hopper as hopper
-    from quire.kernels.gpu.moe_sort import sort
+    from quire.kernels.gpu.moe import grouped_gemm as plain
+    from quire.kernels.gpu.moe import grouped_gemm_hopper as hopper
+    from quire.kernels.gpu.moe.moe_sort import sort_by_expert
 
     tokens, experts, top, size, width, dtype, skew = HOPPER[name]
     torch.manual_seed(0)
     as_made = {"device": "cuda", "dtype": dtype}
     first = torch.randn(experts, 2 * width, size, **as_made) * size**-0.5
     second = torch.randn(experts, size, width, **as_made) * width**-0.5
-    gate, biases = Gate(), (None, None)
+    gate, biases = ExpertActivation(), (None, None)
     if name != "qwen3-30b-a3b":
-        gate = Gate("clamped", limit=1.5)
+        gate = ExpertActivation("clamped", limit=1.5)
         biases = tuple(torch.randn(experts, n, **as_made) for n in (2 * width, size))
     x = torch.randn(tokens, size, **as_made)
-    if not hopper.takes(x, second, gate):
+    if not hopper.supports(x, second, gate):
         pytest.skip("needs a Hopper GPU")
     ids, _ = chosen(tokens, experts, top, skew)
-    order, starts = sort(ids, experts)
-    tiles, tile = hopper.table(starts, tokens * top), plain.Tile(64, 64, 64, 8, 4, 3)
+    order, starts = sort_by_expert(ids, experts)
+    tiles, tile = (
+        hopper.build_tile_table(starts, tokens * top),
+        plain.GroupedGemmTile(64, 64, 64, 8, 4, 3),
+    )
     want_h, want = x.new_empty(tokens * top, width), x.new_empty(tokens * top, size)
     plain.gate_up(want_h, x, order, starts, first, biases[0], gate, top, tile)
     plain.down(want, want_h, order, starts, second, biases[1], tile)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.kernels.op import OPS
+from quire.kernels.framework.op import OPS
 from tests.op_cases import agree, ops_on_gpu
 
 

@@ -151,7 +151,7 @@ def test_a_sleeping_engine_gives_its_memory_back_and_wakes_by_itself():
         add(engine, 5, 12)
         want = drain(engine)
     before = torch.cuda.memory_allocated()
-    assert engine.forget_kv()
+    assert engine.release_kv_memory()
     freed = before - torch.cuda.memory_allocated()
     assert freed >= 4000 * 16 * 2 * 2 * 16 * 4 * 2
     for _ in range(3):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from quire.core.params import SamplingParams
-from quire.kernels.op import OPS
+from quire.kernels.framework.op import OPS
 from quire.sampling.logprobs import prompt_logprobs, prompt_scores
 from quire.sampling.sampler import Sampler
 from tests.cpu.sampling.cases import exact, normal, sequence
@@ -185,7 +185,7 @@ def test_the_general_path_gives_what_the_host_gives_and_never_waits(vocab, mode,
     fetched = []
     for step in range(4):
         logits = normal(48, vocab, seed=step).pin_memory().to(CUDA, non_blocking=True)
-        fetched.append(device.sample(logits, range(48), [step] * 48).fetch())
+        fetched.append(device.sample(logits, range(48), [step] * 48).copy_to_host())
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     host = filled(vocab, seqs, "cpu", logprobs_mode=mode)
@@ -215,8 +215,8 @@ def test_spoilt_rows_are_reported_and_leave_the_others_alone(spoil):
         bad[2, slice(None) if spoil == "-inf" else 500] = float(spoil)
         clean = sampler.sample(good, range(5), [0] * 5)
         found = sampler.sample(bad, range(5), [0] * 5)
-        assert list(found.errors) == [2]
-        assert clean.errors == {}
+        assert list(found.all_errors) == [2]
+        assert clean.all_errors == {}
         assert 0 <= int(found.token_ids[2]) < 8000
         others = [0, 1, 3, 4]
         assert found.token_ids[others].tolist() == clean.token_ids[others].tolist()
@@ -229,15 +229,15 @@ def test_listed_ids_whole_vocabularies_and_prompts_are_scored_without_waiting(ne
     sampler = filled(vocab, seqs)
     x = normal(3, vocab).bfloat16()
     sent = x.pin_memory().to(CUDA, non_blocking=True)
-    found = sampler.sample(sent, range(3), [0] * 3).fetch()
+    found = sampler.sample(sent, range(3), [0] * 3).copy_to_host()
     targets = torch.arange(3, device=CUDA)
-    prompt = [prompt_scores(sent, targets, k).fetch() for k in (0, 3, -1)]
+    prompt = [prompt_scores(sent, targets, k).copy_to_host() for k in (0, 3, -1)]
     torch.cuda.set_sync_debug_mode("default")
     torch.cuda.synchronize()
     want = filled(vocab, seqs, "cpu").sample(x, range(3), [0] * 3)
     pairs = [(found.logprobs()[row], want.logprobs()[row]) for row in range(3)]
     for scores, k in zip(prompt, (0, 3, -1)):
-        pairs += zip(scores.lists([k] * 3), prompt_logprobs(x, torch.arange(3), k))
+        pairs += zip(scores.to_lists([k] * 3), prompt_logprobs(x, torch.arange(3), k))
     for mine, one in pairs:
         assert mine.ids == one.ids
         assert mine.ranks == one.ranks

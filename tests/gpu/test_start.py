@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from quire.engine.receipt import BESIDE
+from quire.engine.startup.startup_timer import CONCURRENT_PREFIX
 from quire.platform import cuda
-from quire.weights.stage import CHUNK, Stage
+from quire.weights.gpu_loader import BUFFER_BYTES, GpuLoader
 from tests.cpu.tiny_models import write_model
 from tests.gpu.test_memory import CONFIG
 
@@ -71,26 +71,26 @@ def test_the_receipt_names_every_part(kept):
     _, seconds = kept
     names = {"model files", "config", "weights", "context", "rehearsal", "compile", "worst step"}
     assert names | {"KV cache", "capture", "engine"} <= set(seconds)
-    assert BESIDE + "CUDA context" in seconds
+    assert CONCURRENT_PREFIX + "CUDA context" in seconds
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype"),
-    [((3,), torch.float32), ((5000, 4096), torch.bfloat16), ((1, CHUNK), torch.float16),
+    [((3,), torch.float32), ((5000, 4096), torch.bfloat16), ((1, BUFFER_BYTES), torch.float16),
      ((7, 3 * 1024 * 1024 + 5), torch.float32), ((2, 3000, 2048), torch.bfloat16)],
 )  # fmt: skip
 def test_staged_tensors_arrive_as_they_were(shape, dtype):
     source = torch.randn(shape).to(dtype)
     for wanted in (dtype, torch.bfloat16):
         target = torch.full(shape, 7.0, dtype=wanted, device="cuda")
-        with Stage(torch.device("cuda", 0)) as stage:
+        with GpuLoader(torch.device("cuda", 0)) as stage:
             stage.wait(stage.copy(target, source))
             assert torch.equal(target.cpu(), source.to(wanted))
 
 
 def test_a_cut_and_a_turned_tensor_arrive_as_they_were():
     source = torch.randn(3000, 4100)
-    with Stage(torch.device("cuda", 0)) as stage:
+    with GpuLoader(torch.device("cuda", 0)) as stage:
         for piece in (source.narrow(1, 7, 2000), source.t()):
             target = torch.empty(piece.shape, device="cuda")
             stage.wait(stage.copy(target, piece))
@@ -98,26 +98,30 @@ def test_a_cut_and_a_turned_tensor_arrive_as_they_were():
 
 
 def test_a_checkpoint_is_on_the_gpu_what_it_is_on_the_cpu(tmp_path):
-    from quire.models.build import build, config_of
+    from quire.models.build import build_model, read_model_config
 
     folder = write_model(tmp_path / "m", "llama", hidden_size=512, intermediate_size=2048)
-    kind, config = config_of(json.loads((folder / "config.json").read_text()))
-    here = build(kind, config, folder=folder, dtype=torch.bfloat16, device="cuda:0", progress=False)
-    there = build(kind, config, folder=folder, dtype=torch.bfloat16, progress=False, device="cpu")
-    from quire.models.build import state_of
+    kind, config = read_model_config(json.loads((folder / "config.json").read_text()))
+    here = build_model(
+        kind, config, folder=folder, dtype=torch.bfloat16, device="cuda:0", progress=False
+    )
+    there = build_model(
+        kind, config, folder=folder, dtype=torch.bfloat16, progress=False, device="cpu"
+    )
+    from quire.models.build import plain_param
 
     names = [n for n, _ in here.named_parameters()]
     assert len(names) > 10
     for name in names:
-        assert torch.equal(state_of(here, name).cpu(), state_of(there, name)), name
+        assert torch.equal(plain_param(here, name).cpu(), plain_param(there, name)), name
 
 
 def test_the_driver_and_torch_agree_about_the_device():
-    facts = cuda.facts()
+    facts = cuda.device_properties()
     torch_facts = torch.cuda.get_device_properties(0)
     assert facts.name == torch_facts.name
     assert facts.capability == torch.cuda.get_device_capability(0)
-    assert facts.multiprocessors == torch_facts.multi_processor_count
+    assert facts.sm_count == torch_facts.multi_processor_count
     assert facts.total_bytes == torch_facts.total_memory
     assert cuda.memory().free <= facts.total_bytes
 
@@ -136,10 +140,12 @@ def test_an_impossible_option_is_refused_before_torch_is_there(tmp_path):
 
 def test_a_damaged_checkpoint_is_refused_on_the_gpu_too(tmp_path):
     from quire.errors import WeightError
-    from quire.models.build import build, config_of
+    from quire.models.build import build_model, read_model_config
 
     folder = write_model(tmp_path / "m", "llama")
     save_file({"x": torch.zeros(2)}, folder / "model.safetensors")
-    kind, config = config_of(json.loads((folder / "config.json").read_text()))
+    kind, config = read_model_config(json.loads((folder / "config.json").read_text()))
     with pytest.raises(WeightError, match="missing in the checkpoint"):
-        build(kind, config, folder=folder, dtype=torch.float32, device="cuda:0", progress=False)
+        build_model(
+            kind, config, folder=folder, dtype=torch.float32, device="cuda:0", progress=False
+        )

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.core.types import Thinking
+from quire.core.types import ThinkingBudget
 from tests.cpu import engine_of as tiny
 from tests.cpu.engine_of import run
 from tests.cpu.made_grammars import END, Grammars, whole
@@ -17,7 +17,7 @@ def made(**settings):
 
 
 def work():
-    thinking = Thinking(4, ENOUGH)
+    thinking = ThinkingBudget(4, ENOUGH)
     return [*workload(), bound("thinks", None, 20, thinking=thinking, seed=5, **RANDOM)]
 
 
@@ -75,7 +75,7 @@ def test_a_second_run_replays_what_the_first_captured(want):
         updates = []
         while not engine.idle:
             updates += engine.step()
-        engine.settle()
+        engine.drain()
         out = told(updates)
         assert {key: value[:2] for key, value in out.items()} == {
             key: value[:2] for key, value in want.items()

@@ -72,25 +72,25 @@ def machine(monkeypatch):
         monkeypatch.setattr(cuda, "_driver", lambda: driver)
         found = None if nvml is None else (nvml, ctypes.c_void_p(1))
         monkeypatch.setattr(cuda, "_nvml_device", lambda uuid: found)
-        cuda._probe.cache_clear()
+        cuda._probe_device.cache_clear()
 
     yield make
-    cuda._probe.cache_clear()
+    cuda._probe_device.cache_clear()
 
 
 def test_facts_are_those_of_the_driver(machine):
     machine(Driver(count=2), Nvml(90_000))
-    facts = cuda.facts()
+    facts = cuda.device_properties()
     assert cuda.available()
-    assert (facts.name, facts.capability, facts.multiprocessors) == ("NVIDIA H200", (9, 0), 132)
-    assert (facts.total_bytes, facts.free_bytes, facts.count) == (150_000, 90_000, 2)
+    assert (facts.name, facts.capability, facts.sm_count) == ("NVIDIA H200", (9, 0), 132)
+    assert (facts.total_bytes, facts.free_bytes, facts.device_count) == (150_000, 90_000, 2)
     assert facts.uuid == "00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
 def test_free_memory_is_that_of_now(machine):
     nvml = Nvml(90_000)
     machine(Driver(), nvml)
-    assert cuda.facts().free_bytes == 90_000
+    assert cuda.device_properties().free_bytes == 90_000
     nvml.free = 50_000
     assert cuda.memory().free == 50_000
 
@@ -98,7 +98,7 @@ def test_free_memory_is_that_of_now(machine):
 def test_without_nvml_all_memory_counts_as_free(machine):
     machine(Driver())
     assert cuda.memory() == type(cuda.memory())(150_000, 150_000)
-    assert cuda.holders() == []
+    assert cuda.memory_by_process() == []
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_where_there_is_no_device_the_error_says_why(machine, driver, cpu, reaso
     machine(driver, built_for_cpu=cpu)
     assert not cuda.available()
     with pytest.raises(ConfigError, match=f"device='cuda': .*{reason}.*; use device='cpu'"):
-        cuda.facts()
+        cuda.device_properties()
 
 
 def test_a_machine_without_a_driver_says_so(machine, monkeypatch):
@@ -124,7 +124,7 @@ def test_a_machine_without_a_driver_says_so(machine, monkeypatch):
 
     monkeypatch.setattr(cuda, "_driver", absent)
     with pytest.raises(ConfigError, match="no CUDA driver"):
-        cuda.facts()
+        cuda.device_properties()
 
 
 def test_a_context_is_made_in_the_device_torch_will_use(machine):
@@ -137,4 +137,4 @@ def test_a_context_is_made_in_the_device_torch_will_use(machine):
 def test_bad_options_are_refused_without_asking_the_driver(machine):
     machine(None)  # any question would raise
     with pytest.raises(ConfigError, match="device"):
-        Options.of({"device": "tpu"})
+        Options.from_flat({"device": "tpu"})

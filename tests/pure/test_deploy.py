@@ -14,16 +14,16 @@ import subprocess
 import pytest
 import yaml
 
-from quire.cli import flags
-from quire.engine.spawn import STOP_S
-from quire.server import metric_names
-from quire.server.supervisor import GRACE_S
+from quire.cli import serve_flags
+from quire.engine.supervise.process_launcher import ENGINE_STOP_S
+from quire.server.process.supervisor import GRACE_S
+from quire.server.telemetry import metric_specs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 PARTS = ("base", "gpu", "example")
-LAST_WORDS_S = GRACE_S + STOP_S
+LAST_WORDS_S = GRACE_S + ENGINE_STOP_S
 """What a server may take to end, beyond --shutdown-timeout."""
 
 
@@ -80,14 +80,16 @@ def routes():
 @pytest.mark.parametrize("words", COMMANDS.values(), ids=COMMANDS)
 def test_a_command_is_one_that_quire_takes(words):
     assert words[0] == "serve"
-    options, server = flags.parse(words[1:])
+    options, server = serve_flags.parse(words[1:])
     assert server.port == 8000
     assert options.model.model in ("embedded", "Qwen/Qwen3-8B", "Qwen/Qwen3-0.6B")
 
 
 def test_what_runs_in_a_container_is_reached_from_outside_it():
     for name, words in COMMANDS.items():
-        assert flags.parse(words[1:])[1].host == ("127.0.0.1" if name == "unit" else "0.0.0.0")
+        assert serve_flags.parse(words[1:])[1].host == (
+            "127.0.0.1" if name == "unit" else "0.0.0.0"
+        )
 
 
 def test_variables_named_are_read_by_someone():
@@ -165,7 +167,7 @@ def test_the_image_asks_a_route_that_exists_whether_it_is_well():
 
 def test_compose_gives_running_requests_their_time_and_opens_ports_here_only():
     for one in OURS.values():
-        timeout = flags.parse(one["command"][1:])[1].shutdown_timeout
+        timeout = serve_flags.parse(one["command"][1:])[1].shutdown_timeout
         assert seconds(one["stop_grace_period"]) >= timeout + LAST_WORDS_S
         assert one["read_only"]
         assert one["cap_drop"] == ["ALL"]
@@ -196,14 +198,14 @@ def test_probes_ask_routes_that_exist_at_the_port_served():
     for kind in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = CONTAINER[kind]["httpGet"]
         assert probe["path"] in routes(), kind
-        assert ports[probe["port"]] == flags.parse(CONTAINER["args"][1:])[1].port
+        assert ports[probe["port"]] == serve_flags.parse(CONTAINER["args"][1:])[1].port
     assert BASE["Service"]["spec"]["ports"][0]["targetPort"] in ports
 
 
 @pytest.mark.parametrize("args", [CONTAINER["args"], GPU_ARGS], ids=["base", "gpu"])
 def test_a_pod_is_killed_only_after_running_requests_had_their_time(args):
     before = int(CONTAINER["lifecycle"]["preStop"]["exec"]["command"][1])
-    needs = before + flags.parse(args[1:])[1].shutdown_timeout + LAST_WORDS_S
+    needs = before + serve_flags.parse(args[1:])[1].shutdown_timeout + LAST_WORDS_S
     assert POD["terminationGracePeriodSeconds"] >= needs
 
 
@@ -242,7 +244,7 @@ def test_the_scaler_reads_the_metric_that_the_adapter_offers():
     (rule,) = rules["rules"]["custom"]
     assert scaler["spec"]["metrics"][0]["pods"]["metric"]["name"] == rule["name"]["as"]
     name = re.search(r"__name__=\"quire:(\w+)\"", rule["seriesQuery"])[1]
-    assert name in {metric.name for metric in metric_names.ALL}
+    assert name in {metric.name for metric in metric_specs.ALL_METRICS}
 
 
 @pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed")
@@ -270,7 +272,7 @@ def test_kustomize_builds_it(part, tmp_path):
 
 
 def test_the_unit_gives_running_requests_their_time():
-    timeout = flags.parse(EXEC[2:])[1].shutdown_timeout
+    timeout = serve_flags.parse(EXEC[2:])[1].shutdown_timeout
     assert int(dict(SETTINGS)["TimeoutStopSec"]) >= timeout + LAST_WORDS_S
 
 

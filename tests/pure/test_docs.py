@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from quire.cli import flags
-from quire.config import environment, foreign
-from quire.core.timing import CAUSES
-from quire.server import metric_names
+from quire.cli import serve_flags
+from quire.config import vllm_environment, vllm_options
+from quire.core.sequence_timing import BREAKDOWN_WITH_RECOVERY_FIELDS
+from quire.server.telemetry import metric_specs
 from tests.doc_blocks import CODE, PAGES, all_blocks
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -111,19 +111,19 @@ VARIABLES = [
 @pytest.mark.parametrize(("name", "here"), VARIABLES)
 def test_a_variable_means_what_the_page_says(name, here):
     if flag := re.match(r"`--([\w-]+)`", here):
-        assert environment.OPTIONS[name] == flag[1].replace("-", "_")
+        assert vllm_environment.VARIABLE_TO_OPTION[name] == flag[1].replace("-", "_")
     elif here.endswith("both are read"):
-        assert name in environment.READ
+        assert name in vllm_environment.READ
     else:
-        assert name in {**environment.WITHOUT, **environment.MISSED}
+        assert name in {**vllm_environment.NO_EFFECT, **vllm_environment.UNSUPPORTED}
 
 
 def known_flags():
     """Of `quire serve`, other engines' names included, and of every other command."""
-    serve = {one for action in flags.serve_parser()._actions for one in action.option_strings}
+    serve = {one for action in serve_flags.serve_parser()._actions for one in action.option_strings}
     others = "".join(path.read_text() for path in (ROOT / "quire/cli").rglob("*.py"))
     tools = "".join(path.read_text() for path in ROOT.glob("[bt]*/*.py"))
-    foreigners = {f"--{name.replace('_', '-')}" for name in foreign.names()}
+    foreigners = {f"--{name.replace('_', '-')}" for name in vllm_options.option_names()}
     return serve | foreigners | set(re.findall(r"\"(--[a-z][\w-]+)\"", others + tools))
 
 
@@ -137,9 +137,9 @@ def test_a_flag_that_the_documents_name_exists():
     assert not sorted(flag for flag in named if flag not in known and flag not in OF_OTHERS)
 
 
-@pytest.mark.parametrize("metric", metric_names.ALL, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", metric_specs.ALL_METRICS, ids=lambda metric: metric.name)
 def test_the_table_of_metrics_has_each_and_says_what_it_says(metric):
-    prefix = "" if metric in metric_names.HTTP else "quire:"
+    prefix = "" if metric in metric_specs.HTTP_METRICS else "quire:"
     label = f"`{metric.label}`" if metric.label else ""
     name = f"`{prefix}{metric.name}`{' *' if metric.own else ''}"
     row = f"| {name} | {metric.kind} | {label} | {metric.about} |"
@@ -147,9 +147,16 @@ def test_the_table_of_metrics_has_each_and_says_what_it_says(metric):
 
 
 def test_the_table_of_metrics_has_no_other():
-    assert len(rows_of("docs/observability.md", "Metrics")) == len(metric_names.ALL)
+    assert len(rows_of("docs/observability.md", "Metrics")) == len(metric_specs.ALL_METRICS)
 
 
 def test_the_causes_of_one_request_are_those_that_are_shown():
     page = re.findall(r"^\| `(\w+)_s` \|", (ROOT / "docs/observability.md").read_text(), re.M)
-    assert page == ["prepare", "transport", "inbox", *CAUSES, "detokenize", "client"]
+    assert page == [
+        "prepare",
+        "transport",
+        "inbox",
+        *BREAKDOWN_WITH_RECOVERY_FIELDS,
+        "detokenize",
+        "client",
+    ]

@@ -6,20 +6,20 @@ import time
 
 import pytest
 
-from quire.grammar import pace
-from quire.grammar.pace import BURST_S, SHARE, Allowance
+from quire.grammar.compilation import cpu_throttle
+from quire.grammar.compilation.cpu_throttle import BURST_S, SHARE, CpuBudget
 
 
 def allowance(left=BURST_S):
     """With so many seconds left, on a clock that stands."""
-    made = Allowance(lambda: 0.0)
+    made = CpuBudget(lambda: 0.0)
     made.spend(BURST_S - left)
     return made
 
 
 def test_a_burst_goes_at_full_speed_and_then_a_share_of_the_time():
     now = 0.0
-    made = Allowance(lambda: now)
+    made = CpuBudget(lambda: now)
     assert made.left == BURST_S
     made.spend(BURST_S + 1.0)
     assert made.left < 0
@@ -31,7 +31,7 @@ def test_a_burst_goes_at_full_speed_and_then_a_share_of_the_time():
 
 def test_time_that_was_not_used_is_not_saved_for_ever():
     now = 0.0
-    made = Allowance(lambda: now)
+    made = CpuBudget(lambda: now)
     now += 1e6
     assert made.left == BURST_S
 
@@ -54,36 +54,36 @@ def spin_until_nice():
 
 
 def test_what_is_done_without_an_allowance_gives_way_and_nothing_else_does():
-    assert pace.run(nice, allowance(0.0)) == 19
-    assert pace.run(nice, allowance()) == nice() == 0
+    assert cpu_throttle.run_throttled(nice, allowance(0.0)) == 19
+    assert cpu_throttle.run_throttled(nice, allowance()) == nice() == 0
 
 
 def test_who_holds_nothing_that_others_wait_for_leaves_them_the_core_at_once():
     policy = lambda: os.sched_getscheduler(threading.get_native_id())  # noqa: E731
-    assert pace.run(policy, allowance(0.0), idly=True) == os.SCHED_IDLE
-    assert pace.run(policy, allowance(0.0)) == os.SCHED_OTHER
-    assert pace.run(policy, allowance(), idly=True) == os.SCHED_OTHER
+    assert cpu_throttle.run_throttled(policy, allowance(0.0), idly=True) == os.SCHED_IDLE
+    assert cpu_throttle.run_throttled(policy, allowance(0.0)) == os.SCHED_OTHER
+    assert cpu_throttle.run_throttled(policy, allowance(), idly=True) == os.SCHED_OTHER
 
 
 def test_what_is_done_at_full_speed_uses_the_allowance_up():
     made = allowance(0.14)
-    pace.run(lambda: spin(0.05), made)
+    cpu_throttle.run_throttled(lambda: spin(0.05), made)
     assert 0.04 < made.left < 0.1
     spent = allowance(-1.0)
-    pace.run(lambda: spin(0.001), spent)
+    cpu_throttle.run_throttled(lambda: spin(0.001), spent)
     assert spent.left == pytest.approx(-1.0)
 
 
 def test_what_takes_more_than_is_left_gives_way_from_then_on():
-    assert pace.run(spin_until_nice, allowance(0.02)) == "nice"
+    assert cpu_throttle.run_throttled(spin_until_nice, allowance(0.02)) == "nice"
 
 
 def test_what_sleeps_uses_nothing_up():
     made = allowance(0.05)
-    pace.run(lambda: time.sleep(0.2), made)
+    cpu_throttle.run_throttled(lambda: time.sleep(0.2), made)
     assert made.left > 0.04
 
 
 def test_what_it_raises_is_raised_where_it_is_waited_for():
     with pytest.raises(ZeroDivisionError):
-        pace.run(lambda: 1 // 0, allowance())
+        cpu_throttle.run_throttled(lambda: 1 // 0, allowance())

@@ -29,11 +29,11 @@ def cache(tmp_path):
 
 
 def test_a_folder_names_the_compiler_and_the_gpu(tmp_path):
-    assert store.folder_of(tmp_path, "3.6.0", (9, 0)) == tmp_path / "kernels" / PLACE
+    assert store.kernel_folder(tmp_path, "3.6.0", (9, 0)) == tmp_path / "kernels" / PLACE
 
 
 def test_info_counts_whole_kernels_only(cache):
-    (found,) = store.info(cache)
+    (found,) = store.store_info(cache)
     assert (found.name, found.kernels) == (PLACE, 2)
     assert found.bytes > 600
 
@@ -42,7 +42,7 @@ def test_a_packed_cache_is_whole_elsewhere_with_paths_of_that_place(cache, tmp_p
     other = tmp_path / "other"
     assert store.pack(cache, tmp_path / "k.tgz") == 2
     assert store.unpack(tmp_path / "k.tgz", other) == 2
-    assert store.info(other)[0].kernels == 2
+    assert store.store_info(other)[0].kernels == 2
     folder = other / "kernels" / PLACE / "AAA"
     assert (folder / "k.cubin").read_bytes() == b"AAA" * 100
     paths = json.loads((folder / "__grp__k.json").read_text())["child_paths"]

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from quire import env, log
-from quire.config import environment
-from quire.config.options import Options, specs
+from quire.config import vllm_environment
+from quire.config.options import Options, option_specs
 from quire.errors import ConfigError
 
 
 def python(code, **variables):
     return subprocess.run(
-        [sys.executable, "-c", code], env=env.child(**variables), capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], env=env.child_environment(**variables), capture_output=True, text=True, check=False
     )  # fmt: skip
 
 
-SAY = "from quire.config.environment import start_process as s; import logging; s(); logging.getLogger('quire.x')"
+SAY = "from quire.config.vllm_environment import start_process as s; import logging; s(); logging.getLogger('quire.x')"
 
 
 def test_the_level_comes_from_either_variable():
@@ -63,7 +63,7 @@ def test_json_lines_hold_the_traceback():
         raise ValueError("broken")
     except ValueError:
         record = logging.makeLogRecord({"exc_info": sys.exc_info()})
-    assert "ValueError: broken" in json.loads(log.JsonLines().format(record))["error"]
+    assert "ValueError: broken" in json.loads(log.JsonLinesFormatter().format(record))["error"]
 
 
 def test_a_second_setup_changes_the_first():
@@ -73,7 +73,7 @@ def test_a_second_setup_changes_the_first():
 
 
 def test_calls_are_traced_to_a_file_that_is_named():
-    code = "from quire.config.environment import start_process as s; s()\n"
+    code = "from quire.config.vllm_environment import start_process as s; s()\n"
     code += "from quire.core.params import SamplingParams; SamplingParams(top_k=3)"
     said = python(code, VLLM_TRACE_FUNCTION="1").stderr
     path = Path(re.search(r"written to (\S+\.log):", said)[1])
@@ -94,7 +94,12 @@ def test_the_key_is_not_shown(monkeypatch):
 
 
 def test_each_foreign_variable_has_one_meaning():
-    tables = [environment.OPTIONS, environment.READ, environment.WITHOUT, environment.MISSED]
+    tables = [
+        vllm_environment.VARIABLE_TO_OPTION,
+        vllm_environment.READ,
+        vllm_environment.NO_EFFECT,
+        vllm_environment.UNSUPPORTED,
+    ]
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names))
 
@@ -102,9 +107,13 @@ def test_each_foreign_variable_has_one_meaning():
 def test_foreign_variables_say_options_where_no_option_is_said(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "2")
     monkeypatch.setenv("VLLM_TARGET_DEVICE", "cpu")
-    said = environment.over(Options.of({"cpu_kvcache_space": 3, "max_num_seqs": 5}))
-    assert said.changed() == {"cpu_kvcache_space": 3.0, "max_num_seqs": 5, "device": "cpu"}
-    assert {n for n in environment.OPTIONS.values() if n in specs()} >= {"device"}
+    said = vllm_environment.apply_environment(
+        Options.from_flat({"cpu_kvcache_space": 3, "max_num_seqs": 5})
+    )
+    assert said.non_default() == {"cpu_kvcache_space": 3.0, "max_num_seqs": 5, "device": "cpu"}
+    assert {n for n in vllm_environment.VARIABLE_TO_OPTION.values() if n in option_specs()} >= {
+        "device"
+    }
 
 
 def test_unknown_variables_are_one_warning_that_names_the_nearest(caplog, monkeypatch):
@@ -112,20 +121,20 @@ def test_unknown_variables_are_one_warning_that_names_the_nearest(caplog, monkey
     monkeypatch.setenv("VLLM_NONSENSE", "x")
     monkeypatch.setenv("VLLM_ROCM_USE_AITER", "1")
     with caplog.at_level(logging.INFO, "quire"):
-        environment.tell()
+        vllm_environment.log_notes()
     (line,) = [r.getMessage() for r in caplog.records if r.levelname == "WARNING"]
     assert line == (
         "unknown environment variables: VLLM_LOGING_LEVEL (did you mean VLLM_LOGGING_LEVEL?), VLLM_NONSENSE"
     )
     with pytest.raises(ConfigError, match="unknown environment"):
-        environment.tell(strict=True)
+        vllm_environment.log_notes(strict=True)
 
 
 def test_what_is_missed_is_a_warning_unless_it_is_off():
-    assert [level for level, _ in environment.notes({"VLLM_BATCH_INVARIANT": "1"})] == [
-        logging.WARNING
-    ]
-    assert list(environment.notes({"VLLM_BATCH_INVARIANT": "0"})) == []
+    assert [
+        level for level, _ in vllm_environment.describe_variables({"VLLM_BATCH_INVARIANT": "1"})
+    ] == [logging.WARNING]
+    assert list(vllm_environment.describe_variables({"VLLM_BATCH_INVARIANT": "0"})) == []
 
 
 class Full(io.StringIO):
@@ -141,6 +150,6 @@ class Full(io.StringIO):
 
 
 def test_what_cannot_be_written_for_people_to_read_is_lost_and_nobody_fails():
-    lossy = log.Lossy(Full())
+    lossy = log.BestEffortStream(Full())
     print("a word", file=lossy, flush=True)
     assert lossy.write("four") == 4

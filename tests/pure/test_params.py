@@ -9,7 +9,7 @@ from quire.core.params import (
     SamplingParams,
     StructuredOutputsParams,
 )
-from quire.core.structured import StructureKind, guided
+from quire.core.structured_output_params import StructureKind, parse_guided_fields
 from quire.errors import RequestError, Unsupported
 
 
@@ -140,15 +140,15 @@ def test_from_optional_takes_none_as_default_and_names_the_nearest():
 
 
 def test_later_features_are_refused_not_ignored():
-    SamplingParams().refuse_later_features()
+    SamplingParams().reject_unimplemented_features()
     off = RepetitionDetectionParams(max_pattern_size=0)
-    SamplingParams(watermarking=False, repetition_detection=off).refuse_later_features()
+    SamplingParams(watermarking=False, repetition_detection=off).reject_unimplemented_features()
     for field, value in {
         "repetition_detection": RepetitionDetectionParams(3, 1, 2),
         "trace_decode_token_ids": [1],
     }.items():
         with pytest.raises(Unsupported) as e:
-            SamplingParams(**{field: value}).refuse_later_features()
+            SamplingParams(**{field: value}).reject_unimplemented_features()
         assert e.value.param == field
 
 
@@ -209,15 +209,20 @@ def test_settings_behind_a_backend_are_read():
 
 def test_words_of_older_releases_are_read():
     said = {"guided_regex": "a+", "guided_decoding_backend": "outlines", "guided_json": None}
-    assert guided(said) == (StructuredOutputsParams(regex="a+", backend="outlines"), "guided_regex")
-    assert guided({"guided_whitespace_pattern": " ", "guided_json_object": False}) is None
+    assert parse_guided_fields(said) == (
+        StructuredOutputsParams(regex="a+", backend="outlines"),
+        "guided_regex",
+    )
+    assert (
+        parse_guided_fields({"guided_whitespace_pattern": " ", "guided_json_object": False}) is None
+    )
     for bad, word in [
         ({"guided_json": {}, "guided_choice": ["a"]}, "guided_json and guided_choice"),
         ({"guided_choice": []}, "guided_choice must be"),
         ({"guided_json": "{"}, "guided_json is not JSON"),
     ]:
         with pytest.raises(RequestError, match=word) as e:
-            guided(bad)
+            parse_guided_fields(bad)
         assert e.value.param in bad
 
 

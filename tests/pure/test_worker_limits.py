@@ -5,7 +5,7 @@ import sys
 
 TICKED = """
 import resource, signal
-from quire.workers.limits import FAR_S, Limits
+from quire.sandbox.limits import FAR_S, Limits
 
 limits = Limits()
 signal.setitimer(signal.ITIMER_PROF, FAR_S - 100)  # ticks found it at work more often than it was
@@ -14,7 +14,7 @@ print(resource.getrlimit(resource.RLIMIT_CPU)[0])
 """
 SPENT = """
 import signal, time
-from quire.workers.limits import Limits
+from quire.sandbox.limits import Limits
 
 began = time.process_time()
 signal.signal(signal.SIGXCPU, lambda *_: print(time.process_time() - began) or exit(0))

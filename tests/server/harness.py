@@ -14,30 +14,30 @@ from contextlib import contextmanager
 import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from quire.core.block_pool import BlockPool
-from quire.core.cache_spec import Full
-from quire.core.kv_cache import KVCache
-from quire.core.limits.door import Door
-from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.kv_share import KvShare
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.short_first import ShortFirst
-from quire.core.limits.suspects import Suspects
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fair import Fair
-from quire.core.order.fifo import Fifo
-from quire.core.scheduler import Scheduler
-from quire.core.snapshot import GrammarFigures
-from quire.core.tiers.host import HostPool
+from quire.core.admission.admission_control import AdmissionControl
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.cache_spec import FullAttentionSpec
+from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
+from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fair import FairQueue
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.snapshot import GrammarStats
 from quire.core.types import UNKNOWN, StepResult, TokenLogprobs
-from quire.engine.client import EngineClient
-from quire.engine.loop import Engine
-from quire.engine.thread import EngineThread
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.thread_transport import ThreadTransport
+from quire.engine.core.engine_core import EngineCore
 from quire.server.app import create_app
+from quire.server.app_state import AppState
 from quire.server.options import ServerOptions
-from quire.server.services import Services
-from quire.text.inputs import InputProcessor
-from quire.text.tokenizer import load_tokenizer
+from quire.text.input_processor import InputProcessor
+from quire.text.tokenizing.tokenizer import load_tokenizer
 
 EOS = "<|im_end|>"
 SPECIALS = ["<|endoftext|>", "<|im_start|>", EOS]
@@ -178,7 +178,7 @@ class Bound:
         self.ring = ring
 
     def figures(self):
-        return GrammarFigures(waiting=len(self.asked))
+        return GrammarStats(waiting=len(self.asked))
 
 
 class Executor:
@@ -222,15 +222,15 @@ class Executor:
                 logprobs[place] = [
                     self.model.logprobs(len(tokens), tokens[-1], params.logprobs, worst)
                 ]
-        return Done(StepResult(said, logprobs, prompts, ends=ends))
+        return Done(StepResult(said, logprobs, prompts, finish_reasons=ends))
 
-    def call(self, function):
+    def apply_model(self, function):
         return [function(self.model)]
 
-    def forget_kv(self):
+    def release_kv_memory(self):
         """Nothing to give back: the model knows its speech by heart."""
 
-    def mend(self):
+    def recover(self):
         """Nothing is half done."""
 
     def shutdown(self):
@@ -247,14 +247,14 @@ class Done:
 
 def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=0):
     """host: blocks to which sequences are swapped; 0: they are computed again."""
-    kv = KVCache(BlockPool(blocks), 4, (Full(),), host=HostPool(host))
-    order, budget = Fair(Fifo), TokenBudget(256)
+    kv = KVCache(BlockPool(blocks), 4, (FullAttentionSpec(),), host=HostBlockPool(host))
+    order, budget = FairQueue(Fifo), TokenBudget(256)
     limits = [
-        Suspects(),
-        Door(most=256),
-        KvShare(order, blocks, kv.most_blocks),
-        *(budget, SeatLimit(seqs), ShortFirst(order, lambda: budget.left)),
-        GrammarLimit(executor.model.bound, MAX_LEN),
+        FaultIsolationLimit(),
+        AdmissionControl(most=256),
+        TenantKVQuota(order, blocks, kv.max_blocks),
+        *(budget, MaxSeqsLimit(seqs), ShortestPromptFirst(order, lambda: budget.left)),
+        GrammarWait(executor.model.bound, MAX_LEN),
     ]
     scheduler = Scheduler(
         kv,
@@ -265,7 +265,7 @@ def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=
         steps_in_flight=depth,
         preemption="swap" if host else "recompute",
     )
-    return Engine(scheduler, executor, steps_in_flight=depth, check=check)
+    return EngineCore(scheduler, executor, steps_in_flight=depth, check=check)
 
 
 class Server:
@@ -279,7 +279,7 @@ class Server:
         defaults=None,
         step_s=0.0,
         services=None,
-        transport=EngineThread,
+        transport=ThreadTransport,
         **engine,
     ):
         self.model = Reciter(tokenizer)
@@ -288,7 +288,7 @@ class Server:
         self.engine = make_engine(self.executor, **engine)
         self.client = EngineClient(transport(self.engine))
         inputs = InputProcessor(tokenizer, max_model_len=MAX_LEN, vocab_size=self.model.vocab)
-        self.services = Services(
+        self.services = AppState(
             self.client,
             inputs,
             tokenizer,

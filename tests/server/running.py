@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import psutil
 
-from quire.env import child as env_child
+from quire.env import child_environment as env_child
 
 SMALL = ("--kv-cache-memory-bytes", "64MiB")
 
@@ -22,8 +22,8 @@ class Running:
         self.line = said[-1].strip()
         self.url = re.search(r"https?://[0-9.:]+", self.line)[0]
         children = psutil.Process(process.pid).children(recursive=True)
-        self.engine = next(p for p in children if "quire.engine.process" in p.cmdline())
-        self.api = [p for p in children if "quire.server.processes" in p.cmdline()]
+        self.engine = next(p for p in children if "quire.engine.core.process" in p.cmdline())
+        self.api = [p for p in children if "quire.server.process.api_process" in p.cmdline()]
         self.family = [psutil.Process(process.pid), *children]
 
     def gone(self, within_s=8.0):

@@ -5,8 +5,8 @@ import httpx
 import pytest
 
 from quire.errors import EngineDead
-from quire.server import later
 from quire.server.options import ServerOptions
+from quire.server.routes import unsupported
 from tests.server.harness import Server
 
 HELLO = [{"role": "user", "content": "Say something nice."}]
@@ -111,10 +111,10 @@ def test_probes_say_that_the_engine_died(tokenizer, monkeypatch, path, status):
 
 
 def test_health_says_that_the_engine_is_silent(tokenizer, monkeypatch):
-    from quire.server import health
+    from quire.server.routes import health
 
     with Server(tokenizer).running() as silent:
-        monkeypatch.setattr(health, "SILENCE_S", -1.0)
+        monkeypatch.setattr(health, "NO_PROGRESS_TIMEOUT_S", -1.0)
         got = httpx.get(silent.url + "/health")
     assert got.status_code == 503
     assert "no sign of life" in got.json()["error"]["message"]
@@ -248,7 +248,7 @@ def test_the_server_says_what_runs_but_no_secrets(operate):
 # -- later ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted(later.LATER))
+@pytest.mark.parametrize("path", sorted(unsupported.UNSUPPORTED_ROUTES))
 def test_routes_of_later_say_what_is_missing_and_what_is_there(http, path):
     got = http.post(path, json={"model": "tiny", "input": "x"})
     assert got.status_code == 501

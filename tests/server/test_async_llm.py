@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from quire import AsyncLLM, SamplingParams
-from quire.config.config import (
+from quire.config.engine_config import (
     CacheSection,
     DeviceSection,
     EngineConfig,
@@ -21,7 +21,7 @@ from quire.config.config import (
     SchedulerSection,
 )
 from quire.core.params import RequestOutputKind
-from quire.engine.thread import EngineThread
+from quire.engine.client.thread_transport import ThreadTransport
 from quire.errors import EngineDead, EngineError, RequestError, Unsupported
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
 from tests.server.running import wait_until
@@ -95,7 +95,7 @@ class Engine:
 
     def connect(self):
         self.threads.append(
-            EngineThread(make_engine(Executor(self.model, self.step_s), check=True))
+            ThreadTransport(make_engine(Executor(self.model, self.step_s), check=True))
         )
         return self.threads[-1]
 

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from quire.core.params import BeamSearchParams
-from quire.engine.beams import BeamSearch
+from quire.engine.client.beam_search import BeamSearch
 from tests.server.harness import MAX_LEN, Executor, Server, make_engine
 from tests.server.test_disconnect import connect_and_leave
 
@@ -24,16 +24,16 @@ def found(server, prompt, **fields):
     search = BeamSearch(
         "x", tuple(prompt), params, eos_ids=[eos], room=room, vocab=server.model.vocab
     )
-    while not search.over:
-        for request in search.requests():
+    while not search.is_finished:
+        for request in search.next_requests():
             engine.add(request)
-        for parent in search.parents():
+        for parent in search.take_releasable():
             engine.release(parent)
-        while search.waiting:
+        while search.is_waiting:
             for update in engine.step():
-                search.take(update)
-        search.check()
-    return [server.tokenizer.decode(list(beam.tokens)) for beam in search.result()]
+                search.add_update(update)
+        search.raise_error()
+    return [server.tokenizer.decode(list(beam.tokens)) for beam in search.best_beams()]
 
 
 @pytest.mark.parametrize("penalty", [1.0, 0.0, 2.5])

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from quire.cli import main
-from quire.cli.bench.client import Answer
-from quire.cli.bench.pace import Rate, starts
-from quire.cli.bench.result import summary
+from quire.cli.bench.arrivals import RequestRate, compute_start_times
+from quire.cli.bench.client import RequestResult
+from quire.cli.bench.result import summarize
 
 
 def load(capsys, url, *argv):
@@ -48,8 +48,8 @@ def test_a_server_that_refuses_is_an_error(capsys, server):
 
 
 def test_failed_requests_are_told_and_not_measured():
-    good = Answer(0.0, [1.0, 2.0, 4.0], 10, 3)
-    found = summary([good, Answer(0.0, [9.0], error="500: no")], 5.0, [50])
+    good = RequestResult(0.0, [1.0, 2.0, 4.0], 10, 3)
+    found = summarize([good, RequestResult(0.0, [9.0], error="500: no")], 5.0, [50])
     assert (found["completed"], found["failed"], found["errors"]) == (1, 1, ["500: no"])
     assert found["mean_ttft_ms"] == 1000
     assert found["p50_itl_ms"] == 1500
@@ -144,21 +144,21 @@ def test_a_server_that_never_gets_ready_is_named(capsys):
 
 
 def test_goodput_counts_requests_that_keep_every_limit():
-    fast, slow = Answer(0.0, [0.1, 0.2], 1, 2), Answer(0.0, [0.1, 0.9], 1, 2)
-    found = summary([fast, slow], 2.0, [50], ["ttft"], {"ttft": 200, "tpot": 300})
+    fast, slow = RequestResult(0.0, [0.1, 0.2], 1, 2), RequestResult(0.0, [0.1, 0.9], 1, 2)
+    found = summarize([fast, slow], 2.0, [50], ["ttft"], {"ttft": 200, "tpot": 300})
     assert found["request_goodput"] == 0.5
 
 
 def test_starts_keep_the_rate_and_the_ramp():
     draw = random.Random(0)
-    even = starts(101, Rate(10), 1e6, draw)
+    even = compute_start_times(101, RequestRate(10), 1e6, draw)
     assert even[-1] == pytest.approx(10)
     assert even[50] == pytest.approx(5, abs=0.1)
-    assert starts(3, Rate(), 1.0, draw) == [0.0] * 3
-    bursts = starts(101, Rate(10), 0.1, draw)
+    assert compute_start_times(3, RequestRate(), 1.0, draw) == [0.0] * 3
+    bursts = compute_start_times(101, RequestRate(10), 0.1, draw)
     assert bursts[-1] == pytest.approx(10)
     assert bursts == sorted(bursts)
     for ramp in ("linear", "exponential"):
-        times = starts(1001, Rate(ramp=ramp, start=1, end=100), 1e6, draw)
+        times = compute_start_times(1001, RequestRate(ramp=ramp, start=1, end=100), 1e6, draw)
         assert times[1] - times[0] == pytest.approx(1, rel=0.1)
         assert times[-1] - times[-2] == pytest.approx(0.01, rel=0.1)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from quire.server.browsers import Browsers, is_loopback
+from quire.server.auth.csrf_guard import CsrfGuard, is_loopback
 
 PUBLIC = "https://chat.example"
 
@@ -21,7 +21,7 @@ def status(headers, *, method="POST", allowed=(), is_local=True):
 
     raw = [(name.encode(), value.encode()) for name, value in headers.items()]
     scope = {"type": "http", "method": method, "path": "/v1/models", "headers": raw}
-    asyncio.run(Browsers(app, allowed=allowed, is_local=is_local)(scope, None, send))
+    asyncio.run(CsrfGuard(app, allowed=allowed, is_local=is_local)(scope, None, send))
     return sent[0]
 
 

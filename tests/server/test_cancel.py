@@ -20,8 +20,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from quire.engine.link import Away
-from quire.engine.thread import EngineThread
+from quire.engine.client.thread_transport import ThreadTransport
+from quire.engine.supervise.process_pipe import EngineUnavailable
 from quire.server.options import ServerOptions
 from tests.server.harness import Executor, Reciter, Server, make_engine
 
@@ -54,7 +54,7 @@ PREFIXES = {
 OPTIONS = ServerOptions(enable_dev_routes=True, enable_responses_store=True)
 
 
-class Mortal(EngineThread):
+class Mortal(ThreadTransport):
     """An engine that dies when it is told to, and is followed by another."""
 
     def start(self, deliver, die, away, back):
@@ -74,13 +74,13 @@ class Mortal(EngineThread):
     def die(self):
         """Be gone, with all that was sent; nobody is blamed."""
         old, self.now = self.now, None
-        EngineThread.close(old)
-        self._told[2](Away(why="a test", expected_s=0.1, aboard=[]))
+        ThreadTransport.close(old)
+        self._told[2](EngineUnavailable(reason="a test", expected_restart_s=0.1, running_ids=[]))
 
     def follow(self, engine):
         """Another is there."""
         deliver, die, away, back = self._told
-        thread = EngineThread(engine)
+        thread = ThreadTransport(engine)
         self.now = thread
         thread.start(self._from(thread, deliver), die, away, back)
         back()
@@ -178,9 +178,15 @@ class Scene:
         assert stats.free_host_blocks == stats.host_blocks
         client, to = self.server.client, self.server.services
         await client.check()
-        books = (client._streams, client._opening, client._readded, client._before, client._held)
+        books = (
+            client._streams,
+            client._opening_streams,
+            client._resubmitted,
+            client._prior_timings,
+            client._held_requests,
+        )
         assert not any(books), books
-        assert not len(to.under_way)
+        assert not len(to.active_requests)
         assert not self.model.bound.held, "a grammar is held"
 
     def follow(self):

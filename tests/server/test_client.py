@@ -8,25 +8,25 @@ import time
 import pytest
 
 from quire.core.params import SamplingParams
-from quire.core.timing import Timing
-from quire.core.types import Request, Stop, TokenLogprobs, Update
-from quire.engine.client import EngineClient
-from quire.engine.merge import merged
-from quire.engine.messages import Beat
-from quire.engine.thread import EngineThread
+from quire.core.sequence_timing import SequenceTiming
+from quire.core.types import Request, StopConditions, TokenLogprobs, Update
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.thread_transport import ThreadTransport
+from quire.engine.coalesce_updates import coalesce
+from quire.engine.messages import HeartbeatMessage
 from quire.errors import EngineDead, Overloaded, Quarantined, RequestError, TooLong
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
 
 
 def request(name, *, n=1, max_tokens=20, prompt=(1, 2, 3)):
     params = SamplingParams(n=n, max_tokens=max_tokens, ignore_eos=True)
-    return Request(name, tuple(prompt), Stop(max_tokens), params, n=n)
+    return Request(name, tuple(prompt), StopConditions(max_tokens), params, n=n)
 
 
 @contextlib.asynccontextmanager
 async def started(tokenizer, *, step_s=0.0, on_death=None, **engine):
     executor = Executor(Reciter(tokenizer), step_s)
-    transport = EngineThread(make_engine(executor, check=True, **engine))
+    transport = ThreadTransport(make_engine(executor, check=True, **engine))
     client = EngineClient(transport, on_death=on_death)
     client.start()
     try:
@@ -131,8 +131,8 @@ def test_an_engine_refuses_without_dying(tokenizer):
     async def main():
         async with started(tokenizer) as (client, _):
             with pytest.raises(RequestError):
-                await client.generate([Request("a", (1,), Stop(1), parent="nobody")])
-            assert client.dead is None
+                await client.generate([Request("a", (1,), StopConditions(1), parent="nobody")])
+            assert client.dead_error is None
 
     asyncio.run(main())
 
@@ -174,7 +174,7 @@ def test_death_reaches_everyone_who_waits_and_everyone_who_comes_later(tokenizer
                 with pytest.raises(EngineDead):
                     await late
             await client.abort(["late"])
-            assert client.dead is deaths[0]
+            assert client.dead_error is deaths[0]
 
     asyncio.run(main())
 
@@ -273,15 +273,15 @@ def test_what_piles_up_is_handed_over_as_one_update_a_sequence(tokenizer):
 
 def test_merged_updates_say_what_the_single_ones_said():
     first, last = TokenLogprobs([1], [-0.5], [1]), TokenLogprobs([2], [-1.5], [2])
-    timing = Timing(1.0, 2.0, 1.5, *[0.0] * (len(Timing._fields) - 3))
+    timing = SequenceTiming(1.0, 2.0, 1.5, *[0.0] * (len(SequenceTiming._fields) - 3))
     updates = [
         Update("a", 0, (1,), None, None, [first], [last], 16, None, timing),
         Update("a", 0, [2], None, None, [last], None, 16),
         Update("a", 0, (), "abort", cached_tokens=16),
     ]
     one = Update("a", 0, [1, 2], "abort", None, [first, last], [last], 16, None, timing)
-    assert merged(updates) == one
-    assert merged(updates[1:2]) is updates[1]
+    assert coalesce(updates) == one
+    assert coalesce(updates[1:2]) is updates[1]
 
 
 class Watcher:
@@ -290,17 +290,17 @@ class Watcher:
     def __init__(self):
         self.open, self.said, self.ends = [], [], []
 
-    def opened(self, requests):
+    def on_requests_accepted(self, requests):
         self.open += [r.id for r in requests]
 
-    def news(self, updates):
+    def on_updates(self, updates):
         assert {u.request_id for u in updates} <= set(self.open)
         self.said += updates
 
-    def only(self, request_ids):
+    def retain_requests(self, request_ids):
         self.left = sorted(request_ids)
 
-    def ended(self, request_id, index):
+    def on_sequence_ended(self, request_id, index):
         self.ends.append((request_id, index))
 
 
@@ -327,13 +327,13 @@ def test_an_observer_is_told_of_all_that_passes(tokenizer):
 
 
 def test_an_idle_engine_gives_signs_of_life(tokenizer, monkeypatch):
-    monkeypatch.setattr("quire.engine.thread.BEAT_S", 0.02)
+    monkeypatch.setattr("quire.engine.client.thread_transport.HEARTBEAT_INTERVAL_S", 0.02)
 
     async def main():
         async with started(tokenizer) as (client, _):
             for _ in range(3):
-                before = client.beat
-                while client.beat == before:
+                before = client.last_heartbeat_at
+                while client.last_heartbeat_at == before:
                     await asyncio.sleep(0.005)
 
     asyncio.run(asyncio.wait_for(main(), 10))
@@ -343,17 +343,19 @@ def test_all_who_ask_one_engine_know_that_it_sleeps(tokenizer):
     async def main():
         async with started(tokenizer) as (client, _):
             await client.sleep(1)
-            assert client.asleep
+            assert client.is_sleeping
             with pytest.raises(Overloaded):
                 await client.generate([request("a")])
             assert not await client.wake_up(["weights"])
             assert await client.wake_up(["kv_cache"])
-            assert not client.asleep
+            assert not client.is_sleeping
             await client.pause()
-            assert client.paused
+            assert client.is_paused
             await client.resume()
-            client._deliver(Beat(("kv_cache", "scheduling", "weights")))  # another sent it there
-            assert client.asleep
+            client._deliver(
+                HeartbeatMessage(("kv_cache", "scheduling", "weights"))
+            )  # another sent it there
+            assert client.is_sleeping
             stream = await client.generate([request("a")])
             assert [u async for batch in stream for u in batch]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from quire.server import metric_names as names
+from quire.server.telemetry import metric_specs as names
 
 FILE = Path(__file__).parents[2] / "deploy" / "grafana" / "quire.json"
 SUFFIXES = {
@@ -21,13 +21,13 @@ HTTP_LABELS = ("handler", "method", "status")
 def series():
     """Every name that /metrics tells -> the labels it has."""
     found = {}
-    for one in (*names.OF_ENGINE, *names.OF_REQUESTS):
+    for one in (*names.ENGINE_METRICS, *names.REQUEST_METRICS):
         total = "_total" if one.kind == "counter" else ""
         labels = {"model_name", "engine", *([one.label] if one.label else [])}
         for suffix in SUFFIXES[one.kind]:
             le = {"le"} if suffix == "_bucket" else set()
             found[f"quire:{one.name}{total}{suffix}"] = labels | le
-    for one in names.HTTP:
+    for one in names.HTTP_METRICS:
         for suffix in SUFFIXES[one.kind]:
             found[one.name + suffix] = {*HTTP_LABELS, "le"}
     return found

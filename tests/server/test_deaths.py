@@ -16,12 +16,13 @@ from contextlib import closing
 
 import pytest
 
-from quire.engine import aboard, remote
-from quire.engine.client import EngineClient
-from quire.engine.link import Away, Back, Link
-from quire.engine.process import EngineServer
-from quire.engine.remote import EngineSocket
-from quire.engine.service import Service
+from quire.engine.client import zmq_transport
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.zmq_transport import ZmqTransport
+from quire.engine.core import running_list_shm
+from quire.engine.core.engine_rpc import EngineRpc
+from quire.engine.core.process import EngineCoreProcess
+from quire.engine.supervise.process_pipe import EngineRestored, EngineUnavailable, ProcessPipe
 from quire.errors import EngineDead
 from quire.executors.fake import Executor
 from tests.cpu import engine_of as embedded
@@ -71,25 +72,29 @@ class Engines(threading.Thread):
     def __init__(self):
         super().__init__()
         self.starter = Starter()
-        self.link, theirs = Link.pair()
-        self._mouth = Link(theirs)
-        self._page = aboard.page()
+        self.link, theirs = ProcessPipe.create_pair()
+        self._mouth = ProcessPipe(theirs)
+        self._page = running_list_shm.create_running_list()
         self.folders = [tempfile.mkdtemp(prefix="quire-")]
         self._server = self._made()
         self.start()
 
     def _made(self):
         engine = engine_over(Executor(next_token), depth=2)
-        engine.call_when_boarding(aboard.Writer(self._page.fileno()).write)
-        return EngineServer(Service(engine), self.folders[-1], self.starter)
+        engine.set_running_callback(running_list_shm.RunningListWriter(self._page.fileno()).write)
+        return EngineCoreProcess(EngineRpc(engine), self.folders[-1], self.starter)
 
     def run(self):
         while self._server.run():
-            names = aboard.read(self._page)
-            self._mouth.send(Away(why=self._server.why, expected_s=1.0, aboard=names))
+            names = running_list_shm.read_running_list(self._page)
+            self._mouth.send(
+                EngineUnavailable(
+                    reason=self._server.death_reason, expected_restart_s=1.0, running_ids=names
+                )
+            )
             self.folders.append(tempfile.mkdtemp(prefix="quire-"))
             self._server = self._made()
-            self._mouth.send(Back(folder=self.folders[-1]))
+            self._mouth.send(EngineRestored(folder=self.folders[-1]))
 
     def close(self):
         self.starter.stop()
@@ -102,7 +107,7 @@ class Engines(threading.Thread):
 
 async def said(engines):
     """What each sequence said, and how it ended."""
-    client = EngineClient(EngineSocket(engines.folders[0], "api", engines.link))
+    client = EngineClient(ZmqTransport(engines.folders[0], "api", engines.link))
     client.start()
     found = {}
 
@@ -164,7 +169,7 @@ def test_streams_say_the_same_wherever_the_books_of_their_engine_break(undisturb
 
 
 def test_an_engine_of_another_version_is_no_death_that_another_engine_mends(monkeypatch):
-    monkeypatch.setattr(remote, "PROTOCOL", -1)
+    monkeypatch.setattr(zmq_transport, "PROTOCOL_VERSION", -1)
     with pytest.raises(EngineDead, match="two versions of quire are mixed"):
         listened()
 

@@ -8,46 +8,59 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
-from quire.server.events import Choice, Closing, Delta, Finish, Opening, ToolCall, Usage, Whole
-from quire.server.protocol.message_events import MessageShape
-from quire.server.protocol.messages import MessagesBody
-from quire.server.protocol.response_events import ResponseShape, response_body
-from quire.server.protocol.responses import ResponsesBody
+from quire.server.formats.messages_formatter import MessagesFormatter
+from quire.server.formats.messages_request import AnthropicMessagesRequest
+from quire.server.formats.responses_formatter import ResponsesFormatter, build_response_body
+from quire.server.formats.responses_request import ResponsesRequest
+from quire.server.generation.events import (
+    ChoiceDelta,
+    ChoiceFinish,
+    DeltaToolCall,
+    FinalEvent,
+    FullChoice,
+    FullResponse,
+    PromptEvent,
+    TokenUsage,
+)
 
 RESPONSE_EVENTS = TypeAdapter(oai.ResponseStreamEvent)
 MESSAGE_EVENTS = TypeAdapter(RawMessageStreamEvent)
 
 CALLS = [
-    Delta(0, tool_call=ToolCall(0, "call_1", "add")),
-    Delta(0, tool_call=ToolCall(0, arguments='{"a"')),
-    Delta(0, tool_call=ToolCall(0, arguments=": 1}")),
-    Delta(0, tool_call=ToolCall(1, "call_2", "sub", "{}")),
+    ChoiceDelta(0, tool_call=DeltaToolCall(0, "call_1", "add")),
+    ChoiceDelta(0, tool_call=DeltaToolCall(0, arguments='{"a"')),
+    ChoiceDelta(0, tool_call=DeltaToolCall(0, arguments=": 1}")),
+    ChoiceDelta(0, tool_call=DeltaToolCall(1, "call_2", "sub", "{}")),
 ]
 SAID = [
-    [Opening(0, [1, 2, 3, 4, 5], 2)],
-    [Delta(0, reasoning="Let me ", token_ids=[7])],
-    [Delta(0, reasoning="think.", token_ids=[8, 9])],
-    [Delta(0, "The sum", [10])],
-    [Delta(0, " is", [11]), *CALLS],
-    [Finish(0, "tool_calls")],
-    [Closing(Usage(prompt=5, completion=9, cached=2, reasoning=3))],
+    [PromptEvent(0, [1, 2, 3, 4, 5], 2)],
+    [ChoiceDelta(0, reasoning="Let me ", token_ids=[7])],
+    [ChoiceDelta(0, reasoning="think.", token_ids=[8, 9])],
+    [ChoiceDelta(0, "The sum", [10])],
+    [ChoiceDelta(0, " is", [11]), *CALLS],
+    [ChoiceFinish(0, "tool_calls")],
+    [
+        FinalEvent(
+            TokenUsage(prompt_tokens=5, completion_tokens=9, cached_tokens=2, reasoning_tokens=3)
+        )
+    ],
 ]
-WHOLE = Whole(
-    openings=[SAID[0][0]],
+WHOLE = FullResponse(
+    prompts=[SAID[0][0]],
     choices=[
-        Choice(
+        FullChoice(
             0,
             text="The sum is",
             reasoning="Let me think.",
             tool_calls=[
-                ToolCall(0, "call_1", "add", '{"a": 1}'),
-                ToolCall(1, "call_2", "sub", "{}"),
+                DeltaToolCall(0, "call_1", "add", '{"a": 1}'),
+                DeltaToolCall(1, "call_2", "sub", "{}"),
             ],
             token_ids=[7, 8, 9, 10, 11],
-            reason="tool_calls",
+            finish_reason="tool_calls",
         )
     ],
-    closing=SAID[-1][0],
+    final=SAID[-1][0],
 )
 
 
@@ -66,14 +79,14 @@ def parse(raw, kinds):
 
 
 def response_shape():
-    return ResponseShape(
-        response_body(id="resp_abc", model="tiny", stored=False, asked={}, used={})
+    return ResponsesFormatter(
+        build_response_body(id="resp_abc", model="tiny", stored=False, asked={}, used={})
     )
 
 
 def response_events():
     shape = response_shape()
-    raw = shape.begin() + b"".join(shape.write(batch) for batch in SAID)
+    raw = shape.format_start() + b"".join(shape.format_events(batch) for batch in SAID)
     return parse(raw, RESPONSE_EVENTS)
 
 
@@ -113,7 +126,7 @@ def test_the_response_holds_what_its_items_said():
 
 def test_a_response_is_the_same_streamed_or_not():
     streamed = response_events()[-1]["response"]
-    whole = response_shape().whole(WHOLE)
+    whole = response_shape().format_full(WHOLE)
     for one in (streamed, whole):
         one.pop("created_at"), one.pop("completed_at")
     assert whole == streamed
@@ -121,8 +134,8 @@ def test_a_response_is_the_same_streamed_or_not():
 
 def test_a_call_that_is_cut_is_incomplete():
     shape = response_shape()
-    for batch in [[SAID[0][0]], CALLS[:2], [Finish(0, "length")], SAID[-1]]:
-        shape.write(batch)
+    for batch in [[SAID[0][0]], CALLS[:2], [ChoiceFinish(0, "length")], SAID[-1]]:
+        shape.format_events(batch)
     call = shape.response["output"][-1]
     assert (call["type"], call["status"], call["arguments"]) == (
         *("function_call", "incomplete", '{"a"'),
@@ -132,20 +145,26 @@ def test_a_call_that_is_cut_is_incomplete():
 
 def test_an_answer_of_thoughts_alone_has_an_empty_message():
     shape = response_shape()
-    for batch in [*SAID[:3], [Finish(0, "stop")], SAID[-1]]:
-        shape.write(batch)
+    for batch in [*SAID[:3], [ChoiceFinish(0, "stop")], SAID[-1]]:
+        shape.format_events(batch)
     assert [one["type"] for one in shape.response["output"]] == ["reasoning", "message"]
 
 
 def test_an_aborted_response_is_cancelled():
     shape = response_shape()
-    raw = b"".join(shape.write(batch) for batch in [SAID[0], [Finish(0, "abort")], SAID[-1]])
+    raw = b"".join(
+        shape.format_events(batch) for batch in [SAID[0], [ChoiceFinish(0, "abort")], SAID[-1]]
+    )
     last = parse(raw, RESPONSE_EVENTS)[-1]
     assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
 
 
 def messages_of(items, **more):
-    return ResponsesBody.model_validate({"input": items, **more}).to_asked().source.messages
+    return (
+        ResponsesRequest.model_validate({"input": items, **more})
+        .to_generation_request()
+        .source.messages
+    )
 
 
 def call(call_id, name="add", arguments="{}"):
@@ -217,7 +236,7 @@ def test_thoughts_without_a_word_after_them_are_a_message():
 
 def test_what_a_response_said_can_be_said_back():
     shape = response_shape()
-    output = shape.whole(WHOLE)["output"]
+    output = shape.format_full(WHOLE)["output"]
     made = messages_of([{"role": "user", "content": "x"}, *output])[1]
     assert made["reasoning"] == "Let me think."
     assert [one["function"]["name"] for one in made["tool_calls"]] == ["add", "sub"]
@@ -237,17 +256,17 @@ def test_settings_of_a_response_reach_the_request():
         "parallel_tool_calls": False,
         "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
     }
-    asked = ResponsesBody.model_validate(body).to_asked()
+    asked = ResponsesRequest.model_validate(body).to_generation_request()
     assert asked.sampling == {
         "max_tokens": 7,
         "truncate_prompt_tokens": -1,
         "extra_args": {"b": 2},
     }
     assert asked.source.reasoning_effort == "low"
-    assert asked.source.variables == {"a": 1}
+    assert asked.source.template_variables == {"a": 1}
     assert (asked.salt, asked.priority, asked.parallel_tool_calls) == ("s", 3, False)
     assert asked.tool_choice == {"type": "function", "function": {"name": "add"}}
-    assert asked.structure.wanted.json == {}
+    assert asked.structure.params.json == {}
     assert asked.structure.param == "text.format.schema"
 
 
@@ -255,8 +274,8 @@ def test_settings_of_a_response_reach_the_request():
 
 
 def message_events():
-    shape = MessageShape("msg_abc", "tiny")
-    return parse(b"".join(shape.write(batch) for batch in SAID), MESSAGE_EVENTS)
+    shape = MessagesFormatter("msg_abc", "tiny")
+    return parse(b"".join(shape.format_events(batch) for batch in SAID), MESSAGE_EVENTS)
 
 
 def test_thoughts_text_and_calls_are_blocks_in_their_order():
@@ -280,7 +299,7 @@ def test_thoughts_text_and_calls_are_blocks_in_their_order():
 
 
 def test_a_whole_message_holds_the_same_blocks():
-    got = Message.model_validate(MessageShape("msg_abc", "tiny").whole(WHOLE))
+    got = Message.model_validate(MessagesFormatter("msg_abc", "tiny").format_full(WHOLE))
     thinking, text, first, second = got.content
     assert (thinking.thinking, text.text) == ("Let me think.", "The sum is")
     assert (first.id, first.name, first.input) == ("call_1", "add", {"a": 1})
@@ -290,17 +309,21 @@ def test_a_whole_message_holds_the_same_blocks():
 
 @pytest.mark.parametrize("arguments", ["", "[1]", "{", "[" * 100_000])
 def test_arguments_that_are_no_object_are_an_empty_one(arguments):
-    said = Whole(
-        WHOLE.openings,
-        [Choice(0, tool_calls=[ToolCall(0, "1", "add", arguments)], reason="tool_calls")],
-        WHOLE.closing,
+    said = FullResponse(
+        WHOLE.prompts,
+        [
+            FullChoice(
+                0, tool_calls=[DeltaToolCall(0, "1", "add", arguments)], finish_reason="tool_calls"
+            )
+        ],
+        WHOLE.final,
     )
-    assert MessageShape("msg_abc", "tiny").whole(said)["content"][0]["input"] == {}
+    assert MessagesFormatter("msg_abc", "tiny").format_full(said)["content"][0]["input"] == {}
 
 
 def anthropic_messages(messages, **more):
     body = {"max_tokens": 9, "messages": messages, **more}
-    return MessagesBody.model_validate(body).to_asked().source.messages
+    return AnthropicMessagesRequest.model_validate(body).to_generation_request().source.messages
 
 
 def test_calls_and_their_results_become_messages_of_the_chat_route():
@@ -368,8 +391,8 @@ def test_text_and_results_keep_their_order():
 def test_thinking_is_a_variable_of_the_template(thinking, variables):
     messages = [{"role": "user", "content": "x"}]
     body = {"max_tokens": 2001, "messages": messages, "thinking": thinking}
-    asked = MessagesBody.model_validate(body).to_asked()
-    assert asked.source.variables == variables
+    asked = AnthropicMessagesRequest.model_validate(body).to_generation_request()
+    assert asked.source.template_variables == variables
 
 
 @pytest.mark.parametrize(
@@ -384,7 +407,7 @@ def test_thinking_is_a_variable_of_the_template(thinking, variables):
 def test_the_choice_of_tools_is_said_in_the_words_of_the_chat_route(choice, expected):
     choice = choice | {"disable_parallel_tool_use": True}
     body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}], "tool_choice": choice}
-    asked = MessagesBody.model_validate(body).to_asked()
+    asked = AnthropicMessagesRequest.model_validate(body).to_generation_request()
     assert asked.tool_choice == expected
     assert asked.parallel_tool_calls is False
 
@@ -392,4 +415,9 @@ def test_the_choice_of_tools_is_said_in_the_words_of_the_chat_route(choice, expe
 def test_effort_is_that_of_the_reasoning():
     body = {"max_tokens": 9, "messages": [{"role": "user", "content": "x"}]}
     body["output_config"] = {"effort": "low"}
-    assert MessagesBody.model_validate(body).to_asked().source.reasoning_effort == "low"
+    assert (
+        AnthropicMessagesRequest.model_validate(body)
+        .to_generation_request()
+        .source.reasoning_effort
+        == "low"
+    )

@@ -19,8 +19,8 @@ import warnings
 import pytest
 
 from quire import cli
-from quire.cli import flags
-from quire.config.cli import OptionParser
+from quire.cli import serve_flags
+from quire.config.command_line.option_parser import OptionParser
 from tests.doc_blocks import PAGES, ROOT, all_blocks, blocks, commands
 from tests.server.running import SMALL, serving
 
@@ -110,7 +110,7 @@ def parse(words):
     """Give words to quire's own parser; SystemExit or ConfigError if it does not take them."""
     if words[0] == "serve":
         try:
-            flags.parse(words[1:])
+            serve_flags.parse(words[1:])
         except SystemExit as end:  # --help ends well
             if end.code:
                 raise

@@ -12,15 +12,22 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.binding.calls import arguments, listed
-from quire.grammar.admit import constraint
-from quire.grammar.forms import Choice, Grammar, Json, Regex, Tag, Tags
-from quire.server.protocol.chat import ChatBody
-from quire.server.protocol.completions import CompletionBody
-from quire.server.protocol.messages import MessagesBody
-from quire.server.protocol.responses import ResponsesBody
-from quire.text.tokenizer import load_tokenizer
-from quire.text.tools.base import declared
+from quire.grammar.frontends.validate import build_constraint
+from quire.grammar.grammar_ast import (
+    ChoiceNode,
+    JsonNode,
+    RegexNode,
+    TaggedTextNode,
+    TagNode,
+    UserGrammarNode,
+)
+from quire.server.formats.chat_request import ChatCompletionRequest
+from quire.server.formats.completion_request import CompletionRequest
+from quire.server.formats.messages_request import AnthropicMessagesRequest
+from quire.server.formats.responses_request import ResponsesRequest
+from quire.text.tokenizing.tokenizer import load_tokenizer
+from quire.text.tools.base import tools_by_name
+from quire.tool_grammar.call_grammar import arguments_node, json_list_grammar
 from tests.server.harness import TEMPLATE, Server, make_tokenizer
 
 CHAT, COMPLETE = "/v1/chat/completions", "/v1/completions"
@@ -145,7 +152,7 @@ def reaches(wanted=None, **params):
 
 def bound(form, backend="auto"):
     """The output of the engine's request is bound to this form, and nothing else says so."""
-    wanted = constraint(form, backend)
+    wanted = build_constraint(form, backend)
     return reaches(
         lambda seen: seen.request.constraint == wanted and seen.params.structured_outputs is None
     )
@@ -200,7 +207,7 @@ OFF = {"temperature": 0.8}  # what some fields need beside them
 
 OBJECT = {"type": "object"}
 NAMED = {"type": "object", "properties": {"a": {"type": "integer"}}}
-ANY_OBJECT = Json('{"type":"object"}')
+ANY_OBJECT = JsonNode('{"type":"object"}')
 TAG = {
     "structures": [{"begin": "<f>", "schema": OBJECT, "end": "</f>"}],
     "triggers": ["<f>"],
@@ -212,30 +219,30 @@ STRUCTURE = [  # on every route
     (
         "response_format",
         {"type": "json_schema", "json_schema": {"schema": NAMED, "strict": True}},
-        bound(Json(json.dumps(NAMED), closed=True)),
+        bound(JsonNode(json.dumps(NAMED), closed=True)),
     ),
     ("response_format", {"type": "xml"}, refused(400)),
     ("structured_outputs", {"json": OBJECT}, bound(ANY_OBJECT)),
     (
         "structured_outputs",
         {"json": OBJECT, "disable_any_whitespace": True},
-        bound(Json('{"type":"object"}', whitespace=False)),
+        bound(JsonNode('{"type":"object"}', whitespace=False)),
     ),
     ("structured_outputs", {"choise": ["a"]}, refused(400)),
-    ("guided_decoding", {"choice": ["a", "b"]}, bound(Choice(("a", "b")))),
+    ("guided_decoding", {"choice": ["a", "b"]}, bound(ChoiceNode(("a", "b")))),
     ("guided_json", OBJECT, bound(ANY_OBJECT)),
     ("guided_json", '{"type": "object"}', bound(ANY_OBJECT)),
     ("guided_json", "{", refused(400)),
-    ("guided_regex", "a+", bound(Regex("a+"))),
-    ("guided_choice", ["a", "b", "a"], bound(Choice(("a", "b")))),
+    ("guided_regex", "a+", bound(RegexNode("a+"))),
+    ("guided_choice", ["a", "b", "a"], bound(ChoiceNode(("a", "b")))),
     ("guided_choice", [], refused(400)),
-    ("guided_grammar", 'root ::= "a"', bound(Grammar('root ::= "a"'))),
+    ("guided_grammar", 'root ::= "a"', bound(UserGrammarNode('root ::= "a"'))),
     ("guided_json_object", True, bound(ANY_OBJECT)),
     ("guided_json_object", False, reaches(n=1)),
     (
         "structural_tag",
         TAG,
-        bound(Tags(("<f>",), (Tag("<f>", Json('{"type":"object"}'), "</f>"),))),
+        bound(TaggedTextNode(("<f>",), (TagNode("<f>", JsonNode('{"type":"object"}'), "</f>"),))),
     ),
     ("guided_whitespace_pattern", " ?", told),  # there is nothing to be white between
     ("guided_decoding_backend", "xgrammar", told),
@@ -390,7 +397,7 @@ ROWS = {
         (
             "text",
             {"format": {"type": "json_schema", "schema": NAMED, "strict": True}},
-            bound(Json(json.dumps(NAMED), closed=True)),
+            bound(JsonNode(json.dumps(NAMED), closed=True)),
         ),
         ("text", {"format": {"type": "json_schema"}}, refused(400, "text.format.json_schema")),
         ("tool_choice", "auto", reaches(n=1)),
@@ -544,12 +551,12 @@ FORCED = [
 
 @pytest.mark.parametrize(("path", "choice", "named"), FORCED)
 def test_a_forced_call_binds_the_engine_without_any_parser(asked_server, path, choice, named):
-    (tool,) = declared([{"type": "function", "function": TOOL}]).values()
-    form = arguments(tool) if named else listed([tool])
+    (tool,) = tools_by_name([{"type": "function", "function": TOOL}]).values()
+    form = arguments_node(tool) if named else json_list_grammar([tool])
     change = {"tools": TOOLS[path], "tool_choice": choice}
     seen = ask(asked_server, path, change)
     assert seen.status == 200, seen.raw
-    assert seen.request.constraint == constraint(form)
+    assert seen.request.constraint == build_constraint(form)
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES, MESSAGES])
@@ -624,10 +631,10 @@ DOCUMENTED = {
         ec_transfer_params chat_template_kwargs vllm_xargs""",
 }
 BODIES = {
-    CHAT: ChatBody,
-    COMPLETE: CompletionBody,
-    RESPONSES: ResponsesBody,
-    MESSAGES: MessagesBody,
+    CHAT: ChatCompletionRequest,
+    COMPLETE: CompletionRequest,
+    RESPONSES: ResponsesRequest,
+    MESSAGES: AnthropicMessagesRequest,
 }
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from quire.errors import EngineDead
 from quire.server.options import ServerOptions
-from quire.text.assemble import Assembler
-from quire.text.inputs import InputProcessor
+from quire.text.input_processor import InputProcessor
+from quire.text.output.output_processor import RequestOutputProcessor
 from tests.server.harness import Server
 from tests.server.test_cancel import Scene
 
@@ -77,7 +77,7 @@ def test_text_work_that_breaks_ends_its_request_alone(
     server, http, monkeypatch, path, stream, error
 ):
     body = ROUTES[path] | ({"stream": True} if stream else {})
-    with injected(monkeypatch, Assembler, "read", error):
+    with injected(monkeypatch, RequestOutputProcessor, "read", error):
         status, message = refusal(http.post(path, json=body))
         server.wait_idle()
     assert status == (200 if stream else 500)
@@ -143,7 +143,9 @@ def test_a_clock_that_jumps_moves_dates_and_nothing_else(server, http, monkeypat
 
 def test_a_background_response_whose_text_work_breaks_has_failed(server, http, monkeypatch):
     body = {"input": "go on", "background": True, "max_output_tokens": 200}
-    with injected(monkeypatch, Assembler, "read", RuntimeError("a bug at /secret/place")):
+    with injected(
+        monkeypatch, RequestOutputProcessor, "read", RuntimeError("a bug at /secret/place")
+    ):
         shown = http.post("/v1/responses", json=body).json()
         server.wait_idle()
         deadline = time.monotonic() + 5

@@ -15,7 +15,7 @@ import pytest
 
 from quire import cli
 from quire.errors import ConfigError
-from quire.server import keys
+from quire.server.auth import api_keys
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
 from tests.server.running import SMALL, serving
@@ -223,7 +223,7 @@ def until(true, within_s=8.0):
 
 
 def test_a_changed_file_counts_at_once_and_breaks_no_stream(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(keys, "LOOK_S", 0.02)
+    monkeypatch.setattr(api_keys, "POLL_INTERVAL_S", 0.02)
     path = tmp_path / "keys.json"
     write(path, entry("a"), entry("b"))
     options = ServerOptions(api_key_file=str(path))
@@ -249,8 +249,8 @@ def test_a_changed_file_counts_at_once_and_breaks_no_stream(tokenizer, tmp_path,
 def test_a_broken_file_keeps_the_old_keys_and_says_so(tmp_path, caplog, text):
     path = tmp_path / "keys.json"
     write(path, entry("a"))
-    ring, results = keys.KeyRing(["boss"], path), []
-    ring.counts = results.append
+    ring, results = api_keys.KeySet(["boss"], path), []
+    ring.reload_counts = results.append
     if text is None:
         path.unlink()
     else:
@@ -258,13 +258,15 @@ def test_a_broken_file_keeps_the_old_keys_and_says_so(tmp_path, caplog, text):
     asyncio.run(ring.reload())
     assert results == ["failed"]
     assert "the keys of before stay" in caplog.text
-    assert ring.find(b"key of a").name == "a"
+    assert ring.lookup(b"key of a").name == "a"
     write(path, entry("b"))
     asyncio.run(ring.reload())
     assert results == ["failed", "ok"]
-    assert ring.find(b"key of a") is None
-    assert ring.find(b"boss") is keys.OPERATOR
-    assert ring.names[keys.holder_of(keys.Entry(name="a", sha256="")).tenant] == "a"
+    assert ring.lookup(b"key of a") is None
+    assert ring.lookup(b"boss") is api_keys.OPERATOR_OWNER
+    assert (
+        ring.names[api_keys.owner_from_entry(api_keys.KeyEntry(name="a", sha256="")).tenant] == "a"
+    )
 
 
 # -- a server of several processes -------------------------------------------------------------
@@ -310,7 +312,7 @@ def test_the_command_makes_a_key_that_its_entry_lets_in(tmp_path, capsys):
     for name in ("team a", "b: c"):
         assert cli.main(["key", name, "--add-to", str(path)]) == 0
         key = capsys.readouterr().out.split()[3]
-        assert keys.KeyRing(file=path).find(key.encode()).name == name
+        assert api_keys.KeySet(file=path).lookup(key.encode()).name == name
         assert key not in path.read_text()
     assert path.stat().st_mode & 0o077 == 0
 
@@ -344,7 +346,7 @@ def test_a_file_that_cannot_be_used_is_told_with_its_place_and_no_key(tmp_path, 
     path = tmp_path / "keys.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
-        keys.KeyRing(file=path)
+        api_keys.KeySet(file=path)
     assert says in str(caught.value)
     assert "secret-key" not in str(caught.value)
 
@@ -361,23 +363,23 @@ def test_files_of_each_form_are_read(tmp_path, suffix):
     )
     if suffix == ".txt":
         with pytest.raises(ConfigError, match=r"\.yaml, \.toml or \.json"):
-            keys.KeyRing(file=path)
+            api_keys.KeySet(file=path)
         return
-    assert keys.KeyRing(file=path).find(b"k").terms.max_requests == 3
+    assert api_keys.KeySet(file=path).lookup(b"k").limits.max_requests == 3
 
 
 def test_keys_of_one_group_share_what_is_cached():
     a, b, c = (
-        keys.holder_of(keys.Entry(name=name, sha256="0" * 64, cache_group=group))
+        api_keys.owner_from_entry(api_keys.KeyEntry(name=name, sha256="0" * 64, cache_group=group))
         for name, group in (("a", "g"), ("b", "g"), ("g", None))
     )
-    assert a.salt == b.salt != c.salt
+    assert a.cache_salt == b.cache_salt != c.cache_salt
     assert len({a.tenant, b.tenant, c.tenant}) == 3
 
 
 def test_the_example_of_a_key_file_is_one():
-    ring = keys.KeyRing(file=EXAMPLES / "keys.yaml")
+    ring = api_keys.KeySet(file=EXAMPLES / "keys.yaml")
     names = ["team-a", "batch", "operator"]
-    found = [ring.find(f"example-key-of-{name}".encode()) for name in names]
+    found = [ring.lookup(f"example-key-of-{name}".encode()) for name in names]
     assert [holder.name for holder in found] == ["team-a", "nightly-batch", "ops"]
-    assert [holder.may("/metrics") for holder in found] == [False, False, True]
+    assert [holder.may_access("/metrics") for holder in found] == [False, False, True]

@@ -5,8 +5,8 @@ import pytest
 from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
+from quire.server.app_state import MIN_PROMPT_CHAR_LIMIT
 from quire.server.options import ServerOptions
-from quire.server.services import MOST_CHARS
 from tests.server.harness import Server
 
 HELLO = [{"role": "user", "content": "Say something nice."}]
@@ -218,7 +218,7 @@ def test_a_conversation_that_is_too_long_is_counted(claude, server):
 
 
 def test_what_would_take_minutes_to_count_is_refused(http):
-    messages = [{"role": "user", "content": "x" * (MOST_CHARS + 1)}]
+    messages = [{"role": "user", "content": "x" * (MIN_PROMPT_CHAR_LIMIT + 1)}]
     got = http.post("/v1/messages/count_tokens", json={"model": "tiny", "messages": messages})
     assert got.status_code == 400
     assert "characters" in got.json()["error"]["message"]

@@ -9,13 +9,13 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from quire.core.params import SamplingParams
-from quire.core.timing import Timing
-from quire.core.types import Request, Stop, Update
+from quire.core.sequence_timing import SequenceTiming
+from quire.core.types import Request, StopConditions, Update
 from quire.errors import EngineDead
-from quire.server import metric_names as names
-from quire.server import metrics, observe
-from quire.server.board import Board
 from quire.server.options import ServerOptions
+from quire.server.telemetry import instrumentation, metrics
+from quire.server.telemetry import metric_specs as names
+from quire.server.telemetry.shared_counters import SharedCounters
 from tests.server.harness import Server
 from tests.server.running import SMALL, serving
 
@@ -57,14 +57,14 @@ def test_every_metric_of_the_table_is_told(fresh):
     url = fresh().url
     complete(url)
     families = {f.name: f for f in text_string_to_metric_families(httpx.get(f"{url}/metrics").text)}
-    for one in (*names.OF_ENGINE, *names.OF_REQUESTS):
+    for one in (*names.ENGINE_METRICS, *names.REQUEST_METRICS):
         name = f"quire:{one.name}"
         family = families[name if one.kind != "counter" else name.removesuffix("_total")]
         assert family.type == one.kind
         for sample in family.samples:
             assert sample.labels["model_name"] == "tiny"
             assert sample.labels["engine"] == "0"
-    for one in names.HTTP:
+    for one in names.HTTP_METRICS:
         assert one.name.removesuffix("_total") in families
 
 
@@ -216,7 +216,7 @@ def test_a_dead_engine_leaves_the_rest_to_be_told(fresh):
 
 
 def test_an_engine_that_does_not_answer_in_time_is_left_out(fresh, monkeypatch):
-    monkeypatch.setattr(observe, "ENGINE_S", 0.01)
+    monkeypatch.setattr(instrumentation, "SNAPSHOT_TIMEOUT_S", 0.01)
     server = fresh(step_s=0.3)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(complete, server.url, max_tokens=3)
@@ -224,7 +224,7 @@ def test_an_engine_that_does_not_answer_in_time_is_left_out(fresh, monkeypatch):
             pass
         assert ("quire:num_requests_running",) not in read(server.url)
         running.result()
-    monkeypatch.setattr(observe, "ENGINE_S", 5.0)
+    monkeypatch.setattr(instrumentation, "SNAPSHOT_TIMEOUT_S", 5.0)
     assert ("quire:num_requests_running",) in read(server.url)
 
 
@@ -239,10 +239,10 @@ class Clock:
 
 
 def recorder():
-    board = Board(metrics.board_names(1000))
+    board = SharedCounters(metrics.request_counter_names(1000))
     clock = Clock()
     over = []
-    return metrics.Recorder(board, 1000, over=over.append, clock=clock), board, clock, over
+    return metrics.RequestMetrics(board, 1000, over=over.append, clock=clock), board, clock, over
 
 
 def test_without_statistics_nothing_is_observed(tokenizer):
@@ -260,26 +260,28 @@ def test_without_statistics_http_is_told_and_nothing_of_requests(fresh):
 
 def test_inter_token_times_are_of_each_token_though_updates_be_merged():
     watching, board, clock, _ = recorder()
-    watching.opened([Request("r", (1,), Stop(9), arrived_at=99.0)])
-    watching.news([Update("r", 0, [1])])
+    watching.on_requests_accepted([Request("r", (1,), StopConditions(9), arrived_at=99.0)])
+    watching.on_updates([Update("r", 0, [1])])
     clock.now += 0.3
-    watching.news([Update("r", 0, [2, 3, 4])])
-    place = board.place["inter_token_latency_seconds bucket 4"]  # (0.075, 0.1]
-    assert board.cells[place] == 3
-    assert board.cells[board.place["time_to_first_token_seconds sum"]] == 1.0
+    watching.on_updates([Update("r", 0, [2, 3, 4])])
+    place = board.index_by_name["inter_token_latency_seconds bucket 4"]  # (0.075, 0.1]
+    assert board.values[place] == 3
+    assert board.values[board.index_by_name["time_to_first_token_seconds sum"]] == 1.0
 
 
 def test_a_request_is_over_once_when_its_last_sequence_ends():
     watching, _, _, over = recorder()
-    watching.opened([Request("r", (1,), Stop(9), n=2, params=SamplingParams(n=2))])
-    watching.ended("r", 1)
-    watching.ended("r", 1)
+    watching.on_requests_accepted(
+        [Request("r", (1,), StopConditions(9), n=2, params=SamplingParams(n=2))]
+    )
+    watching.on_sequence_ended("r", 1)
+    watching.on_sequence_ended("r", 1)
     assert not over
-    told = Timing(99.0, 100.0, None, 0.25, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0)
-    watching.news([Update("r", 0, [], "abort", timing=told)])
+    told = SequenceTiming(99.0, 100.0, None, 0.25, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0)
+    watching.on_updates([Update("r", 0, [], "abort", timing=told)])
     assert [life.reasons for life in over] == [["abort", "stop"]]
     assert not watching.knows("r")
-    watching.news([Update("r", 0, [5])])  # late, of nobody
+    watching.on_updates([Update("r", 0, [5])])  # late, of nobody
 
 
 def test_rounds_of_a_beam_search_are_no_requests(fresh):
@@ -297,7 +299,7 @@ def test_rounds_of_a_beam_search_are_no_requests(fresh):
 
 
 def test_boards_of_one_folder_add_up(tmp_path):
-    boards = [Board(["a", "b"], tmp_path) for _ in range(3)]
+    boards = [SharedCounters(["a", "b"], tmp_path) for _ in range(3)]
     for number, board in enumerate(boards, 1):
         board.add("a", number)
         board.add("b")
@@ -307,21 +309,21 @@ def test_boards_of_one_folder_add_up(tmp_path):
 def test_a_full_disk_costs_the_others_a_process_its_counters_and_nobody_his_life(
     tmp_path, monkeypatch
 ):
-    first = Board(["a"], tmp_path)
+    first = SharedCounters(["a"], tmp_path)
     first.add("a", 2.0)
 
     def full(*args):
         raise OSError(errno.ENOSPC, "no space left")
 
     monkeypatch.setattr(os, "posix_fallocate", full)
-    second = Board(["a"], tmp_path)
+    second = SharedCounters(["a"], tmp_path)
     second.add("a", 5.0)
     assert (list(first.totals()), list(second.totals())) == ([2.0], [7.0])
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_what_a_process_counted_stays_when_it_has_gone(tmp_path):
-    first, second = Board(["a"], tmp_path), Board(["a"], tmp_path)
+    first, second = SharedCounters(["a"], tmp_path), SharedCounters(["a"], tmp_path)
     first.add("a", 5)
     del first
     second.add("a", 2)
@@ -329,7 +331,7 @@ def test_what_a_process_counted_stays_when_it_has_gone(tmp_path):
 
 
 def test_boards_with_other_names_are_not_added(tmp_path):
-    ours, other = Board(["a", "b"], tmp_path), Board(["b", "a"], tmp_path)
+    ours, other = SharedCounters(["a", "b"], tmp_path), SharedCounters(["b", "a"], tmp_path)
     other.add("a", 9)
     ours.add("a", 1)
     assert list(ours.totals()) == [1.0, 0.0]

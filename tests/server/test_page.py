@@ -10,15 +10,15 @@ import msgspec
 import pytest
 
 from quire.core.params import SamplingParams
-from quire.core.snapshot import TIME_BUCKETS, Counters, RequestRow, Snapshot
-from quire.core.stats import SchedulerStats
+from quire.core.scheduler_stats import SchedulerStats
+from quire.core.snapshot import TIME_BUCKETS, EngineCounters, RequestRow, Snapshot
 from quire.errors import EngineDead, RequestError
-from quire.server import page
-from quire.server.live import Feed
 from quire.server.options import ServerOptions
+from quire.server.routes import playground
+from quire.server.telemetry.dashboard_stream import SnapshotFeed
 from tests.server.harness import MAX_LEN, Server
 
-SOURCES = sorted(page.FOLDER.iterdir())
+SOURCES = sorted(playground.STATIC_FOLDER.iterdir())
 TEXTS = {path.name: path.read_text() for path in SOURCES}
 SECRET = "a-key"
 
@@ -39,11 +39,13 @@ def test_the_page_is_served_with_a_policy_that_lets_nothing_else_run(http):
 
 
 def test_every_file_of_the_folder_is_served_with_its_type(http):
-    assert {path.name for path in SOURCES} == {*page.FILES, "index.html"}
-    for name in page.FILES:
+    assert {path.name for path in SOURCES} == {*playground.FILES, "index.html"}
+    for name in playground.FILES:
         got = http.get(f"/quire/page/{name}")
-        assert got.content == (page.FOLDER / name).read_bytes()
-        assert got.headers["content-type"] == page.TYPES[f".{name.rpartition('.')[2]}"]
+        assert got.content == (playground.STATIC_FOLDER / name).read_bytes()
+        assert (
+            got.headers["content-type"] == playground.CONTENT_TYPES[f".{name.rpartition('.')[2]}"]
+        )
 
 
 @pytest.mark.parametrize("name", ["none.js", "index.html", "..%2fpage.py", "%2e%2e/page.py", ""])
@@ -63,7 +65,9 @@ def test_a_browser_that_has_a_file_gets_no_second_copy(http):
 def test_head_tells_of_the_page_without_sending_it(http):
     got = http.head("/")
     assert (got.status_code, got.content) == (200, b"")
-    assert int(got.headers["content-length"]) == len((page.FOLDER / "index.html").read_bytes())
+    assert int(got.headers["content-length"]) == len(
+        (playground.STATIC_FOLDER / "index.html").read_bytes()
+    )
 
 
 @pytest.mark.parametrize("name", sorted(TEXTS))
@@ -71,7 +75,7 @@ def test_a_file_refers_only_to_files_that_are_served(name):
     text = TEXTS[name]
     used = re.findall(r'(?:src|href)="([^"#][^"]*)"', text) if name.endswith(".html") else []
     used += [f"quire/page/{one}" for one in re.findall(r'from "\./([^"]+)"', text)]
-    served = {path.removeprefix("/") for path in page.OPEN} | {"docs"}
+    served = {path.removeprefix("/") for path in playground.PUBLIC_PATHS} | {"docs"}
     assert [one for one in used if one not in served] == []
     assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
 
@@ -88,7 +92,7 @@ def test_no_file_makes_html_of_text_or_runs_text(name):
 def test_the_page_needs_no_key_but_what_it_shows_does(tokenizer):
     guarded = Server(tokenizer, options=ServerOptions(api_key=(SECRET,)))
     with guarded.running(), httpx.Client(base_url=guarded.url) as http:
-        for path in page.OPEN:
+        for path in playground.PUBLIC_PATHS:
             assert http.get(path).status_code == 200
         for path in ("/quire/about", "/quire/live", "/quire/page/none.js"):
             assert http.get(path).status_code == 401
@@ -117,12 +121,14 @@ def test_the_page_is_told_of_the_model(http):
 
 def test_the_defaults_shown_are_those_of_the_server(tokenizer):
     with Server(tokenizer, defaults={"temperature": 0.3}).running() as server:
-        told = {one.name: one.standard for one in page.controls(server.services)}
+        told = {
+            one.name: one.standard for one in playground.build_sampling_controls(server.services)
+        }
     assert (told["temperature"], told["top_p"], told["seed"]) == (0.3, 1, None)
 
 
 def test_the_ranges_shown_are_those_that_are_allowed(server):
-    for one in page.controls(server.services):
+    for one in playground.build_sampling_controls(server.services):
         kind = int if one.whole else float
         for bound in (one.low, one.high):
             if bound is not None:
@@ -173,7 +179,7 @@ def snapshot(at=1.0, states=b"\x02\x02\x03\x00", owners=(1, 1, 1, 0), first=0, s
         "first_token_times": times,
         "inter_token_times": [0] * TIME_BUCKETS,
     }
-    counters = Counters(**{**dict.fromkeys(Counters._fields, 0), **told})
+    counters = EngineCounters(**{**dict.fromkeys(EngineCounters._fields, 0), **told})
     row = RequestRow("chatcmpl-mine-17", 0, "running", 6, 2, 6, 3, 2, 0, 0.25)
     packed = b"".join(one.to_bytes(2, "little") for one in owners)
     return Snapshot(at, stats, 0, 8, 16, counters, [row], states, packed)
@@ -189,7 +195,7 @@ def looked(engine, scene):
     """Run scene(feed) and prove that afterwards nobody asks the engine."""
 
     async def run():
-        feed = Feed(engine, period_s=0.001)
+        feed = SnapshotFeed(engine, period_s=0.001)
         await scene(feed)
         task = feed._task
         if task is not None:

@@ -8,7 +8,7 @@ import time
 import httpx
 import pytest
 
-from quire.server import body, sse
+from quire.server.formats import body_reader, sse
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
 
@@ -101,7 +101,7 @@ def test_a_deadline_that_is_kept_changes_nothing(slow):
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(slow, monkeypatch):
-    monkeypatch.setattr(body, "SLOWEST_S", 0.2)
+    monkeypatch.setattr(body_reader, "BODY_TIMEOUT_S", 0.2)
 
     def trickle():
         yield b"{"
@@ -115,7 +115,7 @@ def test_a_body_that_does_not_come_is_not_waited_for(slow, monkeypatch):
 
 def test_a_client_that_reads_no_more_keeps_no_engine_busy(tokenizer, monkeypatch):
     """Its socket is full: what is sent waits, and after a while it is as good as gone."""
-    monkeypatch.setattr(sse, "STALLED_S", 0.2)
+    monkeypatch.setattr(sse, "STALL_TIMEOUT_S", 0.2)
     asked = {**BODIES[COMPLETE], "n": 60, "stream": True, "logprobs": 5, "temperature": 1.0}
     with Server(tokenizer, step_s=0.005).running() as stuffed:
         port = int(stuffed.url.rpartition(":")[2])

@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
-from quire.engine.pulse import Beat, Phase
+from quire.engine.heartbeat_page import EnginePhase, Heartbeat
 from quire.errors import EngineDead
-from quire.server import health
-from quire.server.health import Health
-from quire.server.lobby import PHASES, Lobby
 from quire.server.options import ServerOptions
+from quire.server.process.startup_server import STARTUP_PHASES, StartupServer
+from quire.server.routes import health
+from quire.server.routes.health import HealthState
 from tests.server.running import SMALL, start
 
 
@@ -25,8 +25,8 @@ def engine(**more):
 
 def beat(silent_s=0.0, **more):
     now = time.monotonic_ns()
-    known = {"phase": Phase.SERVING, "beat_at": now, "progress_at": now - int(silent_s * 1e9)}
-    return Beat(**{**known, **more})
+    known = {"phase": EnginePhase.SERVING, "beat_at": now, "progress_at": now - int(silent_s * 1e9)}
+    return Heartbeat(**{**known, **more})
 
 
 @pytest.fixture(autouse=True)
@@ -42,8 +42,8 @@ def nobody_is_looked_up(monkeypatch):
         ({"away": "killed"}, {}, "restarting"),
         ({"asleep": True}, {}, "asleep"),
         ({"asleep": True, "paused": True}, {}, "paused"),
-        ({}, {"phase": Phase.STARTING}, "starting"),
-        ({}, {"phase": Phase.ENDED}, "gone"),
+        ({}, {"phase": EnginePhase.STARTING}, "starting"),
+        ({}, {"phase": EnginePhase.ENDED}, "gone"),
         ({}, {"silent_s": 4}, "silent"),
         ({}, {"silent_s": 2}, None),
         ({}, {"silent_s": 4, "working": 1}, "stalled"),
@@ -51,7 +51,7 @@ def nobody_is_looked_up(monkeypatch):
     ],
 )
 def test_ready_says_why_not(client, page, reason):
-    found = Health(engine(**client), lambda: beat(**page)).against_ready()
+    found = HealthState(engine(**client), lambda: beat(**page)).readiness_problem()
     assert (None if found is None else found.code) == reason
     assert found is None or "/home" not in found.message
 
@@ -71,24 +71,24 @@ def test_ready_says_why_not(client, page, reason):
     ],
 )
 def test_health_forgives_what_ready_does_not(client, page, healthy):
-    assert (Health(engine(**client), lambda: beat(**page)).against_health() is None) == healthy
+    assert (HealthState(engine(**client), lambda: beat(**page)).health_problem() is None) == healthy
 
 
 def test_who_drains_is_healthy_and_not_ready():
-    made = Health(engine(), beat)
+    made = HealthState(engine(), beat)
     made.draining = True
-    assert made.against_health() is None
-    assert made.against_ready().code == "draining"
+    assert made.health_problem() is None
+    assert made.readiness_problem().code == "draining"
 
 
 def test_who_has_started_has_started_for_ever():
-    now = beat(phase=Phase.STARTING)
-    made = Health(engine(), lambda: now)
-    assert made.against_startup().code == "starting"
+    now = beat(phase=EnginePhase.STARTING)
+    made = HealthState(engine(), lambda: now)
+    assert made.startup_problem().code == "starting"
     now = beat()
-    assert made.against_startup() is None
-    now = beat(phase=Phase.STARTING)
-    assert made.against_startup() is None
+    assert made.startup_problem() is None
+    now = beat(phase=EnginePhase.STARTING)
+    assert made.startup_problem() is None
 
 
 # -- before there is a server -----------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_who_has_started_has_started_for_ever():
 def lobby(**more):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        made = Lobby(listener, ServerOptions(), **more)
+        made = StartupServer(listener, ServerOptions(), **more)
         made.open()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         try:
@@ -109,7 +109,7 @@ def lobby(**more):
             made.close()
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", STARTUP_PHASES)
 def test_the_lobby_says_how_far_the_start_has_come(phase):
     with lobby() as (made, http):
         made.phase = phase
@@ -118,7 +118,7 @@ def test_the_lobby_says_how_far_the_start_has_come(phase):
         told = found.json()
         assert (told["reason"], told["phase"]) == ("starting", phase)
         assert told["seconds"] >= 0
-        assert PHASES[phase] in told["error"]["message"]
+        assert STARTUP_PHASES[phase] in told["error"]["message"]
 
 
 def test_the_lobby_lives_and_is_not_ready():
@@ -152,7 +152,7 @@ def test_nonsense_does_not_hurt_the_lobby(head):
 
 
 def test_a_head_without_an_end_is_given_up(monkeypatch):
-    monkeypatch.setattr("quire.server.lobby.HEAD_S", 0.05)
+    monkeypatch.setattr("quire.server.process.startup_server.HEADER_TIMEOUT_S", 0.05)
     with lobby() as (_, http):
         with socket.create_connection(http.listener.getsockname(), 10) as raw:
             raw.sendall(b"GET /live HTTP/1.1\r\nHost:")

@@ -19,14 +19,14 @@ import psutil
 import pytest
 import zmq
 
-from quire.engine import wire
-from quire.engine.messages import PROTOCOL, Call, Hello, News, Ready
-from quire.engine.process import EngineServer
-from quire.engine.remote import address
-from quire.engine.service import Service
+from quire.engine import message_codec
+from quire.engine.client.zmq_transport import engine_address
+from quire.engine.core.engine_rpc import EngineRpc
+from quire.engine.core.process import EngineCoreProcess
+from quire.engine.messages import PROTOCOL_VERSION, EngineReady, Hello, OutputBatch, UtilityCall
 from quire.errors import ConfigError
-from quire.server import listen
 from quire.server.options import ServerOptions
+from quire.server.process import listen_sockets
 from tests.faults import serve as faulty
 from tests.faults.arming import Fault
 from tests.server.harness import Executor, Reciter, make_engine
@@ -112,7 +112,7 @@ def test_an_api_process_that_hangs_is_replaced_and_one_too_many_ends_the_server(
         said = server.process.stdout.read()
         assert "an API process does not get on: it is silent" in said
         assert 'File "arming.py"' in said
-        assert 'File "quire/server/telling.py"' in said
+        assert 'File "quire/server/generation/generation_stream.py"' in said
         assert "an API process ended: killed by signal 9" in said
 
 
@@ -136,19 +136,19 @@ def test_what_is_wrong_with_the_options_is_said_in_one_line(folder):
 
 
 def test_a_port_shared_by_our_processes_is_shared_with_nobody_else():
-    ours = listen.take(ServerOptions(port=0, api_server_count=3))
+    ours = listen_sockets.bind_sockets(ServerOptions(port=0, api_server_count=3))
     ports = {one.getsockname()[1] for one in ours}
     assert len(ports) == 1
     for one in ours:
         one.listen()
     with pytest.raises(ConfigError, match="cannot listen"):
-        listen.take(ServerOptions(port=ports.pop(), api_server_count=3))
+        listen_sockets.bind_sockets(ServerOptions(port=ports.pop(), api_server_count=3))
     for one in ours:
         one.close()
 
 
 def test_processes_at_a_unix_socket_wait_at_one(tmp_path):
-    ours = listen.take(ServerOptions(uds=str(tmp_path / "s"), api_server_count=2))
+    ours = listen_sockets.bind_sockets(ServerOptions(uds=str(tmp_path / "s"), api_server_count=2))
     assert {one.getsockname() for one in ours} == {str(tmp_path / "s")}
     ours[0].listen()
     with socket.socket(socket.AF_UNIX) as client:
@@ -163,7 +163,7 @@ def test_processes_at_a_unix_socket_wait_at_one(tmp_path):
     ("module", "heavy"),
     [
         ("quire.cli.serve", {"torch", "fastapi", "uvicorn", "zmq"}),
-        ("quire.server.processes", {"torch", "transformers"}),
+        ("quire.server.process.api_process", {"torch", "transformers"}),
     ],
 )
 def test_processes_import_only_what_they_need(module, heavy):
@@ -195,7 +195,7 @@ def engine_server(tokenizer, folder):
     """The engine's side of the socket, in a thread; and a socket to speak to it."""
     bell = Bell()
     engine = make_engine(Executor(Reciter(tokenizer)), check=True)
-    server = EngineServer(Service(engine), str(folder), bell, askers=1)
+    server = EngineCoreProcess(EngineRpc(engine), str(folder), bell, askers=1)
     statuses = []
     thread = threading.Thread(target=lambda: statuses.append(server.run()))
     thread.start()
@@ -203,7 +203,7 @@ def engine_server(tokenizer, folder):
     asker = context.socket(zmq.DEALER)
     asker.setsockopt(zmq.RCVTIMEO, 10_000)
     asker.setsockopt(zmq.LINGER, 0)
-    asker.connect(address(folder))
+    asker.connect(engine_address(folder))
     try:
         yield asker
     finally:
@@ -217,20 +217,20 @@ def engine_server(tokenizer, folder):
 def answer(asker):
     """The first answer, past signs of life."""
     while True:
-        message = wire.from_engine(asker.recv())
-        if isinstance(message, News):
-            return message.answers[0]
+        message = message_codec.decode_from_engine(asker.recv())
+        if isinstance(message, OutputBatch):
+            return message.replies[0]
 
 
 def test_words_that_cannot_be_read_hurt_only_who_said_them(tokenizer, folder):
     with engine_server(tokenizer, folder) as asker:
-        asker.send(wire.encode(Hello(PROTOCOL, "test")))
-        assert wire.from_engine(asker.recv()) == Ready(PROTOCOL)
+        asker.send(message_codec.encode(Hello(PROTOCOL_VERSION, "test")))
+        assert message_codec.decode_from_engine(asker.recv()) == EngineReady(PROTOCOL_VERSION)
         assert wait_until(lambda: not folder.exists())  # all are connected: the door is closed
         folder.mkdir()
         for data in (b"", b"\xc1\xc1", msgspec.msgpack.encode(["Shout", 1])):
             asker.send(data)
-        asker.send(msgspec.msgpack.encode(["Add", 7, [{"id": 3}]]))
-        assert answer(asker).fault.kind == "RequestError"
-        asker.send(wire.encode(Call(8, "stats", [])))
-        assert answer(asker).number == 8
+        asker.send(msgspec.msgpack.encode(["AddRequests", 7, [{"id": 3}]]))
+        assert answer(asker).error.error_type == "RequestError"
+        asker.send(message_codec.encode(UtilityCall(8, "stats", [])))
+        assert answer(asker).call_id == 8

@@ -7,11 +7,11 @@ import json
 import httpx
 import pytest
 
-from quire.cli.flags import parse
-from quire.config.foreign import HARMLESS
+from quire.cli.serve_flags import parse
+from quire.config.vllm_options import NO_EFFECT
 from quire.errors import ConfigError
 from quire.server.options import ServerOptions
-from quire.text.readers import Parsers, readers
+from quire.text.output.answer_parser import ParserOptions, build_answer_parser_factory
 from tests.server.harness import EOS, Reciter, Server
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -43,7 +43,7 @@ def made(tokenizer, parsers, **options):
     server = Server(
         tokenizer,
         options=ServerOptions(**options),
-        services={"readers": readers(parsers, tokenizer, None)},
+        services={"readers": build_answer_parser_factory(parsers, tokenizer, None)},
     )
     server.model = server.executor.model = Speaker(tokenizer)
     return server
@@ -51,7 +51,7 @@ def made(tokenizer, parsers, **options):
 
 @pytest.fixture(scope="module")
 def reading(tokenizer):
-    with made(tokenizer, Parsers("qwen3", "hermes")).running() as running:
+    with made(tokenizer, ParserOptions("qwen3", "hermes")).running() as running:
         with httpx.Client(base_url=running.url, timeout=20) as http:
             yield http
         running.wait_idle()
@@ -241,10 +241,14 @@ def test_the_other_dialects_say_it_too(reading):
 
 @pytest.mark.parametrize(
     ("parsers", "reasoning", "calls"),
-    [(Parsers("qwen3", None), "a", 0), (Parsers(None, "hermes"), None, 1), (None, None, 0)],
+    [
+        (ParserOptions("qwen3", None), "a", 0),
+        (ParserOptions(None, "hermes"), None, 1),
+        (None, None, 0),
+    ],
 )
 def test_what_is_not_enabled_is_not_read(tokenizer, parsers, reasoning, calls):
-    server = made(tokenizer, parsers or Parsers())
+    server = made(tokenizer, parsers or ParserOptions())
     with server.running(), httpx.Client(base_url=server.url, timeout=20) as http:
         text = f"<think>a</think>{G}"
         answer = whole(http, text)
@@ -263,7 +267,9 @@ HARMONY = (
 )
 
 
-@pytest.mark.parametrize("parsers", [Parsers("openai_gptoss", "openai"), Parsers(None, "openai")])
+@pytest.mark.parametrize(
+    "parsers", [ParserOptions("openai_gptoss", "openai"), ParserOptions(None, "openai")]
+)
 def test_channels_are_one_format_for_both(tokenizer, parsers):
     server = made(tokenizer, parsers)
     with server.running(), httpx.Client(base_url=server.url, timeout=20) as http:
@@ -281,7 +287,7 @@ def test_flags_name_parsers():
     _, server = parse(["m", *said.split(), "--enable-auto-tool-choice"])
     assert (server.reasoning_parser, server.tool_call_parser) == ("deepseek_r1", "hermes")
     assert server.enable_auto_tool_choice
-    assert "reasoning_parser" in HARMLESS  # of an engine: a server has it
+    assert "reasoning_parser" in NO_EFFECT  # of an engine: a server has it
 
 
 @pytest.mark.parametrize(
@@ -301,6 +307,6 @@ def test_flags_that_cannot_be_right_are_refused(flags, fault):
 
 
 def test_auto_needs_a_template_that_shows_something(tokenizer):
-    assert readers(Parsers("auto", None), tokenizer, None) is None
+    assert build_answer_parser_factory(ParserOptions("auto", None), tokenizer, None) is None
     with pytest.raises(ConfigError, match="fits no tool parser"):
-        readers(Parsers(None, "auto"), tokenizer, None)
+        build_answer_parser_factory(ParserOptions(None, "auto"), tokenizer, None)

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from quire.cli import main
-from quire.cli.remote import Remote, events, message_of, show
+from quire.cli.remote_server import RemoteServer, error_message, print_stream, read_sse
 from quire.errors import ConfigError, QuireError, RequestError
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
@@ -81,14 +81,14 @@ def test_a_server_that_is_not_there_is_one_line(capsys):
     assert status == 1
     assert "http://127.0.0.1:9/v1 does not answer" in err
     with pytest.raises(QuireError):
-        Remote("127.0.0.1:9/v1", None).model(None)
+        RemoteServer("127.0.0.1:9/v1", None).resolve_model(None)
 
 
 def test_an_error_in_the_middle_of_a_stream_is_told(capsys):
     chunks = [{"choices": [{"delta": {"content": "hi"}}]}, {"error": {"message": "it broke"}}]
     lines = [b"data: " + json.dumps(one).encode() + b"\n" for one in chunks]
     with pytest.raises(RequestError, match="it broke"):
-        show(events(lines))
+        print_stream(read_sse(lines))
     assert capsys.readouterr().out == "hi"
 
 
@@ -101,11 +101,11 @@ def test_flags_that_would_mean_nothing_are_refused(capsys, server):
         status, _, err = run(capsys, "chat", "-q", "hi", *words)
         assert status == 2, err
     with pytest.raises(ConfigError, match="--url must be like"):
-        Remote("ftp://x", None)
+        RemoteServer("ftp://x", None)
 
 
 @pytest.mark.parametrize(
     "body", [{"error": {"message": "m"}}, {"error": "m"}, {"message": "m"}, "m"]
 )
 def test_error_bodies_of_any_form_are_read(body):
-    assert message_of(body) == "m"
+    assert error_message(body) == "m"

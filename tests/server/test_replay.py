@@ -9,8 +9,8 @@ import httpx
 import pytest
 
 from quire import cli
-from quire.cli.replay import table
-from quire.engine import bundle
+from quire.cli.replay import format_steps
+from quire.engine.recording import recording_file
 from tests.server.running import SMALL, serving, wait_until
 from tests.server.test_survive import Scene, asked, engine_of
 
@@ -57,7 +57,7 @@ def test_plans_are_carried_out_on_a_device_if_asked_for(left, capsys):
 
 
 def test_another_plan_is_named_with_its_step(left, capsys, monkeypatch):
-    from quire.core.limits.tokens import TokenBudget
+    from quire.core.scheduling.limits.token_budget import TokenBudget
 
     monkeypatch.setattr(TokenBudget, "allow", lambda self, seq, want: min(want, 5))
     status, said = quire(capsys, left)
@@ -77,15 +77,15 @@ def test_a_recording_is_shown_as_a_table(left, capsys):
 
 
 def test_a_step_that_never_ended_is_under_way(left):
-    recording = bundle.read(left)
+    recording = recording_file.read_recording(left)
     until = max(at for at, record in enumerate(recording.records) if record[0] == "p")
-    *before, last = table(replace(recording, records=recording.records[: until + 1]))
+    *before, last = format_steps(replace(recording, records=recording.records[: until + 1]))
     assert "under way" in last
     assert "under way" not in "".join(before[:-2])  # of two steps in flight the other one may be
 
 
 def test_a_real_recording_has_no_word_of_a_user(left):
-    recording = bundle.read(left)
+    recording = recording_file.read_recording(left)
     text = json.dumps([recording.header, recording.records])
     for word in (SECRET, "Once upon", "/root", "/home", "/tmp", "cmpl-"):
         assert word not in text

@@ -8,13 +8,13 @@ import httpx
 import pytest
 
 from quire import log as logs
-from quire.core.snapshot import Counters, Snapshot
-from quire.core.stats import SchedulerStats
-from quire.server import statistics
-from quire.server.board import Board
-from quire.server.http_metrics import LOAD
-from quire.server.metric_names import REASONS
+from quire.core.scheduler_stats import SchedulerStats
+from quire.core.snapshot import EngineCounters, Snapshot
 from quire.server.options import ServerOptions
+from quire.server.telemetry import stats_logger
+from quire.server.telemetry.http_metrics import LOAD_COUNTER
+from quire.server.telemetry.metric_specs import FINISH_REASONS
+from quire.server.telemetry.shared_counters import SharedCounters
 from tests.server.harness import Reciter, Server
 
 SECRET = "sk-very-secret"
@@ -36,7 +36,9 @@ def told(tokenizer, caplog):
             url = f"{server.url}/v1/completions"
             assert httpx.post(url, json=body, headers=headers).status_code == 200
             server.wait_idle()
-        return [r.getMessage() for r in caplog.records if r.name == "quire.server.request_log"]
+        return [
+            r.getMessage() for r in caplog.records if r.name == "quire.server.telemetry.request_log"
+        ]
 
     return ask
 
@@ -89,7 +91,7 @@ def test_a_line_may_be_json_with_its_fields(capsys):
         {"name": "quire.x", "levelname": "INFO", "msg": "request %s", "args": ("r",)}
         | {"request_id": "r", "prompt_tokens": 5}
     )
-    line = json.loads(logs.JsonLines().format(record))
+    line = json.loads(logs.JsonLinesFormatter().format(record))
     assert (line["message"], line["request_id"], line["prompt_tokens"]) == ("request r", "r", 5)
 
 
@@ -98,17 +100,19 @@ def test_a_line_may_be_json_with_its_fields(capsys):
 
 def snapshot(prompt=0, generated=0, queries=0, hits=0, steps=0):
     stats = SchedulerStats(3, 2, 1, 100, 25, 0, 75, 0, 0, 0, queries, hits)
-    counters = Counters(steps, 0.0, prompt, 0, 0, generated, {}, [], [], 0, [], [])
+    counters = EngineCounters(steps, 0.0, prompt, 0, 0, generated, {}, [], [], 0, [], [])
     return Snapshot(0.0, stats, 0, 8, 16, counters, [])
 
 
 class Scene:
     def __init__(self):
-        self.board = Board([LOAD, *(f"request_success {one}" for one in REASONS)])
+        self.board = SharedCounters(
+            [LOAD_COUNTER, *(f"request_success {one}" for one in FINISH_REASONS)]
+        )
         self.now = 0.0
         self.looks = 0
         self.answer = snapshot()
-        self.statistics = statistics.Statistics(self.board, self.look, lambda: self.now)
+        self.statistics = stats_logger.StatsLogger(self.board, self.look, lambda: self.now)
 
     async def look(self):
         self.looks += 1
@@ -116,7 +120,7 @@ class Scene:
 
     def line(self, after=10.0):
         self.now += after
-        return asyncio.run(self.statistics.line())
+        return asyncio.run(self.statistics.build_line())
 
 
 def test_statistics_are_silent_while_nothing_happens_and_leave_the_engine_alone():
@@ -127,7 +131,7 @@ def test_statistics_are_silent_while_nothing_happens_and_leave_the_engine_alone(
 
 def test_statistics_are_rates_since_the_line_before():
     scene = Scene()
-    scene.board.add(LOAD)
+    scene.board.add(LOAD_COUNTER)
     scene.answer = snapshot(prompt=100, generated=50, queries=10, hits=5)
     scene.line()
     scene.answer = snapshot(prompt=300, generated=150, queries=30, hits=20)
@@ -141,7 +145,7 @@ def test_statistics_are_rates_since_the_line_before():
 
 def test_an_engine_that_took_over_counts_from_its_own_start():
     scene = Scene()
-    scene.board.add(LOAD)
+    scene.board.add(LOAD_COUNTER)
     scene.answer = snapshot(prompt=5000, generated=900, queries=50, hits=40, steps=400)
     scene.line()
     scene.answer = snapshot(prompt=100, generated=50, queries=10, hits=5, steps=20)
@@ -159,7 +163,7 @@ def test_what_ended_between_two_lines_is_told_though_nothing_runs_any_more():
 
 def test_an_engine_that_does_not_answer_is_told_so():
     scene = Scene()
-    scene.board.add(LOAD)
+    scene.board.add(LOAD_COUNTER)
     scene.answer = None
     assert scene.line() == ("the engine does not answer", {})
 
@@ -171,6 +175,6 @@ def test_a_running_server_logs_its_statistics(tokenizer, caplog):
         Server(tokenizer, options=options, step_s=0.01).running() as server,
     ):
         httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 30})
-    lines = [r for r in caplog.records if r.name == "quire.server.statistics"]
+    lines = [r for r in caplog.records if r.name == "quire.server.telemetry.stats_logger"]
     assert lines
     assert lines[0].generation_tokens_per_s > 0

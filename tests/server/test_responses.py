@@ -8,7 +8,7 @@ from pydantic import TypeAdapter
 from starlette.exceptions import HTTPException
 
 from quire.server.options import ServerOptions
-from quire.server.response_store import Kept, ResponseStore
+from quire.server.routes.response_store import ResponseStore, StoredResponse
 from tests.server.harness import Server
 
 HELLO = "Say something nice."
@@ -514,8 +514,8 @@ def test_a_fault_of_the_background_is_told_to_who_asks(tokenizer):
 
 def ended(number, text):
     body = {"id": f"resp_{number}", "background": False, "status": "completed", "output": text}
-    made = Kept(body)
-    made.end([])
+    made = StoredResponse(body)
+    made.mark_ended([])
     return made
 
 
@@ -526,12 +526,12 @@ def test_what_is_kept_weighs_no_more_than_it_may():
     assert len(store) == 4
     with pytest.raises(HTTPException):
         store.get("resp_3")
-    assert store.get("resp_4").weight > 1000
+    assert store.get("resp_4").size_bytes > 1000
 
 
 def test_what_still_runs_is_never_dropped():
     store = ResponseStore(most=2)
-    running = Kept({"id": "resp_run", "background": True, "status": "in_progress"})
+    running = StoredResponse({"id": "resp_run", "background": True, "status": "in_progress"})
     store.add(running)
     for number in range(5):
         store.add(ended(number, ""))
@@ -541,12 +541,14 @@ def test_what_still_runs_is_never_dropped():
 
 def test_a_stream_that_is_slow_to_come_is_kept_alive():
     async def watch():
-        kept = Kept({"id": "resp_1", "background": True, "status": "queued"}, keeps_events=True)
-        kept.add([b"first"])
+        kept = StoredResponse(
+            {"id": "resp_1", "background": True, "status": "queued"}, keeps_events=True
+        )
+        kept.add_events([b"first"])
         events = kept.events(0, 0.01)
         seen = [await anext(events), await anext(events)]
-        kept.add([b"second"])
-        kept.end([])
+        kept.add_events([b"second"])
+        kept.mark_ended([])
         return seen + [one async for one in events]
 
     assert asyncio.run(watch()) == [b"first", b": keep-alive\n\n", b"second"]

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from quire.cli import main
-from quire.cli.batch import answers
-from quire.cli.remote import Reply
-from quire.cli.run_batch import call
+from quire.cli.batch_lines import run_requests
+from quire.cli.remote_server import ServerReply
+from quire.cli.run_batch import call_app
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 400, "temperature": 0}
 
@@ -74,12 +74,12 @@ def test_answers_come_in_order_and_bad_lines_yield_errors(capsys, server, tmp_pa
 
 
 def test_in_this_process_the_answer_is_that_of_the_server(server, http):
-    reply = server.ask(call(server.app, "/v1/chat/completions", {**CHAT, "seed": 1}))
+    reply = server.ask(call_app(server.app, "/v1/chat/completions", {**CHAT, "seed": 1}))
     there = http.post("/v1/chat/completions", json={**CHAT, "seed": 1}).json()
     assert reply.status == 200
     assert reply.body["choices"] == there["choices"]
     assert reply.body["usage"]["total_tokens"] == there["usage"]["total_tokens"]
-    assert server.ask(call(server.app, "/v1/chat/completions", {})).status == 400
+    assert server.ask(call_app(server.app, "/v1/chat/completions", {})).status == 400
 
 
 def test_a_server_that_is_gone_is_an_error_in_every_line(capsys, tmp_path):
@@ -141,11 +141,11 @@ def test_no_more_requests_than_asked_for_are_at_work_and_order_is_kept():
         for _ in range(body["n"]):
             await asyncio.sleep(0)
         at_work -= 1
-        return Reply(200, "", body)
+        return ServerReply(200, "", body)
 
     async def all_of_them():
         lines = (line(str(n), {"n": (n * 7) % 5}) for n in range(200))
-        return [one["custom_id"] async for one in answers(lines, ask, at_once=3)]
+        return [one["custom_id"] async for one in run_requests(lines, ask, at_once=3)]
 
     assert asyncio.run(all_of_them()) == [str(n) for n in range(200)]
     assert most == 3

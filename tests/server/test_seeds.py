@@ -19,9 +19,9 @@ import threading
 import pytest
 
 import quire
-from quire.cli.flags import parse
+from quire.cli.serve_flags import parse
 from quire.errors import ConfigError
-from quire.text.tokenizer import load_tokenizer
+from quire.text.tokenizing.tokenizer import load_tokenizer
 from tests.server.running import SMALL, serving
 
 NAMES = (

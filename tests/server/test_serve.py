@@ -15,8 +15,8 @@ import pytest
 
 from quire.cli.serve import main
 from quire.errors import ConfigError
-from quire.server import listen, processes
 from quire.server.options import ServerOptions
+from quire.server.process import api_process, listen_sockets
 from tests.server.running import SMALL, serving, wait_until
 
 
@@ -106,13 +106,13 @@ def test_a_taken_port_is_told_before_anything_is_loaded():
 
 def test_a_unix_socket_is_taken_over_from_the_dead_only(tmp_path):
     options = ServerOptions(uds=str(tmp_path / "s"))
-    (first,) = listen.take(options)
+    (first,) = listen_sockets.bind_sockets(options)
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
     first.listen()
     with pytest.raises(ConfigError, match="another server"):
-        listen.take(options)
+        listen_sockets.bind_sockets(options)
     first.close()
-    listen.take(options)[0].close()
+    listen_sockets.bind_sockets(options)[0].close()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_an_unknown_flag_names_the_nearest(capsys):
 
 
 def test_the_access_log_leaves_out_the_paths_it_is_told_to():
-    shown = processes.shows(["/health,/live", "/metrics"])
+    shown = api_process.build_access_log_filter(["/health,/live", "/metrics"])
 
     def line(path):
         args = ("127.0.0.1:5", "GET", path, "1.1", 200)
@@ -150,5 +150,5 @@ def test_the_access_log_leaves_out_the_paths_it_is_told_to():
 def test_the_access_log_shows_paths_without_what_stands_behind_them():
     args = ("127.0.0.1:5", "GET", "/v1/models?api_key=secret", "1.1", 401)
     made = logging.LogRecord("uvicorn.access", 20, "", 0, '%s - "%s %s HTTP/%s" %d', args, None)
-    assert processes.shows([])(made)
+    assert api_process.build_access_log_filter([])(made)
     assert made.getMessage() == '127.0.0.1:5 - "GET /v1/models HTTP/1.1" 401'

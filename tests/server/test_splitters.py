@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from quire.server.events import Plain, Said, ToolCall
-from quire.server.services import Services
+from quire.server.app_state import AppState
+from quire.server.generation.events import ContentOnlyParser, DeltaToolCall, ParsedDelta
 
 HELLO = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
@@ -24,17 +24,17 @@ class FirstWordIsThought:
         before, self._all = self._all, self._all + text
         said = []
         if " " in before:
-            said.append(Said(text))
+            said.append(ParsedDelta(text))
         else:
             thought, space, rest = text.partition(" ")
-            said.append(Said(reasoning=thought + space))
+            said.append(ParsedDelta(reasoning=thought + space))
             self.reasoning_tokens += len(token_ids)
             if rest:
-                said.append(Said(rest))
+                said.append(ParsedDelta(rest))
         if last:
             half = len(self._all) // 2
-            said.append(Said(tool_call=ToolCall(0, "call-1", "say", self._all[:half])))
-            said.append(Said(tool_call=ToolCall(0, arguments=self._all[half:])))
+            said.append(ParsedDelta(tool_call=DeltaToolCall(0, "call-1", "say", self._all[:half])))
+            said.append(ParsedDelta(tool_call=DeltaToolCall(0, arguments=self._all[half:])))
         return said
 
     def finish(self, reason):
@@ -46,7 +46,7 @@ def thinking(monkeypatch):
     def splitters(self, asked, prepared):
         return [FirstWordIsThought() for _ in range(asked.n * len(prepared))]
 
-    monkeypatch.setattr(Services, "splitters", splitters)
+    monkeypatch.setattr(AppState, "build_output_parsers", splitters)
 
 
 def expected(server, index=0):
@@ -95,7 +95,11 @@ def test_a_stream_says_the_same_in_pieces(http, server, more):
 
 
 def test_a_plain_splitter_changes_nothing(http, server, monkeypatch):
-    monkeypatch.setattr(Services, "splitters", lambda self, asked, prepared: [Plain()] * asked.n)
+    monkeypatch.setattr(
+        AppState,
+        "build_output_parsers",
+        lambda self, asked, prepared: [ContentOnlyParser()] * asked.n,
+    )
     got = http.post(CHAT, json={"messages": HELLO, "stop": ["s"]}).json()["choices"][0]
     text = server.answer(HELLO)
     assert got["message"]["content"] == text.partition("s")[0]

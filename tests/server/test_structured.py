@@ -13,8 +13,8 @@ import pytest
 
 from quire.cli import main
 from quire.errors import RequestError
-from quire.grammar.words import House
-from quire.server import sse
+from quire.grammar.frontends.from_params import StructuredDefaults
+from quire.server.formats import sse
 from quire.server.options import ServerOptions
 from tests.server.harness import Server
 
@@ -125,7 +125,7 @@ def test_settings_of_older_releases_hold_for_any_json(own):
 
 
 def test_the_options_of_the_server_hold(tokenizer):
-    house = House("xgrammar", disable_any_whitespace=True)
+    house = StructuredDefaults("xgrammar", disable_any_whitespace=True)
     with Server(tokenizer, services={"house": house}).running() as running:
         forms = []
         running.model.bound.accept = forms.append
@@ -321,7 +321,7 @@ def test_fewer_tokens_than_any_whole_text_takes_are_refused(own, path, word, giv
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETE, RESPONSES, MESSAGES])
 def test_a_fault_that_is_found_late_is_an_event(own, path, monkeypatch):
-    monkeypatch.setattr(sse, "FAULT_S", 0.01)
+    monkeypatch.setattr(sse, "EARLY_ERROR_WAIT_S", 0.01)
     own.model.bound.settled = False
     own.model.bound.outcome = RequestError("too much")
     change = {**BASE[path], "guided_json": OBJECT, "stream": True}

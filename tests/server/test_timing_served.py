@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from quire.server.options import ServerOptions
-from quire.server.timing import Watch
-from quire.text.assemble import Assembler
-from quire.text.inputs import InputProcessor
+from quire.server.telemetry.request_timer import RequestTimer
+from quire.text.input_processor import InputProcessor
+from quire.text.output.output_processor import RequestOutputProcessor
 from tests.server.harness import Server
 
 CAUSES = ("prepare", "transport", "inbox", "grammar", "queue", "prefill", "others")
@@ -148,38 +148,38 @@ def test_a_hold_up_of_the_engine_between_steps_is_engine_other(serve):
 
 
 def test_slow_preparing_is_prepare(serve, monkeypatch):
-    server, request = serve(), InputProcessor.request
+    server, request = serve(), InputProcessor.process
 
     def slow(self, *args, **kwargs):
         time.sleep(DELAY)
         return request(self, *args, **kwargs)
 
-    monkeypatch.setattr(InputProcessor, "request", slow)
+    monkeypatch.setattr(InputProcessor, "process", slow)
     timing, _ = ask(server.url)
     assert cause_of(timing) == "prepare"
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_slow_text_work_is_detokenize(serve, monkeypatch, stream):
-    server, read = serve(), Assembler.read
+    server, read = serve(), RequestOutputProcessor.process
 
     def slow(self, update):
         time.sleep(DELAY)
         return read(self, update)
 
-    monkeypatch.setattr(Assembler, "read", slow)
+    monkeypatch.setattr(RequestOutputProcessor, "process", slow)
     timing, _ = ask(server.url, stream=stream)
     assert cause_of(timing) == "detokenize"
 
 
 def test_a_busy_event_loop_is_transport(serve, monkeypatch):
-    server, handed = serve(step_s=0.02), Watch.handed
+    server, handed = serve(step_s=0.02), RequestTimer.record_submitted
 
     def busy(self, *args):
         handed(self, *args)
         asyncio.get_running_loop().call_later(0.005, time.sleep, DELAY)
 
-    monkeypatch.setattr(Watch, "handed", busy)
+    monkeypatch.setattr(RequestTimer, "record_submitted", busy)
     timing, _ = ask(server.url, max_tokens=1)
     assert cause_of(timing) == "transport"
 

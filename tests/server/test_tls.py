@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from quire.errors import ConfigError
-from quire.server import heads, listen, processes
 from quire.server.options import ServerOptions
+from quire.server.process import api_process, http_limits, listen_sockets
 from tests.server.harness import Server
 from tests.server.running import wait_until
 
@@ -35,26 +35,26 @@ def make_certificate(folder, name):
 def serving(tokenizer, options):
     """The server of the harness behind uvicorn as an API process runs it; its address."""
     harness = Server(tokenizer, options=options)
-    (listener,) = listen.take(options)
+    (listener,) = listen_sockets.bind_sockets(options)
     refreshing = []
 
     def ready():
         if options.enable_ssl_refresh:
-            coroutine = processes.refresh_tls(server.config, options)
-            refreshing.append(processes.asyncio.create_task(coroutine))
+            coroutine = api_process.refresh_tls(server.config, options)
+            refreshing.append(api_process.asyncio.create_task(coroutine))
         started.set()
 
     async def ending():
         """Nothing is left to tell."""
 
     started = threading.Event()
-    config = processes.uvicorn_config(options, harness.app)
-    server = processes.Server(config, ready=ready, ending=ending)
+    config = api_process.uvicorn_config(options, harness.app)
+    server = api_process.UvicornServer(config, ready=ready, ending=ending)
     thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
     thread.start()
     assert started.wait(10)
     try:
-        yield listen.shown(options, listener)
+        yield listen_sockets.listener_url(options, listener)
     finally:
         server.should_exit = True
         thread.join(10)
@@ -72,12 +72,12 @@ def names_shown(url):
 
 @needs_openssl
 def test_a_new_certificate_is_used_without_a_restart(tokenizer, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "REFRESH_S", 0.02)
+    monkeypatch.setattr(api_process, "TLS_POLL_INTERVAL_S", 0.02)
     cert, key = make_certificate(tmp_path, "first")
     options = ServerOptions(
         port=0, ssl_certfile=str(cert), ssl_keyfile=str(key), enable_ssl_refresh=True
     )
-    listen.check_tls(options)
+    listen_sockets.check_tls(options)
     with serving(tokenizer, options) as url:
         with httpx.Client(verify=ssl.create_default_context(cafile=cert)) as client:
             assert client.get(f"{url}/v1/models").status_code == 200
@@ -99,7 +99,7 @@ def test_clients_may_have_to_show_a_certificate(tokenizer, tmp_path):
         ssl_ca_certs=str(cert),
         ssl_cert_reqs=2,
     )
-    listen.check_tls(options)
+    listen_sockets.check_tls(options)
     with serving(tokenizer, options) as url:
         context = ssl.create_default_context(cafile=cert)
         with httpx.Client(verify=context) as client, pytest.raises(httpx.TransportError):
@@ -119,7 +119,7 @@ def test_clients_may_have_to_show_a_certificate(tokenizer, tmp_path):
 )
 def test_tls_files_that_are_of_no_use_are_told_before_anything_is_loaded(given, said):
     with pytest.raises(ConfigError, match=said):
-        listen.check_tls(ServerOptions(**given))
+        listen_sockets.check_tls(ServerOptions(**given))
 
 
 @needs_openssl
@@ -129,7 +129,7 @@ def test_a_key_that_needs_a_password_is_refused_and_not_asked_for(tmp_path):
     words = ["openssl", "ec", "-in", key, "-out", locked, "-aes128", "-passout", "pass:secret"]
     subprocess.run(words, check=True, capture_output=True)
     with pytest.raises(ConfigError, match="encrypted"):
-        listen.check_tls(ServerOptions(ssl_certfile=str(cert), ssl_keyfile=str(locked)))
+        listen_sockets.check_tls(ServerOptions(ssl_certfile=str(cert), ssl_keyfile=str(locked)))
 
 
 def head(url, *lines):
@@ -179,8 +179,8 @@ def hung_up_on(url, *words):
 
 
 def test_who_does_not_get_a_request_sent_is_hung_up_on(tokenizer, monkeypatch):
-    monkeypatch.setattr(heads, "HEAD_S", 0.1)
-    monkeypatch.setattr(heads, "BODY_S", 0.2)
+    monkeypatch.setattr(http_limits, "HEADER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(http_limits, "BODY_S", 0.2)
     whole = b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n"
     body = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 900\r\n\r\n{"
     options = ServerOptions(port=0, keep_alive_timeout=30)

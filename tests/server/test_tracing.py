@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from quire.errors import ConfigError
-from quire.server import observe, tracing
 from quire.server.options import ServerOptions
+from quire.server.telemetry import instrumentation, tracing
 from tests.server.harness import Server
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -33,9 +33,9 @@ def traced(tokenizer, spans, monkeypatch):
     def made(endpoint, model, version):
         provider = TracerProvider()
         provider.add_span_processor(SimpleSpanProcessor(spans))
-        return tracing.Tracing(provider, model)
+        return tracing.RequestTracer(provider, model)
 
-    monkeypatch.setattr(observe, "tracing_to", made)
+    monkeypatch.setattr(instrumentation, "tracing_to", made)
     options = ServerOptions(otlp_traces_endpoint="http://localhost:4318")
     with Server(tokenizer, options=options, step_s=0.005).running() as server:
         yield server
@@ -123,18 +123,18 @@ def test_a_refused_request_leaves_nothing_behind(traced, spans):
     )
     assert refused.status_code == 400
     assert not spans.get_finished_spans()
-    assert not traced.app.state.telemetry.tracing._carried
+    assert not traced.app.state.telemetry.tracing._trace_contexts
 
 
 @pytest.mark.parametrize("endpoint", ["localhost:4317", "grpc://localhost:4317", "http://"])
 def test_an_endpoint_that_is_no_http_url_is_refused(endpoint):
     with pytest.raises(ConfigError, match="http://localhost:4318/v1/traces"):
-        tracing.checked_endpoint(endpoint)
+        tracing.check_otlp_endpoint(endpoint)
 
 
 def test_an_endpoint_without_a_path_gets_the_usual_one():
-    assert tracing.checked_endpoint("http://c:4318") == "http://c:4318/v1/traces"
-    assert tracing.checked_endpoint("http://c:4318/x") == "http://c:4318/x"
+    assert tracing.check_otlp_endpoint("http://c:4318") == "http://c:4318/v1/traces"
+    assert tracing.check_otlp_endpoint("http://c:4318/x") == "http://c:4318/x"
 
 
 def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
@@ -147,7 +147,7 @@ def test_missing_packages_are_named_with_the_way_to_get_them(monkeypatch):
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ConfigError, match=r"pip install 'quire\[otel\]'"):
-        tracing.tracing_to("http://localhost:4318", "m", "1")
+        tracing.build_tracer("http://localhost:4318", "m", "1")
 
 
 def test_spans_are_sent_to_a_collector_over_http(tokenizer, httpserver_log):
@@ -161,7 +161,7 @@ def test_spans_are_sent_to_a_collector_over_http(tokenizer, httpserver_log):
 
 
 def test_a_collector_that_does_not_answer_holds_the_end_up_for_a_moment_only(monkeypatch):
-    monkeypatch.setattr(tracing, "LAST_SPANS_S", 0.05)
+    monkeypatch.setattr(tracing, "FLUSH_TIMEOUT_S", 0.05)
     stuck, over = threading.Event(), threading.Event()
 
     class Stuck:
@@ -172,7 +172,7 @@ def test_a_collector_that_does_not_answer_holds_the_end_up_for_a_moment_only(mon
             stuck.wait(10)
             over.set()
 
-    tracing.Tracing(Stuck(), "m").stop()
+    tracing.RequestTracer(Stuck(), "m").shut_down()
     assert not over.is_set()
     stuck.set()
     assert over.wait(10)

@@ -11,14 +11,14 @@ import pytest
 import zmq
 
 from quire.core.params import SamplingParams
-from quire.core.types import Request, Stop
-from quire.engine import wire
-from quire.engine.client import EngineClient
-from quire.engine.messages import PROTOCOL, Add, Hello, News, carried
-from quire.engine.process import EngineServer
-from quire.engine.remote import address
-from quire.engine.service import Service
-from quire.engine.thread import EngineThread
+from quire.core.types import Request, StopConditions
+from quire.engine import message_codec
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.thread_transport import ThreadTransport
+from quire.engine.client.zmq_transport import engine_address
+from quire.engine.core.engine_rpc import EngineRpc
+from quire.engine.core.process import EngineCoreProcess
+from quire.engine.messages import PROTOCOL_VERSION, AddRequests, Hello, OutputBatch, request_to_wire
 from quire.errors import RequestError
 from tests.pure.core.made import FakeGrammars, bound
 from tests.server.harness import Executor, Reciter, make_engine
@@ -59,8 +59,8 @@ class Turns(FakeGrammars):
 
 @pytest.fixture
 def engine(tokenizer, monkeypatch):
-    monkeypatch.setattr("quire.engine.thread.BEAT_S", BEAT_S)
-    monkeypatch.setattr("quire.engine.process.BEAT_S", BEAT_S)
+    monkeypatch.setattr("quire.engine.client.thread_transport.HEARTBEAT_INTERVAL_S", BEAT_S)
+    monkeypatch.setattr("quire.engine.core.process.BEAT_S", BEAT_S)
     model = Reciter(tokenizer)
     model.bound = grammars = Turns()
     made = make_engine(Executor(model), check=True)
@@ -70,7 +70,7 @@ def engine(tokenizer, monkeypatch):
 
 def request(name="a", **constraint):
     params = SamplingParams(max_tokens=5, ignore_eos=True)
-    return Request(name, (1, 2, 3), Stop(5), params, constraint=bound(1, **constraint))
+    return Request(name, (1, 2, 3), StopConditions(5), params, constraint=bound(1, **constraint))
 
 
 async def rest(stream):
@@ -81,7 +81,7 @@ def test_an_engine_in_a_thread_sleeps_and_is_woken(engine):
     made, grammars = engine
 
     async def main():
-        client = EngineClient(EngineThread(made))
+        client = EngineClient(ThreadTransport(made))
         client.start()
         stream = await client.generate([request()])
         await asyncio.sleep(0.05)
@@ -100,12 +100,12 @@ def test_a_grammar_that_fails_ends_the_stream_with_the_requests_fault(engine):
     made, grammars = engine
 
     async def main():
-        client = EngineClient(EngineThread(made))
+        client = EngineClient(ThreadTransport(made))
         client.start()
         stream = await client.generate([request(fails=True)])
         grammars.tick()
         [update] = await asyncio.wait_for(rest(stream), BEAT_S / 2)
-        assert isinstance(update.exception(), RequestError)
+        assert isinstance(update.to_exception(), RequestError)
         stream.close()
         await client.stop()
 
@@ -116,7 +116,7 @@ def test_a_client_that_gives_up_while_it_waits_leaves_nothing_behind(engine):
     made, grammars = engine
 
     async def main():
-        client = EngineClient(EngineThread(made))
+        client = EngineClient(ThreadTransport(made))
         client.start()
         stream = await client.generate([request()])
         stream.close()
@@ -131,18 +131,18 @@ def test_a_client_that_gives_up_while_it_waits_leaves_nothing_behind(engine):
 def test_an_engine_in_a_process_sleeps_and_is_woken(engine, tmp_path):
     made, grammars = engine
     starter = Bell()
-    server = EngineServer(Service(made), str(tmp_path), starter)
+    server = EngineCoreProcess(EngineRpc(made), str(tmp_path), starter)
     thread = threading.Thread(target=server.run)
     thread.start()
     context = zmq.Context()
     asker = context.socket(zmq.DEALER)
     asker.setsockopt(zmq.RCVTIMEO, int(BEAT_S / 2 * 1000))
     asker.setsockopt(zmq.LINGER, 0)
-    asker.connect(address(tmp_path))
+    asker.connect(engine_address(tmp_path))
     try:
-        asker.send(wire.encode(Hello(PROTOCOL, "test")))
-        asker.send(wire.encode(Add(1, [carried(request())])))
-        assert news(asker).answers[0].fault is None
+        asker.send(message_codec.encode(Hello(PROTOCOL_VERSION, "test")))
+        asker.send(message_codec.encode(AddRequests(1, [request_to_wire(request())])))
+        assert news(asker).replies[0].error is None
         with grammars.sleeping():
             time.sleep(0.1)
         grammars.tick()
@@ -158,6 +158,6 @@ def test_an_engine_in_a_process_sleeps_and_is_woken(engine, tmp_path):
 def news(asker):
     """The next, past signs of life."""
     while True:
-        message = wire.from_engine(asker.recv())
-        if isinstance(message, News):
+        message = message_codec.decode_from_engine(asker.recv())
+        if isinstance(message, OutputBatch):
             return message

@@ -11,12 +11,12 @@ from itertools import pairwise
 from typing import Any
 
 from quire import env
-from quire.cli.bench.workload import Item
+from quire.cli.bench.workload import SampleRequest
 from quire.errors import ConfigError
 
 
 @dataclass(slots=True)
-class Answer:
+class RequestResult:
     """Times are seconds on one clock. error: why there is no whole answer."""
 
     sent_at: float
@@ -25,9 +25,9 @@ class Answer:
     output_tokens: int = 0
     error: str | None = None
     text: str = ""
-    due_at: float = 0.0
+    scheduled_at: float = 0.0
 
-    def times(self, metric: str) -> list[float]:
+    def metric_values(self, metric: str) -> list[float]:
         """Seconds of one metric; of itl one per gap, of others one or none."""
         at = self.chunks_at
         if not at:
@@ -42,7 +42,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class BenchEndpoint:
     """Whom to ask, and what every body has."""
 
     http: Any
@@ -51,13 +51,15 @@ class Target:
     extra: dict[str, Any]
 
 
-def session(api_key: str | None, headers: Sequence[str] = (), *, insecure: bool = False) -> Any:
+def open_session(
+    api_key: str | None, headers: Sequence[str] = (), *, insecure: bool = False
+) -> Any:
     """A client session without limits of its own. Raises ConfigError without aiohttp."""
     try:
         import aiohttp
     except ImportError:
         raise ConfigError("quire bench serve needs aiohttp: pip install 'quire[bench]'") from None
-    key = api_key or env.client_key()
+    key = api_key or env.client_api_key()
     sent = {"Authorization": f"Bearer {key}"} if key else {}
     for word in headers:
         name, equals, value = word.partition("=")
@@ -101,7 +103,7 @@ async def first_model(http: Any, base: str) -> str:
         raise ConfigError(f"{base}/v1/models does not answer: {error}; say --model") from None
 
 
-async def post(http: Any, url: str) -> None:
+async def post_command(http: Any, url: str) -> None:
     """Tell the server to do something. Raises ConfigError if it refuses."""
     async with http.post(url) as response:
         if response.status != 200:
@@ -109,18 +111,18 @@ async def post(http: Any, url: str) -> None:
             raise ConfigError(f"{url}: {response.status}: {text}")
 
 
-async def ask(target: Target, item: Item, due_at: float) -> Answer:
+async def send_request(target: BenchEndpoint, item: SampleRequest, due_at: float) -> RequestResult:
     """Send a request and read its stream to the end. Failures are in the answer."""
     import aiohttp
 
-    answer = Answer(time.perf_counter(), due_at=due_at)
+    answer = RequestResult(time.perf_counter(), scheduled_at=due_at)
     try:
-        async with target.http.post(target.url, json=_body(target, item)) as response:
+        async with target.http.post(target.url, json=_build_body(target, item)) as response:
             if response.status != 200:
                 answer.error = f"{response.status}: {(await response.text())[:300]}"
                 return answer
             async for line in response.content:
-                _take(answer, line)
+                _read_chunk(answer, line)
     except (aiohttp.ClientError, OSError, ValueError) as error:
         answer.error = f"{type(error).__name__}: {error}"
     if answer.error is None and not answer.chunks_at:
@@ -128,7 +130,7 @@ async def ask(target: Target, item: Item, due_at: float) -> Answer:
     return answer
 
 
-def _body(target: Target, item: Item) -> dict[str, Any]:
+def _build_body(target: BenchEndpoint, item: SampleRequest) -> dict[str, Any]:
     body: dict[str, Any] = {
         "model": target.model,
         "max_tokens": item.output_len,
@@ -143,7 +145,7 @@ def _body(target: Target, item: Item) -> dict[str, Any]:
     return {**body, "messages": [{"role": "user", "content": text}]}
 
 
-def _take(answer: Answer, line: bytes) -> None:
+def _read_chunk(answer: RequestResult, line: bytes) -> None:
     if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
         return
     now = time.perf_counter()
@@ -158,7 +160,7 @@ def _take(answer: Answer, line: bytes) -> None:
     choices = chunk.get("choices") or ()
     if any(_has_text(choice) for choice in choices):
         answer.chunks_at.append(now)
-        answer.text += "".join(_text(choice) for choice in choices)
+        answer.text += "".join(_chunk_text(choice) for choice in choices)
 
 
 def _has_text(choice: dict[str, Any]) -> bool:
@@ -171,5 +173,5 @@ def _has_text(choice: dict[str, Any]) -> bool:
     )
 
 
-def _text(choice: dict[str, Any]) -> str:
+def _chunk_text(choice: dict[str, Any]) -> str:
     return str(choice.get("text") or (choice.get("delta") or {}).get("content") or "")

@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from quire.cli.bench.report import add_json, percentiles, show, write
-from quire.cli.bench.workload import Item, add_workload, items
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.cli.bench.report import add_json, percentiles, print_table, write_json
+from quire.cli.bench.workload import SampleRequest, add_workload_flags, build_requests
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.core.params import BeamSearchParams, SamplingParams
 from quire.errors import ConfigError
 
@@ -28,11 +28,11 @@ def main(argv: Sequence[str]) -> int:
 
     llm = LLM.from_engine_args(options_from(args))
     args.num_prompts = args.batch_size
-    work = items(args, llm.llm_engine.config.model.vocab)
-    run = _runner(llm, work, args)
+    work = build_requests(args, llm.llm_engine.config.model.vocab)
+    run = _build_runner(llm, work, args)
     for _ in range(args.num_iters_warmup):
         run()
-    latencies = [_seconds(run) for _ in range(args.num_iters)]
+    latencies = [_time_run(run) for _ in range(args.num_iters)]
     mean = sum(latencies) / len(latencies)
     made = sum(item.output_len for item in work) * args.n
     found = {
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         "percentiles": percentiles(latencies),
         "output_tokens_per_second": made / mean,
     }
-    show(
+    print_table(
         f"{args.batch_size} x ({args.input_len} in, {args.output_len or 128} out)",
         [
             ("mean", f"{mean * 1e3:.2f} ms"),
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             ("output", f"{made / mean:.1f} tok/s"),
         ],
     )
-    write(found, args.output_json)
+    write_json(found, args.output_json)
     return 0
 
 
@@ -62,20 +62,22 @@ def _parser() -> OptionParser:
     parser.add_argument("--num-iters", type=int, default=30)
     parser.add_argument("--use-beam-search", action="store_true")
     parser.add_argument("--disable-detokenize", action="store_true")
-    add_workload(parser, prompts=8)
+    add_workload_flags(parser, prompts=8)
     parser.set_defaults(input_len=32)
     add_json(parser)
     add_options(parser)
     return parser
 
 
-def _seconds(run: Callable[[], Any]) -> float:
+def _time_run(run: Callable[[], Any]) -> float:
     began = time.perf_counter()
     run()
     return time.perf_counter() - began
 
 
-def _runner(llm: LLM, work: Sequence[Item], args: argparse.Namespace) -> Callable[[], Any]:
+def _build_runner(
+    llm: LLM, work: Sequence[SampleRequest], args: argparse.Namespace
+) -> Callable[[], Any]:
     prompts = [_prompt(item) for item in work]
     if args.use_beam_search:
         beams = BeamSearchParams(args.n, max_tokens=args.output_len or 128, ignore_eos=True)
@@ -93,7 +95,7 @@ def _runner(llm: LLM, work: Sequence[Item], args: argparse.Namespace) -> Callabl
     return lambda: llm.generate(prompts, params, use_tqdm=False)
 
 
-def _prompt(item: Item) -> Any:
+def _prompt(item: SampleRequest) -> Any:
     if isinstance(item.prompt, str):
         return {"prompt": item.prompt}
     return {"prompt_token_ids": list(item.prompt)}

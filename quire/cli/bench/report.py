@@ -34,11 +34,11 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output-json", "--json", metavar="FILE", help='"-": standard output')
 
 
-def write(found: Mapping[str, object], to: str | None) -> None:
+def write_json(found: Mapping[str, object], to: str | None) -> None:
     """The result as JSON, if asked for."""
     if to is None:
         return
-    text = as_json(found, indent=2)
+    text = encode_json(found, indent=2)
     if to == "-":
         print(text)
         return
@@ -48,7 +48,7 @@ def write(found: Mapping[str, object], to: str | None) -> None:
         raise ConfigError(f"--output-json {to}: {error.strerror or error}") from None
 
 
-def as_json(found: Mapping[str, object], *, indent: int | None = None) -> str:
+def encode_json(found: Mapping[str, object], *, indent: int | None = None) -> str:
     """JSON with null for what there was nothing to compute from: NaN is no JSON."""
     plain = {
         name: None if isinstance(value, float) and math.isnan(value) else value
@@ -57,7 +57,7 @@ def as_json(found: Mapping[str, object], *, indent: int | None = None) -> str:
     return json.dumps(plain, indent=indent)
 
 
-def show(title: str, rows: Sequence[tuple[str, str]]) -> None:
+def print_table(title: str, rows: Sequence[tuple[str, str]]) -> None:
     """A table on stderr, so that JSON can have standard output."""
     from rich.console import Console
     from rich.table import Table

@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quire.cli.bench.client import Answer
-from quire.cli.bench.report import as_json, percentile
+from quire.cli.bench.client import RequestResult
+from quire.cli.bench.report import encode_json, percentile
 from quire.errors import ConfigError
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 
 
-def add_result(parser: argparse.ArgumentParser) -> None:
+def add_result_flags(parser: argparse.ArgumentParser) -> None:
     """The flags that say what is measured and where it goes."""
     group = parser.add_argument_group("result")
     group.add_argument(
@@ -38,7 +38,7 @@ def add_result(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--label", help="the same as --metadata label=...")
 
 
-def limits_of(words: Iterable[str]) -> dict[str, float]:
+def parse_slo_limits(words: Iterable[str]) -> dict[str, float]:
     """METRIC:MS words as a table. Raises ConfigError."""
     found: dict[str, float] = {}
     for word in words:
@@ -52,7 +52,7 @@ def limits_of(words: Iterable[str]) -> dict[str, float]:
     return found
 
 
-def percentiles_of(text: str) -> list[float]:
+def parse_percentiles(text: str) -> list[float]:
     """Numbers with commas. Raises ConfigError."""
     try:
         found = [float(one) for one in text.split(",")]
@@ -63,7 +63,7 @@ def percentiles_of(text: str) -> list[float]:
     return found
 
 
-def metrics_of(text: str) -> list[str]:
+def parse_metrics(text: str) -> list[str]:
     """Names with commas. Raises ConfigError."""
     found = [one.strip() for one in text.split(",") if one.strip()]
     if not set(found) <= set(METRICS):
@@ -71,8 +71,8 @@ def metrics_of(text: str) -> list[str]:
     return found
 
 
-def summary(
-    answers: Sequence[Answer],
+def summarize(
+    answers: Sequence[RequestResult],
     seconds: float,
     wanted: Sequence[float],
     metrics: Sequence[str] = METRICS,
@@ -82,7 +82,7 @@ def summary(
     good = [one for one in answers if one.error is None]
     read = sum(one.prompt_tokens for one in good)
     made = sum(one.output_tokens for one in good)
-    kept = [one for one in good if _keeps(one, limits)] if limits else None
+    kept = [one for one in good if _meets_slo(one, limits)] if limits else None
     found: dict[str, Any] = {
         "duration": seconds,
         "completed": len(good),
@@ -93,16 +93,20 @@ def summary(
         "request_goodput": None if kept is None else len(kept) / seconds,
         "output_throughput": made / seconds,
         "total_token_throughput": (read + made) / seconds,
-        "max_output_tokens_per_s": _busiest_second(good),
-        "max_concurrent_requests": _most_at_once(good),
+        "max_output_tokens_per_s": _peak_output_throughput(good),
+        "max_concurrent_requests": _peak_concurrency(good),
         "errors": sorted({one.error for one in answers if one.error is not None})[:10],
     }
     for name in metrics:
-        found |= _figures(name, [v * 1e3 for one in good for v in one.times(name)], wanted)
+        found |= _metric_summary(
+            name, [v * 1e3 for one in good for v in one.metric_values(name)], wanted
+        )
     return found
 
 
-def _figures(name: str, values: Sequence[float], wanted: Sequence[float]) -> dict[str, float]:
+def _metric_summary(
+    name: str, values: Sequence[float], wanted: Sequence[float]
+) -> dict[str, float]:
     mean = sum(values) / len(values) if values else float("nan")
     spread = sum((v - mean) ** 2 for v in values) / len(values) if values else float("nan")
     found = {f"mean_{name}_ms": mean, f"median_{name}_ms": percentile(values, 50)}
@@ -110,12 +114,12 @@ def _figures(name: str, values: Sequence[float], wanted: Sequence[float]) -> dic
     return found | {f"p{q:g}_{name}_ms": percentile(values, q) for q in wanted}
 
 
-def _keeps(answer: Answer, limits: Mapping[str, float]) -> bool:
+def _meets_slo(answer: RequestResult, limits: Mapping[str, float]) -> bool:
     """No time of the request is over its limit. What it has none of, it keeps."""
-    return all(v * 1e3 <= most for name, most in limits.items() for v in answer.times(name))
+    return all(v * 1e3 <= most for name, most in limits.items() for v in answer.metric_values(name))
 
 
-def _busiest_second(answers: Iterable[Answer]) -> float:
+def _peak_output_throughput(answers: Iterable[RequestResult]) -> float:
     """Most tokens in one second of the clock; a request's are spread evenly over its chunks."""
     counts: defaultdict[int, float] = defaultdict(float)
     for one in answers:
@@ -124,7 +128,7 @@ def _busiest_second(answers: Iterable[Answer]) -> float:
     return max(counts.values(), default=0.0)
 
 
-def _most_at_once(answers: Iterable[Answer]) -> int:
+def _peak_concurrency(answers: Iterable[RequestResult]) -> int:
     ends = [(one.chunks_at[-1], -1) for one in answers if one.chunks_at]
     begins = [(one.sent_at, 1) for one in answers if one.chunks_at]
     now = most = 0
@@ -134,28 +138,28 @@ def _most_at_once(answers: Iterable[Answer]) -> int:
     return most
 
 
-def details(answers: Sequence[Answer], began: float) -> dict[str, Any]:
+def build_request_columns(answers: Sequence[RequestResult], began: float) -> dict[str, Any]:
     """Every request, as columns. `errors` is then one a request."""
-    first = [next(iter(one.times("ttft")), None) for one in answers]
+    first = [next(iter(one.metric_values("ttft")), None) for one in answers]
     return {
         "input_lens": [one.prompt_tokens for one in answers],
         "output_lens": [one.output_tokens for one in answers],
         "ttfts": first,
-        "itls": [one.times("itl") for one in answers],
-        "latencies": [next(iter(one.times("e2el")), None) for one in answers],
+        "itls": [one.metric_values("itl") for one in answers],
+        "latencies": [next(iter(one.metric_values("e2el")), None) for one in answers],
         "start_times": [one.sent_at - began for one in answers],
-        "queue_times": [one.sent_at - one.due_at for one in answers],
+        "queue_times": [one.sent_at - one.scheduled_at for one in answers],
         "generated_texts": [one.text for one in answers],
         "errors": [one.error or "" for one in answers],
     }
 
 
-def save(found: Mapping[str, Any], args: argparse.Namespace) -> Path | None:
+def save_result(found: Mapping[str, Any], args: argparse.Namespace) -> Path | None:
     """Write the result as the flags ask. Returns the file, or None if none was asked for."""
     if not (args.save_result or args.append_result or args.result_filename):
         return None
-    path = Path(args.result_dir or ".") / (args.result_filename or _name(found))
-    text = as_json(found, indent=None if args.append_result else 2)
+    path = Path(args.result_dir or ".") / (args.result_filename or _result_file_name(found))
+    text = encode_json(found, indent=None if args.append_result else 2)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a" if args.append_result else "w", encoding="utf-8") as into:
@@ -165,13 +169,13 @@ def save(found: Mapping[str, Any], args: argparse.Namespace) -> Path | None:
     return path
 
 
-def _name(found: Mapping[str, Any]) -> str:
+def _result_file_name(found: Mapping[str, Any]) -> str:
     """backend-rate-model-date.json."""
     model = str(found["model_id"]).replace("/", "_")
     return f"{found['backend']}-{found['request_rate']}qps-{model}-{found['date']}.json"
 
 
-def about_run(args: argparse.Namespace, model: str) -> dict[str, Any]:
+def describe_run(args: argparse.Namespace, model: str) -> dict[str, Any]:
     """What was run, for those who read the result later. Raises ConfigError."""
     found: dict[str, Any] = {
         "date": time.strftime("%Y%m%d-%H%M%S"),

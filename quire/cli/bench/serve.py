@@ -16,21 +16,34 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from quire.cli.bench.client import Answer, Target, ask, first_model, post, session, wait_ready
-from quire.cli.bench.pace import INF, Rate, starts
-from quire.cli.bench.report import add_json, show, write
-from quire.cli.bench.result import (
-    about_run,
-    add_result,
-    details,
-    limits_of,
-    metrics_of,
-    percentiles_of,
-    save,
-    summary,
+from quire.cli.bench.arrivals import INF, RequestRate, compute_start_times
+from quire.cli.bench.client import (
+    BenchEndpoint,
+    RequestResult,
+    first_model,
+    open_session,
+    post_command,
+    send_request,
+    wait_ready,
 )
-from quire.cli.bench.workload import Item, add_workload, as_text, items
-from quire.config.cli import OptionParser
+from quire.cli.bench.report import add_json, print_table, write_json
+from quire.cli.bench.result import (
+    add_result_flags,
+    build_request_columns,
+    describe_run,
+    parse_metrics,
+    parse_percentiles,
+    parse_slo_limits,
+    save_result,
+    summarize,
+)
+from quire.cli.bench.workload import (
+    SampleRequest,
+    add_workload_flags,
+    build_requests,
+    decode_prompts,
+)
+from quire.config.command_line.option_parser import OptionParser
 from quire.errors import ConfigError
 
 ENDPOINTS = {
@@ -47,22 +60,25 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     if args.max_concurrency is not None and args.max_concurrency < 1:
         raise ConfigError(f"--max-concurrency must be >= 1, got {args.max_concurrency}")
-    wanted, metrics = percentiles_of(args.metric_percentiles), metrics_of(args.percentile_metrics)
-    limits = limits_of(args.goodput)
-    rate = Rate(
+    wanted, metrics = (
+        parse_percentiles(args.metric_percentiles),
+        parse_metrics(args.percentile_metrics),
+    )
+    limits = parse_slo_limits(args.goodput)
+    rate = RequestRate(
         args.request_rate, args.ramp_up_strategy, args.ramp_up_start_rps, args.ramp_up_end_rps
     )
-    work = as_text(items(args, args.vocab_size), args.tokenizer)
-    times = starts(len(work), rate, args.burstiness, random.Random(args.workload_seed))
-    extra = _extra(args)
-    about_run(args, "")  # what is wrong with it is told before the load
-    answers, began, seconds, model = asyncio.run(_run(args, work, times, extra))
-    found = about_run(args, model) | summary(answers, seconds, wanted, metrics, limits)
-    _print(found, metrics)
+    work = decode_prompts(build_requests(args, args.vocab_size), args.tokenizer)
+    times = compute_start_times(len(work), rate, args.burstiness, random.Random(args.workload_seed))
+    extra = _extra_body_fields(args)
+    describe_run(args, "")  # what is wrong with it is told before the load
+    answers, began, seconds, model = asyncio.run(_run_benchmark(args, work, times, extra))
+    found = describe_run(args, model) | summarize(answers, seconds, wanted, metrics, limits)
+    _print_result(found, metrics)
     if args.save_detailed:
-        found |= details(answers, began)
-    write(found, args.output_json)
-    path = save(found, args)
+        found |= build_request_columns(answers, began)
+    write_json(found, args.output_json)
+    path = save_result(found, args)
     if path is not None:
         print(f"written to {path}", file=sys.stderr)
     return 1 if found["completed"] == 0 else 0
@@ -72,7 +88,7 @@ def parser() -> OptionParser:
     """The flags of `quire bench serve`."""
     parser = OptionParser(prog="quire bench serve", usage="%(prog)s [options]")
     parser.description, parser.formatter_class = __doc__, argparse.RawDescriptionHelpFormatter
-    _add_target(parser)
+    _add_endpoint_flags(parser)
     group = parser.add_argument_group("load")
     group.add_argument("--request-rate", type=float, default=INF, help="requests a second")
     group.add_argument(
@@ -84,14 +100,14 @@ def parser() -> OptionParser:
     group.add_argument("--max-concurrency", type=int, default=None, help="requests at a time")
     group.add_argument("--num-warmups", type=int, default=1, help="requests before, not measured")
     group.add_argument("--profile", action="store_true", help="let the server profile the load")
-    _add_body(parser)
-    add_workload(parser, prompts=1000, seed=("--seed",))
-    add_result(parser)
+    _add_body_flags(parser)
+    add_workload_flags(parser, prompts=1000, seed=("--seed",))
+    add_result_flags(parser)
     add_json(parser)
     return parser
 
 
-def _add_target(parser: argparse.ArgumentParser) -> None:
+def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("server")
     group.add_argument("--backend", choices=list(ENDPOINTS), default=None, help="the dialect")
     group.add_argument("--base-url", default=None, help="default: http://HOST:PORT")
@@ -112,7 +128,7 @@ def _add_target(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vocab-size", type=int, default=100_000, help="random ids lie below it")
 
 
-def _add_body(parser: argparse.ArgumentParser) -> None:
+def _add_body_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("requests")
     for name in SAMPLING:
         default = 0.0 if name == "temperature" else None
@@ -126,13 +142,13 @@ def _add_body(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--extra-body", metavar="JSON", default=None, help="more fields")
 
 
-def _extra(args: argparse.Namespace) -> dict[str, Any]:
+def _extra_body_fields(args: argparse.Namespace) -> dict[str, Any]:
     """Fields of every body. Raises ConfigError."""
     given = {name: getattr(args, name) for name in SAMPLING}
     extra = {name: value for name, value in given.items() if value is not None}
     extra["ignore_eos"] = args.ignore_eos
     if args.logprobs is not None:
-        is_chat = _endpoint(args).endswith("/chat/completions")
+        is_chat = _resolve_endpoint(args).endswith("/chat/completions")
         extra |= (
             {"logprobs": True, "top_logprobs": args.logprobs}
             if is_chat
@@ -147,7 +163,7 @@ def _extra(args: argparse.Namespace) -> dict[str, Any]:
     return extra | more
 
 
-def _endpoint(args: argparse.Namespace) -> str:
+def _resolve_endpoint(args: argparse.Namespace) -> str:
     """The path to ask: what was said, or the backend's. Settles the backend, too."""
     if args.backend is None:
         args.backend = "openai-chat" if "/chat/" in (args.endpoint or "") else "openai"
@@ -157,38 +173,41 @@ def _endpoint(args: argparse.Namespace) -> str:
     return str(endpoint)
 
 
-async def _run(
-    args: argparse.Namespace, work: Sequence[Item], times: Sequence[float], extra: dict[str, Any]
-) -> tuple[list[Answer], float, float, str]:
+async def _run_benchmark(
+    args: argparse.Namespace,
+    work: Sequence[SampleRequest],
+    times: Sequence[float],
+    extra: dict[str, Any],
+) -> tuple[list[RequestResult], float, float, str]:
     """The answers, when the load began, how long it took, and the model's name."""
     base = (args.base_url or f"http://{args.host}:{args.port}").rstrip("/")
-    endpoint = _endpoint(args)
-    async with session(args.api_key, args.header, insecure=args.insecure) as http:
+    endpoint = _resolve_endpoint(args)
+    async with open_session(args.api_key, args.header, insecure=args.insecure) as http:
         await wait_ready(http, base, args.ready_check_timeout_sec)
         model = args.served_model_name or args.model or await first_model(http, base)
-        target = Target(http, base + endpoint, model, extra)
+        target = BenchEndpoint(http, base + endpoint, model, extra)
         for item in work[: args.num_warmups]:
-            warm = await ask(target, item, time.perf_counter())
+            warm = await send_request(target, item, time.perf_counter())
             if warm.error is not None:
                 raise ConfigError(f"{target.url} does not answer: {warm.error}")
         if args.profile:
-            await post(http, f"{base}/start_profile")
+            await post_command(http, f"{base}/start_profile")
         began = time.perf_counter()
-        answers = await _load(target, work, [began + at for at in times], args.max_concurrency)
+        answers = await _send_load(target, work, [began + at for at in times], args.max_concurrency)
         seconds = time.perf_counter() - began
         if args.profile:
-            await post(http, f"{base}/stop_profile")
+            await post_command(http, f"{base}/stop_profile")
         return answers, began, seconds, model
 
 
-async def _load(
-    target: Target, work: Sequence[Item], due: Sequence[float], at_once: int | None
-) -> list[Answer]:
+async def _send_load(
+    target: BenchEndpoint, work: Sequence[SampleRequest], due: Sequence[float], at_once: int | None
+) -> list[RequestResult]:
     seats = asyncio.Semaphore(at_once or len(work))
 
-    async def one(item: Item, at: float) -> Answer:
+    async def one(item: SampleRequest, at: float) -> RequestResult:
         async with seats:
-            return await ask(target, item, at)
+            return await send_request(target, item, at)
 
     tasks = []
     for item, at in zip(work, due):
@@ -199,7 +218,7 @@ async def _load(
     return list(await asyncio.gather(*tasks))
 
 
-def _print(found: dict[str, Any], metrics: Sequence[str]) -> None:
+def _print_result(found: dict[str, Any], metrics: Sequence[str]) -> None:
     rows = [
         ("completed / failed", f"{found['completed']} / {found['failed']}"),
         ("requests", f"{found['request_throughput']:.2f} /s"),
@@ -215,6 +234,6 @@ def _print(found: dict[str, Any], metrics: Sequence[str]) -> None:
         rows.append(
             (f"{name.upper()}, ms", f"mean {found[f'mean_{name}_ms']:.2f}, " + ", ".join(cells))
         )
-    show(f"{found['duration']:.2f} s of load", rows)
+    print_table(f"{found['duration']:.2f} s of load", rows)
     for error in found["errors"]:
         print(f"failed: {error}", file=sys.stderr)

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire import env
-from quire.cli.bench.report import add_json, percentile, show, write
-from quire.config.cli import OptionParser, add_options, flat_from
+from quire.cli.bench.report import add_json, percentile, print_table, write_json
+from quire.config.command_line.option_parser import OptionParser, add_options, flat_options_from
 from quire.errors import ConfigError, QuireError
 
-CHILD = """
+CHILD_SCRIPT = """
 import json, sys, time
 began = time.perf_counter()
 import quire
@@ -38,19 +38,19 @@ def main(argv: Sequence[str]) -> int:
     args = _parser().parse_args(argv)
     if args.num_iters_cold < 0 or args.num_iters_warm < 0:
         raise ConfigError("--num-iters-cold and --num-iters-warm must be >= 0")
-    flat = {name: value for name, value in flat_from(args).items() if value is not None}
+    flat = {name: value for name, value in flat_options_from(args).items() if value is not None}
     rounds: dict[str, list[dict[str, Any]]] = {"cold": [], "warm": []}
     with tempfile.TemporaryDirectory() as folder:
         for i in range(args.num_iters_cold):
-            rounds["cold"].append(start(flat, f"{folder}/cold{i}"))
+            rounds["cold"].append(measure_startup(flat, f"{folder}/cold{i}"))
         for i in range(args.num_iters_warm + 1 if args.num_iters_warm else 0):
-            found = start(flat, f"{folder}/warm")
+            found = measure_startup(flat, f"{folder}/warm")
             if i:  # the first fills the folder
                 rounds["warm"].append(found)
     for kind, found_all in rounds.items():
         if found_all:
-            _show(kind, found_all)
-    write(rounds, args.output_json)
+            _print_rounds(kind, found_all)
+    write_json(rounds, args.output_json)
     return 0
 
 
@@ -64,12 +64,12 @@ def _parser() -> OptionParser:
     return parser
 
 
-def start(flat: dict[str, Any], cache: str) -> dict[str, Any]:
+def measure_startup(flat: dict[str, Any], cache: str) -> dict[str, Any]:
     """One process: what it says of itself, and `process_s` from its start to its end."""
     began = time.perf_counter()
     child = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(flat)],
-        env=env.child(QUIRE_CACHE=cache),
+        [sys.executable, "-c", CHILD_SCRIPT, json.dumps(flat)],
+        env=env.child_environment(QUIRE_CACHE=cache),
         capture_output=True,
         text=True,
         check=False,
@@ -82,7 +82,7 @@ def start(flat: dict[str, Any], cache: str) -> dict[str, Any]:
     return {**found, "process_s": seconds}
 
 
-def _show(kind: str, rounds: Sequence[dict[str, Any]]) -> None:
+def _print_rounds(kind: str, rounds: Sequence[dict[str, Any]]) -> None:
     def middle(values: Sequence[float]) -> str:
         return f"{percentile(values, 50):.2f} s"
 
@@ -92,4 +92,4 @@ def _show(kind: str, rounds: Sequence[dict[str, Any]]) -> None:
         (f"  {name}", middle([one["parts_s"].get(name, 0.0) for one in rounds]))
         for name in rounds[0]["parts_s"]
     ]
-    show(f"start-up, {kind} (medians of {len(rounds)})", rows)
+    print_table(f"start-up, {kind} (medians of {len(rounds)})", rows)

@@ -11,12 +11,12 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from quire.cli.bench.report import add_json, show, write
-from quire.cli.bench.workload import Item, add_workload, items
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.cli.bench.report import add_json, print_table, write_json
+from quire.cli.bench.workload import SampleRequest, add_workload_flags, build_requests
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.core.params import SamplingParams
 
-WARM_SHARE = 8
+WARMUP_DIVISOR = 8
 """The warm-up is this part of the prompts."""
 
 
@@ -25,11 +25,11 @@ def main(argv: Sequence[str]) -> int:
     from quire.llm import LLM
 
     llm = LLM.from_engine_args(options_from(args))
-    work = items(args, llm.llm_engine.config.model.vocab)
+    work = build_requests(args, llm.llm_engine.config.model.vocab)
     if not args.no_warmup:
-        _run(llm, work[: max(1, len(work) // WARM_SHARE)], args)
+        _run_batch(llm, work[: max(1, len(work) // WARMUP_DIVISOR)], args)
     began = time.perf_counter()
-    outputs = _run(llm, work, args)
+    outputs = _run_batch(llm, work, args)
     seconds = time.perf_counter() - began
     read = sum(len(output.prompt_token_ids or ()) for output in outputs)
     made = sum(len(one.token_ids) for output in outputs for one in output.outputs)
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
         "tokens_per_second": (read + made) / seconds,
         "output_tokens_per_second": made / seconds,
     }
-    show(
+    print_table(
         f"{len(outputs)} requests in {seconds:.2f} s",
         [
             ("requests", f"{len(outputs) / seconds:.2f} /s"),
@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
             ("tokens out", f"{made / seconds:,.1f} /s"),
         ],
     )
-    write(found, args.output_json)
+    write_json(found, args.output_json)
     return 0
 
 
@@ -59,13 +59,13 @@ def _parser() -> OptionParser:
     parser.add_argument("--n", type=int, default=1, help="answers a prompt")
     parser.add_argument("--no-warmup", action="store_true", help="measure the first round")
     parser.add_argument("--disable-detokenize", action="store_true")
-    add_workload(parser, prompts=1000)
+    add_workload_flags(parser, prompts=1000)
     add_json(parser)
     add_options(parser)
     return parser
 
 
-def _run(llm: Any, work: Sequence[Item], args: argparse.Namespace) -> list[Any]:
+def _run_batch(llm: Any, work: Sequence[SampleRequest], args: argparse.Namespace) -> list[Any]:
     params = [
         SamplingParams(
             n=args.n,

@@ -15,26 +15,26 @@ from typing import Any
 
 from quire.errors import ConfigError
 
-FIRST_ID = 10
+FIRST_RANDOM_TOKEN_ID = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class SampleRequest:
     """One request: a prompt (token ids or text) and how many tokens it is to be answered with."""
 
     prompt: tuple[int, ...] | str
     output_len: int
 
 
-NAMES = ("random", "sharegpt", "custom", "prefix_repetition")
+WORKLOADS = ("random", "sharegpt", "custom", "prefix_repetition")
 
 
-def add_workload(
+def add_workload_flags(
     parser: argparse.ArgumentParser, *, prompts: int, seed: Sequence[str] = ()
 ) -> None:
     """The flags that `items` reads. seed: further names of --workload-seed."""
     group = parser.add_argument_group("workload")
-    group.add_argument("--dataset-name", choices=NAMES, default=None)
+    group.add_argument("--dataset-name", choices=WORKLOADS, default=None)
     group.add_argument(
         "--dataset-path",
         metavar="FILE",
@@ -53,27 +53,27 @@ def add_workload(
         default=0.0,
         help="random lengths lie within this share of input-len and output-len (0 to 1)",
     )
-    for name, default in REPETITION.items():
+    for name, default in PREFIX_REPETITION_DEFAULTS.items():
         group.add_argument(f"--prefix-repetition-{name}", type=int, default=default)
     group.add_argument("--workload-seed", *seed, type=int, default=0, help="of prompts and lengths")
 
 
-REPETITION = {"num-prefixes": 10, "prefix-len": 256, "suffix-len": 256}
+PREFIX_REPETITION_DEFAULTS = {"num-prefixes": 10, "prefix-len": 256, "suffix-len": 256}
 """Flags of prefix_repetition: so many prefixes, each with an equal share of the prompts."""
 
 
-def items(args: argparse.Namespace, vocab: int) -> list[Item]:
+def build_requests(args: argparse.Namespace, vocab: int) -> list[SampleRequest]:
     """The requests that the flags describe. Raises ConfigError."""
-    _check(args)
+    _check_flags(args)
     name = args.dataset_name or ("sharegpt" if args.dataset_path else "random")
     rng = random.Random(args.workload_seed)
     if name == "random":
-        return _random(args, vocab, rng)
+        return _random_requests(args, vocab, rng)
     if name == "prefix_repetition":
-        return _repeated(args, vocab, rng)
+        return _prefix_repetition_requests(args, vocab, rng)
     if args.dataset_path is None:
         raise ConfigError(f"--dataset-name {name} needs --dataset-path FILE")
-    found = _read(Path(args.dataset_path), name, args.output_len)
+    found = _read_dataset(Path(args.dataset_path), name, args.output_len)
     if not found:
         raise ConfigError(f"{args.dataset_path} has no prompts of the form of {name!r}")
     rng.shuffle(found)
@@ -81,7 +81,7 @@ def items(args: argparse.Namespace, vocab: int) -> list[Item]:
     return (found * times)[: args.num_prompts]
 
 
-def _check(args: argparse.Namespace) -> None:
+def _check_flags(args: argparse.Namespace) -> None:
     for name, least in (("num_prompts", 1), ("input_len", 1), ("prefix_len", 0)):
         if getattr(args, name) < least:
             flag = name.replace("_", "-")
@@ -92,8 +92,10 @@ def _check(args: argparse.Namespace) -> None:
         raise ConfigError(f"--range-ratio must be in [0, 1], got {args.range_ratio}")
 
 
-def _random(args: argparse.Namespace, vocab: int, rng: random.Random) -> list[Item]:
-    low = min(FIRST_ID, vocab - 1)
+def _random_requests(
+    args: argparse.Namespace, vocab: int, rng: random.Random
+) -> list[SampleRequest]:
+    low = min(FIRST_RANDOM_TOKEN_ID, vocab - 1)
 
     def ids(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(low, vocab) for _ in range(count))
@@ -104,13 +106,16 @@ def _random(args: argparse.Namespace, vocab: int, rng: random.Random) -> list[It
 
     prefix, answer = ids(args.prefix_len), args.output_len or 128
     return [
-        Item(prefix + ids(length(args.input_len)), length(answer)) for _ in range(args.num_prompts)
+        SampleRequest(prefix + ids(length(args.input_len)), length(answer))
+        for _ in range(args.num_prompts)
     ]
 
 
-def _repeated(args: argparse.Namespace, vocab: int, rng: random.Random) -> list[Item]:
+def _prefix_repetition_requests(
+    args: argparse.Namespace, vocab: int, rng: random.Random
+) -> list[SampleRequest]:
     """Prompts that begin alike, in groups, shuffled."""
-    low = min(FIRST_ID, vocab - 1)
+    low = min(FIRST_RANDOM_TOKEN_ID, vocab - 1)
 
     def ids(count: int) -> tuple[int, ...]:
         return tuple(rng.randrange(low, vocab) for _ in range(count))
@@ -120,54 +125,54 @@ def _repeated(args: argparse.Namespace, vocab: int, rng: random.Random) -> list[
         raise ConfigError("--prefix-repetition-* must be >= 1")
     prefixes = [ids(args.prefix_repetition_prefix_len) for _ in range(count)]
     found = [
-        Item(prefixes[n % count] + ids(args.prefix_repetition_suffix_len), answer)
+        SampleRequest(prefixes[n % count] + ids(args.prefix_repetition_suffix_len), answer)
         for n in range(args.num_prompts)
     ]
     rng.shuffle(found)
     return found
 
 
-def as_text(work: Sequence[Item], tokenizer: str | None) -> list[Item]:
+def decode_prompts(work: Sequence[SampleRequest], tokenizer: str | None) -> list[SampleRequest]:
     """The same prompts as text, made with a tokenizer; None: as they are."""
     if tokenizer is None:
         return list(work)
-    from quire.text.tokenizer import load_tokenizer
-    from quire.weights.files import resolve
+    from quire.text.tokenizing.tokenizer import load_tokenizer
+    from quire.weights.files import resolve_model_folder
 
-    loaded = load_tokenizer(resolve(tokenizer, want="tokenizer"))
+    loaded = load_tokenizer(resolve_model_folder(tokenizer, want="tokenizer"))
     return [
         one
         if isinstance(one.prompt, str)
-        else Item(loaded.decode(list(one.prompt)), one.output_len)
+        else SampleRequest(loaded.decode(list(one.prompt)), one.output_len)
         for one in work
     ]
 
 
-def _read(path: Path, name: str, output_len: int | None) -> list[Item]:
+def _read_dataset(path: Path, name: str, output_len: int | None) -> list[SampleRequest]:
     try:
         text = path.read_text()
         if name == "custom":
             lines = [json.loads(line) for line in text.splitlines() if line.strip()]
-            return [_custom(one, output_len) for one in lines]
+            return [_custom_request(one, output_len) for one in lines]
         talks = json.loads(text)
     except OSError as error:
         raise ConfigError(f"--dataset-path {path}: {error.strerror or error}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"--dataset-path {path} is not a {name} file: {error!r}") from None
-    found = [_talk(one, output_len) for one in talks]
+    found = [_sharegpt_request(one, output_len) for one in talks]
     return [one for one in found if one is not None]
 
 
-def _custom(line: dict[str, Any], output_len: int | None) -> Item:
+def _custom_request(line: dict[str, Any], output_len: int | None) -> SampleRequest:
     prompt = line["prompt"]
     prompt = prompt if isinstance(prompt, str) else tuple(prompt)
-    return Item(prompt, output_len or int(line.get("output_tokens", 128)))
+    return SampleRequest(prompt, output_len or int(line.get("output_tokens", 128)))
 
 
-def _talk(talk: dict[str, Any], output_len: int | None) -> Item | None:
+def _sharegpt_request(talk: dict[str, Any], output_len: int | None) -> SampleRequest | None:
     """The first question of a conversation; answered with about as many words as it was."""
     turns: Sequence[dict[str, Any]] = talk.get("conversations") or ()
     if len(turns) < 2 or not turns[0].get("value"):
         return None
     words = max(4, len(str(turns[1].get("value", ""))) // 4)
-    return Item(str(turns[0]["value"]), output_len or words)
+    return SampleRequest(str(turns[0]["value"]), output_len or words)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 
-from quire.grammar import regex
+from quire.grammar.automata import regex_ast
 from quire.grammar.schemas import document, formats
 from quire.grammar.schemas.document import Node, Value
 from quire.grammar.schemas.evaluate import exact, kind, token
@@ -74,8 +74,8 @@ class Branch:
         self.high: Bound | None = None
         self.steps: list[tuple[Fraction, str]] = []
         self.lengths: tuple[int, int | None] = (0, None)
-        self.musts: list[regex.Node] = []
-        self.mustnts: list[regex.Node] = []
+        self.musts: list[regex_ast.RegexExpr] = []
+        self.mustnts: list[regex_ast.RegexExpr] = []
         self.narrowed = False
         """Something that must match is written narrower than it is."""
         self.items: tuple[int, int | None] = (0, None)

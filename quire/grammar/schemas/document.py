@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
 from quire.errors import RequestError
-from quire.grammar import regex
+from quire.grammar.automata import regex_ast
 from quire.grammar.schemas import formats
 
 MOST_BYTES = 1_048_576
@@ -429,14 +429,14 @@ def _check_annotation(node: Node, word: str, given: Value) -> None:
 
 
 @functools.lru_cache(maxsize=512)
-def _tree(given: str, wide: bool) -> regex.Node:
-    tree = regex.whole(regex.parse(given, wide))
-    if regex.lengths(tree) is None:
+def _tree(given: str, wide: bool) -> regex_ast.RegexExpr:
+    tree = regex_ast.without_anchors(regex_ast.parse_regex(given, wide))
+    if regex_ast.text_lengths(tree) is None:
         raise RequestError("the regular expression matches no text")
     return tree
 
 
-def pattern(given: str, place: str, wide: bool = False) -> regex.Node:
+def pattern(given: str, place: str, wide: bool = False) -> regex_ast.RegexExpr:
     """The tree of a pattern, which matches the text as a whole. wide: as in regex.parse."""
     if len(given) > MOST_PATTERN:
         refuse(place, f"the pattern has {len(given)} characters; the limit is {MOST_PATTERN}")
@@ -540,4 +540,4 @@ CHECKS: dict[str, Callable[[Value], str | None]] = {
     "$recursiveRef": _is_text,
 }
 
-__all__ = ["Document", "Node", "formats", "pattern", "refuse"]
+__all__ = ["Document", "formats", "pattern", "refuse"]

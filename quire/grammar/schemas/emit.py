@@ -16,7 +16,7 @@ from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from fractions import Fraction
 from typing import Any
 
-from quire.grammar import regex
+from quire.grammar.automata import regex_ast
 from quire.grammar.schemas.document import Value, refuse
 from quire.grammar.schemas.evaluate import kind
 from quire.grammar.schemas.graph import Graph, within
@@ -145,7 +145,7 @@ class Writer:
                 if one.key != FREE:
                     made["additionalProperties"] = self.of(one.key)
                 return
-            patterns[regex.anchored(one.names)] = self.of(one.key)
+            patterns[regex_ast.to_anchored_pattern(one.names)] = self.of(one.key)
         if patterns:
             made["patternProperties"] = patterns
         made["additionalProperties"] = False
@@ -343,13 +343,13 @@ def _step(step: Fraction, shape: Numbers) -> float | int:
 
 def _strings(shape: Strings) -> Written:
     made: dict[str, Any] = {"type": "string"}
-    patterns = [regex.anchored(node) for node in shape.patterns]
+    patterns = [regex_ast.to_anchored_pattern(node) for node in shape.patterns]
     if len(patterns) == 1:
         made["pattern"] = patterns[0]
     elif patterns:
         made["allOf"] = [{"pattern": one} for one in patterns]
     bound = shape.least or shape.most is not None
-    ends = [regex.lengths(node) for node in shape.patterns] if bound else []
+    ends = [regex_ast.text_lengths(node) for node in shape.patterns] if bound else []
     if shape.least and not any(end and end[0] >= shape.least for end in ends):
         made["minLength"] = shape.least
     if shape.most is not None and not any(

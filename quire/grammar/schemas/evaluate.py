@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from fractions import Fraction
 
-from quire.grammar import texts
+from quire.grammar.automata import dfa
 from quire.grammar.schemas import document, formats
 from quire.grammar.schemas.document import Document, Node, Value
 
@@ -115,7 +115,7 @@ class Judge:
         self.effort.spend(node.place, len(value) // 8)
         if "pattern" in words:
             tree = document.pattern(words["pattern"], node.at("pattern"))
-            if not texts.matches(tree, value):
+            if not dfa.fully_matches(tree, value):
                 return False
         return "format" not in words or format_holds(words["format"], value)
 
@@ -196,7 +196,9 @@ class Judge:
         found = [properties[name]] if name in properties else []
         for given, part in node.named.get("patternProperties", {}).items():
             self.effort.spend(node.place)
-            if texts.matches(document.pattern(given, node.at("patternProperties", given)), name):
+            if dfa.fully_matches(
+                document.pattern(given, node.at("patternProperties", given)), name
+            ):
                 found.append(part)
         return found
 
@@ -277,4 +279,6 @@ def format_holds(name: str, value: str) -> bool:
     tree = formats.node(name)
     if tree is None:
         return True
-    return len(value) <= formats.MOST_LENGTH.get(name, len(value)) and texts.matches(tree, value)
+    return len(value) <= formats.MOST_LENGTH.get(name, len(value)) and dfa.fully_matches(
+        tree, value
+    )

@@ -12,14 +12,20 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from quire.grammar import regex
-from quire.grammar.regex import Alt, Chars, Node, Repeat, Seq
+from quire.grammar.automata import regex_ast
+from quire.grammar.automata.regex_ast import (
+    CharClass,
+    RegexAlternation,
+    RegexExpr,
+    RegexRepeat,
+    RegexSequence,
+)
 from quire.grammar.schemas.document import Value, refuse
 from quire.grammar.schemas.emit import MOST_TEXT, Writer, Written
 from quire.grammar.schemas.graph import Graph
 from quire.grammar.schemas.shapes import Array, Free, Numbers, Object, Shape, Strings, Values
 
-SAFE: regex.Ranges = ((32, 33), (35, 91), (93, 126), (0xA1, 0xD7FF))
+SAFE: regex_ast.CharRanges = ((32, 33), (35, 91), (93, 126), (0xA1, 0xD7FF))
 """Characters that stand for themselves in a JSON string. Classes with more come out as bytes that
 are no UTF-8."""
 HINT = 'leave the choice of the backend to "auto"'
@@ -82,42 +88,44 @@ def _strings(shape: Strings) -> Written:
     if not shape.patterns and not shape.least and shape.most is None:
         return {"type": "string"}
     if not shape.patterns:
-        node: Node | None = Repeat(Chars(SAFE), shape.least, shape.most)
+        node: RegexExpr | None = RegexRepeat(CharClass(SAFE), shape.least, shape.most)
     else:
         node = _safe(shape.patterns[0])
-        ends = regex.lengths(shape.patterns[0]) or (0, 0)
+        ends = regex_ast.text_lengths(shape.patterns[0]) or (0, 0)
         top = ends[1] if shape.most is None else shape.most
         loose = ends[0] < shape.least or (top is not None and (ends[1] is None or ends[1] > top))
         if len(shape.patterns) > 1 or loose:
             refuse(shape.place, "xgrammar holds to one pattern, and to no length beside it", HINT)
     if node is None or _nested(node):
         refuse(shape.place, "xgrammar does not get this pattern right", HINT)
-    return {"type": "string", "pattern": regex.anchored(node)}
+    return {"type": "string", "pattern": regex_ast.to_anchored_pattern(node)}
 
 
-def _safe(node: Node) -> Node | None:
+def _safe(node: RegexExpr) -> RegexExpr | None:
     """The node without characters that must be escaped in JSON. None: nothing is left."""
-    if isinstance(node, Chars):
-        left = regex.common(node.ranges, SAFE)
-        return Chars(left) if left else None
-    if isinstance(node, Repeat):
+    if isinstance(node, CharClass):
+        left = regex_ast.intersect_ranges(node.ranges, SAFE)
+        return CharClass(left) if left else None
+    if isinstance(node, RegexRepeat):
         part = _safe(node.part)
         return (
-            (None if node.least else regex.EMPTY)
+            (None if node.min_count else regex_ast.EMPTY)
             if part is None
-            else Repeat(part, node.least, node.most)
+            else RegexRepeat(part, node.min_count, node.max_count)
         )
-    if isinstance(node, Seq | Alt):
+    if isinstance(node, RegexSequence | RegexAlternation):
         parts = [_safe(part) for part in node.parts]
         kept = tuple(part for part in parts if part is not None)
-        if isinstance(node, Seq):
-            return Seq(kept) if len(kept) == len(parts) else None
-        return Alt(kept) if kept else None
+        if isinstance(node, RegexSequence):
+            return RegexSequence(kept) if len(kept) == len(parts) else None
+        return RegexAlternation(kept) if kept else None
     return node
 
 
-def _nested(node: Node, within: bool = False) -> bool:
+def _nested(node: RegexExpr, within: bool = False) -> bool:
     """A count stands within a count."""
-    if isinstance(node, Repeat):
+    if isinstance(node, RegexRepeat):
         return within or _nested(node.part, True)
-    return isinstance(node, Seq | Alt) and any(_nested(part, within) for part in node.parts)
+    return isinstance(node, RegexSequence | RegexAlternation) and any(
+        _nested(part, within) for part in node.parts
+    )

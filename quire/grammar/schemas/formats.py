@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 
-from quire.grammar import regex
-from quire.grammar.regex import Node
+from quire.grammar.automata import regex_ast
+from quire.grammar.automata.regex_ast import RegexExpr
 
 _MONTHS = (
     "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -142,7 +142,7 @@ _KNOWN = frozenset({*_PATTERNS, *INTEGERS, *NO_EFFECT})
 
 
 @functools.cache
-def node(name: str) -> Node | None:
+def node(name: str) -> RegexExpr | None:
     """What a string of the format is, as a whole; None: not a format of strings."""
     pattern = _PATTERNS.get(name)
-    return None if pattern is None else regex.parse(pattern)
+    return None if pattern is None else regex_ast.parse_regex(pattern)

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from quire.grammar import regex, texts
+from quire.grammar.automata import dfa, regex_ast
 from quire.grammar.schemas import document, scalars
 from quire.grammar.schemas.arrays import _below
 from quire.grammar.schemas.branch import Branch
@@ -91,8 +91,8 @@ class _Maker:
         self.named_by = [node for node in self.nodes if "propertyNames" in node.one]
         self.closed = tableau.closed and self._silent()
 
-    def _patterns(self) -> dict[str, regex.Node]:
-        found: dict[str, regex.Node] = {}
+    def _patterns(self) -> dict[str, regex_ast.RegexExpr]:
+        found: dict[str, regex_ast.RegexExpr] = {}
         for node in [*self.nodes, *self.branch.others]:
             for given in node.named.get("patternProperties", ()):
                 place = node.at("patternProperties", given)
@@ -148,7 +148,7 @@ class _Maker:
     def _known(self, name: str) -> frozenset[str]:
         """Patterns that match the name."""
         return frozenset(
-            given for given, node in self.patterns.items() if texts.matches(node, name)
+            given for given, node in self.patterns.items() if dfa.fully_matches(node, name)
         )
 
     def _key_of(self, name: str, matched: frozenset[str]) -> Key:
@@ -214,7 +214,7 @@ class _Maker:
 
     def _class(
         self, matched: frozenset[str], names: list[str], shape: Strings | None
-    ) -> regex.Node | None:
+    ) -> regex_ast.RegexExpr | None:
         """Names that these patterns match, and no other pattern, and that are not named."""
         all_of = [self.patterns[given] for given in sorted(matched)]
         if shape is not None:
@@ -224,22 +224,22 @@ class _Maker:
             for given in self.patterns
             if given not in matched
         ]
-        inside = [name for name in names if all(texts.matches(one, name) for one in all_of)]
+        inside = [name for name in names if all(dfa.fully_matches(one, name) for one in all_of)]
         if not all_of and not others:
             return scalars.except_literals(inside)
         if len(all_of) == 1 and not others and not inside:
             return all_of[0]
-        none_of = [*others, *map(regex.literal, inside)]
+        none_of = [*others, *map(regex_ast.literal_regex, inside)]
         try:
-            node = texts.without(all_of or [regex.ANY], none_of)
-        except texts.TooComplex:
+            node = dfa.difference(all_of or [regex_ast.ANY_TEXT], none_of)
+        except dfa.DfaTooComplex:
             refuse(
                 self.place,
                 "the names that patternProperties, propertyNames and properties leave are too much "
                 "to tell apart",
                 "use patterns of names that no name can match two of",
             )
-        return None if node == regex.NOTHING else node
+        return None if node == regex_ast.NO_MATCH else node
 
     # -- what must not hold --------------------------------
 
@@ -292,10 +292,12 @@ def _judges(node: Node, name: str | None, matched: frozenset[str], own: bool) ->
     return not own and "unevaluatedProperties" in node.one
 
 
-def _counter(shape: Strings) -> list[regex.Node]:
+def _counter(shape: Strings) -> list[regex_ast.RegexExpr]:
     if not shape.least and shape.most is None:
         return []
-    return [regex.Repeat(regex.Chars(regex.ALL), shape.least, shape.most)]
+    return [
+        regex_ast.RegexRepeat(regex_ast.CharClass(regex_ast.ALL_CHARS), shape.least, shape.most)
+    ]
 
 
 # -- counts ---------------------------------------------------------------------------------------

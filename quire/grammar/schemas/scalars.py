@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from fractions import Fraction
 from math import ceil, floor, gcd, lcm
 
-from quire.grammar import regex, texts
-from quire.grammar.regex import Node, Repeat
+from quire.grammar.automata import dfa, regex_ast
+from quire.grammar.automata.regex_ast import RegexExpr, RegexRepeat
 from quire.grammar.schemas.branch import NUMBERS, Branch
 from quire.grammar.schemas.document import Value, refuse
 from quire.grammar.schemas.evaluate import exact, kind, token
@@ -125,7 +125,9 @@ def strings(branch: Branch) -> Iterator[Shape]:
         refuse(place, f"a text of over {MOST_BARRED_CHARS} characters is ruled out")
     patterns = list(dict.fromkeys(branch.musts))
     if branch.mustnts or (barred and patterns):
-        patterns = [_made_of(patterns, [*branch.mustnts, *map(regex.literal, barred)], place)]
+        patterns = [
+            _made_of(patterns, [*branch.mustnts, *map(regex_ast.literal_regex, barred)], place)
+        ]
     elif barred:
         patterns = [except_literals(barred)]
     shape = Strings(*branch.lengths, tuple(patterns), place)
@@ -136,19 +138,19 @@ def strings(branch: Branch) -> Iterator[Shape]:
         branch.die(place, "no text is matched by all of pattern, format and length")
 
 
-def _made_of(all_of: list[Node], none_of: list[Node], place: str) -> Node:
+def _made_of(all_of: list[RegexExpr], none_of: list[RegexExpr], place: str) -> RegexExpr:
     try:
-        return texts.without(all_of or [regex.ANY], none_of)
-    except texts.TooComplex:
+        return dfa.difference(all_of or [regex_ast.ANY_TEXT], none_of)
+    except dfa.DfaTooComplex:
         refuse(
             place,
             "what is left of the patterns that must hold and must not hold is too much to write "
-            f"down (over {texts.MOST_STATES} states or {texts.MOST_PARTS} parts)",
+            f"down (over {dfa.MAX_STATES} states or {dfa.MAX_PARTS} parts)",
             "say with one pattern what is allowed",
         )
 
 
-def except_literals(values: list[str]) -> Node:
+def except_literals(values: list[str]) -> RegexExpr:
     """Every text but these."""
     tree: dict[str, dict[str, object]] = {}
     ends: set[int] = set()
@@ -160,24 +162,28 @@ def except_literals(values: list[str]) -> Node:
     return _rest(tree, ends)
 
 
-def _rest(tree: dict[str, dict[str, object]], ends: set[int]) -> Node:
-    points = regex.union(tuple((ord(char), ord(char)) for char in tree))
-    ways: list[Node] = [regex.Seq((regex.Chars(regex.others(points)), regex.ANY))]
+def _rest(tree: dict[str, dict[str, object]], ends: set[int]) -> RegexExpr:
+    points = regex_ast.union_ranges(tuple((ord(char), ord(char)) for char in tree))
+    ways: list[RegexExpr] = [
+        regex_ast.RegexSequence(
+            (regex_ast.CharClass(regex_ast.complement_ranges(points)), regex_ast.ANY_TEXT)
+        )
+    ]
     for char, inner in tree.items():
         more = _rest(inner, ends)  # type: ignore[arg-type]
-        ways.append(regex.Seq((regex.Chars(((ord(char), ord(char)),)), more)))
-    node = ways[0] if len(ways) == 1 else regex.Alt(tuple(ways))
-    return node if id(tree) in ends else Repeat(node, 0, 1)
+        ways.append(regex_ast.RegexSequence((regex_ast.CharClass(((ord(char), ord(char)),)), more)))
+    node = ways[0] if len(ways) == 1 else regex_ast.RegexAlternation(tuple(ways))
+    return node if id(tree) in ends else RegexRepeat(node, 0, 1)
 
 
 def has_text(shape: Strings) -> bool:
     """Some text is of the Shape, as far as can be seen here."""
     most = shape.most
-    if regex.NOTHING in shape.patterns or (most is not None and shape.least > most):
+    if regex_ast.NO_MATCH in shape.patterns or (most is not None and shape.least > most):
         return False
     if len(shape.patterns) + _counts(shape) < 2:
         return True
-    ends = [regex.lengths(node) or (0, 0) for node in shape.patterns]
+    ends = [regex_ast.text_lengths(node) or (0, 0) for node in shape.patterns]
     if any(most is not None and first > most for first, _ in ends):
         return False
     if any(last is not None and last < shape.least for _, last in ends):
@@ -185,8 +191,8 @@ def has_text(shape: Strings) -> bool:
     if not ends or (len(ends) == 1 and _fits(shape, *ends)):
         return True
     try:
-        return texts.meet(*shape.patterns, *_counter(shape))
-    except texts.TooComplex:
+        return dfa.intersects(*shape.patterns, *_counter(shape))
+    except dfa.DfaTooComplex:
         return True
 
 
@@ -201,7 +207,7 @@ def _counts(shape: Strings) -> bool:
     return shape.least > 0 or shape.most is not None
 
 
-def _counter(shape: Strings) -> list[Node]:
+def _counter(shape: Strings) -> list[RegexExpr]:
     if not _counts(shape) or max(shape.least, shape.most or 0) > MOST_COUNTED:
         return []
-    return [Repeat(regex.Chars(regex.ALL), shape.least, shape.most)]
+    return [RegexRepeat(regex_ast.CharClass(regex_ast.ALL_CHARS), shape.least, shape.most)]

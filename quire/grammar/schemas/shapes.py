@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from fractions import Fraction
 
-from quire.grammar import regex
+from quire.grammar.automata import regex_ast
 from quire.grammar.schemas.document import Node, Value
 
 Signed = tuple[Node, bool]
@@ -66,7 +66,7 @@ class Strings:
 
     least: int = 0
     most: int | None = None
-    patterns: tuple[regex.Node, ...] = ()
+    patterns: tuple[regex_ast.RegexExpr, ...] = ()
     place: str = ""
 
 
@@ -89,7 +89,7 @@ class Array:
 class Free:
     """Properties by any name that the pattern matches as a whole; None: by any name at all."""
 
-    names: regex.Node | None
+    names: regex_ast.RegexExpr | None
     key: Key
 
 

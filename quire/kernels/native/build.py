@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-HERE = Path(__file__).parent
-PREBUILT = HERE / "prebuilt"
+SOURCE_DIR = Path(__file__).parent
+PREBUILT_DIR = SOURCE_DIR / "prebuilt"
 FLAGS = ("-std=c++17", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-pthread")
 ISAS = {
     "native": ("native", ()),
@@ -29,69 +29,69 @@ ISAS = {
 }
 """Instruction set -> what -march calls it, what the CPU must have. All but native are for x86."""
 COMPILERS = ("c++", "g++", "clang++")
-LIMIT_S = 300
+TIMEOUT_S = 300
 
 
-class BuildFailed(Exception):
+class NativeBuildError(Exception):
     """There is no library, and why."""
 
 
 def find_or_build(cache: Path, isa: str = "native", extra: Sequence[str] = ()) -> Path:
-    """The compiled library: as installed, else from the cache, else built. Raises BuildFailed.
+    """The compiled library: as installed, else from the cache, else built. Raises NativeBuildError.
 
     isa: one of ISAS, which this CPU must have. extra: more compiler flags, for tests.
     """
     flags = (*FLAGS, f"-march={_march(isa)}", *extra)
-    name = f"kernels-{_digest(flags)}.so"
-    if (PREBUILT / name).exists():
-        return PREBUILT / name
+    name = f"kernels-{_source_digest(flags)}.so"
+    if (PREBUILT_DIR / name).exists():
+        return PREBUILT_DIR / name
     return _build(cache / "native" / name, flags)
 
 
 def build_into(folder: Path) -> Path:
-    """Build the library into a folder, unless it is there. Raises BuildFailed."""
+    """Build the library into a folder, unless it is there. Raises NativeBuildError."""
     flags = (*FLAGS, "-march=native")
-    return _build(folder / f"kernels-{_digest(flags)}.so", flags)
+    return _build(folder / f"kernels-{_source_digest(flags)}.so", flags)
 
 
 def _march(isa: str) -> str:
-    """The compiler's name of an instruction set. Raises BuildFailed where it cannot run."""
+    """The compiler's name of an instruction set. Raises NativeBuildError where it cannot run."""
     if isa not in ISAS:
-        raise BuildFailed(f"unknown instruction set {isa!r}; known: {', '.join(ISAS)}")
+        raise NativeBuildError(f"unknown instruction set {isa!r}; known: {', '.join(ISAS)}")
     march, needed = ISAS[isa]
-    has = {word for line in _cpu() if line.startswith("flags") for word in line.split()}
+    has = {word for line in _cpu_features() if line.startswith("flags") for word in line.split()}
     if lacking := [flag for flag in needed if flag not in has]:
-        raise BuildFailed(f"this CPU cannot run {isa}: it has no {', '.join(lacking)}")
+        raise NativeBuildError(f"this CPU cannot run {isa}: it has no {', '.join(lacking)}")
     return march
 
 
 def _build(target: Path, flags: Sequence[str]) -> Path:
     if os.name != "posix":
-        raise BuildFailed(f"native kernels are for POSIX systems, this is {os.name}")
+        raise NativeBuildError(f"native kernels are for POSIX systems, this is {os.name}")
     if target.exists():
         return target
     compiler = next((path for name in COMPILERS if (path := shutil.which(name))), None)
     if compiler is None:
-        raise BuildFailed(f"no C++ compiler ({', '.join(COMPILERS)}) on the path")
+        raise NativeBuildError(f"no C++ compiler ({', '.join(COMPILERS)}) on the path")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _lock(target.with_suffix(".lock")):
             if not target.exists():
                 _compile(compiler, flags, target)
     except OSError as e:
-        raise BuildFailed(f"cannot write to {target.parent}: {e}") from e
+        raise NativeBuildError(f"cannot write to {target.parent}: {e}") from e
     return target
 
 
-def _digest(flags: Sequence[str]) -> str:
+def _source_digest(flags: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for path in sorted([*HERE.glob("*.cpp"), *HERE.glob("*.h")]):
+    for path in sorted([*SOURCE_DIR.glob("*.cpp"), *SOURCE_DIR.glob("*.h")]):
         digest.update(path.name.encode() + path.read_bytes())
-    digest.update(repr((tuple(flags), _cpu())).encode())
+    digest.update(repr((tuple(flags), _cpu_features())).encode())
     return digest.hexdigest()[:20]
 
 
-def _cpu() -> tuple[str, ...]:
+def _cpu_features() -> tuple[str, ...]:
     """What -march=native depends on."""
     wanted = ("vendor_id", "cpu family", "model\t", "flags", "Features", "CPU part")
     try:
@@ -114,13 +114,13 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
     handle, name = tempfile.mkstemp(dir=target.parent, suffix=".tmp")
     os.close(handle)
     try:
-        command = [compiler, *flags, "-o", name, str(HERE / "quire.cpp")]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S)
+        command = [compiler, *flags, "-o", name, str(SOURCE_DIR / "quire.cpp")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
         if done.returncode:
-            raise BuildFailed(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
+            raise NativeBuildError(f"{compiler} failed: {done.stderr.strip()[-2000:]}")
         os.chmod(name, 0o755)
         os.replace(name, target)
     except subprocess.TimeoutExpired as e:
-        raise BuildFailed(f"{compiler} took over {LIMIT_S} s") from e
+        raise NativeBuildError(f"{compiler} took over {TIMEOUT_S} s") from e
     finally:
         Path(name).unlink(missing_ok=True)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quire import env
-from quire.kernels.native.build import BuildFailed, find_or_build
+from quire.kernels.native.build import NativeBuildError, find_or_build
 from quire.platform import cpu
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 """The dtypes the kernels take, by their code on the C++ side."""
 
 
-class Library:
+class NativeLibrary:
     """A loaded library. `run` releases the interpreter lock while it computes."""
 
     def __init__(self, path: Path, threads: int) -> None:
@@ -47,10 +47,10 @@ class Library:
         self.features = dll.quire_features().decode()
         self.run = dll.quire_run
         self.check = dll.quire_check
-        self.large_pages = dll.quire_large_pages
+        self.advise_huge_pages = dll.quire_large_pages
 
 
-class Recorder(Protocol):
+class OpRecording(Protocol):
     """What a tape under recording looks like from here."""
 
     thread: int
@@ -61,36 +61,36 @@ class Recorder(Protocol):
 
 
 @functools.cache
-def library() -> Library | None:
+def load_library() -> NativeLibrary | None:
     """The library, built and loaded by the first call; None if it is not to be had."""
     settings = env.read()
     if settings.cpu_isa == "none":
         return None
     try:
         path = find_or_build(settings.cache_dir, settings.cpu_isa)
-    except BuildFailed as e:
+    except NativeBuildError as e:
         level = logging.INFO if settings.cpu_isa == "native" else logging.WARNING
         logger.log(level, "no native CPU kernels, the slower PyTorch references run instead: %s", e)
         return None
-    return Library(path, settings.num_threads or cpu.threads())
+    return NativeLibrary(path, settings.num_threads or cpu.available_cores())
 
 
-def active() -> bool:
+def available() -> bool:
     """Whether compiled kernels are there; the first call builds and loads them."""
-    return library() is not None
+    return load_library() is not None
 
 
-recorder: Recorder | None = None
-"""The tape being recorded, if any. Written by quire.kernels.native.tape only."""
+active_recording: OpRecording | None = None
+"""The tape being recorded, if any. Written by quire.kernels.native.op_tape only."""
 
 
-def _recording() -> Recorder | None:
-    if recorder is not None and recorder.thread == threading.get_ident():
-        return recorder
+def _thread_recording() -> OpRecording | None:
+    if active_recording is not None and active_recording.thread == threading.get_ident():
+        return active_recording
     return None
 
 
-class Call:
+class NativeOp:
     """One op of the library: `Call(NORM, "qqd")(pointer, size, eps)` packs and runs it."""
 
     def __init__(self, op: int, fields: str) -> None:
@@ -99,24 +99,24 @@ class Call:
 
     def __call__(self, *args: float) -> None:
         step = self._struct.pack(*self._head, *args)
-        if recorder is not None and (tape := _recording()) is not None:
+        if active_recording is not None and (tape := _thread_recording()) is not None:
             tape.append(step)
-        found = library()
+        found = load_library()
         assert found is not None, "a native op was called without the native library"
         found.run(step, len(step))
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A new uninitialised tensor for a result: ordinary memory, or the arena while recording."""
-    if recorder is not None and (tape := _recording()) is not None:
+    if active_recording is not None and (tape := _thread_recording()) is not None:
         return tape.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype)
 
 
-def empty_large(count: int, dtype: torch.dtype) -> Tensor:
+def empty_huge_pages(count: int, dtype: torch.dtype) -> Tensor:
     """A new flat tensor on large pages if the system gives them: for weights that are streamed."""
     data = torch.empty(count, dtype=dtype)
-    found = library()
+    found = load_library()
     if found is not None:
-        found.large_pages(data.data_ptr(), data.nbytes)
+        found.advise_huge_pages(data.data_ptr(), data.nbytes)
     return data

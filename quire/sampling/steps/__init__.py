@@ -1,0 +1,1 @@
+"""Sampling steps: one file per change to the logits."""

@@ -1,6 +1,7 @@
 """What a sampler step is: something that changes the logits of the rows that asked for it.
 
-A `Step` owns the per-slot state of one parameter. For a batch it makes an `Edit`, which holds the
+A `Step` owns the per-slot state of one parameter. For a batch it makes an `LogitsEdit`, which holds
+the
 device tensors of just the rows concerned and is used again while the batch stays the same. No row
 concerned: no edit, no cost. Neutral parameters change nothing.
 """
@@ -15,22 +16,22 @@ import torch
 from torch import Tensor
 
 from quire.core.types import Sequence as Seq
-from quire.sampling.transfer import sent
+from quire.sampling.h2d import to_device
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class SlotBatch:
     """Which slot each row of the logits belongs to."""
 
     slots: tuple[int, ...]
     vocab: int
     device: torch.device
 
-    def of(self, members: Container[int]) -> list[tuple[int, int]]:
+    def rows_in(self, members: Container[int]) -> list[tuple[int, int]]:
         """(row, slot) of the rows whose slot is one of these."""
         return [(row, slot) for row, slot in enumerate(self.slots) if slot in members]
 
-    def places(self, row: int, ids: Iterable[int]) -> list[int]:
+    def flat_indices(self, row: int, ids: Iterable[int]) -> list[int]:
         """Where tokens lie in the flattened logits. Tokens the model has no logit for are left out:
         their place would be in another row.
         """
@@ -38,13 +39,13 @@ class Batch:
 
     def tensor(self, values: Sequence[int] | Sequence[float] | Sequence[list[int]]) -> Tensor:
         """Values on the device: int64 or float32."""
-        return sent(values, self.device)
+        return to_device(values, self.device)
 
 
-class Edit:
+class LogitsEdit:
     """One step's work on one batch. Used for every sampling while the batch stays the same."""
 
-    def due(self, positions: Sequence[int]) -> bool:
+    def is_due(self, positions: Sequence[int]) -> bool:
         """Whether there is anything to do now. positions: outputs each row has already."""
         return True
 
@@ -52,11 +53,11 @@ class Edit:
         """Change logits [R, V] float32 in place. errors: add row -> why it must end."""
         raise NotImplementedError
 
-    def drawn(self, token_ids: Tensor) -> None:
+    def on_sampled(self, token_ids: Tensor) -> None:
         """Learn what was chosen: token_ids [R] int64 on the device."""
 
 
-class Step(Protocol):
+class SamplingStep(Protocol):
     """The state of one sampling parameter over all slots."""
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
@@ -67,10 +68,10 @@ class Step(Protocol):
         """The slot is empty; unknown slots are ignored."""
         ...
 
-    def holds(self, slot: int) -> bool:
+    def applies_to(self, slot: int) -> bool:
         """Whether the slot's sequence asks for this parameter."""
         ...
 
-    def edit(self, batch: Batch) -> Edit | None:
+    def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
         """The work on this batch; None if no row of it asks for any."""
         ...

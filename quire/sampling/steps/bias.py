@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from quire.core.types import Sequence as Seq
-from quire.sampling.steps.base import Batch, Edit
+from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 
 @dataclass(slots=True)
@@ -26,26 +26,28 @@ class LogitBias:
     def leave(self, slot: int) -> None:
         self._bias.pop(slot, None)
 
-    def holds(self, slot: int) -> bool:
+    def applies_to(self, slot: int) -> bool:
         return slot in self._bias
 
-    def edit(self, batch: Batch) -> Edit | None:
+    def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
         pairs = [
             (row * batch.vocab + int(i), b)
-            for row, slot in batch.of(self._bias)
+            for row, slot in batch.rows_in(self._bias)
             for i, b in self._bias[slot].items()
             if int(i) < batch.vocab
         ]
         if not pairs:
             return None
-        return _Add(batch.tensor([p for p, _ in pairs]), batch.tensor([b for _, b in pairs]))
+        return _LogitBiasEdit(
+            batch.tensor([p for p, _ in pairs]), batch.tensor([b for _, b in pairs])
+        )
 
 
 @dataclass(slots=True)
-class _Add(Edit):
-    places: Tensor  # in the flattened logits, each once
+class _LogitBiasEdit(LogitsEdit):
+    flat_indices: Tensor  # in the flattened logits, each once
     values: Tensor
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
         flat = logits.view(-1)
-        flat[self.places] = flat[self.places] + self.values
+        flat[self.flat_indices] = flat[self.flat_indices] + self.values

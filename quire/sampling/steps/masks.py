@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from quire.core.types import Sequence as Seq
-from quire.sampling.steps.base import Batch, Edit
-from quire.sampling.transfer import sent
+from quire.sampling.h2d import to_device
+from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 
 @dataclass(slots=True)
@@ -31,81 +31,87 @@ class AllowedIds:
     def leave(self, slot: int) -> None:
         self._ids.pop(slot, None)
 
-    def holds(self, slot: int) -> bool:
+    def applies_to(self, slot: int) -> bool:
         return slot in self._ids
 
-    def edit(self, batch: Batch) -> Edit | None:
-        rows = batch.of(self._ids)
+    def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
+        rows = batch.rows_in(self._ids)
         if not rows:
             return None
-        places = [at for row, slot in rows for at in batch.places(row, self._ids[slot])]
-        return _Only(batch.tensor([row for row, _ in rows]), batch.tensor(places).long())
+        places = [at for row, slot in rows for at in batch.flat_indices(row, self._ids[slot])]
+        return _AllowedTokensEdit(
+            batch.tensor([row for row, _ in rows]), batch.tensor(places).long()
+        )
 
 
 @dataclass(slots=True)
-class _Only(Edit):
+class _AllowedTokensEdit(LogitsEdit):
     rows: Tensor
-    places: Tensor  # in the flattened logits
+    flat_indices: Tensor  # in the flattened logits
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
         flat = logits.view(-1)
-        kept = flat[self.places]
+        kept = flat[self.flat_indices]
         logits.index_fill_(0, self.rows, -torch.inf)
-        flat[self.places] = kept
+        flat[self.flat_indices] = kept
 
 
 @dataclass(slots=True)
 class MinTokens:
     """stop.min_tokens: EOS and stop ids are out until that many outputs exist.
 
-    Not of what is bound to a grammar, which decides the end (quire.sampling.bound).
+    Not of what is bound to a grammar, which decides the end (quire.sampling.constrained_sequence).
     """
 
-    _least: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
+    _min_tokens: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
         stop = seq.request.stop
-        self._least.pop(slot, None)
+        self._min_tokens.pop(slot, None)
         free = seq.request.constraint is None
         if free and stop.min_tokens > 0 and (ends := sorted(stop.eos_ids | stop.token_ids)):
-            self._least[slot] = (stop.min_tokens, ends)
+            self._min_tokens[slot] = (stop.min_tokens, ends)
 
     def leave(self, slot: int) -> None:
-        self._least.pop(slot, None)
+        self._min_tokens.pop(slot, None)
 
-    def holds(self, slot: int) -> bool:
-        return slot in self._least
+    def applies_to(self, slot: int) -> bool:
+        return slot in self._min_tokens
 
-    def edit(self, batch: Batch) -> Edit | None:
-        rows = batch.of(self._least)
+    def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
+        rows = batch.rows_in(self._min_tokens)
         if not rows:
             return None
-        least = [(row, self._least[slot][0]) for row, slot in rows]
-        places = [batch.places(row, self._least[slot][1]) for row, slot in rows]
-        return _NoEnd(batch, least, places)
+        least = [(row, self._min_tokens[slot][0]) for row, slot in rows]
+        places = [batch.flat_indices(row, self._min_tokens[slot][1]) for row, slot in rows]
+        return _MinTokensEdit(batch, least, places)
 
 
-class _NoEnd(Edit):
-    def __init__(self, batch: Batch, least: list[tuple[int, int]], places: list[list[int]]) -> None:
-        self._batch, self._least, self._places = batch, least, places
-        self._live: tuple[int, ...] = ()
-        self._cached = batch.tensor([])
+class _MinTokensEdit(LogitsEdit):
+    def __init__(
+        self, batch: SlotBatch, least: list[tuple[int, int]], places: list[list[int]]
+    ) -> None:
+        self._batch, self._min_tokens, self._places = batch, least, places
+        self._active: tuple[int, ...] = ()
+        self._active_indices = batch.tensor([])
 
-    def due(self, positions: Sequence[int]) -> bool:
-        return any(positions[row] < least for row, least in self._least)
+    def is_due(self, positions: Sequence[int]) -> bool:
+        return any(positions[row] < least for row, least in self._min_tokens)
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
-        live = tuple(i for i, (row, least) in enumerate(self._least) if positions[row] < least)
-        if live != self._live:
-            self._live = live
-            self._cached = self._batch.tensor([at for i in live for at in self._places[i]]).long()
-        logits.view(-1).index_fill_(0, self._cached, -torch.inf)
+        live = tuple(i for i, (row, least) in enumerate(self._min_tokens) if positions[row] < least)
+        if live != self._active:
+            self._active = live
+            self._active_indices = self._batch.tensor(
+                [at for i in live for at in self._places[i]]
+            ).long()
+        logits.view(-1).index_fill_(0, self._active_indices, -torch.inf)
 
 
-ANY = -1
+ANY_TOKEN = -1
 """A place of a bad word's beginning that matches every token: shorter words are padded with it."""
 
-NOTHING = -2
+NO_TOKEN = -2
 """Stands for "no output here yet"; equals no token."""
 
 
@@ -118,7 +124,7 @@ class BadWords:
 
     def __init__(self, max_seqs: int, device: torch.device) -> None:
         self._words: dict[int, list[list[int]]] = {}
-        self._tails = torch.full((max_seqs, 0), NOTHING, dtype=torch.int64, device=device)
+        self._recent_tokens = torch.full((max_seqs, 0), NO_TOKEN, dtype=torch.int64, device=device)
 
     def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
         self._words.pop(slot, None)
@@ -126,32 +132,34 @@ class BadWords:
         if not words:
             return
         self._words[slot] = words
-        self._widen(max(len(word) for word in words) - 1)
-        width = self._tails.shape[1]
-        tail = [NOTHING] * width + tokens[seq.prompt_len :]
-        self._tails[slot] = sent(np.array(tail[len(tail) - width :], np.int64), self._tails.device)
+        self._grow_width(max(len(word) for word in words) - 1)
+        width = self._recent_tokens.shape[1]
+        tail = [NO_TOKEN] * width + tokens[seq.prompt_len :]
+        self._recent_tokens[slot] = to_device(
+            np.array(tail[len(tail) - width :], np.int64), self._recent_tokens.device
+        )
 
-    def _widen(self, width: int) -> None:
-        rows, had = self._tails.shape
+    def _grow_width(self, width: int) -> None:
+        rows, had = self._recent_tokens.shape
         if width > had:
-            more = self._tails.new_full((rows, width - had), NOTHING)
-            self._tails = torch.cat([more, self._tails], 1)
+            more = self._recent_tokens.new_full((rows, width - had), NO_TOKEN)
+            self._recent_tokens = torch.cat([more, self._recent_tokens], 1)
 
     def leave(self, slot: int) -> None:
         self._words.pop(slot, None)
 
-    def holds(self, slot: int) -> bool:
+    def applies_to(self, slot: int) -> bool:
         return slot in self._words
 
-    def edit(self, batch: Batch) -> Edit | None:
-        rows = batch.of(self._words)
+    def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
+        rows = batch.rows_in(self._words)
         if not rows:
             return None
-        width = self._tails.shape[1]
+        width = self._recent_tokens.shape[1]
         words = [(r, slot, w) for r, slot in rows for w in self._words[slot] if w[-1] < batch.vocab]
-        starts = [[ANY] * (width - len(word) + 1) + word[:-1] for _, _, word in words]
-        return _NoWord(
-            self._tails,
+        starts = [[ANY_TOKEN] * (width - len(word) + 1) + word[:-1] for _, _, word in words]
+        return _BadWordsEdit(
+            self._recent_tokens,
             batch.tensor([row for row, _ in rows]),
             batch.tensor([slot for _, slot in rows]),
             batch.tensor([slot for _, slot, _ in words]).long(),
@@ -161,20 +169,24 @@ class BadWords:
 
 
 @dataclass(slots=True)
-class _NoWord(Edit):
-    tails: Tensor  # [slots, W], shared with the step
+class _BadWordsEdit(LogitsEdit):
+    recent_tokens: Tensor  # [slots, W], shared with the step
     rows: Tensor  # [n] of the logits
     slots: Tensor  # [n]
     word_slots: Tensor  # [words]
-    starts: Tensor  # [words, W]
-    places: Tensor  # [words] in the flattened logits
+    prefixes: Tensor  # [words, W]
+    flat_indices: Tensor  # [words] in the flattened logits
 
     def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
-        same = (self.tails[self.word_slots] == self.starts) | (self.starts == ANY)
+        same = (self.recent_tokens[self.word_slots] == self.prefixes) | (self.prefixes == ANY_TOKEN)
         out = torch.where(same.all(-1), -torch.inf, torch.inf)
-        logits.view(-1).scatter_reduce_(0, self.places, out, "amin")  # words may share a place
+        logits.view(-1).scatter_reduce_(
+            0, self.flat_indices, out, "amin"
+        )  # words may share a place
 
-    def drawn(self, token_ids: Tensor) -> None:
-        if self.tails.shape[1]:
+    def on_sampled(self, token_ids: Tensor) -> None:
+        if self.recent_tokens.shape[1]:
             new = token_ids[self.rows][:, None]
-            self.tails[self.slots] = torch.cat([self.tails[self.slots][:, 1:], new], 1)
+            self.recent_tokens[self.slots] = torch.cat(
+                [self.recent_tokens[self.slots][:, 1:], new], 1
+            )

@@ -8,7 +8,7 @@ In this order, each on what the one before left:
 
 The vocabulary is not sorted. A bound that no kept token is below leaves a short list of candidates,
 and all that is exact is done on that. The draw goes through the candidates in id order. The
-arithmetic is quire.sampling.on_host's; a GPU does all of it in quire.kernels.sample.
+arithmetic is quire.sampling.numpy_ops's; a GPU does all of it in quire.kernels.sample.
 """
 
 from __future__ import annotations
@@ -16,37 +16,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.sampling import on_host
-from quire.sampling.cuts import Cuts
-from quire.sampling.rows import Scratch, joined, select
+from quire.sampling import numpy_ops
+from quire.sampling.row_ops import ScratchBuffers, concat_blocks, select_rows
+from quire.sampling.top_k_top_p_batch import TopKTopPBatch
 
 
-def sample(logits: Tensor, cuts: Cuts, shares: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor]:
+def sample_rows(
+    logits: Tensor, cuts: TopKTopPBatch, shares: Tensor, scratch: ScratchBuffers
+) -> tuple[Tensor, Tensor]:
     """Draw a token for each row of `cuts`. Returns ids [n] int64 and the rows' best logits [n].
 
     logits: [R, V] any float dtype, not changed. shares: [n] float64 in [0, 1), one draw each.
     """
     ids, tops = [], []
-    for block in scratch.blocks(len(cuts.numbers)):
-        z, top = _scaled(select(logits, cuts.rows, block), cuts, block, scratch)
-        if cuts.plain:
-            on_host.exp_(z)
-            ids.append(on_host.draw(scratch.take(0, len(z)), shares[block]))
+    for block in scratch.blocks(len(cuts.row_indices)):
+        z, top = _scaled(select_rows(logits, cuts.device_rows, block), cuts, block, scratch)
+        if cuts.is_unfiltered:
+            numpy_ops.exp_(z)
+            ids.append(numpy_ops.draw(scratch.buffer(0, len(z)), shares[block]))
         else:
-            buffer = scratch.take(1, len(z))
-            ids.append(on_host.choose(z, buffer, cuts.asked[block], shares[block]))
+            buffer = scratch.buffer(1, len(z))
+            ids.append(numpy_ops.draw_filtered(z, buffer, cuts.params[block], shares[block]))
         tops.append(top)
-    return joined(ids), joined(tops)
+    return concat_blocks(ids), concat_blocks(tops)
 
 
-def processed(logits: Tensor, cuts: Cuts, scratch: Scratch) -> Tensor:
+def processed_logits(logits: Tensor, cuts: TopKTopPBatch, scratch: ScratchBuffers) -> Tensor:
     """The rows' logits divided by the temperature, -inf where min_p, top_k or top_p cut. [n, V]."""
-    out = torch.empty((len(cuts.numbers), scratch.vocab), device=logits.device)
+    out = torch.empty((len(cuts.row_indices), scratch.vocab), device=logits.device)
     for block in scratch.blocks(len(out)):
-        x = select(logits, cuts.rows, block).float() / cuts.temperature[block, None]
-        if not cuts.plain:
-            z, _ = _scaled(select(logits, cuts.rows, block), cuts, block, scratch)
-            columns, weights = on_host.keep(z, scratch.take(1, len(z)), cuts.asked[block])
+        x = select_rows(logits, cuts.device_rows, block).float() / cuts.temperature[block, None]
+        if not cuts.is_unfiltered:
+            z, _ = _scaled(select_rows(logits, cuts.device_rows, block), cuts, block, scratch)
+            columns, weights = numpy_ops.filter_rows(
+                z, scratch.buffer(1, len(z)), cuts.params[block]
+            )
             here, at = (weights > 0).nonzero(as_tuple=True)
             at = columns[here, at]
             whole, x = x, torch.full_like(x, -torch.inf)
@@ -55,11 +59,13 @@ def processed(logits: Tensor, cuts: Cuts, scratch: Scratch) -> Tensor:
     return out
 
 
-def _scaled(x: Tensor, cuts: Cuts, block: slice, scratch: Scratch) -> tuple[Tensor, Tensor]:
+def _scaled(
+    x: Tensor, cuts: TopKTopPBatch, block: slice, scratch: ScratchBuffers
+) -> tuple[Tensor, Tensor]:
     """(x - best) / temperature in scratch 0 [B, V], and best [B]."""
     top = x.amax(-1, keepdim=True).float()
-    z = scratch.take(0, len(x))[:, : scratch.vocab]
+    z = scratch.buffer(0, len(x))[:, : scratch.vocab]
     torch.sub(x, top, out=z)
-    if cuts.divides:
+    if cuts.has_temperature:
         z.div_(cuts.temperature[block, None])
     return z, top[:, 0]

@@ -1,0 +1,1 @@
+"""Reasoning formats: one file per model family."""

@@ -3,7 +3,7 @@
     Mode.marks   {"</think>": Turn("content")}     wherever the mark stands
     Mode.first   {"<think>": Turn("reasoning")}    only where nothing but white space came before it
 
-A dialect says nothing of how a text is cut: quire.text.reasoning.machine reads all of them.
+A dialect says nothing of how a text is cut: quire.text.reasoning.parser reads all of them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Literal
 
-from quire.text.marks import Marks
+from quire.text.output.special_strings import SpecialStrings
 
-WHITE = " \t\r\n"
-LONGEST_HEADER = 512
+WHITESPACE = " \t\r\n"
+MAX_HEADER_CHARS = 512
 """Characters of a header; what is longer is none."""
 
 
-class Kind(Enum):
+class ModeKind(Enum):
     """What the text of a mode is."""
 
     CONTENT = auto()
@@ -30,47 +30,47 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ModeTransition:
     """Into which mode a mark leads. A function gets the header that the mark completes."""
 
-    into: str | Callable[[str], str]
+    target: str | Callable[[str], str]
     keep: Literal["", "before", "after"] = ""
     """The mark is markup; or the end of the text before it, or the beginning of that after it."""
     note: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mode:
+class ParserMode:
     """A stretch of text of one kind."""
 
-    kind: Kind
-    marks: Mapping[str, Turn] = field(default_factory=dict)
-    first: Mapping[str, Turn] = field(default_factory=dict)
-    lead: str = ""
+    kind: ModeKind
+    transitions: Mapping[str, ModeTransition] = field(default_factory=dict)
+    initial_transitions: Mapping[str, ModeTransition] = field(default_factory=dict)
+    strip_leading: str = ""
     """Characters that are dropped at its beginning,"""
-    tail: str = ""
+    strip_trailing: str = ""
     """and before the mark that ends it."""
-    joint: str = ""
+    separator: str = ""
     """Stands between its text and earlier text of the same kind."""
-    verbatim: bool = False
+    keep_header: bool = False
     """The header that led here is text too: a later reader understands it."""
 
 
 @dataclass(frozen=True, slots=True)
-class Channels:
+class ChannelMarkup:
     """How messages are written, where an answer is several of them."""
 
-    thought: str
+    reasoning: str
     """Begins one of thoughts,"""
     content: str
     """and one of content."""
     end: str
     """Ends one."""
-    next: str
+    next_message: str
     """Begins another, up to its channel."""
 
 
-class Dialect:
+class ReasoningFormat:
     """Modes, compiled. Never changes.
 
     ends: (end of the prompt, mode in which the answer then begins); the first that fits counts.
@@ -80,38 +80,40 @@ class Dialect:
 
     def __init__(
         self,
-        modes: Mapping[str, Mode],
+        modes: Mapping[str, ParserMode],
         start: str,
         ends: Sequence[tuple[str, str]] = (),
         *,
         prefix: str = "",
         plain: str = "start",
-        channels: Channels | None = None,
+        channels: ChannelMarkup | None = None,
     ) -> None:
-        self.plain = plain
+        self.fallback_mode = plain
         self.channels = channels
         self.modes = dict(modes)
-        self.ends = tuple(ends)
+        self.prompt_endings = tuple(ends)
         self.prefix = prefix
-        self._start = start
-        self.marks = {name: Marks(mode.marks) for name, mode in self.modes.items()}
-        self.first = {name: Marks(mode.first) for name, mode in self.modes.items()}
+        self._start_mode = start
+        self.markers = {name: SpecialStrings(mode.transitions) for name, mode in self.modes.items()}
+        self.initial_markers = {
+            name: SpecialStrings(mode.initial_transitions) for name, mode in self.modes.items()
+        }
 
-    def start(self, prompt: str, variables: Mapping[str, object]) -> str:
+    def initial_mode(self, prompt: str, variables: Mapping[str, object]) -> str:
         """In which mode the answer to a prompt begins."""
-        return self.said(prompt) or self.unsaid(variables)
+        return self.mode_from_prompt(prompt) or self.default_mode(variables)
 
-    def said(self, prompt: str) -> str | None:
+    def mode_from_prompt(self, prompt: str) -> str | None:
         """The mode that the end of a prompt leads into; None: it does not say."""
-        tail = prompt[-256:].rstrip(WHITE)
-        return next((mode for end, mode in self.ends if tail.endswith(end)), None)
+        tail = prompt[-256:].rstrip(WHITESPACE)
+        return next((mode for end, mode in self.prompt_endings if tail.endswith(end)), None)
 
-    def unsaid(self, variables: Mapping[str, object]) -> str:
+    def default_mode(self, variables: Mapping[str, object]) -> str:
         """The mode where the prompt does not say it."""
-        return self._start
+        return self._start_mode
 
 
-class Tags(Dialect):
+class TaggedReasoning(ReasoningFormat):
     """Reasoning in tags, at the beginning of the answer.
 
     pairs: (opening, closing), or all that may close it. implied: the model reasons even where
@@ -134,53 +136,72 @@ class Tags(Dialect):
     ) -> None:
         self._implied = implied
         self._switches = tuple(switches)
-        self._default = default
-        opening = {opens: Turn(f"reasoning {opens}") for opens, _ in pairs}
-        wrapping = {opens: Turn(f"inside {opens}") for opens, _ in wraps}
-        closing = [mark for _, marks in pairs for mark in _each(marks)]
+        self._enabled_by_default = default
+        opening = {opens: ModeTransition(f"reasoning {opens}") for opens, _ in pairs}
+        wrapping = {opens: ModeTransition(f"inside {opens}") for opens, _ in wraps}
+        closing = [mark for _, marks in pairs for mark in _as_tuple(marks)]
         everywhere = opening if anywhere else {}
         first = opening | wrapping
-        stray = {mark: _stray(mark) for mark in closing}
-        modes = {f"reasoning {opens}": _thought(opens, _each(c), breaks) for opens, c in pairs}
-        modes |= {f"inside {opens}": _wrapped(closes) for opens, closes in wraps}
-        modes["start"] = Mode(kind=Kind.CONTENT, marks=everywhere | stray, first=first)
-        modes["content"] = Mode(kind=Kind.CONTENT, marks=everywhere, first=first, lead="\r\n")
-        modes["rest"] = Mode(kind=Kind.CONTENT, marks=everywhere, lead="\r\n")
-        modes["plain"] = Mode(kind=Kind.CONTENT, marks=everywhere)
-        ends = [(opens, str(turn.into)) for opens, turn in first.items()]
+        stray = {mark: _stray_closing(mark) for mark in closing}
+        modes = {
+            f"reasoning {opens}": _reasoning_tag_mode(opens, _as_tuple(c), breaks)
+            for opens, c in pairs
+        }
+        modes |= {f"inside {opens}": _wrapper_mode(closes) for opens, closes in wraps}
+        modes["start"] = ParserMode(
+            kind=ModeKind.CONTENT, transitions=everywhere | stray, initial_transitions=first
+        )
+        modes["content"] = ParserMode(
+            kind=ModeKind.CONTENT,
+            transitions=everywhere,
+            initial_transitions=first,
+            strip_leading="\r\n",
+        )
+        modes["rest"] = ParserMode(
+            kind=ModeKind.CONTENT, transitions=everywhere, strip_leading="\r\n"
+        )
+        modes["plain"] = ParserMode(kind=ModeKind.CONTENT, transitions=everywhere)
+        ends = [(opens, str(turn.target)) for opens, turn in first.items()]
         super().__init__(modes, "start", ends + [(mark, "content") for mark in closing])
-        self._thought = f"reasoning {pairs[0][0]}"
+        self._reasoning_mode = f"reasoning {pairs[0][0]}"
 
-    def unsaid(self, variables: Mapping[str, object]) -> str:
+    def default_mode(self, variables: Mapping[str, object]) -> str:
         said = [variables[name] for name in self._switches if variables.get(name) is not None]
-        thinks = any(said) if said else self._default
-        return self._thought if self._implied and thinks else "start"
+        thinks = any(said) if said else self._enabled_by_default
+        return self._reasoning_mode if self._implied and thinks else "start"
 
 
-def _stray(mark: str) -> Turn:
-    return Turn("plain", "before", f"{mark} closes what nothing opened; it is left in the text")
-
-
-def _thought(opens: str, closes: Sequence[str], breaks: Sequence[str]) -> Mode:
-    marks = {mark: Turn("content") for mark in closes}
-    return Mode(
-        kind=Kind.REASONING,
-        marks=marks | {mark: Turn("content", "after") for mark in breaks},
-        first={opens: Turn(f"reasoning {opens}")},
-        lead=WHITE,
-        tail=WHITE,
-        joint="\n",
+def _stray_closing(mark: str) -> ModeTransition:
+    return ModeTransition(
+        "plain", "before", f"{mark} closes what nothing opened; it is left in the text"
     )
 
 
-def _wrapped(closes: str) -> Mode:
-    return Mode(kind=Kind.CONTENT, marks={closes: Turn("rest")}, lead="\r\n", tail="\r\n")
+def _reasoning_tag_mode(opens: str, closes: Sequence[str], breaks: Sequence[str]) -> ParserMode:
+    marks = {mark: ModeTransition("content") for mark in closes}
+    return ParserMode(
+        kind=ModeKind.REASONING,
+        transitions=marks | {mark: ModeTransition("content", "after") for mark in breaks},
+        initial_transitions={opens: ModeTransition(f"reasoning {opens}")},
+        strip_leading=WHITESPACE,
+        strip_trailing=WHITESPACE,
+        separator="\n",
+    )
 
 
-def _each(marks: str | tuple[str, ...]) -> tuple[str, ...]:
+def _wrapper_mode(closes: str) -> ParserMode:
+    return ParserMode(
+        kind=ModeKind.CONTENT,
+        transitions={closes: ModeTransition("rest")},
+        strip_leading="\r\n",
+        strip_trailing="\r\n",
+    )
+
+
+def _as_tuple(marks: str | tuple[str, ...]) -> tuple[str, ...]:
     return (marks,) if isinstance(marks, str) else marks
 
 
-def never(template: str) -> bool:
+def never_detected(template: str) -> bool:
     """`detect` of a second name of a dialect: the first is the one to be found."""
     return False

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(
+FORMAT = TaggedReasoning(
     ("<|START_THINKING|>", "<|END_THINKING|>"),
     wraps=[("<|START_RESPONSE|>", "<|END_RESPONSE|>")],
 )

@@ -1,6 +1,6 @@
 """DeepSeek V4: as deepseek_v3."""
 
-from quire.text.reasoning.base import never as detect
-from quire.text.reasoning.deepseek_v3 import DIALECT
+from quire.text.reasoning.base import never_detected as detect
+from quire.text.reasoning.deepseek_v3 import FORMAT
 
-__all__ = ["DIALECT", "detect"]
+__all__ = ["FORMAT", "detect"]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(("<|channel>thought", "<channel|>"), anywhere=True)
+FORMAT = TaggedReasoning(("<|channel>thought", "<channel|>"), anywhere=True)
 
 
 def detect(template: str) -> bool:

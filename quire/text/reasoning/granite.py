@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
 _ANSWER = ("Here is my response:", "Here's my response:")
-DIALECT = Tags(
+FORMAT = TaggedReasoning(
     ("Here is my thought process:", _ANSWER),
     ("Here's my thought process:", _ANSWER),
 )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags, never
+from quire.text.reasoning.base import TaggedReasoning, never_detected
 
-DIALECT = Tags(("<think>", "</think>"), implied=True, switches=("thinking", "enable_thinking"))
+FORMAT = TaggedReasoning(
+    ("<think>", "</think>"), implied=True, switches=("thinking", "enable_thinking")
+)
 
-detect = never
+detect = never_detected

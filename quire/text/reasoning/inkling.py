@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(
+FORMAT = TaggedReasoning(
     ("<|message_model|><|content_thinking|>", "<|end_message|>"),
     ("<|content_thinking|>", "<|end_message|>"),
 )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(
+FORMAT = TaggedReasoning(
     ("<ifm|think>", "</ifm|think>"),
     ("<ifm|think_fast>", "</ifm|think_fast>"),
     ("<ifm|think_faster>", "</ifm|think_faster>"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(("<think>", "</think>"), breaks=("<|tool_calls_section_begin|>",))
+FORMAT = TaggedReasoning(("<think>", "</think>"), breaks=("<|tool_calls_section_begin|>",))
 
 
 def detect(template: str) -> bool:

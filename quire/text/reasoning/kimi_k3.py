@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(
+FORMAT = TaggedReasoning(
     ("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     wraps=[("<|open|>response<|sep|>", "<|close|>response<|sep|>")],
     breaks=("<|open|>tools<|sep|>",),

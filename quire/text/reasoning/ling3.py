@@ -1,6 +1,6 @@
 """Ling 3: as glm45."""
 
-from quire.text.reasoning.base import never as detect
-from quire.text.reasoning.glm45 import DIALECT
+from quire.text.reasoning.base import never_detected as detect
+from quire.text.reasoning.glm45 import FORMAT
 
-__all__ = ["DIALECT", "detect"]
+__all__ = ["FORMAT", "detect"]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Dialect, Kind, Mode, never
+from quire.text.reasoning.base import ModeKind, ParserMode, ReasoningFormat, never_detected
 
-DIALECT = Dialect({"start": Mode(kind=Kind.CONTENT)}, "start", prefix="<think>")
+FORMAT = ReasoningFormat({"start": ParserMode(kind=ModeKind.CONTENT)}, "start", prefix="<think>")
 
-detect = never
+detect = never_detected

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(("<mm:think>", "</mm:think>"))
+FORMAT = TaggedReasoning(("<mm:think>", "</mm:think>"))
 
 
 def detect(template: str) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(("[THINK]", "[/THINK]"), ("<think>", "</think>"))
+FORMAT = TaggedReasoning(("[THINK]", "[/THINK]"), ("<think>", "</think>"))
 
 
 def detect(template: str) -> bool:

@@ -8,10 +8,19 @@ calls, and left as they are for the reader of tools.
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import WHITE, Channels, Dialect, Kind, Mode, Turn
+from quire.text.reasoning.base import (
+    WHITESPACE,
+    ChannelMarkup,
+    ModeKind,
+    ModeTransition,
+    ParserMode,
+    ReasoningFormat,
+)
 
-_ENDS = ("<|end|>", "<|return|>", "<|call|>")
-_HEADS = {mark: Turn("header", "after") for mark in ("<|start|>", "<|channel|>")}
+_MESSAGE_ENDINGS = ("<|end|>", "<|return|>", "<|call|>")
+_HEADER_TRANSITIONS = {
+    mark: ModeTransition("header", "after") for mark in ("<|start|>", "<|channel|>")
+}
 
 
 def _mode_of(header: str) -> str:
@@ -21,21 +30,31 @@ def _mode_of(header: str) -> str:
     return "analysis" if channel.split("<|", 1)[0].strip().startswith("analysis") else "final"
 
 
-_after = {mark: Turn("between") for mark in _ENDS} | _HEADS
+_message_transitions = {
+    mark: ModeTransition("between") for mark in _MESSAGE_ENDINGS
+} | _HEADER_TRANSITIONS
 
-DIALECT = Dialect(
+FORMAT = ReasoningFormat(
     {
-        "between": Mode(kind=Kind.CONTENT, lead=WHITE, marks=_HEADS),
-        "header": Mode(
-            kind=Kind.HEADER,
-            marks={"<|message|>": Turn(_mode_of)} | {mark: Turn("between") for mark in _ENDS},
+        "between": ParserMode(
+            kind=ModeKind.CONTENT, strip_leading=WHITESPACE, transitions=_HEADER_TRANSITIONS
         ),
-        "analysis": Mode(kind=Kind.REASONING, marks=_after, joint="\n"),
-        "final": Mode(kind=Kind.CONTENT, marks=_after, joint="\n"),
-        "call": Mode(
-            kind=Kind.CONTENT,
-            verbatim=True,
-            marks={mark: Turn("between", "before") for mark in _ENDS} | _HEADS,
+        "header": ParserMode(
+            kind=ModeKind.HEADER,
+            transitions={"<|message|>": ModeTransition(_mode_of)}
+            | {mark: ModeTransition("between") for mark in _MESSAGE_ENDINGS},
+        ),
+        "analysis": ParserMode(
+            kind=ModeKind.REASONING, transitions=_message_transitions, separator="\n"
+        ),
+        "final": ParserMode(
+            kind=ModeKind.CONTENT, transitions=_message_transitions, separator="\n"
+        ),
+        "call": ParserMode(
+            kind=ModeKind.CONTENT,
+            keep_header=True,
+            transitions={mark: ModeTransition("between", "before") for mark in _MESSAGE_ENDINGS}
+            | _HEADER_TRANSITIONS,
         ),
     },
     "between",
@@ -45,11 +64,11 @@ DIALECT = Dialect(
         ("<|channel|>commentary<|message|>", "final"),
     ],
     plain="between",
-    channels=Channels(
-        thought="<|channel|>analysis<|message|>",
+    channels=ChannelMarkup(
+        reasoning="<|channel|>analysis<|message|>",
         content="<|channel|>final<|message|>",
         end="<|end|>",
-        next="<|start|>assistant",
+        next_message="<|start|>assistant",
     ),
 )
 

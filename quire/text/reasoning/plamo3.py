@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"))
+FORMAT = TaggedReasoning(("<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"))
 
 
 def detect(template: str) -> bool:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from quire.text.reasoning.base import Tags
+from quire.text.reasoning.base import TaggedReasoning
 
-DIALECT = Tags(("<seed:think>", "</seed:think>"))
+FORMAT = TaggedReasoning(("<seed:think>", "</seed:think>"))
 
 
 def detect(template: str) -> bool:

@@ -1,6 +1,6 @@
 """Step 3.5: as qwen3."""
 
-from quire.text.reasoning.base import never as detect
-from quire.text.reasoning.qwen3 import DIALECT
+from quire.text.reasoning.base import never_detected as detect
+from quire.text.reasoning.qwen3 import FORMAT
 
-__all__ = ["DIALECT", "detect"]
+__all__ = ["FORMAT", "detect"]

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    ToolFormat,
+)
 
 MARKER = "｜DSML｜"
 
 
-def dsml(name: str, outer: tuple[str, ...], *, space: str = "", sign: str) -> Dialect:
+def dsml_format(name: str, outer: tuple[str, ...], *, space: str = "", sign: str) -> ToolFormat:
     """A dialect whose calls stand in one of these outer tags; the first is what models write.
 
     space: after the marker of every tag. sign: what a chat template shows beside the marker.
     """
     begin, end = f"<{MARKER}{space}", f"</{MARKER}{space}"
     closings = tuple(f"{end}{tag}>" for tag in outer)
-    params = Params(
+    params = ParamsStep(
         key_open=f'{begin}parameter name="',
         key_close='"',
         value_open=">",
@@ -24,19 +33,28 @@ def dsml(name: str, outer: tuple[str, ...], *, space: str = "", sign: str) -> Di
         text_mark='string="true"',
         json_mark='string="false"',
     )
-    call = (Mark((f'{begin}invoke name="',)), Name(end=('"',)), Mark((">",)), params)
-    return Dialect(
+    call = (
+        LiteralStep((f'{begin}invoke name="',)),
+        NameStep(end=('"',)),
+        LiteralStep((">",)),
+        params,
+    )
+    return ToolFormat(
         name=name,
-        forms=(Form(tuple(f"{begin}{tag}>" for tag in outer), (Many(call), Close(closings))),),
-        written=Written(
+        syntaxes=(
+            CallSyntax(
+                tuple(f"{begin}{tag}>" for tag in outer), (RepeatStep(call), CloseStep(closings))
+            ),
+        ),
+        template=CallTemplate(
             call=f'{begin}invoke name="«name»">\n«params»{end}invoke>',
             before=f"{begin}{outer[0]}>\n",
             after=f"\n{closings[0]}",
             between="\n",
-            values="params",
+            notation="params",
             param=f'{begin}parameter name="«key»" string="«type»">«value»{end}parameter>\n',
             text_attribute="true",
             json_attribute="false",
         ),
-        signs=((MARKER, sign),),
+        template_markers=((MARKER, sign),),
     )

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="apertus",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|tools_prefix|>",),
             (
-                Object(name=(), arguments=(), many=True, keyed=True),
-                Close(("<|tools_suffix|>",)),
+                ObjectStep(name=(), arguments=(), many=True, keyed=True),
+                CloseStep(("<|tools_suffix|>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='{"«name»": «arguments»}',
         before="<|tools_prefix|>[",
         after="]<|tools_suffix|>",
         between=", ",
         name_in_json=True,
     ),
-    signs=(("<|tools_prefix|>",),),
+    template_markers=(("<|tools_prefix|>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

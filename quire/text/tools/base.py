@@ -1,4 +1,4 @@
-"""What a dialect of tool calls is made of: declarations, which quire.text.tools.machine walks.
+"""What a dialect of tool calls is made of: declarations, which quire.text.tools.parser walks.
 
 A dialect is a few forms; a form begins with a literal in the text and goes on with steps. Between
 steps whitespace means nothing. No step has code of its own here, and no dialect has any: what a
@@ -15,18 +15,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-from quire.text.tools._values import JSON, PYTHON, Language
+from quire.text.tools._value_parsers import JSON, PYTHON, ValueSyntax
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class LiteralStep:
     """One of these literals comes next."""
 
     texts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
+class CloseStep:
     """One of these literals ends what was told. Where the text ends instead, that is no fault."""
 
     texts: tuple[str, ...]
@@ -34,14 +34,14 @@ class Close:
 
 
 @dataclass(frozen=True, slots=True)
-class Label:
+class SkipStep:
     """Text up to a literal that says nothing of the call."""
 
     end: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class NameStep:
     """The function's name, up to one of `end`, or to one of `before`, which stays for the next."""
 
     end: tuple[str, ...] = ()
@@ -53,14 +53,14 @@ class Name:
 
 
 @dataclass(frozen=True, slots=True)
-class Arguments:
+class ArgumentsStep:
     """The arguments as one object."""
 
-    language: Language = JSON
+    language: ValueSyntax = JSON
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
+class ObjectStep:
     """A JSON object that is a call, or (`many`) a JSON list of them, or some one after another."""
 
     name: tuple[str, ...] = ("name",)
@@ -72,7 +72,7 @@ class Object:
 
 
 @dataclass(frozen=True, slots=True)
-class Params:
+class ParamsStep:
     """Arguments one by one: key_open KEY key_close, attributes, value_open VALUE value_close."""
 
     key_open: str
@@ -93,15 +93,15 @@ class Params:
 
 
 @dataclass(frozen=True, slots=True)
-class PythonCalls:
+class PythonCallsStep:
     """f(k='v', n=1), g(): in brackets, or (`lines`) one below the other."""
 
     lines: bool = False
-    language: Language = PYTHON
+    language: ValueSyntax = PYTHON
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class HarmonyMessageStep:
     """A message of the harmony format: who it is for decides what its body is."""
 
     body: str
@@ -114,55 +114,55 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Many:
+class RepeatStep:
     """The steps once or more often. Without separators the first step must be a Mark."""
 
-    steps: tuple[Step, ...]
-    between: tuple[str, ...] = ()
+    steps: tuple[SyntaxStep, ...]
+    separators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Either:
+class BranchStep:
     """The first steps if one of these literals comes next, else the others."""
 
-    next: tuple[str, ...]
-    then: tuple[Step, ...]
-    other: tuple[Step, ...]
+    lookahead: tuple[str, ...]
+    then: tuple[SyntaxStep, ...]
+    otherwise: tuple[SyntaxStep, ...]
 
 
-Step = (
-    Mark
-    | Close
-    | Label
-    | Name
-    | Arguments
-    | Object
-    | Params
-    | PythonCalls
-    | Message
-    | Many
-    | Either
+SyntaxStep = (
+    LiteralStep
+    | CloseStep
+    | SkipStep
+    | NameStep
+    | ArgumentsStep
+    | ObjectStep
+    | ParamsStep
+    | PythonCallsStep
+    | HarmonyMessageStep
+    | RepeatStep
+    | BranchStep
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Form:
+class CallSyntax:
     """One way to begin a call, or several, in the text."""
 
     begin: tuple[str, ...]
-    steps: tuple[Step, ...]
-    keep: int = 0
+    steps: tuple[SyntaxStep, ...]
+    reread_chars: int = 0
     """Characters at the end of `begin` that the first step reads again."""
     bare: bool = False
     """Nothing but `begin` marks it: only at the beginning of a line is it looked for, only a
     declared function is a call, and what is no call is content without a note."""
 
 
-Values = Literal["json", "params", "python", "braces"]
+ArgumentNotation = Literal["json", "params", "python", "braces"]
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class CallTemplate:
     """How a model writes calls. «name» «arguments» «params» «key» «value» «id» stand for
     themselves; «begin» is Written.begin of the next message where calls are messages."""
 
@@ -173,7 +173,7 @@ class Written:
     param: str = ""
     """One of «params»."""
     param_between: str = ""
-    values: Values = "json"
+    notation: ArgumentNotation = "json"
     quote: str = ""
     """Around strings of `braces`."""
     text_attribute: str = ""
@@ -184,50 +184,50 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Dialect:
+class ToolFormat:
     """How one family of models writes tool calls."""
 
     name: str
-    forms: tuple[Form, ...]
-    written: Written
-    signs: tuple[tuple[str, ...], ...] = ()
+    syntaxes: tuple[CallSyntax, ...]
+    template: CallTemplate
+    template_markers: tuple[tuple[str, ...], ...] = ()
     """A chat template with all texts of one of these is of this dialect ..."""
-    without: tuple[str, ...] = ()
+    excluded_markers: tuple[str, ...] = ()
     """... unless it has one of these."""
-    ids: Literal["hex", "nine", "numbered"] = "hex"
+    id_style: Literal["hex", "nine", "numbered"] = "hex"
     """chatcmpl-tool-<hex>, nine letters and digits, functions.NAME:IDX."""
-    drop: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     """Literals that mean nothing where they stand alone."""
 
     def detect(self, template: str) -> bool:
         """Whether a chat template teaches this dialect."""
-        if any(text in template for text in self.without):
+        if any(text in template for text in self.excluded_markers):
             return False
-        return any(all(text in template for text in texts) for texts in self.signs)
+        return any(all(text in template for text in texts) for texts in self.template_markers)
 
     @cached_property
-    def marks(self) -> dict[str, Form]:
+    def openers(self) -> dict[str, CallSyntax]:
         """Literals that begin a form."""
-        return {text: form for form in self.forms for text in form.begin}
+        return {text: form for form in self.syntaxes for text in form.begin}
 
     @cached_property
-    def ends(self) -> tuple[str, ...]:
+    def closers(self) -> tuple[str, ...]:
         """Literals that end one."""
-        return tuple(text for form in self.forms for text in closes(form.steps))
+        return tuple(text for form in self.syntaxes for text in closing_literals(form.steps))
 
 
-def closes(steps: Iterable[Step]) -> tuple[str, ...]:
+def closing_literals(steps: Iterable[SyntaxStep]) -> tuple[str, ...]:
     """All literals by which these steps can end."""
     found: list[str] = []
     for step in steps:
-        if isinstance(step, Close):
+        if isinstance(step, CloseStep):
             found += step.texts
-        elif isinstance(step, Params):
+        elif isinstance(step, ParamsStep):
             found += step.close
-        elif isinstance(step, Many):
-            found += closes(step.steps)
-        elif isinstance(step, Either):
-            found += closes(step.then) + closes(step.other)
+        elif isinstance(step, RepeatStep):
+            found += closing_literals(step.steps)
+        elif isinstance(step, BranchStep):
+            found += closing_literals(step.then) + closing_literals(step.otherwise)
     return tuple(dict.fromkeys(found))
 
 
@@ -240,12 +240,12 @@ class Tool:
     """JSON Schema of its arguments; empty if none was given."""
 
     @property
-    def needs(self) -> bool:
+    def has_required(self) -> bool:
         """Whether a call without arguments would be wrong."""
         return bool(self.parameters.get("required"))
 
 
-def declared(tools: Sequence[Mapping[str, object]]) -> dict[str, Tool]:
+def tools_by_name(tools: Sequence[Mapping[str, object]]) -> dict[str, Tool]:
     """Tools as callers write them ({"type": "function", "function": {...}}), by name."""
     found: dict[str, Tool] = {}
     for tool in tools:
@@ -258,5 +258,5 @@ def declared(tools: Sequence[Mapping[str, object]]) -> dict[str, Tool]:
     return found
 
 
-Ids = Callable[[], str]
+IdSource = Callable[[], str]
 """A source of fresh hex texts."""

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="cohere_command3",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|START_ACTION|>",),
             (
-                Object(name=("tool_name",), many=True),
-                Close(("<|END_ACTION|>",)),
+                ObjectStep(name=("tool_name",), many=True),
+                CloseStep(("<|END_ACTION|>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='{"tool_call_id": "«place»", "tool_name": "«name»", "parameters": «arguments»}',
         before="<|START_ACTION|>[\n    ",
         after="\n]<|END_ACTION|>",
         between=",\n    ",
         name_in_json=True,
     ),
-    signs=(("<|START_ACTION|>",),),
+    template_markers=(("<|START_ACTION|>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

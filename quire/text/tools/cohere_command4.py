@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from quire.text.tools.cohere_command3 import DIALECT, detect
+from quire.text.tools.cohere_command3 import FORMAT, detect
 
-__all__ = ["DIALECT", "detect"]
+__all__ = ["FORMAT", "detect"]

@@ -2,37 +2,47 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Arguments, Close, Dialect, Form, Label, Many, Mark, Name, Written
+from quire.text.tools.base import (
+    ArgumentsStep,
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    RepeatStep,
+    SkipStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="deepseek_v3",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<｜tool▁calls▁begin｜>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<｜tool▁call▁begin｜>",)),
-                        Label(("<｜tool▁sep｜>",)),
-                        Name(end=("\n",), before=("```json",)),
-                        Mark(("```json",)),
-                        Arguments(),
-                        Close(("```",)),
-                        Close(("<｜tool▁call▁end｜>",)),
+                        LiteralStep(("<｜tool▁call▁begin｜>",)),
+                        SkipStep(("<｜tool▁sep｜>",)),
+                        NameStep(end=("\n",), before=("```json",)),
+                        LiteralStep(("```json",)),
+                        ArgumentsStep(),
+                        CloseStep(("```",)),
+                        CloseStep(("<｜tool▁call▁end｜>",)),
                     )
                 ),
-                Close(("<｜tool▁calls▁end｜>",)),
+                CloseStep(("<｜tool▁calls▁end｜>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<｜tool▁call▁begin｜>function<｜tool▁sep｜>«name»\n```json\n«arguments»\n```"
         "<｜tool▁call▁end｜>",
         before="<｜tool▁calls▁begin｜>",
         after="<｜tool▁calls▁end｜>",
         between="\n",
     ),
-    signs=(("<｜tool▁calls▁begin｜>", "```json"),),
+    template_markers=(("<｜tool▁calls▁begin｜>", "```json"),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,33 +2,42 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Arguments, Close, Dialect, Form, Many, Mark, Name, Written
+from quire.text.tools.base import (
+    ArgumentsStep,
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    RepeatStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="deepseek_v31",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<｜tool▁calls▁begin｜>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<｜tool▁call▁begin｜>",)),
-                        Name(end=("<｜tool▁sep｜>",)),
-                        Arguments(),
-                        Close(("<｜tool▁call▁end｜>",)),
+                        LiteralStep(("<｜tool▁call▁begin｜>",)),
+                        NameStep(end=("<｜tool▁sep｜>",)),
+                        ArgumentsStep(),
+                        CloseStep(("<｜tool▁call▁end｜>",)),
                     )
                 ),
-                Close(("<｜tool▁calls▁end｜>",)),
+                CloseStep(("<｜tool▁calls▁end｜>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<｜tool▁call▁begin｜>«name»<｜tool▁sep｜>«arguments»<｜tool▁call▁end｜>",
         before="<｜tool▁calls▁begin｜>",
         after="<｜tool▁calls▁end｜>",
     ),
-    signs=(("<｜tool▁calls▁begin｜>",),),
-    without=("```json",),
+    template_markers=(("<｜tool▁calls▁begin｜>",),),
+    excluded_markers=("```json",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.text.tools._dsml import dsml
+from quire.text.tools._dsml import dsml_format
 
-DIALECT = dsml("deepseek_v32", ("function_calls",), sign="function_calls")
+FORMAT = dsml_format("deepseek_v32", ("function_calls",), sign="function_calls")
 
-detect = DIALECT.detect
+detect = FORMAT.detect

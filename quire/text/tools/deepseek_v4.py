@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quire.text.tools._dsml import dsml
+from quire.text.tools._dsml import dsml_format
 
-DIALECT = dsml("deepseek_v4", ("tool_calls", "toolcalls", "tool"), sign="tool_calls")
+FORMAT = dsml_format("deepseek_v4", ("tool_calls", "toolcalls", "tool"), sign="tool_calls")
 
-detect = DIALECT.detect
+detect = FORMAT.detect

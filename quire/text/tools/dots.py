@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="dots",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<dots_function_call>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(('<invoke name="',)),
-                        Name(end=('"',)),
-                        Mark((">",)),
-                        Params(
+                        LiteralStep(('<invoke name="',)),
+                        NameStep(end=('"',)),
+                        LiteralStep((">",)),
+                        ParamsStep(
                             key_open='<parameter name="',
                             key_close='"',
                             value_open=">",
@@ -25,20 +34,20 @@ DIALECT = Dialect(
                         ),
                     )
                 ),
-                Close(("</dots_function_call>",)),
+                CloseStep(("</dots_function_call>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<invoke name="«name»">\n«params»</invoke>',
         before="<dots_function_call>\n",
         after="\n</dots_function_call>",
         between="\n",
-        values="params",
+        notation="params",
         param='<parameter name="«key»">«value»</parameter>\n',
     ),
-    signs=(("<dots_function_call>",),),
-    without=("]<]minimax[>[",),
+    template_markers=(("<dots_function_call>",),),
+    excluded_markers=("]<]minimax[>[",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

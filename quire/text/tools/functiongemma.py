@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from quire.text.tools._values import Language
-from quire.text.tools.base import Arguments, Close, Dialect, Form, Mark, Name, Written
+from quire.text.tools._value_parsers import ValueSyntax
+from quire.text.tools.base import (
+    ArgumentsStep,
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ToolFormat,
+)
 
 QUOTE = "<escape>"
-BRACES = Language(quotes=(QUOTE,), bare=True)
+BRACES = ValueSyntax(quotes=(QUOTE,), bare=True)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="functiongemma",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<start_function_call>",),
             (
-                Mark(("call:",)),
-                Name(before=("{",)),
-                Arguments(BRACES),
-                Close(("<end_function_call>",)),
+                LiteralStep(("call:",)),
+                NameStep(before=("{",)),
+                ArgumentsStep(BRACES),
+                CloseStep(("<end_function_call>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<start_function_call>call:«name»«arguments»<end_function_call>",
-        values="braces",
+        notation="braces",
         quote=QUOTE,
     ),
-    signs=(("<start_function_call>",),),
+    template_markers=(("<start_function_call>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

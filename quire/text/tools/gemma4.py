@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
-from quire.text.tools._values import Language
-from quire.text.tools.base import Arguments, Close, Dialect, Form, Mark, Name, Written
+from quire.text.tools._value_parsers import ValueSyntax
+from quire.text.tools.base import (
+    ArgumentsStep,
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ToolFormat,
+)
 
 QUOTE = '<|"|>'
-BRACES = Language(quotes=(QUOTE,), bare=True)
+BRACES = ValueSyntax(quotes=(QUOTE,), bare=True)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="gemma4",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|tool_call>",),
             (
-                Mark(("call:",)),
-                Name(before=("{",)),
-                Arguments(BRACES),
-                Close(("<tool_call|>",)),
+                LiteralStep(("call:",)),
+                NameStep(before=("{",)),
+                ArgumentsStep(BRACES),
+                CloseStep(("<tool_call|>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<|tool_call>call:«name»«arguments»<tool_call|>",
-        values="braces",
+        notation="braces",
         quote=QUOTE,
     ),
-    signs=(("<|tool_call>",),),
+    template_markers=(("<|tool_call>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Dialect, Form, Mark, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, LiteralStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="gigachat3",
-    forms=(
-        Form(("<|function_call|>",), (Object(),)),
-        Form(
+    syntaxes=(
+        CallSyntax(("<|function_call|>",), (ObjectStep(),)),
+        CallSyntax(
             ("<|message_sep|>",),
-            (Mark(("function call",)), Mark(("<|role_sep|>",)), Object()),
+            (LiteralStep(("function call",)), LiteralStep(("<|role_sep|>",)), ObjectStep()),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<|function_call|>{"name": "«name»", "arguments": «arguments»}',
         between="\n",
         name_in_json=True,
     ),
-    signs=(("<|function_call|>",), ("function call<|role_sep|>",)),
+    template_markers=(("<|function_call|>",), ("function call<|role_sep|>",)),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Dialect, Form, Name, Params, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, NameStep, ParamsStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="glm45",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<tool_call>",),
             (
-                Name(end=("\n",), before=("<arg_key>", "</tool_call>")),
-                Params(
+                NameStep(end=("\n",), before=("<arg_key>", "</tool_call>")),
+                ParamsStep(
                     key_open="<arg_key>",
                     key_close="</arg_key>",
                     value_open="<arg_value>",
@@ -21,14 +21,14 @@ DIALECT = Dialect(
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<tool_call>«name»\n«params»</tool_call>",
         between="\n",
-        values="params",
+        notation="params",
         param="<arg_key>«key»</arg_key>\n<arg_value>«value»</arg_value>\n",
     ),
-    signs=(("<arg_key>", "<tool_call>"),),
-    without=("<tool_sep>",),
+    template_markers=(("<arg_key>", "<tool_call>"),),
+    excluded_markers=("<tool_sep>",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="granite",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|tool_call|>", "<tool_call>"),
             (
-                Object(many=True),
-                Close(("</tool_call>",), optional=True),
+                ObjectStep(many=True),
+                CloseStep(("</tool_call>",), optional=True),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='{"name": "«name»", "arguments": «arguments»}',
         before="<|tool_call|>[",
         after="]",
         between=", ",
         name_in_json=True,
     ),
-    signs=(("<|tool_call|>",),),
-    without=("<|/tool|>",),
+    template_markers=(("<|tool_call|>",),),
+    excluded_markers=("<|/tool|>",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

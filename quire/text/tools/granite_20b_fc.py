@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="granite_20b_fc",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<function_call>",),
             (
-                Object(many=True),
-                Close(("</function_call>",), optional=True),
+                ObjectStep(many=True),
+                CloseStep(("</function_call>",), optional=True),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<function_call> {"name": "«name»", "arguments": «arguments»}',
         between="\n",
         name_in_json=True,
     ),
-    signs=(("<function_call>",),),
+    template_markers=(("<function_call>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

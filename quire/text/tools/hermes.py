@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="hermes",
-    forms=(Form(("<tool_call>",), (Object(many=True), Close(("</tool_call>",)))),),
-    written=Written(
+    syntaxes=(CallSyntax(("<tool_call>",), (ObjectStep(many=True), CloseStep(("</tool_call>",)))),),
+    template=CallTemplate(
         call='<tool_call>\n{"name": "«name»", "arguments": «arguments»}\n</tool_call>',
         between="\n",
         name_in_json=True,
     ),
-    signs=(("<tool_call>", "arguments"),),
-    without=("<function=", "<arg_key>", "<|tool_call|>", "<tool_sep>"),
+    template_markers=(("<tool_call>", "arguments"),),
+    excluded_markers=("<function=", "<arg_key>", "<|tool_call|>", "<tool_sep>"),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="hy_v3",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<tool_calls>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<tool_call>",)),
-                        Name(end=("<tool_sep>",)),
-                        Params(
+                        LiteralStep(("<tool_call>",)),
+                        NameStep(end=("<tool_sep>",)),
+                        ParamsStep(
                             key_open="<arg_key>",
                             key_close="</arg_key>",
                             value_open="<arg_value>",
@@ -24,19 +33,19 @@ DIALECT = Dialect(
                         ),
                     )
                 ),
-                Close(("</tool_calls>",)),
+                CloseStep(("</tool_calls>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<tool_call>«name»<tool_sep>\n«params»</tool_call>",
         before="<tool_calls>\n",
         after="\n</tool_calls>",
         between="\n",
-        values="params",
+        notation="params",
         param="<arg_key>«key»</arg_key>\n<arg_value>«value»</arg_value>\n",
     ),
-    signs=(("<tool_calls>", "<tool_sep>"),),
+    template_markers=(("<tool_calls>", "<tool_sep>"),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

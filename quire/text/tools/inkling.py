@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="inkling",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|content_invoke_tool_json|>",),
             (
-                Object(arguments=("args", "arguments")),
-                Close(("<|end_message|>",)),
+                ObjectStep(arguments=("args", "arguments")),
+                CloseStep(("<|end_message|>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<|content_invoke_tool_json|>{"name": "«name»", "args": «arguments»}<|end_message|>',
         name_in_json=True,
     ),
-    signs=(("<|content_invoke_tool_json|>",),),
+    template_markers=(("<|content_invoke_tool_json|>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Mark, Object, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    ObjectStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="internlm",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|action_start|>",),
-            (Mark(("<|plugin|>",)), Object(), Close(("<|action_end|>",))),
+            (LiteralStep(("<|plugin|>",)), ObjectStep(), CloseStep(("<|action_end|>",))),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<|action_start|><|plugin|>{"name": "«name»", "parameters": «arguments»}'
         "<|action_end|>",
         between="\n",
         name_in_json=True,
     ),
-    signs=(("<|plugin|>",),),
+    template_markers=(("<|plugin|>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

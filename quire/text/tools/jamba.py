@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="jamba",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<tool_calls>",),
             (
-                Object(many=True),
-                Close(("</tool_calls>",)),
+                ObjectStep(many=True),
+                CloseStep(("</tool_calls>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='{"name": "«name»", "arguments": «arguments»}',
         before="<tool_calls>[\n    ",
         after="\n]</tool_calls>",
         between=",\n    ",
         name_in_json=True,
     ),
-    signs=(("<tool_calls>",),),
-    without=("<tool_sep>",),
+    template_markers=(("<tool_calls>",),),
+    excluded_markers=("<tool_sep>",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

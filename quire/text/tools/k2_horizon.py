@@ -3,33 +3,33 @@
 from __future__ import annotations
 
 from quire.text.tools.base import (
-    Close,
-    Dialect,
-    Either,
-    Form,
-    Many,
-    Mark,
-    Name,
-    Object,
-    Params,
-    Written,
+    BranchStep,
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ObjectStep,
+    ParamsStep,
+    RepeatStep,
+    ToolFormat,
 )
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="k2_horizon",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<ifm|tool_calls>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<ifm|tool_call>",)),
-                        Either(
+                        LiteralStep(("<ifm|tool_call>",)),
+                        BranchStep(
                             ("{",),
-                            (Object(), Close(("</ifm|tool_call>",))),
+                            (ObjectStep(), CloseStep(("</ifm|tool_call>",))),
                             (
-                                Name(before=("<ifm|arg_key>", "</ifm|tool_call>")),
-                                Params(
+                                NameStep(before=("<ifm|arg_key>", "</ifm|tool_call>")),
+                                ParamsStep(
                                     key_open="<ifm|arg_key>",
                                     key_close="</ifm|arg_key>",
                                     value_open="<ifm|arg_value>",
@@ -43,21 +43,21 @@ DIALECT = Dialect(
                         ),
                     )
                 ),
-                Close(("</ifm|tool_calls>",)),
+                CloseStep(("</ifm|tool_calls>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<ifm|tool_call>«name»«params»</ifm|tool_call>",
         before="<ifm|tool_calls>",
         after="</ifm|tool_calls>",
-        values="params",
+        notation="params",
         param="<ifm|arg_key>«key»</ifm|arg_key><ifm|arg_type>«type»</ifm|arg_type>"
         "<ifm|arg_value>«value»</ifm|arg_value>",
         text_attribute="string",
         json_attribute="json",
     ),
-    signs=(("<ifm|tool_call>",),),
+    template_markers=(("<ifm|tool_call>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

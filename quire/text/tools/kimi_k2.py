@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Arguments, Close, Dialect, Form, Many, Mark, Name, Written
+from quire.text.tools.base import (
+    ArgumentsStep,
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    RepeatStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="kimi_k2",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|tool_calls_section_begin|>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<|tool_call_begin|>",)),
-                        Name(end=("<|tool_call_argument_begin|>",), numbered=True),
-                        Arguments(),
-                        Close(("<|tool_call_end|>",)),
+                        LiteralStep(("<|tool_call_begin|>",)),
+                        NameStep(end=("<|tool_call_argument_begin|>",), numbered=True),
+                        ArgumentsStep(),
+                        CloseStep(("<|tool_call_end|>",)),
                     )
                 ),
-                Close(("<|tool_calls_section_end|>",)),
+                CloseStep(("<|tool_calls_section_end|>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<|tool_call_begin|>functions.«name»:«place»<|tool_call_argument_begin|>«arguments»"
         "<|tool_call_end|>",
         before="<|tool_calls_section_begin|>",
         after="<|tool_calls_section_end|>",
     ),
-    signs=(("<|tool_calls_section_begin|>",),),
-    ids="numbered",
+    template_markers=(("<|tool_calls_section_begin|>",),),
+    id_style="numbered",
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Label, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    SkipStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="kimi_k3",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<|open|>tools<|sep|>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(('<|open|>call tool="',)),
-                        Name(end=('"',)),
-                        Label(("<|sep|>",)),
-                        Params(
+                        LiteralStep(('<|open|>call tool="',)),
+                        NameStep(end=('"',)),
+                        SkipStep(("<|sep|>",)),
+                        ParamsStep(
                             key_open='<|open|>argument key="',
                             key_close='"',
                             value_open="<|sep|>",
@@ -27,20 +37,20 @@ DIALECT = Dialect(
                         ),
                     )
                 ),
-                Close(("<|close|>tools<|sep|>",)),
+                CloseStep(("<|close|>tools<|sep|>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<|open|>call tool="«name»" index="«place»"<|sep|>«params»<|close|>call<|sep|>',
         before="<|open|>tools<|sep|>",
         after="<|close|>tools<|sep|>",
-        values="params",
+        notation="params",
         param='<|open|>argument key="«key»" type="«type»"<|sep|>«value»<|close|>argument<|sep|>',
         text_attribute="string",
         json_attribute="json",
     ),
-    signs=(("<|open|>", "<|sep|>", "tools"),),
+    template_markers=(("<|open|>", "<|sep|>", "tools"),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

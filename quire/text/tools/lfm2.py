@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, PythonCalls, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, PythonCallsStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="lfm2",
-    forms=(Form(("<|tool_call_start|>",), (PythonCalls(), Close(("<|tool_call_end|>",)))),),
-    written=Written(
+    syntaxes=(
+        CallSyntax(
+            ("<|tool_call_start|>",), (PythonCallsStep(), CloseStep(("<|tool_call_end|>",)))
+        ),
+    ),
+    template=CallTemplate(
         call="«name»(«params»)",
         before="<|tool_call_start|>[",
         after="]<|tool_call_end|>",
         between=", ",
-        values="python",
+        notation="python",
         param="«key»=«value»",
         param_between=", ",
     ),
-    signs=(("<|tool_call_start|>",),),
+    template_markers=(("<|tool_call_start|>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Dialect, Form, Many, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, ObjectStep, RepeatStep, ToolFormat
 
-CALLS = Many((Object(),), between=(";",))
+CALLS = RepeatStep((ObjectStep(),), separators=(";",))
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="llama3_json",
-    forms=(
-        Form(("<|python_tag|>",), (CALLS,)),
-        Form(("{",), (CALLS,), keep=1, bare=True),
+    syntaxes=(
+        CallSyntax(("<|python_tag|>",), (CALLS,)),
+        CallSyntax(("{",), (CALLS,), reread_chars=1, bare=True),
     ),
-    written=Written(
+    template=CallTemplate(
         call='{"name": "«name»", "parameters": «arguments»}',
         between="; ",
         name_in_json=True,
     ),
-    signs=(("<|python_tag|>",), ("Respond in the format {", "parameters")),
-    without=("<|python_start|>", "[func_name1("),
+    template_markers=(("<|python_tag|>",), ("Respond in the format {", "parameters")),
+    excluded_markers=("<|python_start|>", "[func_name1("),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

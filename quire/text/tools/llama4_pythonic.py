@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, PythonCalls, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, PythonCallsStep, ToolFormat
 
-END = Close(("<|python_end|>",), optional=True)
+END = CloseStep(("<|python_end|>",), optional=True)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="llama4_pythonic",
-    forms=(
-        Form(("<|python_start|>",), (PythonCalls(), END)),
-        Form(("[",), (PythonCalls(), END), keep=1, bare=True),
+    syntaxes=(
+        CallSyntax(("<|python_start|>",), (PythonCallsStep(), END)),
+        CallSyntax(("[",), (PythonCallsStep(), END), reread_chars=1, bare=True),
     ),
-    written=Written(
+    template=CallTemplate(
         call="«name»(«params»)",
         before="<|python_start|>[",
         after="]<|python_end|>",
         between=", ",
-        values="python",
+        notation="python",
         param="«key»=«value»",
         param_between=", ",
     ),
-    signs=(("<|python_start|>",), ("[func_name1(param1=",)),
+    template_markers=(("<|python_start|>",), ("[func_name1(param1=",)),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="longcat",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<longcat_tool_call>",),
             (
-                Object(many=True),
-                Close(("</longcat_tool_call>",)),
+                ObjectStep(many=True),
+                CloseStep(("</longcat_tool_call>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<longcat_tool_call>\n{"name": "«name»", "arguments": «arguments»}'
         "\n</longcat_tool_call>",
         between="\n",
         name_in_json=True,
     ),
-    signs=(("<longcat_tool_call>",),),
+    template_markers=(("<longcat_tool_call>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="mimo",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<tool_call>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<function=",)),
-                        Name(end=(">",)),
-                        Params(
+                        LiteralStep(("<function=",)),
+                        NameStep(end=(">",)),
+                        ParamsStep(
                             key_open="<parameter=",
                             key_close=">",
                             value_close="</parameter>",
@@ -23,15 +32,15 @@ DIALECT = Dialect(
                         ),
                     )
                 ),
-                Close(("</tool_call>",)),
+                CloseStep(("</tool_call>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<tool_call><function=«name»>«params»</function></tool_call>",
-        values="params",
+        notation="params",
         param="<parameter=«key»>«value»</parameter>",
     ),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Dialect, Form, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="minicpm5",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ('<function name="',),
             (
-                Name(end=('"',)),
-                Mark((">",)),
-                Params(
+                NameStep(end=('"',)),
+                LiteralStep((">",)),
+                ParamsStep(
                     key_open='<param name="',
                     key_close='"',
                     value_open=">",
@@ -22,13 +29,13 @@ DIALECT = Dialect(
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<function name="«name»">«params»</function>',
         between="\n",
-        values="params",
+        notation="params",
         param='<param name="«key»">«value»</param>',
     ),
-    signs=(("<function name=", "<param name="),),
+    template_markers=(("<function name=", "<param name="),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

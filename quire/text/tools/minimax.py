@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
-from quire.text.tools.minimax_m2 import DIALECT as M2
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
+from quire.text.tools.minimax_m2 import FORMAT as M2
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="minimax",
-    forms=(
-        Form(("<tool_calls>",), (Object(many=True), Close(("</tool_calls>",)))),
-        *M2.forms,
+    syntaxes=(
+        CallSyntax(("<tool_calls>",), (ObjectStep(many=True), CloseStep(("</tool_calls>",)))),
+        *M2.syntaxes,
     ),
-    written=Written(
+    template=CallTemplate(
         call='{"name": "«name»", "arguments": «arguments»}',
         before="<tool_calls>\n",
         after="\n</tool_calls>",
@@ -20,4 +20,4 @@ DIALECT = Dialect(
     ),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="minimax_m2",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<minimax:tool_call>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(('<invoke name="',)),
-                        Name(end=('"',)),
-                        Mark((">",)),
-                        Params(
+                        LiteralStep(('<invoke name="',)),
+                        NameStep(end=('"',)),
+                        LiteralStep((">",)),
+                        ParamsStep(
                             key_open='<parameter name="',
                             key_close='"',
                             value_open=">",
@@ -25,20 +34,20 @@ DIALECT = Dialect(
                         ),
                     )
                 ),
-                Close(("</minimax:tool_call>",)),
+                CloseStep(("</minimax:tool_call>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<invoke name="«name»">\n«params»</invoke>',
         before="<minimax:tool_call>\n",
         after="\n</minimax:tool_call>",
         between="\n",
-        values="params",
+        notation="params",
         param='<parameter name="«key»">«value»</parameter>\n',
     ),
-    signs=(("minimax:tool_call",),),
-    without=("]<]minimax[>[",),
+    template_markers=(("minimax:tool_call",),),
+    excluded_markers=("]<]minimax[>[",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Arguments, Dialect, Either, Form, Name, Object, Written
+from quire.text.tools.base import (
+    ArgumentsStep,
+    BranchStep,
+    CallSyntax,
+    CallTemplate,
+    NameStep,
+    ObjectStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="mistral",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("[TOOL_CALLS]",),
             (
-                Either(
+                BranchStep(
                     ("[", "{"),
-                    (Object(id=("id",), many=True),),
+                    (ObjectStep(id=("id",), many=True),),
                     (
-                        Name(end=("[ARGS]", "[CALL_ID]"), before=("{",), id_after="[CALL_ID]"),
-                        Arguments(),
+                        NameStep(end=("[ARGS]", "[CALL_ID]"), before=("{",), id_after="[CALL_ID]"),
+                        ArgumentsStep(),
                     ),
                 ),
             ),
         ),
     ),
-    written=Written(call="[TOOL_CALLS]«name»[ARGS]«arguments»"),
-    signs=(("[TOOL_CALLS]",),),
-    ids="nine",
+    template=CallTemplate(call="[TOOL_CALLS]«name»[ARGS]«arguments»"),
+    template_markers=(("[TOOL_CALLS]",),),
+    id_style="nine",
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

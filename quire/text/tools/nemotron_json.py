@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="nemotron_json",
-    forms=(Form(("<TOOLCALL>",), (Object(many=True), Close(("</TOOLCALL>",)))),),
-    written=Written(
+    syntaxes=(CallSyntax(("<TOOLCALL>",), (ObjectStep(many=True), CloseStep(("</TOOLCALL>",)))),),
+    template=CallTemplate(
         call='{"name": "«name»", "arguments": «arguments»}',
         before="<TOOLCALL>[",
         after="]</TOOLCALL>",
         between=", ",
         name_in_json=True,
     ),
-    signs=(("<TOOLCALL>",),),
+    template_markers=(("<TOOLCALL>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

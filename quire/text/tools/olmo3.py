@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, PythonCalls, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, PythonCallsStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="olmo3",
-    forms=(Form(("<function_calls>",), (PythonCalls(lines=True), Close(("</function_calls>",)))),),
-    written=Written(
+    syntaxes=(
+        CallSyntax(
+            ("<function_calls>",), (PythonCallsStep(lines=True), CloseStep(("</function_calls>",)))
+        ),
+    ),
+    template=CallTemplate(
         call="«name»(«params»)",
         before="<function_calls>\n",
         after="\n</function_calls>",
         between="\n",
-        values="python",
+        notation="python",
         param="«key»=«value»",
         param_between=", ",
     ),
-    signs=(("<function_calls>",),),
-    without=("<invoke name=",),
+    template_markers=(("<function_calls>",),),
+    excluded_markers=("<invoke name=",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Dialect, Form, Message, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, HarmonyMessageStep, ToolFormat
 
 ENDS = ("<|end|>", "<|call|>", "<|return|>")
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="openai",
-    forms=(
-        Form(("<|start|>",), (Message("<|message|>", ENDS, ("<|start|>",)),)),
-        Form(
+    syntaxes=(
+        CallSyntax(("<|start|>",), (HarmonyMessageStep("<|message|>", ENDS, ("<|start|>",)),)),
+        CallSyntax(
             ("<|channel|>",),
-            (Message("<|message|>", ENDS, ("<|start|>",), header="<|channel|>"),),
+            (HarmonyMessageStep("<|message|>", ENDS, ("<|start|>",), header="<|channel|>"),),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<|channel|>commentary to=functions.«name» <|constrain|>json<|message|>«arguments»"
         "<|call|>",
         between="<|start|>assistant",
     ),
-    signs=(("<|channel|>", "<|message|>", "functions"),),
-    drop=ENDS,
+    template_markers=(("<|channel|>", "<|message|>", "functions"),),
+    ignored=ENDS,
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="phi4_mini",
-    forms=(Form(("functools[",), (Object(many=True),), keep=1),),
-    written=Written(
+    syntaxes=(CallSyntax(("functools[",), (ObjectStep(many=True),), reread_chars=1),),
+    template=CallTemplate(
         call='{"name": "«name»", "arguments": «arguments»}',
         before="functools[",
         after="]",
         between=", ",
         name_in_json=True,
     ),
-    signs=(
+    template_markers=(
         ("<|/tool|>",),
         ("functools[",),
     ),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

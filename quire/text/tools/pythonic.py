@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Dialect, Form, PythonCalls, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, PythonCallsStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="pythonic",
-    forms=(Form(("[",), (PythonCalls(),), keep=1, bare=True),),
-    written=Written(
+    syntaxes=(CallSyntax(("[",), (PythonCallsStep(),), reread_chars=1, bare=True),),
+    template=CallTemplate(
         call="«name»(«params»)",
         before="[",
         after="]",
         between=", ",
-        values="python",
+        notation="python",
         param="«key»=«value»",
         param_between=", ",
     ),
-    signs=(("[func_name1(params_name1=",),),
-    without=("<|python_start|>", "<function_calls>", "<|tool_call_start|>"),
+    template_markers=(("[func_name1(params_name1=",),),
+    excluded_markers=("<|python_start|>", "<function_calls>", "<|tool_call_start|>"),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

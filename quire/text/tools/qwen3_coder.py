@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from quire.text.tools.base import (
-    Arguments,
-    Close,
-    Dialect,
-    Either,
-    Form,
-    Many,
-    Mark,
-    Name,
-    Params,
-    Step,
-    Written,
+    ArgumentsStep,
+    BranchStep,
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    SyntaxStep,
+    ToolFormat,
 )
 
-PARAMS = Params(
+PARAMS = ParamsStep(
     key_open="<parameter=",
     key_close=">",
     value_close="</parameter>",
@@ -24,28 +24,28 @@ PARAMS = Params(
     outer=("</tool_call>",),
     trim=True,
 )
-FUNCTION: tuple[Step, ...] = (
-    Name(end=(">",)),
-    Either(("{",), (Arguments(), Close(("</function>",))), (PARAMS,)),
+FUNCTION: tuple[SyntaxStep, ...] = (
+    NameStep(end=(">",)),
+    BranchStep(("{",), (ArgumentsStep(), CloseStep(("</function>",))), (PARAMS,)),
 )
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="qwen3_coder",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<tool_call>",),
-            (Many((Mark(("<function=",)), *FUNCTION)), Close(("</tool_call>",))),
+            (RepeatStep((LiteralStep(("<function=",)), *FUNCTION)), CloseStep(("</tool_call>",))),
         ),
-        Form(("<function=",), (*FUNCTION, Close(("</tool_call>",), optional=True))),
+        CallSyntax(("<function=",), (*FUNCTION, CloseStep(("</tool_call>",), optional=True))),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<tool_call>\n<function=«name»>\n«params»</function>\n</tool_call>",
         between="\n",
-        values="params",
+        notation="params",
         param="<parameter=«key»>\n«value»\n</parameter>\n",
     ),
-    signs=(("<function=", "<parameter=", "<tool_call>"),),
-    without=("<seed:tool_call>",),
+    template_markers=(("<function=", "<parameter=", "<tool_call>"),),
+    excluded_markers=("<seed:tool_call>",),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

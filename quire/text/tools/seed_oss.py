@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="seed_oss",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<seed:tool_call>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<function=",)),
-                        Name(end=(">",)),
-                        Params(
+                        LiteralStep(("<function=",)),
+                        NameStep(end=(">",)),
+                        ParamsStep(
                             key_open="<parameter=",
                             key_close=">",
                             value_close="</parameter>",
@@ -23,17 +32,17 @@ DIALECT = Dialect(
                         ),
                     )
                 ),
-                Close(("</seed:tool_call>",)),
+                CloseStep(("</seed:tool_call>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call="<seed:tool_call>\n<function=«name»>\n«params»</function>\n</seed:tool_call>",
         between="\n",
-        values="params",
+        notation="params",
         param="<parameter=«key»>«value»</parameter>\n",
     ),
-    signs=(("<seed:tool_call>",),),
+    template_markers=(("<seed:tool_call>",),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Label, Many, Mark, Name, Params, Written
+from quire.text.tools.base import (
+    CallSyntax,
+    CallTemplate,
+    CloseStep,
+    LiteralStep,
+    NameStep,
+    ParamsStep,
+    RepeatStep,
+    SkipStep,
+    ToolFormat,
+)
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="step3",
-    forms=(
-        Form(
+    syntaxes=(
+        CallSyntax(
             ("<｜tool_calls_begin｜>",),
             (
-                Many(
+                RepeatStep(
                     (
-                        Mark(("<｜tool_call_begin｜>",)),
-                        Label(("<｜tool_sep｜>",)),
-                        Mark(('<steptml:invoke name="',)),
-                        Name(end=('"',)),
-                        Mark((">",)),
-                        Params(
+                        LiteralStep(("<｜tool_call_begin｜>",)),
+                        SkipStep(("<｜tool_sep｜>",)),
+                        LiteralStep(('<steptml:invoke name="',)),
+                        NameStep(end=('"',)),
+                        LiteralStep((">",)),
+                        ParamsStep(
                             key_open='<steptml:parameter name="',
                             key_close='"',
                             value_open=">",
@@ -25,22 +35,22 @@ DIALECT = Dialect(
                             close=("</steptml:invoke>",),
                             outer=("<｜tool_call_end｜>",),
                         ),
-                        Close(("<｜tool_call_end｜>",)),
+                        CloseStep(("<｜tool_call_end｜>",)),
                     )
                 ),
-                Close(("<｜tool_calls_end｜>",)),
+                CloseStep(("<｜tool_calls_end｜>",)),
             ),
         ),
     ),
-    written=Written(
+    template=CallTemplate(
         call='<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="«name»">«params»'
         "</steptml:invoke><｜tool_call_end｜>",
         before="<｜tool_calls_begin｜>",
         after="<｜tool_calls_end｜>",
-        values="params",
+        notation="params",
         param='<steptml:parameter name="«key»">«value»</steptml:parameter>',
     ),
-    signs=(("<｜tool_calls_begin｜>",), ("steptml:invoke",)),
+    template_markers=(("<｜tool_calls_begin｜>",), ("steptml:invoke",)),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

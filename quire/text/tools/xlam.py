@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
 
-DIALECT = Dialect(
+FORMAT = ToolFormat(
     name="xlam",
-    forms=(
-        Form(("[TOOL_CALLS]",), (Object(many=True),)),
-        Form(("<tool_call>",), (Object(many=True), Close(("</tool_call>",), optional=True))),
-        Form(("```json", "```"), (Object(many=True), Close(("```",))), bare=True),
-        Form(("[", "{"), (Object(many=True),), keep=1, bare=True),
+    syntaxes=(
+        CallSyntax(("[TOOL_CALLS]",), (ObjectStep(many=True),)),
+        CallSyntax(
+            ("<tool_call>",), (ObjectStep(many=True), CloseStep(("</tool_call>",), optional=True))
+        ),
+        CallSyntax(("```json", "```"), (ObjectStep(many=True), CloseStep(("```",))), bare=True),
+        CallSyntax(("[", "{"), (ObjectStep(many=True),), reread_chars=1, bare=True),
     ),
-    written=Written(
+    template=CallTemplate(
         call='{"name": "«name»", "arguments": «arguments»}',
         before="[",
         after="]",
         between=", ",
         name_in_json=True,
     ),
-    signs=(("tool_call_name", "additional parallel tool calls"),),
+    template_markers=(("tool_call_name", "additional parallel tool calls"),),
 )
 
-detect = DIALECT.detect
+detect = FORMAT.detect

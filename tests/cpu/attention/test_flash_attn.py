@@ -6,10 +6,10 @@ import types
 import pytest
 import torch
 
-from quire.attention.base import Batch
+from quire.attention.base import AttentionMetadata
 from quire.attention.flash_attn import CAPS, Backend
 from quire.attention.paged import Backend as Paged
-from quire.attention.select import Needs, missing
+from quire.attention.select import BackendRequirements, unmet_requirement
 from quire.errors import ConfigError
 from quire.kernels.paged_attention import paged_attention
 
@@ -44,7 +44,7 @@ def step():
     cache = torch.randn(6, 2, 1, 4, 16)
     tables = torch.tensor([[5, 5], [0, 1], [2, -1]], dtype=torch.int32)
     ints = {"dtype": torch.int32}
-    batch = Batch(
+    batch = AttentionMetadata(
         torch.tensor([0, 2, 3], **ints),
         torch.tensor([6, 1], **ints),
         (tables,),
@@ -81,6 +81,13 @@ def test_without_the_package_it_says_what_to_install():
 
 
 def test_it_is_chosen_on_cuda_only():
-    assert "not on cpu" in missing(CAPS, Needs("cpu", torch.bfloat16, 128))
-    assert missing(CAPS, Needs("cuda", torch.bfloat16, 128, window=True, softcap=True)) == ""
-    assert "fp8" in missing(CAPS, Needs("cuda", torch.bfloat16, 128, fp8_cache=True))
+    assert "not on cpu" in unmet_requirement(CAPS, BackendRequirements("cpu", torch.bfloat16, 128))
+    assert (
+        unmet_requirement(
+            CAPS, BackendRequirements("cuda", torch.bfloat16, 128, window=True, softcap=True)
+        )
+        == ""
+    )
+    assert "fp8" in unmet_requirement(
+        CAPS, BackendRequirements("cuda", torch.bfloat16, 128, fp8_cache=True)
+    )

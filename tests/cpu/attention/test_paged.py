@@ -1,6 +1,6 @@
 import torch
 
-from quire.attention.base import Batch
+from quire.attention.base import AttentionMetadata
 from quire.attention.paged import Backend
 from quire.kernels.paged_attention import paged_attention
 
@@ -14,7 +14,7 @@ class Layer:
 
 
 def batch_of(starts, contexts, tables, slots):
-    return Batch(
+    return AttentionMetadata(
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor(contexts, dtype=torch.int32),
         tuple(torch.tensor(t, dtype=torch.int32) for t in tables),

@@ -7,7 +7,7 @@ import pytest
 
 from quire.cli import main
 from quire.cli.bench.report import percentile
-from quire.cli.bench.workload import add_workload, items
+from quire.cli.bench.workload import add_workload_flags, build_requests
 from quire.errors import ConfigError
 from tests.cpu.tiny_models import write_model
 
@@ -19,8 +19,8 @@ def folder(tmp_path_factory):
 
 def workload(*argv):
     parser = argparse.ArgumentParser()
-    add_workload(parser, prompts=8)
-    return items(parser.parse_args(list(argv)), 100)
+    add_workload_flags(parser, prompts=8)
+    return build_requests(parser.parse_args(list(argv)), 100)
 
 
 def result(capsys, *argv):

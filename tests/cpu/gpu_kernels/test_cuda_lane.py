@@ -11,15 +11,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.core.types import Thinking
-from quire.engine.device import _backend
+from quire.core.types import ThinkingBudget
+from quire.engine.startup.executor_setup import _build_backend
 from quire.executors.inline import Executor
-from quire.kernels import op
-from quire.runner import cuda, cuda_graphs, mailbox, upload
-from quire.runner.memory import kv_tensors
-from quire.runner.mixed import Mould
-from quire.runner.runner import Runner
-from quire.runner.slots import Slots
+from quire.kernels.framework import op
+from quire.runner.gpu import cuda_graphs, cuda_worker, pinned_io, staging_buffer
+from quire.runner.gpu.mixed_batch_graphs import GraphShape
+from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.model_runner import ModelRunner
+from quire.runner.slots import SlotTables
 from quire.sampling.sampler import Sampler
 from tests.cpu import engine_of as tiny
 from tests.cpu import test_structured as structured
@@ -68,14 +68,14 @@ def acted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
-    for module in (cuda, mailbox, upload):
+    for module in (cuda_worker, pinned_io, staging_buffer):
         monkeypatch.setattr(module, "pinned", lambda n: torch.empty(n, dtype=torch.int32))
 
     def capture(self, key):
         self._made[key] = graph = Graph(self, key)
         return graph
 
-    monkeypatch.setattr(cuda_graphs.Graphs, "_capture", capture)
+    monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_capture", capture)
 
 
 def engine_of(hf=tiny.TINY, **settings):
@@ -84,7 +84,7 @@ def engine_of(hf=tiny.TINY, **settings):
     def device_half(model, config, processors=(), grammars=None):
         cache, said = config.cache, config.scheduler
         tensors, host = (
-            kv_tensors(
+            allocate_kv_tensors(
                 cache.layers,
                 cache.groups,
                 num_blocks=n,
@@ -97,11 +97,11 @@ def engine_of(hf=tiny.TINY, **settings):
             config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True, grammars=grammars
         )
         width = -(-said.max_model_len // cache.block_size)
-        slots = Slots(said.max_num_seqs, width, len(cache.groups), cache.block_size)
+        slots = SlotTables(said.max_num_seqs, width, len(cache.groups), cache.block_size)
 
-        lane = cuda.Lane(
+        lane = cuda_worker.CudaWorker(
             model,
-            _backend(config, tensors),
+            _build_backend(config, tensors),
             sampler,
             slots,
             cache=tensors,
@@ -110,7 +110,7 @@ def engine_of(hf=tiny.TINY, **settings):
             logprobs_mode="raw_logprobs",
             eager=config.device.enforce_eager,
         )
-        runner = Runner(model, sampler, slots, lane)
+        runner = ModelRunner(model, sampler, slots, lane)
         return Executor(runner, threaded=False)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -156,20 +156,20 @@ def test_the_lane_gives_the_tokens_of_the_cpu(acted, hf, name):
 
 def test_steps_with_prompts_are_replayed_in_moulds(acted, monkeypatch):
     """Rows that fill a step up change nothing, whatever company the real ones have."""
-    monkeypatch.setattr(cuda, "PATIENCE", 1)
+    monkeypatch.setattr(cuda_worker, "PATIENCE", 1)
     replayed = []
-    run = cuda_graphs.Graphs.run
+    run = cuda_graphs.CudaGraphCache.run
 
     def spy(self, size, kind):
         replayed.append(size)
         run(self, size, kind)
 
-    monkeypatch.setattr(cuda_graphs.Graphs, "run", spy)
+    monkeypatch.setattr(cuda_graphs.CudaGraphCache, "run", spy)
     work = [tiny.request(f"r{i}", range(i, 3 * i + 9), 6 + i) for i in range(7)]
     want, _ = tiny.run(tiny.engine_of(budget=4000, eager=True), work)
     got, _ = tiny.run(engine_of(depth=2, budget=200), work, stagger=2)
     assert got == want
-    moulds = [size for size in replayed if isinstance(size, Mould)]
+    moulds = [size for size in replayed if isinstance(size, GraphShape)]
     assert {mould.decodes > 0 for mould in moulds} == {True, False}
 
 
@@ -181,7 +181,7 @@ def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
     work = [tiny.request("a", range(20), 3), tiny.request("b", [5, 9], 4)]
     work.append(structured.bound("bound", "lists", 3, [7]))
     want, _ = tiny.run(tiny.engine_of(WIDE, eager=True, grammars=Grammars()), work)
-    monkeypatch.setattr(op, "_device", lambda first: "cuda")
+    monkeypatch.setattr(op, "_device_type", lambda first: "cuda")
     got, _ = tiny.run(engine_of(WIDE, depth=2, grammars=Grammars()), work)
     assert got == want
 
@@ -190,7 +190,7 @@ def bound_work():
     """What the host's sampler and a device's choose alike: greedy rows, and those whose only way is
     the general one. Random ones draw by other arithmetic."""
     work = [one for one in structured.workload() if one.id in ("0", "1", "4", "6")]
-    thinking = Thinking(4, structured.ENOUGH)
+    thinking = ThinkingBudget(4, structured.ENOUGH)
     return [*work, structured.bound("thinks", None, 20, thinking=thinking)]
 
 
@@ -251,7 +251,7 @@ def test_the_forward_pass_is_in_line_before_the_host_waits_for_the_tokens_it_nee
     log = []
     lane = engine._executor.runner.lane
     run, sample = lane._graphs.run, lane._sampler.choose
-    monkeypatch.setattr(cuda.torch.cuda, "Event", lambda: Recorded(log))
+    monkeypatch.setattr(cuda_worker.torch.cuda, "Event", lambda: Recorded(log))
     monkeypatch.setattr(lane._graphs, "run", lambda *a: (log.append(("forward", a[1])), run(*a)))
     monkeypatch.setattr(
         lane._sampler, "choose", lambda *a: (log.append(("choose", a[3])), sample(*a))[1]

@@ -6,10 +6,10 @@ import torch
 pytest.importorskip("triton", reason="triton is not installed")
 
 from quire.kernels.act import act_mul
-from quire.kernels.fp8 import Fp8Weight, quantize_blocks, quantize_channels
-from quire.kernels.gpu import fp8_linear as product
-from quire.kernels.gpu import quantize_fp8 as kernel
-from quire.kernels.gpu import quantize_fused as fused
+from quire.kernels.formats.fp8_weight import Fp8Weight, quantize_blocks, quantize_channels
+from quire.kernels.gpu.linear import fp8_linear as product
+from quire.kernels.gpu.linear import quantize_fp8 as kernel
+from quire.kernels.gpu.linear import quantize_fused as fused
 from quire.kernels.quantize_fp8 import quantize_fp8
 from quire.kernels.rms_norm import rms_norm
 
@@ -18,7 +18,7 @@ BLOCKS = pytest.mark.parametrize("block", [0, 128])
 
 
 def poisoned(rows, inputs, block):
-    q, scale = kernel.empty_rows(rows, inputs, block, CPU)
+    q, scale = kernel.empty_quantized(rows, inputs, block, CPU)
     q.view(torch.uint8).fill_(0xFF)
     return q, scale.fill_(float("nan"))
 
@@ -70,7 +70,9 @@ def test_a_norm_quantizes_what_it_makes(block, keep, added):
     weight, given = torch.randn(384).bfloat16(), residual if added else None
     y, r = torch.empty_like(x), torch.empty_like(x)
     rows = poisoned(3, 384, block)
-    fused.norm(rows, x, weight, 1e-5, given, 1.0, y if keep else None, r if added else None)
+    fused.rms_norm_quantize(
+        rows, x, weight, 1e-5, given, 1.0, y if keep else None, r if added else None
+    )
     want, summed = rms_norm.__wrapped__(x, weight, 1e-5, given, 1.0)
     near(rows, quantize_fp8.__wrapped__(want, block))
     assert not keep or (y != want).float().mean() < 0.02
@@ -81,7 +83,7 @@ def test_a_norm_quantizes_what_it_makes(block, keep, added):
 def test_a_gated_activation_quantizes_what_it_makes(block):
     x = torch.randn(3, 600).bfloat16()
     rows = poisoned(3, 300, block)
-    fused.act_mul(rows, x, "silu")
+    fused.act_mul_quantize(rows, x, "silu")
     near(rows, quantize_fp8.__wrapped__(act_mul.__wrapped__(x, "silu"), block))
 
 
@@ -94,7 +96,7 @@ def test_the_product_for_any_shape_is_exact(make, rows, inputs, outputs):
     x, bias = torch.randn(rows, inputs), torch.randn(outputs)
     q, scale = quantize_fp8.__wrapped__(x, weight.block)
     y = torch.full((rows, outputs), float("nan"))
-    product.own_product(y, q, scale, weight, bias)
+    product.triton_scaled_mm(y, q, scale, weight, bias)
     wide = scale.t().repeat_interleave(128, 1)[:, :inputs] if weight.block else scale[:, None]
     want = (q.double() * wide.double()) @ weight.unpack(torch.float64).t() + bias.double()
     torch.testing.assert_close(y.double(), want, atol=1e-4, rtol=1e-5)
@@ -106,6 +108,6 @@ def test_a_fixed_scale_is_every_row_s_scale():
     x = torch.randn(3, 64)
     y = product.outputs(x, weight)
     product.launch(y, x, weight)
-    q, scale = quantize_fp8.__wrapped__(x, 0, weight.static)
+    q, scale = quantize_fp8.__wrapped__(x, 0, weight.input_scale)
     assert scale.tolist() == pytest.approx([0.02] * 3)
-    torch.testing.assert_close(y, (q.float() * 0.02) @ weight.unpack().t())
+    torch.testing.assert_close(y, (q.float() * 0.02) @ weight.dequantize().t())

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from quire.kernels import fuse
-from quire.kernels.fp8 import quantize_blocks, quantize_channels
+from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.kernels.framework import lazy_fusion
 from tests.fused import Sizes, both, call, in_fp8, inputs, layer
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -15,10 +15,11 @@ FEW = Sizes(T=3, E=64, F=48, H=6, K=2, D=16)
 @pytest.fixture
 def started(monkeypatch):
     """Names of the fused kernels that were started."""
-    from quire.kernels.gpu import few_rows, gemv, norm_rope_write
+    from quire.kernels.gpu.attention import norm_rope_write
+    from quire.kernels.gpu.linear import gemv, small_m_linear
 
     names = []
-    for module in (gemv, few_rows, norm_rope_write):
+    for module in (gemv, small_m_linear, norm_rope_write):
         real, name = module.launch, module.__name__.rpartition(".")[2]
 
         def launch(*args, real=real, name=name, **kwargs):
@@ -48,7 +49,7 @@ def test_a_fused_row_over_e4m3_weights_is_the_row(quantize):
 
 
 def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
-    from quire.kernels.gpu import quantize_fused
+    from quire.kernels.gpu.linear import quantize_fused
 
     s, calls = FEW, []
     for name in ("norm", "act_mul"):
@@ -87,7 +88,7 @@ def test_a_norm_that_somebody_holds_is_not_left_out(started):
     k_normed = call("rms_norm", k, t["k_norm"], 1e-6)[0]
     q2, k2 = call("rope", q_normed, k_normed, t["positions"], t["table"])
     call("kv_write", k2, v, t["cache"], t["slots"])
-    fuse.flush()
+    lazy_fusion.flush()
     assert "norm_rope_write" not in started
     assert not q_normed.isnan().any()
     assert not q2.isnan().any()
@@ -106,7 +107,7 @@ def test_a_view_of_a_norm_keeps_it(started):
 
     _, k2 = call("rope", normed(q, t["q_norm"]), normed(k, t["k_norm"]), t["positions"], t["table"])
     call("kv_write", k2, v, t["cache"], t["slots"])
-    fuse.flush()
+    lazy_fusion.flush()
     assert "norm_rope_write" not in started
     assert not any(view.isnan().any() for view in views)
 
@@ -120,7 +121,7 @@ def test_what_a_chain_made_can_be_read_by_any_op_after_it():
     doubled = call("add", again, again)
     y, _ = call("rms_norm", t["x"], t["norm2"], 1e-6)
     twice = call("add", y, y)
-    fuse.flush()
+    lazy_fusion.flush()
     torch.testing.assert_close(doubled, again + again)
     torch.testing.assert_close(twice, y + y)
     assert not twice.isnan().any()
@@ -134,11 +135,11 @@ def test_nothing_is_pending_after_a_flush_and_all_is_before(started):
     t = inputs(ONE, "cpu")
     y, _ = call("rms_norm", t["x"], t["norm"], 1e-6)
     assert y.isnan().all()
-    fuse.flush()
+    lazy_fusion.flush()
     assert not y.isnan().any()
     z = call("linear", t["x"], t["gate_up"])
     assert z.isnan().all()
     assert started == []
-    fuse.flush()
+    lazy_fusion.flush()
     assert started == ["gemv"]
     assert not z.isnan().any()

@@ -6,8 +6,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-from quire.runner import cuda_graphs
-from quire.runner.cuda_graphs import PATIENCE, Graphs, roomy, sizes
+from quire.runner.gpu import cuda_graphs
+from quire.runner.gpu.cuda_graphs import (
+    STEPS_BEFORE_CAPTURE,
+    CudaGraphCache,
+    capture_sizes,
+    padded_sample_rows,
+)
 
 
 @pytest.fixture
@@ -16,9 +21,11 @@ def graphs(monkeypatch):
         self._made[key] = graph = type("Graph", (), {"replay": lambda self: None})()
         return graph
 
-    monkeypatch.setattr(Graphs, "_capture", capture)
-    monkeypatch.setattr(Graphs, "_prove", lambda self, size, kind: self._proven.add(kind))
-    return Graphs(lambda size, kind: None, 1024, eager=False)
+    monkeypatch.setattr(CudaGraphCache, "_capture", capture)
+    monkeypatch.setattr(
+        CudaGraphCache, "_run_sync_check", lambda self, size, kind: self._sync_free_kinds.add(kind)
+    )
+    return CudaGraphCache(lambda size, kind: None, 1024, eager=False)
 
 
 def step(graphs, rows, kind="greedy", spare=0.0):
@@ -28,19 +35,19 @@ def step(graphs, rows, kind="greedy", spare=0.0):
 
 
 def test_sizes_grow_with_the_rows_and_end_with_the_largest_step():
-    found = sizes(1000)
+    found = capture_sizes(1000)
     assert found[:8] == [1, 2, 3, 4, 6, 8, 12, 16]
     assert found == sorted(set(found))
     assert found[-1] == 1000
     assert all(b <= a * 1.5 + 1 for a, b in pairwise(found))
     assert all(b <= a * 1.25 for a, b in pairwise(found) if a >= 64)
     assert len(found) < 32
-    assert sizes(1) == [1]
-    assert sizes(5) == [1, 2, 3, 4, 5]
+    assert capture_sizes(1) == [1]
+    assert capture_sizes(5) == [1, 2, 3, 4, 5]
 
 
 def test_what_is_sampled_outside_has_few_sizes():
-    assert [roomy(rows, 1000) for rows in (0, 1, 2, 3, 5, 64, 65, 600, 1000)] == [
+    assert [padded_sample_rows(rows, 1000) for rows in (0, 1, 2, 3, 5, 64, 65, 600, 1000)] == [
         0, 1, 2, 4, 8, 64, 128, 1000, 1000
     ]  # fmt: skip
 
@@ -55,7 +62,7 @@ def test_the_first_step_of_a_kind_is_run_and_the_second_captured(graphs):
 def test_a_somewhat_larger_graph_serves_until_patience_ends(graphs):
     for _ in range(2):
         assert step(graphs, 1024) == 1024
-    for _ in range(PATIENCE):
+    for _ in range(STEPS_BEFORE_CAPTURE):
         assert step(graphs, 850) == 1024
     assert step(graphs, 850) == 896
     assert step(graphs, 300) == 320, "1024 rows are too many for 300"
@@ -79,11 +86,11 @@ def test_kinds_have_graphs_of_their_own(graphs):
 
 def test_eager_steps_have_their_own_size_and_no_graph():
     ran = []
-    graphs = Graphs(lambda size, kind: ran.append((size, kind)), 1024, eager=True)
+    graphs = CudaGraphCache(lambda size, kind: ran.append((size, kind)), 1024, eager=True)
     for rows in (5, 5, 700):
         step(graphs, rows, None)
     assert ran == [(5, None), (5, None), (700, None)]
-    assert not graphs._made
+    assert not graphs._captured
 
 
 def test_a_body_that_waits_runs_eagerly_for_ever(monkeypatch):
@@ -99,7 +106,7 @@ def test_a_body_that_waits_runs_eagerly_for_ever(monkeypatch):
             raise RuntimeError("called a synchronizing CUDA operation")
         ran.append(size)
 
-    graphs = Graphs(body, 64, eager=False)
+    graphs = CudaGraphCache(body, 64, eager=False)
     for rows in (5, 5, 9):
         graphs.run(graphs.size_for(rows, "greedy"), "greedy")
     assert ran == [6, 5, 9]

@@ -5,9 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, Stop
-from quire.runner.inputs import gather
-from quire.runner.mixed import MOST_TOKENS, filled, largest, mould_of
+from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, StopConditions
+from quire.runner.gpu.mixed_batch_graphs import (
+    MAX_TOKENS,
+    largest_graph_shape,
+    pad_to_shape,
+    select_graph_shape,
+)
+from quire.runner.step_batch import build_step_batch
 
 ROWS = st.lists(
     st.tuples(st.integers(1, 90), st.integers(0, 50), st.booleans()), min_size=1, max_size=20
@@ -18,25 +23,27 @@ def inputs_of(rows):
     made = []
     for slot, (count, start, samples) in enumerate(rows):
         prompt = tuple(range(1, start + count + 1))
-        seq = Sequence(Request(f"{slot}", prompt, Stop(9)), 0, list(prompt), ([NO_BLOCK],))
+        seq = Sequence(
+            Request(f"{slot}", prompt, StopConditions(9)), 0, list(prompt), ([NO_BLOCK],)
+        )
         seq.slot = slot
         made.append(Row(seq, start, count, samples))
-    return gather(StepPlan(1, tuple(made)))
+    return build_step_batch(StepPlan(1, tuple(made)))
 
 
 @given(ROWS)
 def test_what_is_real_stays_as_it_was(rows):
     inputs = inputs_of(rows)
-    mould = mould_of(inputs, 8192, 256, waits=True)
+    mould = select_graph_shape(inputs, 8192, 256, waits=True)
     if inputs.decode_only or mould is None:
         return
-    made = filled(inputs, mould)
+    made = pad_to_shape(inputs, mould)
     assert len(made.token_ids) == mould.tokens == made.q_starts[-1]
-    assert len(made.contexts) == len(made.slots) == len(made.outputs) == mould.rows
-    assert made.decodes == mould.decodes
+    assert len(made.contexts) == len(made.slots) == len(made.num_outputs) == mould.rows
+    assert made.num_decodes == mould.decodes
     assert (np.diff(made.q_starts) >= 0).all()
-    ours = [*range(inputs.decodes)]
-    ours += [mould.decodes + i for i in range(len(inputs.slots) - inputs.decodes)]
+    ours = [*range(inputs.num_decodes)]
+    ours += [mould.decodes + i for i in range(len(inputs.slots) - inputs.num_decodes)]
     for old, new in enumerate(ours):
         was = slice(inputs.q_starts[old], inputs.q_starts[old + 1])
         now = slice(made.q_starts[new], made.q_starts[new + 1])
@@ -44,8 +51,8 @@ def test_what_is_real_stays_as_it_was(rows):
             assert getattr(made, name)[now].tolist() == getattr(inputs, name)[was].tolist()
         assert made.contexts[new] == inputs.contexts[old]
         assert made.slots[new] == inputs.slots[old]
-    real = len(inputs.sampled)
-    for at, before in zip(made.sampled[:real], inputs.sampled):
+    real = len(inputs.sampled_tokens)
+    for at, before in zip(made.sampled_tokens[:real], inputs.sampled_tokens):
         assert made.token_slots[at] == inputs.token_slots[before]
         assert made.positions[at] == inputs.positions[before]
     assert made.sampled_slots == inputs.sampled_slots + (-1,) * (mould.rows - real)
@@ -54,10 +61,10 @@ def test_what_is_real_stays_as_it_was(rows):
 @given(ROWS)
 def test_what_fills_up_reads_and_writes_nothing(rows):
     inputs = inputs_of(rows)
-    mould = mould_of(inputs, 8192, 256, waits=True)
+    mould = select_graph_shape(inputs, 8192, 256, waits=True)
     if inputs.decode_only or mould is None:
         return
-    made = filled(inputs, mould)
+    made = pad_to_shape(inputs, mould)
     assert (made.token_slots >= 0).sum() == len(inputs.token_ids)
     assert (made.contexts > 0).sum() == len(inputs.contexts)
     assert made.contexts[-1] == 0, "the last row owns the tokens at the end"
@@ -66,7 +73,7 @@ def test_what_fills_up_reads_and_writes_nothing(rows):
 @pytest.mark.parametrize(
     ("rows", "most_tokens", "most_rows"),
     [
-        ([(MOST_TOKENS + 1, 0, True)], 8192, 256),
+        ([(MAX_TOKENS + 1, 0, True)], 8192, 256),
         ([(100, 0, True)], 64, 256),
         ([(100, 0, True)], 8192, 3),
         ([(2, 0, True)] * 64, 8192, 256),
@@ -74,18 +81,22 @@ def test_what_fills_up_reads_and_writes_nothing(rows):
     ids=["many tokens", "more than a step may have", "few seats", "many prompts"],
 )
 def test_other_steps_have_no_mould(rows, most_tokens, most_rows):
-    assert mould_of(inputs_of(rows), most_tokens, most_rows, waits=True) is None
+    assert select_graph_shape(inputs_of(rows), most_tokens, most_rows, waits=True) is None
 
 
 @given(ROWS, st.integers(64, 2048), st.integers(4, 300))
 def test_the_largest_mould_is_at_least_as_large_as_any(rows, most_tokens, most_rows):
     inputs = inputs_of(rows)
-    mould = None if inputs.decode_only else mould_of(inputs, most_tokens, most_rows, waits=True)
+    mould = (
+        None
+        if inputs.decode_only
+        else select_graph_shape(inputs, most_tokens, most_rows, waits=True)
+    )
     if mould is not None:
-        assert largest(most_tokens, most_rows).tokens >= mould.tokens
+        assert largest_graph_shape(most_tokens, most_rows).tokens >= mould.tokens
 
 
 def test_a_large_step_that_nobody_waits_for_has_none():
     inputs = inputs_of([(600, 0, True)])
-    assert mould_of(inputs, 8192, 256, waits=False) is None
-    assert mould_of(inputs, 8192, 256, waits=True).tokens == 640
+    assert select_graph_shape(inputs, 8192, 256, waits=False) is None
+    assert select_graph_shape(inputs, 8192, 256, waits=True).tokens == 640

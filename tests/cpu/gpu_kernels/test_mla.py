@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
+from quire.kernels.framework.op import OPS
 from quire.kernels.mla_attention import _case
-from quire.kernels.op import OPS
 
 pytest.importorskip("triton", reason="triton is not installed")
 SHAPE = (3, 16, 16, 32, 16, 16)  # heads, P, R, L, V, B
@@ -18,22 +18,22 @@ def want_of(case):
 
 @pytest.mark.parametrize("splits", [1, 2, 5, 64])
 def test_any_number_of_splits_gives_the_same(splits):
-    from quire.kernels.gpu.mla_attention import from_latent, to_latent
-    from quire.kernels.gpu.mla_decode import decode
+    from quire.kernels.gpu.mla.mla_attention import absorb_query, up_project_output
+    from quire.kernels.gpu.mla.mla_decode import decode
 
     torch.manual_seed(1)
     rows = [(1, 700), (1, 130), (1, 0), (1, 128)]
     case = _case(torch.device("cpu"), SHAPE, rows, torch.float32, shuffled=True)
     keys, values = case["up"][:, :16], case["up"][:, 16:]
-    mixed = to_latent(case["q"], keys)
+    mixed = absorb_query(case["q"], keys)
     tensors = (case[name] for name in ("q_rope", "cache", "tables", "contexts"))
     scale = case["scale"] * math.log2(math.e)
     decode(mixed, mixed, *tensors, scale, case["rows"], len(rows), splits=splits)
     out = torch.full((len(rows), 3 * 16), float("nan"))
-    from_latent(out, mixed, values)
+    up_project_output(out, mixed, values)
     torch.testing.assert_close(out, want_of(case), atol=1e-5, rtol=1e-5)
     done = torch.full((len(rows), 3 * 16), float("nan"))
-    mixed = to_latent(case["q"], keys)
+    mixed = absorb_query(case["q"], keys)
     tensors = (case[name] for name in ("q_rope", "cache", "tables", "contexts"))
     finish = (done, values)
     where = (scale, case["rows"], len(rows))
@@ -44,10 +44,10 @@ def test_any_number_of_splits_gives_the_same(splits):
 
 @pytest.mark.parametrize("tiled", [0, 1 << 30])
 def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(tiled, monkeypatch):
-    from quire.kernels.gpu import mla_attention as gpu
+    from quire.kernels.gpu.mla import mla_attention as gpu
 
     torch.manual_seed(2)
-    monkeypatch.setattr(gpu, "TILED", tiled)
+    monkeypatch.setattr(gpu, "MIN_TILED_ROWS", tiled)
     rows = [(1, 9), (140, 440), (103, 103), (2, 30)]
     case = _case(torch.device("cpu"), SHAPE, rows, torch.float32, shuffled=True)
     want = want_of(case)
@@ -59,17 +59,17 @@ def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(tiled, monkey
 
 
 def test_splits_fill_the_multiprocessors_and_no_more():
-    from quire.kernels.gpu.mla_decode import MOST_SPLITS, splits_of
+    from quire.kernels.gpu.mla.mla_decode import MAX_SPLITS, num_splits
 
-    assert splits_of(128, 64, 132) == 1
-    assert splits_of(66, 64, 132) == 2
-    assert splits_of(64, 16, 132) == 4
-    assert 32 <= splits_of(1, 16, 132) <= MOST_SPLITS
-    assert all(1 <= splits_of(n, 64, 132) <= MOST_SPLITS for n in range(1, 2000, 37))
+    assert num_splits(128, 64, 132) == 1
+    assert num_splits(66, 64, 132) == 2
+    assert num_splits(64, 16, 132) == 4
+    assert 32 <= num_splits(1, 16, 132) <= MAX_SPLITS
+    assert all(1 <= num_splits(n, 64, 132) <= MAX_SPLITS for n in range(1, 2000, 37))
 
 
 def test_sizes_the_kernels_do_not_take_are_left_to_the_reference():
-    from quire.kernels.gpu import mla_attention as gpu
+    from quire.kernels.gpu.mla import mla_attention as gpu
 
     case = _case(torch.device("cpu"), (3, 16, 16, 24, 16, 16), [(1, 9)], torch.float32)
     assert gpu.outputs(**case) is NotImplemented

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.kernels.op import OPS
+from quire.kernels.framework.op import OPS
 from tests.op_cases import agree, elements, ops_on_gpu
 
 pytest.importorskip("triton", reason="triton is not installed")

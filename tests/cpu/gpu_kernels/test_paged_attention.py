@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+from quire.kernels.framework.op import OPS
 from quire.kernels.kv_write import kv_write
-from quire.kernels.op import OPS
 from quire.kernels.paged_attention import _case
 
-body = pytest.importorskip("quire.kernels.gpu.paged_attention", reason="triton is not installed")
-cut = pytest.importorskip("quire.kernels.gpu.paged_attention_cut")
+body = pytest.importorskip(
+    "quire.kernels.gpu.attention.paged_attention", reason="triton is not installed"
+)
+cut = pytest.importorskip("quire.kernels.gpu.attention.split_plan")
 CPU = torch.device("cpu")
 REFERENCE = OPS["paged_attention"].reference
 
@@ -18,10 +20,10 @@ def run(case, splits=None, tiles=None, **how):
     out = torch.full(case["q"].shape, float("nan"), dtype=case["q"].dtype)
     with pytest.MonkeyPatch.context() as patch:
         if splits is not None:
-            cut = body.decode_cut
+            cut = body.plan_decode
             patch.setattr(body, "decode_cut", lambda *a: cut(*a)._replace(splits=splits))
         if tiles is not None:
-            patch.setattr(body, "prefill_tiles", lambda *_: body.Tiles(*tiles))
+            patch.setattr(body, "prefill_tiles", lambda *_: body.PrefillTiles(*tiles))
         body.launch(out, **case, **how)
     return out
 
@@ -71,7 +73,7 @@ def test_prompts_and_chunks_in_tiles_of_any_size(tiles, window):
     torch.manual_seed(1)
     rows = [(40, 40), (1, 9), (17, 150), (2, 2), (70, 71), (16, 32)]
     case = _case(CPU, (6, 2, 16, 16), rows, torch.float32, window, features="fresh")
-    got = run(case, tiles=body.Tiles(*tiles))
+    got = run(case, tiles=body.PrefillTiles(*tiles))
     torch.testing.assert_close(got, REFERENCE(**case), atol=1e-5, rtol=1e-5)
 
 
@@ -97,7 +99,7 @@ def test_programs_may_share_a_prefix(monkeypatch, room, features):
         shares.append(real(*args))
         return shares[-1]
 
-    real = body.prefill_shares
+    real = body.plan_prefill_splits
     monkeypatch.setattr(body, "prefill_shares", noted)
     for module in (body, cut):
         monkeypatch.setattr(module, "STRETCH", 64)
@@ -111,10 +113,10 @@ def test_programs_may_share_a_prefix(monkeypatch, room, features):
 
 def test_a_prefix_is_shared_by_what_there_is_room_for(monkeypatch):
     q = torch.empty(64, 32, 128, dtype=torch.bfloat16)
-    none = cut.Extras(1.0)
+    none = cut.AttentionExtras(1.0)
 
     def shares(tokens, longest, extras=none, of=q):
-        return cut.prefill_shares(of, 8, tokens, 3, 128, 132, extras, longest)
+        return cut.plan_prefill_splits(of, 8, tokens, 3, 128, 132, extras, longest)
 
     assert shares(32, 200_000).splits == 16
     assert shares(64, 200_000).splits == 8

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from quire.kernels import fuse
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.kv_write import kv_write
 from quire.kernels.paged_attention import _case, paged_attention
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
 from tests.fused import call
 
-body = pytest.importorskip("quire.kernels.gpu.paged_attention_fused", reason="no triton")
-from quire.kernels.gpu.norm_rope_write import HeadNorm  # noqa: E402
-from quire.kernels.gpu.paged_attention_cut import Extras  # noqa: E402
+body = pytest.importorskip("quire.kernels.gpu.attention.paged_attention_fused", reason="no triton")
+from quire.kernels.gpu.attention.norm_rope_write import QKNorm  # noqa: E402
+from quire.kernels.gpu.attention.split_plan import AttentionExtras  # noqa: E402
 
 
 def one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, fp8):
@@ -49,7 +49,7 @@ def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, fe
         case["cache"] = case["cache"].to(torch.float8_e4m3fn)
     rows = len(contexts)
     q, k, v = torch.randn(rows, 8, 32).to(dtype).split([4, 2, 2], 1)
-    norms = tuple(HeadNorm(torch.randn(32).to(dtype), 1e-5, o) for o in (0.0, 1.0))
+    norms = tuple(QKNorm(torch.randn(32).to(dtype), 1e-5, o) for o in (0.0, 1.0))
     norms = norms if normed else None
     positions = torch.tensor([max(c - 1, 0) for c in contexts], dtype=torch.int32)
     angles = torch.outer(torch.arange(200.0), 0.7 ** torch.arange(16))
@@ -60,7 +60,7 @@ def test_one_kernel_does_what_four_ops_do(dtype, normed, interleaved, window, fe
     mine = case["cache"].clone()
     want = one_by_one(q, k, v, positions, table, interleaved, norms, slots, case, fp8)
     got = torch.full((rows, 4, 32), float("nan"), dtype=dtype)
-    extras = Extras(
+    extras = AttentionExtras(
         case["scale"], window, None, case.get("sinks"), None, case.get("rows"),
         k_scale=0.02, v_scale=0.03,
     )  # fmt: skip
@@ -104,11 +104,11 @@ def test_a_layers_ops_become_one_launch_if_all_rows_decode(monkeypatch, spoiled)
         given = {n: x for n, x in case.items() if n not in ("q", "cache")}
         other = cache.clone() if spoiled == "another cache" else cache
         y = call("paged_attention", q1, other, **given)
-        fuse.flush()
+        lazy_fusion.flush()
         return y
 
     first, second = case["cache"].clone(), case["cache"].clone()
-    with fuse.off():
+    with lazy_fusion.disabled():
         want = run(first)
     assert not started
     got = run(second)

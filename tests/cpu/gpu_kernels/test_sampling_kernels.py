@@ -8,10 +8,10 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 import triton.language as tl
 
-from quire.kernels.gpu import groups, stand
-from quire.kernels.gpu import sample as kernels
-from quire.kernels.lines import line
-from quire.kernels.op import OPS
+from quire.kernels.formats.sampling_table_layout import pack_row
+from quire.kernels.framework.op import OPS
+from quire.kernels.gpu.sampling import logprob_ranks, vocab_groups
+from quire.kernels.gpu.sampling import sample as kernels
 
 LONG = [
     (1.0, 0, 0.9, 0.0),
@@ -25,7 +25,7 @@ LONG = [
 def drawn(logits, kinds):
     """What the kernels find and what the reference finds."""
     op, rows = OPS["sample"], torch.arange(len(kinds), dtype=torch.int32)
-    table = torch.from_numpy(np.stack([line(*k, seed=3 + i) for i, k in enumerate(kinds)]))
+    table = torch.from_numpy(np.stack([pack_row(*k, seed=3 + i) for i, k in enumerate(kinds)]))
     given = {"logits": logits, "slots": rows, "outputs": rows + 2, "table": table}
     outs = op.gpu.outputs(**given)
     op.gpu.launch(outs, **given)
@@ -37,8 +37,8 @@ def drawn(logits, kinds):
 def test_rows_with_many_candidates_are_cut_at_once_or_searched_whole(
     monkeypatch, dtype, ties, most
 ):
-    monkeypatch.setattr(kernels, "FEW", tl.constexpr(4))
-    for module in (groups, kernels):
+    monkeypatch.setattr(kernels, "MAX_PAIRWISE", tl.constexpr(4))
+    for module in (vocab_groups, kernels):
         monkeypatch.setattr(module, "MOST", tl.constexpr(most))
     x = torch.randn(len(LONG), 2003, generator=torch.Generator().manual_seed(1)) * 1.5
     x = (x * 4).round() / 4 if ties else x
@@ -59,7 +59,7 @@ def test_a_spoilt_row_shows_in_its_top_and_gets_an_id_in_range(spoil):
 
 @pytest.mark.parametrize("k", [1, 5, 30])
 def test_lists_of_more_candidates_than_fit_go_on_by_id(monkeypatch, k):
-    for module in (groups, stand):
+    for module in (vocab_groups, logprob_ranks):
         monkeypatch.setattr(module, "MOST", tl.constexpr(64))
     x = (torch.randn(3, 4200, generator=torch.Generator().manual_seed(2)) * 2).round()
     x[1, 4:] = -torch.inf
@@ -75,8 +75,8 @@ def test_lists_of_more_candidates_than_fit_go_on_by_id(monkeypatch, k):
 
 @pytest.mark.parametrize("most", [64, 4096])
 def test_both_zeros_are_one_value(monkeypatch, most):
-    monkeypatch.setattr(kernels, "FEW", tl.constexpr(4))
-    for module in (groups, kernels):
+    monkeypatch.setattr(kernels, "MAX_PAIRWISE", tl.constexpr(4))
+    for module in (vocab_groups, kernels):
         monkeypatch.setattr(module, "MOST", tl.constexpr(most))
     generator = torch.Generator().manual_seed(3)
     signs = torch.randint(0, 2, (len(LONG), 1001), generator=generator) * 2 - 1

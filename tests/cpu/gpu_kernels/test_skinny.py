@@ -9,15 +9,15 @@ pytest.importorskip("triton", reason="triton is not installed")
 
 
 def on_tensor_cores(*args):
-    from quire.kernels.gpu import skinny
+    from quire.kernels.gpu.linear import small_m_gemm
 
-    skinny.launch(*args, skinny.Band(16, 8, 32, 2, 1))
+    small_m_gemm.launch(*args, small_m_gemm.SmallMPlan(16, 8, 32, 2, 1))
 
 
 def row_by_row(z, x, w, bias, act):
-    from quire.kernels.gpu import gemv, gemv_rows
+    from quire.kernels.gpu.linear import gemv, gemv_rows
 
-    gemv_rows.launch(z, x, w, bias, act, gemv.Cut(4, 32, 3, 1))
+    gemv_rows.launch(z, x, w, bias, act, gemv.GemvPlan(4, 32, 3, 1))
 
 
 @pytest.mark.parametrize("rows", [2, 7])
@@ -25,7 +25,7 @@ def row_by_row(z, x, w, bias, act):
 @pytest.mark.parametrize("kind", [None, "silu"])
 @pytest.mark.parametrize("launch", [on_tensor_cores, row_by_row])
 def test_a_few_rows_are_multiplied(rows, inputs, kind, launch):
-    from quire.kernels.gpu.gemv import Act
+    from quire.kernels.gpu.linear.gemv import FusedActivation
 
     torch.manual_seed(1)
     outputs = 40
@@ -34,7 +34,7 @@ def test_a_few_rows_are_multiplied(rows, inputs, kind, launch):
     bias = torch.randn(w.shape[0]).bfloat16()
     z = torch.full((rows, w.shape[0]), float("nan")).bfloat16()
     a = torch.full((rows, outputs), float("nan")).bfloat16()
-    launch(z, x, w, bias, Act(kind, a) if kind else None)
+    launch(z, x, w, bias, FusedActivation(kind, a) if kind else None)
     want = torch.nn.functional.linear(x.float(), w.float(), bias.float()).bfloat16()
     torch.testing.assert_close(z, want, atol=2e-2, rtol=2e-2)
     if kind:

@@ -6,8 +6,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from quire.kernels.gpu import step
-from quire.kernels.gpu.place_copy import Places, copy_blocks
+from quire.kernels.gpu.attention.block_copy import BlockCopyTable, copy_blocks
+from quire.kernels.gpu.runtime import step_io
 
 
 def ints(values):
@@ -26,7 +26,9 @@ def test_gather_finds_late_tokens_and_where_keys_go(tokens, block):
     position = rng.integers(0, width * block, tokens)
     ids = torch.full((tokens,), -7, dtype=torch.int32)
     kv = torch.full((groups, tokens), -7, dtype=torch.int64)
-    step.gather(ints(token), ints(slot), ints(position), ints(last), ints(tables), ids, kv, block)
+    step_io.gather_inputs(
+        ints(token), ints(slot), ints(position), ints(last), ints(tables), ids, kv, block
+    )
     real = slot >= 0
     assert ids.numpy()[real].tolist() == np.where(token < 0, last[slot], token)[real].tolist()
     want = tables[:, slot, position // block] * block + position % block
@@ -39,7 +41,7 @@ def test_table_entries_are_written_and_no_others(count):
     tables = torch.zeros((2, 40, 16), dtype=torch.int32)
     at = torch.randperm(tables.numel())[:count].int()
     blocks = torch.arange(1, count + 1, dtype=torch.int32)
-    step.write_tables(at, blocks, tables)
+    step_io.write_tables(at, blocks, tables)
     want = torch.zeros(tables.numel(), dtype=torch.int32)
     want[at.long()] = blocks
     assert torch.equal(tables.view(-1), want)
@@ -51,7 +53,7 @@ def test_finish_keeps_last_tokens_and_packs_results(dtype):
     both = torch.full((2, 32), -5, dtype=torch.int32)
     results = both.view(-1)
     tops = torch.tensor([1.5, float("nan"), -float("inf")])
-    step.finish(torch.tensor([7, 8, 9], dtype=dtype), tops, ints([4, -1, 0]), last, both)
+    step_io.store_results(torch.tensor([7, 8, 9], dtype=dtype), tops, ints([4, -1, 0]), last, both)
     assert last.tolist() == [9, 90, 90, 90, 7, 90]
     assert results[:3].tolist() == [7, 8, 9]
     assert results[32:35].view(torch.float32).numpy() == pytest.approx(tops.numpy(), nan_ok=True)
@@ -65,7 +67,9 @@ def test_blocks_are_copied_in_every_place_whatever_its_size():
     target = [torch.randn(7, *shape[1:]) for shape in shapes]
     want = [one.clone() for one in target]
     cpu = torch.device("cpu")
-    copy_blocks(Places.of(source, cpu), Places.of(target, cpu), ints([4, 0, 1, 6]), 2)
+    copy_blocks(
+        BlockCopyTable.build(source, cpu), BlockCopyTable.build(target, cpu), ints([4, 0, 1, 6]), 2
+    )
     for one, other, found in zip(want, source, target):
         one[0], one[6] = other[4], other[1]
         assert torch.equal(one, found)
@@ -89,13 +93,15 @@ def test_a_decode_step_fetches_its_letter_and_delivers_its_answer_in_turn(rows):
         kv = torch.empty((groups, rows), dtype=torch.int64)
         want_ids = torch.empty_like(ids)
         want_kv = torch.empty_like(kv)
-        step.gather(letter[0], letter[4], letter[1], last, tables, want_ids, want_kv, block)
-        step.begin(state, inbox, words, last, tables, ids, kv, boxes, block)
+        step_io.gather_inputs(
+            letter[0], letter[4], letter[1], last, tables, want_ids, want_kv, block
+        )
+        step_io.load_decode_inputs(state, inbox, words, last, tables, ids, kv, boxes, block)
         assert torch.equal(ids, want_ids)
         assert torch.equal(kv, want_kv)
         assert torch.equal(words[1:, :rows], letter[1:])
         chosen, tops = ints(rng.integers(0, 97, rows)), torch.randn(rows)
-        step.end(state, chosen, tops, words[4, :rows], last, outbox, stride)
+        step_io.store_decode_results(state, chosen, tops, words[4, :rows], last, outbox, stride)
         answer = outbox[turn % boxes, :, :rows]
         assert torch.equal(answer[0], chosen)
         assert torch.equal(answer[1].view(torch.float32), tops)

@@ -7,17 +7,18 @@ import jsonschema
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar import admit, forms
-from quire.grammar.forms import Grammar
-from quire.grammar.ready import Workshop
-from quire.grammar.xgrammar import XGrammar
+from quire.grammar import grammar_ast
+from quire.grammar.backends.xgrammar_backend import XGrammarCompiler
+from quire.grammar.compilation.compile_service import CompileService
+from quire.grammar.frontends import validate
+from quire.grammar.grammar_ast import UserGrammarNode
 from tests.pure.grammar import test_closing as cases
 
 
 class Room(cases.Room):
     def __init__(self, vocabulary):
         super().__init__(vocabulary)
-        self.compiler = XGrammar(vocabulary)
+        self.compiler = XGrammarCompiler(vocabulary)
 
 
 ROOMS = {name: Room(one.vocabulary) for name, one in cases.ROOMS.items()}
@@ -25,7 +26,7 @@ each_room = pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS.keys())
 
 
 def admitted(schema):
-    return admit.constraint(admit.json_form(json.dumps(schema)), "xgrammar")
+    return validate.build_constraint(validate.json_node(json.dumps(schema)), "xgrammar")
 
 
 def check(form, room, seed, schema=None):
@@ -42,7 +43,7 @@ def check(form, room, seed, schema=None):
 @pytest.mark.parametrize("name", [one for one in cases.SCHEMAS if one != "lengths and patterns"])
 def test_json_is_whole_and_valid_at_every_budget(name, room):
     schema = cases.SCHEMAS[name]
-    check(forms.load(admitted(schema).form), room, name, schema)
+    check(grammar_ast.load_node(admitted(schema).form), room, name, schema)
 
 
 @pytest.mark.parametrize("name", cases.FORMS)
@@ -52,23 +53,23 @@ def test_other_forms_are_whole_at_every_budget(name):
 
 @pytest.mark.parametrize("name", cases.OWN)
 def test_so_is_a_grammar_of_rules(name):
-    check(Grammar(cases.OWN[name]), ROOMS["embedded"], name)
+    check(UserGrammarNode(cases.OWN[name]), ROOMS["embedded"], name)
 
 
 def test_schemas_of_the_suite_are_closed():
     rng = random.Random(6)
     for schema in rng.sample(cases.suite(), 12):
         try:
-            form = forms.load(admitted(schema).form)
+            form = grammar_ast.load_node(admitted(schema).form)
         except RequestError:
             continue
         check(form, ROOMS["embedded"], 1)
 
 
 def test_a_form_whose_end_is_not_found_is_refused_by_name():
-    workshop = Workshop(cases.ROOMS["embedded"].vocabulary)
+    workshop = CompileService(cases.ROOMS["embedded"].vocabulary)
     endless = admitted({"type": "string", "maxLength": 10**9})
     with pytest.raises(RequestError, match="xgrammar"):
         workshop.compile(endless.form, "xgrammar")
-    other = admit.constraint(admit.json_form({"type": "string", "maxLength": 10**9}))
-    assert workshop.compile(other.form, "auto").least["least"]
+    other = validate.build_constraint(validate.json_node({"type": "string", "maxLength": 10**9}))
+    assert workshop.compile(other.form, "auto").min_completion["least"]

@@ -5,7 +5,7 @@ import torch
 
 from quire import env
 from quire.kernels.native import library as loader
-from quire.kernels.native.build import BuildFailed, find_or_build
+from quire.kernels.native.build import NativeBuildError, find_or_build
 
 
 @pytest.fixture
@@ -22,13 +22,13 @@ def poisoned():
 
 
 def _load(folder, threads, isa=None, extra=()):
-    if not loader.active():
+    if not loader.available():
         pytest.skip("no native kernels on this machine")
     said = env.read()
     built = find_or_build(said.cache_dir, isa or said.cpu_isa, extra)
     copy = folder / f"kernels-{threads}.so"  # another file, so that it has threads of its own
     shutil.copy(built, copy)
-    return loader.Library(copy, threads)
+    return loader.NativeLibrary(copy, threads)
 
 
 @pytest.fixture(scope="session")
@@ -45,7 +45,7 @@ def native_two(tmp_path_factory):
 def native(request, native_one, native_two, monkeypatch):
     """The ops run on the compiled kernels, with one thread and with two."""
     found = native_one if request.param == "one thread" else native_two
-    monkeypatch.setattr(loader, "library", lambda: found)
+    monkeypatch.setattr(loader, "load_library", lambda: found)
     return found
 
 
@@ -54,7 +54,7 @@ def narrow(request, tmp_path, monkeypatch):
     """The ops run on kernels compiled for a lesser CPU."""
     try:
         found = _load(tmp_path, 2, request.param, ("-O1",))
-    except BuildFailed as e:
+    except NativeBuildError as e:
         pytest.skip(str(e))
-    monkeypatch.setattr(loader, "library", lambda: found)
+    monkeypatch.setattr(loader, "load_library", lambda: found)
     return found

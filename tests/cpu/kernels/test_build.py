@@ -21,8 +21,8 @@ def sources(tmp_path, monkeypatch):
     folder = tmp_path / "sources"
     folder.mkdir()
     (folder / "quire.cpp").write_text('extern "C" int answer() { return 42; }')
-    monkeypatch.setattr(build, "HERE", folder)
-    monkeypatch.setattr(build, "PREBUILT", folder / "prebuilt")
+    monkeypatch.setattr(build, "SOURCE_DIR", folder)
+    monkeypatch.setattr(build, "PREBUILT_DIR", folder / "prebuilt")
     if not any(build.shutil.which(name) for name in build.COMPILERS):
         pytest.skip("no compiler")
     return folder
@@ -31,9 +31,9 @@ def sources(tmp_path, monkeypatch):
 @pytest.fixture
 def afresh():
     """As in a new process: the library has not been looked for."""
-    loader.library.cache_clear()
+    loader.load_library.cache_clear()
     yield
-    loader.library.cache_clear()
+    loader.load_library.cache_clear()
 
 
 def test_it_is_built_once_and_left_without_rubbish(sources, tmp_path, monkeypatch):
@@ -47,13 +47,13 @@ def test_another_source_flag_or_cpu_is_another_library(sources, tmp_path, monkey
     names = [build.find_or_build(tmp_path).name, build.find_or_build(tmp_path, extra=("-O1",)).name]
     (sources / "simd.h").write_text("// new")
     names.append(build.find_or_build(tmp_path).name)
-    monkeypatch.setattr(build, "_cpu", lambda: ("another",))
+    monkeypatch.setattr(build, "_cpu_features", lambda: ("another",))
     names.append(build.find_or_build(tmp_path).name)
     assert len(set(names)) == 4
 
 
 def test_one_that_came_with_the_install_is_preferred(sources, tmp_path, monkeypatch):
-    shipped = build.build_into(build.PREBUILT)
+    shipped = build.build_into(build.PREBUILT_DIR)
     monkeypatch.setattr(build, "_compile", None)
     assert build.find_or_build(tmp_path) == shipped
 
@@ -71,7 +71,7 @@ def test_two_at_once_build_once(sources, tmp_path, monkeypatch):
 
 def test_a_source_that_does_not_compile_is_reported_and_leaves_nothing(sources, tmp_path):
     (sources / "quire.cpp").write_text("not C++")
-    with pytest.raises(build.BuildFailed, match="failed"):
+    with pytest.raises(build.NativeBuildError, match="failed"):
         build.find_or_build(tmp_path)
     assert not list(tmp_path.rglob("*.so"))
     assert not list(tmp_path.rglob("*.tmp"))
@@ -79,7 +79,7 @@ def test_a_source_that_does_not_compile_is_reported_and_leaves_nothing(sources, 
 
 def test_a_cache_that_cannot_be_written_is_reported(sources, tmp_path):
     (tmp_path / "native").write_text("a file in the way")
-    with pytest.raises(build.BuildFailed, match="cannot write"):
+    with pytest.raises(build.NativeBuildError, match="cannot write"):
         build.find_or_build(tmp_path)
 
 
@@ -90,7 +90,7 @@ def test_without_a_compiler_one_line_is_logged_and_the_references_run(
     monkeypatch.setenv("QUIRE_NATIVE", "1")
     monkeypatch.delenv("QUIRE_CPU_ISA", raising=False)
     monkeypatch.setenv("QUIRE_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "PREBUILT", tmp_path)
+    monkeypatch.setattr(build, "PREBUILT_DIR", tmp_path)
     monkeypatch.setattr(build.shutil, "which", lambda name: None)
     weight = torch.randn(8, 8)
     with caplog.at_level(logging.INFO, "quire"):
@@ -104,17 +104,17 @@ def test_without_a_compiler_one_line_is_logged_and_the_references_run(
 @pytest.mark.parametrize("said", [("QUIRE_NATIVE", "0"), ("QUIRE_CPU_ISA", "none")])
 def test_the_environment_can_turn_the_kernels_off(monkeypatch, said):
     monkeypatch.setenv(*said)
-    assert not loader.active()
+    assert not loader.available()
 
 
 def test_the_environment_names_the_instruction_set(sources, tmp_path, monkeypatch):
     has = "flags : sse2 avx2 fma bmi2"
-    monkeypatch.setattr(build, "_cpu", lambda: ("x86_64", has))
+    monkeypatch.setattr(build, "_cpu_features", lambda: ("x86_64", has))
     names = {build.find_or_build(tmp_path, isa).name for isa in ("native", "avx2", "sse2")}
     assert len(names) == 3
-    with pytest.raises(build.BuildFailed, match="this CPU cannot run avx512: it has no avx512f"):
+    with pytest.raises(build.NativeBuildError, match="this CPU cannot run avx512: it has no avx512f"):
         build.find_or_build(tmp_path, "avx512")
-    with pytest.raises(build.BuildFailed, match="unknown instruction set 'mmx'; known: native, "):
+    with pytest.raises(build.NativeBuildError, match="unknown instruction set 'mmx'; known: native, "):
         build.find_or_build(tmp_path, "mmx")
 
 
@@ -123,7 +123,7 @@ def test_an_instruction_set_that_cannot_run_is_warned_of(tmp_path, monkeypatch, 
     monkeypatch.setenv("QUIRE_NATIVE", "1")
     monkeypatch.setenv("QUIRE_CPU_ISA", "mmx")
     with caplog.at_level(logging.INFO, "quire"):
-        assert not loader.active()
+        assert not loader.available()
     assert [r.levelname for r in caplog.records] == ["WARNING"]
 
 

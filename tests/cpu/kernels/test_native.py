@@ -18,8 +18,8 @@ from quire.kernels import (
     rope,
     token_mask,
 )
-from quire.kernels.op import OPS
-from quire.kernels.packed import PackedWeight, pack_panels
+from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
+from quire.kernels.framework.op import OPS
 
 FILES = (act, add, copy_blocks, embedding, kv_write, layer_norm, linear, paged_attention)
 FILES += (rms_norm, rope, token_mask)
@@ -188,7 +188,7 @@ def test_a_token_id_outside_the_vocabulary_is_not_read():
 
 
 @pytest.mark.usefixtures("native")
-@pytest.mark.parametrize("kind", act.KINDS)
+@pytest.mark.parametrize("kind", act.ACTIVATION_KINDS)
 @pytest.mark.parametrize("dtype", [BF16, FP32])
 def test_activations_hold_at_the_edges(kind, dtype):
     x = torch.tensor([0.0, -0.0, 1e-6, -1e-6, 90.0, -90.0, 1e4, -1e4, 0.6, -0.7]).to(dtype)[None]

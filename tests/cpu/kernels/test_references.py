@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from quire.kernels.op import OPS
-from quire.kernels.packed import PackedWeight, pack_panels
+from quire.kernels.formats.packed_weight import PackedWeight, pack_panels
+from quire.kernels.framework.op import OPS
 from quire.kernels.paged_attention import _case, paged_attention
 
 pytestmark = pytest.mark.usefixtures("seeded")

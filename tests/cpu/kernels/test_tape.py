@@ -6,14 +6,14 @@ import threading
 import pytest
 import torch
 
-from quire.attention.base import Batch
+from quire.attention.base import AttentionMetadata
 from quire.attention.paged import Backend
 from quire.kernels.act import act_mul
 from quire.kernels.add import add
 from quire.kernels.embedding import embedding
 from quire.kernels.linear import linear, pack
 from quire.kernels.native import library
-from quire.kernels.native.tape import Arena, NotRecordable, Recorder
+from quire.kernels.native.op_tape import Arena, NotRecordableError, TapeRecorder
 from quire.kernels.rms_norm import rms_norm
 from quire.kernels.rope import rope
 
@@ -52,7 +52,7 @@ class Tiny:
         self.slots = torch.full((rows,), -1)
         self.tables = torch.arange(rows * 8, dtype=torch.int32).view(rows, 8)
         starts = torch.arange(rows + 1, dtype=torch.int32)
-        batch = Batch(starts, self.contexts, (self.tables,), (self.slots,), 1, 128)
+        batch = AttentionMetadata(starts, self.contexts, (self.tables,), (self.slots,), 1, 128)
         self.step = Backend(self.cache).plan(batch)
 
     def fill(self, position):
@@ -80,8 +80,8 @@ class Tiny:
 def test_replay_equals_the_eager_run_bit_for_bit(rows, dtype):
     model = Tiny(rows, dtype)
     model.fill(0)
-    tape = Recorder().record(model.forward)
-    assert tape.ops == 15
+    tape = TapeRecorder().record(model.forward)
+    assert tape.num_ops == 15
     for position in range(1, 100, 7):
         model.fill(position)
         before = model.cache[0].clone()
@@ -95,28 +95,28 @@ def test_replay_equals_the_eager_run_bit_for_bit(rows, dtype):
 def test_recording_runs_the_function_too():
     model = Tiny(2)
     model.fill(0)
-    tape = Recorder().record(model.forward)
+    tape = TapeRecorder().record(model.forward)
     assert torch.equal(tape.result, model.forward())
 
 
 def test_tapes_of_one_recorder_share_their_memory():
-    model, recorder = Tiny(32), Recorder()
+    model, recorder = Tiny(32), TapeRecorder()
     model.fill(0)
     recorder.record(model.forward)
-    bytes_of_one = recorder.arena.chunk_bytes
+    bytes_of_one = recorder.arena.reserved_bytes
     for _ in range(5):
         recorder.record(model.forward)
-    assert recorder.arena.chunk_bytes == bytes_of_one
-    assert recorder.arena.held_bytes == 0
+    assert recorder.arena.reserved_bytes == bytes_of_one
+    assert recorder.arena.allocated_bytes == 0
 
 
 def test_a_torch_op_that_computes_makes_recording_refuse_and_name_it():
-    model, recorder = Tiny(2), Recorder()
+    model, recorder = Tiny(2), TapeRecorder()
     model.fill(0)
-    with pytest.raises(NotRecordable, match=r"aten\.mul"):
+    with pytest.raises(NotRecordableError, match=r"aten\.mul"):
         recorder.record(lambda: model.forward() * 2)
-    assert library.recorder is None
-    assert recorder.arena.held_bytes == 0
+    assert library.active_recording is None
+    assert recorder.arena.allocated_bytes == 0
     recorder.record(model.forward)
 
 
@@ -135,14 +135,14 @@ def test_a_torch_op_that_computes_makes_recording_refuse_and_name_it():
 )
 def test_every_kind_of_computing_op_is_refused(op):
     x = torch.randn(4, 6).bfloat16()
-    with pytest.raises(NotRecordable, match="aten"):
-        Recorder().record(lambda: op(x))
+    with pytest.raises(NotRecordableError, match="aten"):
+        TapeRecorder().record(lambda: op(x))
 
 
 def test_an_op_that_falls_back_to_its_reference_is_refused():
     x = torch.randn(4, 6, dtype=torch.float16)
-    with pytest.raises(NotRecordable):
-        Recorder().record(lambda: add(x, x))
+    with pytest.raises(NotRecordableError):
+        TapeRecorder().record(lambda: add(x, x))
 
 
 def test_views_are_recordable():
@@ -152,7 +152,7 @@ def test_views_are_recordable():
         a, b = x.view(4, 2, 4).unbind(1)
         return add(x.t().t(), x.reshape(4, 8)), a[:, None].squeeze(1), b.split(2, -1)
 
-    assert torch.equal(Recorder().record(views).replay()[0], x + x)
+    assert torch.equal(TapeRecorder().record(views).replay()[0], x + x)
 
 
 def test_a_view_keeps_its_block_and_the_end_of_the_last_view_frees_it():
@@ -160,14 +160,14 @@ def test_a_view_keeps_its_block_and_the_end_of_the_last_view_frees_it():
     base = arena.empty((4, 8), torch.float32)
     part = base.view(2, 16)[1]
     del base
-    assert arena.held_bytes == 128
+    assert arena.allocated_bytes == 128
     other = arena.empty((4, 8), torch.float32)
     assert other.data_ptr() + 128 <= part.data_ptr() or other.data_ptr() > part.data_ptr()
     del part
-    assert arena.held_bytes == 128
+    assert arena.allocated_bytes == 128
     del other
-    assert arena.held_bytes == 0
-    assert len(arena._free) == 1
+    assert arena.allocated_bytes == 0
+    assert len(arena._free_spans) == 1
 
 
 def test_blocks_of_an_arena_never_overlap():
@@ -182,8 +182,10 @@ def test_blocks_of_an_arena_never_overlap():
     spans = sorted((t.data_ptr(), t.data_ptr() + n) for t, n in live)
     assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
     live.clear()
-    assert arena.held_bytes == 0
-    assert sum(size for _, size in arena._free) >= arena.chunk_bytes - 128 * len(arena._chunks)
+    assert arena.allocated_bytes == 0
+    assert sum(size for _, size in arena._free_spans) >= arena.reserved_bytes - 128 * len(
+        arena._chunks
+    )
 
 
 def test_another_thread_is_not_recorded():
@@ -195,5 +197,5 @@ def test_another_thread_is_not_recorded():
         thread.join()
         return add(x, x)
 
-    assert Recorder().record(function).ops == 1
+    assert TapeRecorder().record(function).num_ops == 1
     assert torch.equal(got[0], x + x)

@@ -7,9 +7,9 @@ poisoned, so a model that reads them shows NaN.
 import torch
 
 from quire.attention import mla, paged
-from quire.attention.base import Batch
-from quire.config.kv_layout import group_layers
-from quire.kernels import fuse
+from quire.attention.base import AttentionMetadata
+from quire.config.memory.kv_layout import group_layers
+from quire.kernels.framework import lazy_fusion
 from quire.layers import Attention
 from quire.models.base import StepInputs
 
@@ -42,7 +42,7 @@ class Stepper:
         start, end = self.length, self.length + len(ids)
         self._give_back(start)
         positions = torch.arange(start, end)
-        batch = Batch(
+        batch = AttentionMetadata(
             q_starts=self._there([0, len(ids)]),
             contexts=self._there([end]),
             tables=tuple(table[None].clone().to(self.device) for table in self.tables),
@@ -58,14 +58,14 @@ class Stepper:
         self.length = end
         positions = positions.int().to(self.device)
         hidden = self.model(StepInputs(self._there(ids), positions, self.backend.plan(batch)))
-        fuse.flush()
+        lazy_fusion.flush()
         return hidden
 
     @torch.inference_mode()
     def logits(self, ids):
         """Logits [n, V] of the next n tokens."""
         logits = self.model.logits(self.hidden(ids))
-        fuse.flush()
+        lazy_fusion.flush()
         return logits.float().cpu()
 
     def greedy(self, prompt, count):

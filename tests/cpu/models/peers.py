@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from quire.models.build import build, config_of
+from quire.models.build import build_model, read_model_config
 
 TINY = Path(__file__).parent / "tiny"
 LENGTHS = (1, 2, 33, 600)
@@ -68,11 +68,11 @@ def _scale(model, embeddings):
 
 def ours(variant, folder, dtype=torch.float32, **settings):
     """(model, config) of the checkpoint in the folder."""
-    model_type, config = config_of(json.loads((folder / "config.json").read_text()))
+    model_type, config = read_model_config(json.loads((folder / "config.json").read_text()))
     max_len = tiny(variant)[1].get("max_len", min(config.max_len, 1024))
     config = replace(config, max_len=max_len)
     settings = {"folder": folder, "progress": False, **settings}
-    return build(model_type, config, dtype=dtype, **settings), config
+    return build_model(model_type, config, dtype=dtype, **settings), config
 
 
 def prompt_of(length, vocab, seed=0):

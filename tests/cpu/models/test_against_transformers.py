@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 
-from quire.models.build import MODELS, config_of
+from quire.models.build import MODELS, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import (
     GREEDY,
@@ -119,4 +119,4 @@ class TestVariant:
         saved = json.loads((folder / "config.json").read_text())
         written, _ = tiny(variant)
         written["dtype"] = "float32"
-        assert config_of(saved) == config_of(written)
+        assert read_model_config(saved) == read_model_config(written)

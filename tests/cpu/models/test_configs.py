@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from quire.config.kv_layout import LayerFacts
+from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError
-from quire.models.build import config_of
+from quire.models.build import read_model_config
 from tests.cpu.models.peers import tiny
 
 
@@ -58,11 +58,11 @@ REFUSED = [
 @pytest.mark.parametrize(("variant", "changes", "says"), REFUSED)
 def test_what_cannot_be_run_is_refused_by_the_field_that_asks(variant, changes, says):
     with pytest.raises(ConfigError, match=says):
-        config_of(changed(variant, **changes))
+        read_model_config(changed(variant, **changes))
 
 
 def test_null_means_absent():
-    assert config_of({**tiny("llama")[0], "head_dim": None})[1].head_dim == 16
+    assert read_model_config({**tiny("llama")[0], "head_dim": None})[1].head_dim == 16
 
 
 @pytest.mark.parametrize(
@@ -80,28 +80,29 @@ def test_null_means_absent():
     ],
 )
 def test_the_longest_sequence_counts_the_stretch_of_rotary_scaling(variant, changes, max_len):
-    assert config_of(changed(variant, **changes))[1].max_len == max_len
+    assert read_model_config(changed(variant, **changes))[1].max_len == max_len
 
 
 def test_older_names_of_things_are_read():
-    _, config = config_of(changed("phi3_longrope_short", torch_dtype="float16"))
+    _, config = read_model_config(changed("phi3_longrope_short", torch_dtype="float16"))
     assert config.dtype == "float16"
     for name in ("su", "yarn"):
         scaling = {**tiny("phi3_longrope_short")[0]["rope_scaling"], "type": name}
         assert (
-            config_of(changed("phi3_longrope_short", rope_scaling=scaling))[1].rope == config.rope
+            read_model_config(changed("phi3_longrope_short", rope_scaling=scaling))[1].rope
+            == config.rope
         )
 
 
 def test_layers_tell_what_they_cache():
-    _, config = config_of(tiny("gemma3_text")[0])
+    _, config = read_model_config(tiny("gemma3_text")[0])
     windows = [layer.window for layer in config.attention_layers()]
     assert windows == [40] * 5 + [None, 40]
     assert config.attention_layers()[0] == LayerFacts(kv_heads=2, head_dim=24, window=40)
 
 
 def test_a_window_as_long_as_everything_served_is_none():
-    _, config = config_of(tiny("mistral_window")[0])
+    _, config = read_model_config(tiny("mistral_window")[0])
     short = replace(config, max_len=40)
     assert {layer.window for layer in config.attention_layers()} == {40}
     assert {layer.window for layer in short.attention_layers()} == {None}
@@ -110,7 +111,9 @@ def test_a_window_as_long_as_everything_served_is_none():
 def test_a_published_gemma3_config_may_leave_out_what_is_default():
     text = {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 34}
     text |= {"rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024}
-    _, config = config_of({"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"})
+    _, config = read_model_config(
+        {"model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16"}
+    )
     assert (config.heads, config.kv_heads, config.head_dim) == (8, 4, 256)
     assert (config.max_len, config.vocab, config.tied) == (131_072, 262_208, True)
     assert (config.rope.theta, config.local_rope.theta) == (1e6, 1e4)

@@ -6,10 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from quire.config.kv_layout import LayerFacts
+from quire.config.memory.kv_layout import LayerFacts
 from quire.errors import ConfigError, WeightError
-from quire.kernels.fp8 import quantize_blocks
-from quire.models.build import build, config_of, state_of
+from quire.kernels.formats.fp8_weight import quantize_blocks
+from quire.models.build import build_model, plain_param, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import logprobs, ours, peer, prompt_of, tiny
 
@@ -68,10 +68,10 @@ def test_an_fp8_checkpoint_gives_the_absorbed_matrices_in_the_models_dtype(tmp_p
         "activation_scheme": "dynamic",
     }
     saved |= {"quantization_config": method}
-    model_type, config = config_of(saved)
-    model = build(model_type, config, folder=tmp_path, dtype=torch.bfloat16, progress=False)
+    model_type, config = read_model_config(saved)
+    model = build_model(model_type, config, folder=tmp_path, dtype=torch.bfloat16, progress=False)
     name = "layers.1.self_attn.kv_b_proj.weight"
-    got, want = state_of(model, name), theirs.state_dict()[f"model.{name}"]
+    got, want = plain_param(model, name), theirs.state_dict()[f"model.{name}"]
     assert got.dtype == torch.bfloat16
     assert (got.float() - want).norm() < 0.05 * want.norm()
     ids = prompt_of(40, config.vocab)
@@ -83,11 +83,11 @@ def test_weights_made_smaller_on_load_leave_the_absorbed_matrices_alone(tmp_path
     theirs = peer("deepseek_v2_lite", tmp_path)
     model, _ = ours("deepseek_v2_lite", tmp_path, torch.float32, quant="fp8")
     name = "layers.1.self_attn.kv_b_proj.weight"
-    assert torch.equal(state_of(model, name), theirs.state_dict()[f"model.{name}"])
+    assert torch.equal(plain_param(model, name), theirs.state_dict()[f"model.{name}"])
 
 
 def test_a_layer_keeps_one_latent_per_token():
-    _, config = config_of(tiny("deepseek_v2")[0])
+    _, config = read_model_config(tiny("deepseek_v2")[0])
     assert config.attention_layers() == (LayerFacts(1, 48, latent=32),) * 3
 
 
@@ -112,7 +112,7 @@ REFUSED = [
 def test_what_cannot_be_run_is_refused_by_the_field_that_asks(variant, changes, says):
     hf = {**tiny(variant)[0], **changes}
     with pytest.raises(ConfigError, match=says):
-        config_of({key: value for key, value in hf.items() if value is not None})
+        read_model_config({key: value for key, value in hf.items() if value is not None})
 
 
 def test_the_published_v3_config_is_read():
@@ -154,7 +154,7 @@ def test_the_published_v3_config_is_read():
         "first_k_dense_replace": 3,
         "torch_dtype": "bfloat16",
     }
-    _, config = config_of(hf)
+    _, config = read_model_config(hf)
     assert config.max_len == 163840
     assert (config.dense, config.shared_experts, config.spare_layers) == (3, 1, 1)
     assert (config.routing.groups, config.routing.top_groups, config.routing.scale) == (8, 4, 2.5)

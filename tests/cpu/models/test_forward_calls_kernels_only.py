@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from quire.kernels.native import library
-from quire.models.build import build, config_of
+from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import VARIANTS, tiny
 
@@ -41,13 +41,13 @@ def files_of(frame):
         frame = frame.f_back
 
 
-@pytest.mark.skipif(not library.active(), reason="without compiled kernels the references run")
+@pytest.mark.skipif(not library.available(), reason="without compiled kernels the references run")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("tokens", [1, 5])
 def test_a_forward_pass_computes_in_kernels_only(variant, dtype, tokens, monkeypatch):
-    model_type, config = config_of(tiny(variant)[0])
-    model = build(model_type, config, load_format="dummy", dtype=dtype)
+    model_type, config = read_model_config(tiny(variant)[0])
+    model = build_model(model_type, config, load_format="dummy", dtype=dtype)
     recorder = Recorder(REFERENCES | (SINKS if model_type == "gpt_oss" else set()))
     stepper = Stepper(Recorded(model, recorder), config, dtype=dtype, max_tokens=64)
     stepper.logits(list(range(3, 20)))

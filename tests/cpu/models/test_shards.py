@@ -6,13 +6,13 @@ import threading
 import pytest
 import torch
 
-from quire.distributed.collectives import Alone, connect
-from quire.distributed.mesh import Mesh, share, strip
+from quire.distributed.collectives import SingleProcessCollectives, init_collectives
+from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
 from quire.errors import ConfigError
-from quire.layers import Attention, ColumnLinear, Embedding, HeadsLinear, Linear, LMHead, RowLinear
-from quire.models.build import build, config_of
-from quire.weights.load import Filler
-from quire.weights.mapping import Target
+from quire.layers import Attention, ColumnLinear, Embedding, Linear, LMHead, QKVLinear, RowLinear
+from quire.models.build import build_model, read_model_config
+from quire.weights.mapping import ParamTarget
+from quire.weights.weight_loader import WeightLoader
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import peer, prompt_of
 
@@ -24,10 +24,12 @@ def filled(make, whole, rank=0, tp=1):
     """The layer of one rank, filled from whole tensors as the loader does."""
     layer = make()
     if tp > 1:
-        layer.shard(Mesh(tp=tp, rank=rank), Alone())
-    filler = Filler({"x": layer}, lambda _: None, dtype=torch.float32, device=torch.device("cpu"))
-    targets = {name: Target("x", name, None, False) for name in whole}
-    filler.fill(targets, whole.items())
+        layer.shard(Mesh(tp=tp, rank=rank), SingleProcessCollectives())
+    filler = WeightLoader(
+        {"x": layer}, lambda _: None, dtype=torch.float32, device=torch.device("cpu")
+    )
+    targets = {name: ParamTarget("x", name, None, False) for name in whole}
+    filler.load(targets, whole.items())
     return layer
 
 
@@ -63,14 +65,14 @@ def test_row_outputs_of_ranks_sum_up_with_the_bias_once():
 
 
 def test_heads_of_ranks_lie_side_by_side():
-    whole, parts = ranks(lambda: HeadsLinear(8, 6, 2, 4, bias=True))
+    whole, parts = ranks(lambda: QKVLinear(8, 6, 2, 4, bias=True))
     x = torch.randn(3, 8)
     for i, want in enumerate(whole(x)):
         close(torch.cat([part(x)[i] for part in parts], 1), want)
 
 
 def test_ranks_share_a_kv_head_when_there_are_fewer_heads_than_ranks():
-    whole, parts = ranks(lambda: HeadsLinear(8, 8, 2, 4), tp=4)
+    whole, parts = ranks(lambda: QKVLinear(8, 8, 2, 4), tp=4)
     x = torch.randn(3, 8)
     q, k, v = whole(x)
     for rank, part in enumerate(parts):
@@ -134,15 +136,15 @@ class Rank:
 @pytest.mark.parametrize("variant", ONE_OF_EACH)
 def test_two_ranks_say_what_one_says(variant, tmp_path):
     peer(variant, tmp_path)
-    model_type, config = config_of(json.loads((tmp_path / "config.json").read_text()))
+    model_type, config = read_model_config(json.loads((tmp_path / "config.json").read_text()))
     settings = {"folder": tmp_path, "dtype": torch.float32, "progress": False}
     ids = prompt_of(70, config.vocab)
-    want = Stepper(build(model_type, config, **settings), config).logits(ids)
+    want = Stepper(build_model(model_type, config, **settings), config).logits(ids)
     together, got = Together(2), {}
 
     def rank_main(rank):
         mesh = Mesh(tp=2, rank=rank)
-        model = build(model_type, config, mesh=mesh, comm=together.of(rank), **settings)
+        model = build_model(model_type, config, mesh=mesh, comm=together.of(rank), **settings)
         stepper = Stepper(model, config)
         got[rank] = torch.cat([stepper.logits(ids[:50]), stepper.logits(ids[50:])])
 
@@ -157,8 +159,8 @@ def test_two_ranks_say_what_one_says(variant, tmp_path):
 
 def test_several_ranks_are_refused_until_there_are_processes():
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
-        connect(Mesh(tp=2))
-    assert isinstance(connect(Mesh()), Alone)
+        init_collectives(Mesh(tp=2))
+    assert isinstance(init_collectives(Mesh()), SingleProcessCollectives)
 
 
 def test_the_mesh_knows_its_axes():
@@ -171,5 +173,8 @@ def test_the_mesh_knows_its_axes():
 
 def test_shares_that_do_not_divide_are_refused_with_the_numbers():
     with pytest.raises(ConfigError, match="4 does not divide the 6 attention heads"):
-        share(6, Mesh(tp=4), what="attention heads")
-    assert [list(strip(7, Mesh(tp=2, rank=r))) for r in range(2)] == [[0, 1, 2, 3], [4, 5, 6]]
+        shard_range(6, Mesh(tp=4), what="attention heads")
+    assert [list(uneven_shard_range(7, Mesh(tp=2, rank=r))) for r in range(2)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6],
+    ]

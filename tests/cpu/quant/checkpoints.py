@@ -3,8 +3,8 @@
 import torch
 from safetensors.torch import save_file
 
-from quire.kernels.fp8 import quantize_blocks, quantize_channels
-from quire.models.build import build, config_of
+from quire.kernels.formats.fp8_weight import quantize_blocks, quantize_channels
+from quire.models.build import build_model, read_model_config
 
 E4M3 = torch.float8_e4m3fn
 LLAMA = {
@@ -81,5 +81,5 @@ def load(folder, tensors, quantization=None, dtype=torch.bfloat16, **settings):
     """A model from a checkpoint of these tensors."""
     save_file(tensors, folder / "model.safetensors")
     hf = LLAMA if quantization is None else LLAMA | {"quantization_config": quantization}
-    model_type, config = config_of(hf)
-    return build(model_type, config, folder=folder, dtype=dtype, progress=False, **settings)
+    model_type, config = read_model_config(hf)
+    return build_model(model_type, config, folder=folder, dtype=dtype, progress=False, **settings)

@@ -8,9 +8,9 @@ import torch
 import quire.models.build
 import quire.quant.fp8
 from quire.errors import ConfigError, WeightError
-from quire.kernels.fp8 import Fp8Weight
+from quire.kernels.formats.fp8_weight import Fp8Weight
 from quire.layers import Linear
-from quire.models.build import config_of
+from quire.models.build import read_model_config
 from quire.quant.none import Method as Plain
 from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, LLAMA, compressed, load, plain, quantized
 
@@ -81,8 +81,8 @@ def test_a_scale_without_axes_is_one_number_too(tmp_path):
 def test_a_fixed_scale_of_activations_is_the_largest_of_the_parts(tmp_path):
     said = {"quant_method": "fp8", "activation_scheme": "static"}
     found = small(load(tmp_path, quantized({"tensor": (), "static": 1}), said))
-    assert found[QKV].static.tolist() == pytest.approx([0.03])
-    assert found["layers.0.mlp.down_proj"].static.tolist() == pytest.approx([0.02])
+    assert found[QKV].input_scale.tolist() == pytest.approx([0.03])
+    assert found["layers.0.mlp.down_proj"].input_scale.tolist() == pytest.approx([0.02])
 
 
 def test_head_and_norms_stay_as_they_are(tmp_path):
@@ -130,7 +130,7 @@ def test_scales_must_all_be_there_and_no_others(tmp_path):
 
 def test_parts_that_do_not_fill_blocks_are_refused(tmp_path):
     hf = LLAMA | {"num_key_value_heads": 2, "quantization_config": BLOCKS}
-    model_type, config = config_of(hf)
+    model_type, config = read_model_config(hf)
     with pytest.raises(ConfigError, match=r"parts of \[128, 64, 64\] outputs share one matrix"):
         quire.models.build.build(model_type, config, load_format="dummy", dtype=torch.bfloat16)
 
@@ -157,17 +157,17 @@ def test_only_one_layer_is_held_plain_at_a_time(tmp_path, monkeypatch):
     ],
 )
 def test_stand_in_weights_have_scales_and_keep_numbers_finite(said):
-    model_type, config = config_of(LLAMA | {"quantization_config": said})
+    model_type, config = read_model_config(LLAMA | {"quantization_config": said})
     model = quire.models.build.build(model_type, config, load_format="dummy", dtype=torch.bfloat16)
     assert len(small(model)) == LINEAR_LAYERS
     for weight in small(model).values():
-        assert 0.05 < weight.unpack().std() * weight.shape[1] ** 0.5 < 2
+        assert 0.05 < weight.dequantize().std() * weight.shape[1] ** 0.5 < 2
 
 
 def test_a_model_is_reloaded_from_its_own_checkpoint(tmp_path):
     model = load(tmp_path, quantized({"channel": 2}), CHANNELS)
     before = small(model)
-    _, config = config_of(LLAMA | {"quantization_config": CHANNELS})
+    _, config = read_model_config(LLAMA | {"quantization_config": CHANNELS})
     quire.models.build.fill(
         model, config, tmp_path, "auto", torch.bfloat16, torch.device("cpu"), progress=False, seed=0
     )

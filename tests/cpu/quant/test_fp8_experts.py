@@ -5,9 +5,14 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import ConfigError
-from quire.kernels.fp8 import Fp8Bank, Fp8Weight, quantize_blocks, quantize_channels
-from quire.kernels.moe_experts import Gate, moe_experts
-from quire.models.build import build, config_of
+from quire.kernels.formats.fp8_weight import (
+    Fp8ExpertWeights,
+    Fp8Weight,
+    quantize_blocks,
+    quantize_channels,
+)
+from quire.kernels.moe_experts import ExpertActivation, moe_experts
+from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS
 
@@ -66,9 +71,11 @@ def quantized(make, scale_name):
 def load(folder, tensors, said=None, dtype=torch.bfloat16, **settings):
     folder.mkdir(exist_ok=True)
     save_file(tensors, folder / "model.safetensors")
-    model_type, config = config_of(QWEN3_MOE | ({"quantization_config": said} if said else {}))
+    model_type, config = read_model_config(
+        QWEN3_MOE | ({"quantization_config": said} if said else {})
+    )
     settings |= {"folder": folder, "progress": False, "dtype": dtype}
-    return build(model_type, config, **settings), config
+    return build_model(model_type, config, **settings), config
 
 
 @pytest.mark.parametrize(
@@ -86,7 +93,7 @@ def test_banks_made_on_load_equal_those_of_a_checkpoint(tmp_path, asked, make, s
         one, other = (model.layers[layer].mlp.experts for model in (made, read))
         for matrix in ("gate_up_proj", "down_proj"):
             a, b = getattr(one, matrix), getattr(other, matrix)
-            assert isinstance(a, Fp8Bank)
+            assert isinstance(a, Fp8ExpertWeights)
             assert torch.equal(a.data.view(torch.uint8), b.data.view(torch.uint8))
             assert torch.equal(a.scale, b.scale)
         assert not isinstance(made.layers[layer].mlp.gate.weight, Fp8Weight)
@@ -96,8 +103,8 @@ def test_banks_made_on_load_equal_those_of_a_checkpoint(tmp_path, asked, make, s
 
 @pytest.mark.parametrize("said", [CHANNELS, BLOCKS])
 def test_stand_in_banks_keep_numbers_finite(said):
-    model_type, config = config_of(QWEN3_MOE | {"quantization_config": said})
-    model = build(model_type, config, load_format="dummy", dtype=torch.bfloat16)
+    model_type, config = read_model_config(QWEN3_MOE | {"quantization_config": said})
+    model = build_model(model_type, config, load_format="dummy", dtype=torch.bfloat16)
     logits = Stepper(model, config, dtype=torch.bfloat16, max_tokens=32).logits(list(range(3, 30)))
     assert logits.isfinite().all()
     assert logits.std() > 0.01
@@ -105,9 +112,9 @@ def test_stand_in_banks_keep_numbers_finite(said):
 
 def test_widths_that_do_not_fill_blocks_are_refused():
     hf = QWEN3_MOE | {"moe_intermediate_size": 96, "quantization_config": BLOCKS}
-    model_type, config = config_of(hf)
+    model_type, config = read_model_config(hf)
     with pytest.raises(ConfigError, match="cannot be held in fp8 by blocks"):
-        build(model_type, config, load_format="dummy", dtype=torch.bfloat16)
+        build_model(model_type, config, load_format="dummy", dtype=torch.bfloat16)
 
 
 @pytest.mark.parametrize("make", [quantize_channels, quantize_blocks])
@@ -120,11 +127,11 @@ def test_experts_in_eight_bits_say_nearly_the_same(make):
         data, scale = (
             torch.stack([getattr(one, name) for one in ones]) for name in ("data", "scale")
         )
-        banks.append(Fp8Bank(data, scale))
+        banks.append(Fp8ExpertWeights(data, scale))
     x, ids = torch.randn(20, 128), torch.rand(20, 4).argsort(1)[:, :2].int()
     weights = torch.rand(20, 2)
-    want = moe_experts(x, ids, weights, *plain_banks, Gate())
-    got = moe_experts(x, ids, weights, *banks, Gate())
+    want = moe_experts(x, ids, weights, *plain_banks, ExpertActivation())
+    got = moe_experts(x, ids, weights, *banks, ExpertActivation())
     assert 0.005 < (got - want).norm() / want.norm() < 0.08
-    exact = moe_experts(x, ids, weights, *(bank.unpack() for bank in banks), Gate())
+    exact = moe_experts(x, ids, weights, *(bank.unpack() for bank in banks), ExpertActivation())
     assert (got - exact).norm() / exact.norm() < 0.06

@@ -3,14 +3,14 @@
 import pytest
 import torch
 
-from quire.kernels.fp8 import Fp8Weight, quantize_blocks, quantize_channels
+from quire.kernels.formats.fp8_weight import Fp8Weight, quantize_blocks, quantize_channels
 from quire.kernels.fp8_linear import fp8_linear
 from quire.kernels.linear import linear
 from quire.kernels.quantize_fp8 import quantize_fp8
 from tests.cpu.models.harness import Stepper
 from tests.cpu.quant.checkpoints import LLAMA, load, plain
 
-from quire.models.build import config_of  # isort: skip
+from quire.models.build import read_model_config  # isort: skip
 
 E4M3 = torch.float8_e4m3fn
 
@@ -66,7 +66,7 @@ def test_a_row_that_is_not_finite_stays_so(bad, block):
 def test_what_is_held_is_within_a_part_in_sixteen_of_each_weight():
     w = torch.randn(200, 300)
     for made in (quantize_channels(w), quantize_blocks(w)):
-        near = made.unpack()
+        near = made.dequantize()
         normal = w.abs() > near.abs().max() / 448 / 64 * 2
         assert ((near - w).abs() <= w.abs() / 16 + 1e-6)[normal].all()
 
@@ -74,7 +74,7 @@ def test_what_is_held_is_within_a_part_in_sixteen_of_each_weight():
 @pytest.mark.parametrize("asked", ["fp8", "fp8_block"])
 def test_log_probabilities_drift_little(tmp_path, asked):
     ids = torch.randint(3, 96, (48,), generator=torch.Generator().manual_seed(1)).tolist()
-    _, config = config_of(LLAMA)
+    _, config = read_model_config(LLAMA)
     found = []
     for i, quant in enumerate((None, asked)):
         (tmp_path / str(i)).mkdir()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire.distributed.collectives import Alone
+from quire.distributed.collectives import SingleProcessCollectives
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
 from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, load, quantized
@@ -12,7 +12,7 @@ from tests.cpu.quant.checkpoints import BLOCKS, CHANNELS, load, quantized
 def of_rank(folder, rank, said, style):
     (folder / str(rank)).mkdir()
     mesh = Mesh() if rank is None else Mesh(tp=2, rank=rank)
-    comm = None if rank is None else Alone()
+    comm = None if rank is None else SingleProcessCollectives()
     return load(folder / str(rank), quantized(style), said, mesh=mesh, comm=comm).layers[0]
 
 

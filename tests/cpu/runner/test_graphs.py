@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 import torch
 
-from quire.attention.base import Batch
+from quire.attention.base import AttentionMetadata
 from quire.attention.paged import Backend
-from quire.config.kv_layout import group_layers
+from quire.config.memory.kv_layout import group_layers
 from quire.kernels.native import library
 from quire.models.base import StepInputs
-from quire.runner.graphs import Graphs, padded
-from quire.runner.inputs import Inputs
-from quire.runner.memory import kv_tensors
+from quire.runner.cpu.tape_cache import TapeCache, padded_rows
+from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.step_batch import StepBatch
 from tests.cpu.engine_of import TINY, engine_of, model_of, request, run
 
-pytestmark = pytest.mark.skipif(not library.active(), reason="tapes need the native kernels")
+pytestmark = pytest.mark.skipif(not library.available(), reason="tapes need the native kernels")
 BLOCK = 4
 
 
@@ -27,7 +27,7 @@ def step_of(rows, context, first_block=0):
     tables = torch.from_numpy(blocks)
     last = context - 1
     slots = np.arange(rows, dtype=np.int32)
-    inputs = Inputs(
+    inputs = StepBatch(
         rows=range(rows),
         slots=slots,
         token_ids=np.arange(5, 5 + rows, dtype=np.int32),
@@ -35,16 +35,16 @@ def step_of(rows, context, first_block=0):
         positions=np.full(rows, last, dtype=np.int32),
         q_starts=np.arange(rows + 1, dtype=np.int32),
         contexts=np.full(rows, context, dtype=np.int32),
-        sampled=slots,
+        sampled_tokens=slots,
         sampled_rows=range(rows),
         sampled_slots=tuple(range(rows)),
-        outputs=np.zeros(rows, dtype=np.int32),
-        decodes=rows,
+        num_outputs=np.zeros(rows, dtype=np.int32),
+        num_decodes=rows,
         max_query=1,
         max_context=context,
         decode_only=True,
     )
-    batch = Batch(
+    batch = AttentionMetadata(
         q_starts=torch.from_numpy(inputs.q_starts),
         contexts=torch.from_numpy(inputs.contexts),
         tables=(tables,),
@@ -59,11 +59,11 @@ def step_of(rows, context, first_block=0):
 def graphs_over():
     model, config = model_of(TINY, torch.float32)
     layers = config.attention_layers()
-    cache = kv_tensors(
+    cache = allocate_kv_tensors(
         layers, group_layers(layers), num_blocks=64, block_size=BLOCK, dtype=torch.float32
     )
     backend = Backend(cache)
-    return Graphs(model, backend, max_rows=16, width=32, groups=1), model, backend, cache
+    return TapeCache(model, backend, max_rows=16, width=32, groups=1), model, backend, cache
 
 
 def eager(model, backend, inputs, batch):
@@ -87,7 +87,7 @@ def test_replay_equals_eager_for_any_number_of_rows():
 @torch.inference_mode()
 def test_padding_rows_write_nothing():
     graphs, _, _, cache = graphs_over()
-    assert padded(6) == padded(5) == 6
+    assert padded_rows(6) == padded_rows(5) == 6
     graphs.logits(*step_of(6, context=2))
     for tensor in cache:
         tensor.fill_(0.5)
@@ -109,7 +109,7 @@ def test_a_model_that_cannot_be_recorded_runs_eagerly_and_says_so_once(caplog):
         logits = staticmethod(model.logits)
 
     graphs._model = Computes()
-    with caplog.at_level(logging.INFO, "quire.runner.graphs"):
+    with caplog.at_level(logging.INFO, "quire.runner.cpu.tape_cache"):
         assert graphs.logits(*step_of(2, context=1)) is None
         assert graphs.logits(*step_of(3, context=1)) is None
     assert [r.message.split(":")[0] for r in caplog.records] == ["decode steps run eagerly"]
@@ -133,6 +133,6 @@ def test_two_engines_may_record_at_the_same_time():
 
 
 def test_padding_adds_at_most_a_fifth_and_few_sizes():
-    sizes = {padded(rows) for rows in range(1, 1025)}
-    assert all(rows <= padded(rows) <= rows * 1.2 + 1 for rows in range(1, 1025))
+    sizes = {padded_rows(rows) for rows in range(1, 1025)}
+    assert all(rows <= padded_rows(rows) <= rows * 1.2 + 1 for rows in range(1, 1025))
     assert len(sizes) < 60

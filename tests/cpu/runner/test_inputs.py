@@ -1,19 +1,19 @@
 """What a step's tensors are made of, from plans written by hand."""
 
-from quire.core.types import UNKNOWN, Request, Row, Sequence, StepPlan, Stop
-from quire.runner.inputs import gather
-from quire.runner.slots import Slots
+from quire.core.types import UNKNOWN, Request, Row, Sequence, StepPlan, StopConditions
+from quire.runner.slots import SlotTables
+from quire.runner.step_batch import build_step_batch
 
 BLOCK = 4
 
 
 def sequence(name, prompt, output=(), *, slot, table):
-    request = Request(name, tuple(prompt), Stop(max_tokens=9))
+    request = Request(name, tuple(prompt), StopConditions(max_tokens=9))
     return Sequence(request, 0, [*prompt, *output], (list(table),), slot=slot)
 
 
 def gathered(*rows):
-    return gather(StepPlan(1, rows, joins=tuple(row.seq for row in rows)))
+    return build_step_batch(StepPlan(1, rows, joins=tuple(row.seq for row in rows)))
 
 
 def updated(slots, step, *rows, **more):
@@ -26,16 +26,16 @@ def test_rows_of_prompts_and_outputs_are_packed_those_of_one_token_first():
     c = sequence("c", range(30, 39), slot=1, table=[1, 2, 0])
     made = gathered(Row(a, 2, 4, True), Row(b, 3, 1, True), Row(c, 0, 5, False))
     assert made.rows == [1, 0, 2]
-    assert (made.decodes, made.max_query, made.max_context) == (1, 5, 6)
+    assert (made.num_decodes, made.max_query, made.max_context) == (1, 5, 6)
     assert made.token_ids.tolist() == [UNKNOWN, 12, 13, 14, 15, 30, 31, 32, 33, 34]
     assert made.token_slots.tolist() == [0, 2, 2, 2, 2, 1, 1, 1, 1, 1]
     assert made.positions.tolist() == [3, 2, 3, 4, 5, 0, 1, 2, 3, 4]
     assert made.q_starts.tolist() == [0, 1, 5, 10]
     assert made.contexts.tolist() == [4, 6, 5]
     assert made.slots.tolist() == [0, 2, 1]
-    assert made.sampled.tolist() == [0, 4]
+    assert made.sampled_tokens.tolist() == [0, 4]
     assert (made.sampled_rows, made.sampled_slots) == ([1, 0], (0, 2))
-    assert made.outputs.tolist() == [2, 0], "how many outputs each has: the random counter"
+    assert made.num_outputs.tolist() == [2, 0], "how many outputs each has: the random counter"
     assert not made.decode_only
 
 
@@ -45,16 +45,16 @@ def test_a_step_of_last_tokens_is_decode_only():
     made = gathered(Row(a, 3, 1, True), Row(b, 0, 1, True))
     assert made.decode_only
     assert made.positions.tolist() == [3, 0]
-    assert made.outputs.tolist() == [1, 0]
+    assert made.num_outputs.tolist() == [1, 0]
     assert (list(made.sampled_rows), made.sampled_slots) == ([0, 1], (0, 1))
-    assert (made.decodes, made.max_query, made.max_context) == (2, 1, 4)
+    assert (made.num_decodes, made.max_query, made.max_context) == (2, 1, 4)
 
 
 def test_what_was_gathered_does_not_change_with_the_scheduler_s_objects():
-    slots = Slots(max_seqs=4, width=8, groups=1, block_size=BLOCK)
+    slots = SlotTables(max_seqs=4, width=8, groups=1, block_size=BLOCK)
     a = sequence("a", [1, 2, 3], slot=0, table=[6])
     made = gathered(Row(a, 0, 3, True))
-    changes = slots.update(StepPlan(1, (Row(a, 0, 3, True),), joins=(a,)))
+    changes = slots.collect_updates(StepPlan(1, (Row(a, 0, 3, True),), joins=(a,)))
     a.tokens[0] = 99
     a.tables[0][0] = 5
     assert made.token_ids.tolist() == [1, 2, 3]
@@ -62,7 +62,7 @@ def test_what_was_gathered_does_not_change_with_the_scheduler_s_objects():
 
 
 def test_tables_grow_by_what_was_appended_and_move_whole():
-    slots = Slots(max_seqs=4, width=8, groups=1, block_size=BLOCK)
+    slots = SlotTables(max_seqs=4, width=8, groups=1, block_size=BLOCK)
     a = sequence("a", range(20), slot=3, table=[6])
     assert updated(slots, 1, Row(a, 0, 4, False), joins=(a,)) == [(0, 3, 0, [6])]
     a.tables[0].append(2)
@@ -73,8 +73,8 @@ def test_tables_grow_by_what_was_appended_and_move_whole():
 
 
 def test_a_row_of_one_token_brings_a_block_when_it_begins_one_and_all_when_it_joins():
-    slots = Slots(max_seqs=4, width=8, groups=2, block_size=BLOCK)
-    a = Sequence(Request("a", (1,) * 6, Stop(9)), 0, [1] * 6, ([4, 5], [0, 1]), slot=1)
+    slots = SlotTables(max_seqs=4, width=8, groups=2, block_size=BLOCK)
+    a = Sequence(Request("a", (1,) * 6, StopConditions(9)), 0, [1] * 6, ([4, 5], [0, 1]), slot=1)
     rows = (Row(a, 5, 1, True),)
     assert updated(slots, 1, *rows, joins=(a,)) == [(0, 1, 0, [4, 5]), (1, 1, 0, [0, 1])]
     assert updated(slots, 2, Row(a, 6, 1, True)) == []
@@ -84,7 +84,7 @@ def test_a_row_of_one_token_brings_a_block_when_it_begins_one_and_all_when_it_jo
 
 
 def test_a_slot_serves_its_next_sequence_from_the_start():
-    slots = Slots(max_seqs=1, width=8, groups=1, block_size=BLOCK)
+    slots = SlotTables(max_seqs=1, width=8, groups=1, block_size=BLOCK)
     a = sequence("a", range(8), slot=0, table=[6, 7])
     updated(slots, 1, Row(a, 0, 8, True), joins=(a,))
     b = sequence("b", range(4), slot=0, table=[3])

@@ -2,7 +2,7 @@
 
 import torch
 
-from quire.runner.products import load_products
+from quire.runner.gpu.gemm_warmup import warm_up_gemms
 from tests.cpu.engine_of import TINY, model_of
 
 
@@ -20,7 +20,7 @@ def test_every_shape_is_multiplied_for_every_number_of_rows(monkeypatch):
 
             monkeypatch.setattr(module, "method", Noted())
     with torch.inference_mode():
-        load_products(model, [1, 2, 5], 17)
+        warm_up_gemms(model, [1, 2, 5], 17)
     assert len(done) == len(set(done))
     shapes = {shape for shape, _ in done}
     assert len(shapes) == 5, "qkv, o, gate and up, down, head: whatever the number of layers"

@@ -3,13 +3,13 @@
 import json
 
 from quire.executors.profiled import Executor
-from quire.runner.profile import Trace, span
+from quire.runner.profiler import StepProfiler, span
 from tests.cpu.engine_of import engine_of, request, run
 
 
 def test_a_trace_of_some_steps_is_written_with_its_ranges(tmp_path):
     engine = engine_of()
-    engine._executor = Executor(engine._executor, Trace(tmp_path, skip=2, steps=3))
+    engine._executor = Executor(engine._executor, StepProfiler(tmp_path, skip=2, steps=3))
     run(engine, [request("a", range(5), 9)])
     (path,) = tmp_path.iterdir()
     names = [e.get("name") for e in json.loads(path.read_text())["traceEvents"]]
@@ -18,7 +18,7 @@ def test_a_trace_of_some_steps_is_written_with_its_ranges(tmp_path):
 
 def test_a_trace_that_was_not_reached_leaves_nothing(tmp_path):
     engine = engine_of()
-    engine._executor = Executor(engine._executor, Trace(tmp_path, skip=50, steps=3))
+    engine._executor = Executor(engine._executor, StepProfiler(tmp_path, skip=50, steps=3))
     run(engine, [request("a", range(5), 9)])
     assert not list(tmp_path.iterdir())
 

@@ -3,13 +3,13 @@
 import torch
 
 from quire.core.params import SamplingParams
-from quire.core.types import Request, Sequence, Stop
+from quire.core.types import Request, Sequence, StopConditions
 from quire.sampling.sampler import Sampler
 
 
 def sequence(params=None, *, name="r", prompt=(1, 2, 3), outputs=(), stop=None, seed=0, index=0):
     request = Request(
-        name, tuple(prompt), stop or Stop(1000), params or SamplingParams(), seed=seed
+        name, tuple(prompt), stop or StopConditions(1000), params or SamplingParams(), seed=seed
     )
     return Sequence(request, index, [*prompt, *outputs], ([],))
 

@@ -1,4 +1,4 @@
-"""Row arithmetic in torch operations: what quire.sampling.on_host must agree with, bit for bit but
+"""Row arithmetic in torch operations: what quire.sampling.numpy_ops must agree with, bit for bit but
 for the last digit of exp. Batched and plain, where on_host is fast.
 
 Axes: B rows of a block, V vocab, C columns that may be kept. Shares are float64 in [0, 1).
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.sampling.cuts import Cut
-from quire.sampling.on_host import CHUNK, GROUP, LOWEST, SLACK
+from quire.sampling.numpy_ops import BOUND_MARGIN, CHUNK, GROUP_SIZE, MIN_FLOAT32
+from quire.sampling.top_k_top_p_batch import TopKTopPParams
 
 
 def exp_(x: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def _find(running: Tensor, share: Tensor) -> Tensor:
     return torch.searchsorted(running, target, right=True)[:, 0].clamp_(max=running.shape[1] - 1)
 
 
-def choose(z: Tensor, buffer: Tensor, asked: Sequence[Cut], share: Tensor) -> Tensor:
+def choose(z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams], share: Tensor) -> Tensor:
     """Draw among what the cuts leave of each row, in column order. [B] int64.
 
     z: [B, V] float32, best 0. buffer: [B, width], 0 from V on.
@@ -59,21 +59,21 @@ def choose(z: Tensor, buffer: Tensor, asked: Sequence[Cut], share: Tensor) -> Te
     return columns.gather(1, at[:, None])[:, 0]
 
 
-def keep(z: Tensor, buffer: Tensor, asked: Sequence[Cut]) -> tuple[Tensor, Tensor]:
+def keep(z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams]) -> tuple[Tensor, Tensor]:
     """What min_p, top_k and top_p leave of each row of z (see choose).
 
     Returns columns [B, C] in order and weights [B, C] float32, 0 where cut off or padding.
     """
     min_p, top_k, top_p, by_mass = (
         torch.tensor(values, device=z.device)
-        for values in zip(*((c.min_p, c.top_k, c.top_p, c.by_mass) for c in asked))
+        for values in zip(*((c.min_p, c.top_k, c.top_p, c.needs_full_mass) for c in asked))
     )
     weights = buffer[:, : z.shape[1]].copy_(z).exp_()
     mass = chunk_sums(buffer)[:, -1]
-    least = torch.where(min_p > 0, min_p.log() - SLACK, LOWEST)
+    least = torch.where(min_p > 0, min_p.log() - BOUND_MARGIN, MIN_FLOAT32)
     least = torch.where(top_k > 0, torch.maximum(least, lower_bounds(z, top_k)), least)
     # All tokens rarer than (1 - p) / V together are less than 1 - p.
-    rare = ((1 - top_p.double()) * mass / z.shape[1]).log().float() - SLACK
+    rare = ((1 - top_p.double()) * mass / z.shape[1]).log().float() - BOUND_MARGIN
     least = torch.where(by_mass, rare, least)
     columns, values = above(z, least)
     weights = torch.where(values > -torch.inf, weights.gather(1, columns), 0.0)
@@ -89,13 +89,13 @@ def lower_bounds(x: Tensor, counts: Tensor) -> Tensor:
 
     Source: ours. The k-th largest of the maxima of groups is at most the k-th largest of all.
     """
-    groups = x.shape[1] // GROUP
+    groups = x.shape[1] // GROUP_SIZE
     most = max(1, int(counts.max()))
     if most > groups:
-        return torch.full((len(x),), LOWEST, device=x.device)
-    tops = x[:, : groups * GROUP].reshape(len(x), groups, GROUP).amax(-1)
+        return torch.full((len(x),), MIN_FLOAT32, device=x.device)
+    tops = x[:, : groups * GROUP_SIZE].reshape(len(x), groups, GROUP_SIZE).amax(-1)
     ordered: Tensor = tops.topk(most, dim=-1).values
-    return ordered.gather(1, (counts - 1).clamp_(min=0)[:, None])[:, 0].clamp_(min=LOWEST)
+    return ordered.gather(1, (counts - 1).clamp_(min=0)[:, None])[:, 0].clamp_(min=MIN_FLOAT32)
 
 
 def above(x: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:

@@ -29,10 +29,10 @@ def test_any_company_gets_the_tokens_and_logprobs_of_the_host(vocab, mode):
     for step in range(3):
         logits = normal(48, vocab, seed=step)
         want = host.sample(logits.clone(), range(48), [step] * 48)
-        found = device.sample(logits.clone(), range(48), [step] * 48).fetch()
+        found = device.sample(logits.clone(), range(48), [step] * 48).copy_to_host()
         assert found.token_ids() == want.token_ids.tolist()
         assert_same_logprobs(found.logprobs(), want.logprobs())
-        assert found.errors == {}
+        assert found.all_errors == {}
 
 
 def test_given_ids_and_whole_vocabularies_are_listed_as_on_the_host():
@@ -81,7 +81,7 @@ def test_choose_gives_the_tokens_of_sample_in_any_order_and_with_padding():
         outputs = torch.full((len(slots),), step, dtype=torch.int32)
         ids, tops = sampler.choose(logits, slots, outputs, "random")
         assert ids[:-2].tolist() == want.token_ids.tolist()
-        assert torch.equal(tops[:-2], want.tops)
+        assert torch.equal(tops[:-2], want.top_logits)
         assert ((ids >= 0) & (ids < 5003)).all()
 
 

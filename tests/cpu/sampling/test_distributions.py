@@ -6,10 +6,10 @@ import torch
 from scipy.stats import chisquare
 
 from quire.core.params import SamplingParams
-from quire.sampling.cuts import Cut, make_cuts
-from quire.sampling.on_host import SHORT
-from quire.sampling.rows import Scratch
-from quire.sampling.steps.top_k_top_p import processed
+from quire.sampling.numpy_ops import SORT_LIMIT
+from quire.sampling.row_ops import ScratchBuffers
+from quire.sampling.steps.top_k_top_p import processed_logits
+from quire.sampling.top_k_top_p_batch import TopKTopPParams, build_top_k_top_p_batch
 from tests.cpu.sampling.cases import exact, filled, normal, sequence
 
 ROWS, STEPS = 256, 120
@@ -87,12 +87,12 @@ def test_equal_logits_are_drawn_equally():
     "kw", [{"top_p": 0.9}, {"top_p": 0.3}, {"top_k": 5000, "top_p": 0.8}, {"top_k": 0}]
 )
 def test_flat_rows_too_long_to_sort_keep_exactly_the_same_tokens(kw):
-    vocab = 12 * SHORT
+    vocab = 12 * SORT_LIMIT
     logits = (normal(2, vocab, seed=6, scale=0.5) * 64).round() / 64  # many ties
     params = SamplingParams(**kw)
-    values = [Cut(params.temperature, params.min_p, params.top_k, params.top_p)] * 2
-    cuts = make_cuts([0, 1], 2, values, logits.device)
-    kept = processed(logits, cuts, Scratch(vocab, 2)) > -torch.inf
+    values = [TopKTopPParams(params.temperature, params.min_p, params.top_k, params.top_p)] * 2
+    cuts = build_top_k_top_p_batch([0, 1], 2, values, logits.device)
+    kept = processed_logits(logits, cuts, ScratchBuffers(vocab, 2)) > -torch.inf
     for row in range(2):
         assert torch.equal(kept[row], exact(logits[row], params) > 0)
 

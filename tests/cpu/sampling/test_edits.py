@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.core.params import SamplingParams
-from quire.core.types import UNKNOWN, Stop
+from quire.core.types import UNKNOWN, StopConditions
 from tests.cpu.sampling.cases import filled, normal, sequence
 
 VOCAB = 40
@@ -48,7 +48,7 @@ def random_params(rng):
     if on():
         sizes = [1, 1, 2, 2, 2, 3, 4]
         params.bad_words_token_ids = [[rng.randrange(VOCAB) for _ in range(n)] for n in sizes]
-    stop = Stop(100, 6 if on() else 0, frozenset({1, 2}), frozenset({3}))
+    stop = StopConditions(100, 6 if on() else 0, frozenset({1, 2}), frozenset({3}))
     return params, stop
 
 
@@ -178,7 +178,7 @@ def test_ids_the_model_has_no_logit_for_do_not_reach_into_the_next_row():
         temperature=0.0, allowed_token_ids=[5, 6, 50, 51], logit_bias={52: 90.0, 53: -90.0}
     )
     params.bad_words_token_ids = [[54], [5, 55]]
-    stop = Stop(9, 5, frozenset({56}), frozenset({57}))
+    stop = StopConditions(9, 5, frozenset({56}), frozenset({57}))
     seqs = [sequence(params, stop=stop), sequence(SamplingParams(temperature=0.0))]
     logits = normal(2, 50, seed=2)
     found = filled(50, seqs).sample(logits.clone(), [0, 1], [0, 0])
@@ -202,12 +202,15 @@ def test_neutral_parameters_change_nothing_and_make_no_edit(kw):
     ids = [s.sample(rows, range(8), [4] * 8).token_ids for s in (plain, neutral)]
     assert torch.equal(*ids)
     assert torch.equal(rows, before)
-    assert neutral._recipe.edits == []
-    assert neutral._recipe.rows.random[0].plain
+    assert neutral._plan.edits == []
+    assert neutral._plan.chooser_rows.random[0].plain
 
 
 def test_min_tokens_end_for_each_row_at_its_own_count():
-    kinds = [Stop(9, 2, frozenset({1})), Stop(9, 4, frozenset(), frozenset({1}))]
+    kinds = [
+        StopConditions(9, 2, frozenset({1})),
+        StopConditions(9, 4, frozenset(), frozenset({1})),
+    ]
     sampler = filled(VOCAB, [sequence(SamplingParams(temperature=0.0), stop=s) for s in kinds])
     logits = torch.zeros(2, VOCAB)
     logits[:, 1] = 5.0
@@ -216,7 +219,7 @@ def test_min_tokens_end_for_each_row_at_its_own_count():
 
 
 def test_min_tokens_is_no_work_any_more_once_enough_exist():
-    seq = sequence(SamplingParams(temperature=0.0), stop=Stop(9, 2, frozenset({1})))
+    seq = sequence(SamplingParams(temperature=0.0), stop=StopConditions(9, 2, frozenset({1})))
     logits = torch.zeros(1, VOCAB)
     logits[0, 1] = 5.0
     sampler = filled(VOCAB, [seq])

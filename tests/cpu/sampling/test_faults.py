@@ -7,8 +7,8 @@ import torch
 from quire.core.params import SamplingParams
 from quire.core.types import Sequence
 from quire.sampling import sampler as sampling
-from quire.sampling.bound import Bound
-from quire.sampling.steps import grammar
+from quire.sampling.constrained_sequence import ConstrainedSequence
+from quire.sampling.steps import grammar_masks
 from tests.cpu.engine_of import request
 from tests.cpu.made_grammars import DIGITS, END, VOCAB, Grammars, Ready, bits, bound_to
 from tests.cpu.sampling.cases import filled, normal, sequence
@@ -38,8 +38,8 @@ def test_a_row_that_is_not_finite_is_reported_and_the_others_are_as_without_it(k
         bad[2, 500] = float(spoil)
     clean = filled(800, seqs).sample(good.clone(), range(5), [0] * 5)
     found = filled(800, seqs).sample(bad, range(5), [0] * 5)
-    assert list(found.verdicts.spoilt) == list(found.errors) == [2]
-    assert SPOILS[spoil] in found.errors[2]
+    assert list(found.row_errors.non_finite) == list(found.all_errors) == [2]
+    assert SPOILS[spoil] in found.all_errors[2]
     assert 0 <= int(found.token_ids[2]) < 800
     others = [0, 1, 3, 4]
     assert found.token_ids[others].tolist() == clean.token_ids[others].tolist()
@@ -52,8 +52,8 @@ def test_masks_that_leave_nothing_are_an_error_of_that_row():
     params.bad_words_token_ids = [[4]]
     seqs = [sequence(params), sequence(SamplingParams(temperature=0.0))]
     found = filled(30, seqs).sample(normal(2, 30), [0, 1], [0, 0])
-    assert "no token is allowed" in found.verdicts.refusals[0]
-    assert list(found.errors) == [0]
+    assert "no token is allowed" in found.row_errors.refusals[0]
+    assert list(found.all_errors) == [0]
 
 
 def test_a_spoilt_row_of_a_request_that_bans_some_is_spoilt_all_the_same():
@@ -61,7 +61,7 @@ def test_a_spoilt_row_of_a_request_that_bans_some_is_spoilt_all_the_same():
     logits = normal(2, 30)
     logits[1, 4] = torch.nan
     found = filled(30, seqs).sample(logits, [0, 1], [0, 0])
-    assert list(found.verdicts.spoilt) == list(found.errors) == [1]
+    assert list(found.row_errors.non_finite) == list(found.all_errors) == [1]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -85,8 +85,8 @@ def test_a_sequence_that_cannot_be_joined_is_reported_and_the_others_are_as_with
     sampler = filled(800, seqs, asynchronous=asynchronous)
     assert sampler.kind([4]) is None
     found = sampler.sample(normal(6, 800), range(6), [0] * 6)
-    assert found.verdicts.errors == {4: "IndexError: no such id"}
-    assert list(found.errors) == [4]
+    assert found.row_errors.errors == {4: "IndexError: no such id"}
+    assert list(found.all_errors) == [4]
     others = [0, 1, 2, 3, 5]
     assert found.token_ids[others].tolist() == clean.token_ids[others].tolist()
     for row in others:
@@ -94,7 +94,7 @@ def test_a_sequence_that_cannot_be_joined_is_reported_and_the_others_are_as_with
     monkeypatch.undo()
     sampler.join(4, seqs[4])
     again = sampler.sample(normal(6, 800), range(6), [0] * 6)
-    assert again.errors == {}
+    assert again.all_errors == {}
     assert again.token_ids.tolist() == clean.token_ids.tolist()
 
 
@@ -108,8 +108,8 @@ def test_masks_that_cannot_be_filled_together_are_filled_one_by_one():
         ready = Ready(Grammars(), "digits")
         ready.fill_all = compiler.fill_all  # an object of its own, as each grammar has
         one = request(str(slot), [1, 2], 9, constraint=bound_to("digits"), eos=[END])
-        seq = Sequence(one, 0, [1, 2], (), end=11)
-        work.append((Bound.of(seq, ready, [1, 2]), 0))
+        seq = Sequence(one, 0, [1, 2], (), max_len=11)
+        work.append((ConstrainedSequence.from_sequence(seq, ready, [1, 2]), 0))
     words = np.full((3, -(-VOCAB // 32)), 5, np.int32)
-    grammar.fill(work, words)
+    grammar_masks.fill_masks(work, words)
     assert (words == bits(DIGITS, words.shape[1])).all()

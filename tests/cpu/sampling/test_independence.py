@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from quire.core.params import SamplingParams
-from quire.core.types import Stop
+from quire.core.types import StopConditions
 from tests.cpu.sampling.cases import filled, normal, sequence
 
 KINDS = [
@@ -33,7 +33,7 @@ def company(rng, count):
         k = rng.choice([None, 0, 1, 5, 20])
         params = SamplingParams(**rng.choice(KINDS), logprobs=k)
         params.bad_words_token_ids = [[3, 4], [7]] if rng.random() < 0.2 else []
-        stop = Stop(50, rng.choice([0, 0, 3]), frozenset({2}))
+        stop = StopConditions(50, rng.choice([0, 0, 3]), frozenset({2}))
         prompt = [rng.randrange(300) for _ in range(rng.randrange(1, 40))]
         made.append(sequence(params, name=str(i), prompt=prompt, stop=stop, seed=rng.randrange(99)))
     return made

@@ -5,8 +5,8 @@ import random
 import pytest
 import torch
 
-from quire.sampling import on_host
-from quire.sampling.cuts import Cut
+from quire.sampling import numpy_ops
+from quire.sampling.top_k_top_p_batch import TopKTopPParams
 from tests.cpu.sampling import in_torch
 from tests.cpu.sampling.cases import normal
 
@@ -15,8 +15,8 @@ ROWS = 13
 
 def exact_exp(monkeypatch):
     """Let both take exp from the same library: its last digit is the one allowed difference."""
-    monkeypatch.setattr(in_torch, "exp_", on_host.exp_)
-    monkeypatch.setattr(torch.Tensor, "exp_", on_host.exp_)
+    monkeypatch.setattr(in_torch, "exp_", numpy_ops.exp_)
+    monkeypatch.setattr(torch.Tensor, "exp_", numpy_ops.exp_)
 
 
 def padded(weights):
@@ -27,7 +27,7 @@ def padded(weights):
 
 
 def random_cut(rng):
-    return Cut(
+    return TopKTopPParams(
         1.0,
         rng.choice([0.0, 0.0, 0.001, 0.3]),
         rng.choice([0, 0, 1, 5, 50, 2000]),
@@ -48,7 +48,7 @@ def test_cuts_and_draws_agree_with_and_without_ties(monkeypatch, vocab, steps):
         z -= z.amax(-1, keepdim=True)
         asked = [random_cut(rng) for _ in range(ROWS)]
         found = []
-        for lane in (on_host, in_torch):
+        for lane in (numpy_ops, in_torch):
             columns, weights = lane.keep(z, padded(torch.zeros_like(z)), asked)
             dense = torch.zeros_like(z)
             for row in range(ROWS):
@@ -60,12 +60,12 @@ def test_cuts_and_draws_agree_with_and_without_ties(monkeypatch, vocab, steps):
             shares = torch.full((ROWS,), share, dtype=torch.float64)
             ids = [
                 lane.choose(z, padded(torch.zeros_like(z)), asked, shares)
-                for lane in (on_host, in_torch)
+                for lane in (numpy_ops, in_torch)
             ]
             assert torch.equal(*ids)
             assert (found[0].gather(1, ids[0][:, None]) > 0).all()
             plain = padded(found[0])
-            assert torch.equal(on_host.draw(plain, shares), in_torch.draw(plain, shares))
+            assert torch.equal(numpy_ops.draw(plain, shares), in_torch.draw(plain, shares))
 
 
 @pytest.mark.parametrize("k", [1, 3, 60, 299])
@@ -73,23 +73,23 @@ def test_the_k_best_counts_and_argmax_agree(k):
     x = (normal(ROWS, 300, seed=k) * 4).round() / 4
     x[3] = 0.0
     x[4, 2:] = -torch.inf
-    assert torch.equal(on_host.best(x, k), in_torch.best(x, k))
+    assert torch.equal(numpy_ops.top_k_columns(x, k), in_torch.best(x, k))
     value = x[:, :1].clone()
-    assert torch.equal(on_host.greater(x, value), in_torch.greater(x, value))
-    for ours, theirs in zip(on_host.argmax(x), in_torch.argmax(x)):
+    assert torch.equal(numpy_ops.count_greater(x, value), in_torch.greater(x, value))
+    for ours, theirs in zip(numpy_ops.argmax(x), in_torch.argmax(x)):
         assert torch.equal(ours, theirs)
 
 
 def test_argmax_of_a_row_with_nan_says_so():
     x = normal(3, 50)
     x[1, 30] = torch.nan
-    for lane in (on_host, in_torch):
+    for lane in (numpy_ops, in_torch):
         ids, tops = lane.argmax(x)
         assert tops.isnan().tolist() == [False, True, False]
         assert ((ids >= 0) & (ids < 50)).all()
 
 
-@pytest.mark.parametrize("lane", [on_host, in_torch])
+@pytest.mark.parametrize("lane", [numpy_ops, in_torch])
 def test_a_draw_never_lands_on_weight_zero(lane):
     weights = torch.zeros(4, 2 * in_torch.CHUNK)
     weights[0, 700] = 1e-30

@@ -34,7 +34,7 @@ def test_positions_beyond_32_bits_and_negative_seeds_are_their_own():
     draws = Uniforms(3)
     for slot, seed in enumerate((5, -5, 5)):
         draws.join(slot, seed)
-    found = draws.at(np.array([0, 1, 2]), [3, 3, 3 + 2**32])
+    found = draws.draw(np.array([0, 1, 2]), [3, 3, 3 + 2**32])
     assert len(set(found.tolist())) == 3
 
 
@@ -42,7 +42,7 @@ def test_the_window_gives_the_same_draws_as_single_calls_in_any_order():
     draws = Uniforms(4)
     draws.join(2, 99)
     positions = [0, 1, WINDOW - 1, WINDOW, 3 * WINDOW + 5, 2]
-    found = [draws.at(np.array([2]), [p])[0] for p in positions]
+    found = [draws.draw(np.array([2]), [p])[0] for p in positions]
     seeds = np.full(len(positions), 99, np.uint64)
     assert found == uniforms(seeds, np.array(positions, np.uint64)).tolist()
 
@@ -50,6 +50,6 @@ def test_the_window_gives_the_same_draws_as_single_calls_in_any_order():
 def test_a_new_sequence_in_a_slot_does_not_see_the_old_ones_draws():
     draws = Uniforms(1)
     draws.join(0, 1)
-    before = draws.at(np.array([0]), [0])[0]
+    before = draws.draw(np.array([0]), [0])[0]
     draws.join(0, 2)
-    assert draws.at(np.array([0]), [0])[0] != before
+    assert draws.draw(np.array([0]), [0])[0] != before

@@ -12,7 +12,7 @@ from quire.sampling.processors import (
     BatchUpdate,
     LogitsProcessor,
     MoveDirectionality,
-    difference,
+    diff_batches,
     load_processors,
 )
 from tests.cpu.sampling.cases import filled, normal, sequence
@@ -89,8 +89,8 @@ def test_a_failing_function_ends_its_row_only(function, words):
     sampler = filled(VOCAB, [request(), request(function), request()])
     logits = normal(3, VOCAB)
     made = sampler.sample(logits.clone(), [0, 1, 2], [0] * 3)
-    assert list(made.errors) == [1]
-    assert words in made.errors[1]
+    assert list(made.all_errors) == [1]
+    assert words in made.all_errors[1]
     assert made.token_ids[[0, 2]].tolist() == logits.argmax(-1)[[0, 2]].tolist()
 
 
@@ -181,7 +181,7 @@ def test_a_batch_update_turns_any_order_into_any_other(seed):
     everyone = [One() for _ in range(9)]
     old = rng.sample(everyone, rng.randrange(10))
     new = rng.sample(everyone, rng.randrange(10))
-    update = difference(old, new)
+    update = diff_batches(old, new)
     assert isinstance(update, BatchUpdate)
     assert play(old, update) == new
     assert {a[2] for a in update.added} == set(new) - set(old)
@@ -243,7 +243,7 @@ def test_an_adapter_gives_requests_functions_and_a_failure_ends_only_its_row():
     for step in range(3):
         logits = normal(4, VOCAB, seed=step)
         made = sampler.sample(logits.clone(), range(4), [step] * 4)
-        assert list(made.errors) == [2]
+        assert list(made.all_errors) == [2]
         assert made.token_ids[[0, 3]].tolist() == [5 + step, 30 + step]
         assert made.token_ids[1] == logits[1].argmax()
 

@@ -2,14 +2,14 @@
 
 import pytest
 
-from quire.core.types import Thinking
-from quire.sampling.steps.thinking import Thought
+from quire.core.types import ThinkingBudget
+from quire.sampling.steps.reasoning_budget import ReasoningBudget
 
 BEGIN, END = (1, 2), (8, 8, 9)
 
 
 def after(asked, tokens):
-    thought = Thought.of(asked)
+    thought = ReasoningBudget.from_params(asked)
     for token in tokens:
         thought.accept(token)
     return thought
@@ -30,27 +30,27 @@ def after(asked, tokens):
     ],
 )
 def test_the_end_mark_is_forced_token_by_token(tokens, forced):
-    assert after(Thinking(3, END), tokens).forced == forced
+    assert after(ThinkingBudget(3, END), tokens).forced_token == forced
 
 
 def test_thoughts_that_ended_by_themselves_use_up_the_budget_without_their_marks():
-    asked = Thinking(4, END, BEGIN)
+    asked = ThinkingBudget(4, END, BEGIN)
     first = [*BEGIN, 5, 5, *END, 7, 7]
-    assert after(asked, first).forced is None
-    assert after(asked, [*first, *BEGIN, 5]).forced is None
-    assert after(asked, [*first, *BEGIN, 5, 5]).forced == 8
-    assert after(asked, [7] * 20).forced is None
+    assert after(asked, first).forced_token is None
+    assert after(asked, [*first, *BEGIN, 5]).forced_token is None
+    assert after(asked, [*first, *BEGIN, 5, 5]).forced_token == 8
+    assert after(asked, [7] * 20).forced_token is None
 
 
 def test_no_budget_ends_a_thought_as_it_begins():
-    assert after(Thinking(0, END), []).forced == 8
-    assert after(Thinking(0, END, BEGIN), [1]).forced is None
-    assert after(Thinking(0, END, BEGIN), BEGIN).forced == 8
+    assert after(ThinkingBudget(0, END), []).forced_token == 8
+    assert after(ThinkingBudget(0, END, BEGIN), [1]).forced_token is None
+    assert after(ThinkingBudget(0, END, BEGIN), BEGIN).forced_token == 8
 
 
 def test_a_mask_is_due_only_where_the_budget_may_be_used_up_by_what_is_not_seen():
-    seen = after(Thinking(5, END), [5, 5])
-    assert [seen.due(n) for n in (2, 4, 5, 6)] == [False, False, True, True]
-    outside = after(Thinking(1, END, BEGIN), [7, 7])
-    assert [outside.due(n) for n in (2, 3, 4, 5)] == [False, False, False, True]
-    assert not after(Thinking(0, END), [*END]).due(50)
+    seen = after(ThinkingBudget(5, END), [5, 5])
+    assert [seen.may_force(n) for n in (2, 4, 5, 6)] == [False, False, True, True]
+    outside = after(ThinkingBudget(1, END, BEGIN), [7, 7])
+    assert [outside.may_force(n) for n in (2, 3, 4, 5)] == [False, False, False, True]
+    assert not after(ThinkingBudget(0, END), [*END]).may_force(50)

@@ -22,9 +22,9 @@ def sampled(logits, rows=ROWS, **params):
         one = request(
             str(slot), [1, 2], 400, constraint=bound_to("digits"), eos=[END], seed=slot, **params
         )
-        sampler.join(slot, Sequence(one, 0, [1, 2], (), end=402))
+        sampler.join(slot, Sequence(one, 0, [1, 2], (), max_len=402))
     slots, positions = tuple(range(rows)), [0] * rows
-    binding = sampler.binding(slots, np.zeros(rows, np.int32))
+    binding = sampler.prepare_masks(slots, np.zeros(rows, np.int32))
     made = sampler.sample(logits.expand(rows, -1).clone(), slots, positions, binding)
     return made, binding
 
@@ -43,7 +43,7 @@ def test_what_is_barred_spoils_no_row():
     logits = torch.zeros(1, VOCAB)
     logits[0, [i for i in range(VOCAB) if i not in ALLOWED]] = torch.nan
     made, _ = sampled(logits, rows=50, temperature=1.0)
-    assert not made.errors
+    assert not made.all_errors
     assert {*made.token_ids.tolist()} <= {*ALLOWED}
 
 
@@ -53,7 +53,7 @@ def test_greedy_rows_take_the_best_of_what_is_allowed():
     made, _ = sampled(logits, rows=3)
     best = max(ALLOWED, key=lambda one: logits[0, one].item())
     assert made.token_ids.tolist() == [best] * 3
-    assert made.tops.tolist() == [logits[0, best].item()] * 3
+    assert made.top_logits.tolist() == [logits[0, best].item()] * 3
 
 
 def test_a_second_draw_has_nothing_of_the_first():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.text.tokenizer import load_tokenizer
+from quire.text.tokenizing.tokenizer import load_tokenizer
 from tests.pure.text.made import folder_of
 from tests.pure.text.templates import ALL, CONVERSATIONS, TOOL
 

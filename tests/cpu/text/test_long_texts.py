@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from quire.text.backends import LONG
-from quire.text.tokenizer import load_tokenizer
+from quire.text.tokenizing.backends import LONG_TEXT_CHARS
+from quire.text.tokenizing.tokenizer import load_tokenizer
 
 WORDS = "What is the capital of France? 法国的首都是哪里？ 🙂 héllo <|im_end|> 12345 \n"
 
@@ -19,13 +19,13 @@ def tokenizer():
 
 
 @pytest.mark.parametrize("special", [False, True])
-@pytest.mark.parametrize("extra", [-1, 0, 1, 5 * LONG])
+@pytest.mark.parametrize("extra", [-1, 0, 1, 5 * LONG_TEXT_CHARS])
 def test_a_long_text_has_the_tokens_that_its_library_finds(tokenizer, special, extra):
-    text = (WORDS * (LONG // 8))[: LONG + extra]
+    text = (WORDS * (LONG_TEXT_CHARS // 8))[: LONG_TEXT_CHARS + extra]
     wanted = tokenizer.backend.tokenizer.encode(text, add_special_tokens=special).ids
     assert tokenizer.encode(text, add_special_tokens=special) == wanted
     for side in ("left", "right"):
-        cut = tokenizer.backend.encode_cut(text, special, 50, side)
+        cut = tokenizer.backend.encode_truncated(text, special, 50, side)
         assert cut == (wanted[-50:] if side == "left" else wanted[:50])
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import quire
-from quire.text.tokenizer import load_tokenizer
+from quire.text.tokenizing.tokenizer import load_tokenizer
 from tests.pure.text.made import MADE, NASTY, folder_of
 from tests.pure.text.templates import CONVERSATIONS, TOOL
 
@@ -260,7 +260,7 @@ def sentencepiece_folder(tmp_path_factory):
 
 @pytest.mark.parametrize("mode", ["auto", "slow"])
 def test_a_sentencepiece_model_is_read_by_transformers(sentencepiece_folder, mode):
-    from quire.text.detokenizer import Detokenizer
+    from quire.text.tokenizing.detokenizer import Detokenizer
 
     tokenizer = load_tokenizer(sentencepiece_folder, mode=mode)
     ids = tokenizer.encode("hello world 🦊 the")
@@ -326,7 +326,7 @@ def test_code_of_the_repository_needs_trust(remote_folder):
 
 
 def test_a_tokenizer_in_python_has_the_same_face(remote_folder):
-    from quire.text.detokenizer import Detokenizer
+    from quire.text.tokenizing.detokenizer import Detokenizer
 
     tokenizer = load_tokenizer(remote_folder, trust_remote_code=True)
     assert not tokenizer.is_fast

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import WeightError
-from quire.weights.files import headers, iterate
+from quire.weights.files import iterate_tensors, read_headers
 
 TENSORS = {
     "a.weight": torch.arange(12, dtype=torch.float32).view(3, 4),
@@ -51,7 +51,7 @@ def layouts():
 def test_every_layout_gives_every_tensor_once(tmp_path, layout):
     layouts()[layout](tmp_path)
     names = []
-    for name, tensor in iterate(tmp_path, progress=False):
+    for name, tensor in iterate_tensors(tmp_path, progress=False):
         names.append(name)
         assert tensor.dtype == TENSORS[name].dtype
         assert tensor.shape == TENSORS[name].shape
@@ -61,7 +61,7 @@ def test_every_layout_gives_every_tensor_once(tmp_path, layout):
 
 def test_headers_agree_with_what_the_safetensors_library_wrote(tmp_path):
     save_file(TENSORS, tmp_path / "model.safetensors")
-    found = headers(tmp_path)
+    found = read_headers(tmp_path)
     assert {name: h.shape for name, h in found.items()} == {
         name: tuple(t.shape) for name, t in TENSORS.items()
     }
@@ -73,8 +73,8 @@ def test_headers_agree_with_what_the_safetensors_library_wrote(tmp_path):
 def test_safetensors_win_over_a_pickle_beside_them(tmp_path):
     save_file({"good": torch.ones(1)}, tmp_path / "model.safetensors")
     torch.save({"bad": torch.ones(1)}, tmp_path / "pytorch_model.bin")
-    assert [name for name, _ in iterate(tmp_path, progress=False)] == ["good"]
-    assert [name for name, _ in iterate(tmp_path, False, load_format="pt")] == ["bad"]
+    assert [name for name, _ in iterate_tensors(tmp_path, progress=False)] == ["good"]
+    assert [name for name, _ in iterate_tensors(tmp_path, False, load_format="pt")] == ["bad"]
 
 
 class Evil:
@@ -90,7 +90,7 @@ def test_a_pickle_that_carries_code_is_refused_and_does_not_run(tmp_path, capsys
     else:
         path.write_bytes(pickle.dumps({"a": Evil()}, protocol=2))
     with pytest.raises(WeightError, match=r"pytorch_model\.bin"):
-        list(iterate(tmp_path, progress=False))
+        list(iterate_tensors(tmp_path, progress=False))
     assert "code ran" not in capsys.readouterr().out
 
 
@@ -99,14 +99,14 @@ def test_a_pickle_that_carries_code_is_refused_and_does_not_run(tmp_path, capsys
 def test_a_broken_file_is_a_weight_error_with_its_name(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(WeightError, match=name.replace(".", r"\.")):
-        list(iterate(tmp_path, progress=False))
+        list(iterate_tensors(tmp_path, progress=False))
 
 
 @pytest.mark.parametrize("state", [[torch.ones(1)], {"a": "text"}])
 def test_a_pickle_of_something_else_is_refused(tmp_path, state):
     torch.save(state, tmp_path / "pytorch_model.bin")
     with pytest.raises(WeightError, match="not a"):
-        list(iterate(tmp_path, progress=False))
+        list(iterate_tensors(tmp_path, progress=False))
 
 
 def test_a_tensor_missing_from_the_shards_is_reported_at_the_end(tmp_path):
@@ -116,12 +116,12 @@ def test_a_tensor_missing_from_the_shards_is_reported_at_the_end(tmp_path):
     where["weight_map"]["lost"] = "x1.bin"
     index.write_text(json.dumps(where))
     with pytest.raises(WeightError, match="lost"):
-        list(iterate(tmp_path, progress=False))
+        list(iterate_tensors(tmp_path, progress=False))
 
 
 def test_the_bar_is_the_one_users_know_and_can_be_off(tmp_path, capsys):
     layouts()["safetensors shards"](tmp_path)
-    list(iterate(tmp_path, progress=False))
+    list(iterate_tensors(tmp_path, progress=False))
     assert capsys.readouterr().err == ""
-    list(iterate(tmp_path))
+    list(iterate_tensors(tmp_path))
     assert "Loading safetensors checkpoint shards: 100% Completed | 2/2" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from huggingface_hub import constants, errors
 
 from quire import env as environment
 from quire.errors import ConfigError
-from quire.weights.files import resolve
+from quire.weights.files import resolve_model_folder
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OTHER = "f" * 40
@@ -51,14 +51,14 @@ def online(monkeypatch):
 
 def test_a_folder_with_a_config_is_itself(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
-    assert resolve(tmp_path, env=ENV) == tmp_path
-    assert resolve(str(tmp_path) + "/", env=SCOPE) == tmp_path
+    assert resolve_model_folder(tmp_path, env=ENV) == tmp_path
+    assert resolve_model_folder(str(tmp_path) + "/", env=SCOPE) == tmp_path
     monkeypatch.chdir(tmp_path.parent)
-    assert resolve(tmp_path.name, env=ENV).samefile(tmp_path)
+    assert resolve_model_folder(tmp_path.name, env=ENV).samefile(tmp_path)
 
 
 def test_a_tokenizer_s_folder_needs_no_config(tmp_path):
-    assert resolve(tmp_path, env=ENV, want="tokenizer") == tmp_path
+    assert resolve_model_folder(tmp_path, env=ENV, want="tokenizer") == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_what_is_no_model_is_told_apart(tmp_path, offline, name, words):
     (tmp_path / "file").write_text("")
     (tmp_path / "m.gguf").write_text("")
     with pytest.raises(ConfigError, match=words):
-        resolve(name.format(tmp=tmp_path), env=ENV)
+        resolve_model_folder(name.format(tmp=tmp_path), env=ENV)
 
 
 # --- the cache, offline ---
@@ -87,27 +87,30 @@ def test_what_is_no_model_is_told_apart(tmp_path, offline, name, words):
 def test_a_cached_model_is_found_offline_and_fast(tmp_path, offline):
     snapshot = cache(tmp_path)
     started = time.perf_counter()
-    assert resolve("org/model", download_dir=tmp_path, env=ENV) == snapshot
+    assert resolve_model_folder("org/model", download_dir=tmp_path, env=ENV) == snapshot
     assert time.perf_counter() - started < 1
 
 
 def test_the_cache_folder_is_the_hub_s_unless_given(tmp_path, offline, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     snapshot = cache(tmp_path)
-    assert resolve("org/model", env=ENV) == snapshot
+    assert resolve_model_folder("org/model", env=ENV) == snapshot
 
 
 def test_a_revision_is_a_branch_or_a_commit(tmp_path, offline):
     main, dev = cache(tmp_path), cache(tmp_path, commit=OTHER, ref="dev")
     for revision, snapshot in ((None, main), ("main", main), ("dev", dev), (OTHER, dev)):
-        assert resolve("org/model", revision=revision, download_dir=tmp_path, env=ENV) == snapshot
+        assert (
+            resolve_model_folder("org/model", revision=revision, download_dir=tmp_path, env=ENV)
+            == snapshot
+        )
     with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
-        resolve("org/model", revision="gone", download_dir=tmp_path, env=ENV)
+        resolve_model_folder("org/model", revision="gone", download_dir=tmp_path, env=ENV)
 
 
 def test_offline_and_not_cached_says_so(tmp_path, offline):
     with pytest.raises(ConfigError, match=r"'org/model' is not in .*HF_HUB_OFFLINE is set"):
-        resolve("org/model", download_dir=tmp_path, env=ENV)
+        resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
 
 
 def test_a_half_downloaded_model_is_told_by_its_missing_file(tmp_path, offline):
@@ -115,13 +118,18 @@ def test_a_half_downloaded_model_is_told_by_its_missing_file(tmp_path, offline):
     where = {"a": "x1.safetensors", "b": "x2.safetensors"}
     (snapshot / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
     with pytest.raises(ConfigError, match=r"lacks x2\.safetensors"):
-        resolve("org/model", download_dir=tmp_path, env=ENV)
-    assert resolve("org/model", download_dir=tmp_path, env=ENV, want="config") == snapshot
+        resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
+    assert (
+        resolve_model_folder("org/model", download_dir=tmp_path, env=ENV, want="config") == snapshot
+    )
 
 
 def test_a_cached_tokenizer_needs_no_weights(tmp_path, offline):
     snapshot = cache(tmp_path, files=("tokenizer.json",))
-    assert resolve("org/model", download_dir=tmp_path, env=ENV, want="tokenizer") == snapshot
+    assert (
+        resolve_model_folder("org/model", download_dir=tmp_path, env=ENV, want="tokenizer")
+        == snapshot
+    )
 
 
 # --- the hub ---
@@ -160,7 +168,9 @@ def test_only_what_is_needed_is_fetched(tmp_path, online, monkeypatch):
     seen = {}
     files = ("config.json", "model.safetensors", "pytorch_model.bin", "tf_model.h5")
     answers(monkeypatch, files=files, seen=seen, root=tmp_path)
-    found = resolve("org/model", token="t", revision="dev", download_dir=tmp_path, env=ENV)
+    found = resolve_model_folder(
+        "org/model", token="t", revision="dev", download_dir=tmp_path, env=ENV
+    )
     assert found.name == COMMIT
     assert (seen["token"], seen["revision"], seen["cache_dir"]) == ("t", "dev", tmp_path)
     assert "model.safetensors" in seen["allow_patterns"]
@@ -171,7 +181,10 @@ def test_only_what_is_needed_is_fetched(tmp_path, online, monkeypatch):
 def test_a_pinned_commit_that_is_cached_asks_nobody(tmp_path, online, monkeypatch):
     snapshot = cache(tmp_path)
     answers(monkeypatch, error=AssertionError("asked the hub"))
-    assert resolve("org/model", revision=COMMIT, download_dir=tmp_path, env=ENV) == snapshot
+    assert (
+        resolve_model_folder("org/model", revision=COMMIT, download_dir=tmp_path, env=ENV)
+        == snapshot
+    )
 
 
 @pytest.mark.parametrize(
@@ -185,7 +198,7 @@ def test_a_pinned_commit_that_is_cached_asks_nobody(tmp_path, online, monkeypatc
 def test_the_hub_s_refusals_are_told_apart(tmp_path, online, monkeypatch, kind, words):
     answers(monkeypatch, error=http_error(kind))
     with pytest.raises(ConfigError, match=words):
-        resolve("org/model", revision="dev", download_dir=tmp_path, env=ENV)
+        resolve_model_folder("org/model", revision="dev", download_dir=tmp_path, env=ENV)
 
 
 def test_without_a_network_the_cached_model_serves_with_a_warning(
@@ -193,9 +206,9 @@ def test_without_a_network_the_cached_model_serves_with_a_warning(
 ):
     answers(monkeypatch, error=OSError("no route to host"))
     with pytest.raises(ConfigError, match="cannot be reached: no route to host"):
-        resolve("org/model", download_dir=tmp_path, env=ENV)
+        resolve_model_folder("org/model", download_dir=tmp_path, env=ENV)
     snapshot = cache(tmp_path)
-    assert resolve("org/model", download_dir=tmp_path, env=ENV) == snapshot
+    assert resolve_model_folder("org/model", download_dir=tmp_path, env=ENV) == snapshot
     assert "no route to host" in caplog.text
 
 
@@ -220,18 +233,21 @@ def test_modelscope_is_asked_when_the_environment_says_so(tmp_path, monkeypatch)
         return str(tmp_path)
 
     scope(monkeypatch, download)
-    assert resolve("org/model", revision="v1", download_dir=tmp_path, env=SCOPE) == tmp_path
+    assert (
+        resolve_model_folder("org/model", revision="v1", download_dir=tmp_path, env=SCOPE)
+        == tmp_path
+    )
     assert (seen["model_id"], seen["revision"]) == ("org/model", "v1")
     assert seen["cache_dir"] == str(tmp_path)
     assert seen["ignore_file_pattern"] == ["original/**/*"]
-    resolve("org/model", env=SCOPE, want="config")
+    resolve_model_folder("org/model", env=SCOPE, want="config")
     assert "*.safetensors" in seen["ignore_file_pattern"]
 
 
 def test_without_the_package_the_error_names_the_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "modelscope", None)
     with pytest.raises(ConfigError, match="pip install modelscope"):
-        resolve("org/model", env=SCOPE)
+        resolve_model_folder("org/model", env=SCOPE)
 
 
 def test_what_modelscope_raises_is_passed_on_as_a_config_error(monkeypatch):
@@ -240,4 +256,4 @@ def test_what_modelscope_raises_is_passed_on_as_a_config_error(monkeypatch):
 
     scope(monkeypatch, download)
     with pytest.raises(ConfigError, match="no such model there"):
-        resolve("org/model", env=SCOPE)
+        resolve_model_folder("org/model", env=SCOPE)

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from quire.errors import ConfigError, WeightError
-from quire.models.build import build, config_of, fill, state_of
+from quire.models.build import build_model, load_weights, plain_param, read_model_config
 
 QWEN3 = {
     "model_type": "qwen3",
@@ -54,9 +54,9 @@ def tensors_of(**changes):
 def load(folder, tensors, hf=QWEN3, dtype=torch.float32, **settings):
     if isinstance(tensors, dict):
         save_file(tensors, folder / "model.safetensors")
-    model_type, config = config_of(hf)
+    model_type, config = read_model_config(hf)
     settings = {"folder": folder, "progress": False, **settings}
-    return build(model_type, config, dtype=dtype, **settings)
+    return build_model(model_type, config, dtype=dtype, **settings)
 
 
 def test_fused_weights_hold_their_parts_in_order(tmp_path):
@@ -64,10 +64,10 @@ def test_fused_weights_hold_their_parts_in_order(tmp_path):
     model = load(tmp_path, tensors)
     at = "model.layers.1.self_attn."
     want = torch.cat([tensors[at + f"{name}_proj.weight"] for name in "qkv"])
-    assert torch.equal(state_of(model, "layers.1.self_attn.qkv_proj.weight"), want)
+    assert torch.equal(plain_param(model, "layers.1.self_attn.qkv_proj.weight"), want)
     at = "model.layers.0.mlp."
     want = torch.cat([tensors[at + f"{name}_proj.weight"] for name in ("gate", "up")])
-    assert torch.equal(state_of(model, "layers.0.mlp.gate_up_proj.weight"), want)
+    assert torch.equal(plain_param(model, "layers.0.mlp.gate_up_proj.weight"), want)
 
 
 def test_every_parameter_is_filled_and_none_wants_gradients(tmp_path):
@@ -140,7 +140,7 @@ def test_a_tied_head_is_the_embedding_itself(tmp_path, head):
     model = load(tmp_path, tensors, {**QWEN3, "tie_word_embeddings": True})
     assert model.lm_head.weight is model.embed_tokens.weight
     want = tensors["model.embed_tokens.weight"]
-    assert torch.equal(state_of(model, "lm_head.weight"), want)
+    assert torch.equal(plain_param(model, "lm_head.weight"), want)
 
 
 def test_a_sharded_checkpoint_loads_like_one_file(tmp_path):
@@ -152,7 +152,7 @@ def test_a_sharded_checkpoint_loads_like_one_file(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}))
     model = load(tmp_path, None)
     want = torch.cat([tensors[f"model.layers.0.self_attn.{name}_proj.weight"] for name in "qkv"])
-    assert torch.equal(state_of(model, "layers.0.self_attn.qkv_proj.weight"), want)
+    assert torch.equal(plain_param(model, "layers.0.self_attn.qkv_proj.weight"), want)
 
 
 def test_a_tensor_in_two_files_is_refused(tmp_path):
@@ -166,7 +166,7 @@ def test_a_pytorch_file_loads_too_and_as_strictly(tmp_path):
     tensors = tensors_of()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     model = load(tmp_path, None)
-    assert torch.equal(state_of(model, "lm_head.weight"), tensors["lm_head.weight"])
+    assert torch.equal(plain_param(model, "lm_head.weight"), tensors["lm_head.weight"])
     torch.save(tensors_of(**{"model.norm.weight": None}), tmp_path / "pytorch_model.bin")
     with pytest.raises(WeightError, match=r"missing in the checkpoint: norm\.weight"):
         load(tmp_path, None)
@@ -176,7 +176,7 @@ def test_weights_are_converted_to_the_asked_dtype(tmp_path):
     tensors = tensors_of()
     model = load(tmp_path, tensors, dtype=torch.bfloat16)
     want = tensors["model.layers.0.mlp.down_proj.weight"].bfloat16()
-    assert torch.equal(state_of(model, "layers.0.mlp.down_proj.weight"), want)
+    assert torch.equal(plain_param(model, "layers.0.mlp.down_proj.weight"), want)
     assert model.norm.weight.dtype == torch.bfloat16
 
 
@@ -187,28 +187,30 @@ def test_parameters_do_not_live_in_the_file(tmp_path):
         size = file.seek(0, 2)
         file.seek(0)
         file.write(b"\xff" * size)
-    assert torch.equal(state_of(model, "norm.weight"), tensors["model.norm.weight"])
+    assert torch.equal(plain_param(model, "norm.weight"), tensors["model.norm.weight"])
 
 
 def test_transposed_and_unprefixed_gpt2_weights_load(tmp_path):
-    _, config = config_of(GPT2)
-    blank = build("gpt2", config, load_format="dummy", dtype=torch.float32)
+    _, config = read_model_config(GPT2)
+    blank = build_model("gpt2", config, load_format="dummy", dtype=torch.float32)
     tensors = {}
     for name, _ in blank.named_parameters():
         if name.startswith("lm_head"):
             continue
-        value = state_of(blank, name)
+        value = plain_param(blank, name)
         turned = any(part in name for part in ("c_attn.weight", "c_proj.weight", "c_fc.weight"))
         tensors[name] = value.t().contiguous() if turned else value.clone()
-    tensors["h.0.attn.c_attn.weight"] = state_of(blank, "h.0.attn.c_attn.weight").t().contiguous()
+    tensors["h.0.attn.c_attn.weight"] = (
+        plain_param(blank, "h.0.attn.c_attn.weight").t().contiguous()
+    )
     for name in ("h.0.attn.c_proj", "h.0.mlp.c_proj", "h.0.mlp.c_fc"):
-        tensors[f"{name}.weight"] = state_of(blank, f"{name}.weight").t().contiguous()
-    tensors["wte.weight"] = state_of(blank, "wte.weight")
+        tensors[f"{name}.weight"] = plain_param(blank, f"{name}.weight").t().contiguous()
+    tensors["wte.weight"] = plain_param(blank, "wte.weight")
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)  # causal masks in the published file
     tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
     model = load(tmp_path, tensors, GPT2)
     for name in ("h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.bias"):
-        assert torch.equal(state_of(model, name), state_of(blank, name))
+        assert torch.equal(plain_param(model, name), plain_param(blank, name))
 
 
 @pytest.mark.parametrize("prefix", ["decoder.", "model.decoder."])
@@ -225,7 +227,7 @@ def test_opt_loads_under_both_of_its_prefixes_and_skips_unused_positions(tmp_pat
     }
     model = load(tmp_path, tensors, hf)
     positions = tensors[f"{prefix}embed_positions.weight"]
-    assert torch.equal(state_of(model, "embed_positions.weight"), positions[2:])
+    assert torch.equal(plain_param(model, "embed_positions.weight"), positions[2:])
 
 
 @pytest.mark.parametrize("prefix", ["language_model.model.", "model.language_model."])
@@ -243,29 +245,29 @@ def test_gemma3_text_is_found_beside_a_vision_tower(tmp_path, prefix):
     tensors["model.multi_modal_projector.mm_input_projection_weight"] = torch.zeros(3, 3)
     model = load(tmp_path, tensors, outer)
     want = tensors[f"{prefix}norm.weight"]
-    assert torch.equal(state_of(model, "norm.weight"), want)
+    assert torch.equal(plain_param(model, "norm.weight"), want)
 
 
 def test_a_built_model_can_be_loaded_again(tmp_path):
     model = load(tmp_path, tensors_of(), dtype=torch.bfloat16)
     tensors = {name: value + 1 for name, value in tensors_of().items()}
     save_file(tensors, tmp_path / "model.safetensors")
-    _, config = config_of(QWEN3)
-    fill(model, config, tmp_path, "auto", torch.bfloat16, CPU, progress=False, seed=0)
+    _, config = read_model_config(QWEN3)
+    load_weights(model, config, tmp_path, "auto", torch.bfloat16, CPU, progress=False, seed=0)
     for ours, theirs in [
         ("layers.0.mlp.down_proj.weight", "model.layers.0.mlp.down_proj.weight"),
         ("norm.weight", "model.norm.weight"),
     ]:
-        assert torch.equal(state_of(model, ours), tensors[theirs].bfloat16())
+        assert torch.equal(plain_param(model, ours), tensors[theirs].bfloat16())
 
 
 def test_loading_without_a_folder_is_refused():
-    _, config = config_of(QWEN3)
+    _, config = read_model_config(QWEN3)
     with pytest.raises(ConfigError, match="needs a folder"):
-        build("qwen3", config, dtype=torch.float32)
+        build_model("qwen3", config, dtype=torch.float32)
 
 
 def test_state_of_an_unknown_parameter_is_a_key_error(tmp_path):
     model = load(tmp_path, tensors_of())
     with pytest.raises(KeyError, match=r"layers\.0\.mlp\.gate_proj\.weight"):
-        state_of(model, "layers.0.mlp.gate_proj.weight")
+        plain_param(model, "layers.0.mlp.gate_proj.weight")

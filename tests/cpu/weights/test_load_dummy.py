@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from quire.layers import Leaf
-from quire.models.build import build, config_of, state_of
+from quire.layers import ParamModule
+from quire.models.build import build_model, plain_param, read_model_config
 from tests.cpu.models.harness import Stepper
 from tests.cpu.models.peers import VARIANTS, tiny
 
 
 def dummy(variant, dtype=torch.float32, seed=0):
-    model_type, config = config_of(tiny(variant)[0])
-    return build(model_type, config, load_format="dummy", dtype=dtype, seed=seed), config
+    model_type, config = read_model_config(tiny(variant)[0])
+    return build_model(model_type, config, load_format="dummy", dtype=dtype, seed=seed), config
 
 
 def parameters(model):
-    leaves = ((name, m) for name, m in model.named_modules() if isinstance(m, Leaf))
-    names = [f"{name}.{param}" for name, leaf in leaves for param in leaf.params()]
-    return {name: state_of(model, name) for name in names}
+    leaves = ((name, m) for name, m in model.named_modules() if isinstance(m, ParamModule))
+    names = [f"{name}.{param}" for name, leaf in leaves for param in leaf.param_names()]
+    return {name: plain_param(model, name) for name in names}
 
 
 def test_the_same_seed_gives_the_same_weights_and_another_does_not():
@@ -38,15 +38,15 @@ def test_no_two_rows_or_layers_are_alike_and_nothing_is_zero():
 
 def test_rows_differ_even_where_the_random_block_repeats():
     hf, _ = tiny("llama")
-    model_type, config = config_of({**hf, "vocab_size": 40_000})  # 2.5 blocks
-    model = build(model_type, config, load_format="dummy", dtype=torch.float32)
-    weight = state_of(model, "embed_tokens.weight")
+    model_type, config = read_model_config({**hf, "vocab_size": 40_000})  # 2.5 blocks
+    model = build_model(model_type, config, load_format="dummy", dtype=torch.float32)
+    weight = plain_param(model, "embed_tokens.weight")
     assert len(weight.unique(dim=0)) == len(weight)
 
 
 def test_norm_weights_are_near_one_whatever_their_offset():
     for variant, offset in [("qwen3", 0.0), ("gemma3_text", 1.0)]:
-        weight = state_of(dummy(variant)[0], "norm.weight")
+        weight = plain_param(dummy(variant)[0], "norm.weight")
         assert (weight + offset - 1).abs().max() < 0.2
 
 

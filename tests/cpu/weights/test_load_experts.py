@@ -3,21 +3,21 @@
 import pytest
 import torch
 
-from quire.distributed.collectives import Alone
+from quire.distributed.collectives import SingleProcessCollectives
 from quire.distributed.mesh import Mesh
 from quire.errors import WeightError
-from quire.layers import Experts, Gate, Router, Routing
-from quire.weights.load import Filler
-from quire.weights.mapping import Weights, assign
+from quire.layers import ExpertActivation, Experts, Router, RoutingMethod
+from quire.weights.mapping import Weights, assign_tensors
+from quire.weights.weight_loader import WeightLoader
 
 WEIGHTS = Weights(experts={"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)})
 X, E, F = 3, 4, 6
 
 
 def bank(bias=False, turned=False, mesh=None):
-    made = Experts(E, F, X, Gate(), bias=bias, turned=turned)
+    made = Experts(E, F, X, ExpertActivation(), bias=bias, turned=turned)
     if mesh is not None:
-        made.shard(mesh, Alone())
+        made.shard(mesh, SingleProcessCollectives())
     return made
 
 
@@ -34,9 +34,9 @@ def one_by_one():
 def load(layer, tensors, weights=WEIGHTS):
     holders = {"mlp.experts": layer}
     shapes = [(name, tensor.shape) for name, tensor in tensors.items()]
-    targets = assign(holders, weights, shapes, tied=False)
-    filler = Filler(holders, lambda _: None, dtype=torch.float32, device=torch.device("cpu"))
-    filler.fill(targets, tensors.items())
+    targets = assign_tensors(holders, weights, shapes, tied=False)
+    filler = WeightLoader(holders, lambda _: None, dtype=torch.float32, device=torch.device("cpu"))
+    filler.load(targets, tensors.items())
     return layer
 
 
@@ -106,10 +106,10 @@ def test_a_bank_given_both_ways_is_refused():
 
 
 def test_the_correction_of_a_router_stays_float32():
-    layer = Router(E, X, Routing(1, "sigmoid"), correction=True)
-    filler = Filler(
+    layer = Router(E, X, RoutingMethod(1, "sigmoid"), correction=True)
+    filler = WeightLoader(
         {"gate": layer}, lambda _: None, dtype=torch.bfloat16, device=torch.device("cpu")
     )
-    filler.draw(0)
+    filler.fill_dummy(0)
     assert layer.weight.dtype == torch.bfloat16
     assert layer.e_score_correction_bias.dtype == torch.float32

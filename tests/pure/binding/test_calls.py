@@ -6,12 +6,12 @@ import re
 import jsonschema
 import pytest
 
-from quire.binding import calls
-from quire.binding.schemas import arguments_schema
-from quire.text.forced import LIST
-from quire.text.speech import gather
-from quire.text.tools._write import Asked, frame, render
-from quire.text.tools.machine import Parser
+from quire.text.output.json_tool_parser import JSON_LIST_FORMAT
+from quire.text.output.parsed_text import collect_pieces
+from quire.text.tools._render_calls import CallToRender, call_frame, render_calls
+from quire.text.tools.parser import ToolParser
+from quire.tool_grammar import call_grammar
+from quire.tool_grammar.parameter_schemas import arguments_schema
 from tests.pure.binding.tools import DECLARED, TOOLS, arguments
 from tests.pure.binding.walking import Trial, rng
 from tests.pure.tools.samples import DIALECTS, dialect_of
@@ -20,7 +20,7 @@ EVERY = [*DIALECTS, "json"]
 
 
 def of(name):
-    return LIST if name == "json" else dialect_of(name)
+    return JSON_LIST_FORMAT if name == "json" else dialect_of(name)
 
 
 def literals(dialect):
@@ -34,20 +34,20 @@ def literals(dialect):
 
 def made_calls(rand):
     names = rand.choices(list(DECLARED), k=rand.randrange(1, 4))
-    return [Asked(name, arguments(rand, name)) for name in names]
+    return [CallToRender(name, arguments(rand, name)) for name in names]
 
 
 @pytest.fixture(scope="module", params=EVERY)
 def trial(request):
     dialect = of(request.param)
-    return dialect, Trial(calls.calls(dialect, list(DECLARED.values())))
+    return dialect, Trial(call_grammar.calls_grammar(dialect, list(DECLARED.values())))
 
 
 def test_what_a_model_writes_is_allowed(trial, often):
     dialect, form = trial
     for seed in range(12 * often):
         asked = made_calls(rng(seed))
-        text = render(dialect, asked)
+        text = render_calls(dialect, asked)
         assert form.accepts(text), form.taken(text)
 
 
@@ -60,10 +60,10 @@ def is_torn(text, dialect):
 
 def said_in(text, dialect):
     """What the dialect's reader takes from a text; every call is whole and as declared."""
-    speech = gather(Parser(dialect, TOOLS).push(text, last=True))
+    speech = collect_pieces(ToolParser(dialect, TOOLS).push(text, last=True))
     assert not speech.notes, (text, speech)
     for call in speech.calls:
-        assert call.end == "whole", (text, call)
+        assert call.outcome == "whole", (text, call)
         schema = arguments_schema(DECLARED[call.name].parameters)
         jsonschema.validate(json.loads(call.arguments), schema)
     return speech
@@ -82,16 +82,16 @@ def test_what_is_allowed_reads_as_calls_that_the_schemas_allow(trial, often):
 
 def test_one_call_only_is_one_call_only(trial):
     dialect, _ = trial
-    form = Trial(calls.calls(dialect, list(DECLARED.values()), most=1))
-    one = Asked("get_weather", {"city": "Rome"})
-    assert form.accepts(render(dialect, [one]))
-    assert not form.accepts(render(dialect, [one, one]))
+    form = Trial(call_grammar.calls_grammar(dialect, list(DECLARED.values()), most=1))
+    one = CallToRender("get_weather", {"city": "Rome"})
+    assert form.accepts(render_calls(dialect, [one]))
+    assert not form.accepts(render_calls(dialect, [one, one]))
 
 
 @pytest.fixture(scope="module", params=[name for name in EVERY if name not in ("json", "openai")])
 def loose(request):
     dialect = of(request.param)
-    return dialect, Trial(calls.among(dialect, list(DECLARED.values())))
+    return dialect, Trial(call_grammar.text_with_calls_grammar(dialect, list(DECLARED.values())))
 
 
 @pytest.mark.parametrize(
@@ -104,23 +104,25 @@ def test_text_without_calls_is_as_free_as_ever(loose, text):
 def test_calls_may_follow_text(loose, often):
     dialect, form = loose
     for seed in range(4 * often):
-        text = "I look it up.\n" + render(dialect, made_calls(rng(seed)))
+        text = "I look it up.\n" + render_calls(dialect, made_calls(rng(seed)))
         assert form.accepts(text), form.taken(text)
 
 
 def test_a_call_of_what_was_not_declared_cannot_be_written(loose):
     dialect, form = loose
     for name in ("forecast", "get_weathers", "get"):
-        assert not form.accepts("So: \n" + render(dialect, [Asked(name, {"city": "Rome"})]))
+        assert not form.accepts(
+            "So: \n" + render_calls(dialect, [CallToRender(name, {"city": "Rome"})])
+        )
     assert not form.accepts(
-        "\n" + render(dialect, [Asked("get_weather", {"city": "x", "sky": "y"})])
+        "\n" + render_calls(dialect, [CallToRender("get_weather", {"city": "x", "sky": "y"})])
     )
 
 
 def test_what_calls_of_free_text_say_the_schemas_allow(loose, often):
     dialect, form = loose
     marks = [mark for one in dialect.forms for mark in one.begin]
-    begin = "So:\n" + dialect.written.before + frame(dialect, "order").begin
+    begin = "So:\n" + dialect.written.before + call_frame(dialect, "order").begin
     read = 0
     for seed in range(10 * often):
         more = [*literals(dialect), *marks, "\n"]

@@ -2,30 +2,32 @@
 
 import pytest
 
-from quire.binding import calls
-from quire.binding.reasoning import Bound, behind, thinking
-from quire.grammar.forms import Json, Text
-from quire.text.reading import Reading
-from quire.text.reasoning.choose import REASONING, choose
-from quire.text.reasoning.machine import Machine
-from quire.text.speech import gather
+from quire.grammar.grammar_ast import JsonNode, LiteralNode
+from quire.text.output.parsed_text import collect_pieces
+from quire.text.output.parser_chain import ParserChain
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.reasoning.select import REASONING_FORMATS, select_reasoning_format
 from quire.text.tools import kimi_k2
-from quire.text.tools.machine import Parser
+from quire.text.tools.parser import ToolParser
+from quire.tool_grammar import call_grammar
+from quire.tool_grammar.after_reasoning import AnswerGrammar, answer_with_reasoning, thinking_budget
 from tests.pure.binding.tools import DECLARED, TOOLS
 from tests.pure.binding.walking import Trial
 
-CALL = calls.calls(kimi_k2.DIALECT, [DECLARED["now"]])
+CALL = call_grammar.calls_grammar(kimi_k2.FORMAT, [DECLARED["now"]])
 WRITTEN = (
     "<|tool_calls_section_begin|><|tool_call_begin|>functions.now:0"
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>"
 )
-OBJECT = Json('{"type": "object", "properties": {"a": {"type": "integer"}}}')
-EVERY = sorted(set(REASONING.names()) - {"minimax_m2_append_think"})
+OBJECT = JsonNode('{"type": "object", "properties": {"a": {"type": "integer"}}}')
+EVERY = sorted(set(REASONING_FORMATS.names()) - {"minimax_m2_append_think"})
 """All that tell thoughts from content."""
 
 
 def trial(name, prompt="", *, content=OBJECT, calls=None, variables=None, begun=""):
-    form = behind(Bound(content, calls), choose(name), prompt, variables, begun=begun)
+    form = answer_with_reasoning(
+        AnswerGrammar(content, calls), select_reasoning_format(name), prompt, variables, begun=begun
+    )
     return Trial(form)
 
 
@@ -85,7 +87,7 @@ def test_any_of_several_closings_closes():
 
 def test_messages_with_channels_are_bound_in_the_last():
     form = trial(
-        "gpt_oss", "<|start|>assistant", calls=Text("<|channel|>commentary to=functions.f")
+        "gpt_oss", "<|start|>assistant", calls=LiteralNode("<|channel|>commentary to=functions.f")
     )
     final = '<|channel|>final<|message|>{"a": 1}'
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
@@ -99,16 +101,18 @@ def test_messages_with_channels_are_bound_in_the_last():
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("prompt", ["", "opened"])
 def test_what_is_allowed_is_read_as_thoughts_and_that_content(name, prompt):
-    dialect = choose(name)
-    opening = next(iter({**dialect.modes[dialect.unsaid({})].first}), "<think>")
+    dialect = select_reasoning_format(name)
+    opening = next(iter({**dialect.modes[dialect.default_mode({})].initial_transitions}), "<think>")
     prompt = opening if prompt else ""
     form = trial(name, prompt, variables={"enable_thinking": True})
-    machine = Machine(dialect, prompt, {"enable_thinking": True})
-    close = next((mark for mark, turn in machine.mode.marks.items() if turn.keep != "after"), "")
+    machine = ReasoningParser(dialect, prompt, {"enable_thinking": True})
+    close = next(
+        (mark for mark, turn in machine.mode.transitions.items() if turn.keep != "after"), ""
+    )
     texts = ['{"a": 1}', f'Hm{close}\n{{"a": 1}}', f'{opening}Hm</think>{{"a": 1}}']
     for text in (one for one in texts if form.accepts(one)):
-        reader = Reading(Machine(dialect, prompt, {"enable_thinking": True}))
-        said = gather(reader.push(text, last=True))
+        reader = ParserChain(ReasoningParser(dialect, prompt, {"enable_thinking": True}))
+        said = collect_pieces(reader.push(text, last=True))
         assert said.text.strip() == '{"a": 1}', (text, said)
 
 
@@ -116,8 +120,11 @@ def test_calls_behind_thoughts_are_read_behind_thoughts():
     form = trial("kimi_k2", "<think>", content=None, calls=CALL)
     text = "I ask.</think>\n" + WRITTEN
     assert form.accepts(text)
-    reader = Reading(Machine(choose("kimi_k2"), "<think>"), Parser(kimi_k2.DIALECT, TOOLS))
-    said = gather(reader.push(text, last=True))
+    reader = ParserChain(
+        ReasoningParser(select_reasoning_format("kimi_k2"), "<think>"),
+        ToolParser(kimi_k2.FORMAT, TOOLS),
+    )
+    said = collect_pieces(reader.push(text, last=True))
     assert (said.reasoning, [call.name for call in said.calls]) == ("I ask.", ["now"])
 
 
@@ -142,7 +149,7 @@ def encode(mark):
     ],
 )
 def test_a_budget_has_the_marks_of_the_dialect(name, prompt, begin, end):
-    made = thinking(5, choose(name), encode, prompt)
-    assert made.budget == 5
-    assert made.begin == (None if begin is None else tuple(encode(begin)))
-    assert made.end == tuple(encode(end))
+    made = thinking_budget(5, select_reasoning_format(name), encode, prompt)
+    assert made.max_tokens == 5
+    assert made.start_token_ids == (None if begin is None else tuple(encode(begin)))
+    assert made.end_token_ids == tuple(encode(end))

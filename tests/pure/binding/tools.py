@@ -1,6 +1,6 @@
 """Functions whose calls are tried in every dialect, and arguments for them."""
 
-from quire.text.tools.base import declared
+from quire.text.tools.base import tools_by_name
 
 
 def function(name, properties, required=(), **more):
@@ -43,7 +43,7 @@ TOOLS = [
         **{"$defs": {"one": ITEM}},
     ),
 ]
-DECLARED = declared(TOOLS)
+DECLARED = tools_by_name(TOOLS)
 
 _TEXTS = [
     "",

@@ -4,10 +4,10 @@ import random
 
 import numpy as np
 
-from quire.grammar import admit
-from quire.grammar.forms import load
-from quire.grammar.llguidance import LLGuidance
-from quire.grammar.vocabulary import Names, Vocabulary
+from quire.grammar.backends.llguidance_backend import LLGuidanceCompiler
+from quire.grammar.frontends import validate
+from quire.grammar.grammar_ast import load_node
+from quire.grammar.vocabulary import SpecialTokenNames, Vocabulary
 
 END = 256
 
@@ -23,13 +23,13 @@ class Trial:
 
     def __init__(self, form, marks=()):
         self.vocabulary = vocabulary(marks)
-        self._names = Names(self.vocabulary)
-        checked = load(admit.constraint(form).form)
-        self._grammar = LLGuidance(self.vocabulary).compile(checked)
+        self._names = SpecialTokenNames(self.vocabulary)
+        checked = load_node(validate.build_constraint(form).form)
+        self._grammar = LLGuidanceCompiler(self.vocabulary).compile(checked)
 
     def ids(self, text):
         found = []
-        for piece in self._names.cut(text):
+        for piece in self._names.split(text):
             found += [piece] if isinstance(piece, int) else list(piece.encode())
         return found
 
@@ -44,7 +44,7 @@ class Trial:
         for place, one in enumerate(ids):
             if not matcher.accept(one):
                 return self.text(ids[:place]) + "⟂"
-        return None if matcher.complete else text + "⟂"
+        return None if matcher.is_complete else text + "⟂"
 
     def text(self, ids):
         tokens = self.vocabulary.tokens
@@ -59,19 +59,19 @@ class Trial:
         matcher = self._grammar.matcher()
         ids = self.ids(begin)
         assert all(matcher.accept(one) for one in ids), begin
-        words = np.zeros(self.vocabulary.words, np.int32)
+        words = np.zeros(self.vocabulary.mask_words, np.int32)
         while len(ids) < most:
-            if matcher.complete and (matcher.over or rng.random() < ends):
+            if matcher.is_complete and (matcher.is_terminated or rng.random() < ends):
                 return self.text(ids)
             if rng.random() < 0.4 and self._try(matcher, rng.choice(literals or ('"',)), ids):
                 continue
-            matcher.fill(words)
+            matcher.fill_bitmask(words)
             bits = np.unpackbits(words.view(np.uint8), bitorder="little")[
                 : len(self.vocabulary.tokens)
             ]
             allowed = [int(i) for i in np.flatnonzero(bits) if i != END]
             if not allowed:
-                return self.text(ids) if matcher.complete else None
+                return self.text(ids) if matcher.is_complete else None
             likely = [i for i in allowed if i in LIKELY or i > END]
             one = rng.choice(likely if likely and rng.random() < 0.95 else allowed)
             assert matcher.accept(one), (self.text(ids), one)

@@ -4,7 +4,12 @@ import json
 
 import pytest
 
-from quire.config.facts import model_facts, read_folder, read_hf_config, weights_of
+from quire.config.facts import (
+    count_weights_in_headers,
+    model_facts,
+    read_hf_config,
+    read_model_facts,
+)
 from quire.errors import ConfigError
 
 BASE = {
@@ -85,13 +90,15 @@ def test_a_folder_is_read_with_overrides(tmp_path):
         json.dumps(BASE | {"eos_token_id": 1, "torch_dtype": "bfloat16"})
     )
     (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "eos_token_id": [2, 3]}')
-    m = read_folder(tmp_path, overrides={"max_position_embeddings": 64})
+    m = read_model_facts(tmp_path, overrides={"max_position_embeddings": 64})
     assert (m.max_len, m.dtype, set(m.eos_ids)) == (64, "bfloat16", {1, 2, 3})
     assert m.generation["temperature"] == 0.6
-    m = read_folder(tmp_path, generation_config="vllm", override_generation_config={"top_k": 4})
+    m = read_model_facts(
+        tmp_path, generation_config="vllm", override_generation_config={"top_k": 4}
+    )
     assert m.generation == {"top_k": 4}
     assert set(m.eos_ids) == {1, 2, 3}
-    m = read_folder(tmp_path, overrides=lambda hf: hf | {"vocab_size": 7})
+    m = read_model_facts(tmp_path, overrides=lambda hf: hf | {"vocab_size": 7})
     assert m.vocab == 7
 
 
@@ -120,7 +127,7 @@ def test_rotary_overrides_of_the_older_style_reach_newer_checkpoints(tmp_path, a
 def test_a_folder_without_config_is_refused(tmp_path):
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(ConfigError, match=r"no config.json .*x\.txt"):
-        read_folder(tmp_path)
+        read_model_facts(tmp_path)
 
 
 def test_headers_count_the_weights():
@@ -129,6 +136,6 @@ def test_headers_count_the_weights():
             self.shape = shape
 
     headers = {"a": Header(4, 5), "b": Header(6), "lm_head.weight": Header(2, 2)}
-    assert weights_of(headers).matrices == 24
-    assert weights_of(headers, tied=True).matrices == 20
-    assert weights_of(headers).vectors == 6
+    assert count_weights_in_headers(headers).matrices == 24
+    assert count_weights_in_headers(headers, tied=True).matrices == 20
+    assert count_weights_in_headers(headers).vectors == 6

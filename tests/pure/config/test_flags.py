@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from quire.cli.flags import check_files, parse, serve_parser
-from quire.config import foreign
-from quire.config.cli import OptionParser, add_switch
-from quire.config.options import specs
-from quire.config.words import Switch
+from quire.cli.serve_flags import check_files, parse, serve_parser
+from quire.config import vllm_options
+from quire.config.command_line.argv_rewrite import BooleanFlag
+from quire.config.command_line.option_parser import OptionParser, add_boolean_flag
+from quire.config.options import option_specs
 from quire.errors import ConfigError
 from quire.server.options import ABOUT, GROUPS, ServerOptions
 
@@ -28,7 +28,7 @@ def changed(words):
     said = {
         n: getattr(server, n) for n in server.__slots__ if getattr(server, n) != getattr(plain, n)
     }
-    return options.changed() | said
+    return options.non_default() | said
 
 
 def test_there_are_as_many_known_flags_as_there_should_be():
@@ -41,15 +41,15 @@ def test_there_are_as_many_known_flags_as_there_should_be():
 def test_every_flag_users_know_is_known_here(kind, names):
     actions = [PARSER._option_string_actions[name] for name in names]
     for action in actions:
-        assert isinstance(action, Switch) == (kind == "switch") or action.nargs == 0
+        assert isinstance(action, BooleanFlag) == (kind == "switch") or action.nargs == 0
         if kind == "switch":
             assert f"--no-{names[0][2:]}" in PARSER._option_string_actions or action.nargs == 0
         assert action.help, names
 
 
-@pytest.mark.parametrize("name", sorted(foreign.names()))
+@pytest.mark.parametrize("name", sorted(vllm_options.option_names()))
 def test_what_becomes_of_a_foreign_name_is_one_sentence(name):
-    fate = foreign.fate(name)
+    fate = vllm_options.describe_effect(name)
     assert fate[0].isupper()
     assert fate.endswith((".", "auto or generate; other tasks are refused."))
 
@@ -58,7 +58,7 @@ def test_every_server_option_stands_under_one_heading_and_has_a_text():
     names = [name for group in GROUPS.values() for name in group]
     assert sorted(names) == sorted(ServerOptions.__slots__)
     assert set(ABOUT) == set(GROUPS)
-    assert not set(names) & set(specs())
+    assert not set(names) & set(option_specs())
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_a_flag_that_adds_up_may_be_repeated_in_silence(caplog):
 def test_an_opposite_whose_name_is_taken_is_left_out():
     parser = OptionParser(prog="x")
     parser.add_argument("--disable-cats", action="store_true", default=None, dest="mine")
-    add_switch(parser.add_argument_group("g"), ["--enable-cats"], "cats", "Cats.")
+    add_boolean_flag(parser.add_argument_group("g"), ["--enable-cats"], "cats", "Cats.")
     said = parser.parse_args(["--enable-cats", "--disable-cats"])
     assert (said.cats, said.mine) == (True, True)
 
@@ -283,7 +283,7 @@ def help_of(capsys, word=""):
 def test_help_has_one_line_for_each_flag_of_ours(capsys):
     status, text = help_of(capsys)
     assert status == 0
-    for name in [*specs(), *ServerOptions.__slots__]:
+    for name in [*option_specs(), *ServerOptions.__slots__]:
         assert f"  --{name.replace('_', '-')}" in text, name
     assert "use-v2-block-manager" not in text
     assert "--help=GROUP" in text

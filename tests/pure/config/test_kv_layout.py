@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.config.kv_layout import (
-    Group,
+from quire.config.memory.kv_layout import (
+    KVCacheGroup,
     LayerFacts,
     block_bytes,
-    blocks_held,
     group_layers,
+    max_blocks_held,
     token_bytes,
 )
 
@@ -18,15 +18,15 @@ def layers(*windows):
 
 
 def test_layers_that_are_alike_are_one_group():
-    assert group_layers(layers(None, None)) == (Group(None, (0, 1)),)
-    assert group_layers(layers(128, 128)) == (Group(128, (0, 1)),)
+    assert group_layers(layers(None, None)) == (KVCacheGroup(None, (0, 1)),)
+    assert group_layers(layers(128, 128)) == (KVCacheGroup(128, (0, 1)),)
 
 
 def test_kinds_are_cut_to_the_size_of_the_smaller():
     assert group_layers(layers(8, 8, None, 8, 8, None)) == (
-        Group(None, (2, 5)),
-        Group(8, (0, 1)),
-        Group(8, (3, 4)),
+        KVCacheGroup(None, (2, 5)),
+        KVCacheGroup(8, (0, 1)),
+        KVCacheGroup(8, (3, 4)),
     )
 
 
@@ -37,12 +37,12 @@ def test_kinds_of_nearly_one_size_are_padded_instead():
 
 def test_shapes_that_differ_share_one_table():
     facts = [LayerFacts(2, 64, 8), LayerFacts(1, 64)]
-    assert group_layers(facts) == (Group(None, (0, 1)),)
+    assert group_layers(facts) == (KVCacheGroup(None, (0, 1)),)
     assert block_bytes(facts, group_layers(facts), 16, 2) == 16 * token_bytes(facts, 2)
 
 
 def test_one_table_can_be_asked_for():
-    assert group_layers(layers(8, None), hybrid=False) == (Group(None, (0, 1)),)
+    assert group_layers(layers(8, None), hybrid=False) == (KVCacheGroup(None, (0, 1)),)
 
 
 @given(st.lists(st.sampled_from([None, 16, 64]), min_size=1, max_size=40))
@@ -56,8 +56,8 @@ def test_every_layer_is_in_one_group_and_groups_have_one_window(windows):
 
 
 def test_a_window_group_holds_the_window_and_the_chunk():
-    full, window = Group(None, (0,)), Group(100, (1,))
-    assert blocks_held((full,), 1000, 16, 1) == 63
-    assert blocks_held((window,), 1000, 16, 1) == 8
-    assert blocks_held((window,), 50, 16, 64) == 4
-    assert blocks_held((full, window), 1000, 16, 1) == 71
+    full, window = KVCacheGroup(None, (0,)), KVCacheGroup(100, (1,))
+    assert max_blocks_held((full,), 1000, 16, 1) == 63
+    assert max_blocks_held((window,), 1000, 16, 1) == 8
+    assert max_blocks_held((window,), 50, 16, 64) == 4
+    assert max_blocks_held((full, window), 1000, 16, 1) == 71

@@ -1,8 +1,8 @@
 """Layers that keep one latent per token instead of keys and values are planned as such."""
 
 from quire.config.facts import model_facts
-from quire.config.kv_layout import LayerFacts, block_bytes, group_layers, token_bytes
-from quire.config.plan import rank_layers
+from quire.config.memory.kv_layout import LayerFacts, block_bytes, group_layers, token_bytes
+from quire.config.memory.memory_plan import rank_layers
 
 LITE = {
     "model_type": "deepseek_v2",

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from quire.config.facts import WeightFacts, model_facts
-from quire.config.plan import (
-    Shape,
+from quire.config.memory.memory_plan import (
+    EngineShape,
     gib,
     gpu_decode_bytes,
     gpu_step_bytes,
@@ -33,7 +33,7 @@ QWEN = model_facts(HF | {"tie_word_embeddings": False}, name="Qwen/Qwen2.5-7B")
 
 
 def plan(length, ranks=1, model=QWEN, **more):
-    shape = Shape(
+    shape = EngineShape(
         dtype="bfloat16", cache_dtype="bfloat16", block_size=16, max_model_len=length,
         max_num_batched_tokens=2048, max_num_seqs=256, ranks=ranks,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def plan(length, ranks=1, model=QWEN, **more):
 
 @pytest.mark.parametrize(("length", "need"), [(131072, "7.00 GiB"), (120000, "6.41 GiB")])
 def test_qwen_7b_needs_what_is_known(length, need):
-    assert gib(plan(length).need_bytes) == need
+    assert gib(plan(length).max_len_kv_bytes) == need
     assert plan(length).token_bytes == 57344
 
 
@@ -63,7 +63,7 @@ def test_concurrency_and_tokens_follow_the_blocks():
     p = plan(1600, num_blocks=250)
     assert p.concurrency == 2.5
     assert p.tokens == 4000
-    assert p.longest == 4000
+    assert p.max_fitting_len == 4000
 
 
 def test_weights_from_headers_replace_the_estimate():
@@ -80,7 +80,7 @@ MEASURED = json.loads((pathlib.Path(__file__).parent / "measured_peaks.json").re
 def test_the_formula_agrees_with_what_was_measured_on_a_gpu(case):
     """torch's peaks on an H200; a kernel that holds more or less must change the formula too."""
     model = model_facts(case["config"])
-    shape = Shape(
+    shape = EngineShape(
         dtype="bfloat16", cache_dtype="bfloat16", block_size=16, device="cuda",
         max_model_len=model.max_len, max_num_batched_tokens=case["tokens"],
         max_num_seqs=case["seats"],

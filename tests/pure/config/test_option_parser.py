@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.config.cli import OptionParser, add_options, options_from
+from quire.config.command_line.option_parser import OptionParser, add_options, options_from
 from quire.errors import ConfigError
 
 
@@ -12,7 +12,7 @@ def parse(*argv):
     parser.add_argument("--port", type=int, default=8000)
     add_options(parser)
     args = parser.parse_args(list(argv))
-    return options_from(args).changed(), args.port
+    return options_from(args).non_default(), args.port
 
 
 def test_underscores_and_dashes_are_equal():

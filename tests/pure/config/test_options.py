@@ -5,38 +5,44 @@ import logging
 
 import pytest
 
-from quire.config import foreign
-from quire.config.args import AsyncEngineArgs, EngineArgs, options_of
-from quire.config.options import Options, docs, specs
+from quire.config import vllm_options
+from quire.config.engine_args import AsyncEngineArgs, EngineArgs, options_of
+from quire.config.options import Options, option_docs, option_specs
 from quire.errors import ConfigError
 
 
 def test_every_option_has_a_default_and_help():
-    assert set(docs()) == set(specs())
-    assert all(text.endswith((".", ")")) for text in docs().values())
-    assert Options.of({}) == Options()
+    assert set(option_docs()) == set(option_specs())
+    assert all(text.endswith((".", ")")) for text in option_docs().values())
+    assert Options.from_flat({}) == Options()
 
 
 def test_flat_names_make_the_tree():
-    o = Options.of({"model": "m", "max_model_len": "8k", "gpu_memory": "24GiB", "dtype": "half"})
+    o = Options.from_flat(
+        {"model": "m", "max_model_len": "8k", "gpu_memory": "24GiB", "dtype": "half"}
+    )
     assert (o.model.model, o.model.max_model_len) == ("m", 8000)
     assert o.cache.gpu_memory == 24 * 2**30
-    assert o.changed() == {
+    assert o.non_default() == {
         "model": "m", "max_model_len": 8000, "gpu_memory": 24 * 2**30, "dtype": "half",
     }  # fmt: skip
 
 
 def test_options_and_foreign_names_do_not_overlap():
-    assert not set(specs()) & set(foreign.names())
-    assert not set(foreign.HARMLESS) & set(foreign.LATER)
-    assert set(foreign.names()) >= foreign.FLAGS
-    assert set(foreign.ADVICE) <= set(foreign.LATER)
-    assert set(foreign.RENAMED.values()) <= {*specs(), *foreign.HARMLESS, *foreign.LATER}
+    assert not set(option_specs()) & set(vllm_options.option_names())
+    assert not set(vllm_options.NO_EFFECT) & set(vllm_options.UNSUPPORTED)
+    assert set(vllm_options.option_names()) >= vllm_options.BOOLEAN_OPTIONS
+    assert set(vllm_options.ADVICE) <= set(vllm_options.UNSUPPORTED)
+    assert set(vllm_options.RENAMED.values()) <= {
+        *option_specs(),
+        *vllm_options.NO_EFFECT,
+        *vllm_options.UNSUPPORTED,
+    }
 
 
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(ConfigError, match="'max_modle_len'; did you mean max_model_len"):
-        Options.of({"max_modle_len": 3})
+        Options.from_flat({"max_modle_len": 3})
 
 
 @pytest.mark.parametrize(
@@ -60,18 +66,18 @@ def test_an_unknown_name_gets_the_nearest():
 )
 def test_what_would_change_results_is_refused(given):
     with pytest.raises(ConfigError, match=f"{next(iter(given))}.*not supported yet"):
-        Options.of(given)
+        Options.from_flat(given)
 
 
-@pytest.mark.parametrize("name", sorted(foreign.LATER))
+@pytest.mark.parametrize("name", sorted(vllm_options.UNSUPPORTED))
 def test_features_that_are_off_are_no_reason_to_refuse(name):
-    assert Options.of({name: None}) == Options.of({name: False}) == Options()
+    assert Options.from_flat({name: None}) == Options.from_flat({name: False}) == Options()
 
 
 def test_harmless_names_are_accepted_with_a_line(caplog):
     with caplog.at_level(logging.INFO, "quire"):
         assert (
-            Options.of({"disable_custom_all_reduce": True, "use_v2_block_manager": True})
+            Options.from_flat({"disable_custom_all_reduce": True, "use_v2_block_manager": True})
             == Options()
         )
     assert "disable_custom_all_reduce=True has no effect" in caplog.text
@@ -79,11 +85,11 @@ def test_harmless_names_are_accepted_with_a_line(caplog):
 
 
 def test_old_spellings_work():
-    o = Options.of({"task": "generate", "max_model_len": -1, "policy": "priority"})
+    o = Options.from_flat({"task": "generate", "max_model_len": -1, "policy": "priority"})
     assert o.model.max_model_len == "auto"
     assert o.scheduler.scheduling_policy == "priority"
     with pytest.raises(ConfigError, match="another name"):
-        Options.of({"token": "a", "hf_token": "b"})
+        Options.from_flat({"token": "a", "hf_token": "b"})
 
 
 def test_ranges_are_checked():
@@ -93,13 +99,16 @@ def test_ranges_are_checked():
         ("block_size", 0),
     ]:
         with pytest.raises(ConfigError, match=f"{name} must be >"):
-            Options.of({name: value})
+            Options.from_flat({name: value})
 
 
 def test_engine_args_are_a_dataclass_over_the_same_names():
     args = EngineArgs(model="m", max_model_len=64, use_v2_block_manager=True)
     assert args.model == "m"
-    assert Options.of(dataclasses.asdict(args)).changed() == {"model": "m", "max_model_len": 64}
+    assert Options.from_flat(dataclasses.asdict(args)).non_default() == {
+        "model": "m",
+        "max_model_len": 64,
+    }
     assert repr(EngineArgs(model="m", hf_token="secret")) == "EngineArgs(model='m')"
     assert options_of(AsyncEngineArgs(model="m")).model.model == "m"
     assert EngineArgs(policy="priority").options().changed() == {"scheduling_policy": "priority"}

@@ -38,13 +38,13 @@ def changed(path, value):
 def test_plain_weights_stay_plain_unless_asked():
     assert read_quantization({}) is None
     assert read_quantization({"quantization_config": None}) is None
-    assert read_quantization({}, "fp8") == QuantFacts(method="fp8", dialect="fp8")
+    assert read_quantization({}, "fp8") == QuantFacts(method="fp8", quant_method="fp8")
     assert read_quantization({}, "fp8_block").block == 128
 
 
 def test_deepseek_blocks():
     found = read({"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]})
-    assert (found.block, found.scale, found.stored, found.static) == (
+    assert (found.block, found.scale, found.is_stored, found.static_activations) == (
         128,
         "weight_scale_inv",
         True,
@@ -54,32 +54,32 @@ def test_deepseek_blocks():
 
 def test_one_scale_per_tensor_with_fixed_activations():
     found = read({"quant_method": "fp8", "activation_scheme": "static"})
-    assert (found.block, found.scale, found.static) == (0, "weight_scale", True)
+    assert (found.block, found.scale, found.static_activations) == (0, "weight_scale", True)
 
 
 def test_compressed_tensors():
     found = read(COMPRESSED)
-    assert (found.method, found.dialect, found.block) == ("fp8", "compressed-tensors", 0)
-    assert (found.scale, found.static) == ("weight_scale", False)
+    assert (found.method, found.quant_method, found.block) == ("fp8", "compressed-tensors", 0)
+    assert (found.scale, found.static_activations) == ("weight_scale", False)
     under_its_older_name = read_quantization({"compression_config": COMPRESSED})
     assert under_its_older_name == found
 
 
 def test_layers_are_left_plain_by_whole_components_or_by_pattern():
     found = read(COMPRESSED)
-    assert found.skips(["lm_head"])
-    assert found.skips(["layers.3.mlp.gate", "model.layers.3.mlp.gate"])
-    assert not found.skips(["layers.3.mlp.gate_proj"])
+    assert found.is_skipped(["lm_head"])
+    assert found.is_skipped(["layers.3.mlp.gate", "model.layers.3.mlp.gate"])
+    assert not found.is_skipped(["layers.3.mlp.gate_proj"])
     named = read({"quant_method": "fp8", "modules_to_not_convert": ["self_attn", "layers.1.mlp"]})
-    assert named.skips(["model.layers.0.self_attn.o_proj"])
-    assert named.skips(["layers.1.mlp.up_proj"])
-    assert not named.skips(["layers.11.mlp.up_proj"])
-    assert not named.skips(["layers.1.mlp2.up_proj"])
+    assert named.is_skipped(["model.layers.0.self_attn.o_proj"])
+    assert named.is_skipped(["layers.1.mlp.up_proj"])
+    assert not named.is_skipped(["layers.11.mlp.up_proj"])
+    assert not named.is_skipped(["layers.1.mlp2.up_proj"])
 
 
 @pytest.mark.parametrize("asked", [None, "fp8", "compressed-tensors"])
 def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
-    assert read(COMPRESSED, asked).stored
+    assert read(COMPRESSED, asked).is_stored
 
 
 @pytest.mark.parametrize(

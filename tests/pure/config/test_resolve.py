@@ -3,10 +3,10 @@
 import pytest
 
 from quire.config.facts import DeviceFacts, model_facts
+from quire.config.memory.kv_memory import SHARED_GPU_RESERVE
+from quire.config.memory.memory_plan import apply_measurements
 from quire.config.options import Options
-from quire.config.plan import refit
-from quire.config.resolve import explain, resolve
-from quire.config.room import SPARE
+from quire.config.resolve import format_decisions, resolve
 from quire.errors import ConfigError, NoRoom
 
 GIB = 2**30
@@ -38,7 +38,7 @@ def gpu(total=24, free=None):
 
 def run(hf=TINY, device=None, server=False, generation=None, **options):
     model = model_facts(hf, name="m", generation=generation)
-    return resolve(Options.of(options), model, device or cpu(), server=server)
+    return resolve(Options.from_flat(options), model, device or cpu(), server=server)
 
 
 def test_no_value_is_left_open():
@@ -65,7 +65,7 @@ def test_no_value_is_left_open():
 def test_dtypes(asked, checkpoint, device, dtype):
     resolved = run(TINY | {"torch_dtype": checkpoint}, device, dtype=asked)
     assert resolved.config.model.dtype == dtype
-    assert any(why.field == "model.dtype" for why in resolved.why)
+    assert any(why.field == "model.dtype" for why in resolved.decisions)
 
 
 def test_a_cpu_takes_what_its_sequences_can_use_and_no_more():
@@ -114,7 +114,7 @@ def test_memory_is_said_in_four_ways():
     amount = run(HF, max_model_len=1024, gpu_memory=int(24 * GIB * 0.9))
     assert share.config.cache.num_blocks == amount.config.cache.num_blocks
     plan = share.plan
-    assert plan.kv_room_bytes == plan.allowed_bytes - plan.weight_bytes - plan.activation_bytes
+    assert plan.kv_available_bytes == plan.allowed_bytes - plan.weight_bytes - plan.activation_bytes
 
 
 def test_no_room_gives_the_numbers_and_what_would_fit():
@@ -129,11 +129,11 @@ def test_no_room_gives_the_numbers_and_what_would_fit():
     share = float(text.split("gpu_memory_utilization=")[1].split(";")[0])
     run(HF, gpu(), gpu_memory_utilization=share)
     blocks = int(text.rpartition("=")[2])
-    assert run(HF, gpu(), num_gpu_blocks_override=blocks).plan.longest >= 131072
+    assert run(HF, gpu(), num_gpu_blocks_override=blocks).plan.max_fitting_len >= 131072
 
 
 def test_auto_takes_the_longest_that_fits():
-    assert run(HF, gpu(), max_model_len="auto").plan.longest < 131072
+    assert run(HF, gpu(), max_model_len="auto").plan.max_fitting_len < 131072
     assert run(HF, gpu(80), max_model_len="auto").config.scheduler.max_model_len == 131072
     with pytest.raises(NoRoom):
         run(HF, gpu(8), max_model_len="auto")
@@ -231,7 +231,7 @@ def test_an_override_of_the_generation_config_that_means_nothing_is_told(caplog)
 
 
 def test_every_choice_can_be_explained():
-    lines = explain(run().why)
+    lines = format_decisions(run().decisions)
     assert any(line.startswith("cache.num_blocks = ") for line in lines)
     assert any(line.startswith("model.dtype = bfloat16: the checkpoint's") for line in lines)
 
@@ -239,7 +239,7 @@ def test_every_choice_can_be_explained():
 def test_beside_others_a_gpu_engine_takes_what_is_free(caplog):
     busy = gpu(total=80, free=30)
     plan = run(HF, busy, max_model_len=4096).plan
-    assert plan.allowed_bytes == 30 * GIB - SPARE
+    assert plan.allowed_bytes == 30 * GIB - SHARED_GPU_RESERVE
     assert "others hold 50.00 GiB" in caplog.text
     with pytest.raises(NoRoom, match="there is room for"):
         run(HF, gpu(total=80, free=12), max_model_len=4096)
@@ -248,7 +248,7 @@ def test_beside_others_a_gpu_engine_takes_what_is_free(caplog):
 def test_an_absolute_budget_holds_whatever_the_device_has():
     plan = run(HF, gpu(total=140), gpu_memory="60GiB").plan
     assert plan.allowed_bytes == 60 * GIB
-    assert plan.kv_room_bytes == (
+    assert plan.kv_available_bytes == (
         60 * GIB - plan.weight_bytes - plan.activation_bytes - plan.overhead_bytes
     )
     assert plan.overhead_bytes > 0
@@ -275,7 +275,7 @@ def test_weights_in_eight_bits_leave_more_room():
 def test_what_was_measured_replaces_what_was_planned():
     plan = run(HF, gpu(total=80)).plan
     changes = {"weights": 10 * GIB, "activations": 3 * GIB, "overhead": GIB}
-    fitted = refit(plan, **changes, num_blocks=None)
-    assert fitted.kv_room_bytes == plan.allowed_bytes - 14 * GIB
-    assert fitted.num_blocks == fitted.kv_room_bytes // plan.block_bytes
-    assert refit(plan, **changes, num_blocks=77).num_blocks == 77
+    fitted = apply_measurements(plan, **changes, num_blocks=None)
+    assert fitted.kv_available_bytes == plan.allowed_bytes - 14 * GIB
+    assert fitted.num_blocks == fitted.kv_available_bytes // plan.block_bytes
+    assert apply_measurements(plan, **changes, num_blocks=77).num_blocks == 77

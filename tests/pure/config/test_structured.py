@@ -4,17 +4,17 @@ import logging
 
 import pytest
 
-from quire.cli.flags import parse
+from quire.cli.serve_flags import parse
+from quire.config.decisions import DecisionLog
 from quire.config.options import Options
-from quire.config.reasons import Reasons
-from quire.config.structured import read, resolve_structured
+from quire.config.structured_outputs import parse_structured_config, resolve_structured
 from quire.errors import ConfigError
 from tests.pure.config.test_resolve import run
 
 
 def said(words=""):
     options, _ = parse(["m", *words.split()])
-    return resolve_structured(options, Reasons([]))
+    return resolve_structured(options, DecisionLog([]))
 
 
 def test_without_a_word_the_backend_is_chosen_by_the_form():
@@ -47,7 +47,7 @@ def test_guidance_is_llguidance():
 
 def test_old_words_are_told_of(caplog):
     with caplog.at_level(logging.INFO, "quire"):
-        Options.of({"guided_decoding_backend": "auto"})
+        Options.from_flat({"guided_decoding_backend": "auto"})
     assert 'structured_outputs_config={"backend": "auto"}' in caplog.text
 
 
@@ -62,7 +62,7 @@ def test_old_words_are_told_of(caplog):
 )
 def test_what_it_does_not_have_is_refused_by_name(given, named):
     with pytest.raises(ConfigError, match=named):
-        read(given)
+        parse_structured_config(given)
 
 
 @pytest.mark.parametrize(

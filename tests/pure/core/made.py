@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 
 from quire.core.constraint import Constraint
-from quire.core.snapshot import GrammarFigures
-from quire.core.types import Request, Sequence, State, Stop
+from quire.core.snapshot import GrammarStats
+from quire.core.types import Request, Sequence, SequenceState, StopConditions
 from quire.errors import RequestError
 
 
 def request(id="r", prompt=(1, 2, 3), max_tokens=4, **fields):
-    stop = fields.pop("stop", None) or Stop(max_tokens)
+    stop = fields.pop("stop", None) or StopConditions(max_tokens)
     return Request(id, tuple(prompt), stop, **fields)
 
 
@@ -23,9 +23,9 @@ def sequence(prompt=(1, 2, 3), *, tables=1, index=0, output=(), **fields):
     }
     made = request(prompt=prompt, **asked)
     seq = Sequence(made, index, [*prompt, *output], tuple([] for _ in range(tables)))
-    seq.end = len(prompt) + made.stop.max_tokens
+    seq.max_len = len(prompt) + made.stop.max_tokens
     seq.stop_ids = made.stop.eos_ids | made.stop.token_ids
-    seq.state = fields.pop("state", State.WAITING)
+    seq.state = fields.pop("state", SequenceState.WAITING)
     for name, value in fields.items():
         setattr(seq, name, value)
     return seq
@@ -86,4 +86,4 @@ class FakeGrammars:
         self.ring = ring
 
     def figures(self):
-        return GrammarFigures(waiting=len(self.compiling))
+        return GrammarStats(waiting=len(self.compiling))

@@ -292,14 +292,17 @@ class Planter:
 
 def caught(seeds: int) -> str | None:
     """What noticed first, if anything did: properties of the parts, then the whole workload."""
-    from quire.core.cache_spec import Full
+    from quire.core.kv.cache_spec import FullAttentionSpec
     from tests.pure.core import test_block_pool, test_fence, test_kv_cache, test_limits
     from tests.pure.core.workload import random_beams, random_run, random_squeeze
 
     searches = [
         test_block_pool.test_the_tail_of_a_sequence_is_evicted_first,
         test_fence.test_what_no_step_touches_returns_at_once,
-        partial(test_kv_cache.test_what_is_swapped_out_comes_back_to_the_same_places, (Full(),)),
+        partial(
+            test_kv_cache.test_what_is_swapped_out_comes_back_to_the_same_places,
+            (FullAttentionSpec(),),
+        ),
         test_limits.test_adding_a_row_to_a_draft_and_removing_it_is_nothing,
     ]
     for seed in range(seeds):

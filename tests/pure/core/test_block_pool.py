@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from quire.core.block_pool import BlockPool, BlockState
+from quire.core.kv.block_pool import BlockPool, BlockState
 
 SIZE = 6
 
@@ -31,7 +31,7 @@ class PoolMachine(RuleBasedStateMachine):
     def take(self, n):
         room = SIZE - len(self.refs())
         free = room - len(self.dropped)
-        blocks = self.pool.take(n)
+        blocks = self.pool.allocate(n)
         if n > room:
             assert blocks is None
             return
@@ -51,7 +51,7 @@ class PoolMachine(RuleBasedStateMachine):
         block = data.draw(st.sampled_from(sorted(self.refs()) or [None]))
         if block is None or block in self.content:
             return
-        self.pool.publish(block, key)
+        self.pool.cache_block(block, key)
         if key not in self.content.values():
             self.content[block] = key
 
@@ -67,7 +67,7 @@ class PoolMachine(RuleBasedStateMachine):
     def _find(self, key):
         known = {k: b for b, k in self.content.items()}
         assert (key in self.pool) == (key in known)
-        block = self.pool.find(key)
+        block = self.pool.acquire_cached(key)
         assert block == known.get(key)
         if block is not None:
             self.holds.append([block])
@@ -85,13 +85,13 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def drop(self, data):
         blocks = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
-        self.pool.drop(blocks)
+        self.pool.free(blocks)
         left = self.refs()
         self.dropped += [b for b in reversed(blocks) if b in self.content and not left[b]]
 
     @rule()
     def forget(self):
-        done = self.pool.forget()
+        done = self.pool.reset()
         assert done == (not self.refs())
         if done:
             self.content, self.dropped = {}, []
@@ -117,21 +117,21 @@ TestPool.settings = settings(max_examples=80, stateful_step_count=30, deadline=N
 
 def test_the_tail_of_a_sequence_is_evicted_first():
     pool = BlockPool(3)
-    blocks = pool.take(3)
+    blocks = pool.allocate(3)
     for i, block in enumerate(blocks):
-        pool.publish(block, bytes([i]))
-    pool.drop(blocks)
-    assert pool.take(1) == [blocks[2]]
+        pool.cache_block(block, bytes([i]))
+    pool.free(blocks)
+    assert pool.allocate(1) == [blocks[2]]
     assert bytes([0]) in pool
     assert bytes([2]) not in pool
 
 
 def test_a_block_is_not_dropped_more_often_than_it_is_held():
     pool = BlockPool(2)
-    blocks = pool.take(1)
-    pool.drop(blocks)
+    blocks = pool.allocate(1)
+    pool.free(blocks)
     with pytest.raises(AssertionError, match="once too often"):
-        pool.drop(blocks)
+        pool.free(blocks)
 
 
 def test_check_sees_a_lost_block():
@@ -143,8 +143,8 @@ def test_check_sees_a_lost_block():
 
 def test_check_sees_content_maps_that_differ():
     pool = BlockPool(2)
-    [block] = pool.take(1)
-    pool.publish(block, b"a")
+    [block] = pool.allocate(1)
+    pool.cache_block(block, b"a")
     del pool._block_of[b"a"]
     with pytest.raises(AssertionError, match="disagree"):
         pool.check()
@@ -152,7 +152,7 @@ def test_check_sees_content_maps_that_differ():
 
 def test_check_sees_a_block_on_the_wrong_account():
     pool = BlockPool(4)
-    (block,) = pool.take(1, b"somebody")
+    (block,) = pool.allocate(1, b"somebody")
     pool.check()
     del pool._tenant_of[block]
     with pytest.raises(AssertionError, match="account"):
@@ -161,13 +161,13 @@ def test_check_sees_a_block_on_the_wrong_account():
 
 def test_check_sees_a_cached_block_without_content():
     pool = BlockPool(2)
-    pool._cached.add(pool._free.pop(), b"")
+    pool._eviction_queue.add(pool._free.pop(), b"")
     with pytest.raises(AssertionError, match="has none"):
         pool.check()
 
 
 def test_check_sees_holds_that_differ():
     pool = BlockPool(2)
-    [block] = pool.take(1)
+    [block] = pool.allocate(1)
     with pytest.raises(AssertionError, match="held"):
         pool.check({block: 2})

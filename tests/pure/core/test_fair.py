@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.core.limits.kv_share import KvShare
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fair import OUTPUT_COST, Fair
-from quire.core.order.fifo import Fifo
-from quire.core.order.priority import Priority
-from quire.core.scheduler import Scheduler
-from quire.core.terms import Terms
-from quire.core.types import Request, State, StepResult, Stop
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fair import OUTPUT_COST, FairQueue
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.order.priority import Priority
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.tenant_limits import TenantLimits
+from quire.core.types import Request, SequenceState, StepResult, StopConditions
 from tests.pure.core.made import sequence
 from tests.pure.core.workload import BlockPool, KVCache
 
@@ -29,11 +29,11 @@ class Loop:
     """A scheduler under Fair whose model says one token a row; who was given what."""
 
     def __init__(self, *, seats=SEATS, blocks=400, inner=Fifo, caching=False):
-        self.order = Fair(inner)
+        self.order = FairQueue(inner)
         kv = KVCache(BlockPool(blocks), 4, prefix_caching=caching)
         limits = [
-            KvShare(self.order, blocks, kv.most_blocks),
-            *(TokenBudget(BUDGET), SeatLimit(seats)),
+            TenantKVQuota(self.order, blocks, kv.max_blocks),
+            *(TokenBudget(BUDGET), MaxSeqsLimit(seats)),
         ]
         self.scheduler = Scheduler(kv, limits, self.order, max_seqs=seats, max_len=400)
         self.given, self.first, self.steps, self.made = {}, [], 0, 0
@@ -42,8 +42,10 @@ class Loop:
         name = f"{tenant.decode()}{self.made}"
         self.made += 1
         ids = tuple(tokens or (self.made * 100 + i for i in range(prompt)))
-        terms = Terms(weight=weight)
-        made = Request(name, ids, Stop(output), tenant=tenant, terms=terms, **fields)
+        terms = TenantLimits(weight=weight)
+        made = Request(
+            name, ids, StopConditions(output), tenant=tenant, tenant_limits=terms, **fields
+        )
         self.scheduler.add(made)
         return name
 
@@ -132,25 +134,27 @@ def test_who_was_idle_gets_no_credit_for_the_past():
 
 
 def test_who_had_too_much_is_not_forgiven_for_a_moment_of_idleness():
-    order = Fair(Fifo)
+    order = FairQueue(Fifo)
     a, b, c = (tenant_seq(name) for name in (b"a", b"b", b"c"))
     order.push(a)
     order.push(b)
     assert order.pop() is a
-    a.planned, a.state = 3, State.RUNNING
-    order.settle()
-    spent = order.spent(b"a")
-    a.state = State.FINISHED
-    order.settle()
+    a.planned, a.state = 3, SequenceState.RUNNING
+    order.charge_service()
+    spent = order.virtual_counter(b"a")
+    a.state = SequenceState.FINISHED
+    order.charge_service()
     order.push(tenant_seq(b"a"))
-    assert order.spent(b"a") == spent > order.spent(b"b")
+    assert order.virtual_counter(b"a") == spent > order.virtual_counter(b"b")
     order.push(c)
-    assert order.spent(b"c") == order.spent(b"b")
+    assert order.virtual_counter(b"c") == order.virtual_counter(b"b")
 
 
 def tenant_seq(tenant, tokens=3, **fields):
     made = sequence(prompt=range(tokens), **fields)
-    made.request = Request(f"{tenant}{id(made)}", tuple(range(tokens)), Stop(4), tenant=tenant)
+    made.request = Request(
+        f"{tenant}{id(made)}", tuple(range(tokens)), StopConditions(4), tenant=tenant
+    )
     return made
 
 
@@ -162,8 +166,8 @@ def test_what_the_cache_had_is_free():
         loop.add(b"a", tokens=shared, output=1)
         for _ in range(3):
             loop.step()
-    loop.order.settle()
-    assert loop.order.spent(b"a") < 24 + 4 * (4 + OUTPUT_COST) + 10
+    loop.order.charge_service()
+    assert loop.order.virtual_counter(b"a") < 24 + 4 * (4 + OUTPUT_COST) + 10
 
 
 def test_what_is_over_within_a_step_is_paid_for_too():
@@ -173,37 +177,37 @@ def test_what_is_over_within_a_step_is_paid_for_too():
     for _ in range(5):
         loop.add(b"a", 20, 1)
         loop.step()
-    loop.order.settle()
-    assert loop.order.spent(b"a") >= 5 * (20 + OUTPUT_COST)
+    loop.order.charge_service()
+    assert loop.order.virtual_counter(b"a") >= 5 * (20 + OUTPUT_COST)
 
 
 def test_who_was_let_in_for_nothing_pays_nothing():
-    order = Fair(Fifo)
+    order = FairQueue(Fifo)
     a, b = tenant_seq(b"a", 50), tenant_seq(b"b", 50)
     order.push(a)
     order.push(b)
     seq = order.pop()
-    assert order.spent(b"a") == 50
-    order.put_back(seq)
-    assert order.spent(b"a") == 0
+    assert order.virtual_counter(b"a") == 50
+    order.requeue(seq)
+    assert order.virtual_counter(b"a") == 0
 
 
 def test_computing_again_after_a_preemption_costs_the_tenant_nothing():
-    order = Fair(Fifo)
+    order = FairQueue(Fifo)
     a, b = tenant_seq(b"a", 50), tenant_seq(b"b", 50)
     order.push(a)
     order.push(b)
     assert order.pop() is a
-    a.planned, a.state = 50, State.RUNNING
-    order.settle()
-    a.planned, a.state = 0, State.WAITING
-    order.put_back(a)
-    assert order.spent(b"a") == 50
+    a.planned, a.state = 50, SequenceState.RUNNING
+    order.charge_service()
+    a.planned, a.state = 0, SequenceState.WAITING
+    order.requeue(a)
+    assert order.virtual_counter(b"a") == 50
     assert order.pop() is b
     assert order.pop() is a
-    a.planned, a.state = 50, State.RUNNING
-    order.settle()
-    assert order.spent(b"a") == 50
+    a.planned, a.state = 50, SequenceState.RUNNING
+    order.charge_service()
+    assert order.virtual_counter(b"a") == 50
 
 
 @pytest.mark.parametrize("inner", [Fifo, Priority])
@@ -216,18 +220,18 @@ def test_computing_again_after_a_preemption_costs_the_tenant_nothing():
     data=st.data(),
 )
 def test_of_one_tenant_the_order_is_the_inner_one(inner, entries, data):
-    fair, plain = Fair(inner), inner()
+    fair, plain = FairQueue(inner), inner()
     for i, (priority, at, index) in enumerate(entries):
         seq = sequence(id=f"r{i}", priority=priority, arrived_at=float(at), index=index)
         back = data.draw(st.booleans())
         for queue in (fair, plain):
-            (queue.put_back if back else queue.push)(seq)
+            (queue.requeue if back else queue.push)(seq)
         if data.draw(st.booleans()):
             assert fair.pop() is plain.pop()
         assert list(fair) == list(plain)
     everybody = dict.fromkeys(plain)
     if everybody:
-        assert fair.victim(everybody) is plain.victim(everybody)
+        assert fair.choose_victim(everybody) is plain.victim(everybody)
     assert [fair.pop() for _ in range(len(fair))] == [plain.pop() for _ in range(len(plain))]
 
 
@@ -236,7 +240,7 @@ tenants = st.sampled_from([b"a", b"b", b"c"])
 
 @given(names=st.lists(tenants, max_size=14), data=st.data())
 def test_everybody_who_goes_in_comes_out_once_and_in_the_order_that_was_shown(names, data):
-    order, inside = Fair(Fifo), []
+    order, inside = FairQueue(Fifo), []
     for name in names:
         seq = tenant_seq(name, data.draw(st.integers(1, 9)))
         order.push(seq)
@@ -251,7 +255,7 @@ def test_everybody_who_goes_in_comes_out_once_and_in_the_order_that_was_shown(na
             assert order.pop() is shown[0]
             inside.remove(shown[0])
         elif what == "bar":
-            order.bar(data.draw(st.sets(tenants)))
+            order.deprioritize(data.draw(st.sets(tenants)))
         assert len(order) == len(inside)
         assert set(order) == set(inside)
     shown = list(order)
@@ -259,35 +263,35 @@ def test_everybody_who_goes_in_comes_out_once_and_in_the_order_that_was_shown(na
 
 
 def test_memory_is_taken_from_who_holds_most_but_not_from_the_eldest():
-    order = Fair(Fifo)
+    order = FairQueue(Fifo)
     made = [tenant_seq(name, tables=1) for name in (b"a", b"b", b"b", b"a")]
     for seq, blocks in zip(made, (50, 4, 4, 1)):
         seq.tables = (list(range(blocks)),)
         order.push(seq)
     running = dict.fromkeys(made)
-    assert order.victim(running) is made[3]
+    assert order.choose_victim(running) is made[3]
     del running[made[3]]
-    assert order.victim(running) is made[2]
+    assert order.choose_victim(running) is made[2]
 
 
 def test_with_priorities_they_count_within_a_tenant():
-    order = Fair(Priority)
+    order = FairQueue(Priority)
     low, high = tenant_seq(b"a"), tenant_seq(b"a")
     other = tenant_seq(b"b")
     for seq, priority in ((low, 5), (high, -5), (other, 9)):
         fields = dict(priority=priority, tenant=seq.request.tenant)
-        seq.request = Request(seq.request.id, (1, 2, 3), Stop(1), **fields)
+        seq.request = Request(seq.request.id, (1, 2, 3), StopConditions(1), **fields)
         order.push(seq)
     assert [order.pop() for _ in range(3)] == [high, other, low]
 
 
 def test_tenants_without_anybody_here_are_forgotten_when_there_are_many(monkeypatch):
-    monkeypatch.setattr("quire.core.order.fair.MANY", 10)
-    order = Fair(Fifo)
+    monkeypatch.setattr("quire.core.scheduling.order.fair.MAX_TENANTS", 10)
+    order = FairQueue(Fifo)
     for i in range(50):
         seq = tenant_seq(b"%d" % i)
         order.push(seq)
         order.pop()
-        seq.state = State.FINISHED
-        order.settle()
+        seq.state = SequenceState.FINISHED
+        order.charge_service()
     assert len(order._tenants) <= 12

@@ -6,15 +6,15 @@ import random
 
 import pytest
 
-from quire.core.limits.tokens import TokenBudget
-from quire.core.scheduler import Scheduler
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.scheduler import Scheduler
 from tests.pure.core.workload import Run, random_aborts, random_requests, random_setup
 
 
 class NoSlack(TokenBudget):
     """Has to be asked for every row, so no row is planned without asking."""
 
-    def slack(self):
+    def free_decode_rows(self):
         return 0
 
 

@@ -5,28 +5,30 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.fence import Fence
+from quire.core.kv.deferred_free import DeferredFree
 
 
 @given(st.lists(st.tuples(st.integers(0, 8), st.lists(st.integers(0, 99), max_size=3)), max_size=9))
 def test_each_block_returns_exactly_when_its_step_is_over(gifts):
     back = []
-    fence = Fence(back.extend)
+    fence = DeferredFree(back.extend)
     for after, blocks in gifts:
-        fence.give_back(blocks, after)
+        fence.free_after(blocks, after)
     for step in range(10):
-        fence.landed(step)
+        fence.step_finished(step)
         want = [b for after, blocks in gifts if after <= step for b in blocks]
         assert sorted(back) == sorted(want)
-        assert fence.blocks == len(fence.held())
-        assert sorted(back + fence.held()) == sorted(b for _, blocks in gifts for b in blocks)
+        assert fence.num_pending == len(fence.pending_blocks())
+        assert sorted(back + fence.pending_blocks()) == sorted(
+            b for _, blocks in gifts for b in blocks
+        )
 
 
 def test_what_no_step_touches_returns_at_once():
     back = []
-    fence = Fence(back.extend)
-    fence.landed(4)
-    fence.give_back([1, 2], after=4)
+    fence = DeferredFree(back.extend)
+    fence.step_finished(4)
+    fence.free_after([1, 2], after=4)
     assert back == [1, 2]
-    fence.give_back([3], after=5)
+    fence.free_after([3], after=5)
     assert back == [1, 2]

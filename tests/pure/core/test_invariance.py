@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from quire.core.types import Request, Stop
+from quire.core.types import Request, StopConditions
 from tests.pure.core.workload import (
     Run,
     Setup,
@@ -39,7 +39,8 @@ def test_output_survives_being_preempted_over_and_over(seed):
 @pytest.mark.parametrize("priority", [False, True])
 def test_output_survives_preemption_of_every_kind(swap, depth, windows, priority):
     requests = [
-        Request(f"r{i}", (*range(6), i), Stop(30), priority=-i if priority else 0) for i in range(6)
+        Request(f"r{i}", (*range(6), i), StopConditions(30), priority=-i if priority else 0)
+        for i in range(6)
     ]
     setup = Setup(
         blocks=30, windows=windows, swap=swap, host=40, depth=depth, priority=priority, budget=40
@@ -54,7 +55,7 @@ def test_output_survives_preemption_of_every_kind(swap, depth, windows, priority
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("windows", [(None,), (5,), (5, None)])
 def test_siblings_share_the_prompt_and_copy_what_they_write(depth, windows):
-    request = Request("r", tuple(i % 6 for i in range(22)), Stop(10), n=5, seed=3)
+    request = Request("r", tuple(i % 6 for i in range(22)), StopConditions(10), n=5, seed=3)
     run = Run(Setup(blocks=60, windows=windows, depth=depth), [request])
     out = run.go()
     check_outcome(run, out)
@@ -62,7 +63,9 @@ def test_siblings_share_the_prompt_and_copy_what_they_write(depth, windows):
 
 
 def test_a_repeated_prompt_is_found_in_the_prefix_cache():
-    requests = [Request(f"r{i}", tuple(i % 5 for i in range(21)), Stop(3)) for i in range(3)]
+    requests = [
+        Request(f"r{i}", tuple(i % 5 for i in range(21)), StopConditions(3)) for i in range(3)
+    ]
     run = Run(Setup(seats=1, slots=1), requests)
     out = run.go(add_per_step=1)
     check_outcome(run, out)
@@ -71,7 +74,7 @@ def test_a_repeated_prompt_is_found_in_the_prefix_cache():
 
 
 def test_without_prefix_caching_nothing_is_found():
-    requests = [Request(f"r{i}", (1, 2, 3, 4, 5, 0, 1), Stop(3)) for i in range(3)]
+    requests = [Request(f"r{i}", (1, 2, 3, 4, 5, 0, 1), StopConditions(3)) for i in range(3)]
     run = Run(Setup(seats=1, prefix_caching=False), requests)
     check_outcome(run, run.go())
     assert run.scheduler.stats().prefix_hit_tokens == 0

@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.block_pool import BlockPool
-from quire.core.cache_spec import Full, Window
-from quire.core.kv_cache import KVCache
-from quire.core.tiers.host import HostPool
-from quire.core.types import NO_BLOCK, Copy
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
+from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.types import NO_BLOCK, BlockCopy
 from tests.pure.core.made import sequence
 
 SPECS = {
-    "full": (Full(),),
-    "window": (Window(5),),
-    "both": (Full(), Window(5)),
-    "three": (Window(3), Full(), Window(9)),
+    "full": (FullAttentionSpec(),),
+    "window": (SlidingWindowSpec(5),),
+    "both": (FullAttentionSpec(), SlidingWindowSpec(5)),
+    "three": (SlidingWindowSpec(3), FullAttentionSpec(), SlidingWindowSpec(9)),
 }
 
 
@@ -27,7 +27,7 @@ def cache(blocks=40, size=4, specs=SPECS["full"], **options):
 
 def compute(kv, seq, n):
     """What the scheduler does with a sequence over a step, when all goes well."""
-    kv.slide(seq, 0)
+    kv.free_out_of_window(seq, 0)
     assert kv.grow(seq, n)
     since = seq.computed
     seq.planned += n
@@ -100,9 +100,9 @@ def test_the_same_block_behind_another_beginning_is_not_a_hit():
 
 
 def test_a_window_group_needs_only_its_last_blocks_for_a_hit():
-    kv = cache(specs=(Full(), Window(5)))
+    kv = cache(specs=(FullAttentionSpec(), SlidingWindowSpec(5)))
     seq = done(kv, range(16))
-    kv.slide(seq, 0)
+    kv.free_out_of_window(seq, 0)
     assert seq.tables[1][:3] == [NO_BLOCK] * 3
     hit = matched(kv, range(20))
     assert hit.computed == 16
@@ -124,21 +124,21 @@ def test_who_fills_the_cache_takes_no_prefix_of_another_tenant():
 
 
 def test_every_group_has_to_agree_to_a_hit():
-    kv = cache(blocks=12, specs=(Full(), Window(5)))
+    kv = cache(blocks=12, specs=(FullAttentionSpec(), SlidingWindowSpec(5)))
     seq = done(kv, range(16))
     last = seq.tables[1][3]
     kv.release(seq, 0)
-    kv.pool.unpublish([last])  # of the window; the other group has all of it
+    kv.pool.uncache([last])  # of the window; the other group has all of it
     assert matched(kv, range(20)).computed == 12
 
 
 @given(st.integers(1, 9), st.integers(1, 5), st.lists(st.integers(1, 7), max_size=12))
 def test_a_window_gives_back_what_slid_out_and_keeps_what_is_read(window, size, chunks):
-    kv = cache(200, size, (Window(window),))
+    kv = cache(200, size, (SlidingWindowSpec(window),))
     seq = sequence(prompt=range(100))
     for n in chunks:
         compute(kv, seq, n)
-        kv.slide(seq, 0)
+        kv.free_out_of_window(seq, 0)
         kv.check([seq])
         first = max(0, seq.computed - window + 1) // size
         assert [b == NO_BLOCK for b in seq.tables[0]] == [
@@ -147,13 +147,13 @@ def test_a_window_gives_back_what_slid_out_and_keeps_what_is_read(window, size, 
 
 
 def test_growing_takes_all_or_nothing():
-    kv = cache(blocks=3, specs=(Full(), Full()))
+    kv = cache(blocks=3, specs=(FullAttentionSpec(), FullAttentionSpec()))
     seq = sequence(prompt=range(20), tables=2)
-    assert not kv.grow(seq, 5)
+    assert not kv.allocate(seq, 5)
     assert seq.tables == ([], [])
-    assert kv.room(seq) == 4
-    assert kv.missing(seq, 5) == 4
-    assert kv.grow(seq, 4)
+    assert kv.token_capacity(seq) == 4
+    assert kv.blocks_to_allocate(seq, 5) == 4
+    assert kv.allocate(seq, 4)
     assert [len(t) for t in seq.tables] == [1, 1]
 
 
@@ -169,22 +169,22 @@ def test_a_fork_shares_all_up_to_its_length_and_copies_the_last_block(specs, pro
     assert child.computed == child.planned == length
     kv.check([parent, child])
     shared = [list(table) for table in child.tables]
-    copies = kv.unshare(child, after=1)
+    copies = kv.copy_on_write(child, after=1)
     assert [c.src for c in copies] == ([t[-1] for t in shared] if length % size else [])
     for copy, table, before in zip(copies, child.tables, shared):
         assert table[:-1] == before[:-1]
         assert table[-1] == copy.dst not in before
     kv.check([parent, child])
     kv.release(child, 0)
-    kv.landed(1)
+    kv.step_finished(1)
     kv.release(parent, 0)
     assert kv.pool.available == 400
 
 
 def test_a_fork_shares_nothing_when_the_window_lost_what_it_would_read():
-    kv = cache(specs=(Window(5),))
+    kv = cache(specs=(SlidingWindowSpec(5),))
     parent = done(kv, range(20))
-    kv.slide(parent, 0)
+    kv.free_out_of_window(parent, 0)
     child = sequence(prompt=range(9))
     kv.fork(parent, child, 8)
     assert (child.computed, child.tables) == (0, ([],))
@@ -195,26 +195,26 @@ def test_a_shared_block_is_kept_until_the_copy_was_made():
     parent, child = done(kv, range(6)), sequence(prompt=range(6))
     kv.fork(parent, child, 5)
     kv.release(parent, 0)
-    [copy] = kv.unshare(child, after=7)
-    assert kv.pool.take(2) is None, "the source must not be handed out before step 7 is over"
-    kv.landed(7)
-    assert copy.src in kv.pool.take(2)
+    [copy] = kv.copy_on_write(child, after=7)
+    assert kv.pool.allocate(2) is None, "the source must not be handed out before step 7 is over"
+    kv.step_finished(7)
+    assert copy.src in kv.pool.allocate(2)
 
 
 def test_unsharing_fails_without_a_trace_when_there_is_no_block():
     kv = cache(blocks=2)
     parent, child = done(kv, range(6)), sequence(prompt=range(6))
     kv.fork(parent, child, 5)
-    assert kv.unshare(child, 1) is None
+    assert kv.copy_on_write(child, 1) is None
     assert child.tables == parent.tables
     kv.check([parent, child])
 
 
 @pytest.mark.parametrize("specs", SPECS.values(), ids=SPECS)
 def test_what_is_swapped_out_comes_back_to_the_same_places(specs):
-    kv = cache(60, 4, specs, host=HostPool(60))
+    kv = cache(60, 4, specs, host=HostBlockPool(60))
     seq = done(kv, range(22))
-    kv.slide(seq, 0)
+    kv.free_out_of_window(seq, 0)
     before = [list(table) for table in seq.tables]
     out = kv.swap_out(seq, 0)
     assert [c.src for c in out] == [b for table in before for b in table if b != NO_BLOCK]
@@ -227,36 +227,36 @@ def test_what_is_swapped_out_comes_back_to_the_same_places(specs):
         [b == NO_BLOCK for b in t] for t in before
     ]
     kv.check([seq])
-    assert kv.host.available == 60 - len(out), "read by step 3, so not free before"
-    kv.landed(3)
-    assert kv.host.available == 60
+    assert kv.host_pool.available == 60 - len(out), "read by step 3, so not free before"
+    kv.step_finished(3)
+    assert kv.host_pool.available == 60
 
 
 def test_nothing_is_swapped_out_when_the_host_is_full():
-    kv = cache(host=HostPool(1))
+    kv = cache(host=HostBlockPool(1))
     seq = done(kv, range(8))
     assert kv.swap_out(seq, 0) is None
     assert len(seq.tables[0]) == 2
-    assert kv.host.available == 1
+    assert kv.host_pool.available == 1
     kv.check([seq])
 
 
 def test_nothing_is_swapped_in_when_the_device_is_full():
-    kv = cache(blocks=2, host=HostPool(2))
+    kv = cache(blocks=2, host=HostBlockPool(2))
     seq = done(kv, range(8))
     [first, _] = kv.swap_out(seq, 0)
-    other = kv.pool.take(1)
+    other = kv.pool.allocate(1)
     assert kv.swap_in(seq, 1) is None
-    kv.pool.drop(other)
-    assert kv.swap_in(seq, 1)[0] == Copy(first.dst, seq.tables[0][0])
+    kv.pool.free(other)
+    assert kv.swap_in(seq, 1)[0] == BlockCopy(first.dst, seq.tables[0][0])
 
 
 def test_an_abandoned_swap_gives_its_host_blocks_back():
-    kv = cache(host=HostPool(2))
+    kv = cache(host=HostBlockPool(2))
     seq = done(kv, range(8))
     kv.swap_out(seq, 0)
     kv.release(seq, 0)
-    assert kv.host.available == 2
+    assert kv.host_pool.available == 2
     kv.check([])
 
 

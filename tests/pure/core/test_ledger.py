@@ -5,10 +5,10 @@ from collections import deque
 
 import pytest
 
+from quire.core.sequence_timing import BREAKDOWN_FIELDS
 from quire.core.snapshot import time_bucket
-from quire.core.timing import CUTS
-from quire.core.types import Request, Stop
-from quire.engine.loop import Engine
+from quire.core.types import Request, StopConditions
+from quire.engine.core.engine_core import EngineCore
 from tests.pure.core.made import FakeGrammars, bound
 from tests.pure.core.workload import (
     Setup,
@@ -47,7 +47,7 @@ class Device:
         self.free_at = max(self.free_at, self.clock.now) + self.seconds(plan)
         return Pending(self, plan, self.free_at)
 
-    def mend(self):
+    def recover(self):
         pass
 
     def shutdown(self):
@@ -69,7 +69,7 @@ class Pending:
 def engine_of(setup, clock, seconds):
     scheduler, _, model = setup.build()
     device = Device(model, clock, seconds, setup.fails)
-    return Engine(scheduler, device, steps_in_flight=setup.depth, check=True, clock=clock)
+    return EngineCore(scheduler, device, steps_in_flight=setup.depth, check=True, clock=clock)
 
 
 def drive(engine, requests, setup, clock, rng):
@@ -137,12 +137,12 @@ def test_the_cuts_are_not_negative_and_sum_to_the_wall_time(seed):
 def test_no_account_stays_open():
     for seed in range(30):
         engine, _, _ = random_drive(seed)
-        engine._ledger.check(0)
-        assert not engine._ledger._families
+        engine._time_accounting.check(0)
+        assert not engine._time_accounting._groups
 
 
 def test_all_causes_are_met_by_the_random_runs():
-    total = [0.0] * len(CUTS)
+    total = [0.0] * len(BREAKDOWN_FIELDS)
     for seed in range(60):
         for update in random_drive(seed)[2].values():
             total = [a + b for a, b in zip(total, update.timing.cuts)]
@@ -154,7 +154,9 @@ def test_all_causes_are_met_by_the_random_runs():
 
 def request(name, prompt=8, most=4, **more):
     made = random.Random(name)
-    return Request(name, tuple(made.randrange(6) for _ in range(prompt)), Stop(most), **more)
+    return Request(
+        name, tuple(made.randrange(6) for _ in range(prompt)), StopConditions(most), **more
+    )
 
 
 class Scene:
@@ -179,7 +181,7 @@ class Scene:
     def cuts(self, name, index=0):
         """Of the terminal update, without what is zero."""
         timing = self.timings[name, index][-1]
-        cuts = zip(CUTS, timing.cuts)
+        cuts = zip(BREAKDOWN_FIELDS, timing.cuts)
         return {name: seconds for name, seconds in cuts if seconds}
 
 
@@ -206,7 +208,7 @@ def test_a_request_that_ends_while_it_waits_for_its_grammar_has_been_there():
     scene.engine.add(request("a", constraint=bound(9)))
     scene.clock.now += 3.0
     [update] = scene.engine.abort("a")
-    assert update.timing.cuts == (3.0, *[0.0] * 6)
+    assert update.timing.breakdown == (3.0, *[0.0] * 6)
     scene.engine.check()
 
 
@@ -402,7 +404,7 @@ def test_a_timed_request_has_its_timing_in_every_update():
     scene.run()
     assert [t.ended_at - 1000.0 for t in scene.timings["a", 0]] == [1.0, 2.0, 3.0, 4.0]
     assert len(scene.timings["b", 0]) == 2
-    assert not scene.engine._ledger._timed
+    assert not scene.engine._time_accounting._timed
 
 
 def test_time_without_anybody_is_nobodys():
@@ -467,7 +469,7 @@ def test_counters_count_steps_tokens_and_ends():
     assert counters.prompt_tokens == counters.answered_tokens == 11
     assert counters.generated_tokens == 4
     assert counters.finished == {"length": 1, "stop_string": 1}
-    assert sum(counters.cut_seconds) == 4.0
+    assert sum(counters.breakdown_seconds) == 4.0
     assert (counters.steps, counters.step_seconds) == (2, 2.0)
     assert counters.step_tokens_sum == 13
     assert sum(counters.first_token_times) == 2

@@ -8,37 +8,45 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.draft import Draft
-from quire.core.limits.door import Door
-from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.kv_share import KvShare
-from quire.core.limits.pace import LEAST, LONG, Pace
-from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.short_first import ShortFirst
-from quire.core.limits.suspects import Suspects
-from quire.core.limits.tokens import TokenBudget, WholePrompts
-from quire.core.order.fair import Fair
-from quire.core.order.fifo import Fifo
-from quire.core.types import State
+from quire.core.admission.admission_control import AdmissionControl
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
+from quire.core.scheduling.limits.itl_target import (
+    LONG_PROMPT_STEPS,
+    MIN_PROMPT_TOKENS,
+    InterTokenLatencyLimit,
+)
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.prefill_limits import (
+    LongPrefillLimit,
+    PartialPrefillLimit,
+    PrefillChunkLimit,
+)
+from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
+from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
+from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
+from quire.core.scheduling.order.fair import FairQueue
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.plan_builder import PlanBuilder
+from quire.core.types import SequenceState
 from quire.errors import TooLong, Unsupported
 from tests.pure.core.made import FakeGrammars, bound, request, sequence
 
 MAKERS = {
     "tokens": lambda k: TokenBudget(3 * k),
-    "whole": lambda k: WholePrompts(3 * k),
-    "seats": SeatLimit,
-    "chunk": ChunkCap,
-    "partial": PartialPrefills,
-    "long": lambda k: LongPrefills(k, 5),
-    "grammars": lambda k: GrammarLimit(None, 9),
+    "whole": lambda k: WholePromptLimit(3 * k),
+    "seats": MaxSeqsLimit,
+    "chunk": PrefillChunkLimit,
+    "partial": PartialPrefillLimit,
+    "long": lambda k: LongPrefillLimit(k, 5),
+    "grammars": lambda k: GrammarWait(None, 9),
     "suspects": lambda k: suspects(k, marked=False, accused=0),
     "suspects, marked": lambda k: suspects(k, marked=True, accused=0),
     "suspects, accused": lambda k: suspects(k, marked=False, accused=k),
     "suspects, an open step": lambda k: suspects(k, marked=True, accused=k, waits=True),
-    "door": lambda k: Door(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
-    "kv share": lambda k: KvShare(Fair(Fifo), 4 * k, lambda tokens: tokens),
-    "short first": lambda k: ShortFirst(Fifo(), lambda: 3 * k),
+    "door": lambda k: AdmissionControl(max_requests=k, max_tokens=9 * k, clock=lambda: 0.0),
+    "kv share": lambda k: TenantKVQuota(FairQueue(Fifo), 4 * k, lambda tokens: tokens),
+    "short first": lambda k: ShortestPromptFirst(Fifo(), lambda: 3 * k),
     "pace": lambda k: paced(k, known=False),
     "pace, known": lambda k: paced(k, known=True),
 }
@@ -46,20 +54,20 @@ MAKERS = {
 
 def suspects(number, *, marked, accused, waits=False):
     """Of the sequences that the tests make all are of one request, "r"."""
-    limit = Suspects()
+    limit = FaultIsolationLimit()
     if marked:
-        limit.keeps(request("r", suspect=1))
-    limit.failed([sequence(id=f"other{i}") for i in range(accused)])
+        limit.add_request(request("r", suspect=1))
+    limit.observe_step_failure([sequence(id=f"other{i}") for i in range(accused)])
     if waits:
-        limit.begin(1)  # nobody of those on trial comes
+        limit.begin_step(1)  # nobody of those on trial comes
     return limit
 
 
 def paced(decoding, *, known):
-    limit = Pace(0.05)
+    limit = InterTokenLatencyLimit(0.05)
     if known:
-        limit.learn(1000, 0.05)
-    limit.take_ones(decoding)
+        limit.observe_step(1000, 0.05)
+    limit.take_decode_rows(decoding)
     return limit
 
 
@@ -73,7 +81,7 @@ def seqs_of(wishes):
         yield sequence(
             prompt=range(prompt),
             planned=min(planned, prompt - 1),
-            state=State.RUNNING if running else State.WAITING,
+            state=SequenceState.RUNNING if running else SequenceState.WAITING,
         )
 
 
@@ -122,22 +130,28 @@ def test_slack_rows_are_granted_and_counted_like_any_other(make, size, wishes):
         n = limit.allow(seq, seq.pending)
         if n:
             limit.take(seq, n)
-    one = sequence(prompt=range(9), output=(1,), planned=9, state=State.RUNNING)
+    one = sequence(prompt=range(9), output=(1,), planned=9, state=SequenceState.RUNNING)
     other = copy.deepcopy(limit, known_to(limit))
     rows = min(limit.slack(), 5)
     for _ in range(rows):
         assert limit.allow(one, 1) == 1
         limit.take(one, 1)
-    other.take_ones(rows)
+    other.take_decode_rows(rows)
     assert state_of(other) == state_of(limit)
 
 
 @given(wishes)
 def test_adding_a_row_to_a_draft_and_removing_it_is_nothing(wishes):
-    limits = [ChunkCap(4), TokenBudget(20), SeatLimit(4), PartialPrefills(1), LongPrefills(1, 5)]
-    draft = Draft(limits, 9)
+    limits = [
+        PrefillChunkLimit(4),
+        TokenBudget(20),
+        MaxSeqsLimit(4),
+        PartialPrefillLimit(1),
+        LongPrefillLimit(1, 5),
+    ]
+    draft = PlanBuilder(limits, 9)
     for seq in seqs_of(wishes):
-        n = draft.allowance(seq)
+        n = draft.allowed_tokens(seq)
         if not n:
             continue
         before = [state_of(limit) for limit in limits], list(draft.rows), seq.planned, seq.tokens[:]
@@ -151,7 +165,7 @@ def test_adding_a_row_to_a_draft_and_removing_it_is_nothing(wishes):
 
 def test_the_token_budget_is_shared_in_order():
     budget = TokenBudget(10)
-    budget.begin(2)
+    budget.begin_step(2)
     seq = sequence(prompt=range(8))
     budget.take(seq, budget.allow(seq, 8))
     assert budget.allow(seq, 8) == 2
@@ -161,7 +175,7 @@ def test_the_token_budget_is_shared_in_order():
 
 
 def test_whole_prompts_are_not_cut_but_recomputed_ones_may_be():
-    limit = WholePrompts(10)
+    limit = WholePromptLimit(10)
     seq = sequence(prompt=range(8))
     assert limit.allow(seq, 7) == 0
     assert limit.allow(seq, 8) == 8
@@ -173,24 +187,24 @@ def test_whole_prompts_are_not_cut_but_recomputed_ones_may_be():
 
 
 def test_a_prompt_beyond_the_budget_is_refused_when_it_may_not_be_cut():
-    WholePrompts(10).accept(request(prompt=range(10)))
+    WholePromptLimit(10).check_request(request(prompt=range(10)))
     with pytest.raises(TooLong, match=r"11 tokens.*at most 10.*max_num_batched_tokens") as caught:
-        WholePrompts(10).accept(request(prompt=range(11)))
+        WholePromptLimit(10).check_request(request(prompt=range(11)))
     assert caught.value.param == "prompt"
 
 
 def test_long_prompts_come_in_pieces_unless_alone():
-    cap = ChunkCap(4)
+    cap = PrefillChunkLimit(4)
     seq = sequence(prompt=range(20))
-    cap.begin(2)
+    cap.begin_step(2)
     assert cap.allow(seq, 20) == 4
-    cap.begin(1)
+    cap.begin_step(1)
     assert cap.allow(seq, 20) == 20
 
 
 def test_only_unfinished_prompts_count_as_partial():
-    limit = PartialPrefills(1)
-    limit.begin(3)
+    limit = PartialPrefillLimit(1)
+    limit.begin_step(3)
     whole, cut, other = (sequence(prompt=range(9)) for _ in range(3))
     limit.take(whole, 9)
     limit.take(cut, 5)
@@ -199,27 +213,27 @@ def test_only_unfinished_prompts_count_as_partial():
 
 
 def test_short_prompts_do_not_count_as_long_ones():
-    limit = LongPrefills(1, threshold=5)
-    limit.begin(3)
+    limit = LongPrefillLimit(1, threshold=5)
+    limit.begin_step(3)
     limit.take(sequence(prompt=range(9)), 3)
-    assert limit.passing
+    assert limit.allows_overtaking
     assert limit.allow(sequence(prompt=range(9)), 3) == 0
     assert limit.allow(sequence(prompt=range(5)), 3) == 3
 
 
 def prompt_of(tokens):
-    return sequence(prompt=range(tokens), planned=0, state=State.WAITING)
+    return sequence(prompt=range(tokens), planned=0, state=SequenceState.WAITING)
 
 
 def short(limit):
     """A prompt that would take all that a step has, and is not long."""
-    return prompt_of(int(min(limit.short.most, 20_000) * LONG))
+    return prompt_of(int(min(limit.short.most, 20_000) * LONG_PROMPT_STEPS))
 
 
 def told(limit, rows, prompt_tokens, seconds):
     """A step of so many decoding rows was planned and landed; the next is being planned."""
     limit.begin(rows + 1)
-    limit.take_ones(rows)
+    limit.take_decode_rows(rows)
     limit.learn(prompt_tokens, seconds)
     limit.begin(rows + 1)
 
@@ -227,7 +241,7 @@ def told(limit, rows, prompt_tokens, seconds):
 def granted(limit, rows=4):
     """Prompt tokens that the next step may have."""
     limit.begin(rows + 1)
-    limit.take_ones(rows)
+    limit.take_decode_rows(rows)
     return limit.allow(short(limit), 100_000)
 
 
@@ -242,7 +256,7 @@ def run_full_steps(limit, fixed_s, token_s, steps, rows=4):
 
 
 def test_prompts_beside_decoding_rows_get_what_fits_the_target():
-    limit = Pace(0.050)
+    limit = InterTokenLatencyLimit(0.050)
     told(limit, 4, 2000, 0.100)
     most = limit.allow(prompt_of(5000), 5000)
     assert 850 < most <= 1000
@@ -254,58 +268,58 @@ def test_prompts_beside_decoding_rows_get_what_fits_the_target():
     ("rows", "fits", "tokens"), [(250, 1900, 2048), (48, 1100, 1024), (20, 700, 640)]
 )
 def test_a_step_beside_decoding_rows_fills_the_tiles_of_products(rows, fits, tokens):
-    limit = Pace(0.050)
+    limit = InterTokenLatencyLimit(0.050)
     told(limit, rows, 2 * fits, 0.100)
-    limit.take_ones(rows)
+    limit.take_decode_rows(rows)
     assert limit.allow(short(limit), 9000) + rows == tokens
 
 
 @pytest.mark.parametrize(("fixed_s", "token_s"), [(0.0, 22e-6), (0.02, 22e-6), (0.005, 2e-3)])
 def test_steps_come_near_the_target_and_not_over_it_whatever_a_step_costs(fixed_s, token_s):
-    limit = Pace(0.050)
-    limit.learn(8000, fixed_s + 8000 * token_s)
+    limit = InterTokenLatencyLimit(0.050)
+    limit.observe_step(8000, fixed_s + 8000 * token_s)
     seconds = run_full_steps(limit, fixed_s, token_s, 30)
-    least = fixed_s + (LEAST + 4) * token_s
+    least = fixed_s + (MIN_PROMPT_TOKENS + 4) * token_s
     assert max(0.022, least) <= seconds <= max(0.055, least)
 
 
 def test_prompts_get_all_they_want_while_nobody_decodes():
-    limit = Pace(0.050)
+    limit = InterTokenLatencyLimit(0.050)
     told(limit, 0, 2000, 0.090)
     assert limit.allow(prompt_of(5000), 5000) == 5000
 
 
 def test_a_prompt_gets_on_however_slow_the_device_is():
-    limit = Pace(0.050)
+    limit = InterTokenLatencyLimit(0.050)
     told(limit, 1, 100, 10.0)
-    assert limit.allow(short(limit), 5000) == LEAST
+    assert limit.allow(short(limit), 5000) == MIN_PROMPT_TOKENS
 
 
 def test_a_step_that_stalled_is_forgotten_after_some_full_ones():
-    limit = Pace(0.050)
+    limit = InterTokenLatencyLimit(0.050)
     run_full_steps(limit, 0.02, 22e-6, 20)
     before = granted(limit)
-    limit.learn(granted(limit), 9.0)
-    assert granted(limit) == LEAST
+    limit.observe_step(granted(limit), 9.0)
+    assert granted(limit) == MIN_PROMPT_TOKENS
     run_full_steps(limit, 0.02, 22e-6, 12)
     assert granted(limit) >= 0.75 * before
 
 
 def test_a_step_with_few_prompts_teaches_nothing_of_many():
-    limit = Pace(0.050)
-    limit.learn(2000, 0.100)
+    limit = InterTokenLatencyLimit(0.050)
+    limit.observe_step(2000, 0.100)
     granted(limit)
     before = granted(limit)
     for _ in range(20):
-        limit.learn(100, 0.012)
+        limit.observe_step(100, 0.012)
     assert granted(limit) == before
 
 
 def test_a_decoding_row_is_never_held_back():
-    limit = Pace(0.001)
+    limit = InterTokenLatencyLimit(0.001)
     told(limit, 4, 2000, 1.0)
-    limit.take(prompt_of(LEAST), LEAST)
-    row = sequence(prompt=range(3), output=[7], planned=3, state=State.RUNNING)
+    limit.take(prompt_of(MIN_PROMPT_TOKENS), MIN_PROMPT_TOKENS)
+    row = sequence(prompt=range(3), output=[7], planned=3, state=SequenceState.RUNNING)
     assert limit.allow(row, 1) == 1
     assert limit.allow(prompt_of(9), 9) == 0
 
@@ -320,30 +334,30 @@ def asked(limit, *requests):
 
 
 def test_a_request_without_a_constraint_is_not_kept():
-    limit = GrammarLimit(FakeGrammars(), 100)
+    limit = GrammarWait(FakeGrammars(), 100)
     asked(limit, request("a"))
-    assert not limit.decided
+    assert not limit.has_wait_results
 
 
 def test_all_who_wait_for_a_grammar_are_let_go_with_it():
     grammars = FakeGrammars()
-    limit = GrammarLimit(grammars, 100)
+    limit = GrammarWait(grammars, 100)
     first, other = bound(1), bound(2)
     asked(limit, request("a", constraint=first), request("b", constraint=other))
     asked(limit, request("c", constraint=first))
-    assert not limit.decided
+    assert not limit.has_wait_results
     grammars.tick()
-    assert limit.decided
-    assert list(limit.verdicts()) == [("a", None), ("c", None)]
+    assert limit.has_wait_results
+    assert list(limit.wait_results()) == [("a", None), ("c", None)]
     asked(limit, request("d", constraint=first))
-    assert list(limit.verdicts()) == [("d", None)]
+    assert list(limit.wait_results()) == [("d", None)]
 
 
 def test_a_grammar_that_fails_is_the_fault_of_the_request():
     grammars = FakeGrammars()
-    limit = GrammarLimit(grammars, 100)
+    limit = GrammarWait(grammars, 100)
     asked(limit, request("a", constraint=bound(0, fails=True)))
-    [(name, error)] = limit.verdicts()
+    [(name, error)] = limit.wait_results()
     assert (name, str(error)) == ("a", "no")
 
 
@@ -353,25 +367,25 @@ def test_a_grammar_that_fails_is_the_fault_of_the_request():
 )
 def test_a_text_that_cannot_be_whole_is_refused(most, prompt, max_len, param):
     grammars = FakeGrammars()
-    limit = GrammarLimit(grammars, max_len)
+    limit = GrammarWait(grammars, max_len)
     asked(limit, request("a", range(prompt), most, constraint=bound(0, 5)))
-    [(_, error)] = limit.verdicts()
+    [(_, error)] = limit.wait_results()
     assert (error and error.param) == param
     assert error is None or "5 tokens" in str(error) or "takes 5" in str(error)
 
 
 def test_what_ended_while_it_waited_is_not_named_and_holds_nothing():
     grammars = FakeGrammars()
-    limit = GrammarLimit(grammars, 100)
+    limit = GrammarWait(grammars, 100)
     gone, other = request("a", constraint=bound(1)), request("b", constraint=bound(1))
     asked(limit, gone, other)
-    limit.forget(gone)
+    limit.remove_request(gone)
     grammars.tick()
-    assert list(limit.verdicts()) == [("b", None)]
-    limit.forget(other)
+    assert list(limit.wait_results()) == [("b", None)]
+    limit.remove_request(other)
     assert not +grammars.held
 
 
 def test_without_grammars_a_constraint_is_refused_at_once():
     with pytest.raises(Unsupported, match="tokenizer"):
-        GrammarLimit(None, 100).accept(request("a", constraint=bound()))
+        GrammarWait(None, 100).check_request(request("a", constraint=bound()))

@@ -4,14 +4,14 @@ from array import array
 
 import pytest
 
-from quire.core.block_pool import BlockPool, BlockState
-from quire.core.ledger import Ledger
-from quire.core.limits.base import Limit
-from quire.core.look import look
+from quire.core.accounting.snapshot_builder import build_snapshot
+from quire.core.accounting.time_accounting import TimeAccounting
+from quire.core.kv.block_pool import BlockPool, BlockState
+from quire.core.scheduling.limits.base import Limit
 from quire.core.snapshot import (
     TIME_BUCKETS,
-    DoorFigures,
-    GrammarFigures,
+    AdmissionStats,
+    GrammarStats,
     percentiles,
     time_bucket,
 )
@@ -63,10 +63,10 @@ def test_a_token_that_is_on_its_way_is_not_counted():
 def test_each_block_is_told_with_its_first_owner():
     scene = scene_of(request("a", prompt=9, most=5), request("b", prompt=5, most=5))
     snapshot = scene.engine.snapshot()
-    owners = array("H", snapshot.owners)
-    assert len(owners) == len(snapshot.states) == snapshot.stats.blocks
+    owners = array("H", snapshot.block_owners)
+    assert len(owners) == len(snapshot.block_states) == snapshot.stats.blocks
     assert [owners.count(k) for k in (1, 2)] == [3, 2]
-    held = {i for i, state in enumerate(snapshot.states) if state >= BlockState.HELD}
+    held = {i for i, state in enumerate(snapshot.block_states) if state >= BlockState.HELD}
     assert held == {i for i, owner in enumerate(owners) if owner}
 
 
@@ -74,14 +74,14 @@ def test_a_block_that_two_share_belongs_to_the_first():
     scene = Scene()
     scene.engine.add(request("a", prompt=9, most=9))
     scene.step()
-    first = scene.engine._scheduler._roster.families["a"].sequences[0]
+    first = scene.engine._scheduler._registry.groups["a"].sequences[0]
     scene.engine.add(request("b", prompt=9, most=9))
-    second = scene.engine._scheduler._roster.families["b"].sequences[0]
+    second = scene.engine._scheduler._registry.groups["b"].sequences[0]
     second.tokens[:] = first.tokens[:9]  # the same prompt, so its full blocks are found
     scene.step()
     snapshot = scene.engine.snapshot()
-    owners = array("H", snapshot.owners)
-    shared = [i for i, state in enumerate(snapshot.states) if state == BlockState.SHARED]
+    owners = array("H", snapshot.block_owners)
+    shared = [i for i, state in enumerate(snapshot.block_states) if state == BlockState.SHARED]
     assert len(shared) == 2
     assert {owners[i] for i in shared} == {1}
 
@@ -91,18 +91,18 @@ def test_rows_beyond_those_asked_for_are_left_out_and_counted():
     snapshot = scene.engine.snapshot(rows=1, blocks=False)
     assert [row.request_id for row in snapshot.rows] == ["r0"]
     assert (snapshot.stats.running, snapshot.stats.waiting) == (2, 3)
-    assert snapshot.states == snapshot.owners == b""
+    assert snapshot.block_states == snapshot.block_owners == b""
 
 
 def test_windows_leave_holes_that_nobody_owns():
     scene = scene_of(request("a", prompt=30, most=9), windows=(4,), block_size=2, budget=8, steps=5)
-    owners = array("H", scene.engine.snapshot().owners)
+    owners = array("H", scene.engine.snapshot().block_owners)
     assert owners.count(1) == scene.engine.snapshot().rows[0].blocks
 
 
 def test_a_block_may_be_held_more_often_than_a_byte_can_say():
     pool = BlockPool(3)
-    (block,) = pool.take(1)
+    (block,) = pool.allocate(1)
     for _ in range(300):
         pool.share([block])
     states = pool.usage_map()
@@ -111,14 +111,14 @@ def test_a_block_may_be_held_more_often_than_a_byte_can_say():
 
 
 class Tells(Limit):
-    def figures(self):
-        return GrammarFigures(waiting=3)
+    def stats(self):
+        return GrammarStats(waiting=3)
 
 
 def test_what_a_limit_has_to_tell_is_found_by_its_type():
-    seen = look(engine(limits=[Tells()]), Ledger(), at=0.0, most=1, blocks=False)
-    assert seen.grammars == GrammarFigures(waiting=3)
-    assert seen.door == DoorFigures(), "no limit tells of a door"
+    seen = build_snapshot(engine(limits=[Tells()]), TimeAccounting(), at=0.0, most=1, blocks=False)
+    assert seen.grammars == GrammarStats(waiting=3)
+    assert seen.admission == AdmissionStats(), "no limit tells of a door"
 
 
 def test_percentiles_are_right_within_a_tenth():

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.order.fifo import Fifo
-from quire.core.order.priority import Priority, rank
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.order.priority import Priority, rank
 from tests.pure.core.made import sequence
 
 entries = st.lists(
@@ -55,17 +55,17 @@ def test_priority_goes_by_number_then_arrival_whatever_the_order_of_pushing(entr
 def test_the_priority_victim_is_who_would_be_admitted_last(entries):
     seqs = seqs_of(entries)
     if seqs:
-        assert Priority().victim(dict.fromkeys(seqs)) is max(seqs, key=rank)
+        assert Priority().choose_victim(dict.fromkeys(seqs)) is max(seqs, key=rank)
 
 
 def test_fifo_keeps_arrivals_and_lets_the_preempted_return_first():
     queue, (a, b, c) = Fifo(), seqs_of([(0, 0, 0), (0, 1, 0), (0, 2, 0)])
     queue.push(a)
     queue.push(b)
-    queue.put_back(c)
+    queue.requeue(c)
     assert list(queue) == [c, a, b]
 
 
 def test_the_fifo_victim_is_the_youngest():
     a, b = seqs_of([(0, 0, 0), (0, 1, 0)])
-    assert Fifo().victim({a: None, b: None}) is b
+    assert Fifo().choose_victim({a: None, b: None}) is b

@@ -1,13 +1,13 @@
 """Each judged prompt position is handed out once, at its place, whatever was computed again."""
 
-from quire.core.block_pool import BlockPool
-from quire.core.kv_cache import KVCache
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fifo import Fifo
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache import KVCache
 from quire.core.params import SamplingParams
-from quire.core.prompt_logprobs import PromptLogprobs
-from quire.core.scheduler import Scheduler
-from quire.core.types import Request, Row, Sequence, StepResult, Stop, TokenLogprobs
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Request, Row, Sequence, StepResult, StopConditions, TokenLogprobs
 
 
 def entries(positions):
@@ -15,8 +15,10 @@ def entries(positions):
 
 
 def test_positions_behind_a_prefix_hit_stay_at_their_places_when_all_is_computed_again():
-    seq = Sequence(Request("a", tuple(range(10)), Stop(1)), 0, list(range(10)), ([],), cached=4)
-    told = PromptLogprobs()
+    seq = Sequence(
+        Request("a", tuple(range(10)), StopConditions(1)), 0, list(range(10)), ([],), cached=4
+    )
+    told = PromptLogprobsBuffer()
     told.add(Row(seq, 4, 3, False), entries([5, 6, 7]))
     told.add(Row(seq, 0, 6, False), entries([1, 2, 3, 4, 5, 6]))
     told.add(Row(seq, 6, 4, True), entries([7, 8, 9]))
@@ -28,9 +30,9 @@ def test_a_preempted_prompt_that_is_judged_is_not_taken_from_the_cache():
     for judged in (None, 0):
         kv = KVCache(BlockPool(8), 4)
         scheduler = Scheduler(kv, [TokenBudget(8)], Fifo(), max_seqs=4, max_len=32)
-        scheduler.add(Request("old", (1, 2, 3), Stop(25)))
+        scheduler.add(Request("old", (1, 2, 3), StopConditions(25)))
         params = SamplingParams(prompt_logprobs=judged)
-        scheduler.add(Request("young", tuple(range(10, 24)), Stop(12), params))
+        scheduler.add(Request("young", tuple(range(10, 24)), StopConditions(12), params))
         starts = []
         while not scheduler.idle:
             plan = scheduler.plan()

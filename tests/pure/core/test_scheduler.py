@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from quire.core.block_pool import BlockState
-from quire.core.kv_cache import KVCache
-from quire.core.limits.seats import SeatLimit
-from quire.core.types import UNKNOWN, State, StepResult, Stop, TokenLogprobs
+from quire.core.kv.block_pool import BlockState
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.types import UNKNOWN, SequenceState, StepResult, StopConditions, TokenLogprobs
 from quire.errors import NotFinite, RequestError, StepFailed, TooLong
 from tests.pure.core.made import FakeGrammars, bound, request
 from tests.pure.core.workload import Run, Setup, check_outcome
@@ -177,7 +177,7 @@ def test_a_full_host_pool_falls_back_to_recomputing():
 def test_preemption_is_logged_first_and_then_every_fiftieth_time(caplog):
     scheduler = engine(blocks=11, block_size=2)
     round_ = 0
-    with caplog.at_level(logging.WARNING, logger="quire.core.scheduler"):
+    with caplog.at_level(logging.WARNING, logger="quire.core.scheduling.scheduler"):
         while scheduler.stats().preemptions < 101:
             round_ += 1
             for i in range(12):
@@ -193,7 +193,7 @@ def test_preemption_is_logged_first_and_then_every_fiftieth_time(caplog):
 
 
 def test_stop_tokens_and_length_end_a_sequence():
-    stop = Stop(3, eos_ids=frozenset({7}), token_ids=frozenset({8}))
+    stop = StopConditions(3, eos_ids=frozenset({7}), token_ids=frozenset({8}))
     scheduler = engine([request(c, stop=stop) for c in "abc"])
     plan = scheduler.plan()
     updates = scheduler.apply(plan, StepResult([(7,), (8,), (1,)]))
@@ -215,7 +215,7 @@ def test_the_length_of_the_model_ends_a_sequence_too():
 
 
 def test_tokens_behind_one_that_ends_the_sequence_are_cut():
-    scheduler = engine([request(stop=Stop(9, eos_ids=frozenset({7})))])
+    scheduler = engine([request(stop=StopConditions(9, eos_ids=frozenset({7})))])
     scheduler.apply(scheduler.plan(), StepResult([(1, 2)]))
     plan = scheduler.plan()
     assert rows(plan) == [("r", 0, 3, 2)]
@@ -299,8 +299,8 @@ def test_all_who_run_when_a_step_fails_go_back_in_their_order_and_say_what_they_
     scheduler = engine([request("a"), request("b", range(30))], budget=7, depth=2)
     first, second = scheduler.plan(), scheduler.plan()
     scheduler.add(request("c"))
-    assert scheduler.fail(first) == (["a", "b"], None)
-    assert scheduler.fail(second) == ([], None)
+    assert scheduler.fail_step(first) == (["a", "b"], None)
+    assert scheduler.fail_step(second) == ([], None)
     scheduler.check()
     assert scheduler.stats().running == 0
     assert scheduler.stats().failed_steps == 1
@@ -310,19 +310,19 @@ def test_all_who_run_when_a_step_fails_go_back_in_their_order_and_say_what_they_
 
 
 def test_whom_a_limit_blames_ends_and_nobody_else():
-    class Knows(SeatLimit):
-        def failed(self, rows):
+    class Knows(MaxSeqsLimit):
+        def observe_step_failure(self, rows):
             return rows[-1].request.id
 
     scheduler = engine([request("a"), request("b", n=3)], limits=[Knows(9)])
     step(scheduler)
-    failed = scheduler.fail(scheduler.plan())
+    failed = scheduler.fail_step(scheduler.plan())
     assert failed.culprit == "b"
-    updates = scheduler.blame("b", "device lost")
+    updates = scheduler.fail_request("b", "device lost")
     assert [(u[:2], u.finish, u.fault) for u in updates] == [
         (("b", i), "error", "step") for i in range(3)
     ]
-    assert isinstance(updates[0].exception(), StepFailed)
+    assert isinstance(updates[0].to_exception(), StepFailed)
     scheduler.check()
     assert {row[0] for row in rows(step(scheduler)[0])} == {"a"}
     assert scheduler.stats().blamed == 1
@@ -338,7 +338,7 @@ def test_a_spoilt_row_ends_and_nobody_finds_what_it_computed():
     plan = scheduler.plan()
     (update,) = [u for u in scheduler.apply(plan, answer(plan, spoilt={1: "nan"})) if u.finish]
     assert (update.request_id, update.fault) == ("b", "numbers")
-    assert isinstance(update.exception(), NotFinite)
+    assert isinstance(update.to_exception(), NotFinite)
     scheduler.check()
     hits = scheduler.stats().prefix_hit_tokens
     scheduler.add(request("c", (*head, 7, 7, 7, 7, 7), 9))
@@ -363,14 +363,14 @@ def test_blocks_that_two_spoilt_rows_have_read_are_found_no_more():
 def test_what_breaks_the_books_of_one_ends_that_one(caplog, monkeypatch):
     scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
     step(scheduler)
-    publish = KVCache.publish
+    publish = KVCache.cache_full_blocks
 
     def breaks(self, seq, since):
         if seq.request.id == "b":
             raise OverflowError("no number")
         publish(self, seq, since)
 
-    monkeypatch.setattr(KVCache, "publish", breaks)
+    monkeypatch.setattr(KVCache, "cache_full_blocks", breaks)
     plan = scheduler.plan()
     updates = scheduler.apply(plan, answer(plan, logprobs={0: [], 1: []}))
     assert [(u.request_id, u.finish) for u in updates] == [("a", None), ("b", "error")]
@@ -379,14 +379,14 @@ def test_what_breaks_the_books_of_one_ends_that_one(caplog, monkeypatch):
 
 
 def test_what_breaks_at_admission_ends_that_one(caplog, monkeypatch):
-    match = KVCache.match
+    match = KVCache.match_prefix
 
     def breaks(self, seq):
         if seq.request.id == "b":
             raise OverflowError("no number")
         match(self, seq)
 
-    monkeypatch.setattr(KVCache, "match", breaks)
+    monkeypatch.setattr(KVCache, "match_prefix", breaks)
     scheduler = engine([request("a", max_tokens=9), request("b"), request("c", max_tokens=9)])
     plan, updates = step(scheduler)
     assert {row[0] for row in rows(plan)} == {"a", "c"}
@@ -397,12 +397,12 @@ def test_what_breaks_at_admission_ends_that_one(caplog, monkeypatch):
 def test_a_limit_that_breaks_on_a_request_refuses_it_and_keeps_nothing():
     forgotten = []
 
-    class First(SeatLimit):
-        def forget(self, request):
+    class First(MaxSeqsLimit):
+        def remove_request(self, request):
             forgotten.append(request.id)
 
-    class Breaks(SeatLimit):
-        def keeps(self, request):
+    class Breaks(MaxSeqsLimit):
+        def add_request(self, request):
             raise OSError("no room")
 
     scheduler = engine([], limits=[First(9), Breaks(9)])
@@ -416,11 +416,11 @@ def test_a_limit_that_breaks_on_a_request_refuses_it_and_keeps_nothing():
 def test_a_made_up_step_leaves_nothing_behind():
     scheduler = engine([request("a"), request("b")], depth=2)
     step(scheduler)
-    scheduler.fail(scheduler.plan())
-    plan = scheduler.made_up()
+    scheduler.fail_step(scheduler.plan())
+    plan = scheduler.plan_dummy_step()
     assert [(row.seq.request.id, row.count, row.samples) for row in plan.rows] == [("", 1, True)]
     assert plan.leaves
-    scheduler.forget_made_up(plan)
+    scheduler.finish_dummy_step(plan)
     scheduler.check()
     after = scheduler.plan()
     assert after.step == plan.step + 1
@@ -440,7 +440,7 @@ def test_what_a_failed_step_moved_to_the_host_is_computed_again():
         scheduler.apply(plan, answer(plan))
         plan = scheduler.plan()
     assert scheduler.stats().swapped == 1
-    scheduler.fail(plan)
+    scheduler.fail_step(plan)
     assert scheduler.stats().swapped == 0
     assert scheduler.stats().free_host_blocks == 4
     plan, _ = step(scheduler)
@@ -640,7 +640,7 @@ def test_moved_names_running_sequences_whose_window_slid():
 def test_check_sees_a_sequence_in_the_wrong_state():
     scheduler = engine([request()])
     step(scheduler)
-    next(iter(scheduler._running)).state = State.WAITING
+    next(iter(scheduler._running)).state = SequenceState.WAITING
     with pytest.raises(AssertionError):
         scheduler.check()
 
@@ -669,7 +669,7 @@ def test_a_result_that_says_so_ends_a_row_with_its_token(reason):
 
 
 def test_an_end_that_the_result_tells_counts_more_than_the_least_and_the_most():
-    stop = Stop(1, min_tokens=9)
+    stop = StopConditions(1, min_tokens=9)
     scheduler = engine([request("a", stop=stop)])
     plan = scheduler.plan()
     [update] = scheduler.apply(plan, ends(plan, "stop"))
@@ -677,18 +677,18 @@ def test_an_end_that_the_result_tells_counts_more_than_the_least_and_the_most():
 
 
 def test_an_end_that_the_result_tells_keeps_the_stop_token():
-    scheduler = engine([request("a", stop=Stop(9, token_ids=frozenset({4})))])
+    scheduler = engine([request("a", stop=StopConditions(9, token_ids=frozenset({4})))])
     plan = scheduler.plan()
     [update] = scheduler.apply(plan, ends(plan, "length", 4))
-    assert (update.finish, update.stop_reason, update.whole) == ("stop", 4, False)
+    assert (update.finish, update.stop_reason, update.last_token_is_text) == ("stop", 4, False)
 
 
 def test_an_end_that_the_result_tells_says_whether_the_last_token_is_text():
-    stop = Stop(9, min_tokens=5, eos_ids=frozenset({2}))
+    stop = StopConditions(9, min_tokens=5, eos_ids=frozenset({2}))
     scheduler = engine([request("a", stop=stop), request("b", stop=stop)])
     plan = scheduler.plan()
-    updates = scheduler.apply(plan, StepResult([(2,), (3,)], ends={0: "stop", 1: "stop"}))
-    assert [(u.finish, u.whole) for u in updates] == [("stop", False), ("stop", True)]
+    updates = scheduler.apply(plan, StepResult([(2,), (3,)], finish_reasons={0: "stop", 1: "stop"}))
+    assert [(u.finish, u.last_token_is_text) for u in updates] == [("stop", False), ("stop", True)]
 
 
 def test_a_row_of_a_sequence_that_ended_by_the_result_means_nothing():
@@ -722,11 +722,19 @@ def test_others_pass_a_request_that_is_kept_out_whatever_the_order():
 def test_a_scheduler_where_all_are_kept_out_is_idle_until_one_is_let_go():
     grammars = FakeGrammars()
     scheduler = engine([request("a", constraint=bound(2), n=2)], grammars=grammars)
-    assert (scheduler.idle, scheduler.keeps, scheduler.decided) == (True, True, False)
+    assert (scheduler.idle, scheduler.any_waiting_for_resources, scheduler.has_ready) == (
+        True,
+        True,
+        False,
+    )
     grammars.tick(2)
-    assert scheduler.decided
-    assert scheduler.let_go() == (["a"], [])
-    assert (scheduler.idle, scheduler.keeps, scheduler.decided) == (False, False, False)
+    assert scheduler.has_ready
+    assert scheduler.enqueue_ready() == (["a"], [])
+    assert (scheduler.idle, scheduler.any_waiting_for_resources, scheduler.has_ready) == (
+        False,
+        False,
+        False,
+    )
     scheduler.check()
 
 
@@ -735,7 +743,7 @@ def test_a_request_whose_grammar_fails_ends_alone_and_whole():
     bad = request("a", constraint=bound(1, fails=True), n=3)
     scheduler = engine([bad, request("b")], grammars=grammars)
     grammars.tick()
-    queued, ended = scheduler.let_go()
+    queued, ended = scheduler.enqueue_ready()
     assert queued == []
     assert [(u.index, u.finish, u.error, u.fault) for u in ended] == [
         (i, "error", "no", "request") for i in range(3)
@@ -755,7 +763,7 @@ def test_a_request_that_is_kept_out_can_be_aborted_whole_or_in_part():
     assert [u.finish for u in scheduler.abort("b")] == ["abort"]
     scheduler.check()
     grammars.tick()
-    assert scheduler.let_go().queued == ["a"]
+    assert scheduler.enqueue_ready().queued == ["a"]
     assert rows(step(scheduler)[0])[0] == ("a", 1, 0, 3)
     scheduler.abort("a")
     assert not +grammars.held
@@ -765,7 +773,7 @@ def test_a_grammar_is_held_until_the_last_sequence_has_ended():
     grammars = FakeGrammars()
     one = request("a", constraint=bound(0), n=2, max_tokens=3)
     scheduler = engine([one], grammars=grammars)
-    scheduler.let_go()
+    scheduler.enqueue_ready()
     scheduler.abort_sequence("a", 0)
     while not scheduler.idle:
         assert grammars.held[one.constraint] == 1

@@ -13,16 +13,16 @@ class Masks:
 def test_a_plan_finds_its_parts_by_type():
     masks = Masks()
     plan = StepPlan(1, (), parts=("a text", masks))
-    assert plan.part(Masks) is masks
-    assert plan.part(str) == "a text"
-    assert plan.part(int) is None
+    assert plan.get_part(Masks) is masks
+    assert plan.get_part(str) == "a text"
+    assert plan.get_part(int) is None
 
 
 def test_an_error_says_whose_fault_it_is():
-    ours = Update("a", 0, (), "error", error="device lost").exception()
+    ours = Update("a", 0, (), "error", error="device lost").to_exception()
     assert isinstance(ours, EngineError)
     assert "device lost" in str(ours)
     theirs = Update("a", 0, (), "error", error="too deep", fault="request", param="max_tokens")
-    error = theirs.exception()
+    error = theirs.to_exception()
     assert isinstance(error, RequestError)
     assert (str(error), error.param) == ("too deep", "max_tokens")

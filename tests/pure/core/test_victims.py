@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.block_pool import BlockPool
-from quire.core.victims import Victims
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.eviction_queue import EvictionQueue
 
 TENANTS = [b"", b"a", b"b", b"c"]
 MOVES = st.lists(
@@ -22,7 +22,7 @@ MOVES = st.lists(
 
 @given(MOVES)
 def test_the_tenant_with_most_blocks_gives_its_oldest(moves):
-    victims = Victims()
+    victims = EvictionQueue()
     held, cached = {}, OrderedDict()  # block -> tenant
     since = {}
     for at, (move, block, tenant) in enumerate(moves):
@@ -46,25 +46,25 @@ def test_the_tenant_with_most_blocks_gives_its_oldest(moves):
             assert victims.pop() == oldest
             victims.credit(cached.pop(oldest))
         assert list(victims) == list(cached)
-        assert victims.accounts == Counter([*held.values(), *cached.values()])
+        assert victims.blocks_per_tenant == Counter([*held.values(), *cached.values()])
 
 
 def test_a_block_is_cached_once():
-    victims = Victims()
+    victims = EvictionQueue()
     victims.add(3, b"")
     with pytest.raises(AssertionError, match="block 3"):
         victims.add(3, b"a")
 
 
 def test_what_is_remembered_of_the_past_is_bounded():
-    victims = Victims()
+    victims = EvictionQueue()
     victims.charge(b"other", 1)
     victims.add(0, b"other")
     for i in range(10_000):
         victims.charge(b"one", 1)
         victims.add(1 + i % 50, b"one")
         victims.discard(1 + i % 50)
-    assert len(victims._most) < 100
+    assert len(victims._heap) < 100
 
 
 def served(pool, tenant, key, blocks):

@@ -9,32 +9,36 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field, replace
 
-from quire.core.block_pool import BlockPool
-from quire.core.cache_spec import Full, Window
-from quire.core.kv_cache import KVCache
-from quire.core.limits.door import Door
-from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.kv_share import KvShare
-from quire.core.limits.prefills import ChunkCap, LongPrefills, PartialPrefills
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.short_first import ShortFirst
-from quire.core.limits.suspects import Suspects
-from quire.core.limits.tokens import TokenBudget, WholePrompts
-from quire.core.order.fair import Fair
-from quire.core.order.fifo import Fifo
-from quire.core.order.priority import Priority
-from quire.core.scheduler import Scheduler
-from quire.core.terms import Terms
-from quire.core.tiers.host import HostPool
-from quire.core.types import Request, Stop
+from quire.core.admission.admission_control import AdmissionControl
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
+from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.prefill_limits import (
+    LongPrefillLimit,
+    PartialPrefillLimit,
+    PrefillChunkLimit,
+)
+from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
+from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
+from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLimit
+from quire.core.scheduling.order.fair import FairQueue
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.order.priority import Priority
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.tenant_limits import TenantLimits
+from quire.core.types import Request, StopConditions
 from tests.pure.core.fake_model import VOCAB, FakeModel, said
 from tests.pure.core.made import FakeGrammars, bound
 
 
-class Moody(SeatLimit):
+class Moody(MaxSeqsLimit):
     """Has another number of seats in each step, so that those who run may not all go on."""
 
-    def begin(self, sequences):
+    def begin_step(self, sequences):
         self.seats = self.seats * 5 % 7 + 1  # 1, 6, 3, 2, 4, 7, ...
         self.left = self.seats
 
@@ -68,37 +72,41 @@ class Setup:
     more: list = field(default_factory=list)  # limits, before the others
 
     def limits(self, order, kv):
-        limits = [*self.more, *([Suspects()] if self.suspects else []), Door(clock=lambda: 0.0)]
+        limits = [
+            *self.more,
+            *([FaultIsolationLimit()] if self.suspects else []),
+            AdmissionControl(clock=lambda: 0.0),
+        ]
         if self.fair:
-            limits.append(KvShare(order, self.blocks, kv.most_blocks))
+            limits.append(TenantKVQuota(order, self.blocks, kv.most_blocks))
         if self.chunk_cap:
-            limits.append(ChunkCap(self.chunk_cap))
+            limits.append(PrefillChunkLimit(self.chunk_cap))
         budget = TokenBudget(self.budget)
-        limits += [budget, SeatLimit(self.seats)]
+        limits += [budget, MaxSeqsLimit(self.seats)]
         if not self.chunked:
-            limits.append(WholePrompts(self.budget))
+            limits.append(WholePromptLimit(self.budget))
         elif self.short_first:
-            limits.append(ShortFirst(order, lambda: budget.left))
+            limits.append(ShortestPromptFirst(order, lambda: budget.left))
         if self.partial:
-            limits.append(PartialPrefills(self.partial))
+            limits.append(PartialPrefillLimit(self.partial))
         if self.moody:
             limits.append(Moody(1))
         if self.long:
-            limits.append(LongPrefills(*self.long))
+            limits.append(LongPrefillLimit(*self.long))
         if self.grammars is not None:
-            limits.append(GrammarLimit(self.grammars, 10_000))
+            limits.append(GrammarWait(self.grammars, 10_000))
         return limits
 
     def build(self, max_len=10_000):
         kv = KVCache(
             BlockPool(self.blocks),
             self.block_size,
-            tuple(Full() if w is None else Window(w) for w in self.windows),
+            tuple(FullAttentionSpec() if w is None else SlidingWindowSpec(w) for w in self.windows),
             prefix_caching=self.prefix_caching,
-            host=HostPool(self.host),
+            host=HostBlockPool(self.host),
         )
         inner = Priority if self.priority else Fifo
-        order = Fair(inner) if self.fair else inner()
+        order = FairQueue(inner) if self.fair else inner()
         scheduler = Scheduler(
             kv,
             self.limits(order, kv),
@@ -195,7 +203,11 @@ class Run:
         if plan.step in self.setup.fails:
             self.model.lose()
             failed = self.scheduler.fail(plan)
-            return [] if failed.culprit is None else self.scheduler.blame(failed.culprit, "lost")
+            return (
+                []
+                if failed.culprit is None
+                else self.scheduler.fail_request(failed.culprit, "lost")
+            )
         result = self.model.wait()
         if plan.step in self.setup.errors and plan.rows:
             result = replace(result, errors={0: "bad row"})
@@ -268,7 +280,7 @@ def random_requests(rng, most=12):
     requests = []
     for i in range(rng.randrange(1, most)):
         prompt = rng.choice(heads) + rng.choice(heads)[: rng.randrange(6)]
-        stop = Stop(
+        stop = StopConditions(
             max_tokens=rng.randrange(1, 15),
             min_tokens=rng.choice([0, 0, 3]),
             eos_ids=frozenset({3} if rng.random() < 0.4 else ()),
@@ -293,7 +305,9 @@ def random_requests(rng, most=12):
 def with_tenants(rng, requests):
     """The requests, come with the keys of several."""
     terms = {
-        name: Terms(weight=rng.choice([0.5, 1, 4]), kv_share=rng.choice([None, None, 0.1, 0.5]))
+        name: TenantLimits(
+            weight=rng.choice([0.5, 1, 4]), kv_share=rng.choice([None, None, 0.1, 0.5])
+        )
         for name in (b"", b"a", b"b")[: rng.randrange(1, 4)]
     }
     return [
@@ -332,7 +346,7 @@ def random_setup(rng, requests, windows=None):
 
 def least_blocks(setup, request):
     _, kv, _ = Setup(block_size=setup.block_size, windows=setup.windows).build()
-    return kv.most_blocks(len(request.prompt) + request.stop.max_tokens - 1)
+    return kv.max_blocks(len(request.prompt) + request.stop.max_tokens - 1)
 
 
 def random_aborts(rng, requests):
@@ -382,7 +396,7 @@ def random_squeeze(seed, most_steps=20_000):
         Request(
             f"s{i}",
             rng.choice(heads)[: rng.randrange(1, 17)],
-            Stop(rng.randrange(10, 30)),
+            StopConditions(rng.randrange(10, 30)),
             n=rng.choice([1, 1, 2]),
             priority=rng.choice([0, -i]),
             arrived_at=float(i),
@@ -405,10 +419,12 @@ def random_squeeze(seed, most_steps=20_000):
 def random_beams(seed, most_steps=20_000):
     """Beam search as a client does it: held parents, children that go on from them, releases."""
     rng = random.Random(seed)
-    setup = random_setup(rng, [Request("x", (1,) * 40, Stop(8))])
+    setup = random_setup(rng, [Request("x", (1,) * 40, StopConditions(8))])
     run = Run(setup, [])
     prompt = tuple(rng.randrange(VOCAB) for _ in range(rng.randrange(1, 24)))
-    roots = [Request(f"b{i}", prompt, Stop(rng.randrange(1, 4)), hold=True) for i in range(2)]
+    roots = [
+        Request(f"b{i}", prompt, StopConditions(rng.randrange(1, 4)), hold=True) for i in range(2)
+    ]
     alive, seen = [], 0
     for request in roots:
         run.add(request)
@@ -443,7 +459,7 @@ def _child(rng, parent, output, id):
     return Request(
         id,
         prompt,
-        Stop(rng.randrange(1, 4)),
+        StopConditions(rng.randrange(1, 4)),
         parent=parent.id,
         hold=True,
         salt=b"other" if rng.random() < 0.1 else b"",

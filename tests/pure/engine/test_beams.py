@@ -6,7 +6,7 @@ import pytest
 
 from quire.core.params import BeamSearchParams
 from quire.core.types import TokenLogprobs, Update
-from quire.engine.beams import BeamSearch
+from quire.engine.client.beam_search import BeamSearch
 from quire.errors import EngineError
 
 EOS = 9
@@ -29,38 +29,38 @@ def run(width, rounds, *, room=100, table=TABLE, **params):
         priority=2,
     )
     made, released = [], []
-    while not search.over:
-        asked = search.requests()
+    while not search.is_finished:
+        asked = search.next_requests()
         made.append(asked)
-        released += search.parents()
+        released += search.take_releasable()
         for request in asked:
             best = sorted(
                 table.get(request.prompt[1:], {5: -0.5, 6: -0.6}).items(), key=lambda p: -p[1]
             )
             ids, values = [i for i, _ in best], [v for _, v in best]
             said = TokenLogprobs([ids[0], *ids], [values[0], *values], [1] * (len(ids) + 1))
-            search.take(Update(request.id, 0, [ids[0]], "length", logprobs=[said]))
-    return made, released + search.held(), search.result()
+            search.add_update(Update(request.id, 0, [ids[0]], "length", logprobs=[said]))
+    return made, released + search.requests_to_end(), search.best_beams()
 
 
 def test_eos_does_not_count_in_the_length():
     _, _, (best,) = run(1, 2)
     assert best.tokens == (1, 3)  # -2.0 / 2; EOS would be -1.4 / 1
     _, _, (best,) = run(1, 2, length_penalty=0.0)
-    assert (best.tokens, best.finish, best.stop_reason) == ((1,), "stop", EOS)
+    assert (best.tokens, best.finish_reason, best.stop_reason) == ((1,), "stop", EOS)
 
 
 def test_eos_is_kept_or_ignored_if_asked():
     _, _, (best,) = run(1, 2, length_penalty=0.0, include_stop_str_in_output=True)
     assert best.tokens == (1, EOS)
     _, _, (best,) = run(1, 2, ignore_eos=True)
-    assert (best.tokens, best.finish) == ((1, EOS), "length")
+    assert (best.tokens, best.finish_reason) == ((1, EOS), "length")
 
 
 def test_two_beams_beat_a_greedy_choice():
     _, _, beams = run(2, 2, ignore_eos=True)
     assert [b.tokens for b in beams] == [(2, 3), (1, EOS)]
-    assert [round(b.total, 6) for b in beams] == [-1.3, -1.4]
+    assert [round(b.logprob_sum, 6) for b in beams] == [-1.3, -1.4]
 
 
 def test_children_name_their_parents_and_every_request_is_released():
@@ -85,13 +85,13 @@ def test_only_what_is_allowed_is_considered():
 def test_a_search_without_beams_left_is_over():
     made, _, (best,) = run(1, 5, table={(): {EOS: -0.1}})
     assert len(made) == 1
-    assert (best.tokens, best.finish) == ((), "stop")
+    assert (best.tokens, best.finish_reason) == ((), "stop")
 
 
 def test_a_failed_request_fails_the_search():
     search = BeamSearch("s", (7,), BeamSearchParams(1, 2), room=9, vocab=10)
-    (request,) = search.requests()
-    search.take(Update(request.id, 0, [], "error", error="out of luck"))
+    (request,) = search.next_requests()
+    search.add_update(Update(request.id, 0, [], "error", error="out of luck"))
     with pytest.raises(EngineError, match="out of luck"):
-        search.check()
-    assert search.held() == [request.id]  # its blocks are still to be released
+        search.raise_error()
+    assert search.requests_to_end() == [request.id]  # its blocks are still to be released

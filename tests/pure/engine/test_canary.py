@@ -3,7 +3,7 @@
 import pytest
 
 from quire.core.types import StepResult
-from quire.engine.loop import Engine
+from quire.engine.core.engine_core import EngineCore
 from quire.errors import EngineError
 from quire.executors.fake import Executor
 from tests.pure.core.workload import Setup
@@ -26,7 +26,7 @@ def test_a_canary_leaves_nothing_behind(depth):
     engine.add(request("one", max_tokens=6))
     drain(engine)
     before, counters = engine.stats(), engine.snapshot().counters
-    assert engine.canary()
+    assert engine.health_probe_step()
     assert engine.stats() == before
     assert engine.snapshot().counters == counters
     engine.check()
@@ -35,14 +35,14 @@ def test_a_canary_leaves_nothing_behind(depth):
 def test_a_canary_leaves_nothing_in_the_prefix_cache():
     """Not even where one token fills a block."""
     scheduler = Setup(block_size=1).build()[0]
-    engine = Engine(scheduler, Executor(next_token))
-    assert engine.canary()
+    engine = EngineCore(scheduler, Executor(next_token))
+    assert engine.health_probe_step()
     assert engine.stats().cached_blocks == 0
 
 
 def test_what_comes_after_a_canary_is_as_without_one():
     engine = engine_over(Executor(next_token))
-    assert engine.canary()
+    assert engine.health_probe_step()
     engine.add(request("one"))
     said = [token for update in drain(engine) for token in update.token_ids]
     assert said == expected((1, 2, 3), 5)
@@ -50,7 +50,7 @@ def test_what_comes_after_a_canary_is_as_without_one():
 
 def test_a_canary_goes_through_the_executor():
     executor = Executor(next_token)
-    assert engine_over(executor).canary()
+    assert engine_over(executor).health_probe_step()
     assert executor.steps == 1
 
 
@@ -58,7 +58,7 @@ def test_no_canary_is_sent_while_somebody_is_here():
     executor = Executor(next_token)
     engine = engine_over(executor)
     engine.add(request("one"))
-    assert not engine.canary()
+    assert not engine.health_probe_step()
     assert executor.steps == 0
 
 
@@ -66,17 +66,17 @@ def test_no_canary_takes_blocks_that_are_held_for_others():
     engine = engine_over(Executor(next_token))
     engine.add(request("one", hold=True))
     drain(engine)
-    assert not engine.canary()
+    assert not engine.health_probe_step()
     engine.release("one")
-    assert engine.canary()
+    assert engine.health_probe_step()
 
 
 @pytest.mark.parametrize("faults", [{"submit": (0,)}, {"wait": (0,)}])
 def test_a_canary_that_fails_raises(faults):
     with pytest.raises(RuntimeError):
-        engine_over(Faulty(**faults)).canary()
+        engine_over(Faulty(**faults)).health_probe_step()
 
 
 def test_a_canary_whose_row_came_to_nothing_raises():
     with pytest.raises(EngineError, match="not a number"):
-        engine_over(Wrong(next_token)).canary()
+        engine_over(Wrong(next_token)).health_probe_step()

@@ -9,16 +9,16 @@ import random
 
 import pytest
 
-from quire.core.block_pool import BlockPool
-from quire.core.kv_cache import KVCache
-from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fifo import Fifo
-from quire.core.scheduler import Scheduler
-from quire.core.tiers.host import HostPool
-from quire.core.types import Request, Stop
-from quire.engine.loop import Engine
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Request, StopConditions
+from quire.engine.core.engine_core import EngineCore
 from quire.executors.fake import Executor
 from tests.pure.core.made import FakeGrammars, bound
 
@@ -32,10 +32,10 @@ class Scene:
     def __init__(self, depth=1, *, host=HOST):
         self.executor = Executor(lambda tokens: (sum(tokens) * 31 + len(tokens)) % 50)
         self.grammars = FakeGrammars()
-        self.kv = KVCache(BlockPool(BLOCKS), 4, host=HostPool(host), prefix_caching=False)
+        self.kv = KVCache(BlockPool(BLOCKS), 4, host=HostBlockPool(host), prefix_caching=False)
         self.scheduler = Scheduler(
             self.kv,
-            [TokenBudget(16), SeatLimit(SEQS), GrammarLimit(self.grammars, 100)],
+            [TokenBudget(16), MaxSeqsLimit(SEQS), GrammarWait(self.grammars, 100)],
             Fifo(),
             max_seqs=SEQS,
             max_len=100,
@@ -45,10 +45,10 @@ class Scene:
         self.plans = []
         submit = self.executor.submit
         self.executor.submit = lambda plan: (self.plans.append(plan), submit(plan))[1]
-        self.engine = Engine(self.scheduler, self.executor, steps_in_flight=depth, check=True)
+        self.engine = EngineCore(self.scheduler, self.executor, steps_in_flight=depth, check=True)
 
     def add(self, name, prompt=6, max_tokens=40, **more):
-        self.engine.add(Request(name, (*range(prompt),), Stop(max_tokens), **more))
+        self.engine.add(Request(name, (*range(prompt),), StopConditions(max_tokens), **more))
 
     def steps(self, count):
         return [update for _ in range(count) for update in self.engine.step()]

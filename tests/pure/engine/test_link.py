@@ -4,18 +4,24 @@ import asyncio
 
 import pytest
 
-from quire.engine.link import Away, Condemned, Link, RunServer, Stop
-from quire.engine.pulse import Phase, Reader, page
-from quire.engine.remote import EngineSocket
-from quire.server.crew import Heart
+from quire.engine.client.zmq_transport import ZmqTransport
+from quire.engine.heartbeat_page import EnginePhase, HeartbeatReader, create_page
+from quire.engine.supervise.process_pipe import (
+    EngineUnavailable,
+    InputBlocked,
+    ProcessPipe,
+    RunApiProcess,
+    StopProcess,
+)
+from quire.server.process.api_process_monitor import HeartbeatTask
 
 PRINT = bytes(range(32))
 
 
 @pytest.fixture
 def ends():
-    ours, theirs = Link.pair()
-    pair = ours, Link(theirs)
+    ours, theirs = ProcessPipe.create_pair()
+    pair = ours, ProcessPipe(theirs)
     yield pair
     for one in pair:
         one.close()
@@ -23,16 +29,16 @@ def ends():
 
 def test_a_fingerprint_is_the_same_over_there(ends):
     ours, theirs = ends
-    assert ours.offer(Condemned(fingerprint=PRINT))
-    assert theirs.receive(5) == Condemned(fingerprint=PRINT)
-    orders = RunServer(
+    assert ours.offer(InputBlocked(fingerprint=PRINT))
+    assert theirs.receive(5) == InputBlocked(fingerprint=PRINT)
+    orders = RunApiProcess(
         options={},
         folder="",
         index=0,
         count=2,
-        sockets=[],
+        socket_fds=[],
         log_level="INFO",
-        condemned=((PRINT, 3.5),),
+        blocked_inputs=((PRINT, 3.5),),
     )
     ours.send(orders)
     assert theirs.receive(5).condemned == ((PRINT, 3.5),)
@@ -43,19 +49,19 @@ def test_who_does_not_read_is_not_waited_for(ends):
     with pytest.raises(TimeoutError):
         ours.receive(0.001)  # what it waited for before does not matter
     sent = 0
-    while ours.offer(Condemned(fingerprint=PRINT)):
+    while ours.offer(InputBlocked(fingerprint=PRINT)):
         sent += 1
         assert sent < 10_000
     for _ in range(sent):
-        assert theirs.receive(5) == Condemned(fingerprint=PRINT)
-    assert ours.offer(Stop())
-    assert theirs.receive(5) == Stop()  # no half of a word is between
+        assert theirs.receive(5) == InputBlocked(fingerprint=PRINT)
+    assert ours.offer(StopProcess())
+    assert theirs.receive(5) == StopProcess()  # no half of a word is between
 
 
 def test_who_is_gone_is_offered_nothing(ends):
     ours, theirs = ends
     theirs.close()
-    assert ours.offer(Stop())
+    assert ours.offer(StopProcess())
 
 
 def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_path):
@@ -63,9 +69,13 @@ def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_p
     heard, away = [], []
 
     async def main():
-        engine = EngineSocket(tmp_path, "test", theirs, on_word=heard.append)
+        engine = ZmqTransport(tmp_path, "test", theirs, on_word=heard.append)
         engine.start(lambda said: None, lambda dead: None, away.append, lambda: None)
-        for word in (Condemned(fingerprint=PRINT), Away(why="x", expected_s=1.0), Stop()):
+        for word in (
+            InputBlocked(fingerprint=PRINT),
+            EngineUnavailable(reason="x", expected_restart_s=1.0),
+            StopProcess(),
+        ):
             ours.send(word)
         async with asyncio.timeout(5):
             while len(heard) < 2:
@@ -73,22 +83,28 @@ def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_p
         await engine.stop()
 
     asyncio.run(main())
-    assert heard == [Condemned(fingerprint=PRINT), Stop()]
+    assert heard == [InputBlocked(fingerprint=PRINT), StopProcess()]
     assert [one.why for one in away] == ["x"]
 
 
 def test_an_api_process_beats_while_its_loop_turns(monkeypatch):
-    monkeypatch.setattr("quire.server.crew.BEAT_S", 0.001)
-    descriptor = page()
-    read = Reader(descriptor).read
-    orders = RunServer(
-        options={}, folder="", index=0, count=1, sockets=[], log_level="INFO", beat=descriptor
+    monkeypatch.setattr("quire.server.process.api_process_monitor.HEARTBEAT_INTERVAL_S", 0.001)
+    descriptor = create_page()
+    read = HeartbeatReader(descriptor).read
+    orders = RunApiProcess(
+        options={},
+        folder="",
+        index=0,
+        count=1,
+        socket_fds=[],
+        log_level="INFO",
+        heartbeat_fd=descriptor,
     )
-    heart = Heart(orders)
-    assert read().phase == Phase.STARTING
+    heart = HeartbeatTask(orders)
+    assert read().phase == EnginePhase.STARTING
 
     async def main():
-        heart.turn()
+        heart.start_on_loop()
         for _ in range(3):
             before = read().progress_at
             async with asyncio.timeout(5):
@@ -97,4 +113,4 @@ def test_an_api_process_beats_while_its_loop_turns(monkeypatch):
         return read()
 
     beat = asyncio.run(main())
-    assert (beat.phase, beat.working) == (Phase.SERVING, 0)
+    assert (beat.phase, beat.working) == (EnginePhase.SERVING, 0)

@@ -4,15 +4,15 @@ import random
 
 import pytest
 
-from quire.core.block_pool import BlockPool
-from quire.core.kv_cache import KVCache
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.suspects import FEW, Suspects
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fifo import Fifo
-from quire.core.scheduler import Scheduler
-from quire.core.types import Request, StepResult, Stop
-from quire.engine.loop import Engine
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.isolation_limit import TRIAL_STEPS, FaultIsolationLimit
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Request, StepResult, StopConditions
+from quire.engine.core.engine_core import EngineCore
 from quire.errors import EngineDead, HookFailed, TooLong
 from quire.executors.fake import Executor
 
@@ -25,17 +25,17 @@ def engine_over(executor, depth=1):
     kv = KVCache(BlockPool(64), 4)
     scheduler = Scheduler(
         kv,
-        [Suspects(), TokenBudget(16), SeatLimit(8)],
+        [FaultIsolationLimit(), TokenBudget(16), MaxSeqsLimit(8)],
         Fifo(),
         max_seqs=8,
         max_len=100,
         steps_in_flight=depth,
     )
-    return Engine(scheduler, executor, steps_in_flight=depth, check=True)
+    return EngineCore(scheduler, executor, steps_in_flight=depth, check=True)
 
 
 def request(name, prompt=(1, 2, 3), max_tokens=5, **more):
-    return Request(id=name, prompt=tuple(prompt), stop=Stop(max_tokens), **more)
+    return Request(id=name, prompt=tuple(prompt), stop=StopConditions(max_tokens), **more)
 
 
 def drain(engine):
@@ -220,7 +220,7 @@ def test_a_device_that_fails_whoever_is_there_is_nobody_s_fault(depth, caplog):
 
 def test_a_device_that_is_lost_ends_the_engine_at_once(caplog):
     class Lost(Poisoned):
-        def mend(self):
+        def recover(self):
             raise EngineDead("the device is lost")
 
     executor = Lost("wait", a=1)
@@ -248,7 +248,7 @@ def test_who_was_aboard_a_death_is_alone_for_its_first_steps(depth):
     told = []
     executor = Poisoned("wait")
     engine = engine_over(executor, depth)
-    engine.call_when_boarding(lambda ids: told.append(sorted(set(ids))))
+    engine.set_running_callback(lambda ids: told.append(sorted(set(ids))))
     engine.add(request("new"))
     for number, name in enumerate("abc"):
         spoken = ((7,) * number,) * 2
@@ -258,8 +258,8 @@ def test_who_was_aboard_a_death_is_alone_for_its_first_steps(depth):
     assert said["new", 0] == said["newer", 0] == (expected((1, 2, 3), 5), "length", None)
     for number, name in enumerate("abc"):
         steps = [at for at, rows in enumerate(executor.plans) if name in dict(rows)]
-        first = [{one for one, _ in executor.plans[at]} for at in steps[:FEW]]
-        assert first == [{name}] * FEW
+        first = [{one for one, _ in executor.plans[at]} for at in steps[:TRIAL_STEPS]]
+        assert first == [{name}] * TRIAL_STEPS
         assert {*map(tuple, told)} >= {(name,)}
         want = expected([1, 2, 3, *(7,) * number], 9 - number)
         assert said[name, 0] == said[name, 1] == (want, "length", None)
@@ -280,8 +280,8 @@ def test_who_was_aboard_a_death_and_breaks_a_step_alone_is_to_blame(caplog):
 def test_a_suspect_for_whom_there_is_no_room_lets_others_finish():
     executor = Poisoned("wait")
     kv = KVCache(BlockPool(6), 4)
-    limits = [Suspects(), TokenBudget(16), SeatLimit(8)]
-    engine = Engine(Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=24), executor, check=True)
+    limits = [FaultIsolationLimit(), TokenBudget(16), MaxSeqsLimit(8)]
+    engine = EngineCore(Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=24), executor, check=True)
     engine.add(request("old", range(12), 8))
     updates = engine.step()
     engine.add(request("big", range(16), 4, suspect=1))
@@ -303,7 +303,7 @@ def test_a_request_that_leaves_while_it_is_tried_holds_nobody_up(who, caplog):
         said = said_by(updates + drain(engine))
         for name in {*"acd"} - {who}:
             assert said[name, 0] == (expected((1, 2, 3), 8), "length", None)
-        assert not engine._scheduler.careful
+        assert not engine._scheduler.serialize_steps
 
 
 def test_books_that_cannot_be_opened_refuse_the_request(monkeypatch):
@@ -312,7 +312,7 @@ def test_books_that_cannot_be_opened_refuse_the_request(monkeypatch):
     def breaks(request, kept):
         raise OverflowError("no time")
 
-    monkeypatch.setattr(engine._ledger, "accept", breaks)
+    monkeypatch.setattr(engine._time_accounting, "accept", breaks)
     with pytest.raises(OverflowError):
         engine.add(request("a"))
     assert engine.idle
@@ -440,7 +440,7 @@ def test_steps_in_flight_of_sequences_that_are_gone_keep_no_blocks():
         engine.step()
     engine.abort("a")
     assert not engine.idle  # a step of it is under way
-    engine.settle()
+    engine.drain()
     assert engine.idle
     assert engine.stats().held_blocks == 0
     engine.add(request("b", max_tokens=50))
@@ -455,7 +455,7 @@ def test_kv_memory_goes_back_once_all_has_ended_and_not_before(depth):
     class Counts(Executor):
         forgotten = 0
 
-        def forget_kv(self):
+        def release_kv_memory(self):
             self.forgotten += 1
 
     executor = Counts(next_token)
@@ -463,9 +463,9 @@ def test_kv_memory_goes_back_once_all_has_ended_and_not_before(depth):
     engine.add(request("a"))
     engine.step()
     engine.step()
-    assert not engine.forget_kv()
+    assert not engine.release_kv_memory()
     engine.abort("a")  # with depth 2 its last step is still under way
-    assert engine.forget_kv()
+    assert engine.release_kv_memory()
     assert executor.forgotten == 1
 
 
@@ -478,7 +478,7 @@ def test_who_is_aboard_is_told_before_the_step_that_takes_them():
             return super().submit(plan)
 
     engine = engine_over(Noting(next_token))
-    engine.call_when_boarding(lambda ids: told.append(("aboard", sorted(ids))))
+    engine.set_running_callback(lambda ids: told.append(("aboard", sorted(ids))))
     for i in range(9):
         engine.add(request(str(i), max_tokens=2 + i))
     drain(engine)

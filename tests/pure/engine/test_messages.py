@@ -7,28 +7,28 @@ import pytest
 from quire import errors
 from quire.core.constraint import Constraint
 from quire.core.params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-from quire.core.stats import SchedulerStats
-from quire.core.terms import Terms
-from quire.core.timing import Timing
-from quire.core.types import Request, Stop, Thinking, TokenLogprobs, Update
-from quire.engine import wire
+from quire.core.scheduler_stats import SchedulerStats
+from quire.core.sequence_timing import SequenceTiming
+from quire.core.tenant_limits import TenantLimits
+from quire.core.types import Request, StopConditions, ThinkingBudget, TokenLogprobs, Update
+from quire.engine import message_codec
 from quire.engine.messages import (
-    Add,
-    Answer,
-    Carried,
+    AddRequests,
+    CallReply,
     Hello,
-    News,
-    carried,
-    error_of,
-    fault_of,
-    request_of,
+    OutputBatch,
+    WireRequest,
+    error_from_wire,
+    error_to_wire,
+    request_from_wire,
+    request_to_wire,
 )
 from quire.errors import EngineAway, Overloaded, RequestError, TooLong, Unsupported
 
 OTHERS = {
     "id": "mine-1",
     "prompt": (5, 6, 7),
-    "stop": Stop(9, 2, frozenset({1}), frozenset({2, 3})),
+    "stop": StopConditions(9, 2, frozenset({1}), frozenset({2, 3})),
     "params": SamplingParams(temperature=0.5, stop=["x"], logit_bias={7: -1.5}, n=2, seed=-(2**63)),
     "n": 2,
     "seed": 2**63 - 1,
@@ -40,27 +40,29 @@ OTHERS = {
     "hold": True,
     "timed": True,
     "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
-    "thinking": Thinking(40, (7, 8), (9,)),
+    "thinking": ThinkingBudget(40, (7, 8), (9,)),
     "spoken": ((4, 5), None),
     "suspect": 2,
     "tenant": b"\x01\xfe",
-    "terms": Terms(2.0, 3, 4000, None, 0.25),
+    "terms": TenantLimits(2.0, 3, 4000, None, 0.25),
     "deadline_at": 99.5,
 }
 
 
 def sent(request):
-    (one,) = wire.to_engine(wire.encode(Add(1, [carried(request)]))).requests
-    return request_of(one)
+    (one,) = message_codec.decode_to_engine(
+        message_codec.encode(AddRequests(1, [request_to_wire(request)]))
+    ).requests
+    return request_from_wire(one)
 
 
 def test_a_request_arrives_whole():
     names = [one.name for one in dataclasses.fields(Request)]
     assert sorted(OTHERS) == sorted(names), "a new field of Request: give it a value here"
-    assert list(Carried.__struct_fields__) == names
+    assert list(WireRequest.__struct_fields__) == names
     request = Request(**OTHERS)
     assert sent(request) == request
-    plain = Request("a", (1,), Stop(1))
+    plain = Request("a", (1,), StopConditions(1))
     assert sent(plain) == plain
 
 
@@ -73,21 +75,26 @@ def test_fields_of_params_that_are_more_than_plain_data_arrive_as_what_they_were
         bad_words=["no"],
     )
     params.bad_words_token_ids = [[4], [5, 6]]
-    arrived = sent(Request("a", (1,), Stop(1), params)).params
+    arrived = sent(Request("a", (1,), StopConditions(1), params)).params
     assert arrived == params
     assert arrived.output_kind is RequestOutputKind.DELTA
     assert arrived.stop_strings == []
 
 
 def test_requests_that_arrived_share_no_list():
-    one, two = sent(Request("a", (1,), Stop(1))), sent(Request("b", (1,), Stop(1)))
+    one, two = (
+        sent(Request("a", (1,), StopConditions(1))),
+        sent(Request("b", (1,), StopConditions(1))),
+    )
     one.params.stop_token_ids.append(3)
     assert two.params.stop_token_ids == []
     assert SamplingParams().stop_token_ids == []
 
 
 def test_only_what_differs_from_the_defaults_travels():
-    assert carried(Request("a", (1,), Stop(1), SamplingParams(top_k=3))).params == {"top_k": 3}
+    assert request_to_wire(
+        Request("a", (1,), StopConditions(1), SamplingParams(top_k=3))
+    ).params == {"top_k": 3}
 
 
 def test_what_cannot_travel_is_the_askers_fault():
@@ -96,7 +103,7 @@ def test_what_cannot_travel_is_the_askers_fault():
         (SamplingParams(extra_args={"f": object()}), RequestError),
     ):
         with pytest.raises(error):
-            sent(Request("a", (1,), Stop(1), params))
+            sent(Request("a", (1,), StopConditions(1), params))
 
 
 def test_numbers_and_sets_of_python_code_become_plain():
@@ -104,7 +111,7 @@ def test_numbers_and_sets_of_python_code_become_plain():
         pass
 
     params = SamplingParams(temperature=Half(0.5), stop_token_ids={4})
-    arrived = sent(Request("a", (1,), Stop(1), params)).params
+    arrived = sent(Request("a", (1,), StopConditions(1), params)).params
     assert type(arrived.temperature) is float
     assert arrived.temperature == 0.5
     assert arrived.stop_token_ids == [4]
@@ -112,16 +119,18 @@ def test_numbers_and_sets_of_python_code_become_plain():
 
 def test_updates_arrive_as_they_are():
     logprobs = [TokenLogprobs([3, 4], [-0.5, -1.0], [1, 2])]
-    timing = Timing(1.0, 2.0, None, *[0.125] * 7)
+    timing = SequenceTiming(1.0, 2.0, None, *[0.125] * 7)
     updates = [
         Update("a", 0, [3]),
         Update("a", 1, [], "error", None, None, None, 16, "broken"),
         Update("b", 0, [3], "stop", 3, logprobs, logprobs, 16, None, timing),
         Update("c", 0, [], "error", error="too deep", fault="request", param="max_tokens"),
     ]
-    news = wire.from_engine(wire.encode(News(updates, [Answer(4, SchedulerStats(*range(14)))])))
+    news = message_codec.decode_from_engine(
+        message_codec.encode(OutputBatch(updates, [CallReply(4, SchedulerStats(*range(14)))]))
+    )
     assert news.updates == updates
-    assert news.answers[0].value["free_blocks"] == 6
+    assert news.replies[0].result["free_blocks"] == 6
 
 
 @pytest.mark.parametrize(
@@ -129,16 +138,16 @@ def test_updates_arrive_as_they_are():
     [k for k in vars(errors).values() if isinstance(k, type) and k not in (Overloaded, EngineAway)],
 )
 def test_errors_arrive_as_what_they_were(kind):
-    arrived = error_of(fault_of(kind("bad luck")))
+    arrived = error_from_wire(error_to_wire(kind("bad luck")))
     assert type(arrived) is kind
     assert str(arrived) == "bad luck"
 
 
 def test_errors_keep_what_they_carry():
-    assert error_of(fault_of(TooLong("no", param="prompt"))).param == "prompt"
+    assert error_from_wire(error_to_wire(TooLong("no", param="prompt"))).param == "prompt"
     for kind in (Overloaded, EngineAway):
-        assert error_of(fault_of(kind("no", retry_after_s=2.5))).retry_after_s == 2.5
-    foreign = error_of(fault_of(ZeroDivisionError("by zero")))
+        assert error_from_wire(error_to_wire(kind("no", retry_after_s=2.5))).retry_after_s == 2.5
+    foreign = error_from_wire(error_to_wire(ZeroDivisionError("by zero")))
     assert type(foreign) is errors.EngineError
     assert str(foreign) == "ZeroDivisionError: by zero"
 
@@ -146,6 +155,11 @@ def test_errors_keep_what_they_carry():
 def test_the_number_of_a_message_that_cannot_be_read_can_be():
     import msgspec
 
-    assert wire.number_in(msgspec.msgpack.encode(["Add", 7, "nonsense"])) == 7
-    for data in (b"", b"\xc1", msgspec.msgpack.encode({"a": 1}), wire.encode(Hello(1, "x"))):
-        assert wire.number_in(data) is None
+    assert message_codec.call_id_of(msgspec.msgpack.encode(["AddRequests", 7, "nonsense"])) == 7
+    for data in (
+        b"",
+        b"\xc1",
+        msgspec.msgpack.encode({"a": 1}),
+        message_codec.encode(Hello(1, "x")),
+    ):
+        assert message_codec.call_id_of(data) is None

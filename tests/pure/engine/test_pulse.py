@@ -5,8 +5,25 @@ import os
 import pytest
 
 from quire.core.types import Row, StepPlan, Update
-from quire.engine.pulse import BASE, Beat, Expectation, Phase, Pulse, Reader, page, work_of
-from quire.engine.watch import READY_S, STOPPED_S, TICK_S, Watch, state_of, trouble, waited_ns
+from quire.engine.heartbeat_page import (
+    TOKEN_BASE_COST,
+    EnginePhase,
+    Heartbeat,
+    HeartbeatReader,
+    HeartbeatWriter,
+    StepTimeEstimate,
+    create_page,
+    step_cost,
+)
+from quire.engine.supervise.liveness import (
+    CHECK_INTERVAL_S,
+    MAX_STOPPED_S,
+    READY_SILENCE_S,
+    LivenessMonitor,
+    check_readiness,
+    process_state,
+    runqueue_wait_ns,
+)
 from quire.executors.fake import Executor
 from tests.pure.engine.test_loop import drain, engine_over, next_token, request
 
@@ -35,42 +52,42 @@ class Scene:
 
     def __init__(self, clock):
         self.clock = clock
-        self.fd = page()
-        self.pulse = Pulse(self.fd, clock)
-        self.read = Reader(self.fd).read
+        self.fd = create_page()
+        self.pulse = HeartbeatWriter(self.fd, clock)
+        self.read = HeartbeatReader(self.fd).read
         self.state, self.pid = "S", 7
         self.waited = 0
         self.watch = self.watchdog()
-        self.pulse.begin(7)
-        self.pulse.serve()
+        self.pulse.mark_starting(7)
+        self.pulse.mark_serving()
 
     def watchdog(self, limit_s=60.0, **more):
         ask = {"state": lambda pid: self.state, "waited": lambda pid: self.waited}
-        return Watch(self.read, limit_s, **ask, **more, clock=self.clock)
+        return LivenessMonitor(self.read, limit_s, **ask, **more, clock=self.clock)
 
     def step(self, rows, seconds):
         """One that takes so long and lands."""
         plan = StepPlan(1, rows)
-        self.pulse.turn(working=True, requests=1)
-        self.pulse.planned(plan)
+        self.pulse.mark_iteration(working=True, requests=1)
+        self.pulse.on_step_planned(plan)
         self.clock.tick(seconds)
-        self.pulse.landed(plan, [Update("a", 0, (1,))], 0, seconds)
+        self.pulse.on_step_finished(plan, [Update("a", 0, (1,))], 0, seconds)
 
     def begin_step(self, rows):
-        self.pulse.turn(working=True, requests=1)
-        self.pulse.planned(StepPlan(1, rows))
+        self.pulse.mark_iteration(working=True, requests=1)
+        self.pulse.on_step_planned(StepPlan(1, rows))
 
     def trouble(self):
-        found = trouble(self.read(), self.clock.now, self.state)
+        found = check_readiness(self.read(), self.clock.now, self.state)
         return None if found is None else found.code
 
     def watched(self, seconds):
         """What the watchdog says first within so many seconds, and after how many."""
-        for i in range(int(seconds / TICK_S)):
-            self.clock.tick(TICK_S)
-            said = self.watch.look(self.pid)
+        for i in range(int(seconds / CHECK_INTERVAL_S)):
+            self.clock.tick(CHECK_INTERVAL_S)
+            said = self.watch.check(self.pid)
             if said is not None:
-                return said, (i + 1) * TICK_S
+                return said, (i + 1) * CHECK_INTERVAL_S
         return None
 
 
@@ -87,25 +104,25 @@ def rows(*counts, start=0):
 
 def test_others_read_what_an_engine_counts(scene):
     engine = engine_over(Executor(next_token), depth=2)
-    engine.show(scene.pulse)
+    engine.set_observers(scene.pulse)
     engine.add(request("one", max_tokens=5))
     drain(engine)
     beat = scene.read()
-    assert (beat.phase, beat.pid, beat.tokens, beat.submitted_at) == (Phase.SERVING, 7, 5, 0)
+    assert (beat.phase, beat.pid, beat.tokens, beat.submitted_at) == (EnginePhase.SERVING, 7, 5, 0)
     assert beat.steps >= 5
 
 
 def test_another_engine_begins_a_page_anew(scene):
     scene.step(rows(1), 0.1)
     scene.pulse.begin(8)
-    assert scene.read() == Beat(
-        Phase.STARTING, 8, beat_at=scene.clock.now, progress_at=scene.clock.now
+    assert scene.read() == Heartbeat(
+        EnginePhase.STARTING, 8, beat_at=scene.clock.now, progress_at=scene.clock.now
     )
 
 
 def test_an_idle_engine_is_ready_as_long_as_it_beats(scene):
     scene.pulse.rest(False)
-    scene.clock.tick(READY_S - 0.1)
+    scene.clock.tick(READY_SILENCE_S - 0.1)
     assert scene.trouble() is None
     scene.clock.tick(0.2)
     assert scene.trouble() == "silent"
@@ -197,9 +214,9 @@ def test_a_canary_that_does_not_come_back_is_found(scene):
     scene.pulse.canary(True)
     scene.clock.tick(0.01)
     scene.pulse.canary(False)
-    assert (scene.read().canaries, scene.trouble()) == (1, None)
+    assert (scene.read().probes, scene.trouble()) == (1, None)
     scene.pulse.canary(True)
-    scene.clock.tick(READY_S + 1)
+    scene.clock.tick(READY_SILENCE_S + 1)
     assert scene.trouble() == "stalled"
 
 
@@ -222,12 +239,12 @@ def test_the_watchdog_ends_a_stopped_process_soon(scene):
     scene.state = "T"
     said, after_s = scene.watched(10)
     assert "stopped" in said
-    assert STOPPED_S <= after_s <= STOPPED_S + 2 * TICK_S
+    assert MAX_STOPPED_S <= after_s <= MAX_STOPPED_S + 2 * CHECK_INTERVAL_S
 
 
 def test_who_wakes_up_with_its_watchdog_a_moment_later_is_left_alone(scene):
     """All of a server were stopped, and go on one after the other."""
-    scene.watch, scene.state = scene.watchdog(stopped_s=2 * TICK_S), "T"
+    scene.watch, scene.state = scene.watchdog(stopped_s=2 * CHECK_INTERVAL_S), "T"
     scene.clock.tick(1000)
     assert scene.watch.look(7) is None
     scene.state = "S"
@@ -242,9 +259,9 @@ def test_the_watchdog_leaves_one_alone_that_is_traced(scene):
 def test_the_watchdog_leaves_one_alone_that_was_stopped_for_a_moment(scene):
     for _ in range(5):
         scene.state = "T"
-        assert scene.watched(STOPPED_S - TICK_S) is None
+        assert scene.watched(MAX_STOPPED_S - CHECK_INTERVAL_S) is None
         scene.state = "S"
-        assert scene.watched(TICK_S) is None
+        assert scene.watched(CHECK_INTERVAL_S) is None
 
 
 def test_a_machine_that_stood_still_makes_nobody_late(scene):
@@ -269,10 +286,10 @@ def test_the_watchdog_ends_an_idle_engine_that_does_not_beat(scene):
 
 
 def test_the_watchdog_leaves_alone_what_may_take_any_time(scene):
-    scene.pulse.excuse(True)
+    scene.pulse.mark_unbounded(True)
     assert scene.trouble() == "occupied"
     assert scene.watched(1000) is None
-    scene.pulse.excuse(False)
+    scene.pulse.mark_unbounded(False)
     assert scene.trouble() is None
 
 
@@ -283,7 +300,7 @@ def test_a_first_start_may_take_for_ever(scene):
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_another_start_may_take_ten_times_as_long(scene, begun):
-    scene.watch.started_in(5.0)
+    scene.watch.set_start_time(5.0)
     scene.pid = 8
     if begun:
         scene.pulse.begin(8)
@@ -313,27 +330,29 @@ def test_time_in_which_there_was_no_processor_for_it_makes_nobody_late(scene):
 
 def test_a_watchdog_can_be_told_how_long_one_may_be_stopped(scene):
     scene.watch, scene.state = scene.watchdog(stopped_s=5.0), "T"
-    assert 5 <= scene.watched(10)[1] <= 5 + 2 * TICK_S
+    assert 5 <= scene.watched(10)[1] <= 5 + 2 * CHECK_INTERVAL_S
 
 
 def test_the_kernel_knows_how_long_a_process_waited():
-    assert 0 <= waited_ns(os.getpid()) < 10**18
-    assert waited_ns(2**22 + 1) == 0
+    assert 0 <= runqueue_wait_ns(os.getpid()) < 10**18
+    assert runqueue_wait_ns(2**22 + 1) == 0
 
 
 def test_work_counts_tokens_and_what_they_look_at():
-    assert work_of(StepPlan(1, rows(1, 1))) == 2 * BASE + 1
-    assert work_of(StepPlan(1, rows(1, start=5000))) == BASE + 5000
-    assert work_of(StepPlan(1, rows(100))) == 100 * BASE + 5000
-    assert work_of(StepPlan(1, ())) == 0
+    assert step_cost(StepPlan(1, rows(1, 1))) == 2 * TOKEN_BASE_COST + 1
+    assert step_cost(StepPlan(1, rows(1, start=5000))) == TOKEN_BASE_COST + 5000
+    assert step_cost(StepPlan(1, rows(100))) == 100 * TOKEN_BASE_COST + 5000
+    assert step_cost(StepPlan(1, ())) == 0
 
 
 def test_an_expectation_never_shrinks_with_the_work():
-    made = Expectation()
-    made.learn(1 << 20, 5 * S)
-    made.learn(1 << 10, 7 * S)
-    assert made.of(1 << 9) == made.of(1 << 10) == made.of(1 << 20) == 7 * S
-    assert made.of(1 << 22) == 28 * S
+    made = StepTimeEstimate()
+    made.update(1 << 20, 5 * S)
+    made.update(1 << 10, 7 * S)
+    assert (
+        made.estimate_ns(1 << 9) == made.estimate_ns(1 << 10) == made.estimate_ns(1 << 20) == 7 * S
+    )
+    assert made.estimate_ns(1 << 22) == 28 * S
 
 
 @pytest.mark.parametrize("state", ["X", "Z"])
@@ -343,5 +362,5 @@ def test_a_process_that_is_gone_is_not_ready(scene, state):
 
 
 def test_the_state_of_a_process_is_a_letter():
-    assert state_of(os.getpid()) in ("R", "S")
-    assert state_of(1 << 30) == "X"
+    assert process_state(os.getpid()) in ("R", "S")
+    assert process_state(1 << 30) == "X"

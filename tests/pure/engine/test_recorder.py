@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from quire.config.config import (
+from quire.config.engine_config import (
     CacheSection,
     DeviceSection,
     EngineConfig,
@@ -19,17 +19,17 @@ from quire.config.config import (
     SamplingSection,
     SchedulerSection,
 )
-from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.pace import Pace
 from quire.core.params import SamplingParams
-from quire.core.terms import Terms
-from quire.core.types import Request, State, Stop
-from quire.engine import bundle, recorder
-from quire.engine.loop import Engine
-from quire.engine.pulse import Beat
-from quire.engine.recorder import Recorder, Ring, digest_of
-from quire.engine.replay import Replay
-from quire.engine.witness import Witness
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
+from quire.core.tenant_limits import TenantLimits
+from quire.core.types import Request, SequenceState, StopConditions
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.step_observer import StepObserver
+from quire.engine.heartbeat_page import Heartbeat
+from quire.engine.recording import flight_recorder, recording_file
+from quire.engine.recording.flight_recorder import FlightRecorder, RecordRing, request_digest
+from quire.engine.recording.replay import RecordingReplay
 from quire.errors import ConfigError
 from quire.executors.fake import Executor
 from tests.pure.core.made import FakeGrammars, bound
@@ -95,9 +95,11 @@ class Flight:
         self.setup, self.folder = setup, tmp_path
         self.fd = os.memfd_create("ring")
         scheduler, _, _ = setup.build()
-        self.engine = Engine(scheduler, Executor(self.next_token), steps_in_flight=setup.depth)
-        self.recorder = Recorder(Ring(self.fd, size), lambda: self.engine.available, **how)
-        self.engine.show(self.recorder)
+        self.engine = EngineCore(scheduler, Executor(self.next_token), steps_in_flight=setup.depth)
+        self.recorder = FlightRecorder(
+            RecordRing(self.fd, size), lambda: self.engine.available_blocks, **how
+        )
+        self.engine.set_observers(self.recorder)
 
     def next_token(self, tokens):
         return (sum(tokens) * 31 + len(tokens)) % 50
@@ -125,14 +127,14 @@ class Flight:
                 self.engine.release(update.request_id)
 
     def recording(self):
-        taken = recorder.read(self.fd)
-        path = bundle.write(
-            self.folder, taken, config(self.setup), why="a test", beat=Beat(), stacks=""
+        taken = flight_recorder.read_ring(self.fd)
+        path = recording_file.write_recording(
+            self.folder, taken, config(self.setup), why="a test", beat=Heartbeat(), stacks=""
         )
-        return bundle.read(path)
+        return recording_file.read_recording(path)
 
     def replayed(self, setup=None):
-        return Replay(self.recording(), (setup or self.setup).again).run()
+        return RecordingReplay(self.recording(), (setup or self.setup).again).run()
 
 
 @dataclass
@@ -142,12 +144,15 @@ class Again(Setup):
     pace: float = 0.0
 
     def limits(self, order, kv):
-        return [*super().limits(order, kv), *([Pace(self.pace)] if self.pace else [])]
+        return [
+            *super().limits(order, kv),
+            *([InterTokenLatencyLimit(self.pace)] if self.pace else []),
+        ]
 
     def again(self, config, grammars):
         kept, self.grammars = self.grammars, None
         scheduler, _, _ = self.build()
-        scheduler._limits.append(GrammarLimit(grammars, 10_000))
+        scheduler._limits.append(GrammarWait(grammars, 10_000))
         self.grammars = kept
         return scheduler
 
@@ -163,12 +168,12 @@ def made(seed, count, grammars):
         yield Request(
             f"user-{i}",
             prompt,
-            Stop(rng.randrange(1, 25), eos_ids=frozenset([EOS])),
+            StopConditions(rng.randrange(1, 25), eos_ids=frozenset([EOS])),
             SamplingParams(prompt_logprobs=1 if rng.random() < 0.1 else None),
             n=rng.choice([1, 1, 1, 3]),
             salt=rng.choice([b"", b"mine"]),
             tenant=rng.choice([b"", b"one", b"two"]),
-            terms=Terms(weight=rng.choice([1.0, 3.0])),
+            tenant_limits=TenantLimits(weight=rng.choice([1.0, 3.0])),
             read_prefix_cache=rng.random() < 0.9,
             hold=rng.random() < 0.1,
             constraint=constraint,
@@ -217,7 +222,7 @@ def test_a_recording_that_begins_in_the_middle_is_of_use(tmp_path, name, seed):
 
 def break_budget(monkeypatch):
     """A step takes a token less than it may, now and then."""
-    from quire.core.limits.tokens import TokenBudget
+    from quire.core.scheduling.limits.token_budget import TokenBudget
 
     allow = TokenBudget.allow
     monkeypatch.setattr(
@@ -227,14 +232,14 @@ def break_budget(monkeypatch):
 
 def break_victims(monkeypatch):
     """The first to come is the first to go."""
-    from quire.core.order.fifo import Fifo
+    from quire.core.scheduling.order.fifo import Fifo
 
-    monkeypatch.setattr(Fifo, "victim", lambda self, running: next(iter(running)))
+    monkeypatch.setattr(Fifo, "choose_victim", lambda self, running: next(iter(running)))
 
 
 def break_release(monkeypatch):
     """Blocks of who ends are lost, if it had many."""
-    from quire.core.kv_cache import KVCache
+    from quire.core.kv.kv_cache import KVCache
 
     release = KVCache.release
 
@@ -248,11 +253,13 @@ def break_release(monkeypatch):
 
 def break_matching(monkeypatch):
     """A longer prompt than any before is not looked up."""
-    from quire.core.kv_cache import KVCache
+    from quire.core.kv.kv_cache import KVCache
 
-    match = KVCache.match
+    match = KVCache.match_prefix
     monkeypatch.setattr(
-        KVCache, "match", lambda self, seq: None if len(seq.tokens) > 50 else match(self, seq)
+        KVCache,
+        "match_prefix",
+        lambda self, seq: None if len(seq.tokens) > 50 else match(self, seq),
     )
 
 
@@ -296,7 +303,7 @@ def test_a_step_that_raised_raises_again(tmp_path):
     flight.engine._executor._next_token = broken
     flight.engine.step()
     assert [record[0] for record in flight.recording().records][:5] == ["b", "a", "j", "p", "f"]
-    again = Replay(flight.recording(), flight.setup.again, Executor(broken))
+    again = RecordingReplay(flight.recording(), flight.setup.again, Executor(broken))
     assert again.run().differences[0].what == "it raises RuntimeError: no device"
 
 
@@ -308,7 +315,7 @@ class Poisoned(Executor):
             raise RuntimeError("no device")
         return super().submit(plan)
 
-    def mend(self):
+    def recover(self):
         self._tokens.clear()
 
 
@@ -321,25 +328,25 @@ def test_steps_that_raised_and_the_search_for_the_culprit_come_again(tmp_path, d
     kinds = [record[0] for record in recording.records]
     assert kinds.count("f") > 1
     assert kinds.count("m") == 1
-    found = Replay(recording, flight.setup.again).run()
+    found = RecordingReplay(recording, flight.setup.again).run()
     assert found.differences == []
     assert found.steps == flight.recorder._step
 
 
 def test_a_witness_that_fails_is_switched_off_and_others_go_on(caplog):
-    class Bad(Witness):
-        def planned(self, plan):
+    class Bad(StepObserver):
+        def on_step_planned(self, plan):
             raise KeyError(plan.step)
 
     fd = os.memfd_create("ring")
-    engine = Engine(Again().build()[0], Executor(lambda tokens: 7))
-    good = Recorder(Ring(fd, WHOLE), lambda: engine.available)
-    engine.show(Bad(), good)
-    engine.add(Request("one", (7, 8), Stop(3)))
+    engine = EngineCore(Again().build()[0], Executor(lambda tokens: 7))
+    good = FlightRecorder(RecordRing(fd, WHOLE), lambda: engine.available_blocks)
+    engine.set_observers(Bad(), good)
+    engine.add(Request("one", (7, 8), StopConditions(3)))
     while not engine.empty:
         engine.step()
     assert caplog.text.count("Bad is switched off") == 1
-    assert [record[0] for record in recorder.read(fd).records].count("l") == 3
+    assert [record[0] for record in flight_recorder.read_ring(fd).records].count("l") == 3
     os.close(fd)
 
 
@@ -349,20 +356,20 @@ def test_a_witness_that_fails_is_switched_off_and_others_go_on(caplog):
 def test_a_recording_holds_no_prompts_paths_or_keys(tmp_path):
     flight = Flight(setup_of("roomy"), tmp_path)
     secret = (401, 402, 403, 404) * 8
-    flight.engine.add(Request("client-id", secret, Stop(3), salt=b"salty"))
+    flight.engine.add(Request("client-id", secret, StopConditions(3), salt=b"salty"))
     flight.step()
     flight.recording()
     (path,) = tmp_path.iterdir()
     text = gzip.decompress(path.read_bytes()).decode()
     for word in ("401", "client-id", "secret", "/home", "salty"):
         assert word not in text
-    assert digest_of("client-id") in text
+    assert request_digest("client-id") in text
     assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_recording_holds_tokens_if_asked_for(tmp_path):
     flight = Flight(setup_of("roomy"), tmp_path, prompts=True)
-    flight.engine.add(Request("one", (401, 402, 403), Stop(5)))
+    flight.engine.add(Request("one", (401, 402, 403), StopConditions(5)))
     while not flight.engine.empty:
         flight.step()
     recording = flight.recording()
@@ -370,7 +377,7 @@ def test_a_recording_holds_tokens_if_asked_for(tmp_path):
     assert facts["tokens"] == [401, 402, 403]
     tokens = [one for record in recording.records if record[0] == "l" for one in record[6]]
     assert tokens[0] == [1, 0, [flight.next_token([401, 402, 403])]]
-    assert Replay(recording, flight.setup.again).run().differences == []
+    assert RecordingReplay(recording, flight.setup.again).run().differences == []
 
 
 def test_the_last_steps_are_kept_and_the_first_forgotten(tmp_path):
@@ -385,9 +392,9 @@ def test_the_last_steps_are_kept_and_the_first_forgotten(tmp_path):
 
 def test_a_folder_keeps_the_latest_files(tmp_path):
     flight = Flight(setup_of("roomy"), tmp_path)
-    for _ in range(bundle.KEPT + 3):
+    for _ in range(recording_file.MAX_FILES + 3):
         flight.recording()
-    assert len(list(tmp_path.iterdir())) == bundle.KEPT
+    assert len(list(tmp_path.iterdir())) == recording_file.MAX_FILES
 
 
 def test_a_recorder_knows_in_which_order_those_joined_who_run(tmp_path):
@@ -398,7 +405,7 @@ def test_a_recorder_knows_in_which_order_those_joined_who_run(tmp_path):
     while not flight.engine.empty:
         flight.step()
         running = list(flight.engine._scheduler._running)
-        known = [seq for seq in flight.recorder._sequences if seq.state is State.RUNNING]
+        known = [seq for seq in flight.recorder._sequences if seq.state is SequenceState.RUNNING]
         assert known == running
         preempted += any(seq.preemptions for seq in running)
     assert preempted
@@ -406,15 +413,15 @@ def test_a_recorder_knows_in_which_order_those_joined_who_run(tmp_path):
 
 def test_nobody_has_recorded_anything():
     fd = os.memfd_create("empty")
-    assert recorder.read(fd) is None
+    assert flight_recorder.read_ring(fd) is None
     os.ftruncate(fd, 1 << 16)
-    assert recorder.read(fd) is None
+    assert flight_recorder.read_ring(fd) is None
     os.close(fd)
 
 
 def test_a_request_that_ends_twice_does_not_hurt_the_recorder(tmp_path):
     flight = Flight(setup_of("roomy"), tmp_path)
-    flight.engine.add(Request("one", (7, 8, 9), Stop(5), n=3))
+    flight.engine.add(Request("one", (7, 8, 9), StopConditions(5), n=3))
     flight.step()
     for _ in range(3):
         flight.engine.abort_sequence("one", 1)
@@ -438,4 +445,4 @@ def test_what_is_no_recording_is_refused_by_name(tmp_path, content):
     path = tmp_path / "file.jsonl.gz"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="file"):
-        bundle.read(path)
+        recording_file.read_recording(path)

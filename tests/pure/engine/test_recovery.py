@@ -4,23 +4,23 @@ import asyncio
 
 import pytest
 
+from quire.core.admission.request_blocklist import RequestBlocklist
 from quire.core.params import SamplingParams
-from quire.core.quarantine import Quarantine
-from quire.core.timing import CAUSES, Timing
-from quire.core.types import Request, Stop, Update
-from quire.engine.client import EngineClient
-from quire.engine.link import Away
+from quire.core.sequence_timing import BREAKDOWN_WITH_RECOVERY_FIELDS, SequenceTiming
+from quire.core.types import Request, StopConditions, Update
+from quire.engine.client.engine_client import EngineClient
 from quire.engine.messages import (
-    Abort,
-    Add,
-    Answer,
-    Beat,
-    Call,
-    Fault,
-    News,
+    AbortRequests,
+    AddRequests,
+    CallReply,
+    HeartbeatMessage,
+    OutputBatch,
+    UtilityCall,
+    WireError,
     fingerprint,
-    request_of,
+    request_from_wire,
 )
+from quire.engine.supervise.process_pipe import EngineUnavailable
 from quire.errors import (
     EngineAway,
     EngineCrashed,
@@ -57,20 +57,29 @@ class Wire:
 
     def lose(self, *, aboard=None, expected_s=3.0):
         self.sent = []
-        self._away(Away(why="it was killed", expected_s=expected_s, aboard=aboard))
+        self._away(
+            EngineUnavailable(
+                reason="it was killed", expected_restart_s=expected_s, running_ids=aboard
+            )
+        )
 
     def back(self):
         self._back()
 
     def say(self, *updates, answers=()):
-        self.deliver(News(list(updates), list(answers)))
+        self.deliver(OutputBatch(list(updates), list(answers)))
 
     def accept(self):
         """Answer all that was asked to be added."""
-        self.say(answers=[Answer(m.number) for m in self.sent if isinstance(m, Add)])
+        self.say(answers=[CallReply(m.call_id) for m in self.sent if isinstance(m, AddRequests)])
 
     def added(self):
-        return [request_of(one) for m in self.sent if isinstance(m, Add) for one in m.requests]
+        return [
+            request_from_wire(one)
+            for m in self.sent
+            if isinstance(m, AddRequests)
+            for one in m.requests
+        ]
 
 
 class Watcher:
@@ -79,26 +88,28 @@ class Watcher:
     def __init__(self):
         self.open, self.said, self.kept = [], [], None
 
-    def opened(self, requests):
+    def on_requests_accepted(self, requests):
         self.open += [one.id for one in requests]
 
-    def news(self, updates):
+    def on_updates(self, updates):
         self.said += updates
 
-    def ended(self, request_id, index):
+    def on_sequence_ended(self, request_id, index):
         pass
 
-    def only(self, request_ids):
+    def retain_requests(self, request_ids):
         self.kept = sorted(request_ids)
 
 
 def request(name, n=1, **more):
-    return Request(name, (1, 2, 3), Stop(40), SamplingParams(max_tokens=40, n=n), n=n, **more)
+    return Request(
+        name, (1, 2, 3), StopConditions(40), SamplingParams(max_tokens=40, n=n), n=n, **more
+    )
 
 
 def another(name):
     """With an input of its own."""
-    return Request(name, (1, 2), Stop(40), SamplingParams(max_tokens=40))
+    return Request(name, (1, 2), StopConditions(40), SamplingParams(max_tokens=40))
 
 
 def says(name, *tokens, index=0, **more):
@@ -219,7 +230,10 @@ def test_two_deaths_in_company_cost_nobody():
             wire.lose(aboard=["a", "b"])
             wire.back()
             wire.accept()
-            assert [(one.id, one.suspect) for one in wire.added()] == [("a", deaths), ("b", deaths)]
+            assert [(one.id, one.engine_crashes) for one in wire.added()] == [
+                ("a", deaths),
+                ("b", deaths),
+            ]
         wire.say(says("a", 1, finish="stop"), says("b", 2, finish="stop"))
         assert [len(await rest(one)) for one in streams] == [1, 1]
 
@@ -251,7 +265,11 @@ def test_who_is_suspected_most_is_tried_last():
         wire.accept()
         wire.lose(aboard=["b", "a"])
         wire.back()
-        assert [(one.id, one.suspect) for one in wire.added()] == [("c", 0), ("b", 1), ("a", 2)]
+        assert [(one.id, one.engine_crashes) for one in wire.added()] == [
+            ("c", 0),
+            ("b", 1),
+            ("a", 2),
+        ]
 
     run(body)
 
@@ -261,7 +279,7 @@ def test_what_killed_an_engine_is_not_tried_again_for_a_while():
         told = []
         client.on_condemned = told.append
         now = [0.0]
-        client.quarantine = Quarantine(for_s=60.0, clock=lambda: now[0])
+        client.quarantine = RequestBlocklist(for_s=60.0, clock=lambda: now[0])
         bad = await opened(client, wire, request("bad"))
         for _ in range(2):
             wire.lose(aboard=["bad"])
@@ -285,7 +303,7 @@ def test_whom_steps_fail_with_is_not_tried_again_either():
         bad = await opened(client, wire, request("bad", n=2))
         wire.say(*(says("bad", index=i, finish="error", error="x", fault="step") for i in (0, 1)))
         (update, _) = await rest(bad)
-        assert isinstance(update.exception(), StepFailed)
+        assert isinstance(update.to_exception(), StepFailed)
         with pytest.raises(Quarantined):
             await client.generate([request("again", n=2)])
         await opened(client, wire, request("fewer"))
@@ -362,12 +380,12 @@ def test_nor_too_many(monkeypatch):
         await soon()
         with pytest.raises(EngineAway, match="2 requests wait"):
             await client.generate([request("third")])
-        client.end_streams(ShuttingDown("over"))
+        client.fail_streams(ShuttingDown("over"))
         for one in waiting:
             with pytest.raises(ShuttingDown):
                 await one
 
-    monkeypatch.setattr("quire.engine.client.MOST_WAITING", 2)
+    monkeypatch.setattr("quire.engine.client.engine_client.MAX_WAITING_REQUESTS", 2)
     run(body)
 
 
@@ -398,7 +416,7 @@ def test_streams_tell_that_they_live_while_it_is_away(monkeypatch):
         assert [await anext(stream), await anext(stream)] == [[], []]
         wire.back()
 
-    monkeypatch.setattr("quire.engine.client.COMFORT_S", 0.001)
+    monkeypatch.setattr("quire.engine.client.engine_client.KEEPALIVE_S", 0.001)
     run(body)
 
 
@@ -421,7 +439,7 @@ def test_what_another_engine_refuses_ends_and_hurts_nobody_else():
         wire.lose()
         wire.back()
         number = next(m.number for m in wire.sent if m.requests[0].id == "bad")
-        wire.say(answers=[Answer(number, fault=Fault("TooLong", "it has less room"))])
+        wire.say(answers=[CallReply(number, error=WireError("TooLong", "it has less room"))])
         with pytest.raises(RequestError, match="less room"):
             await rest(bad)
         wire.say(says("good", 1, finish="stop"))
@@ -432,11 +450,11 @@ def test_what_another_engine_refuses_ends_and_hurts_nobody_else():
 
 def test_what_slept_is_sent_to_sleep_again():
     async def body(client, wire):
-        wire.deliver(Beat(("scheduling",)))
+        wire.deliver(HeartbeatMessage(("scheduling",)))
         await opened(client, wire, request("a"))
         wire.lose()
         wire.back()
-        assert isinstance(wire.sent[0], Call)
+        assert isinstance(wire.sent[0], UtilityCall)
         assert (wire.sent[0].name, wire.sent[0].args) == ("sleep", [0, "keep", False])
         assert [one.id for one in wire.added()] == ["a"]
 
@@ -463,15 +481,17 @@ def test_a_search_goes_on_without_the_kv_that_it_held():
 
 
 def timing(accepted_at, ended_at, first=None, **cuts):
-    return Timing.at(accepted_at)._replace(ended_at=ended_at, first_token_at=first, **cuts)
+    return SequenceTiming.starting_at(accepted_at)._replace(
+        ended_at=ended_at, first_token_at=first, **cuts
+    )
 
 
 def test_the_time_between_two_engines_is_told_as_recovery():
     before = timing(10.0, 12.0, 12.0, queue=0.5, prefill=1.5)
     after = timing(20.0, 27.0, 23.0, queue=1.0, prefill=2.0, decode=3.5, engine_other=0.5)
-    both = before.until(15.0).then(after)
-    assert both.total == pytest.approx(sum(both.causes)) == 17.0
-    told = dict(zip(CAUSES, both.causes))
+    both = before.extended_to(15.0).followed_by(after)
+    assert both.total == pytest.approx(sum(both.breakdown_with_recovery)) == 17.0
+    told = dict(zip(BREAKDOWN_WITH_RECOVERY_FIELDS, both.breakdown_with_recovery))
     assert told["recovery"] == 5.0 + 3.0
     assert (told["queue"], told["prefill"], told["decode"]) == (0.5, 1.5, 3.0 + 3.5)
     assert both.first_token_at == 12.0
@@ -479,8 +499,8 @@ def test_the_time_between_two_engines_is_told_as_recovery():
 
 def test_of_one_that_had_said_nothing_too():
     after = timing(20.0, 24.0, 23.0, queue=1.0, prefill=2.0, decode=1.0)
-    both = Timing.at(10.0).until(15.0).then(after)
-    assert both.total == pytest.approx(sum(both.causes)) == 14.0
+    both = SequenceTiming.starting_at(10.0).extended_to(15.0).followed_by(after)
+    assert both.total == pytest.approx(sum(both.breakdown_with_recovery)) == 14.0
     assert (both.recovery, both.queue, both.first_token_at) == (10.0, 1.0, 23.0)
 
 
@@ -515,7 +535,7 @@ def test_a_dead_engine_is_told_of_nothing():
         stream = await opened(client, wire, request("a"))
         wire.lose()
         stream.close()
-        assert not [m for m in wire.sent if isinstance(m, Abort)]
+        assert not [m for m in wire.sent if isinstance(m, AbortRequests)]
 
     run(body)
 
@@ -524,7 +544,7 @@ def test_what_others_have_condemned_is_not_tried_here():
     async def body(client, wire):
         told = []
         client.on_condemned = told.append
-        client.condemn(fingerprint(request("theirs")))
+        client.block_fingerprint(fingerprint(request("theirs")))
         with pytest.raises(Quarantined):
             await client.generate([request("ours")])
         assert told == []  # they know
@@ -538,7 +558,7 @@ def test_who_waited_for_an_engine_while_its_input_was_condemned_is_not_tried():
         wire.lose(aboard=["theirs"])
         waiting = asyncio.create_task(client.generate([request("ours")]))
         await soon()
-        client.condemn(fingerprint(request("theirs")))
+        client.block_fingerprint(fingerprint(request("theirs")))
         wire.back()
         with pytest.raises(Quarantined):
             await waiting
@@ -575,7 +595,7 @@ def test_what_has_an_input_that_was_condemned_elsewhere_ends_if_it_has_said_noth
         await opened(client, wire, another("other"))
         wire.say(says("speaks", 1))
         wire.lose(aboard=["theirs"])
-        client.condemn(fingerprint(request("theirs")))
+        client.block_fingerprint(fingerprint(request("theirs")))
         with pytest.raises(Quarantined):
             await rest(streams[0])
         wire.back()
@@ -589,7 +609,7 @@ def test_what_broke_steps_elsewhere_ends_nothing_here():
 
     async def body(client, wire):
         alike = await opened(client, wire, request("alike"))
-        client.condemn(fingerprint(request("theirs")))
+        client.block_fingerprint(fingerprint(request("theirs")))
         wire.say(says("alike", 1, finish="stop"))
         assert len(await rest(alike)) == 1
 

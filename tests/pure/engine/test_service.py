@@ -3,57 +3,57 @@
 import msgspec
 import pytest
 
-from quire.core.block_pool import BlockPool
-from quire.core.kv_cache import KVCache
-from quire.core.limits.door import Door
-from quire.core.limits.grammars import GrammarLimit
-from quire.core.limits.seats import SeatLimit
-from quire.core.limits.tokens import TokenBudget
-from quire.core.order.fifo import Fifo
+from quire.core.admission.admission_control import AdmissionControl
+from quire.core.kv.block_pool import BlockPool
+from quire.core.kv.kv_cache import KVCache
 from quire.core.params import RequestOutputKind, SamplingParams
-from quire.core.scheduler import Scheduler
-from quire.core.types import Request, Stop
-from quire.engine.loop import Engine
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
+from quire.core.scheduling.limits.token_budget import TokenBudget
+from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Request, StopConditions
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.engine_rpc import EngineRpc
 from quire.engine.messages import (
-    PROTOCOL,
-    Abort,
+    PROTOCOL_VERSION,
+    AbortRequests,
     AbortSequence,
-    Add,
-    Call,
-    Dead,
+    AddRequests,
+    EngineDeadMessage,
+    EngineReady,
     Hello,
-    Ready,
-    carried,
+    UtilityCall,
+    request_to_wire,
 )
-from quire.engine.service import Service
 from quire.executors.fake import Executor
 from tests.pure.core.made import FakeGrammars, bound
 
 
 class Forgetful(Executor):
-    def forget_kv(self):
+    def release_kv_memory(self):
         self.forgot = True
 
 
 def service(grammars=None, most=None, checks=()):
     kv = KVCache(BlockPool(64), 4)
-    door = Door(max_requests=most, clock=lambda: 0.0)
-    limits = [door, TokenBudget(64), SeatLimit(8), GrammarLimit(grammars, 100)]
+    door = AdmissionControl(max_requests=most, clock=lambda: 0.0)
+    limits = [door, TokenBudget(64), MaxSeqsLimit(8), GrammarWait(grammars, 100)]
     scheduler = Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=100)
-    engine = Engine(scheduler, Forgetful(lambda tokens: len(tokens)), check=True)
-    return Service(engine, checks)
+    engine = EngineCore(scheduler, Forgetful(lambda tokens: len(tokens)), check=True)
+    return EngineRpc(engine, checks)
 
 
 def request(
     name, max_tokens=5, *, n=1, prompt=3, kind=RequestOutputKind.DELTA, constraint=None, **params
 ):
     made = SamplingParams(n=n, max_tokens=max_tokens, output_kind=kind, **params)
-    stop = Stop(max_tokens)
-    return carried(Request(name, (1,) * prompt, stop, made, n=n, constraint=constraint))
+    stop = StopConditions(max_tokens)
+    return request_to_wire(Request(name, (1,) * prompt, stop, made, n=n, constraint=constraint))
 
 
 def add(to, sender, *requests, number=0):
-    to.obey(sender, Add(number, list(requests)))
+    to.obey(sender, AddRequests(number, list(requests)))
 
 
 def turns(to, count=100):
@@ -79,7 +79,7 @@ def test_each_sender_is_told_of_its_own_requests_once_a_turn():
     add(to, 1, request("a"), request("b"))
     add(to, 2, request("c"))
     while not to.idle:
-        told = to.turn()
+        told = to.run_step()
         assert len({who for who, _ in told}) == len(told)
         assert {u.request_id for u in updates(told, 1)} <= {"a", "b"}
         assert {u.request_id for u in updates(told, 2)} <= {"c"}
@@ -110,16 +110,16 @@ def test_an_id_that_is_taken_is_refused_and_the_first_goes_on():
 def test_an_abort_tells_the_owner_whoever_asked_for_it():
     to = service()
     add(to, 1, request("a", 50))
-    to.turn()
-    to.obey(2, Abort(["a", "nobody"]))
+    to.run_step()
+    to.handle(2, AbortRequests(["a", "nobody"]))
     assert [u.finish for u in updates(turns(to), 1)] == ["abort"]
 
 
 def test_requests_are_aborted_by_the_name_that_clients_know():
     to = service()
     add(to, 1, request("x-1-0", 50), request("x-1-1", 50), request("x-12-0"))
-    to.turn()
-    to.obey(2, Call(5, "abort_named", [["x-1"]]))
+    to.run_step()
+    to.handle(2, UtilityCall(5, "abort_named", [["x-1"]]))
     told = turns(to)
     assert answers(told, 2)[0].value == 2
     ends = {u.request_id: u.finish for u in updates(told, 1) if u.finish}
@@ -129,13 +129,13 @@ def test_requests_are_aborted_by_the_name_that_clients_know():
 def test_an_ended_sequence_is_told_no_more_and_its_request_is_forgotten():
     to = service()
     add(to, 1, request("a", 50, n=2, temperature=1.0))
-    to.turn()
-    to.obey(1, AbortSequence("a", 0))
-    to.obey(1, AbortSequence("a", 0))
-    assert {u.index for u in updates([*to.turn(), *to.turn()], 1)} == {1}
-    to.obey(1, AbortSequence("a", 7))
-    to.obey(1, AbortSequence("nobody", 0))
-    to.obey(1, AbortSequence("a", 1))
+    to.run_step()
+    to.handle(1, AbortSequence("a", 0))
+    to.handle(1, AbortSequence("a", 0))
+    assert {u.index for u in updates([*to.run_step(), *to.run_step()], 1)} == {1}
+    to.handle(1, AbortSequence("a", 7))
+    to.handle(1, AbortSequence("nobody", 0))
+    to.handle(1, AbortSequence("a", 1))
     assert to.engine.stats().running == 0
     assert not to._owned
 
@@ -158,7 +158,7 @@ def test_what_is_wanted_at_the_end_only_is_told_at_the_end():
 )
 def test_a_call_that_makes_no_sense_is_answered_with_a_fault(name, args):
     to = service()
-    to.obey(1, Call(9, name, args))
+    to.handle(1, UtilityCall(9, name, args))
     (answer,) = answers(turns(to), 1)
     assert answer.number == 9
     assert answer.fault is not None
@@ -166,10 +166,10 @@ def test_a_call_that_makes_no_sense_is_answered_with_a_fault(name, args):
 
 def test_another_protocol_is_refused():
     to = service()
-    assert isinstance(to.obey(1, Hello(PROTOCOL, "x")), Ready)
-    refusal = to.obey(2, Hello(PROTOCOL + 1, "x"))
-    assert isinstance(refusal, Dead)
-    assert "two versions" in refusal.why
+    assert isinstance(to.handle(1, Hello(PROTOCOL_VERSION, "x")), EngineReady)
+    refusal = to.handle(2, Hello(PROTOCOL_VERSION + 1, "x"))
+    assert isinstance(refusal, EngineDeadMessage)
+    assert "two versions" in refusal.reason
 
 
 def test_checks_of_logits_processors_are_made_where_they_live():
@@ -187,22 +187,22 @@ def test_checks_of_logits_processors_are_made_where_they_live():
 
 
 def call(to, name, *args, number=1):
-    to.obey(1, Call(number, name, list(args)))
+    to.obey(1, UtilityCall(number, name, list(args)))
 
 
 def test_sleep_ends_what_runs_frees_the_cache_and_refuses_what_comes():
     to = service()
     add(to, 2, request("a", 50))
-    to.turn()
+    to.run_step()
     call(to, "sleep", 1, "abort", False)
     told = turns(to)
     assert updates(told, 2)[-1].finish == "abort"
     assert sorted(answers(told, 1)[0].value) == ["kv_cache", "scheduling", "weights"]
     assert to.engine._executor.forgot
     add(to, 2, request("b"), number=4)
-    (answer,) = answers(to.turn(), 2)
-    assert answer.fault.kind == "Overloaded"
-    assert to.beat().asleep == ("kv_cache", "scheduling", "weights")
+    (answer,) = answers(to.run_step(), 2)
+    assert answer.error.error_type == "Overloaded"
+    assert to.heartbeat().sleeping_tags == ("kv_cache", "scheduling", "weights")
     call(to, "wake_up", None)
     assert answers(turns(to), 1)[0].value == []
     add(to, 2, request("c"))
@@ -212,20 +212,20 @@ def test_sleep_ends_what_runs_frees_the_cache_and_refuses_what_comes():
 def test_a_sleep_that_waits_is_answered_when_the_last_request_has_ended():
     to = service()
     add(to, 2, request("a", 10))
-    to.turn()
+    to.run_step()
     call(to, "sleep", 1, "wait", False)
     add(to, 2, request("b"), number=4)
     told = turns(to)
     assert updates(told, 2)[-1].finish == "length"
     assert answers(told, 2)[-1].fault.kind == "Overloaded"
     assert answers(told, 1)[0].fault is None
-    assert to.beat().asleep
+    assert to.heartbeat().sleeping_tags
 
 
 def test_a_pause_keeps_what_runs_and_lets_what_comes_wait():
     to = service()
     add(to, 2, request("a", 10))
-    to.turn()
+    to.run_step()
     call(to, "sleep", 0, "keep", False)
     add(to, 2, request("b", 10))
     told = turns(to)
@@ -239,19 +239,19 @@ def test_a_pause_keeps_what_runs_and_lets_what_comes_wait():
 def test_what_is_kept_keeps_its_cache():
     to = service()
     add(to, 2, request("a", 10))
-    to.turn()
+    to.run_step()
     for args in ((1, "keep", False), (0, "keep", True), (2, "abort", False), (0, "nap", False)):
         call(to, "sleep", *args)
-        assert answers(to.turn(), 1)[0].fault is not None
-    assert to.beat().asleep == ()
+        assert answers(to.run_step(), 1)[0].error is not None
+    assert to.heartbeat().sleeping_tags == ()
 
 
 def test_a_cache_that_is_in_use_is_reset_only_with_those_who_use_it():
     to = service()
     add(to, 2, request("a", 50))
-    to.turn()
+    to.run_step()
     call(to, "reset_prefix_cache")
-    assert answers(to.turn(), 1)[0].value is False
+    assert answers(to.run_step(), 1)[0].result is False
     call(to, "reset_prefix_cache", True)
     told = turns(to)
     assert answers(told, 1)[0].value is True
@@ -262,17 +262,17 @@ def test_more_requests_than_may_be_here_are_told_to_come_again():
     to = service(most=2)
     add(to, 1, request("a", 2), request("b"), number=1)
     add(to, 2, request("c"), number=2)
-    told = to.turn()
+    told = to.run_step()
     (answer,) = answers(told, 2)
-    assert (answer.fault.kind, answer.fault.retry_after_s) == ("Overloaded", 1.0)
-    assert "2 requests are here, and at most 2" in answer.fault.message
-    assert answer.fault.reason == "max_num_queued_reqs"
-    assert answer.fault.numbers["queued_requests"] == 2
+    assert (answer.error.error_type, answer.error.retry_after_s) == ("Overloaded", 1.0)
+    assert "2 requests are here, and at most 2" in answer.error.message
+    assert answer.error.reason == "max_num_queued_reqs"
+    assert answer.error.details["queued_requests"] == 2
     turns(to)
     add(to, 2, request("d"), request("e"), request("f"), number=3)
-    assert answers(to.turn(), 2)[0].fault.kind == "Overloaded"
+    assert answers(to.run_step(), 2)[0].error.error_type == "Overloaded"
     add(to, 2, request("g"), number=4)
-    assert answers(to.turn(), 2)[0].fault is None
+    assert answers(to.run_step(), 2)[0].error is None
 
 
 def test_forks_of_a_held_request_find_room_in_a_full_engine():
@@ -280,9 +280,9 @@ def test_forks_of_a_held_request_find_room_in_a_full_engine():
     add(to, 1, msgspec.structs.replace(request("a", 2), hold=True), number=1)
     turns(to)
     add(to, 1, request("fills it"), number=2)
-    to.turn()
+    to.run_step()
     add(to, 1, msgspec.structs.replace(request("b"), parent="a"), number=3)
-    assert answers(to.turn(), 1)[0].fault is None
+    assert answers(to.run_step(), 1)[0].error is None
 
 
 # -- requests that wait for a grammar ----------------------------------------------------------
@@ -292,9 +292,9 @@ def test_while_all_wait_for_a_grammar_there_is_nothing_to_do_until_one_is_there(
     grammars = FakeGrammars()
     to = service(grammars)
     rung = []
-    to.engine.call_when_decided(lambda: rung.append(to.idle))
+    to.engine.set_ready_callback(lambda: rung.append(to.idle))
     add(to, 1, request("a", constraint=bound(1)), request("b", constraint=bound(2)))
-    to.turn()
+    to.run_step()
     assert to.idle
     grammars.tick()
     assert rung == [False]
@@ -307,7 +307,7 @@ def test_a_grammar_that_fails_is_told_to_the_owner_alone_even_if_nobody_runs():
     to = service(grammars)
     add(to, 1, request("a", constraint=bound(1, fails=True)))
     add(to, 2, request("b", constraint=bound(9)))
-    to.turn()
+    to.run_step()
     grammars.tick()
     told = turns(to)
     assert [(u.finish, u.fault, u.error) for u in updates(told, 1)] == [("error", "request", "no")]
@@ -318,7 +318,7 @@ def test_a_client_that_leaves_takes_its_request_that_waits_for_a_grammar_along()
     grammars = FakeGrammars()
     to = service(grammars)
     add(to, 1, request("a", constraint=bound(1)))
-    to.obey(1, Abort(["a"]))
+    to.handle(1, AbortRequests(["a"]))
     assert [u.finish for u in updates(turns(to), 1)] == ["abort"]
     assert to.engine.empty
     assert not +grammars.held
@@ -328,10 +328,10 @@ def test_sleep_that_waits_for_the_last_request_waits_for_one_without_a_grammar()
     grammars = FakeGrammars()
     to = service(grammars)
     add(to, 1, request("a", constraint=bound(1)))
-    to.turn()
-    to.obey(1, Call(5, "sleep", [1, "wait", False]))
+    to.run_step()
+    to.handle(1, UtilityCall(5, "sleep", [1, "wait", False]))
     assert to.idle
-    assert to.turn() == []  # as for a sign of life
+    assert to.run_step() == []  # as for a sign of life
     grammars.tick()
     told = turns(to)
     assert [u.finish for u in updates(told, 1)][-1] == "length"
@@ -342,9 +342,9 @@ def test_a_paused_engine_lets_nobody_go_until_it_is_woken():
     grammars = FakeGrammars()
     to = service(grammars)
     add(to, 1, request("a", constraint=bound(1)))
-    to.obey(1, Call(1, "sleep", [0, "keep", False]))
+    to.handle(1, UtilityCall(1, "sleep", [0, "keep", False]))
     grammars.tick()
     assert updates(turns(to), 1) == []
-    assert to.idle or to.turn()
-    to.obey(1, Call(2, "wake_up", [None]))
+    assert to.idle or to.run_step()
+    to.handle(1, UtilityCall(2, "wake_up", [None]))
     assert updates(turns(to), 1)[-1].finish == "length"

@@ -8,11 +8,11 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import quire.embedded
-from quire.engine.vocabulary import vocabulary
+from quire.engine.startup.vocabulary import build_vocabulary
 from quire.errors import ConfigError
-from quire.text.backends import Fast
-from quire.text.tokenizer import Tokenizer as Face
-from quire.text.tokenizer import load_tokenizer
+from quire.text.tokenizing.backends import TokenizersBackend
+from quire.text.tokenizing.tokenizer import Tokenizer as Face
+from quire.text.tokenizing.tokenizer import load_tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def embedded():
 
 
 def test_bytes_of_the_embedded_model_join_to_the_text(embedded):
-    made = vocabulary(embedded, 4096, [2, 0])
+    made = build_vocabulary(embedded, 4096, [2, 0])
     text = 'A {"b": 1} é日本😀\n\n  def f(): <x>\t'
     ids = embedded.encode(text, add_special_tokens=False)
     assert b"".join(made.tokens[i] for i in ids) == text.encode()
@@ -30,26 +30,26 @@ def test_bytes_of_the_embedded_model_join_to_the_text(embedded):
 
 
 def test_marks_are_special_flagged_or_not(embedded):
-    made = vocabulary(embedded, 4096, [2, 0])
-    assert dict(made.special) == {i: embedded.backend.id_to_token(i) for i in range(9)}
-    assert made.ends == (2, 0)
+    made = build_vocabulary(embedded, 4096, [2, 0])
+    assert dict(made.special_tokens) == {i: embedded.backend.id_to_token(i) for i in range(9)}
+    assert made.eos_token_ids == (2, 0)
 
 
 def test_ids_without_logits_are_left_out(embedded):
-    made = vocabulary(embedded, 100, [2, 0, 4000])
+    made = build_vocabulary(embedded, 100, [2, 0, 4000])
     assert len(made.tokens) == 100
-    assert made.ends == (2, 0)
+    assert made.eos_token_ids == (2, 0)
 
 
 def test_a_model_may_have_more_logits_than_its_tokenizer_ids(embedded):
-    made = vocabulary(embedded, 5000, [2])
+    made = build_vocabulary(embedded, 5000, [2])
     assert len(made.tokens) == 4096
-    assert made.words == 157
+    assert made.mask_words == 157
 
 
 def test_there_must_be_an_end(embedded):
     with pytest.raises(ValueError, match="end token"):
-        vocabulary(embedded, 4096, [])
+        build_vocabulary(embedded, 4096, [])
 
 
 def sentencepiece_like():
@@ -68,13 +68,13 @@ def sentencepiece_like():
     )
     made.add_special_tokens([AddedToken(one, special=True) for one in ("<unk>", "<s>", "</s>")])
     made.add_tokens([AddedToken("[INST]", normalized=False), AddedToken("  ", normalized=False)])
-    return Face(Fast(made))
+    return Face(TokenizersBackend(made))
 
 
 def test_pieces_with_a_byte_fallback_are_texts_or_bytes():
-    made = vocabulary(sentencepiece_like(), 10, [2])
+    made = build_vocabulary(sentencepiece_like(), 10, [2])
     assert made.tokens[3:8] == (b"\n", b"\xe4", b" ", b" a", b"b")
-    assert dict(made.special) == {0: "<unk>", 1: "<s>", 2: "</s>", 8: "[INST]"}
+    assert dict(made.special_tokens) == {0: "<unk>", 1: "<s>", 2: "</s>", 8: "[INST]"}
     assert made.tokens[9] == b"  "
 
 
@@ -84,7 +84,7 @@ def test_word_pieces_are_what_they_add_behind_another():
     made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     made.decoder = decoders.WordPiece(prefix="##", cleanup=False)
     made.add_special_tokens([AddedToken("[UNK]"), AddedToken("[SEP]")])
-    tokens = vocabulary(Face(Fast(made)), 6, [1]).tokens
+    tokens = build_vocabulary(Face(TokenizersBackend(made)), 6, [1]).tokens
     assert tokens[2:] == (b" play", b"ing", b" a", " 日".encode())
 
 
@@ -92,7 +92,13 @@ def test_holes_between_ids_stand_for_nothing():
     made = Tokenizer(models.WordLevel({"a": 0, "b": 3, "</s>": 4}, unk_token="a"))
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([AddedToken("</s>")])
-    assert vocabulary(Face(Fast(made)), 8, [4]).tokens == (b"a", b"", b"", b"b", b"</s>")
+    assert build_vocabulary(Face(TokenizersBackend(made)), 8, [4]).tokens == (
+        b"a",
+        b"",
+        b"",
+        b"b",
+        b"</s>",
+    )
 
 
 def of_words(folder, *words):
@@ -104,10 +110,10 @@ def of_words(folder, *words):
 
 
 def test_words_without_one_of_plain_letters_are_told_behind_one_of_letters_and_digits(tmp_path):
-    found = vocabulary(of_words(tmp_path, "<unk>", "</s>", "w2", "w3"), 4, [1])
+    found = build_vocabulary(of_words(tmp_path, "<unk>", "</s>", "w2", "w3"), 4, [1])
     assert found.tokens[3].strip() == b"w3"
 
 
 def test_a_vocabulary_whose_texts_cannot_be_told_is_refused_in_words(tmp_path):
     with pytest.raises(ConfigError, match="no token of this tokenizer is plain letters"):
-        vocabulary(of_words(tmp_path, "<unk>", "</s>", "##"), 3, [1])
+        build_vocabulary(of_words(tmp_path, "<unk>", "</s>", "##"), 3, [1])

@@ -6,115 +6,154 @@ import pytest
 
 from quire.core.constraint import Constraint
 from quire.errors import RequestError
-from quire.grammar import admit, forms, schema
-from quire.grammar.forms import Choice, Either, Grammar, Json, Regex, Repeat, Seq, Tag, Tags, Text
-from quire.grammar.forms import Until as UntilMark
+from quire.grammar import grammar_ast
+from quire.grammar.frontends import json_schema, validate
+from quire.grammar.grammar_ast import (
+    AlternationNode,
+    ChoiceNode,
+    JsonNode,
+    LiteralNode,
+    RegexNode,
+    RepeatNode,
+    SequenceNode,
+    TaggedTextNode,
+    TagNode,
+    UserGrammarNode,
+)
+from quire.grammar.grammar_ast import UntilNode as UntilMark
 from quire.grammar.schemas.document import Refused
 
 OBJECT = '{"type":"object","properties":{"a":{"type":"integer"}}}'
 
 
 def _schema(constraint):
-    return json.loads(forms.load(constraint.form).schema)
+    return json.loads(grammar_ast.load_node(constraint.form).schema)
 
 
 def test_a_constraint_is_the_form_rewritten_and_the_backend():
-    given = admit.json_form(
+    given = validate.json_node(
         {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}
     )
-    made = admit.constraint(given, "guidance")
+    made = validate.build_constraint(given, "guidance")
     assert isinstance(made, Constraint)
     assert made.backend == "llguidance"
     assert _schema(made)["properties"] == {"a": {"enum": [1]}}
 
 
 def test_equal_schemas_in_other_words_are_one_constraint():
-    one = admit.constraint(admit.json_form({"const": "x"}))
-    two = admit.constraint(admit.json_form('{"enum": ["x"], "title": "t"}'))
+    one = validate.build_constraint(validate.json_node({"const": "x"}))
+    two = validate.build_constraint(validate.json_node('{"enum": ["x"], "title": "t"}'))
     assert one == two
 
 
 def test_closed_is_resolved():
-    made = admit.constraint(Json(OBJECT, closed=True))
-    assert not forms.load(made.form).closed
+    made = validate.build_constraint(JsonNode(OBJECT, closed=True))
+    assert not grammar_ast.load_node(made.form).closed
     assert _schema(made)["additionalProperties"] is False
     assert "patternProperties" not in _schema(made)
 
 
 def test_schemas_within_forms_are_rewritten():
-    form = Seq((Text("<a>"), Either((Json('{"const":1}'), Repeat(Json('{"const":2}'), ",")))))
-    made = admit.constraint(form).form
+    form = SequenceNode(
+        (
+            LiteralNode("<a>"),
+            AlternationNode((JsonNode('{"const":1}'), RepeatNode(JsonNode('{"const":2}'), ","))),
+        )
+    )
+    made = validate.build_constraint(form).form
     assert "const" not in made
-    tags = Tags(("<f",), (Tag("<f>", Json('{"const":3}'), "</f>"),))
-    assert "const" not in admit.constraint(tags).form
+    tags = TaggedTextNode(("<f",), (TagNode("<f>", JsonNode('{"const":3}'), "</f>"),))
+    assert "const" not in validate.build_constraint(tags).form
 
 
 @pytest.mark.parametrize(
     "form",
     [
         *(
-            Regex(""),
-            Regex("(?=a)"),
-            Regex("a\0"),
-            Regex("a" * 20_000),
-            Regex("(a{1,1000}){1,1000}"),
-        ),
-        *(Choice(()), Choice(("a\0",)), Choice(("x",) * 10_001), Choice(("y" * 300_000,))),
-        *(Grammar(""), Grammar("root ::= " + "(" * 300), Grammar("a" * 300_000), Grammar("\0")),
-        *(Json("{"), Json("[]"), Json('"x"'), Json('{"type":5}'), Json(OBJECT, spacing="x")),
-        *(Json(OBJECT, spacing="("), Either(()), UntilMark(""), Text("a\0"), Text("\ud83d")),
-        *(
-            Repeat(Text("a"), least=3, most=2),
-            Repeat(Text("a"), most=10**6),
-            Repeat(Text("a"), least=-1),
+            RegexNode(""),
+            RegexNode("(?=a)"),
+            RegexNode("a\0"),
+            RegexNode("a" * 20_000),
+            RegexNode("(a{1,1000}){1,1000}"),
         ),
         *(
-            Tags((), (Tag("<", Text("a"), ">"),)),
-            Tags(("<",), ()),
-            Tags(("<",), (Tag("x", Text(""), ""),)),
+            ChoiceNode(()),
+            ChoiceNode(("a\0",)),
+            ChoiceNode(("x",) * 10_001),
+            ChoiceNode(("y" * 300_000,)),
         ),
-        Seq(tuple(Text("a") for _ in range(10_001))),
+        *(
+            UserGrammarNode(""),
+            UserGrammarNode("root ::= " + "(" * 300),
+            UserGrammarNode("a" * 300_000),
+            UserGrammarNode("\0"),
+        ),
+        *(
+            JsonNode("{"),
+            JsonNode("[]"),
+            JsonNode('"x"'),
+            JsonNode('{"type":5}'),
+            JsonNode(OBJECT, whitespace_pattern="x"),
+        ),
+        *(
+            JsonNode(OBJECT, whitespace_pattern="("),
+            AlternationNode(()),
+            UntilMark(""),
+            LiteralNode("a\0"),
+            LiteralNode("\ud83d"),
+        ),
+        *(
+            RepeatNode(LiteralNode("a"), min_count=3, max_count=2),
+            RepeatNode(LiteralNode("a"), max_count=10**6),
+            RepeatNode(LiteralNode("a"), min_count=-1),
+        ),
+        *(
+            TaggedTextNode((), (TagNode("<", LiteralNode("a"), ">"),)),
+            TaggedTextNode(("<",), ()),
+            TaggedTextNode(("<",), (TagNode("x", LiteralNode(""), ""),)),
+        ),
+        SequenceNode(tuple(LiteralNode("a") for _ in range(10_001))),
     ],
 )
 def test_what_is_too_much_or_means_nothing_is_refused(form):
     with pytest.raises(RequestError) as caught:
-        admit.constraint(form, param="structured_outputs")
+        validate.build_constraint(form, param="structured_outputs")
     assert caught.value.param == "structured_outputs"
 
 
 def test_forms_may_be_nested_only_so_deep():
-    form = Text("a")
+    form = LiteralNode("a")
     for _ in range(70):
-        form = Seq((form,))
+        form = SequenceNode((form,))
     with pytest.raises(RequestError, match="deep"):
-        admit.constraint(form)
+        validate.build_constraint(form)
 
 
 @pytest.mark.parametrize("name", ["outlines", "lm-format-enforcer"])
 def test_a_backend_that_is_not_here_is_refused_before_anything_waits_for_it(name):
     with pytest.raises(RequestError, match="not supported"):
-        admit.constraint(Regex("a"), name, param="backend")
+        validate.build_constraint(RegexNode("a"), name, param="backend")
 
 
 def test_an_unknown_backend_is_refused():
     with pytest.raises(RequestError, match="known: auto"):
-        admit.constraint(Regex("a"), "best", param="backend")
+        validate.build_constraint(RegexNode("a"), "best", param="backend")
 
 
 def test_what_is_no_json_is_no_schema():
     with pytest.raises(RequestError, match="no JSON") as caught:
-        admit.json_form({"a": {1, 2}}, param="schema")
+        validate.json_node({"a": {1, 2}}, param="schema")
     assert caught.value.param == "schema"
 
 
 def test_white_space_may_be_told_by_a_pattern_of_white_space():
-    made = admit.constraint(Json(OBJECT, spacing=r"[ \n]?"))
-    assert forms.load(made.form).spacing == r"[ \n]?"
+    made = validate.build_constraint(JsonNode(OBJECT, whitespace_pattern=r"[ \n]?"))
+    assert grammar_ast.load_node(made.form).whitespace_pattern == r"[ \n]?"
 
 
 def test_a_refusal_names_keyword_place_and_way_out():
     with pytest.raises(Refused) as caught:
-        admit.constraint(admit.json_form({"properties": {"a": {"$ref": "http://x/y"}}}))
+        validate.build_constraint(validate.json_node({"properties": {"a": {"$ref": "http://x/y"}}}))
     assert caught.value.place == "/properties/a/$ref"
     assert all(word in str(caught.value) for word in ("/properties/a/$ref", "http://x/y", "$defs"))
 
@@ -138,24 +177,24 @@ GOOD = {"type": "object", "properties": {"a": {}}, "required": ["a"], "additiona
 )
 def test_strict_mode_refuses_open_and_optional_properties(given, place):
     with pytest.raises(Refused) as caught:
-        schema.strict(given)
+        json_schema.check_strict(given)
     assert caught.value.place == place
 
 
 def test_strict_mode_lets_strict_schemas_through():
-    assert schema.strict(GOOD) is GOOD
+    assert json_schema.check_strict(GOOD) is GOOD
     tree = {**GOOD, "properties": {"a": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}}}
-    assert schema.strict(tree) is tree
+    assert json_schema.check_strict(tree) is tree
 
 
 def test_the_same_schema_is_rewritten_once():
     text = json.dumps(GOOD)
-    assert schema.rewritten(text) is schema.rewritten(text)
+    assert json_schema.rewrite_schema(text) is json_schema.rewrite_schema(text)
 
 
 def test_items_that_recursion_never_ends_are_left_out():
     endless = {"type": "object", "properties": {"x": {"$ref": "#/$defs/e"}}, "required": ["x"]}
     first = [{"type": "boolean"}, {"$ref": "#/$defs/e"}]
     given = {"type": "array", "prefixItems": first, "$defs": {"e": endless}}
-    made = _schema(admit.constraint(admit.json_form(given)))
+    made = _schema(validate.build_constraint(validate.json_node(given)))
     assert made == {"type": "array", "prefixItems": [{"type": "boolean"}], "items": False}

@@ -14,25 +14,32 @@ from hypothesis import strategies as st
 
 import quire
 from quire.errors import RequestError
-from quire.grammar import admit, closing, forms
-from quire.grammar.closer import Closer, Least, closer_of, plan
-from quire.grammar.closing import Guide
-from quire.grammar.forms import (
-    Choice,
-    Either,
-    Form,
-    Grammar,
-    Json,
-    Regex,
-    Repeat,
-    Seq,
-    Tag,
-    Tags,
-    Text,
-    Until,
+from quire.grammar import grammar_ast
+from quire.grammar.backends.llguidance_backend import LLGuidanceCompiler
+from quire.grammar.frontends import validate
+from quire.grammar.grammar_ast import (
+    AlternationNode,
+    ChoiceNode,
+    GrammarNode,
+    JsonNode,
+    LiteralNode,
+    RegexNode,
+    RepeatNode,
+    SequenceNode,
+    TaggedTextNode,
+    TagNode,
+    UntilNode,
+    UserGrammarNode,
 )
-from quire.grammar.llguidance import LLGuidance
-from quire.grammar.spelling import Spelling
+from quire.grammar.length_closing import budgeted_matcher
+from quire.grammar.length_closing.budgeted_matcher import BudgetedMatcher
+from quire.grammar.length_closing.completion_plan import (
+    CompletionPlan,
+    MinCompletion,
+    build_completion_plan,
+    find_min_completion,
+)
+from quire.grammar.length_closing.token_classes import TokenClasses
 from quire.grammar.vocabulary import Vocabulary
 
 SUITE = Path(__file__).parent / "schemas"
@@ -85,34 +92,34 @@ class Room:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
-        self.spelling = Spelling(vocabulary)
-        self.compiler = LLGuidance(vocabulary)
-        self.words = np.zeros(vocabulary.words, np.int32)
+        self.spelling = TokenClasses(vocabulary)
+        self.compiler = LLGuidanceCompiler(vocabulary)
+        self.words = np.zeros(vocabulary.mask_words, np.int32)
         self.made = functools.lru_cache(maxsize=64)(self._made)
 
-    def _made(self, form: Form) -> tuple[object, Least, Closer]:
+    def _made(self, form: GrammarNode) -> tuple[object, MinCompletion, CompletionPlan]:
         grammar = self.compiler.compile(form)
-        least = plan(form, grammar.matcher(), self.spelling)
-        closer = closer_of(least, self.spelling)
+        least = find_min_completion(form, grammar.matcher(), self.spelling)
+        closer = build_completion_plan(least, self.spelling)
         assert closer is not None
         return grammar, least, closer
 
-    def least(self, form: Form) -> int:
-        found = self.made(form)[1].least
+    def least(self, form: GrammarNode) -> int:
+        found = self.made(form)[1].min_tokens
         assert found is not None
         return found
 
-    def guide(self, form: Form) -> Guide:
+    def guide(self, form: GrammarNode) -> BudgetedMatcher:
         grammar, _, closer = self.made(form)
-        return Guide(grammar.matcher(), closer)
+        return BudgetedMatcher(grammar.matcher(), closer)
 
-    def allowed(self, guide: Guide, left: int | None) -> list[int]:
-        guide.fill(self.words, left)
-        return self.spelling.tokens(self.words)
+    def allowed(self, guide: BudgetedMatcher, left: int | None) -> list[int]:
+        guide.fill_bitmask(self.words, left)
+        return self.spelling.tokens_of(self.words)
 
     def drawn(self, tokens: list[int], how: str, rng: random.Random) -> int:
         pieces = self.vocabulary.tokens
-        live = [one for one in tokens if one not in self.vocabulary.ends] or tokens
+        live = [one for one in tokens if one not in self.vocabulary.eos_token_ids] or tokens
         if how == "any":
             return rng.choice(tokens)
         if how == "longest":
@@ -124,13 +131,15 @@ class Room:
     def text(self, tokens: list[int]) -> bytes:
         return b"".join(self.vocabulary.tokens[one] for one in tokens)
 
-    def walk(self, form: Form, budget: int, how: str, rng: random.Random) -> tuple[Guide, bytes]:
+    def walk(
+        self, form: GrammarNode, budget: int, how: str, rng: random.Random
+    ) -> tuple[BudgetedMatcher, bytes]:
         """Draw until the end or the budget."""
         guide, taken = self.guide(form), []
-        while len(taken) < budget and not guide.over:
+        while len(taken) < budget and not guide.is_terminated:
             token = self.drawn(self.allowed(guide, budget - len(taken)), how, rng)
             assert guide.accept(token), "a mask held what may not come"
-            if token in self.vocabulary.ends:
+            if token in self.vocabulary.eos_token_ids:
                 break
             taken.append(token)
         return guide, self.text(taken)
@@ -144,9 +153,11 @@ ROOMS = {"embedded": Room(embedded()), "knotty": Room(knotty())}
 each_room = pytest.mark.parametrize("room", ROOMS.values(), ids=ROOMS.keys())
 
 
-def schema_form(schema: object) -> Json:
-    form = forms.load(admit.constraint(admit.json_form(json.dumps(schema))).form)
-    assert isinstance(form, Json)
+def schema_form(schema: object) -> JsonNode:
+    form = grammar_ast.load_node(
+        validate.build_constraint(validate.json_node(json.dumps(schema))).form
+    )
+    assert isinstance(form, JsonNode)
     return form
 
 
@@ -183,31 +194,34 @@ SCHEMAS = {
 }
 
 
-def _call(name: str, schema: dict[str, object]) -> Tag:
+def _call(name: str, schema: dict[str, object]) -> TagNode:
     begin = f'<tool_call>\n{{"name": "{name}", "arguments": '
-    return Tag(begin, schema_form(schema), "}\n</tool_call>")
+    return TagNode(begin, schema_form(schema), "}\n</tool_call>")
 
 
 CALLS = (_call("f", obj(1, name=TEXT, age=WHOLE)), _call("get_weather", obj(city=TEXT, deep=DEEP)))
-FORMS: dict[str, Form] = {
-    "reasoning": Seq((Until("</think>"), Regex("[ \n]{0,2}"), schema_form(DEEP))),
-    "perhaps reasoning": Either(
-        (schema_form(DEEP), Seq((Text("<think>"), Until("</think>"), schema_form(DEEP))))
-    ),
-    "calls in text": Tags(("<tool_call>",), CALLS),
-    "a call at least": Tags(("<tool_call>",), CALLS, least=1),
-    "calls": Repeat(Either(CALLS), between="\n"),
-    "parameters": Seq(
+FORMS: dict[str, GrammarNode] = {
+    "reasoning": SequenceNode((UntilNode("</think>"), RegexNode("[ \n]{0,2}"), schema_form(DEEP))),
+    "perhaps reasoning": AlternationNode(
         (
-            Text("<f>\n<p=x>\n"),
-            Until("\n</p>\n"),
-            Repeat(Text("<q>\n"), least=0, most=1),
-            Text("</f>"),
+            schema_form(DEEP),
+            SequenceNode((LiteralNode("<think>"), UntilNode("</think>"), schema_form(DEEP))),
         )
     ),
-    "choice": Choice(("yes", "no", "perhaps later today", 'quo"te\n', "日本語")),
-    "pattern": Regex(r"\d{3}-[a-z]+(foo|barbarbar)"),
-    "overlapping mark": Seq((Until("abab"), Text("done"))),
+    "calls in text": TaggedTextNode(("<tool_call>",), CALLS),
+    "a call at least": TaggedTextNode(("<tool_call>",), CALLS, min_tags=1),
+    "calls": RepeatNode(AlternationNode(CALLS), separator="\n"),
+    "parameters": SequenceNode(
+        (
+            LiteralNode("<f>\n<p=x>\n"),
+            UntilNode("\n</p>\n"),
+            RepeatNode(LiteralNode("<q>\n"), min_count=0, max_count=1),
+            LiteralNode("</f>"),
+        )
+    ),
+    "choice": ChoiceNode(("yes", "no", "perhaps later today", 'quo"te\n', "日本語")),
+    "pattern": RegexNode(r"\d{3}-[a-z]+(foo|barbarbar)"),
+    "overlapping mark": SequenceNode((UntilNode("abab"), LiteralNode("done"))),
 }
 
 
@@ -244,7 +258,7 @@ def test_schemas_of_the_suite_are_closed():
         least = room.least(form)
         for budget in (least, least + 1, least + rng.randrange(2, 60)):
             guide, text = room.walk(form, max(budget, 1), rng.choice(DRAWS), rng)
-            assert guide.complete, (schema, budget, least, text)
+            assert guide.is_complete, (schema, budget, least, text)
 
 
 def schemas() -> st.SearchStrategy[dict[str, object]]:
@@ -291,7 +305,7 @@ def test_random_schemas_are_closed(schema, more, how, room, rng):
         return
     budget = max(ROOMS[room].least(form) + more, 1)
     guide, text = ROOMS[room].walk(form, budget, how, rng)
-    assert guide.complete, (budget, text)
+    assert guide.is_complete, (budget, text)
     jsonschema.validate(json.loads(text), schema)
 
 
@@ -316,17 +330,17 @@ def test_the_least_is_no_longer_than_an_exhaustive_search_finds(name):
     grammar, least, _ = room.made(form)
     edge = [(grammar.matcher(), 0)]
     seen = 0
-    for depth in range(least.least):
+    for depth in range(least.min_tokens):
         wider = []
         for matcher, _ in edge:
             if matcher.complete:
-                pytest.fail(f"{depth} tokens do, {least.least} were announced")
+                pytest.fail(f"{depth} tokens do, {least.min_tokens} were announced")
             matcher.fill(room.words)
             pieces = room.vocabulary.tokens
-            for token in room.spelling.tokens(room.words):
+            for token in room.spelling.tokens_of(room.words):
                 # white space makes no text shorter, and what begins alike need not be tried twice
                 if (
-                    token not in room.vocabulary.ends
+                    token not in room.vocabulary.eos_token_ids
                     and not pieces[token].isspace()
                     and seen < 40_000
                 ):
@@ -372,7 +386,7 @@ def test_what_the_budget_ended_is_told_from_what_ended_itself():
     for piece in (b'"', b"email", b'":', b'"', b'"}'):
         room.allowed(guide, 290)
         assert guide.accept(room.spelling.ids[piece])
-    assert guide.over
+    assert guide.is_terminated
     assert not guide.forced
 
 
@@ -380,7 +394,7 @@ def test_a_mask_never_holds_what_the_matcher_does_not_allow():
     room, rng = ROOMS["knotty"], random.Random(2)
     for form in (FORMS["calls"], FORMS["parameters"], schema_form(SCHEMAS["lengths and patterns"])):
         guide, budget = room.guide(form), room.least(form) + 30
-        while budget and not guide.over:
+        while budget and not guide.is_terminated:
             tokens = room.allowed(guide, budget)
             assert all(guide.matcher.validate([one]) for one in tokens)
             assert guide.accept(room.drawn(tokens, "any", rng))
@@ -431,11 +445,11 @@ def test_a_sequence_that_comes_back_is_closed_as_well(name, room):
 
 def test_a_grammar_of_the_users_own_is_not_closed():
     room = ROOMS["embedded"]
-    form = Grammar('start: "<" /[a-z]+/ ">"')
+    form = UserGrammarNode('start: "<" /[a-z]+/ ">"')
     grammar = room.compiler.compile(form)
-    least = plan(form, grammar.matcher(), room.spelling)
-    assert least.least is None
-    guide = Guide(grammar.matcher(), closer_of(least, room.spelling))
+    least = find_min_completion(form, grammar.matcher(), room.spelling)
+    assert least.min_tokens is None
+    guide = BudgetedMatcher(grammar.matcher(), build_completion_plan(least, room.spelling))
     assert room.allowed(guide, 1) == room.allowed(guide, None)
 
 
@@ -452,7 +466,7 @@ OWN = {
 @each_room
 @pytest.mark.parametrize("name", OWN)
 def test_a_grammar_of_rules_that_are_no_part_of_themselves_is_closed(name, room):
-    form, rng = Grammar(OWN[name]), random.Random(name)
+    form, rng = UserGrammarNode(OWN[name]), random.Random(name)
     least = room.least(form)
     for budget in (*range(least, least + 8), *range(least + 9, least + 61, 7)):
         guide, text = room.walk(form, budget, DRAWS[budget % 4], rng)
@@ -462,8 +476,11 @@ def test_a_grammar_of_rules_that_are_no_part_of_themselves_is_closed(name, room)
 @pytest.mark.parametrize("text", ['root ::= "(" root* ")"', 'root ::= "a" <think>'])
 def test_other_grammars_of_rules_are_not(text):
     room = ROOMS["knotty"]
-    grammar = room.compiler.compile(Grammar(text))
-    assert plan(Grammar(text), grammar.matcher(), room.spelling).least is None
+    grammar = room.compiler.compile(UserGrammarNode(text))
+    assert (
+        find_min_completion(UserGrammarNode(text), grammar.matcher(), room.spelling).min_tokens
+        is None
+    )
 
 
 def test_many_are_filled_as_each_alone():
@@ -471,10 +488,10 @@ def test_many_are_filled_as_each_alone():
     work = [
         (room.guide(schema_form(one)), left) for one, left in zip(SCHEMAS.values(), (20, 300) * 5)
     ]
-    rows = np.zeros((len(work), room.vocabulary.words), np.int32)
-    closing.fill_all(work, rows, room.compiler.fill_all)
+    rows = np.zeros((len(work), room.vocabulary.mask_words), np.int32)
+    budgeted_matcher.fill_all_bitmasks(work, rows, room.compiler.fill_bitmasks)
     for (guide, left), row in zip(work, rows):
-        assert room.spelling.tokens(row) == room.allowed(guide, left)
+        assert room.spelling.tokens_of(row) == room.allowed(guide, left)
 
 
 def test_a_string_that_the_budget_ended_says_so():
@@ -486,7 +503,7 @@ def test_a_string_that_the_budget_ended_says_so():
 
 def test_free_text_in_which_calls_may_stand_stays_free_of_their_cost():
     room = ROOMS["embedded"]
-    bare = Tags(("<tool_call>",), (Tag("<tool_call>", schema_form(DEEP), ""), *CALLS))
+    bare = TaggedTextNode(("<tool_call>",), (TagNode("<tool_call>", schema_form(DEEP), ""), *CALLS))
     assert len(room.allowed(room.guide(bare), 12)) > 3000
 
 
@@ -501,18 +518,18 @@ def test_a_token_that_ends_a_name_counts_as_that_name():
     assert ends not in room.allowed(guide, 8), "what follows the name takes more"
 
 
-@pytest.mark.parametrize("form", [Regex("[a-z ]{20,90}"), FORMS["reasoning"], FORMS["calls"]])
+@pytest.mark.parametrize("form", [RegexNode("[a-z ]{20,90}"), FORMS["reasoning"], FORMS["calls"]])
 def test_a_sequence_that_comes_back_has_the_masks_that_it_had(form):
     room, rng = ROOMS["embedded"], random.Random(8)
     budget, taken = room.least(form) + 45, []
     guide = room.guide(form)
-    while len(taken) < budget and not guide.over:
+    while len(taken) < budget and not guide.is_terminated:
         tokens = room.allowed(guide, budget - len(taken))
         back = room.guide(form)
         assert all(map(back.accept, taken))
         assert room.allowed(back, budget - len(taken)) == tokens, len(taken)
         token = room.drawn(tokens, "not the end", rng)
-        if token in room.vocabulary.ends:
+        if token in room.vocabulary.eos_token_ids:
             break
         assert guide.accept(token)
         taken.append(token)

@@ -8,15 +8,16 @@ import time
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar import ebnf, own_lark, regex, texts
-from quire.grammar.vocabulary import Names
+from quire.grammar.automata import dfa, regex_ast
+from quire.grammar.frontends import ebnf, user_lark
+from quire.grammar.vocabulary import SpecialTokenNames
 from tests.grammar_cases import IDS, VOCABULARY
 
-NAMES = Names(VOCABULARY)
+NAMES = SpecialTokenNames(VOCABULARY)
 
 
-def node(text: str) -> regex.Node:
-    made = ebnf.Rules(text, 1000).regular(ebnf.Ref("root"))
+def node(text: str) -> regex_ast.RegexExpr:
+    made = ebnf.EbnfGrammar(text, 1000).to_regex(ebnf.RuleRef("root"))
     assert made is not None
     return made
 
@@ -49,8 +50,8 @@ def test_lark_is_no_ebnf(text):
     ],
 )
 def test_an_expression_means_what_is_written(text, good, bad):
-    assert all(texts.matches(node(text), one) for one in good)
-    assert not any(texts.matches(node(text), one) for one in bad)
+    assert all(dfa.fully_matches(node(text), one) for one in good)
+    assert not any(dfa.fully_matches(node(text), one) for one in bad)
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,8 @@ def test_an_expression_means_what_is_written(text, good, bad):
     ],
 )
 def test_a_rule_that_ends_or_begins_with_itself_is_a_repetition(text, good, bad):
-    assert all(texts.matches(node(text), one) for one in good)
-    assert not any(texts.matches(node(text), one) for one in bad)
+    assert all(dfa.fully_matches(node(text), one) for one in good)
+    assert not any(dfa.fully_matches(node(text), one) for one in bad)
 
 
 @pytest.mark.parametrize(
@@ -81,12 +82,12 @@ def test_a_rule_that_ends_or_begins_with_itself_is_a_repetition(text, good, bad)
 )
 def test_other_recursion_stays(text):
     text += ' | "y"'
-    assert ebnf.Rules(text, 1000).regular(ebnf.Ref("root")) is None
+    assert ebnf.EbnfGrammar(text, 1000).to_regex(ebnf.RuleRef("root")) is None
 
 
 def test_what_is_recursive_or_has_tokens_is_not_regular():
-    rules = ebnf.Rules('root ::= "(" root ")" | x\nx ::= <think> y\ny ::= "a"', 1000)
-    assert [rules.regular(ebnf.Ref(name)) is None for name in ("root", "x", "y")] == [
+    rules = ebnf.EbnfGrammar('root ::= "(" root ")" | x\nx ::= <think> y\ny ::= "a"', 1000)
+    assert [rules.to_regex(ebnf.RuleRef(name)) is None for name in ("root", "x", "y")] == [
         True,
         True,
         False,
@@ -95,8 +96,8 @@ def test_what_is_recursive_or_has_tokens_is_not_regular():
 
 def test_what_would_be_too_long_an_expression_is_left_as_rules():
     doubled = "\n".join(f"a{n} ::= a{n + 1} a{n + 1}" for n in range(40))
-    rules = ebnf.Rules(f'root ::= a0\n{doubled}\na40 ::= "x"', 1000)
-    assert rules.regular(ebnf.Ref("root")) is None
+    rules = ebnf.EbnfGrammar(f'root ::= a0\n{doubled}\na40 ::= "x"', 1000)
+    assert rules.to_regex(ebnf.RuleRef("root")) is None
 
 
 @pytest.mark.parametrize(
@@ -122,32 +123,34 @@ def test_what_would_be_too_long_an_expression_is_left_as_rules():
 )
 def test_what_is_wrong_is_said(text, told):
     with pytest.raises(RequestError, match=told.replace("(", r"\(")):
-        ebnf.Rules(text, 1000)
+        ebnf.EbnfGrammar(text, 1000)
 
 
 def test_names_of_special_tokens_in_lark_become_ids():
-    text = own_lark.prepared('start: <think> "<think>" /<think>/ // <think>\n', NAMES, "")
+    text = user_lark.prepare_user_lark('start: <think> "<think>" /<think>/ // <think>\n', NAMES, "")
     assert text == f'start: <[{IDS["<think>"]}]> "<think>" /<think>/ // <think>\n'
 
 
 def test_an_unknown_special_token_is_refused():
     with pytest.raises(RequestError, match="<what>"):
-        own_lark.prepared("start: <what>", NAMES, "")
+        user_lark.prepare_user_lark("start: <what>", NAMES, "")
 
 
 def test_json_in_lark_gets_bounds_for_its_white_space_where_it_sets_none():
-    made = own_lark.prepared('start: %json {"type": "object"} "%json {"', NAMES, "[ ]{1,2}")
+    made = user_lark.prepare_user_lark(
+        'start: %json {"type": "object"} "%json {"', NAMES, "[ ]{1,2}"
+    )
     schema = json.loads(made.removeprefix("start: %json ").removesuffix(' "%json {"'))
     assert schema == {"x-guidance": {"whitespace_pattern": "[ ]{1,2}"}, "type": "object"}
     kept = '{"x-guidance": {"whitespace_flexible": false}}'
-    assert json.loads(own_lark.prepared(f"start: %json {kept}", NAMES, "x")[13:]) == json.loads(
-        kept
-    )
+    assert json.loads(
+        user_lark.prepare_user_lark(f"start: %json {kept}", NAMES, "x")[13:]
+    ) == json.loads(kept)
 
 
 def test_json_in_lark_that_is_none_is_refused():
     with pytest.raises(RequestError, match="JSON"):
-        own_lark.prepared("start: %json {]", NAMES, "")
+        user_lark.prepare_user_lark("start: %json {]", NAMES, "")
 
 
 @pytest.mark.parametrize(
@@ -161,12 +164,12 @@ def test_json_in_lark_that_is_none_is_refused():
     ],
 )
 def test_ids_that_a_grammar_names_are_found(text, named):
-    assert own_lark.named_ids(text, 10) == named
+    assert user_lark.referenced_token_ids(text, 10) == named
 
 
 def test_thousands_of_rules_in_a_row_are_read_soon():
     chain = "\n".join(f'r{i} ::= "a" r{i + 1}' for i in range(3000))
     began = time.process_time()
-    rules = ebnf.Rules(f'{chain}\nr3000 ::= "b"\nroot ::= r0', 1000)
+    rules = ebnf.EbnfGrammar(f'{chain}\nr3000 ::= "b"\nroot ::= r0', 1000)
     assert len(rules.by_name) == 3002
     assert time.process_time() - began < 5, "it takes time by the square of their number"

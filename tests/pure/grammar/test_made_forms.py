@@ -8,36 +8,48 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import RequestError
-from quire.grammar.forms import Choice, Either, Regex, Repeat, Seq, Tag, Tags, Text, Until
-from quire.grammar.llguidance import LLGuidance
+from quire.grammar.backends.llguidance_backend import LLGuidanceCompiler
+from quire.grammar.grammar_ast import (
+    AlternationNode,
+    ChoiceNode,
+    LiteralNode,
+    RegexNode,
+    RepeatNode,
+    SequenceNode,
+    TaggedTextNode,
+    TagNode,
+    UntilNode,
+)
 from tests import grammar_contract as contract
 from tests.grammar_cases import ORACLE, VOCABULARY, ids_of, symbols, text_of
 
-COMPILER = LLGuidance(VOCABULARY)
+COMPILER = LLGuidanceCompiler(VOCABULARY)
 PATTERNS = ["a*", "[ab]+", "a?b", "(?:ab)*", "<|a", "b{0,2}", "[^a]*", "[^<]*<", "(?:a|[^<b]+)b"]
 MARKS = ["a", "ab", "aa", "aba", "<t>", "<tool>", "a<tool>", "<tool>b", "</think>"]
 PIECES = ["a", "b", "<", "ab", "<t>", "<tool>", "</think>"]
 SHORT = st.text("ab<", max_size=3)
 LEAVES = st.one_of(
-    st.builds(Text, SHORT | st.sampled_from(["<tool>", "a<tool>b", "<think>"])),
-    st.builds(Choice, st.lists(SHORT, min_size=1, max_size=4).map(tuple)),
-    st.builds(Regex, st.sampled_from(PATTERNS)),
-    st.builds(Until, st.sampled_from(MARKS)),
+    st.builds(LiteralNode, SHORT | st.sampled_from(["<tool>", "a<tool>b", "<think>"])),
+    st.builds(ChoiceNode, st.lists(SHORT, min_size=1, max_size=4).map(tuple)),
+    st.builds(RegexNode, st.sampled_from(PATTERNS)),
+    st.builds(UntilNode, st.sampled_from(MARKS)),
 )
 
 
 def _joined(parts):
     some = st.lists(parts, min_size=1, max_size=3).map(tuple)
     begun = st.sampled_from(["<t>", "<tool>"])
-    tag = st.builds(lambda begin, more, *rest: Tag(begin + more, *rest), begun, SHORT, parts, SHORT)
+    tag = st.builds(
+        lambda begin, more, *rest: TagNode(begin + more, *rest), begun, SHORT, parts, SHORT
+    )
     tags = st.lists(tag, max_size=3).map(tuple)
     return st.one_of(
-        st.builds(Seq, some),
-        st.builds(Either, some),
-        st.builds(Repeat, parts, SHORT, st.integers(0, 1), st.none() | st.integers(1, 3)),
-        st.builds(Tag, SHORT, parts, SHORT),
+        st.builds(SequenceNode, some),
+        st.builds(AlternationNode, some),
+        st.builds(RepeatNode, parts, SHORT, st.integers(0, 1), st.none() | st.integers(1, 3)),
+        st.builds(TagNode, SHORT, parts, SHORT),
         st.builds(
-            Tags,
+            TaggedTextNode,
             st.just(("<t>", "<tool>")),
             tags,
             least=st.integers(0, 1),
@@ -61,5 +73,5 @@ def test_what_may_end_is_a_text_of_the_form(form, seed):
     for _ in range(6):
         text = "".join(chance.choices(PIECES, k=chance.randrange(7)))
         matcher, ids = grammar.matcher(), ids_of(text)
-        whole = contract.accepted(matcher, ids) == len(ids) and matcher.complete
+        whole = contract.accepted(matcher, ids) == len(ids) and matcher.is_complete
         assert not whole or ORACLE.whole(form, symbols(text)), text

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar import admit, forms
+from quire.grammar import grammar_ast
+from quire.grammar.frontends import validate
 from quire.grammar.schemas.document import Document
 from quire.grammar.schemas.evaluate import Effort, Judge
 from tests.pure.grammar import made_schemas
@@ -31,11 +32,11 @@ def count(request):
 def _rewritten(given):
     """The schema that backends get; None if it is refused."""
     try:
-        constraint = admit.constraint(admit.json_form(given))
+        constraint = validate.build_constraint(validate.json_node(given))
     except RequestError:
         return None
-    form = forms.load(constraint.form)
-    assert isinstance(form, forms.Json)
+    form = grammar_ast.load_node(constraint.form)
+    assert isinstance(form, grammar_ast.JsonNode)
     return json.loads(form.schema)
 
 

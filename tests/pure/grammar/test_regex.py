@@ -6,12 +6,12 @@ import jsonschema
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar import regex, texts
+from quire.grammar.automata import dfa, regex_ast
 from quire.grammar.schemas import formats
 
 
 def _whole(pattern, **more):
-    return regex.whole(regex.parse(pattern, **more))
+    return regex_ast.without_anchors(regex_ast.parse_regex(pattern, **more))
 
 
 @pytest.mark.parametrize(
@@ -37,13 +37,13 @@ def _whole(pattern, **more):
 )
 def test_a_pattern_means_what_all_dialects_agree_on(pattern, good, bad):
     node = _whole(pattern)
-    written = re.compile(regex.anchored(node))
+    written = re.compile(regex_ast.to_anchored_pattern(node))
     for text in good:
-        assert texts.matches(node, text)
+        assert dfa.fully_matches(node, text)
         assert written.search(text)
         assert re.search(pattern, text)
     for text in bad:
-        assert not texts.matches(node, text)
+        assert not dfa.fully_matches(node, text)
         assert not written.fullmatch(text)
 
 
@@ -73,17 +73,17 @@ def test_what_a_grammar_cannot_follow_is_refused(pattern):
 
 
 def test_two_escapes_of_surrogates_are_one_character():
-    assert texts.matches(_whole(r"^\ud83d\ude00$"), "😀")
+    assert dfa.fully_matches(_whole(r"^\ud83d\ude00$"), "😀")
 
 
 def test_a_pattern_that_blows_up_elsewhere_is_matched_in_linear_time():
-    assert not texts.matches(_whole("^(a+)+b$"), "a" * 2000)
+    assert not dfa.fully_matches(_whole("^(a+)+b$"), "a" * 2000)
 
 
 def test_lengths_are_those_of_the_shortest_and_the_longest_text():
-    assert regex.lengths(_whole("^a{2,5}(b|cc)?$")) == (2, 7)
-    assert regex.lengths(_whole("^a+$")) == (1, None)
-    assert regex.lengths(regex.NOTHING) is None
+    assert regex_ast.text_lengths(_whole("^a{2,5}(b|cc)?$")) == (2, 7)
+    assert regex_ast.text_lengths(_whole("^a+$")) == (1, None)
+    assert regex_ast.text_lengths(regex_ast.NO_MATCH) is None
 
 
 @pytest.mark.parametrize(
@@ -91,19 +91,19 @@ def test_lengths_are_those_of_the_shortest_and_the_longest_text():
     [("^a", "b$", True), ("^a", "^b", False), ("^(aa)+$", "^.{3}$", False), ("^a*$", "^$", True)],
 )
 def test_whether_two_patterns_meet_is_decided(one, two, meets):
-    assert texts.meet(_whole(one), _whole(two)) is meets
+    assert dfa.intersects(_whole(one), _whole(two)) is meets
 
 
 def test_what_is_left_without_others_is_written_as_a_pattern():
-    left = texts.without([_whole("^[ab]{1,2}$")], [_whole("^a"), regex.literal("bb")])
-    kept = [text for text in ("a", "b", "ab", "ba", "bb", "") if texts.matches(left, text)]
+    left = dfa.difference([_whole("^[ab]{1,2}$")], [_whole("^a"), regex_ast.literal_regex("bb")])
+    kept = [text for text in ("a", "b", "ab", "ba", "bb", "") if dfa.fully_matches(left, text)]
     assert kept == ["b", "ba"]
-    assert re.compile(regex.anchored(left)).search("ba")
+    assert re.compile(regex_ast.to_anchored_pattern(left)).search("ba")
 
 
 def test_too_large_a_set_is_not_decided():
-    with pytest.raises(texts.TooComplex):
-        texts.without([_whole("^(a|b)*a(a|b){14}$")], [_whole("^b")])
+    with pytest.raises(dfa.DfaTooComplex):
+        dfa.difference([_whole("^(a|b)*a(a|b){14}$")], [_whole("^b")])
 
 
 @pytest.mark.parametrize(
@@ -126,12 +126,12 @@ def test_too_large_a_set_is_not_decided():
 )
 def test_a_format_is_what_validators_take(name, good, bad):
     node = formats.node(name)
-    assert texts.matches(node, good)
-    assert not texts.matches(node, bad)
+    assert dfa.fully_matches(node, good)
+    assert not dfa.fully_matches(node, bad)
     jsonschema.Draft202012Validator.FORMAT_CHECKER.check(good, name)
 
 
 def test_all_formats_are_read():
     for name in formats.known():
         node = formats.node(name)
-        assert node is None or regex.lengths(node) is not None
+        assert node is None or regex_ast.text_lengths(node) is not None

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 from quire.errors import RequestError
-from quire.grammar import admit
+from quire.grammar.frontends import validate
 from quire.grammar.schemas.document import Refused
 from tests.pure.grammar import walks
 
@@ -68,8 +68,8 @@ def _validator(row):
 
 
 def _constraint(row):
-    options = admit.JsonOptions(closed=row.get("closed", False))
-    return admit.constraint(admit.json_form(row["schema"], options))
+    options = validate.JsonOptions(closed=row.get("closed", False))
+    return validate.build_constraint(validate.json_node(row["schema"], options))
 
 
 def _check(text, validator):
@@ -92,7 +92,7 @@ def test_every_text_of_an_honoured_schema_is_valid(row, often):
             _check(text, validator)
     least = walks.least(constraint, grammar)
     for room in ROOM * (1 if often == 1 else 3):
-        _check(walks.walk_within(grammar, least, least.least + room, draw), validator)
+        _check(walks.walk_within(grammar, least, least.min_tokens + room, draw), validator)
 
 
 @pytest.mark.parametrize("row", SMALL)
@@ -101,14 +101,14 @@ def test_every_budget_from_the_least_gives_a_valid_text(row, often):
     grammar = walks.compiled(constraint)
     least = walks.least(constraint, grammar)
     draw = random.Random(1)
-    for budget in range(least.least, least.least + (16 if often == 1 else 200)):
+    for budget in range(least.min_tokens, least.min_tokens + (16 if often == 1 else 200)):
         _check(walks.walk_within(grammar, least, budget, draw), validator)
 
 
 @pytest.mark.parametrize("row", REFUSED)
 def test_what_is_not_honoured_is_refused_with_its_place(row):
     with pytest.raises(RequestError) as caught:
-        admit.constraint(admit.json_form(row["schema"]), param="response_format")
+        validate.build_constraint(validate.json_node(row["schema"]), param="response_format")
     assert isinstance(caught.value, Refused)
     assert caught.value.place == row["at"]
     assert caught.value.param == "response_format"

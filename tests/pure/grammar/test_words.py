@@ -4,24 +4,29 @@ import json
 
 import pytest
 
-from quire.core.structured import StructuredOutputsParams
+from quire.core.structured_output_params import StructuredOutputsParams
 from quire.errors import RequestError
-from quire.grammar.forms import (
-    Choice,
-    Either,
-    Grammar,
-    Json,
-    Regex,
-    Repeat,
-    Seq,
-    Tag,
-    Tags,
-    Text,
-    Until,
+from quire.grammar.frontends.from_params import (
+    StructuredDefaults,
+    params_to_constraint,
+    params_to_node,
+    requested_backend,
 )
-from quire.grammar.words import House, backend, constraint, form
+from quire.grammar.grammar_ast import (
+    AlternationNode,
+    ChoiceNode,
+    JsonNode,
+    LiteralNode,
+    RegexNode,
+    RepeatNode,
+    SequenceNode,
+    TaggedTextNode,
+    TagNode,
+    UntilNode,
+    UserGrammarNode,
+)
 
-OBJECT = Json('{"type":"object"}')
+OBJECT = JsonNode('{"type":"object"}')
 SCHEMA = {"type": "object"}
 
 
@@ -30,7 +35,7 @@ def asked(**fields):
 
 
 def tag(**tree):
-    return form(asked(structural_tag=json.dumps(tree)), House())
+    return params_to_node(asked(structural_tag=json.dumps(tree)), StructuredDefaults())
 
 
 @pytest.mark.parametrize(
@@ -39,44 +44,46 @@ def tag(**tree):
         ({"json": SCHEMA}, OBJECT),
         ({"json": '{ "type": "object" }'}, OBJECT),
         ({"json_object": True}, OBJECT),
-        ({"json": {"b": 1, "a": "é"}}, Json('{"b":1,"a":"é"}')),
-        ({"json": {}, "disable_any_whitespace": True}, Json("{}", whitespace=False)),
-        ({"json": {}, "disable_additional_properties": True}, Json("{}", closed=True)),
-        ({"json": {}, "whitespace_pattern": " ?"}, Json("{}", spacing=" ?")),
-        ({"regex": "a+"}, Regex("a+")),
-        ({"choice": ["b", "a", "b"]}, Choice(("b", "a"))),
-        ({"grammar": 'root ::= "a"'}, Grammar('root ::= "a"')),
+        ({"json": {"b": 1, "a": "é"}}, JsonNode('{"b":1,"a":"é"}')),
+        ({"json": {}, "disable_any_whitespace": True}, JsonNode("{}", whitespace=False)),
+        ({"json": {}, "disable_additional_properties": True}, JsonNode("{}", closed=True)),
+        ({"json": {}, "whitespace_pattern": " ?"}, JsonNode("{}", whitespace_pattern=" ?")),
+        ({"regex": "a+"}, RegexNode("a+")),
+        ({"choice": ["b", "a", "b"]}, ChoiceNode(("b", "a"))),
+        ({"grammar": 'root ::= "a"'}, UserGrammarNode('root ::= "a"')),
     ],
 )
 def test_each_word_has_its_form(fields, wanted):
-    assert form(asked(**fields), House()) == wanted
+    assert params_to_node(asked(**fields), StructuredDefaults()) == wanted
 
 
 def test_the_options_hold_where_the_request_does_not_say():
-    house = House("xgrammar", disable_any_whitespace=True, disable_additional_properties=True)
+    house = StructuredDefaults(
+        "xgrammar", disable_any_whitespace=True, disable_additional_properties=True
+    )
     one = asked(json={})
-    assert form(one, house) == Json("{}", whitespace=False, closed=True)
-    assert backend(one, house) == "xgrammar"
-    assert backend(asked(json={}, backend="guidance"), house) == "guidance"
+    assert params_to_node(one, house) == JsonNode("{}", whitespace=False, closed=True)
+    assert requested_backend(one, house) == "xgrammar"
+    assert requested_backend(asked(json={}, backend="guidance"), house) == "guidance"
 
 
 @pytest.mark.parametrize("bad", [{"a": object()}, {"a": float("nan")}, {"a": "\ud800"}])
 def test_what_is_no_json_is_no_schema(bad):
     with pytest.raises(RequestError) as e:
-        form(asked(json=bad), House())
+        params_to_node(asked(json=bad), StructuredDefaults())
     assert e.value.param == "structured_outputs.json"
 
 
 def test_white_space_belongs_to_json():
     with pytest.raises(RequestError) as e:
-        form(asked(regex="a", whitespace_pattern=" "), House())
+        params_to_node(asked(regex="a", whitespace_pattern=" "), StructuredDefaults())
     assert e.value.param == "structured_outputs.whitespace_pattern"
 
 
 def test_a_constraint_tells_by_the_callers_word():
-    assert constraint(asked(choice=["a"]), House()).backend == "auto"
+    assert params_to_constraint(asked(choice=["a"]), StructuredDefaults()).backend == "auto"
     with pytest.raises(RequestError, match="no_such") as e:
-        constraint(asked(choice=["a"], backend="no_such"), House())
+        params_to_constraint(asked(choice=["a"], backend="no_such"), StructuredDefaults())
     assert e.value.param == "structured_outputs.choice"
 
 
@@ -100,42 +107,61 @@ def const(text):
     "wrapped", [{"structures": [F]}, {"type": "structural_tag", "structures": [F]}]
 )
 def test_the_older_way_is_tags_behind_triggers(wrapped):
-    assert tag(**wrapped, triggers=["<f"]) == Tags(("<f",), (Tag("<f>", OBJECT, "</f>"),))
+    assert tag(**wrapped, triggers=["<f"]) == TaggedTextNode(
+        ("<f",), (TagNode("<f>", OBJECT, "</f>"),)
+    )
 
 
 @pytest.mark.parametrize(
     ("tree", "wanted"),
     [
-        (const("a"), Text("a")),
-        ({"type": "json_schema", "json_schema": True}, Json("true")),
-        ({"type": "regex", "pattern": "a+"}, Regex("a+")),
-        ({"type": "grammar", "grammar": 'root ::= "a"'}, Grammar('root ::= "a"')),
-        ({"type": "sequence", "elements": [const("a"), const("b")]}, Seq((Text("a"), Text("b")))),
-        ({"type": "sequence", "elements": [ANY, const("b")]}, Until("b")),
-        ({"type": "or", "elements": [const("a"), const("b")]}, Either((Text("a"), Text("b")))),
-        (TAG, Seq((Text("<f>"), OBJECT, Text("</f>")))),
-        ({**TAG, "end": ["</f>"]}, Seq((Text("<f>"), OBJECT, Text("</f>")))),
+        (const("a"), LiteralNode("a")),
+        ({"type": "json_schema", "json_schema": True}, JsonNode("true")),
+        ({"type": "regex", "pattern": "a+"}, RegexNode("a+")),
+        ({"type": "grammar", "grammar": 'root ::= "a"'}, UserGrammarNode('root ::= "a"')),
+        (
+            {"type": "sequence", "elements": [const("a"), const("b")]},
+            SequenceNode((LiteralNode("a"), LiteralNode("b"))),
+        ),
+        ({"type": "sequence", "elements": [ANY, const("b")]}, UntilNode("b")),
+        (
+            {"type": "or", "elements": [const("a"), const("b")]},
+            AlternationNode((LiteralNode("a"), LiteralNode("b"))),
+        ),
+        (TAG, SequenceNode((LiteralNode("<f>"), OBJECT, LiteralNode("</f>")))),
+        ({**TAG, "end": ["</f>"]}, SequenceNode((LiteralNode("<f>"), OBJECT, LiteralNode("</f>")))),
         (
             {**TAG, "end": ["</f>", "</g>"]},
-            Seq((Text("<f>"), OBJECT, Either((Text("</f>"), Text("</g>"))))),
+            SequenceNode(
+                (
+                    LiteralNode("<f>"),
+                    OBJECT,
+                    AlternationNode((LiteralNode("</f>"), LiteralNode("</g>"))),
+                )
+            ),
         ),
-        ({**TAG, "content": ANY}, Seq((Text("<f>"), Until("</f>")))),
+        ({**TAG, "content": ANY}, SequenceNode((LiteralNode("<f>"), UntilNode("</f>")))),
         (
             {"type": "triggered_tags", "triggers": ["<f"], "tags": [TAG], "at_least_one": True},
-            Tags(("<f",), (Tag("<f>", OBJECT, "</f>"),), least=1),
+            TaggedTextNode(("<f",), (TagNode("<f>", OBJECT, "</f>"),), min_tags=1),
         ),
         (
             {"type": "tags_with_separator", "separator": ",", "tags": [TAG]},
-            Repeat(Seq((Text("<f>"), OBJECT, Text("</f>"))), ",", 0, None),
+            RepeatNode(
+                SequenceNode((LiteralNode("<f>"), OBJECT, LiteralNode("</f>"))), ",", 0, None
+            ),
         ),
-        ({"type": "optional", "content": const("a")}, Repeat(Text("a"), least=0, most=1)),
-        ({"type": "plus", "content": const("a")}, Repeat(Text("a"), least=1)),
-        ({"type": "star", "content": const("a")}, Repeat(Text("a"), least=0)),
+        (
+            {"type": "optional", "content": const("a")},
+            RepeatNode(LiteralNode("a"), min_count=0, max_count=1),
+        ),
+        ({"type": "plus", "content": const("a")}, RepeatNode(LiteralNode("a"), min_count=1)),
+        ({"type": "star", "content": const("a")}, RepeatNode(LiteralNode("a"), min_count=0)),
         (
             {"type": "repeat", "min": 2, "max": -1, "content": const("a")},
-            Repeat(Text("a"), least=2),
+            RepeatNode(LiteralNode("a"), min_count=2),
         ),
-        ({"type": "json_schema", "json_schema": True, "style": "json"}, Json("true")),
+        ({"type": "json_schema", "json_schema": True, "style": "json"}, JsonNode("true")),
     ],
 )
 def test_each_format_of_a_tree_has_its_form(tree, wanted):

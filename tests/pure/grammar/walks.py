@@ -16,12 +16,14 @@ import numpy as np
 
 import quire.embedded
 from quire.core.constraint import Constraint
-from quire.engine.vocabulary import vocabulary
-from quire.grammar import choose, closer, closing, forms
-from quire.grammar.base import Grammar
-from quire.grammar.spelling import Spelling
+from quire.engine.startup.vocabulary import build_vocabulary
+from quire.grammar import grammar_ast
+from quire.grammar.backends import backend_select
+from quire.grammar.backends.base import CompiledGrammar
+from quire.grammar.length_closing import budgeted_matcher, completion_plan
+from quire.grammar.length_closing.token_classes import TokenClasses
 from quire.grammar.vocabulary import Vocabulary
-from quire.text.tokenizer import load_tokenizer
+from quire.text.tokenizing.tokenizer import load_tokenizer
 
 LIKELY = 0.5
 """How often a token is drawn of those that make JSON, and not of all that are allowed."""
@@ -31,45 +33,47 @@ CLOSING = (b"}", b"]", b",", b":", b"n", b"u", b"l", b"t", b"f")
 
 
 @functools.cache
-def tokens() -> tuple[Vocabulary, Spelling, frozenset[int]]:
+def tokens() -> tuple[Vocabulary, TokenClasses, frozenset[int]]:
     """Of the embedded model: vocabulary, its spelling, and tokens that make JSON."""
     folder = Path(quire.embedded.__file__).parent
     tokenizer = load_tokenizer(str(folder))
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
-    made = vocabulary(tokenizer, size, [tokenizer.eos_token_id])
+    made = build_vocabulary(tokenizer, size, [tokenizer.eos_token_id])
     likely = {i for i, piece in enumerate(made.tokens) if re.fullmatch(rb'[\[\]{}",: 0-9]+', piece)}
-    return made, Spelling(made), frozenset(likely)
+    return made, TokenClasses(made), frozenset(likely)
 
 
 @functools.cache
 def compiler(name: str):
-    return choose.compiler(name, tokens()[0])
+    return backend_select.build_compiler(name, tokens()[0])
 
 
-def compiled(constraint: Constraint) -> Grammar:
+def compiled(constraint: Constraint) -> CompiledGrammar:
     """The grammar of a constraint."""
-    return compiler(constraint.backend).compile(forms.load(constraint.form))
+    return compiler(constraint.backend).compile(grammar_ast.load_node(constraint.form))
 
 
-def least(constraint: Constraint, grammar: Grammar) -> closer.Least:
+def least(constraint: Constraint, grammar: CompiledGrammar) -> completion_plan.MinCompletion:
     """The fewest tokens that a text of it takes."""
-    return closer.plan(forms.load(constraint.form), grammar.matcher(), tokens()[1])
+    return completion_plan.find_min_completion(
+        grammar_ast.load_node(constraint.form), grammar.matcher(), tokens()[1]
+    )
 
 
-def walk(grammar: Grammar, draw: random.Random, ease: int) -> str | None:
+def walk(grammar: CompiledGrammar, draw: random.Random, ease: int) -> str | None:
     """One text. After `ease` tokens it takes what ends strings, objects and arrays where it may.
 
     None: it came to no end within MOST tokens. Fails where the masks lead into a dead end.
     """
     words, _, likely = tokens()
     matcher = grammar.matcher()
-    mask = np.zeros(words.words, np.int32)
+    mask = np.zeros(words.mask_words, np.int32)
     text = b""
     for count in range(MOST):
-        if matcher.complete and (matcher.over or count >= ease or draw.random() < 0.3):
+        if matcher.is_complete and (matcher.is_terminated or count >= ease or draw.random() < 0.3):
             return text.decode()
-        matcher.fill(mask)
-        allowed = [token for token in _allowed(mask) if token not in words.ends]
+        matcher.fill_bitmask(mask)
+        allowed = [token for token in _allowed(mask) if token not in words.eos_token_ids]
         assert allowed, f"nothing may follow {text!r}"
         token = _ending(text, set(allowed)) if count >= ease else None
         if token is None:
@@ -89,24 +93,28 @@ def _ending(text: bytes, allowed: set[int]) -> int | None:
     return None
 
 
-def walk_within(grammar: Grammar, least: closer.Least, budget: int, draw: random.Random) -> str:
+def walk_within(
+    grammar: CompiledGrammar, least: completion_plan.MinCompletion, budget: int, draw: random.Random
+) -> str:
     """One text of at most `budget` tokens, closed in time."""
     words, spelling, likely = tokens()
-    guide = closing.Guide(grammar.matcher(), closer.closer_of(least, spelling))
-    mask = np.zeros(words.words, np.int32)
+    guide = budgeted_matcher.BudgetedMatcher(
+        grammar.matcher(), completion_plan.build_completion_plan(least, spelling)
+    )
+    mask = np.zeros(words.mask_words, np.int32)
     text = b""
     for left in range(budget, 0, -1):
-        if guide.over:
+        if guide.is_terminated:
             break
-        guide.fill(mask, left)
+        guide.fill_bitmask(mask, left)
         allowed = _allowed(mask)
         assert allowed, f"nothing may follow {text!r}"
         token = _drawn(allowed, likely, draw)
-        if token in words.ends:
+        if token in words.eos_token_ids:
             break
         assert guide.accept(token), f"{words.tokens[token]!r} was allowed after {text!r}"
         text += words.tokens[token]
-    assert guide.complete, f"not whole after {budget} tokens: {text!r}"
+    assert guide.is_complete, f"not whole after {budget} tokens: {text!r}"
     return text.decode()
 
 

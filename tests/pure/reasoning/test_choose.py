@@ -3,9 +3,9 @@
 import pytest
 
 from quire.errors import ConfigError
-from quire.text.reasoning.choose import choose, detected
-from quire.text.reasoning.deepseek_r1 import DIALECT as R1
-from quire.text.reasoning.qwen3 import DIALECT as QWEN3
+from quire.text.reasoning.deepseek_r1 import FORMAT as R1
+from quire.text.reasoning.qwen3 import FORMAT as QWEN3
+from quire.text.reasoning.select import detect_reasoning_format, select_reasoning_format
 
 TEMPLATES = {
     "qwen3": "<|im_start|>{{ x.split('</think>') }}",
@@ -31,21 +31,21 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_template_shows_the_dialect(name):
-    assert detected(TEMPLATES[name]) == name
-    assert choose("auto", TEMPLATES[name]) is choose(name)
+    assert detect_reasoning_format(TEMPLATES[name]) == name
+    assert select_reasoning_format("auto", TEMPLATES[name]) is select_reasoning_format(name)
 
 
 def test_a_template_without_reasoning_has_no_dialect():
-    assert choose("auto", "<|im_start|>{{ messages[0].content }}") is None
+    assert select_reasoning_format("auto", "<|im_start|>{{ messages[0].content }}") is None
 
 
 def test_a_name_may_have_dashes():
-    assert choose("deepseek-r1") is R1
+    assert select_reasoning_format("deepseek-r1") is R1
 
 
 def test_an_unknown_name_gets_the_nearest():
     with pytest.raises(ConfigError, match="did you mean qwen3"):
-        choose("qwen33")
+        select_reasoning_format("qwen33")
 
 
 PLUGIN = "from quire.text.reasoning.base import Tags\nDIALECT = Tags(('<a>', '</a>'))\n"
@@ -57,8 +57,10 @@ PLUGIN = "from quire.text.reasoning.base import Tags\nDIALECT = Tags(('<a>', '</
 def test_a_file_brings_a_dialect(tmp_path, extra, name):
     file = tmp_path / "mine.py"
     file.write_text(PLUGIN + extra)
-    assert choose(name, plugin=str(file)).start("x<a>", {}) == "reasoning <a>"
-    assert choose("qwen3", plugin=str(file)) is QWEN3
+    assert (
+        select_reasoning_format(name, plugin=str(file)).initial_mode("x<a>", {}) == "reasoning <a>"
+    )
+    assert select_reasoning_format("qwen3", plugin=str(file)) is QWEN3
 
 
 @pytest.mark.parametrize(
@@ -69,9 +71,9 @@ def test_a_file_that_brings_none_is_refused(tmp_path, text, fault):
     file = tmp_path / "mine.py"
     file.write_text(text)
     with pytest.raises(ConfigError, match=fault):
-        choose("mine", plugin=str(file))
+        select_reasoning_format("mine", plugin=str(file))
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="is not a file"):
-        choose("mine", plugin=str(tmp_path / "mine.py"))
+        select_reasoning_format("mine", plugin=str(tmp_path / "mine.py"))

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from quire.text.reasoning.choose import REASONING, choose
-from quire.text.reasoning.machine import Machine
-from quire.text.speech import gather
+from quire.text.output.parsed_text import collect_pieces
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.reasoning.select import REASONING_FORMATS, select_reasoning_format
 
 CORPUS = [
     json.loads(line)
@@ -23,11 +23,11 @@ ALIASES = {
 }
 
 
-dialect = functools.cache(choose)
+dialect = functools.cache(select_reasoning_format)
 
 
 def reader(sample):
-    return Machine(
+    return ReasoningParser(
         dialect(sample["dialect"]),
         sample.get("prompt", ""),
         sample.get("variables"),
@@ -39,7 +39,7 @@ def read(sample, parts):
     """(what is said, where the reasoning is)."""
     made = reader(sample)
     pieces = [piece for part in parts for piece in made.push(part, last=False)]
-    return gather(pieces + made.push("", last=True)), made.spans
+    return collect_pieces(pieces + made.push("", last=True)), made.spans
 
 
 def cut(text, places):
@@ -89,4 +89,4 @@ def test_spans_are_where_the_reasoning_is(sample):
 
 def test_every_dialect_has_samples_or_is_a_second_name():
     sampled = {sample["dialect"] for sample in CORPUS}
-    assert set(REASONING.names()) - sampled == ALIASES
+    assert set(REASONING_FORMATS.names()) - sampled == ALIASES

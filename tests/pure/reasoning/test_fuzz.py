@@ -5,13 +5,13 @@ import time
 
 import pytest
 
-from quire.text.marks import Eraser, Marks
-from quire.text.reasoning.base import WHITE
-from quire.text.reasoning.choose import REASONING, choose
-from quire.text.reasoning.machine import Machine
-from quire.text.speech import gather
+from quire.text.output.parsed_text import collect_pieces
+from quire.text.output.special_strings import SpecialStrings, SpecialStringStripper
+from quire.text.reasoning.base import WHITESPACE
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.reasoning.select import REASONING_FORMATS, select_reasoning_format
 
-DIALECTS = {name: choose(name) for name in REASONING.names()}
+DIALECTS = {name: select_reasoning_format(name) for name in REASONING_FORMATS.names()}
 WORDS = ["a", "<", "</", "\n", "  ", "é", "😀", "[", "|>", '{"x": "<think>"}', "to=f", "analysis"]
 
 
@@ -31,7 +31,7 @@ def accounted(text, reasoning, content, marks):
         if here in seen or i == len(text):
             continue
         seen.add(here)
-        if text[i] in WHITE:
+        if text[i] in WHITESPACE:
             states.add((i + 1, j, k))
         if text[i] == reasoning[j : j + 1]:
             states.add((i + 1, j + 1, k))
@@ -57,10 +57,12 @@ def test_random_texts_are_read_alike_however_they_are_cut_and_nothing_is_lost(na
     for _ in range(60):
         text = "".join(draw.choices(words, k=draw.randint(0, 12)))
         prompt = draw.choice(prompts)
-        whole = gather(Machine(dialect, prompt).push(text, last=True))
-        cut = Machine(dialect, prompt)
+        whole = collect_pieces(ReasoningParser(dialect, prompt).push(text, last=True))
+        cut = ReasoningParser(dialect, prompt)
         assert (
-            gather([p for c in text for p in cut.push(c, last=False)] + cut.push("", last=True))
+            collect_pieces(
+                [p for c in text for p in cut.push(c, last=False)] + cut.push("", last=True)
+            )
             == whole
         )
         content = bare(whole.text.removeprefix(dialect.prefix))
@@ -73,8 +75,8 @@ def test_a_prompt_that_is_gone_on_with_never_speaks(name):
     marks = marks_of(DIALECTS[name])
     for _ in range(40):
         begun = "".join(draw.choices(WORDS + marks, k=5)).strip()
-        made = Machine(DIALECTS[name], "assistant\n" + begun, begun=begun)
-        speech = gather(made.push("more", last=True))
+        made = ReasoningParser(DIALECTS[name], "assistant\n" + begun, begun=begun)
+        speech = collect_pieces(made.push("more", last=True))
         assert "".join((speech.reasoning + speech.text).split()) == "more"
 
 
@@ -85,7 +87,7 @@ def test_time_is_linear(name, unit):
         parts = [unit * count] if whole else [unit] * count
         best = 9e9
         for _ in range(3):
-            made = Machine(DIALECTS[name], "<think>")
+            made = ReasoningParser(DIALECTS[name], "<think>")
             began = time.process_time()
             for part in parts:
                 made.push(part, last=False)
@@ -98,14 +100,14 @@ def test_time_is_linear(name, unit):
 
 
 def test_marks_are_taken_out_however_the_text_is_cut():
-    marks = Marks(["<|a|>", "<|bc|>"])
+    marks = SpecialStrings(["<|a|>", "<|bc|>"])
     text = "x<|a|>y<|b<|bc|>z<|a|"
     for place in range(len(text)):
-        made = Eraser(marks)
+        made = SpecialStringStripper(marks)
         parts = made.push(text[:place]) + made.push(text[place:]) + made.push("", last=True)
         assert parts == "xy<|bz<|a|"
 
 
 def test_a_mark_that_begins_another_is_refused():
     with pytest.raises(AssertionError, match="beginning"):
-        Marks(["<a", "<a>"])
+        SpecialStrings(["<a", "<a>"])

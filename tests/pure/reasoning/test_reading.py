@@ -2,12 +2,12 @@
 
 import pytest
 
-from quire.text.reading import Reading, ReasoningTokens, hidden_marks
-from quire.text.reasoning.machine import Machine
-from quire.text.reasoning.qwen3 import DIALECT
-from quire.text.speech import Call, Piece, gather
+from quire.text.output.parsed_text import ParsedCallDelta, ParsedPiece, collect_pieces
+from quire.text.output.parser_chain import ParserChain, ReasoningTokenCounter, special_token_strings
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.reasoning.qwen3 import FORMAT
 
-HIDDEN = hidden_marks(["<|im_end|>", "<|x|>", ""])
+HIDDEN = special_token_strings(["<|im_end|>", "<|x|>", ""])
 
 
 class Shouts:
@@ -27,18 +27,20 @@ class Shouts:
     def _take(self):
         word, self._word = self._word, ""
         if not word.strip().isupper():
-            return [Piece(word)] if word else []
+            return [ParsedPiece(word)] if word else []
         self._calls += 1
-        return [Piece(call=Call(self._calls - 1, "id", word.strip(), "{}", "whole"))]
+        return [
+            ParsedPiece(call=ParsedCallDelta(self._calls - 1, "id", word.strip(), "{}", "whole"))
+        ]
 
 
 TEXT = "<think>\nhm LOUD <|x|>\n</think>\n\nIt <|x|>says GO now<|im_end|> RUN"
 
 
 def read(parts, **options):
-    made = Reading(Machine(DIALECT), Shouts(), HIDDEN, **options)
+    made = ParserChain(ReasoningParser(FORMAT), Shouts(), HIDDEN, **options)
     pieces = [piece for part in parts for piece in made.push(part, last=False)]
-    return gather(pieces + made.push("", last=True))
+    return collect_pieces(pieces + made.push("", last=True))
 
 
 def test_calls_are_read_behind_reasoning_only_and_no_special_token_is_left():
@@ -62,7 +64,7 @@ def test_of_several_calls_only_the_first_is_told_on_request():
 
 
 def test_what_comes_first_is_told_first():
-    made = Reading(Machine(DIALECT), Shouts(), HIDDEN)
+    made = ParserChain(ReasoningParser(FORMAT), Shouts(), HIDDEN)
     pieces = made.push(TEXT, last=True)
     kinds = ["r" if p.reasoning else "c" if p.call else "t" for p in pieces]
     assert "".join(kinds).replace("tt", "t") == "rtctc"
@@ -71,22 +73,22 @@ def test_what_comes_first_is_told_first():
 @pytest.mark.parametrize("size", [1, 2, 3, 50])
 def test_tokens_of_reasoning_are_counted_alike_however_they_come(size):
     tokens = ["<think>", "\n", "hm", ",", " so", "\n", "</think>", "\n\n", "Yes", "."]
-    made = Machine(DIALECT)
-    counter = ReasoningTokens(made, lambda ids: "".join(tokens[i] for i in ids))
+    made = ReasoningParser(FORMAT)
+    counter = ReasoningTokenCounter(made, lambda ids: "".join(tokens[i] for i in ids))
     for at in range(0, len(tokens), size):
         ids = range(at, min(at + size, len(tokens)))
         counter.push(ids)
         made.push("".join(tokens[i] for i in ids), last=False)
-        counter.settle()
+        counter.count_pending()
     made.push("", last=True)
-    counter.settle()
+    counter.count_pending()
     assert counter.count == 5  # with the line ends around
 
 
 def test_reasoning_without_end_is_counted_to_the_end():
-    made = Machine(DIALECT, "<think>")
-    counter = ReasoningTokens(made, lambda ids: "ab" * len(ids))
+    made = ReasoningParser(FORMAT, "<think>")
+    counter = ReasoningTokenCounter(made, lambda ids: "ab" * len(ids))
     counter.push([1, 2, 3, 4])
     made.push("ababab", last=True)  # the last one ended the answer: it is no text
-    counter.settle()
+    counter.count_pending()
     assert counter.count == 3

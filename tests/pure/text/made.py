@@ -14,8 +14,8 @@ from tokenizers import (
     trainers,
 )
 
-from quire.text.backends import Fast
-from quire.text.tokenizer import Tokenizer as Face
+from quire.text.tokenizing.backends import TokenizersBackend
+from quire.text.tokenizing.tokenizer import Tokenizer as Face
 
 CORPUS = [
     "hello world, the quick brown fox jumps over the lazy dog. It's 3.14 o'clock!",
@@ -148,7 +148,7 @@ def face(name):
     named = {"eos_token": EOS.get(name, "</s>")}
     if name in ("llama", "gemma", "unigram"):
         named["bos_token"] = "<s>"
-    return Face(Fast(MADE[name]()), named=named, templates={"default": CHATML})
+    return Face(TokenizersBackend(MADE[name]()), named=named, templates={"default": CHATML})
 
 
 def folder_of(path, name, **config):

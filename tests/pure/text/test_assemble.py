@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.params import RequestOutputKind, SamplingParams
-from quire.core.timing import Timing
+from quire.core.sequence_timing import SequenceTiming
 from quire.core.types import TokenLogprobs, Update
-from quire.text.assemble import Assembler
-from quire.text.inputs import InputProcessor
+from quire.text.input_processor import InputProcessor
+from quire.text.output.output_processor import RequestOutputProcessor
 from tests.pure.text.made import face
 
 DELTA, FINAL = RequestOutputKind.DELTA, RequestOutputKind.FINAL_ONLY
@@ -22,10 +22,10 @@ INPUTS = InputProcessor(TOKENIZER, max_model_len=4096, vocab_size=1000, max_logp
 
 
 def assembler(prompt="hello", clock=None, interval=1, **fields):
-    prepared = INPUTS.request(
+    prepared = INPUTS.process(
         prompt, SamplingParams(**{"max_tokens": None} | fields), request_id="r"
     )
-    return Assembler(prepared, TOKENIZER, clock=clock, stream_interval=interval)
+    return RequestOutputProcessor(prepared, TOKENIZER, clock=clock, stream_interval=interval)
 
 
 def ids_of(text):
@@ -340,7 +340,7 @@ def test_flat_logprobs_hold_the_same():
     plain, flat = (
         assembler([10, 11], prompt_logprobs=1, logprobs=1, output_kind=FINAL) for _ in range(2)
     )
-    flat = Assembler(_flat(), TOKENIZER)
+    flat = RequestOutputProcessor(_flat(), TOKENIZER)
     seen = []
     for to in (plain, flat):
         to.push(Update("r", 0, [], prompt_logprobs=prompt_news([11])))
@@ -351,7 +351,7 @@ def test_flat_logprobs_hold_the_same():
 
 def _flat():
     params = SamplingParams(max_tokens=None, prompt_logprobs=1, logprobs=1, output_kind=FINAL)
-    prepared = INPUTS.request([10, 11], params, request_id="r")
+    prepared = INPUTS.process([10, 11], params, request_id="r")
     prepared.params.flat_logprobs = True
     return prepared
 
@@ -375,7 +375,7 @@ def test_times_are_kept_when_there_is_a_clock():
 
 def test_metrics_say_when_the_engine_took_the_request_in_and_up():
     to = assembler(output_kind=DELTA, clock=lambda: 9.0)
-    timing = Timing(2.0, 8.0, 7.0, 1.0, 2.0, 2.0, 0.0, 0.0, 1.0, 0.0, preemptions=4)
+    timing = SequenceTiming(2.0, 8.0, 7.0, 1.0, 2.0, 2.0, 0.0, 0.0, 1.0, 0.0, preemptions=4)
     stats = to.push(Update("r", 0, [5], "length", timing=timing)).metrics
     assert (stats.queued_ts, stats.scheduled_ts, stats.num_preemptions) == (2.0, 5.0, 4)
 

@@ -8,15 +8,15 @@ import time
 import pytest
 
 from quire.errors import ConfigError, RequestError, Unsupported
-from quire.text import sandbox
-from quire.text.chat import (
-    MOST_TEMPLATE_BYTES,
-    RESERVED,
+from quire.text.templates import jinja_sandbox
+from quire.text.templates.chat_template import (
+    MAX_TEMPLATE_BYTES,
+    RESERVED_VARIABLES,
     ChatTemplate,
     load_chat_template,
 )
-from quire.text.messages import normalise
-from quire.text.tokenizer import load_tokenizer
+from quire.text.templates.message_normalizer import normalize_messages
+from quire.text.tokenizing.tokenizer import load_tokenizer
 from tests.pure.text.made import face, folder_of
 from tests.pure.text.templates import ALL, CHATML, HEADERS, INST, PARTS_ONLY, TURNS
 
@@ -160,14 +160,14 @@ def test_tool_results_in_parts_become_lines():
 )
 def test_malformed_messages_are_refused_by_place(messages, said):
     with pytest.raises(RequestError, match=said) as e:
-        normalise(messages, "string")
+        normalize_messages(messages, "string")
     assert e.value.param == "messages"
 
 
 def test_media_are_refused_by_name():
     image = {"type": "image_url", "image_url": {"url": "x"}}
     with pytest.raises(Unsupported, match="image_url"):
-        normalise([{"role": "user", "content": [image]}], "string")
+        normalize_messages([{"role": "user", "content": [image]}], "string")
 
 
 def test_nesting_without_end_is_refused():
@@ -261,12 +261,10 @@ def test_a_template_comes_as_a_path_or_as_text(tmp_path):
 
 def test_a_template_that_is_too_large_is_refused_with_its_size_and_its_file(tmp_path):
     path = tmp_path / "t.jinja"
-    path.write_text("{{ 1 }}" + " " * MOST_TEMPLATE_BYTES)
-    with pytest.raises(
-        ConfigError, match=rf"t\.jinja has {MOST_TEMPLATE_BYTES + 7} bytes; at most"
-    ):
+    path.write_text("{{ 1 }}" + " " * MAX_TEMPLATE_BYTES)
+    with pytest.raises(ConfigError, match=rf"t\.jinja has {MAX_TEMPLATE_BYTES + 7} bytes; at most"):
         load_chat_template(path)
-    with pytest.raises(ConfigError, match=rf"has {MOST_TEMPLATE_BYTES + 7} characters; at most"):
+    with pytest.raises(ConfigError, match=rf"has {MAX_TEMPLATE_BYTES + 7} characters; at most"):
         load_chat_template(path.read_text())
 
 
@@ -276,7 +274,7 @@ def test_a_template_is_not_waited_for_at_a_pipe(tmp_path):
         load_chat_template(tmp_path / "pipe.jinja")
 
 
-@pytest.mark.parametrize("name", sorted(RESERVED))
+@pytest.mark.parametrize("name", sorted(RESERVED_VARIABLES))
 def test_variables_cannot_steer_the_rendering(name):
     with pytest.raises(RequestError, match=name) as e:
         ChatTemplate("x").render(USER, variables={name: "y"})
@@ -402,7 +400,7 @@ def test_values_go_in_as_plain_data():
     class Thing:
         pass
 
-    made = sandbox.plain({"a": (1, Rich("b")), "t": Thing(), Rich("k"): True})
+    made = jinja_sandbox.to_plain_data({"a": (1, Rich("b")), "t": Thing(), Rich("k"): True})
     assert made == {"a": [1, "b"], "t": "<Thing>", "k": True}
     assert type(made["a"][1]) is str
     assert type(made["k"]) is bool

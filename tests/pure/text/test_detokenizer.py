@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.text.detokenizer import Detokenizer
-from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizing.detokenizer import Detokenizer
+from quire.text.tokenizing.tokenizer import Tokenizer
 from tests.pure.text.made import MADE, NASTY, face
 
 HOLE = "\ufffd"

@@ -6,10 +6,10 @@ import pathlib
 import pytest
 
 import quire
-from quire.text.chat import load_chat_template
-from quire.text.speech import gather
-from quire.text.tokenizer import load_tokenizer
-from quire.text.tools.choose import choose
+from quire.text.output.parsed_text import collect_pieces
+from quire.text.templates.chat_template import load_chat_template
+from quire.text.tokenizing.tokenizer import load_tokenizer
+from quire.text.tools.select import select_tool_parser
 
 FOLDER = pathlib.Path(quire.__file__).parents[1] / "examples"
 NAMES = sorted(
@@ -52,7 +52,7 @@ def test_there_are_templates_of_several_dialects():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_dialect_is_found_in_the_template(name):
-    assert choose("auto", template=source(name)).name == name
+    assert select_tool_parser("auto", template=source(name)).name == name
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -64,7 +64,7 @@ def test_calls_in_a_history_are_written_as_the_model_writes_them(tokenizer, name
     text = whole[len(before) :]
     for end in ("<|eot_id|>", "<|im_end|>\n", tokenizer.eos_token or "</s>"):
         text = text.removesuffix(end)
-    speech = gather(choose(name).reader(TOOLS).push(text, last=True))
+    speech = collect_pieces(select_tool_parser(name).create(TOOLS).push(text, last=True))
     assert [(call.name, json.loads(call.arguments)) for call in speech.calls] == GIVEN
     assert (speech.text, speech.notes) == ("", [])
 

@@ -6,8 +6,8 @@ import pytest
 
 from quire.core.params import SamplingParams
 from quire.errors import RequestError, TooLong, Unsupported
-from quire.text.inputs import InputProcessor
-from quire.text.tokenizer import Tokenizer
+from quire.text.input_processor import InputProcessor
+from quire.text.tokenizing.tokenizer import Tokenizer
 from tests.pure.text.made import face
 
 
@@ -19,7 +19,7 @@ def processor(name="byte_level", **options):
 
 def made(prompt, inputs=None, request_id="r", **fields):
     params = SamplingParams(**fields)
-    return (inputs or processor()).request(prompt, params, request_id=request_id)
+    return (inputs or processor()).process(prompt, params, request_id=request_id)
 
 
 # -- prompts -----------------------------------------------------------------------------------
@@ -115,9 +115,9 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch):
 def test_special_tokens_are_added_unless_a_template_wrote_them():
     inputs = processor("llama", max_model_len=64)
     assert made("hello", inputs).request.prompt[0] == 1
-    plain = inputs.request("hello", SamplingParams(), request_id="r", add_special_tokens=False)
+    plain = inputs.process("hello", SamplingParams(), request_id="r", add_special_tokens=False)
     assert plain.request.prompt[0] != 1
-    by_hand = inputs.request(
+    by_hand = inputs.process(
         "hello", SamplingParams(), request_id="r", tokenization={"add_special_tokens": False}
     )
     assert by_hand.request.prompt == plain.request.prompt
@@ -139,7 +139,7 @@ def test_bos_twice_is_reported(caplog):
     ],
 )
 def test_a_prompt_is_cut_as_asked(tokenization, kept):
-    prepared = processor().request(
+    prepared = processor().process(
         list(range(1, 10)), SamplingParams(), request_id="r", tokenization=tokenization
     )
     assert list(prepared.request.prompt) == kept
@@ -169,7 +169,7 @@ def test_a_text_is_cut_to_its_end_with_special_tokens_kept():
 )
 def test_other_wishes_for_tokenizing_are_refused(tokenization):
     with pytest.raises(RequestError):
-        processor().request("x", SamplingParams(), request_id="r", tokenization=tokenization)
+        processor().process("x", SamplingParams(), request_id="r", tokenization=tokenization)
 
 
 def test_without_a_tokenizer_only_ids_and_no_text():
@@ -185,7 +185,7 @@ def test_without_a_tokenizer_only_ids_and_no_text():
 
 def test_no_parameters_means_the_defaults():
     inputs = processor(defaults=SamplingParams(max_tokens=7, top_k=3))
-    prepared = inputs.request([1], None, request_id="r")
+    prepared = inputs.process([1], None, request_id="r")
     assert prepared.request.stop.max_tokens == 7
     assert prepared.params.top_k == 3
 
@@ -232,7 +232,7 @@ def test_fields_that_were_changed_after_construction_are_checked_again():
     params = SamplingParams()
     params.temperature = -1
     with pytest.raises(RequestError, match="temperature"):
-        processor().request([1], params, request_id="r")
+        processor().process([1], params, request_id="r")
 
 
 def test_features_to_come_are_refused():
@@ -247,7 +247,7 @@ def test_a_budget_of_thoughts_is_refused_where_nobody_knows_their_marks():
 
 def test_the_callers_parameters_are_not_touched():
     params = SamplingParams(bad_words=["hello"], best_of=2, n=1)
-    prepared = processor().request([1], params, request_id="r")
+    prepared = processor().process([1], params, request_id="r")
     assert params.bad_words_token_ids == []
     assert params.logprobs is None
     assert prepared.params is not params
@@ -255,7 +255,7 @@ def test_the_callers_parameters_are_not_touched():
 
 def test_something_else_than_parameters_is_refused():
     with pytest.raises(RequestError, match="must be a SamplingParams, got a dict"):
-        processor().request([1], {"temperature": 0}, request_id="r")
+        processor().process([1], {"temperature": 0}, request_id="r")
 
 
 def test_bad_words_are_ids_inside_a_text_and_at_its_start():
@@ -318,17 +318,17 @@ def test_prompt_logprobs_do_not_read_the_prefix_cache():
 def test_a_salt_separates_requests():
     inputs = processor()
     salts = [
-        inputs.request([1], None, request_id="r", cache_salt=salt).request.salt
+        inputs.process([1], None, request_id="r", cache_salt=salt).request.salt
         for salt in (None, "a", "b", "a")
     ]
     assert salts[0] == b""
     assert salts[1] == salts[3] != salts[2]
-    in_prompt = inputs.request({"prompt_token_ids": [1], "cache_salt": "a"}, None, request_id="r")
+    in_prompt = inputs.process({"prompt_token_ids": [1], "cache_salt": "a"}, None, request_id="r")
     assert in_prompt.request.salt == salts[1]
 
 
 def test_what_the_request_says_of_itself_is_kept():
-    prepared = processor().request([1], None, request_id="x", priority=3, arrived_at=1.5)
+    prepared = processor().process([1], None, request_id="x", priority=3, arrived_at=1.5)
     assert (prepared.request.id, prepared.request.priority, prepared.request.arrived_at) == (
         "x",
         3,

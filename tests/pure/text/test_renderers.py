@@ -10,10 +10,10 @@ import sys
 
 import pytest
 
-from quire.engine.link import start
+from quire.engine.supervise.process_pipe import spawn_process
 from quire.errors import EngineError, Overloaded, RequestError
-from quire.text import renderers
-from quire.text.renderers import Renderers
+from quire.text.templates import render_pool
+from quire.text.templates.render_pool import TemplateRenderPool
 
 CALL = {"messages": [{"role": "user", "content": "hi"}]}
 GOOD = "{% for m in messages %}{{ m.content }}!{% endfor %}"
@@ -42,12 +42,12 @@ class Agency:
                     return subprocess.Popen(sleeps, pass_fds=fds), ours
                 finally:
                     os.close(fds[0])
-            return start(__name__, theirs, [word]), ours
+            return spawn_process(__name__, theirs, [word]), ours
 
 
 def main(fd, word):
     """A worker whose templates do what a word says."""
-    from quire.text import rendering
+    from quire.text.templates import render_worker
 
     def render(shelf, job):
         if word == "fails":
@@ -55,8 +55,8 @@ def main(fd, word):
         os.kill(os.getpid(), signal.SIGKILL if word == "is killed" else signal.SIGSEGV)
 
     if word != "works":
-        rendering._Shelf.render = render
-    return rendering.main(fd)
+        render_worker._RecentTemplates.render = render
+    return render_worker.run_worker(fd)
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def having():
 
     def having(*words):
         agency = Agency(*words)
-        made.append(Renderers(agency))
+        made.append(TemplateRenderPool(agency))
         return agency, made[-1]
 
     yield having
@@ -101,7 +101,7 @@ def test_a_process_that_cannot_be_had_is_our_fault(having, caplog):
 
 
 def test_a_worker_that_does_not_start_in_time_is_told_as_much_to_do(having, monkeypatch):
-    monkeypatch.setattr(renderers, "BEGIN_S", 0.05)
+    monkeypatch.setattr(render_pool, "STARTUP_TIMEOUT_S", 0.05)
     _, to = having("deaf")
     with pytest.raises(Overloaded, match="starts in"):
         render(to)

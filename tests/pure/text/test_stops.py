@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.text.stops import StopWindow
+from quire.text.output.stop_strings import StopWindow
 
 letters = st.text("ab ", max_size=24)
 words = st.lists(st.text("ab ", min_size=1, max_size=4), min_size=1, max_size=4)

@@ -4,12 +4,12 @@ import functools
 import json
 import pathlib
 
-from quire.text.speech import gather
-from quire.text.tools.choose import TOOLS
-from quire.text.tools.machine import Parser
+from quire.text.output.parsed_text import collect_pieces
+from quire.text.tools.parser import ToolParser
+from quire.text.tools.select import TOOL_FORMATS
 
 HERE = pathlib.Path(__file__).parent
-DIALECTS = sorted({TOOLS.load(name).DIALECT.name for name in TOOLS.names()})
+DIALECTS = sorted({TOOL_FORMATS.load(name).FORMAT.name for name in TOOL_FORMATS.names()})
 
 
 def function(name, required=(), **properties):
@@ -33,13 +33,13 @@ def corpus(dialect):
 
 
 def dialect_of(name):
-    return TOOLS.load(name).DIALECT
+    return TOOL_FORMATS.load(name).FORMAT
 
 
 def reader(dialect, **options):
     """A parser whose ids are all the same."""
     options.setdefault("ids", lambda: "0123456789abcdef" * 2)
-    return Parser(dialect_of(dialect), options.pop("tools", DECLARED), **options)
+    return ToolParser(dialect_of(dialect), options.pop("tools", DECLARED), **options)
 
 
 def pieces_of(parser, parts):
@@ -51,7 +51,7 @@ def pieces_of(parser, parts):
 
 
 def read(dialect, *parts, **options):
-    return gather(pieces_of(reader(dialect, **options), parts))
+    return collect_pieces(pieces_of(reader(dialect, **options), parts))
 
 
 def calls_of(speech):

@@ -5,9 +5,9 @@ import importlib.metadata
 import pytest
 
 from quire.errors import ConfigError
-from quire.registry import Registry
-from quire.text.speech import Piece
-from quire.text.tools.choose import TOOLS, choose, detected
+from quire.registry import PluginRegistry
+from quire.text.output.parsed_text import ParsedPiece
+from quire.text.tools.select import TOOL_FORMATS, detect_tool_formats, select_tool_parser
 from tests.pure.tools.samples import DIALECTS, dialect_of
 
 TEMPLATES = {
@@ -45,41 +45,41 @@ TEMPLATES = {
 
 @pytest.mark.parametrize("dialect", TEMPLATES)
 def test_a_template_is_recognised_by_what_it_teaches(dialect):
-    assert detected(TEMPLATES[dialect]) == [dialect]
+    assert detect_tool_formats(TEMPLATES[dialect]) == [dialect]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_no_two_dialects_claim_one_template(dialect):
     signs = dialect_of(dialect).signs
     for texts in signs:
-        assert detected(" ".join(texts)) == [dialect]
+        assert detect_tool_formats(" ".join(texts)) == [dialect]
 
 
 def test_auto_takes_the_one_that_the_template_teaches():
-    assert choose("auto", template=TEMPLATES["kimi_k2"]).name == "kimi_k2"
+    assert select_tool_parser("auto", template=TEMPLATES["kimi_k2"]).name == "kimi_k2"
 
 
 def test_auto_says_what_it_found_if_that_is_not_one():
     with pytest.raises(ConfigError, match="several tool parsers: kimi_k2, mistral;"):
-        choose("auto", template=TEMPLATES["kimi_k2"] + TEMPLATES["mistral"])
+        select_tool_parser("auto", template=TEMPLATES["kimi_k2"] + TEMPLATES["mistral"])
     with pytest.raises(ConfigError, match=r"no tool parser that is known; name one of: .*hermes"):
-        choose("auto", template="{{ messages }}")
+        select_tool_parser("auto", template="{{ messages }}")
     with pytest.raises(ConfigError, match="no chat template"):
-        choose("auto")
+        select_tool_parser("auto")
 
 
-@pytest.mark.parametrize("name", TOOLS.names())
+@pytest.mark.parametrize("name", TOOL_FORMATS.names())
 def test_every_name_makes_a_reader(name):
-    assert choose(name).reader([]).push("Hello.", last=True) == [Piece("Hello.")]
+    assert select_tool_parser(name).create([]).push("Hello.", last=True) == [ParsedPiece("Hello.")]
 
 
 def test_names_may_be_written_with_dashes():
-    assert choose("granite-20b-fc").name == "granite_20b_fc"
+    assert select_tool_parser("granite-20b-fc").name == "granite_20b_fc"
 
 
 def test_a_wrong_name_gets_the_nearest():
     with pytest.raises(ConfigError, match=r"did you mean .*hermes"):
-        choose("hermees")
+        select_tool_parser("hermees")
 
 
 PLUGIN = """
@@ -89,7 +89,7 @@ DIALECT = Dialect(
 )
 """
 OWN_WAY = """
-from quire.text.speech import Piece
+from quire.text.output.parsed_text import Piece
 class Parser:
     def __init__(self, tools, *, parallel, eager, ids): pass
     def push(self, text, *, last=False): return [Piece(text.upper())]
@@ -104,22 +104,22 @@ def written(folder, source, name="my-parser.py"):
 
 @pytest.mark.parametrize("name", ["mine", "my-parser", "my_parser", "auto"])
 def test_a_plug_in_file_is_chosen_by_its_own_or_its_files_name(tmp_path, name):
-    chosen = choose(name, plugin=written(tmp_path, PLUGIN))
-    (piece,) = chosen.reader([]).push('<mine>{"name": "f", "arguments": {}}</mine>', last=True)
+    chosen = select_tool_parser(name, plugin=written(tmp_path, PLUGIN))
+    (piece,) = chosen.create([]).push('<mine>{"name": "f", "arguments": {}}</mine>', last=True)
     assert piece.call.name == "f"
 
 
 def test_a_plug_in_may_read_in_its_own_way(tmp_path):
-    chosen = choose("my-parser", plugin=written(tmp_path, OWN_WAY))
-    assert chosen.reader([]).push("a", last=True) == [Piece("A")]
+    chosen = select_tool_parser("my-parser", plugin=written(tmp_path, OWN_WAY))
+    assert chosen.create([]).push("a", last=True) == [ParsedPiece("A")]
 
 
 def test_a_plug_in_file_leaves_the_other_names_as_they_are(tmp_path):
-    assert choose("hermes", plugin=written(tmp_path, PLUGIN)).name == "hermes"
+    assert select_tool_parser("hermes", plugin=written(tmp_path, PLUGIN)).name == "hermes"
     with pytest.raises(
         ConfigError, match=r"no tool parser 'mien'; .* has 'mine'; did you mean mine"
     ):
-        choose("mien", plugin=written(tmp_path, PLUGIN))
+        select_tool_parser("mien", plugin=written(tmp_path, PLUGIN))
 
 
 @pytest.mark.parametrize(
@@ -132,18 +132,18 @@ def test_a_plug_in_file_leaves_the_other_names_as_they_are(tmp_path):
 )
 def test_a_plug_in_file_that_is_none_is_refused(tmp_path, source, says):
     with pytest.raises(ConfigError, match=says):
-        choose("mine", plugin=written(tmp_path, source))
+        select_tool_parser("mine", plugin=written(tmp_path, source))
 
 
 def test_a_plug_in_file_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="no tool parser plug-in at"):
-        choose("mine", plugin=str(tmp_path / "none.py"))
+        select_tool_parser("mine", plugin=str(tmp_path / "none.py"))
 
 
 def test_entry_points_add_names(monkeypatch):
     entry = importlib.metadata.EntryPoint("mine", "quire.text.tools.longcat", "quire.tool_parsers")
     installed = {"quire.tool_parsers": [entry]}
     monkeypatch.setattr("quire.registry.entry_points", lambda *, group: installed[group])
-    fresh = Registry(TOOLS.package, TOOLS.group)
-    monkeypatch.setattr("quire.text.tools.choose.TOOLS", fresh)
-    assert choose("mine").dialect is dialect_of("longcat")
+    fresh = PluginRegistry(TOOL_FORMATS.package, TOOL_FORMATS.group)
+    monkeypatch.setattr("quire.text.tools.select.TOOL_FORMATS", fresh)
+    assert select_tool_parser("mine").format is dialect_of("longcat")

@@ -76,7 +76,7 @@ def test_a_text_cut_anywhere_says_a_beginning_of_what_the_whole_says(dialect):
                 assert (call.name, call.id) == (full.name, full.id)
                 assert full.arguments.startswith(call.arguments), (sample["title"], end)
             for call in said.calls:
-                assert call.end in ("whole", "cut"), (sample["title"], end)
+                assert call.outcome in ("whole", "cut"), (sample["title"], end)
                 assert call.arguments, "a call was told before its arguments began"
             if not said.calls and not said.reasoning:
                 assert kept(dialect, sample["text"][:end], said.text), (sample["title"], end)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from quire.text.tools._write import Asked, frame, render
-from quire.text.tools.base import closes
+from quire.text.tools._render_calls import CallToRender, call_frame, render_calls
+from quire.text.tools.base import closing_literals
 from tests.pure.tools.samples import DIALECTS, dialect_of, function, read
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
@@ -17,8 +17,8 @@ def fragments(dialect):
     """Shards of calls of a dialect, of other ones, and of nothing in particular."""
     one = dialect_of(dialect)
     marks = [m for form in one.forms for m in form.begin]
-    ends = [c for form in one.forms for c in closes(form.steps)]
-    call = render(one, [Asked("get_weather", {"city": "Rom", "days": 2})])
+    ends = [c for form in one.forms for c in closing_literals(form.steps)]
+    call = render_calls(one, [CallToRender("get_weather", {"city": "Rom", "days": 2})])
     shards = [call[a : a + 9] for a in range(0, len(call), 5)]
     plain = [
         '"',
@@ -54,13 +54,13 @@ def test_whatever_is_written_is_told_the_same_at_every_split_and_not_lost(dialec
         for call in said.calls:
             assert call.name
             assert call.arguments, "a call with nothing in it"
-            if call.end == "whole":
+            if call.outcome == "whole":
                 assert isinstance(json.loads(call.arguments), dict)
         if not said.calls and dialect != "openai":
             assert said.text == text
         if said.notes or not said.calls:
             return
-        assert all(call.end == "whole" for call in said.calls)
+        assert all(call.outcome == "whole" for call in said.calls)
 
     check()
 
@@ -95,7 +95,7 @@ def kind_of(value):
 
 
 CALLS = st.lists(
-    st.builds(Asked, NAMES, st.dictionaries(NAMES, VALUES, max_size=4)),
+    st.builds(CallToRender, NAMES, st.dictionaries(NAMES, VALUES, max_size=4)),
     min_size=1, max_size=3, unique_by=lambda call: call.name,
 )  # fmt: skip
 
@@ -105,7 +105,7 @@ def test_what_is_written_as_calls_is_read_as_those_calls(dialect, often):
     @settings(max_examples=10 * often, deadline=None, suppress_health_check=LOOSE)
     @given(CALLS)
     def check(calls):
-        said = read(dialect, render(dialect_of(dialect), calls), tools=declared_for(calls))
+        said = read(dialect, render_calls(dialect_of(dialect), calls), tools=declared_for(calls))
         told = [(call.name, json.loads(call.arguments)) for call in said.calls]
         assert told == [(call.name, dict(call.arguments)) for call in calls]
         assert (said.text, said.notes) == ("", [])
@@ -116,7 +116,7 @@ def test_what_is_written_as_calls_is_read_as_those_calls(dialect, often):
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_words_between_calls_are_all_kept(dialect):
     one = dialect_of(dialect)
-    call = render(one, [Asked("now", {})])
+    call = render_calls(one, [CallToRender("now", {})])
     between = (
         "<|start|>assistant<|channel|>final<|message|>{}<|end|>" if dialect == "openai" else "{}"
     )
@@ -129,13 +129,13 @@ def test_words_between_calls_are_all_kept(dialect):
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 def test_frames_with_arguments_in_them_are_calls(dialect):
-    call = Asked("get_weather", {"city": "Rom"})
-    first = frame(dialect_of(dialect), "get_weather", 0)
-    how = first.written
-    alone = render(dialect_of(dialect), [call])
+    call = CallToRender("get_weather", {"city": "Rom"})
+    first = call_frame(dialect_of(dialect), "get_weather", 0)
+    how = first.template
+    alone = render_calls(dialect_of(dialect), [call])
     inside = alone[len(how.before + first.begin) : len(alone) - len(first.end + how.after)]
-    second = frame(dialect_of(dialect), "get_weather", 1)
+    second = call_frame(dialect_of(dialect), "get_weather", 1)
     calls = how.between.join(one.begin + inside + one.end for one in (first, second))
-    assert how.before + calls + how.after == render(dialect_of(dialect), [call, call])
-    if how.values == "json":
+    assert how.before + calls + how.after == render_calls(dialect_of(dialect), [call, call])
+    if how.notation == "json":
         assert json.loads(inside) == {"city": "Rom"}

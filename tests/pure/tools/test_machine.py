@@ -7,9 +7,9 @@ import weakref
 
 import pytest
 
-from quire.text.speech import Call, Piece
-from quire.text.tools._write import Asked, render
-from quire.text.tools.base import closes
+from quire.text.output.parsed_text import ParsedCallDelta, ParsedPiece
+from quire.text.tools._render_calls import CallToRender, render_calls
+from quire.text.tools.base import closing_literals
 from tests.pure.tools.samples import (
     DECLARED,
     DIALECTS,
@@ -34,32 +34,32 @@ def test_arguments_are_told_as_they_come():
     parser = reader("hermes")
     assert parser.push('<tool_call>{"name": "write_file", "arguments": {"path"') == []
     (first,) = parser.push(': "a b')
-    assert first.call == Call(
+    assert first.call == ParsedCallDelta(
         0, "chatcmpl-tool-" + "0123456789abcdef" * 2, "write_file", '{"path": "a b'
     )
     (second,) = parser.push(" c")
-    assert second == Piece(call=Call(0, arguments=" c"))
+    assert second == ParsedPiece(call=ParsedCallDelta(0, arguments=" c"))
     (third,) = parser.push('"}}')
-    assert third == Piece(call=Call(0, arguments='"}', end="whole"))
+    assert third == ParsedPiece(call=ParsedCallDelta(0, arguments='"}', outcome="whole"))
 
 
 def test_content_comes_at_once_and_the_beginning_of_a_mark_does_not():
     parser = reader("hermes")
-    assert parser.push("It is <b>") == [Piece("It is <b>")]
-    assert parser.push(" so <tool") == [Piece(" so")]
-    assert parser.push("ing>") == [Piece(" <tooling>")]
+    assert parser.push("It is <b>") == [ParsedPiece("It is <b>")]
+    assert parser.push(" so <tool") == [ParsedPiece(" so")]
+    assert parser.push("ing>") == [ParsedPiece(" <tooling>")]
 
 
 def test_a_mark_that_is_never_finished_comes_back_at_the_end():
     parser = reader("hermes")
     parser.push("a <tool_ca")
-    assert parser.push("", last=True) == [Piece(" <tool_ca")]
+    assert parser.push("", last=True) == [ParsedPiece(" <tool_ca")]
 
 
 def test_a_call_that_breaks_after_it_was_told_ends_as_broken_and_its_rest_is_content():
     said = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}</tool_call> x')
     (call,) = said.calls
-    assert (call.arguments, call.end) == ('{"a": 1', "broken")
+    assert (call.arguments, call.outcome) == ('{"a": 1', "broken")
     assert said.text == " oops}}</tool_call> x"
     assert len(said.notes) == 1
 
@@ -87,7 +87,7 @@ def test_with_eager_off_a_call_that_breaks_is_content_to_its_beginning():
 def test_with_eager_off_a_call_that_breaks_takes_no_place():
     broken = '<tool_call>{"name": "now", "arguments": {"a": 1 oops}}'
     (call,) = read("hermes", broken + WEATHER, eager=False).calls
-    assert (call.place, call.name) == (0, "get_weather")
+    assert (call.index, call.name) == (0, "get_weather")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
@@ -101,7 +101,7 @@ def test_with_eager_off_calls_come_whole(dialect):
 
 def test_a_cut_call_is_told_as_cut_and_says_so():
     said = read("hermes", '<tool_call>{"name": "write_file", "arguments": {"path": "a')
-    assert said.calls[0].end == "cut"
+    assert said.calls[0].outcome == "cut"
     assert said.calls[0].arguments == '{"path": "a'
     assert (said.text, len(said.notes)) == ("", 1)
 
@@ -161,19 +161,19 @@ def test_one_call_only_tells_the_first_and_counts_the_others():
 def test_calls_are_counted_whether_or_not_they_are_told():
     parser = reader("hermes", parallel=False)
     parser.push(WEATHER * 2, last=True)
-    assert parser.calls == 2
+    assert parser.completed_calls == 2
 
 
 def test_arguments_too_deep_for_json_readers_are_content():
     deep = '<tool_call>{"name": "now", "arguments": {"a": ' + "[" * 100_000
     said = read("hermes", deep)
-    assert said.calls[0].end == "broken"
+    assert said.calls[0].outcome == "broken"
     assert len(said.calls[0].arguments) < 300
 
 
 def test_a_number_without_end_is_no_number():
     said = read("hermes", '<tool_call>{"name": "now", "arguments": {"a": ' + "1" * 5000 + "}}")
-    assert said.calls[0].end == "broken"
+    assert said.calls[0].outcome == "broken"
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_number_without_end_is_no_number():
 )
 def test_what_is_no_json_never_ends_whole(word):
     said = read("hermes", f'<tool_call>{{"name": "now", "arguments": {{"a": {word}}}}}</tool_call>')
-    assert said.calls[0].end == "broken"
+    assert said.calls[0].outcome == "broken"
 
 
 def string_as_read(dialect, literal):
@@ -264,7 +264,7 @@ def test_bare_calls_of_declared_functions_are_found_at_the_beginning_of_a_line()
 
 def test_an_answer_in_json_is_not_held_back_until_its_end():
     parser = reader("llama3_json")
-    assert parser.push('{"temperature": 2') == [Piece('{"temperature": 2')]
+    assert parser.push('{"temperature": 2') == [ParsedPiece('{"temperature": 2')]
 
 
 def ids(dialect, text):
@@ -384,7 +384,7 @@ STEPS_PER_CHARACTER = 24
 def adverse(dialect, how, length):
     forms = dialect_of(dialect).forms
     mark = forms[0].begin[0]
-    close = ([c for form in forms for c in closes(form.steps)] or ["]"])[0]
+    close = ([c for form in forms for c in closing_literals(form.steps)] or ["]"])[0]
     unit = how.format(mark=mark, close=close)
     return (unit * (length // len(unit) + 1))[:length]
 
@@ -404,7 +404,7 @@ def test_work_is_linear_whatever_is_written_and_however_it_comes(dialect):
 
 def prefix_of_call(dialect):
     """A call that has begun to give the text of a file."""
-    text = render(dialect_of(dialect), [Asked("write_file", {"path": "STOP"})])
+    text = render_calls(dialect_of(dialect), [CallToRender("write_file", {"path": "STOP"})])
     return text[: text.index("STOP")]
 
 

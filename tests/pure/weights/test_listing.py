@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import ConfigError, WeightError
-from quire.weights.listing import load_json, missing_files, weight_files, weight_patterns
+from quire.weights.file_listing import load_json, missing_files, weight_files, weight_patterns
 from tests.pure.weights.made import index
 
 

@@ -1,0 +1,249 @@
+"""The flags of `quire serve`: one for each field of ServerOptions and of Options.
+
+Nothing here imports the server or the engine, so that help and errors come at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import logging
+from collections.abc import Sequence
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import get_type_hints
+
+from quire import env
+from quire.config import structured_outputs, vllm_environment
+from quire.config.command_line.option_parser import (
+    OptionParser,
+    add_boolean_flag,
+    add_options,
+    metavar,
+    options_from,
+    takes_tuple,
+)
+from quire.config.options import ModelOptions, Options
+from quire.config.values import coerce
+from quire.errors import ConfigError, RequestError
+from quire.server.options import ABOUT as ABOUT_GROUPS
+from quire.server.options import GROUPS, ServerOptions
+
+log = logging.getLogger(__name__)
+
+FLAG_ALIASES = {
+    "api_server_count": ("-asc",),
+    "chat_template_content_format": ("--chat-template-text-format",),
+}
+"""Other names of a flag."""
+NO_OP_FLAGS = {
+    "--disable-uvicorn-access-log": "Is so without being said; see --access-log.",
+}
+"""Flags of other engines that ask for what is the default here."""
+REPEATED = ("middleware",)
+"""Flags that add up when given several times."""
+SIZE_UNITS = {"max_body_bytes": "bytes", "h11_max_incomplete_event_size": "bytes"}
+MAX_INT = 2**31
+RANGES = {
+    "port": (0, 65535),
+    "api_server_count": (1, 256),
+    "api_watchdog_seconds": (0, MAX_INT),
+    "max_body_bytes": (1, MAX_INT * MAX_INT),
+    "keep_alive_timeout": (0, MAX_INT),
+    "h11_max_incomplete_event_size": (1024, MAX_INT * MAX_INT),
+    "h11_max_header_count": (1, MAX_INT),
+    "shutdown_timeout": (0, MAX_INT),
+    "ssl_cert_reqs": (0, 2),
+    "stream_interval": (1, MAX_INT),
+    "sse_keep_alive_interval": (0, MAX_INT),
+    "responses_store_size": (1, MAX_INT),
+    "log_stats_interval": (0, MAX_INT),
+    "max_log_len": (0, MAX_INT),
+}
+
+ABOUT = """Start the OpenAI-compatible server.
+
+The address is taken first, so that a taken port is known before weights are read; then the engine
+is built; then requests are answered until SIGINT or SIGTERM. Running requests may end, for
+--shutdown-timeout seconds. If the engine dies another takes its place, as often as is allowed.
+"""
+
+
+def parse(argv: Sequence[str]) -> tuple[Options, ServerOptions]:
+    """What a command line and the environment ask of engine and server. Raises ConfigError."""
+    return options_from_namespace(serve_parser().parse_args(argv))
+
+
+def options_from_namespace(args: argparse.Namespace) -> tuple[Options, ServerOptions]:
+    """The same, of a command line that is parsed already. Other names in it are left alone."""
+    server_options = server_options_from(_apply_structured_output_flags(args))
+    if server_options.log_format == "json":
+        vllm_environment.start_process(style="json")  # what is said of the other flags is JSON, too
+    own = {one.name for one in fields(ServerOptions)}
+    others = {name: value for name, value in vars(args).items() if name not in own}
+    options = vllm_environment.apply_environment(options_from(argparse.Namespace(**others)))
+    vllm_environment.log_notes(strict=options.observe.fail_on_environ_validation)
+    return options, server_options
+
+
+def _apply_structured_output_flags(args: argparse.Namespace) -> argparse.Namespace:
+    """The parsers that are said among other things of structured output, as flags of their own."""
+    given = vars(args).get("structured_outputs_config")
+    if given is None:
+        return args
+    said = structured_outputs.parse_structured_config(
+        coerce("structured_outputs_config", dict, given)
+    )
+    found = vars(args).copy()
+    for name in ("reasoning_parser", "reasoning_parser_plugin"):
+        value = getattr(said, name)
+        if value and found.setdefault(name, value) != value:
+            raise ConfigError(f"{name} and that of structured_outputs_config differ: give one")
+    return argparse.Namespace(**found)
+
+
+def check_files(said: ModelOptions) -> None:
+    """Find out now what would be found out after seconds, or by the first request.
+
+    Raises ConfigError for a folder or a chat template that is not there or cannot be used.
+    """
+    name = said.model
+    if name.startswith(("/", "./", "../", "~")) and not Path(name).expanduser().exists():
+        raise ConfigError(f"no model at {name!r}")
+    template = said.chat_template
+    if template is None or (template.isidentifier() and not Path(template).is_file()):
+        return  # none, or the name of one of the tokenizer's
+    from quire.text.templates.chat_template import ChatTemplate, load_chat_template
+
+    try:
+        ChatTemplate(str(load_chat_template(template)))
+    except RequestError as error:
+        raise ConfigError(str(error)) from None
+
+
+def serve_parser() -> OptionParser:
+    """The flags of `quire serve`."""
+    parser = OptionParser(prog="quire serve", usage="%(prog)s [MODEL] [options]")
+    parser.description = ABOUT
+    return add_serve_flags(parser)
+
+
+def add_serve_flags(parser: OptionParser) -> OptionParser:
+    """Add the model and every flag of the server and of the engine."""
+    parser.add_argument("model_tag", nargs="?", metavar="MODEL", help="folder or hub name")
+    add_server_options(parser)
+    add_options(parser)
+    return parser
+
+
+def add_server_options(parser: argparse.ArgumentParser, only: Sequence[str] = ()) -> None:
+    """A flag for each field of ServerOptions. Those not given do not appear in the namespace.
+
+    only: the groups that mean something for a command.
+    """
+    hints, about = get_type_hints(ServerOptions), _read_field_docs(ServerOptions)
+    for title in only or GROUPS:
+        names = GROUPS[title]
+        group = parser.add_argument_group(f"{title} options", ABOUT_GROUPS[title])
+        for name in names:
+            _add_flag(group, name, hints[name], about[name].replace("%", "%%"))
+    for flag, text in NO_OP_FLAGS.items() if not only else ():
+        group.add_argument(flag, action="store_true", default=argparse.SUPPRESS, help=text)
+
+
+def _add_flag(group: argparse._ArgumentGroup, name: str, hint: object, about: str) -> None:
+    flags = [f"--{name.replace('_', '-')}", *FLAG_ALIASES.get(name, ())]
+    if hint is bool:
+        add_boolean_flag(group, flags, name, about)
+        return
+    default = ServerOptions.__dataclass_fields__[name].default
+    shown = default not in (None, (), "", MISSING)
+    group.add_argument(
+        *flags,
+        dest=name,
+        nargs="+" if takes_tuple(hint) else None,
+        action="extend" if name in REPEATED else "store",
+        default=argparse.SUPPRESS,
+        metavar=metavar(name, hint),
+        help=f"{about} Default: {_format_default(default)}." if shown else about,
+    )
+
+
+def _format_default(default: object) -> str:
+    return " ".join(map(str, default)) if isinstance(default, tuple) else str(default)
+
+
+def server_options_from(args: argparse.Namespace) -> ServerOptions:
+    """ServerOptions of a parsed command line. Raises ConfigError."""
+    hints = get_type_hints(ServerOptions)
+    said = (
+        vllm_environment.options_from_environment(env.vllm_variables())
+        | {"api_key": env.read().api_key or ""}
+        | vars(args)
+    )
+    given = {name: value for name, value in said.items() if name in hints}
+    made = ServerOptions(
+        **{name: coerce(name, hints[name], v, SIZE_UNITS.get(name)) for name, v in given.items()}
+    )
+    for name, (low, high) in RANGES.items():
+        value = getattr(made, name)
+        if value is not None and not low <= value <= high:
+            allowed = f"in [{low}, {high}]" if high < MAX_INT else f">= {low}"
+            raise ConfigError(f"{name} must be {allowed}, got {value}")
+    _check_combinations(made)
+    return replace(made, api_key=tuple(key for key in made.api_key if key))
+
+
+def _check_combinations(made: ServerOptions) -> None:
+    """What must be said together, and files that must be there."""
+    if made.ssl_certfile is None and (made.ssl_keyfile or made.ssl_ca_certs):
+        raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
+    if made.ssl_cert_reqs and made.ssl_ca_certs is None:
+        raise ConfigError(f"ssl_cert_reqs={made.ssl_cert_reqs} needs ssl_ca_certs")
+    if made.otlp_traces_endpoint is not None:
+        from quire.server.telemetry.tracing import check_otlp_endpoint
+
+        check_otlp_endpoint(made.otlp_traces_endpoint)
+    for name in made.middleware:
+        if not name.replace(":", ".").rpartition(".")[0]:
+            raise ConfigError(f"middleware must be module:name, got {name!r}")
+    _check_parsers(made)
+    if made.fingerprint_mode == "custom" and not made.fingerprint_value:
+        raise ConfigError("fingerprint_mode='custom' needs fingerprint_value")
+    if made.api_server_count > 1 and made.enable_responses_store:
+        message = "enable_responses_store keeps answers in one process; say api_server_count=1"
+        raise ConfigError(message)
+
+
+def _check_parsers(made: ServerOptions) -> None:
+    """That parsers are said whole and exist. What "auto" means is known when there is a model."""
+    if made.enable_auto_tool_choice and made.tool_call_parser is None:
+        raise ConfigError("enable_auto_tool_choice needs tool_call_parser (a name, or auto)")
+    if made.reasoning_parser_plugin is not None and made.reasoning_parser is None:
+        raise ConfigError("reasoning_parser_plugin needs reasoning_parser: a name in it, or auto")
+    if made.tool_parser_plugin is not None and made.tool_call_parser is None:
+        raise ConfigError("tool_parser_plugin needs tool_call_parser: a name in it, or auto")
+    if made.tool_call_parser is not None and not made.enable_auto_tool_choice:
+        log.warning("tool_call_parser has no effect without enable_auto_tool_choice")
+    if made.reasoning_parser is not None and made.reasoning_parser != "auto":
+        from quire.text.reasoning import select as reasoning
+
+        reasoning.select_reasoning_format(made.reasoning_parser, None, made.reasoning_parser_plugin)
+    if made.tool_call_parser is not None and made.tool_call_parser != "auto":
+        from quire.text.tools import select as tools
+
+        tools.select_tool_parser(made.tool_call_parser, plugin=made.tool_parser_plugin)
+
+
+def _read_field_docs(kind: type) -> dict[str, str]:
+    """Field -> the docstring under it."""
+    (node,) = ast.parse(inspect.getsource(kind)).body
+    assert isinstance(node, ast.ClassDef), node
+    found: dict[str, str] = {}
+    for target, text in zip(node.body, node.body[1:]):
+        if isinstance(target, ast.AnnAssign) and isinstance(text, ast.Expr):
+            assert isinstance(target.target, ast.Name), target.target
+            assert isinstance(text.value, ast.Constant), f"{target.target.id} has no docstring"
+            found[target.target.id] = " ".join(str(text.value.value).split())
+    return found

@@ -1,0 +1,53 @@
+"""Prints one answer as it is made, and says how fast it was made."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from quire.cli.generation_result import GenerationResult, GenerationStats
+from quire.core.params import RequestOutputKind, SamplingParams
+from quire.llm.engine import LLMEngine
+from quire.llm.progress import InterruptHandler
+from quire.text.prompts import Prompt
+
+
+def stream_to_stdout(
+    engine: LLMEngine,
+    prompt: Prompt,
+    params: SamplingParams,
+    *,
+    request_id: str,
+    add_special_tokens: bool = True,
+) -> GenerationResult:
+    """Generate one answer and print it piece by piece. Ctrl-C ends it early, as "abort"."""
+    params = params.clone()
+    params.output_kind = RequestOutputKind.DELTA
+    began = time.perf_counter()
+    engine.add_request(
+        request_id,
+        prompt,
+        params,
+        tokenization_kwargs={"add_special_tokens": add_special_tokens},
+    )
+    stats, pieces = GenerationStats(), list[str]()
+    with InterruptHandler() as interrupt:
+        while engine.has_unfinished_requests():
+            if interrupt.is_requested:
+                engine.abort_request(request_id)
+                stats.finish_reason = "abort"
+                break
+            for output in engine.step():
+                piece = output.outputs[0]
+                if not stats.output_tokens:
+                    stats.first_s = time.perf_counter() - began
+                stats.output_tokens += len(piece.token_ids)
+                stats.prompt_tokens = len(output.prompt_token_ids or ())
+                stats.cached_tokens = output.num_cached_tokens or 0
+                stats.finish_reason = output.error or piece.finish_reason
+                pieces.append(piece.text)
+                sys.stdout.write(piece.text)
+                sys.stdout.flush()
+    stats.total_s = time.perf_counter() - began
+    print()
+    return GenerationResult("".join(pieces), stats)

@@ -1,0 +1,1 @@
+"""Parses command lines and prints help, both generated from the options."""

@@ -1,0 +1,178 @@
+"""What --help prints: one line a flag, in groups; with a word, all about it.
+
+--help            one line for each flag, and what else can be asked
+--help=GROUP      all flags of a group, in full
+--help=WORD       the flags with this word in their name or text, in full
+--help=all        everything, names of other engines too
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+import shutil
+import textwrap
+from collections.abc import Iterable, Sequence
+
+TEXT_COLUMN = 34
+"""Where texts begin."""
+VLLM_GROUP_TITLE = "names of other engines"
+"""Title of the group that is shown only when asked for."""
+
+
+class HelpAction(argparse.Action):
+    """-h, --help, --help=WORD."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **named: object) -> None:
+        super().__init__(
+            option_strings, argparse.SUPPRESS, nargs="?", metavar="WORD", default=argparse.SUPPRESS,
+            help="Print this; with a word, all about the flags it names.",
+        )  # fmt: skip
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        word = str(values) if values else ""
+        text = format_topic(parser, word) if word else format_overview(parser)
+        if text is None:
+            parser.exit(2, f"nothing in the help is about {word!r}{_suggest(parser, word)}\n")
+        print(text)  # noqa: T201  help is what was asked for
+        parser.exit(0)
+
+
+def format_overview(parser: argparse.ArgumentParser) -> str:
+    """One line for each flag."""
+    lines = [_usage(parser), ""]
+    if parser.description:
+        lines += [parser.description.strip(), ""]
+    groups = [group for group in parser._action_groups if _visible_actions(group)]
+    for group in groups:
+        if group.title == VLLM_GROUP_TITLE:
+            continue
+        lines.append(f"{group.title}:" + (f" {group.description}" if group.description else ""))
+        lines += [_format_line(action) for action in _visible_actions(group)]
+        lines.append("")
+    lines.append("A flag --x has --no-x. _ and - are the same in names. More:")
+    titles = [_group_keyword(group) for group in groups if _is_options(group)]
+    if titles:
+        lines.append(f"  --help=GROUP   a group in full: {', '.join(titles)}")
+    lines.append("  --help=WORD    the flags that have the word in their name or text")
+    lines.append("  --help=all     everything")
+    return "\n".join(lines)
+
+
+def format_topic(parser: argparse.ArgumentParser, word: str) -> str | None:
+    """All of a group, or of the flags that a word names, or of everything. None: nothing."""
+    groups = [group for group in parser._action_groups if _visible_actions(group)]
+    if word.lower() == "all":
+        return "\n".join(
+            [
+                _usage(parser),
+                "",
+                *(_format_group(group, _visible_actions(group)) for group in groups),
+            ]
+        )
+    wanted = word.lower().removesuffix("config").removesuffix(" options").strip()
+    for group in groups:
+        if _is_options(group) and _group_keyword(group) == wanted:
+            return _format_group(group, _visible_actions(group))
+    found = [
+        (group, [one for one in _visible_actions(group) if _matches(one, word)]) for group in groups
+    ]
+    parts = [_format_group(group, actions) for group, actions in found if actions]
+    return "\n".join(parts) or None
+
+
+def _usage(parser: argparse.ArgumentParser) -> str:
+    if parser.usage is None:
+        return f"usage: {parser.prog} [options]"
+    return f"usage: {parser.usage % {'prog': parser.prog}}"
+
+
+def _visible_actions(group: argparse._ArgumentGroup) -> list[argparse.Action]:
+    return [one for one in group._group_actions if one.help != argparse.SUPPRESS]
+
+
+def _is_options(group: argparse._ArgumentGroup) -> bool:
+    title = group.title or ""
+    return title.endswith(" options") or title == VLLM_GROUP_TITLE
+
+
+def _group_keyword(group: argparse._ArgumentGroup) -> str:
+    """How a group is asked for."""
+    title = group.title or ""
+    return "foreign" if title == VLLM_GROUP_TITLE else title.removesuffix(" options")
+
+
+def _matches(action: argparse.Action, word: str) -> bool:
+    asked = word.lower().lstrip("-").replace("_", "-")
+    names = [flag.lstrip("-") for flag in action.option_strings]
+    return any(asked in name for name in names) or word.lower() in (action.help or "").lower()
+
+
+def _format_line(action: argparse.Action) -> str:
+    """A flag and the first sentence of its text, on one line where the width allows."""
+    text = (action.help or "").replace("%%", "%")
+    first = re.split(r"(?<=[^A-Z0-9 ]{2})\. (?=[A-Z0-9])", text, maxsplit=1)[0].rstrip(".")
+    return _two_columns(
+        _format_flag(action),
+        [textwrap.shorten(first, _terminal_width() - TEXT_COLUMN, placeholder=" …")],
+    )
+
+
+def _format_group(group: argparse._ArgumentGroup, actions: Iterable[argparse.Action]) -> str:
+    lines = [f"{group.title}:" + (f" {group.description}" if group.description else "")]
+    for action in actions:
+        text = (action.help or "").replace("%%", "%")
+        names = " ".join(_format_aliases(action))
+        lines.append(_two_columns(_format_flag(action), _wrapped(text + names)))
+    return "\n".join([*lines, ""])
+
+
+def _wrapped(text: str) -> list[str]:
+    return textwrap.wrap(text, _terminal_width() - TEXT_COLUMN, break_on_hyphens=False)
+
+
+def _format_flag(action: argparse.Action) -> str:
+    """How it is written: the first flag and its value."""
+    if not action.option_strings:
+        return str(action.metavar or action.dest)
+    flag = next((f for f in action.option_strings if f.startswith("--")), action.option_strings[0])
+    if action.nargs == 0:
+        return flag
+    value = str(action.metavar or action.dest.upper())
+    if action.nargs == "?":
+        return f"{flag}[={value}]"
+    return f"{flag} {value}" + (" ..." if action.nargs in ("+", "*") else "")
+
+
+def _format_aliases(action: argparse.Action) -> list[str]:
+    """Its other names, as a sentence."""
+    call = _format_flag(action).partition(" ")[0].partition("[")[0]
+    others = [f for f in action.option_strings if f != call and not f.startswith("--no-")]
+    return [f" Also {', '.join(others)}."] if others else []
+
+
+def _two_columns(left: str, right: Sequence[str]) -> str:
+    pad = " " * TEXT_COLUMN
+    head = f"  {left}"
+    if len(head) + 2 > TEXT_COLUMN:
+        return "\n".join([head, *(pad + line for line in right)])
+    return "\n".join(
+        [head.ljust(TEXT_COLUMN) + "".join(right[:1]), *(pad + line for line in right[1:])]
+    )
+
+
+def _terminal_width() -> int:
+    return max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
+
+
+def _suggest(parser: argparse.ArgumentParser, word: str) -> str:
+    names = [flag.lstrip("-") for flag in parser._option_string_actions]
+    near = difflib.get_close_matches(word.lower().replace("_", "-"), names, n=3)
+    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -1,0 +1,154 @@
+"""What will happen: the engine's settings, all decided. Frozen; nothing here means "auto".
+
+Made by resolve.py alone. Parts take their section or plain values, never the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.config.memory.kv_layout import KVCacheGroup, LayerFacts
+from quire.config.options import LogprobsMode
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One choice and its reason."""
+
+    field: str
+    value: object
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelSection:
+    name: str
+    model_type: str
+    tokenizer: str
+    tokenizer_mode: str
+    skip_tokenizer_init: bool
+    trust_remote_code: bool
+    dtype: str  # "bfloat16" | "float16" | "float32"
+    seed: int
+    vocab: int
+    revision: str | None
+    tokenizer_revision: str | None
+    served_names: tuple[str, ...]
+    chat_template: str | None
+    max_logprobs: int  # -1: no cap
+    logprobs_mode: LogprobsMode
+    logits_processors: tuple[Any, ...]
+    disable_sliding_window: bool
+    quantization: str | None = None  # a method of quire.quant; None: plain weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheSection:
+    block_size: int
+    num_blocks: int
+    num_host_blocks: int  # 0 unless preemption swaps
+    prefix_caching: bool
+    dtype: str
+    layers: tuple[LayerFacts, ...]
+    groups: tuple[KVCacheGroup, ...]
+    block_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerSection:
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    chunked_prefill: bool
+    max_num_partial_prefills: int  # 0: no cap
+    max_long_partial_prefills: int  # 0: no cap
+    long_prefill_token_threshold: int  # 0: off
+    inter_token_target_s: float  # 0: none
+    max_num_queued_reqs: int | None = None  # None: no cap
+    max_num_queued_tokens: int | None = None  # None: no cap
+    policy: Literal["fcfs", "priority"]
+    preemption_mode: Literal["recompute", "swap"]
+    steps_in_flight: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadSection:
+    format: str
+    download_dir: str | None
+    hf_token: str | bool | None
+    progress: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSection:
+    kind: str
+    attention_backend: str  # a name, or "auto": attention/select.py chooses and says why
+    threads: int
+    enforce_eager: bool = False
+    capability: tuple[int, int] = (0, 0)  # of a CUDA device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParallelSection:
+    tensor: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingSection:
+    """Defaults of a request that names no sampling parameters."""
+
+    defaults: Mapping[str, Any]  # fields of SamplingParams
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredSection:
+    """What output is bound by, and what binding it may cost."""
+
+    backend: str = "auto"
+    disable_any_whitespace: bool = False  # JSON without any space between its tokens
+    disable_additional_properties: bool = False  # objects hold what the schema names
+    enable_in_reasoning: bool = False  # reasoning is bound, too
+    compile_seconds: float = 10.0  # of CPU time, for one grammar
+    compile_memory: int = 1 << 30  # bytes, for one grammar
+    cache_memory: int = 1 << 26  # bytes of grammars that nobody uses
+    cache_size: int = 512  # such grammars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverySection:
+    wait_s: float = 30.0  # how long a new request waits for an engine that is being restarted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HealthSection:
+    canary_s: float = 0.0  # idle seconds before a canary, and between two; 0: none
+    recorder: bool = False  # keep the last steps
+    recorder_bytes: int = 8 << 20
+    recorder_prompts: bool = False  # with the tokens of prompts and answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserveSection:
+    log_stats: bool
+    log_level: str | None
+    profile: str | None = None  # folder for a trace of some steps
+    profile_skip: int = 0
+    profile_steps: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    model: ModelSection
+    cache: CacheSection
+    scheduler: SchedulerSection
+    load: LoadSection
+    device: DeviceSection
+    parallel: ParallelSection
+    sampling: SamplingSection
+    observe: ObserveSection
+    structured: StructuredSection = StructuredSection()
+    recovery: RecoverySection = RecoverySection()
+    health: HealthSection = HealthSection()

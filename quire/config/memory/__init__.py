@@ -1,0 +1,1 @@
+"""Memory arithmetic: weights, activations and KV blocks of a device."""

@@ -1,0 +1,105 @@
+"""How layers share one pool of equal KV blocks. Arithmetic only: no tensors.
+
+Layers of one kind (same window) see the same tokens, so they share a block table. Kinds are cut
+into groups of equal size; a block of any group then has the same bytes, and one pool serves all.
+
+        place   0        1        2        3
+    group 0     layer 5  layer 11 layer 17 layer 23     full attention
+    group 1     layer 0  layer 1  layer 2  layer 3      window
+    group 2     layer 4  layer 6  layer 7  layer 8      window ...
+
+A place is one KV tensor; the layers in its column use it with different blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_PADDING_RATIO = 1.25
+"""Groups as large as the larger kind are taken if that pads the smaller by less than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What one attention layer keeps of each token: keys and values, or one latent for both.
+
+    latent: with multi-head latent attention, the values are the first `latent` of a token's
+    head_dim numbers, which all heads share (kv_heads is 1). 0: keys and values apart.
+    """
+
+    kv_heads: int
+    head_dim: int
+    window: int | None = None  # a token sees this many last ones, itself included. None: all
+    latent: int = 0
+
+    @property
+    def planes(self) -> int:
+        """2 where values have numbers of their own, 1 where they are part of the keys."""
+        return 1 if self.latent else 2
+
+    @property
+    def width(self) -> int:
+        """Numbers kept per token."""
+        return self.planes * self.kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class KVCacheGroup:
+    """Layers that share a block table; layers[i] lives at place i."""
+
+    window: int | None  # None: every block is kept
+    layers: tuple[int, ...]
+
+
+def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[KVCacheGroup, ...]:
+    """Cut layers into groups of equal size, those of full attention first.
+
+    One group when all layers are alike. If head shapes differ between kinds, or hybrid is False,
+    also one group, which keeps every block: correct for windows too, only larger.
+    """
+    kinds: dict[int | None, list[int]] = {}
+    for i, layer in enumerate(layers):
+        kinds.setdefault(layer.window, []).append(i)
+    if len(kinds) == 1:
+        return (KVCacheGroup(layers[0].window, tuple(range(len(layers)))),)
+    shapes = {(layer.planes, layer.kv_heads, layer.head_dim) for layer in layers}
+    if not kinds or len(shapes) > 1 or not hybrid:
+        return (KVCacheGroup(None, tuple(range(len(layers)))),)
+    counts = [len(members) for members in kinds.values()]
+    size = max(counts) if max(counts) < MAX_PADDING_RATIO * min(counts) else min(counts)
+    return tuple(
+        KVCacheGroup(window, tuple(members[at : at + size]))
+        for window, members in sorted(kinds.items(), key=lambda kind: kind[0] or 0)
+        for at in range(0, len(members), size)
+    )
+
+
+def block_bytes(
+    layers: Sequence[LayerFacts], groups: Sequence[KVCacheGroup], block_size: int, itemsize: int
+) -> int:
+    """Bytes of one block over all places (keys and values)."""
+    longest = max(groups, key=lambda group: len(group.layers))
+    return sum(layers[i].width * block_size * itemsize for i in longest.layers)
+
+
+def token_bytes(layers: Sequence[LayerFacts], itemsize: int) -> int:
+    """KV bytes of one token over all layers."""
+    return sum(layer.width * itemsize for layer in layers)
+
+
+def max_blocks_held(
+    groups: Sequence[KVCacheGroup], tokens: int, block_size: int, chunk: int
+) -> int:
+    """Most blocks a sequence of `tokens` holds at once, all groups, if a step adds up to `chunk`.
+
+    A window group holds the window before the chunk and the chunk, at any offset in a block.
+    """
+    total = 0
+    for group in groups:
+        held = -(-tokens // block_size)
+        if group.window is not None:
+            seen = min(tokens, group.window - 1 + chunk)
+            held = min(held, -(-seen // block_size) + 1)
+        total += held
+    return total

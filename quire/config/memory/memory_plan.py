@@ -1,0 +1,290 @@
+"""Where the memory of a device goes: weights, one step's activations, and the rest for KV.
+
+Arithmetic over facts and options; no tensor, no device call. The engine sizes its cache with the
+same functions that `quire plan` prints, so the two cannot disagree.
+
+    allowed = weights + activations + overhead + KV room       KV room = num_blocks * block_bytes
+
+On a GPU these are predictions: before it sizes the cache an engine measures its worst step, and
+`refit` puts what was measured in their place.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from quire.config.facts import ITEMSIZE, ModelFacts
+from quire.config.memory.kv_layout import (
+    KVCacheGroup,
+    LayerFacts,
+    block_bytes,
+    group_layers,
+    max_blocks_held,
+)
+from quire.errors import ConfigError, NoRoom
+
+MIB = 2**20
+GIB = 2**30
+CUDA_OVERHEAD_BYTES = 3 * GIB // 4
+"""Context, loaded kernels and libraries."""
+WORKSPACE_BYTES = 36 * MIB
+"""Of cuBLAS on one stream, and small buffers."""
+CAPTURED_TOKENS = 1024
+"""Steps with prompts are captured up to so many tokens: quire.runner.gpu.mixed_batch_graphs."""
+CUDA_GRAPH_BYTES = 256 * MIB
+"""What the driver takes for captured graphs beside torch's pool."""
+FRAGMENTATION_RESERVE = 64 * MIB
+"""Set aside beyond the measured peak: pieces do not fit together without gaps."""
+SMALL_BLOCK_RESERVE = 16 * MIB
+"""Also, in pieces of a size that torch keeps apart from larger ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineShape:
+    """What is planned for: the sizes that memory depends on."""
+
+    dtype: str
+    cache_dtype: str
+    block_size: int
+    max_model_len: int
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    ranks: int = 1
+    hybrid: bool = True
+    device: str = "cpu"
+    quantization: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryPlan:
+    """Bytes on one rank, and what they buy."""
+
+    shape: EngineShape
+    device_bytes: int
+    allowed_bytes: int
+    weight_bytes: int
+    activation_bytes: int
+    overhead_bytes: int  # what the device's context and libraries take; 0 on a CPU
+    kv_available_bytes: int  # for KV; may be negative
+    token_bytes: int  # KV of one token, all layers of this rank
+    block_bytes: int
+    num_blocks: int
+    max_len_kv_bytes: int  # KV of one sequence of max_model_len
+    max_fitting_len: int  # tokens of the longest sequence that fits
+    layers: tuple[LayerFacts, ...]
+    groups: tuple[KVCacheGroup, ...]
+    sized_by: str | None = None  # the option that gave the cache's bytes, if one did
+
+    @property
+    def concurrency(self) -> float:
+        """How many sequences of max_model_len fit at once."""
+        held = blocks_per_sequence(self.groups, self.shape, self.shape.max_model_len)
+        return self.num_blocks / held
+
+    @property
+    def tokens(self) -> int:
+        """Tokens the cache holds."""
+        return self.num_blocks * self.shape.block_size // len(self.groups)
+
+
+def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts, ...]:
+    """The layers as one of `ranks` sees them: KV heads shared out, or each kept by several."""
+    if ranks == 1:
+        return layers
+    for layer in layers:
+        if layer.kv_heads % ranks and ranks % layer.kv_heads:
+            message = (
+                f"tensor_parallel_size must divide or be a multiple of {layer.kv_heads} KV heads"
+            )
+            raise ConfigError(f"{message}, got {ranks}")
+    return tuple(replace(layer, kv_heads=max(1, layer.kv_heads // ranks)) for layer in layers)
+
+
+def activation_bytes(model: ModelFacts, shape: EngineShape) -> int:
+    """Of the worst step: every token of the budget at once, every seat sampled."""
+    if shape.device == "cpu":
+        return _cpu_step_bytes(model, shape)
+    steps = (
+        gpu_step_bytes(model, shape)
+        + gpu_buffer_bytes(shape)
+        + FRAGMENTATION_RESERVE
+        + SMALL_BLOCK_RESERVE
+    )
+    return (
+        steps + gpu_captured_bytes(model, shape) + CUDA_GRAPH_BYTES
+    )  # graphs have memory of their own
+
+
+def gpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
+    """In use at once in the largest step on a GPU: in a layer, or where its rows are sampled.
+
+    A layer holds hidden states five times (what it reads, normed, residual, and what two products
+    will write, which exists before they run), and its widest part: of a dense one gate, up and
+    their product; of experts the rows sorted by expert, in and out. Sampling holds hidden states,
+    logits, and a copy of them in float32 that penalties may change.
+    """
+    tokens, itemsize = shape.max_num_batched_tokens, ITEMSIZE[shape.dtype]
+    rows = min(shape.max_num_seqs, tokens)
+    copies = tokens * itemsize * model.hidden + rows * model.vocab * 4
+    return max(_layer_bytes(model, shape, tokens), copies + _sampling_bytes(model, shape))
+
+
+def _layer_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
+    inner = 3 * model.mlp
+    if model.top_k:
+        inner = model.top_k * (model.hidden + model.expert_mlp)
+    return tokens * ITEMSIZE[shape.dtype] * (5 * model.hidden + inner // shape.ranks)
+
+
+def gpu_decode_bytes(model: ModelFacts, shape: EngineShape) -> int:
+    """In use at once in the largest decode step: its logits, and what choosing from them takes."""
+    rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
+    return rows * model.hidden * ITEMSIZE[shape.dtype] + _sampling_bytes(model, shape)
+
+
+def gpu_captured_bytes(model: ModelFacts, shape: EngineShape) -> int:
+    """In use at once in the largest step that is captured: of decoding rows, or with prompts."""
+    tokens = min(CAPTURED_TOKENS, shape.max_num_batched_tokens)
+    return max(gpu_decode_bytes(model, shape), _layer_bytes(model, shape, tokens))
+
+
+def _sampling_bytes(model: ModelFacts, shape: EngineShape) -> int:
+    """Logits; of groups of sixteen the best and its place; per row two lists of candidates."""
+    rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
+    return rows * (model.vocab * ITEMSIZE[shape.dtype] + model.vocab * 3 // 16 + 32768)
+
+
+def gpu_buffer_bytes(shape: EngineShape) -> int:
+    """Kept from step to step: block tables, and the workspace of the library's products."""
+    return shape.max_num_seqs * -(-shape.max_model_len // shape.block_size) * 4 + WORKSPACE_BYTES
+
+
+def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
+    """Residual and normed hidden [T, E], the wider of attention and MLP, and logits in float32.
+
+    The logits twice: as computed, and as sampled from.
+    """
+    layer = max(model.layers, key=lambda one: one.kv_heads * one.head_dim)
+    tokens, ranks = shape.max_num_batched_tokens, shape.ranks
+    attention = (2 * model.heads + 2 * layer.kv_heads) * layer.head_dim
+    inner = max(attention, 3 * model.mlp) // ranks
+    rows = min(shape.max_num_seqs, tokens)
+    return tokens * (3 * model.hidden + inner) * ITEMSIZE[shape.dtype] + 2 * rows * model.vocab * 4
+
+
+def blocks_per_sequence(groups: tuple[KVCacheGroup, ...], shape: EngineShape, tokens: int) -> int:
+    """Blocks one sequence of this length holds at most, with steps of the budget's size."""
+    return max(1, max_blocks_held(groups, tokens, shape.block_size, shape.max_num_batched_tokens))
+
+
+def find_max_fitting_len(
+    groups: tuple[KVCacheGroup, ...], shape: EngineShape, num_blocks: int
+) -> int:
+    """Tokens of the longest sequence that fits in the blocks. 0 if none does."""
+    low, high = 0, max(num_blocks, 0) * shape.block_size
+    while low < high:
+        middle = (low + high + 1) // 2
+        if blocks_per_sequence(groups, shape, middle) <= num_blocks:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def plan_memory(
+    model: ModelFacts,
+    shape: EngineShape,
+    *,
+    device_bytes: int,
+    allowed_bytes: int,
+    num_blocks: int | None = None,
+    kv_bytes: int | None = None,
+    most_bytes: int | None = None,
+) -> MemoryPlan:
+    """The plan of one rank. kv_bytes: KV room as given; most_bytes: a cap; num_blocks: as given.
+
+    Never raises for want of room: `require_room` does.
+    """
+    layers = rank_layers(model.layers, shape.ranks)
+    groups = group_layers(layers, hybrid=shape.hybrid)
+    itemsize = ITEMSIZE[shape.cache_dtype]
+    block = block_bytes(layers, groups, shape.block_size, itemsize)
+    weights = model.weights.bytes(
+        ITEMSIZE[shape.dtype], shape.ranks, quantized=shape.quantization is not None
+    )
+    weights += model.rotary * shape.max_model_len * 4
+    activations = activation_bytes(model, shape)
+    overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
+    room = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
+    if most_bytes is not None:
+        room = min(room, most_bytes)
+    blocks = max(0, room // block) if num_blocks is None else num_blocks
+    return MemoryPlan(
+        shape=shape,
+        device_bytes=device_bytes,
+        allowed_bytes=allowed_bytes,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        overhead_bytes=overhead,
+        kv_available_bytes=room,
+        token_bytes=sum(one.width * itemsize for one in layers),
+        block_bytes=block,
+        num_blocks=blocks,
+        max_len_kv_bytes=blocks_per_sequence(groups, shape, shape.max_model_len) * block,
+        max_fitting_len=find_max_fitting_len(groups, shape, blocks),
+        layers=layers,
+        groups=groups,
+    )
+
+
+def apply_measurements(
+    plan: MemoryPlan, *, weights: int, activations: int, overhead: int, num_blocks: int | None
+) -> MemoryPlan:
+    """The plan with measured bytes in place of predicted ones. num_blocks: as given, not fitted."""
+    room = plan.allowed_bytes - weights - activations - overhead
+    blocks = max(0, room // plan.block_bytes) if num_blocks is None else num_blocks
+    return replace(
+        plan,
+        weight_bytes=weights,
+        activation_bytes=activations,
+        overhead_bytes=overhead,
+        kv_available_bytes=room,
+        num_blocks=blocks,
+        max_fitting_len=find_max_fitting_len(plan.groups, plan.shape, blocks),
+    )
+
+
+def require_kv_memory(plan: MemoryPlan) -> None:
+    """Raise NoRoom, with the numbers and what would fit, if one longest sequence does not fit."""
+    if plan.max_fitting_len >= plan.shape.max_model_len:
+        return
+    length = plan.shape.max_model_len
+    need = f"{gib(plan.max_len_kv_bytes)} of KV for one sequence of max_model_len={length}"
+    available = gib(max(plan.kv_available_bytes, 0))
+    room = f"{available} ({plan.num_blocks} blocks of {plan.shape.block_size})"
+    spent = f"weights {gib(plan.weight_bytes)}, activations {gib(plan.activation_bytes)}"
+    if plan.overhead_bytes:
+        spent += f", context and libraries {gib(plan.overhead_bytes)}"
+    wanted = plan.weight_bytes + plan.activation_bytes + plan.overhead_bytes + plan.max_len_kv_bytes
+    cures = []
+    if plan.max_fitting_len > 0:
+        cures.append(f"max_model_len={plan.max_fitting_len} (or auto)")
+    share = -(-wanted * 100 // plan.device_bytes) / 100 if plan.device_bytes else 2
+    if plan.sized_by == "cpu_kvcache_space":
+        cures.append(f"cpu_kvcache_space={-(-plan.max_len_kv_bytes * 100 // GIB) / 100:.2f}")
+    elif plan.sized_by is not None:
+        cures.append(f"{plan.sized_by}={gib(plan.max_len_kv_bytes)}")
+    else:
+        if share <= 1:
+            cures.append(f"gpu_memory_utilization={share:.2f}")
+        cures.append(f"gpu_memory={gib(wanted + wanted // 100)}")
+    cures.append(f"num_gpu_blocks_override={blocks_per_sequence(plan.groups, plan.shape, length)}")
+    raise NoRoom(
+        f"needs {need}; there is room for {room} of {gib(plan.allowed_bytes)} allowed "
+        f"({spent}). What would fit: {'; '.join(cures)}"
+    )
+
+
+def gib(size: int) -> str:
+    """Bytes as GiB with two decimals; small ones as MiB."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"

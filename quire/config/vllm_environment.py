@@ -1,0 +1,206 @@
+"""What VLLM_* environment variables mean here, and how a process of quire begins.
+
+    OPTIONS    the variable says what an option says; the option given in words wins
+    READ       read in quire/env.py, under their own names or as QUIRE_*
+    WITHOUT    accepted; one line says why they change nothing
+    MISSED     they ask for something that is not built: one warning
+
+A name in none of these tables gets one warning, with the nearest name that is known.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from quire import env
+from quire import log as logs
+from quire.config.options import Options, option_specs
+from quire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+LEVELS = ("CRITICAL", "ERROR", "WARNING", "INFO", "DEBUG", "NOTSET")
+
+VARIABLE_TO_OPTION: Mapping[str, str] = {
+    "VLLM_CPU_KVCACHE_SPACE": "cpu_kvcache_space",
+    "VLLM_ATTENTION_BACKEND": "attention_backend",
+    "VLLM_TARGET_DEVICE": "device",
+    "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "keep_alive_timeout",
+    "VLLM_HTTP_MAX_REQUEST_BODY_SIZE": "max_body_bytes",
+    "VLLM_SERVER_DEV_MODE": "enable_dev_routes",
+    "VLLM_ENABLE_RESPONSES_API_STORE": "enable_responses_store",
+    "VLLM_SKIP_MODEL_NAME_VALIDATION": "skip_model_name_validation",
+    "VLLM_LOG_STATS_INTERVAL": "log_stats_interval",
+    "VLLM_REGEX_COMPILATION_TIMEOUT_S": "grammar_compile_seconds",
+}
+_READ = """VLLM_API_KEY VLLM_LOGGING_LEVEL VLLM_TRACE_FUNCTION VLLM_USE_MODELSCOPE
+    VLLM_CONFIGURE_LOGGING VLLM_LOGGING_CONFIG_PATH VLLM_LOGGING_PREFIX
+    VLLM_LOGGING_STREAM"""
+
+_NO_EFFECT = {
+    "the processes of one server speak over sockets in a private folder": """VLLM_HOST_IP VLLM_PORT
+        VLLM_LOOPBACK_IP VLLM_RPC_BASE_PATH VLLM_RPC_TIMEOUT VLLM_DISABLE_REQUEST_ID_RANDOMIZATION
+        VLLM_ENABLE_V1_MULTIPROCESSING VLLM_WORKER_MULTIPROC_METHOD
+        VLLM_ALLOW_INSECURE_SERIALIZATION VLLM_USE_RUST_FRONTEND VLLM_USE_RUST_BENCH
+        VLLM_RUST_FRONTEND_PATH VLLM_INSTANCE_ID""",
+    "quire sends nothing home": """VLLM_NO_USAGE_STATS VLLM_DO_NOT_TRACK VLLM_USAGE_SOURCE
+        VLLM_USAGE_STATS_SERVER""",
+    "quire waits as long as it takes, and tells": """VLLM_ENGINE_READY_TIMEOUT_S
+        VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS
+        VLLM_ENGINE_ITERATION_TIMEOUT_S""",
+    "there is one engine and one runner": """VLLM_USE_V1 VLLM_USE_V2_MODEL_RUNNER
+        VLLM_PLUGINS VLLM_DISABLE_LOG_LOGO VLLM_LOGGING_COLOR VLLM_MODEL_REDIRECT_PATH""",
+    "its place is QUIRE_CACHE": """VLLM_CACHE_ROOT VLLM_CONFIG_ROOT VLLM_ASSETS_CACHE
+        VLLM_TUNED_CONFIG_FOLDER VLLM_DISABLE_COMPILE_CACHE""",
+    "quire runs no graph compiler": """VLLM_USE_AOT_COMPILE VLLM_USE_BREAKABLE_CUDAGRAPH
+        VLLM_ENABLE_STARTUP_PLAN VLLM_TORCH_COMPILE_LEVEL VLLM_COMPILE_CACHE_SAVE_FORMAT
+        VLLM_USE_STANDALONE_COMPILE""",
+    "it chooses among kernels quire does not have": """VLLM_USE_FLASHINFER_SAMPLER
+        VLLM_USE_TRITON_FLASH_ATTN VLLM_FLASH_ATTN_VERSION VLLM_KV_CACHE_LAYOUT VLLM_MLA_DISABLE
+        VLLM_USE_DEEP_GEMM VLLM_MOE_USE_DEEP_GEMM VLLM_DEEP_GEMM_WARMUP VLLM_MARLIN_USE_ATOMIC_ADD
+        VLLM_DISABLED_KERNELS VLLM_FLASHINFER_FORCE_TENSOR_CORES VLLM_SKIP_WARMUP
+        VLLM_ALLOW_CHUNKED_LOCAL_ATTN_WITH_HYBRID_KV_CACHE VLLM_USE_TRITON_AWQ
+        VLLM_FUSED_MOE_CHUNK_SIZE VLLM_FLOAT32_MATMUL_PRECISION""",
+    "quire measures what a step needs": "VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS",
+    "OMP_NUM_THREADS says how many threads": """VLLM_CPU_OMP_THREADS_BIND
+        VLLM_CPU_NUM_OF_RESERVED_CPU VLLM_CPU_MOE_PREPACK VLLM_CPU_SGL_KERNEL""",
+    "there is one device": """VLLM_SKIP_P2P_CHECK VLLM_NCCL_SO_PATH VLLM_USE_NCCL_SYMM_MEM
+        VLLM_DISABLE_PYNCCL VLLM_ALLREDUCE_USE_SYMM_MEM VLLM_ALLREDUCE_USE_FLASHINFER
+        VLLM_PP_LAYER_PARTITION VLLM_DP_RANK VLLM_DP_RANK_LOCAL VLLM_DP_SIZE VLLM_DP_MASTER_IP
+        VLLM_DP_MASTER_PORT VLLM_USE_RAY_SPMD_WORKER VLLM_USE_RAY_COMPILED_DAG VLLM_LOCAL_RANK""",
+    "--grammar-cache-memory bounds what is kept of all backends": """VLLM_XGRAMMAR_CACHE_MB
+        VLLM_V1_USE_OUTLINES_CACHE""",
+    "it belongs to a feature that is off": """VLLM_ENFORCE_STRICT_TOOL_CALLING
+        VLLM_TOOL_PARSE_REGEX_TIMEOUT_SECONDS VLLM_TOOL_JSON_ERROR_AUTOMATIC_RETRY
+        VLLM_BEAM_ALWAYS_CONSTRAIN_OUTPUT VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES
+        VLLM_SYSTEM_START_DATE VLLM_USE_EXPERIMENTAL_PARSER_CONTEXT VLLM_MEDIA_CACHE
+        VLLM_MEDIA_CONNECTOR VLLM_MEDIA_FETCH_MAX_RETRIES VLLM_MEDIA_URL_ALLOW_REDIRECTS
+        VLLM_MEDIA_LOADING_THREAD_COUNT VLLM_LORA_RESOLVER_CACHE_DIR
+        VLLM_LORA_RESOLVER_HF_REPO_LIST VLLM_MOONCAKE_BOOTSTRAP_PORT""",
+    "the bounds of requests are fixed here": """VLLM_MAX_N_SEQUENCES VLLM_MAX_COMPLETION_PROMPTS
+        VLLM_MAX_STOP_STRINGS VLLM_MAX_NUM_BAD_WORDS VLLM_MAX_BAD_WORDS_TOTAL_TOKENS
+        VLLM_CHAT_TEMPLATE_RENDER_TIMEOUT VLLM_CHAT_TEMPLATE_FUEL""",
+    "it only changes what is logged or measured": """VLLM_DEBUG_LOG_API_SERVER_RESPONSE
+        VLLM_REQUEST_BODY_LOG_LEVEL VLLM_GC_DEBUG VLLM_CUSTOM_SCOPES_FOR_PROFILING
+        VLLM_NVTX_SCOPES_FOR_PROFILING VLLM_DEBUG_DUMP_PATH VLLM_LOG_MODEL_INSPECTION
+        VLLM_COMPUTE_NANS_IN_LOGITS VLLM_RINGBUFFER_WARNING_INTERVAL""",
+    "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
+        VLLM_TORCH_PROFILER_DIR""",
+}
+_UNSUPPORTED = {
+    "say hf_overrides={\"max_position_embeddings\": N} and max_model_len":
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN",
+    "adapters (LoRA) are not supported yet": "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
+    "results on a GPU may still depend on the batch": "VLLM_BATCH_INVARIANT",
+    "Cohere's routes are not supported": "VLLM_ENABLE_COHERE_API",
+    "the server ends when the engine does": "VLLM_KEEP_ALIVE_ON_ENGINE_DEATH",
+    "such results are not looked for": "VLLM_RAISE_ON_LOGIT_NANS",
+}  # fmt: skip
+_IGNORED_PREFIXES = (
+    "VLLM_ROCM_ VLLM_TPU_ VLLM_XLA_ VLLM_XPU_ VLLM_HPU_ VLLM_NEURON_ VLLM_OPENVINO_ VLLM_RAY_ "
+    "VLLM_NIXL_ VLLM_P2P_ VLLM_EC_ VLLM_MOONCAKE_ VLLM_MORI_ VLLM_DEEPEP_ VLLM_IMAGE_ VLLM_VIDEO_ "
+    "VLLM_AUDIO_ VLLM_MAX_MEDIA_ VLLM_MAX_IMAGE_ VLLM_MAX_AUDIO_ VLLM_MAX_EMBED_ VLLM_FLASHINFER_ "
+    "VLLM_GPT_OSS_ VLLM_USE_FLASHINFER_ VLLM_CUDART_ VLLM_CI_ VLLM_TEST_"
+)
+
+READ = frozenset(_READ.split())
+NO_EFFECT = {name: why for why, names in _NO_EFFECT.items() for name in names.split()}
+UNSUPPORTED = {name: why for why, names in _UNSUPPORTED.items() for name in names.split()}
+IGNORED_PREFIXES = tuple(_IGNORED_PREFIXES.split())
+"""Beginnings of names of other hardware and of features that are off."""
+_OFF_VALUES = ("0", "false", "no", "off", "")
+
+
+def start_process(
+    environment: env.Env | None = None, *, level: str | None = None, style: logs.Style = "text"
+) -> None:
+    """Set up this process's log and, if asked for, the trace of its calls. Raises ConfigError.
+
+    level: what --log-level says; None: what the environment says. To be called once by each
+    process of ours, and again when more is known.
+    """
+    said = environment or env.read()
+    level = level or said.log_level
+    if level not in LEVELS:
+        raise ConfigError(f"the log level must be one of {', '.join(LEVELS)}, got {level!r}")
+    given = env.vllm_variables()
+    if given.get("VLLM_LOGGING_CONFIG_PATH"):
+        _setup_log_from_file(given["VLLM_LOGGING_CONFIG_PATH"])
+    elif given.get("VLLM_CONFIGURE_LOGGING", "1").lower() not in _OFF_VALUES:
+        logs.setup(
+            level,
+            style=style,
+            prefix=given.get("VLLM_LOGGING_PREFIX", ""),
+            stream="stdout" if "stdout" in given.get("VLLM_LOGGING_STREAM", "") else "stderr",
+        )
+    if said.trace_function and not logs.is_tracing():
+        path = logs.trace_functions()
+        log.warning("every function call is written to %s: quire is very slow like this", path)
+
+
+def _setup_log_from_file(path: str) -> None:
+    try:
+        logs.setup_from_file(Path(path))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+
+
+def options_from_environment(given: Mapping[str, str]) -> dict[str, str]:
+    """What the variables say of options of the engine and of the server, as text."""
+    return {
+        VARIABLE_TO_OPTION[name]: value
+        for name, value in given.items()
+        if name in VARIABLE_TO_OPTION and value
+    }
+
+
+def apply_environment(said: Options) -> Options:
+    """The options, with what the environment says where they say nothing."""
+    flat = said.flat()
+    given = {
+        name: value
+        for name, value in options_from_environment(env.vllm_variables()).items()
+        if name in flat and flat[name] == option_specs()[name].default
+    }
+    return (
+        Options.from_flat(said.non_default() | Options.from_flat(given).non_default())
+        if given
+        else said
+    )
+
+
+def describe_variables(given: Mapping[str, str]) -> Iterator[tuple[int, str]]:
+    """What to log of the variables: (level, line)."""
+    unknown = []
+    for name, value in sorted(given.items()):
+        if name in UNSUPPORTED and value.lower() not in _OFF_VALUES:
+            yield logging.WARNING, f"{name} has no effect: {UNSUPPORTED[name]}"
+        elif name in NO_EFFECT:
+            yield logging.INFO, f"{name} has no effect: {NO_EFFECT[name]}"
+        elif not is_known(name):
+            unknown.append(_with_nearest(name))
+    if unknown:
+        yield logging.WARNING, f"unknown environment variables: {', '.join(unknown)}"
+
+
+def is_known(name: str) -> bool:
+    tables = (VARIABLE_TO_OPTION, READ, NO_EFFECT, UNSUPPORTED)
+    return any(name in table for table in tables) or name.startswith(IGNORED_PREFIXES)
+
+
+def _with_nearest(name: str) -> str:
+    near = difflib.get_close_matches(
+        name, [*VARIABLE_TO_OPTION, *READ, *NO_EFFECT, *UNSUPPORTED], n=1, cutoff=0.8
+    )
+    return f"{name} (did you mean {near[0]}?)" if near else name
+
+
+def log_notes(*, strict: bool = False) -> None:
+    """Log the notes. strict: a name nobody knows is a ConfigError."""
+    for level, line in describe_variables(env.vllm_variables()):
+        if strict and line.startswith("unknown"):
+            raise ConfigError(line)
+        log.log(level, "%s", line)

@@ -1,0 +1,379 @@
+"""Option names of this kind of engine that are no options of quire, and what happens to each.
+
+    RENAMED    another name for an option, or another form of it
+    HARMLESS   results stay the same: accepted, with one log line
+    LATER      would change results and is not built: refused, unless it is off
+
+None is silently ignored. When a feature lands its names move from here to options.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Mapping
+
+from quire.config.values import coerce
+from quire.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+RENAMED = {
+    "token": "hf_token",
+    "model_tag": "model",
+    "policy": "scheduling_policy",
+    "cpu_swap_space": "swap_space",
+    "device_memory_utilization": "gpu_memory_utilization",
+    "max_seq_len_to_capture": "max_cudagraph_capture_size",
+    "tp": "tensor_parallel_size",
+    "pp": "pipeline_parallel_size",
+    "speculative_model": "spec_model",
+    "num_speculative_tokens": "spec_tokens",
+    "override_pooler_config": "pooler_config",
+    "mm_cache_preprocessor": "mm_processor_cache_gb",
+    "cuda_graph_sizes": "cudagraph_capture_sizes",
+}
+"""Old or short name -> name."""
+STRUCTURED_KEYS = {
+    "guided_decoding_backend": "backend",
+    "guided_decoding_disable_fallback": "disable_fallback",
+    "guided_decoding_disable_any_whitespace": "disable_any_whitespace",
+    "guided_decoding_disable_additional_properties": "disable_additional_properties",
+}
+"""Old name -> what it is now: a key of structured_outputs_config."""
+SILENT_ALIASES = ("model_tag", "tp", "pp")
+"""Of these, those that are as good as the new ones."""
+
+_NO_EFFECT = {
+    "quire captures the decode steps that occur, as they occur": """cudagraph_capture_sizes
+        max_cudagraph_capture_size max_context_len_to_capture""",
+    "quire runs no graph compiler": """compilation_config optimization_level
+        cudagraph_metrics performance_mode jit_monitor_mode jit_monitor_verbose kernel_config
+        ir_op_priority enable_flashinfer_autotune monokernel""",
+    "it chooses among kernels quire does not have": """attention_config moe_backend linear_backend
+        sparse_indexer_topk_backend gdn_prefill_backend kda_prefill_backend kda_decode_backend
+        mamba_backend mamba_ssu_algorithm use_fp64_gumbel disable_cascade_attn all2all_backend
+        dcp_comm_backend dcp_q_replicate disable_nccl_for_dp_synchronization use_tqdm_on_download
+        enable_flash_late_interaction swa_bounded_replay""",
+    "there is one device": """disable_custom_all_reduce worker_use_ray ray_workers_use_nsight
+        num_redundant_experts eplb_window_size eplb_step_interval eplb_log_balancedness
+        data_parallel_supervisor_port dp_supervisor_probe_interval_s dp_supervisor_probe_timeout_s
+        dp_supervisor_probe_failure_threshold max_parallel_loading_workers
+        master_addr master_port node_rank
+        distributed_timeout_seconds cpu_distributed_timeout_seconds data_parallel_backend
+        data_parallel_address data_parallel_rpc_port data_parallel_size_local dp_sync_interval
+        dcp_kv_cache_interleave_size cp_kv_cache_interleave_size enable_ep_weight_filter
+        expert_placement_strategy enable_expert_parallel enable_batch_sharded_sampling
+        dbo_decode_token_threshold dbo_prefill_token_threshold enable_shm_tensor_arena
+        enable_nccl_comm_suspend eplb_config fault_tolerance_config enable_hc_sp
+        placement_group distributed_executor_backend""",
+    "quire does this in its own way": """use_v2_block_manager num_scheduler_steps
+        multi_step_stream_outputs num_lookahead_slots delay_factor scheduler_delay_factor
+        disable_async_output_proc scheduler_reserve_full_isl prefill_schedule_interval
+        renderer_num_workers safetensors_load_strategy safetensors_prefetch_num_threads
+        safetensors_prefetch_block_size pt_load_map_location config_format
+        calculate_kv_scales sleep_mode_backend sleep_mode_offload_cudagraph
+        enable_cumem_allocator numa_bind numa_bind_nodes numa_bind_cpus
+        long_prefill_token_threshold_adaptive disable_chunked_mm_input engine_use_ray
+        disable_frontend_multiprocessing use_async_output_proc max_num_scheduled_tokens
+        ignore_patterns watermark prefix_cache_retention_interval shutdown_timeout
+        stream_interval enable_sleep_mode code_revision model_impl runner
+        prefix_caching_hash_algo tokenizer_pool_size tokenizer_pool_type
+        tokenizer_pool_extra_config full_cuda_graph override_neuron_config""",
+    "it only changes what is logged or measured": """show_hidden_metrics_for_version
+        kv_cache_metrics kv_cache_metrics_sample custom_histogram_buckets enable_mfu_metrics
+        enable_layerwise_nvtx_tracing enable_logging_iteration_details collect_detailed_traces
+        otlp_traces_endpoint aggregate_engine_logging
+        per_request_spec_decode_metrics disable_log_requests enable_log_requests
+        watchdog_config usage_context exclude_log_deltas""",
+    "--log-level, --log-format and VLLM_LOGGING_CONFIG_PATH say such things": """logging_config
+        log_config_file""",
+    "--enable-profiler-routes opens /start_profile, which writes to quire_profile/": """
+        profiler_config""",
+    "the name of a reasoning parser says it": "enable_reasoning",
+    "a server has it, and LLM.chat takes reasoning_parser and tool_parser": """reasoning_parser
+        reasoning_parser_plugin tool_call_parser tool_parser_plugin enable_auto_tool_choice""",
+    "it belongs to a feature that is off": """max_loras max_lora_rank lora_dtype max_cpu_loras
+        lora_extra_vocab_size long_lora_scaling_factors fully_sharded_loras lora_target_modules
+        specialize_active_lora enable_mixed_moe_lora_format enable_moe_shared_loras
+        max_lora_cls_labels enable_tower_connector_lora
+        limit_mm_per_prompt media_io_kwargs mm_processor_cache_gb mm_processor_cache_type
+        mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_tp_mode
+        mm_encoder_attn_backend mm_encoder_attn_dtype mm_encoder_fp8_scale_path
+        mm_encoder_fp8_scale_save_path mm_encoder_fp8_scale_save_margin interleave_mm_strings
+        skip_mm_profiling mm_tensor_ipc mm_processor_device mm_ipc_gpu_memory_gb
+        mm_device_do_normalize video_pruning_method allowed_local_media_path
+        allowed_media_domains language_model_only io_processor_plugin
+        mamba_cache_dtype mamba_ssm_cache_dtype mamba_block_size mamba_cache_mode
+        mamba_cache_philox_rounds enable_mamba_cache_stochastic_rounding
+        enable_mamba_shared_prefix_checkpoint replayssm_buffer_len use_replayssm
+        prefix_match_unit kv_offloading_backend offload_backend cpu_offload_params
+        offload_num_in_group offload_prefetch_step offload_params allow_deprecated_quantization
+        ubatch_size
+        logits_processor_pattern spec_tokens dbo sleep_preserve_parameter_names
+        ec_manager_config engram_config aux_output_config elastic_ep_max_dp_size
+        trust_request_mm_kwargs disable_mm_preprocessor_cache max_prompt_adapters
+        enable_multimodal_encoder_data_parallel max_prompt_adapter_token enable_lora_bias
+        ngram_prompt_lookup_max
+        ngram_prompt_lookup_min speculative_disable_mqa_scorer speculative_max_model_len
+        speculative_draft_tensor_parallel_size speculative_disable_by_batch_size
+        speculative_model_quantization spec_decoding_acceptance_method
+        typical_acceptance_sampler_posterior_threshold typical_acceptance_sampler_posterior_alpha
+        disable_logprobs_during_spec_decoding cohere_is_reasoning_model cohere_format""",
+}
+
+_UNSUPPORTED = {
+    "quantization": """quantization_config quantization_param_path
+        model_loader_extra_config kv_cache_dtype_skip_layers""",
+    "LoRA": """enable_lora default_mm_loras lora_modules enable_prompt_adapter prompt_adapters
+        qlora_adapter_name_or_path""",
+    "speculative decoding": "speculative_config spec_method spec_model",
+    "more than one device": """pipeline_parallel_size data_parallel_size data_parallel_rank
+        data_parallel_start_rank data_parallel_hybrid_lb data_parallel_external_lb
+        data_parallel_multi_port_external_lb decode_context_parallel_size
+        prefill_context_parallel_size nnodes device_ids enable_dbo enable_elastic_ep enable_eplb
+        enable_fault_tolerance""",
+    "multimodal input": """mm_processor_kwargs enable_mm_embeds mm_encoder_only
+        video_pruning_rate""",
+    "prompt embeddings": "enable_prompt_embeds",
+    "pooling models": "convert pooler_config",
+    "running tools in the server": "tool_server",
+    "strictness of calls that requests do not ask for (`strict` in each function)": (
+        "tool_strict_level"
+    ),
+    "an effort in place of disabled thinking": "anthropic_disabled_thinking_effort",
+    "other marks of reasoning than those of the parser": "reasoning_config",
+    "KV transfer and offload": """kv_transfer_config kv_events_config ec_transfer_config
+        kv_offloading_size kv_sharing_fast_prefill""",
+    "weight offload": "cpu_offload_gb offload_group_size weight_transfer_config",
+    "plug-in classes of another engine": """scheduler_cls worker_cls worker_extension_cls
+        model_class_overrides additional_config""",
+    "what it would return or do": """enable_return_routed_experts return_sampling_mask
+        enable_trace_replay watermark_config diffusion_config max_num_active_seqs
+        rope_scaling rope_theta
+        override_attention_dtype""",
+    "a server without HTTP, or with a part of the routes": """headless grpc grpc_port tokens_only
+        enable_scale_out""",
+}
+
+NO_EFFECT = {name: why for why, names in _NO_EFFECT.items() for name in names.split()}
+UNSUPPORTED = {name: what for what, names in _UNSUPPORTED.items() for name in names.split()}
+
+ADVICE = {
+    "rope_scaling": 'say hf_overrides={"rope_scaling": {...}}',
+    "rope_theta": 'say hf_overrides={"rope_theta": N}',
+    "tokens_only": "prompts of token ids and return_token_ids work on every server",
+    "quantization_config": 'say quantization="fp8"',
+    "pipeline_parallel_size": "use one device",
+    "data_parallel_size": "start one engine per device",
+    "cpu_offload_gb": "choose a smaller model or dtype",
+    "max_num_active_seqs": "max_num_seqs caps the running sequences",
+    "convert": "quire answers with generated text for now",
+}
+ONE_IS_OFF = (
+    "pipeline_parallel_size",
+    "data_parallel_size",
+    "decode_context_parallel_size",
+    "prefill_context_parallel_size",
+    "nnodes",
+)
+OFF_VALUES = ("", "auto", "none", "null", "false", "0", "mp", "uni", "hf", "{}", "[]")
+GENERATE_TASKS = ("auto", "generate")
+QUANTIZATION_ALIASES = {
+    "": None,
+    "none": None,
+    "fp8_per_block": "fp8_block",
+    "fp8_per_channel": "fp8",
+}
+"""Other spellings of `quantization`."""
+SUPPORTED_CHOICES = {
+    "quantization": ("fp8", "fp8_block"),
+    "runner": GENERATE_TASKS,
+    "config_format": ("auto", "hf"),
+    "model_impl": ("auto", "vllm", "quire"),
+    "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
+    "distributed_executor_backend": ("uni", "mp", "ray"),
+}
+"""Values that are taken: of names that mean nothing here, those known to mean nothing."""
+_ATTENTION_BACKENDS = """FLASH_ATTN FLASH_ATTN_VLLM_V1 FLASHINFER FLASHINFER_VLLM_V1 TRITON_ATTN
+XFORMERS
+    TRITON_ATTN_VLLM_V1 TORCH_SDPA SDPA CPU_ATTN ROCM_FLASH ROCM_ATTN ROCM_AITER_FA FLASHMLA
+    CUTLASS_MLA TRITON_MLA TRITON_MLA_VLLM_V1 FLASHINFER_MLA FLASH_ATTN_MLA FLASHMLA_SPARSE
+    FLEX_ATTENTION TREE_ATTN PALLAS DUAL_CHUNK_FLASH_ATTN IPEX"""
+ATTENTION_BACKENDS = frozenset(_ATTENTION_BACKENDS.split())
+"""Attention backends of another engine: quire chooses among its own."""
+_BOOLEAN_OPTIONS = """
+    disable_custom_all_reduce use_v2_block_manager enable_lora worker_use_ray
+    enable_prompt_embeds enable_eplb enable_expert_parallel disable_log_requests
+    enable_log_requests enable_return_routed_experts return_sampling_mask enable_trace_replay
+    disable_cascade_attn multi_step_stream_outputs ray_workers_use_nsight numa_bind
+    enable_mm_embeds mm_encoder_only interleave_mm_strings skip_mm_profiling kv_cache_metrics
+    cudagraph_metrics enable_mfu_metrics enable_layerwise_nvtx_tracing enable_dbo
+    enable_logging_iteration_details aggregate_engine_logging
+    use_fp64_gumbel enable_cumem_allocator monokernel enable_elastic_ep language_model_only
+    fully_sharded_loras scheduler_reserve_full_isl disable_chunked_mm_input calculate_kv_scales
+    kv_sharing_fast_prefill allow_deprecated_quantization enable_fault_tolerance enable_reasoning
+    engine_use_ray disable_async_output_proc jit_monitor_verbose data_parallel_hybrid_lb
+    data_parallel_external_lb disable_frontend_multiprocessing long_prefill_token_threshold_adaptive
+    swa_bounded_replay enable_flashinfer_autotune
+    enable_auto_tool_choice enable_sleep_mode enable_batch_sharded_sampling enable_ep_weight_filter
+    sleep_mode_offload_cudagraph enable_nccl_comm_suspend enable_mamba_cache_stochastic_rounding
+    dcp_q_replicate data_parallel_multi_port_external_lb enable_hc_sp enable_shm_tensor_arena
+    disable_nccl_for_dp_synchronization enable_mamba_shared_prefix_checkpoint use_replayssm
+    mm_device_do_normalize enable_tower_connector_lora specialize_active_lora
+    enable_mixed_moe_lora_format enable_moe_shared_loras trust_request_mm_kwargs
+    cohere_is_reasoning_model tokens_only enable_scale_out enable_flash_late_interaction headless
+    grpc enable_prompt_adapter enable_lora_bias disable_mm_preprocessor_cache full_cuda_graph
+    enable_multimodal_encoder_data_parallel disable_logprobs_during_spec_decoding
+    eplb_log_balancedness speculative_disable_mqa_scorer guided_decoding_disable_fallback
+    guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties
+    exclude_log_deltas"""
+BOOLEAN_OPTIONS = frozenset(_BOOLEAN_OPTIONS.split())
+"""Those that take no value on a command line."""
+
+
+_SHORT_FLAGS = """pipeline_parallel_size:-pp nnodes:-n node_rank:-r
+decode_context_parallel_size:-dcp
+    prefill_context_parallel_size:-pcp data_parallel_size:-dp data_parallel_rank:-dpn
+    data_parallel_start_rank:-dpr data_parallel_size_local:-dpl data_parallel_address:-dpa
+    data_parallel_rpc_port:-dpp data_parallel_backend:-dpb data_parallel_hybrid_lb:-dph
+    data_parallel_external_lb:-dpe data_parallel_multi_port_external_lb:-dpm
+    enable_expert_parallel:-ep speculative_config:-sc diffusion_config:-dc compilation_config:-cc
+    attention_config:-ac"""
+_LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes lora_modules prompt_adapters device_ids
+    numa_bind_nodes numa_bind_cpus lora_target_modules allowed_media_domains ignore_patterns
+    collect_detailed_traces kv_cache_dtype_skip_layers sleep_preserve_parameter_names
+    cpu_offload_params offload_params"""
+LIST_OPTIONS = frozenset(_LIST_OPTIONS.split())
+"""Those that take several values on a command line."""
+SHORT_FLAGS = dict(pair.split(":") for pair in _SHORT_FLAGS.split())
+"""Name -> short flag."""
+
+
+def option_names() -> Iterable[str]:
+    """Every name this table knows."""
+    return sorted({*RENAMED, *STRUCTURED_KEYS, *NO_EFFECT, *UNSUPPORTED, "task"})
+
+
+def describe_effect(name: str) -> str:
+    """What becomes of a name, in one sentence."""
+    if name == "task":
+        return "Accepted as auto or generate; other tasks are refused."
+    if name in RENAMED:
+        return f"Another name of {RENAMED[name]}."
+    if name in STRUCTURED_KEYS:
+        return f"Another way to say {STRUCTURED_KEYS[name]} in structured_outputs_config."
+    if name in NO_EFFECT:
+        return f"Accepted, no effect: {NO_EFFECT[name]}."
+    advice = f"; {ADVICE[name]}" if name in ADVICE else ""
+    return f"Refused unless it is off: {UNSUPPORTED[name]} is not supported yet{advice}."
+
+
+def translate(flat: dict[str, object]) -> dict[str, object]:
+    """Old names to those of today. Raises ConfigError if both are given and differ."""
+    out: dict[str, object] = {}
+    for given, value in flat.items():
+        name = RENAMED.get(given, given)
+        if name != given and value is None:
+            continue
+        if name != given and given not in SILENT_ALIASES:
+            log.info("%s is called %s now", given, name)
+        if name != given and flat.get(name) not in (None, value):
+            raise ConfigError(f"{given} is another name of {name}; they differ: give one")
+        if value is not None or name not in out:
+            out[name] = value
+    _merge_structured_keys(out)
+    task = out.pop("task", None)
+    if task is not None and task not in GENERATE_TASKS:
+        raise ConfigError(f"task={task!r} is not supported yet; allowed: auto, generate")
+    if task is not None:
+        log.info("task=%r has no effect: quire answers with generated text", task)
+    if _swap_has_no_effect(out):
+        log.info("swap_space has no effect without preemption_mode='swap'")
+    out.update(_translate_values(out))
+    return out
+
+
+def _merge_structured_keys(given: dict[str, object]) -> None:
+    """Put what is a key of an object today into it. Raises ConfigError if it differs there."""
+    said = {key: given.pop(name) for name, key in STRUCTURED_KEYS.items() if name in given}
+    said = {key: value for key, value in said.items() if value is not None}
+    if not said:
+        return
+    log.info(
+        "%s: say structured_outputs_config=%s now",
+        ", ".join(_given_structured_names(said)),
+        json.dumps(said),
+    )
+    whole = given.get("structured_outputs_config") or {}
+    if isinstance(whole, str):
+        whole = coerce("structured_outputs_config", dict, whole)
+    if not isinstance(whole, Mapping):
+        raise ConfigError(f"structured_outputs_config must be a JSON object, got {whole!r}")
+    for name, key in STRUCTURED_KEYS.items():
+        if key in said and whole.get(key, said[key]) != said[key]:
+            raise ConfigError(
+                f"{name} and {key} in structured_outputs_config differ: give one of them"
+            )
+    given["structured_outputs_config"] = {**whole, **said}
+
+
+def _given_structured_names(said: Mapping[str, object]) -> list[str]:
+    return [name for name, key in STRUCTURED_KEYS.items() if key in said]
+
+
+def _swap_has_no_effect(given: Mapping[str, object]) -> bool:
+    """swap_space was said, and preempted requests are computed again."""
+    return given.get("swap_space") is not None and given.get("preemption_mode") != "swap"
+
+
+def _translate_values(given: dict[str, object]) -> dict[str, object]:
+    """Values of options that other releases spell in another way."""
+    fixed: dict[str, object] = {}
+    if given.get("max_model_len") in (-1, "-1"):
+        fixed["max_model_len"] = "auto"
+    method = given.get("quantization")
+    if isinstance(method, str):
+        fixed["quantization"] = QUANTIZATION_ALIASES.get(method.lower(), method)
+    for name, known in SUPPORTED_CHOICES.items():
+        if fixed.get(name, given.get(name)) not in (None, *known):
+            raise ConfigError(
+                f"{name}={given[name]!r} is not supported yet; allowed: {', '.join(known)}"
+            )
+    backend = given.get("attention_backend")
+    if isinstance(backend, str) and backend.upper() in ATTENTION_BACKENDS and not backend.islower():
+        log.info("attention_backend=%r has no effect: quire chooses among its own", backend)
+        fixed["attention_backend"] = None
+    cache_dtype = given.get("kv_cache_dtype")
+    later = ("fp8_e5m2", "fp8_inc", "fp8_ds", "nvfp4", "int", "turbo")
+    if isinstance(cache_dtype, str) and cache_dtype.startswith(later):
+        message = "is not supported yet; allowed: auto, bfloat16, float16, float32, fp8"
+        raise ConfigError(f"kv_cache_dtype={cache_dtype!r} {message}")
+    return fixed
+
+
+def is_ignored(name: str, value: object) -> bool:
+    """True if the name is known and means nothing here. Raises ConfigError if it would matter."""
+    if name in NO_EFFECT:
+        if not is_neutral(name, value):
+            log.info("%s=%r has no effect: %s", name, value, NO_EFFECT[name])
+        return True
+    if name not in UNSUPPORTED:
+        return False
+    if is_neutral(name, value):
+        return True
+    advice = ADVICE.get(name, "leave it out")
+    raise ConfigError(f"{name}={value!r}: {UNSUPPORTED[name]} is not supported yet; {advice}")
+
+
+def is_neutral(name: str, value: object) -> bool:
+    """The value says "off" or "the default"."""
+    if isinstance(value, (dict, list, tuple, set, frozenset)):
+        return not value
+    if isinstance(value, str):
+        return value.lower() in OFF_VALUES or (value == "1" and name in ONE_IS_OFF)
+    if value is None or value is False:
+        return True
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value == 0 or (value == 1 and name in ONE_IS_OFF)
+    return False

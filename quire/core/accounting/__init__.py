@@ -1,0 +1,1 @@
+"""Time and step accounting, metric definitions, snapshots."""

@@ -1,0 +1,88 @@
+"""The engine's numbers by the names that dashboards know: one definition for server and LLM.
+
+Prefixes, labels of the model and help texts are the business of those who show them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.core.admission.admission_control import REJECT_REASONS
+from quire.core.sequence_timing import BREAKDOWN_FIELDS
+from quire.core.snapshot import Snapshot
+
+MetricValues = dict[str, Mapping[str, float]]
+"""Name -> value of its own label -> number. The label's value is "" where there is none."""
+
+
+def gauges(now: Snapshot) -> MetricValues:
+    """How the engine is."""
+    stats = now.stats
+    return {
+        "num_requests_running": {"": stats.running},
+        "num_requests_waiting": {"": stats.waiting},
+        "num_requests_waiting_by_reason": {
+            "capacity": stats.waiting - stats.following - stats.kept,
+            "deferred": stats.following + stats.kept,
+        },
+        "num_requests_swapped": {"": stats.swapped},
+        "kv_cache_usage_perc": {"": stats.usage},
+        "grammars_waiting": {"": now.grammars.waiting},
+        "grammars_kept": {"": now.grammars.cached},
+        "grammars_kept_bytes": {"": now.grammars.cached_bytes},
+        "queued_prompt_tokens": {"": now.admission.queued_tokens},
+        "predicted_time_to_first_token_seconds": {"": now.admission.predicted_ttft_s},
+    }
+
+
+def counters(now: Snapshot) -> MetricValues:
+    """What the engine has done since its start."""
+    stats, counted = now.stats, now.counters
+    cached = counted.cached_tokens
+    return {
+        "prefix_cache_queries": {"": stats.prefix_query_tokens},
+        "prefix_cache_hits": {"": stats.prefix_hit_tokens},
+        "num_preemptions": {"": stats.preemptions},
+        "engine_failed_steps": {"": stats.failed_steps},
+        "engine_failures_of_nobody": {"": stats.failures_of_nobody},
+        "requests_blamed": {"": stats.blamed},
+        "corrupt_rows": {"": stats.corrupt_rows},
+        "prompt_tokens": {"": counted.answered_tokens},
+        "prompt_tokens_by_source": {
+            "local_compute": counted.answered_tokens - cached,
+            "local_cache_hit": cached,
+        },
+        "prompt_tokens_cached": {"": cached},
+        "prompt_tokens_cached_by_source": {"device": cached},
+        "generation_tokens": {"": counted.generated_tokens},
+        "engine_steps": {"": counted.steps},
+        "engine_step_seconds": {"": counted.step_seconds},
+        "grammars_compiled": {"": now.grammars.compiled},
+        "grammars_failed": {"": now.grammars.failed},
+        "grammar_cache_hits": {"": now.grammars.hits},
+        "grammar_compile_seconds": {"": now.grammars.compile_seconds},
+        "request_time_seconds": dict(zip(BREAKDOWN_FIELDS, counted.breakdown_seconds)),
+        "admission_rejections": {one: now.admission.refused.get(one, 0) for one in REJECT_REASONS},
+    }
+
+
+def per_key_counters(now: Snapshot, names: Mapping[bytes, str]) -> MetricValues:
+    """Of each tenant, by the name of its key; of those whose name nobody knows any more together.
+
+    names: by tenant.
+    """
+    found: dict[str, dict[str, float]] = {}
+    for digest, one in now.admission.tenants.items():
+        name = names.get(bytes.fromhex(digest), "")
+        told = {
+            "key_requests": one.requests,
+            "key_refused": one.refused,
+            "key_prompt_tokens": one.prompt_tokens,
+            "key_generation_tokens": one.generated_tokens,
+            "key_requests_here": one.active_requests,
+            "key_queued_tokens": one.queued_tokens,
+        }
+        for figure, value in told.items():
+            cells = found.setdefault(figure, {})
+            cells[name] = cells.get(name, 0) + value
+    return {**found}

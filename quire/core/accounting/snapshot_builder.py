@@ -1,0 +1,87 @@
+"""A look at the engine between two steps: scheduler and ledger -> Snapshot. Changes nothing."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from itertools import islice
+from typing import TypeVar
+
+from quire.core.accounting.time_accounting import TimeAccounting
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.snapshot import AdmissionStats, GrammarStats, RequestRow, Snapshot
+from quire.core.types import NO_BLOCK, UNKNOWN, Sequence, SequenceState
+
+F = TypeVar("F")
+
+_STATES = {state: state.name.lower() for state in SequenceState}
+MOST_ROWS = 65_534
+"""More could not be told apart in the map's two bytes."""
+
+
+def build_snapshot(
+    scheduler: Scheduler, ledger: TimeAccounting, *, at: float, most: int, blocks: bool
+) -> Snapshot:
+    """The engine at the moment `at`: `most` sequences, and whether with the map of blocks."""
+    shown = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
+    states = scheduler.block_map() if blocks else b""
+    told = scheduler.limit_stats()
+    return Snapshot(
+        at=at,
+        stats=scheduler.stats(),
+        preempted=ledger.num_preempted,
+        max_seqs=scheduler.max_seqs,
+        block_size=scheduler.block_size,
+        counters=ledger.counters(),
+        rows=[_row(seq, at - ledger.accepted_at(seq)) for seq in shown],
+        block_states=states,
+        block_owners=_block_owners(shown, len(states)) if blocks else b"",
+        grammars=_stats_of_type(told, GrammarStats),
+        admission=_stats_of_type(told, AdmissionStats),
+    )
+
+
+def _stats_of_type(told: list[object], kind: type[F]) -> F:
+    """What was told of this kind; as of nothing, where nobody did."""
+    return next((one for one in told if isinstance(one, kind)), kind())
+
+
+def _row(seq: Sequence, seconds: float) -> RequestRow:
+    """Hundreds a look, so by position and without a call where there is nothing to say."""
+    prompt, tokens = seq.prompt_len, seq.tokens
+    on_the_way = _num_unknown(tokens) if tokens[-1] == UNKNOWN else 0
+    blocks = 0
+    for table in seq.tables:
+        blocks += len(table) - table.count(NO_BLOCK)
+    return RequestRow(
+        seq.request.id,
+        seq.index,
+        "preempted"
+        if seq.preemptions and seq.state is SequenceState.WAITING
+        else _STATES[seq.state],
+        prompt,
+        seq.cached,
+        seq.computed,
+        len(tokens) - on_the_way - prompt,
+        blocks,
+        seq.preemptions,
+        seconds,
+    )
+
+
+def _num_unknown(tokens: list[int]) -> int:
+    """Tokens at the end that steps in flight will say."""
+    count = 0
+    while tokens[-1 - count] == UNKNOWN:
+        count += 1
+    return count
+
+
+def _block_owners(shown: Iterable[Sequence], blocks: int) -> bytes:
+    """For each block the first of `shown` that has it in a table, counted from 1; 0 for none."""
+    owners = array("H", bytes(2 * blocks))
+    for number, seq in reversed(list(enumerate(shown, 1))):
+        for table in seq.tables:
+            for block in [b for b in table if b >= 0] if NO_BLOCK in table else table:
+                owners[block] = number
+    return owners.tobytes()

@@ -1,0 +1,1 @@
+"""Request checks, queue bounds, tenant usage and blocked requests."""

@@ -1,0 +1,64 @@
+"""Which requests are refused outright: malformed ones, and those that could never finish."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.request_group import RequestGroup
+from quire.core.types import Request
+from quire.errors import RequestError, TooLong
+
+
+def check_request(request: Request, families: Mapping[str, RequestGroup]) -> None:
+    """Raise RequestError if the request is not well formed among those that are here."""
+    if request.id in families:
+        raise RequestError(f"request id {request.id!r} is in use", param="request_id")
+    if not request.prompt or request.n < 1 or request.stop.max_tokens < 1:
+        raise RequestError(
+            f"request {request.id!r} has {len(request.prompt)} prompt tokens, n={request.n}, "
+            f"max_tokens={request.stop.max_tokens}; each must be at least 1"
+        )
+    _check_resumed(request)
+    if request.parent is None:
+        return
+    parent = families.get(request.parent)
+    if parent is None or not parent.hold:
+        raise RequestError(
+            f"parent {request.parent!r} is not a request made with hold=True, or was released",
+            param="parent",
+        )
+
+
+def _check_resumed(request: Request) -> None:
+    """What was said before must leave each living sequence something to say."""
+    said = request.resumed_tokens
+    if not said:
+        return
+    most = max((len(one) for one in said if one is not None), default=request.stop.max_tokens)
+    if len(said) != request.n or most >= request.stop.max_tokens:
+        raise RequestError(
+            f"request {request.id!r} has said {most} of max_tokens={request.stop.max_tokens} "
+            f"tokens already, in {len(said)} of n={request.n} sequences: nothing is left to say"
+        )
+
+
+def check_length(request: Request, kv: KVCache, max_len: int) -> None:
+    """Raise TooLong if a sequence could not finish even with the cache to itself."""
+    prompt = len(request.prompt)
+    if prompt >= max_len:
+        raise TooLong(
+            f"the prompt has {prompt} tokens and the output needs at least one more, but a "
+            f"sequence may have {max_len}; shorten the prompt or raise max_model_len",
+            param="prompt",
+        )
+    tokens = min(prompt + request.stop.max_tokens, max_len) - 1  # the last is never computed
+    need = kv.max_blocks(tokens)
+    if need > kv.pool.size:
+        raise TooLong(
+            f"prompt ({prompt} tokens) and output (up to {request.stop.max_tokens}) need {need} "
+            f"KV cache blocks of {kv.block_size} tokens, and there are {kv.pool.size}; lower "
+            "max_tokens or max_model_len, or raise num_gpu_blocks_override or "
+            "kv_cache_memory_bytes",
+            param="max_tokens",
+        )

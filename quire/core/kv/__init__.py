@@ -1,0 +1,1 @@
+"""KV block pool, block tables, prefix cache and eviction."""

@@ -1,0 +1,189 @@
+"""Hands out KV blocks and remembers what the full ones hold.
+
+A block is in exactly one place:
+
+    held     refs > 0            some sequence reads or writes it
+    cached   refs = 0, has key   content still good, until it is its turn
+    (quire.core.kv.eviction_queue)
+    free     refs = 0, no key    content means nothing
+
+held + cached + free == size after every call; check() proves it. Whether a block may be given
+back while a step is in flight is not known here: see quire.core.kv.deferred_free.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Sequence as Seq
+from enum import IntEnum
+
+from quire.core.kv.eviction_queue import EvictionQueue
+
+BlockKey = bytes
+
+
+class BlockState(IntEnum):
+    """What a byte of BlockPool.usage_map() says."""
+
+    FREE = 0
+    CACHED = 1
+    HELD = 2
+    SHARED = 3  # held more than once
+
+
+_STATE_OF_REFS = bytes([BlockState.FREE, BlockState.HELD, *[BlockState.SHARED] * 254])
+"""How often a block is held -> its state, cached ones apart."""
+
+
+class BlockPool:
+    """The one owner of block ids [0, size)."""
+
+    def __init__(self, num_blocks: int) -> None:
+        assert num_blocks > 0, num_blocks
+        self.size = num_blocks
+        self._refs = [0] * num_blocks
+        self._free: deque[int] = deque(range(num_blocks))
+        self._eviction_queue = EvictionQueue()
+        self._key_of: dict[int, BlockKey] = {}
+        self._block_of: dict[BlockKey, int] = {}
+        self._tenant_of: dict[int, bytes] = {}  # of blocks that are not free, if one is told apart
+
+    @property
+    def available(self) -> int:
+        """How many blocks take() could hand out now."""
+        return len(self._free) + len(self._eviction_queue)
+
+    @property
+    def cached(self) -> int:
+        """Blocks nobody holds whose content can still be found."""
+        return len(self._eviction_queue)
+
+    def __contains__(self, key: BlockKey) -> bool:
+        return key in self._block_of
+
+    def allocate(self, n: int, tenant: bytes = b"") -> list[int] | None:
+        """Hold n blocks with no content. All or nothing: None if n are not available.
+
+        tenant: on whose account they are until they are free again.
+        """
+        if n > self.available:
+            return None
+        self._eviction_queue.charge(tenant, n)
+        taken = [self._allocate_one() for _ in range(n)]
+        if tenant:
+            self._tenant_of.update(dict.fromkeys(taken, tenant))
+        return taken
+
+    def acquire_cached(self, key: BlockKey) -> int | None:
+        """Hold the block with this content, if the pool still has it."""
+        block = self._block_of.get(key)
+        if block is not None:
+            self._refs[block] += 1
+            self._eviction_queue.discard(block)
+        return block
+
+    def share(self, blocks: Seq[int]) -> None:
+        """Hold blocks that somebody holds already once more."""
+        for block in blocks:
+            assert self._refs[block] > 0, f"block {block} is nobody's, so cannot be shared"
+            self._refs[block] += 1
+
+    def cache_block(self, block: int, key: BlockKey) -> None:
+        """Make a full, held block findable. A second block with the same content stays private."""
+        if key not in self._block_of:
+            assert block not in self._key_of, f"block {block} already holds other content"
+            self._block_of[key] = block
+            self._key_of[block] = key
+
+    def key_of(self, block: int) -> BlockKey | None:
+        """What it can be found by, if it can."""
+        return self._key_of.get(block)
+
+    def uncache(self, blocks: Seq[int]) -> None:
+        """Nobody finds these any more; who holds them holds them still."""
+        for block in blocks:
+            key = self._key_of.pop(block, None)
+            if key is not None:
+                del self._block_of[key]
+                if block in self._eviction_queue:
+                    self._eviction_queue.discard(block)
+                    self._set_free(block)
+
+    def evict(self, key: BlockKey) -> None:
+        """Nobody finds this content any more, unless somebody holds it."""
+        block = self._block_of.get(key)
+        if block is not None and not self._refs[block]:
+            self.uncache([block])
+
+    def free(self, blocks: Seq[int]) -> None:
+        """Give up one hold on each block of a sequence, in order; its tail is evicted first."""
+        for block in reversed(blocks):
+            assert self._refs[block] > 0, f"block {block} dropped once too often"
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                if block in self._key_of:
+                    self._eviction_queue.add(block, self._tenant_of.get(block, b""))
+                else:
+                    self._set_free(block)
+
+    def reset(self) -> bool:
+        """Empty the cache. False, and nothing changed, while any block is held."""
+        if self.available < self.size:
+            return False
+        self._free.extend(self._eviction_queue)
+        self._eviction_queue.clear()
+        self._key_of.clear()
+        self._block_of.clear()
+        self._tenant_of.clear()
+        return True
+
+    def usage_map(self) -> bytes:
+        """One BlockState per block, for people to look at."""
+        try:
+            states = bytearray(bytes(self._refs).translate(_STATE_OF_REFS))
+        except ValueError:  # a block is held more often than a byte can say
+            few = bytes(min(refs, 2) for refs in self._refs)
+            states = bytearray(few.translate(_STATE_OF_REFS))
+        for block in self._eviction_queue:
+            states[block] = BlockState.CACHED
+        return bytes(states)
+
+    def check(self, holds: dict[int, int] | None = None) -> None:
+        """Raise AssertionError if a block is lost, doubled, or filed in two places.
+
+        holds: block -> how often its users believe to hold it; compared if given.
+        """
+        held = [b for b, refs in enumerate(self._refs) if refs > 0]
+        places = [*held, *self._eviction_queue, *self._free]
+        if len(places) != self.size or len(set(places)) != self.size:
+            raise AssertionError(f"blocks leaked or doubled: {sorted(places)}")
+        if {b: k for k, b in self._block_of.items()} != self._key_of:
+            raise AssertionError("the two content maps disagree")
+        if any(b in self._key_of for b in self._free) or any(
+            b not in self._key_of for b in self._eviction_queue
+        ):
+            raise AssertionError("a free block has content, or a cached one has none")
+        accounts = Counter(self._tenant_of.get(b, b"") for b in (*held, *self._eviction_queue))
+        if (
+            accounts != self._eviction_queue.blocks_per_tenant
+            or self._tenant_of.keys() & self._free
+        ):
+            raise AssertionError(
+                f"blocks are {accounts}'s, on account {self._eviction_queue.blocks_per_tenant}"
+            )
+        if holds is not None and holds != {b: self._refs[b] for b in held}:
+            raise AssertionError(f"blocks are held {holds} times, the pool counts {self._refs}")
+
+    def _allocate_one(self) -> int:
+        if self._free:
+            block = self._free.popleft()
+        else:
+            block = self._eviction_queue.pop()
+            del self._block_of[self._key_of.pop(block)]
+            self._eviction_queue.credit(self._tenant_of.pop(block, b""))
+        self._refs[block] = 1
+        return block
+
+    def _set_free(self, block: int) -> None:
+        self._free.append(block)
+        self._eviction_queue.credit(self._tenant_of.pop(block, b""))

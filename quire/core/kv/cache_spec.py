@@ -1,0 +1,62 @@
+"""Arithmetic of each kind of layer group: what it must keep, and how much that is at most.
+
+A layer group is a set of layers with one block table between them. Full attention keeps
+everything; a sliding window lets go of blocks that slid out. Arithmetic only: no state here.
+
+    position p of a window layer of size w reads (p - w, p]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class CacheSpec(Protocol):
+    """One kind of layer group."""
+
+    @property
+    def window(self) -> int | None:
+        """How many positions a token sees, itself included. None: all."""
+
+    def first_needed(self, position: int) -> int:
+        """The first position that tokens at `position` and later still read."""
+
+    def max_blocks(self, tokens: int, block_size: int) -> int:
+        """Blocks that one sequence of so many tokens holds at most, fed one token at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class FullAttentionSpec:
+    """Every token sees all before it."""
+
+    @property
+    def window(self) -> int | None:
+        return None
+
+    def first_needed(self, position: int) -> int:
+        return 0
+
+    def max_blocks(self, tokens: int, block_size: int) -> int:
+        return -(-tokens // block_size)
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindowSpec:
+    """A token sees itself and the size - 1 before it."""
+
+    size: int
+
+    def __post_init__(self) -> None:
+        assert self.size > 0, self.size
+
+    @property
+    def window(self) -> int | None:
+        return self.size
+
+    def first_needed(self, position: int) -> int:
+        return max(0, position - self.size + 1)
+
+    def max_blocks(self, tokens: int, block_size: int) -> int:
+        worst = (self.size + block_size - 2) // block_size + 1  # the window straddles block edges
+        return min(-(-tokens // block_size), worst)

@@ -1,0 +1,44 @@
+"""Keeps blocks back until the steps that may still touch them are over.
+
+A block given up while step n is in flight returns to its pool only when n is applied. Until then
+the pool counts it as held. One fence per pool; it knows step numbers and blocks, nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+
+class DeferredFree:
+    """Blocks on their way back."""
+
+    def __init__(self, drop: Callable[[list[int]], None]) -> None:
+        self._free = drop
+        self._pending: list[tuple[int, list[int]]] = []
+        self._last_finished = 0
+        self.num_pending = 0  # how many wait here
+
+    def free_after(self, blocks: list[int], after: int) -> None:
+        """Drop the blocks, once step `after` is over."""
+        if after <= self._last_finished:
+            self._free(blocks)
+        elif blocks:
+            self._pending.append((after, blocks))
+            self.num_pending += len(blocks)
+
+    def step_finished(self, step: int) -> None:
+        """Step `step`, and so every one before it, is over."""
+        self._last_finished = step
+        if not self._pending:
+            return
+        kept, self._pending = self._pending, []
+        for after, num_pending in kept:
+            if after <= step:
+                self.num_pending -= len(num_pending)
+                self._free(num_pending)
+            else:
+                self._pending.append((after, num_pending))
+
+    def pending_blocks(self) -> list[int]:
+        """The blocks that wait here, with repetitions. For checks."""
+        return [block for _, blocks in self._pending for block in blocks]

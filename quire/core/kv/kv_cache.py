@@ -1,0 +1,361 @@
+"""Block tables: which blocks hold which sequence's tokens. Sits between scheduler and pool.
+
+A sequence has one table per layer group; all tables are equally long and entry i covers tokens
+[i * B, (i + 1) * B). Entries whose block slid out of a group's window are NO_BLOCK. All groups
+draw from one pool. Content is known by chained keys, so a key stands for all tokens before it:
+
+    key(i) = SHA-256(key(i - 1) | token ids of block i)       key(-1) = SHA-256(salt)
+
+and a group's copy of it is filed under key(i) + group number. This is the scheduler's private
+helper: it writes `tables`, `keys`, `computed` and `planned` of sequences, and nobody else's state.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from collections.abc import Sequence as Seq
+from hashlib import sha256
+
+from quire.core.kv.block_pool import BlockKey, BlockPool
+from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec
+from quire.core.kv.deferred_free import DeferredFree
+from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.types import NO_BLOCK, BlockCopy, Sequence
+
+Tables = tuple[list[int], ...]
+
+MAX_SUSPECT_KEYS = 4096
+"""Blocks that are remembered as having been read by a sequence whose logits were spoilt."""
+
+
+class KVCache:
+    """Every block in a table is held once for that table; a fence keeps what steps still touch."""
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        block_size: int,
+        specs: Seq[CacheSpec] = (FullAttentionSpec(),),
+        *,
+        prefix_caching: bool = True,
+        host: HostBlockPool | None = None,
+    ) -> None:
+        assert block_size > 0, block_size
+        assert specs, "a model has at least one layer group"
+        self.pool = pool
+        self.block_size = block_size
+        self.specs = tuple(specs)
+        self.prefix_caching = prefix_caching
+        self.deferred_free = DeferredFree(pool.free)
+        self.host_pool = host or HostBlockPool(0)
+        self.host_deferred_free = DeferredFree(self.host_pool.free)
+        self._swapped: dict[Sequence, Tables] = {}  # tables of host blocks
+        self._suspect_keys: OrderedDict[BlockKey, None] = (
+            OrderedDict()
+        )  # read by one that was spoilt
+        self._window_groups = tuple(
+            g for g, spec in enumerate(self.specs) if spec.window is not None
+        )
+        self._full_groups = tuple(g for g, spec in enumerate(self.specs) if spec.window is None)
+        self._group_suffixes = tuple(bytes([g]) if g else b"" for g in range(len(self.specs)))
+
+    # -- sizes ------------------------------------------------------------------------------
+
+    def max_blocks(self, tokens: int) -> int:
+        """Blocks that one sequence of so many tokens needs at most."""
+        return sum(spec.max_blocks(tokens, self.block_size) for spec in self.specs)
+
+    def token_capacity(self, seq: Sequence) -> int:
+        """How many tokens beyond `planned` the tables and the available blocks can take."""
+        blocks = len(seq.tables[0]) + self.pool.available // len(self.specs)
+        return blocks * self.block_size - seq.planned
+
+    def blocks_to_allocate(self, seq: Sequence, n: int) -> int:
+        """Blocks that must be taken to make room for n more tokens."""
+        per_group = -(-(seq.planned + n) // self.block_size) - len(seq.tables[0])
+        return max(per_group, 0) * len(self.specs)
+
+    def blocks_needed(self, seq: Sequence) -> int:
+        """Blocks to be taken, at most, until all tokens of a sequence that waits are computed."""
+        held = self._swapped.get(seq, seq.tables)
+        own = len(self.specs) if self._is_shared(seq) else 0
+        if seq in self._swapped:
+            own = self.swapped_blocks(seq)
+        return own + sum(
+            max(spec.max_blocks(len(seq.tokens), self.block_size) - _num_blocks(table), 0)
+            for spec, table in zip(self.specs, held, strict=True)
+        )
+
+    # -- growing ----------------------------------------------------------------------------
+
+    def new_tables(self) -> Tables:
+        return tuple([] for _ in self.specs)
+
+    def allocate(self, seq: Sequence, n: int) -> bool:
+        """Make room for n more tokens. False, and nothing changed, if the pool cannot."""
+        need = self.blocks_to_allocate(seq, n)
+        if not need:
+            return True
+        fresh = self.pool.allocate(need, seq.request.tenant)
+        if fresh is None:
+            return False
+        each = need // len(self.specs)
+        for g, table in enumerate(seq.tables):
+            table += fresh[g * each : (g + 1) * each]
+        return True
+
+    def free_out_of_window(self, seq: Sequence, after: int) -> bool:
+        """Give back blocks that slid out of a window, once step `after` is over. True if any did.
+
+        What slid out is judged by `computed`, not `planned`: steps in flight and siblings that
+        fork when the prompt is confirmed still read what lies before.
+        """
+        slid = False
+        for g in self._window_groups:
+            table = seq.tables[g]
+            gone: list[int] = []
+            for i in range(self.specs[g].first_needed(seq.computed) // self.block_size - 1, -1, -1):
+                if table[i] == NO_BLOCK:
+                    break
+                gone.append(table[i])
+                table[i] = NO_BLOCK
+            self.deferred_free.free_after(gone[::-1], after)
+            slid = slid or bool(gone)
+        return slid
+
+    def release(self, seq: Sequence, after: int) -> None:
+        """Give up all the sequence holds, here and on the host, once step `after` is over."""
+        for table in seq.tables:
+            self.deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
+        seq.tables = self.new_tables()
+        seq.computed = seq.planned = 0
+        for table in self._swapped.pop(seq, ()):
+            self.host_deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
+
+    # -- prefixes ---------------------------------------------------------------------------
+
+    def match_prefix(self, seq: Sequence) -> None:
+        """Adopt cached blocks for the longest known prefix; at least one token is left."""
+        assert not seq.tables[0], "match() is for a sequence that holds nothing"
+        if not self.prefix_caching or not seq.request.read_prefix_cache:
+            return
+        keys = self._block_keys(seq, (len(seq.tokens) - 1) // self.block_size)
+        hit = self._longest_hit(keys)
+        seq.computed = seq.planned = hit * self.block_size
+        for g, spec in enumerate(self.specs):
+            first = min(spec.first_needed(seq.computed) // self.block_size, hit)
+            seq.tables[g].extend([NO_BLOCK] * first)
+            for key in keys[first:hit]:
+                block = self.pool.acquire_cached(key + self._group_suffixes[g])
+                assert block is not None, "the hit was just seen"
+                seq.tables[g].append(block)
+
+    def cache_full_blocks(self, seq: Sequence, since: int) -> None:
+        """Make findable the blocks that filled up between token `since` and seq.computed."""
+        first, last = since // self.block_size, seq.computed // self.block_size
+        if first == last or not self.prefix_caching:
+            return
+        keys = self._block_keys(seq, last)
+        for g, table in enumerate(seq.tables):
+            for i in range(first, last):
+                if table[i] != NO_BLOCK:
+                    self.pool.cache_block(table[i], keys[i] + self._group_suffixes[g])
+
+    def restore_prefix(self, seq: Sequence, tokens: int) -> None:
+        """For replays: find so many first tokens of one that waits from now on, and no more.
+
+        What others computed before it is not known here, nor in which order it was used.
+        """
+        if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
+            return
+        keys, known = (
+            self._block_keys(seq, len(seq.tokens) // self.block_size),
+            tokens // self.block_size,
+        )
+        held = []
+        for key in keys[:known]:
+            block = self.pool.acquire_cached(key)
+            if block is None and (taken := self.pool.allocate(1, seq.request.tenant)):
+                (block,) = taken
+                self.pool.cache_block(block, key)
+            if block is not None:
+                held.append(block)
+        self.pool.free(held)
+        if known < len(keys):
+            self.pool.evict(keys[known])
+
+    def invalidate(self, seq: Sequence) -> None:
+        """What the sequence has computed is not to be found any more, by nobody.
+
+        Of what it found itself, the blocks that two such sequences read: one of them may be to
+        blame for itself.
+        """
+        own = seq.cached // self.block_size
+        for table in seq.tables:
+            found = [block for block in table[:own] if block != NO_BLOCK]
+            self.pool.uncache([b for b in table[own:] if b != NO_BLOCK])
+            self.pool.uncache([b for b in found if self.pool.key_of(b) in self._suspect_keys])
+            for key in map(self.pool.key_of, found):
+                if key is not None:
+                    self._suspect_keys[key] = None
+        while len(self._suspect_keys) > MAX_SUSPECT_KEYS:
+            self._suspect_keys.popitem(last=False)
+
+    def _longest_hit(self, keys: Seq[BlockKey]) -> int:
+        """How many leading blocks may be taken as computed, every group agreeing."""
+        most = len(keys)
+        for g in self._full_groups:
+            suffix = self._group_suffixes[g]
+            most = next((i for i in range(most) if keys[i] + suffix not in self.pool), most)
+        if not self._window_groups:
+            return most
+        best, runs = 0, [0] * len(self.specs)  # blocks in a row, up to here, that a group knows
+        for i in range(most):
+            for g in self._window_groups:
+                runs[g] = runs[g] + 1 if keys[i] + self._group_suffixes[g] in self.pool else 0
+            if all(i + 1 - runs[g] <= self._first_block(g, i + 1) for g in self._window_groups):
+                best = i + 1
+        return best
+
+    def _first_block(self, group: int, blocks: int) -> int:
+        """The first of `blocks` full blocks that the token behind them still reads."""
+        return self.specs[group].first_needed(blocks * self.block_size) // self.block_size
+
+    def _block_keys(self, seq: Sequence, n: int) -> list[BlockKey]:
+        """Keys of the first n blocks."""
+        size, keys = self.block_size, seq.keys
+        for i in range(len(keys), n):
+            parent = keys[-1] if keys else sha256(seq.request.salt).digest()
+            chunk = array("i", seq.tokens[i * size : (i + 1) * size]).tobytes()
+            keys.append(sha256(parent + chunk).digest())
+        return keys[:n]
+
+    # -- forks ------------------------------------------------------------------------------
+
+    def fork(self, parent: Sequence, child: Sequence, length: int) -> None:
+        """Let the child share the parent's blocks of tokens [0, length), if all are still there.
+
+        The last one may be partly filled, and the parent may go on filling it: unshare() gives
+        the child a block of its own before the child's first write.
+        """
+        assert not child.tables[0], "fork() is for a sequence that holds nothing"
+        blocks = -(-length // self.block_size)
+        firsts = [min(spec.first_needed(length) // self.block_size, blocks) for spec in self.specs]
+        for first, table in zip(firsts, parent.tables, strict=True):
+            if len(table) < blocks or NO_BLOCK in table[first:blocks]:
+                return
+        for g, first in enumerate(firsts):
+            shared = parent.tables[g][first:blocks]
+            self.pool.share(shared)
+            child.tables[g].extend([NO_BLOCK] * first + shared)
+        child.computed = child.planned = length
+        child.keys.extend(parent.keys[: length // self.block_size])
+
+    def copy_on_write(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
+        """Put blocks of its own in place of the partly filled ones a fork shares.
+
+        The shared ones are given up after step `after`, which does the copying. None, and nothing
+        changed, if the pool has no blocks for that.
+        """
+        if not self._is_shared(seq):
+            return []
+        fresh = self.pool.allocate(len(self.specs), seq.request.tenant)
+        if fresh is None:
+            return None
+        copies = []
+        for table, block in zip(seq.tables, fresh, strict=True):
+            copies.append(BlockCopy(table[-1], block))
+            self.deferred_free.free_after([table[-1]], after)
+            table[-1] = block
+        return copies
+
+    def _is_shared(self, seq: Sequence) -> bool:
+        """Whether one that waits shares partly filled blocks; a prefix hit never does."""
+        return bool(seq.tables[0]) and seq.planned % self.block_size != 0
+
+    # -- swapping ---------------------------------------------------------------------------
+
+    def swap_out(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
+        """Move what is computed to host blocks. None, and nothing changed, if they do not suffice.
+
+        The device blocks are given up after step `after`, which must be over or ahead of the
+        copying on the device.
+        """
+        self.free_out_of_window(seq, after)
+        used = -(-seq.computed // self.block_size)
+        source = [table[:used] for table in seq.tables]
+        taken = self.host_pool.allocate(sum(map(_num_blocks, source)))
+        if not taken:
+            return None
+        host_pool = iter(taken)
+        tables = tuple([b if b == NO_BLOCK else next(host_pool) for b in table] for table in source)
+        computed = seq.computed
+        copies = _block_copies(source, tables)
+        self.release(seq, after)
+        seq.computed = seq.planned = computed
+        self._swapped[seq] = tables
+        return copies
+
+    def swap_in(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
+        """Move a sequence back from the host. None, and nothing changed, if blocks do not suffice.
+
+        The host blocks are given up after step `after`, which does the copying.
+        """
+        tables = self._swapped[seq]
+        taken = self.pool.allocate(self.swapped_blocks(seq), seq.request.tenant)
+        if taken is None:
+            return None
+        device = iter(taken)
+        del self._swapped[seq]
+        seq.tables = tuple([b if b == NO_BLOCK else next(device) for b in t] for t in tables)
+        for table in tables:
+            self.host_deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
+        return _block_copies(tables, seq.tables)
+
+    def swapped_blocks(self, seq: Sequence) -> int:
+        """Host blocks that hold this sequence."""
+        return sum(map(_num_blocks, self._swapped.get(seq, ())))
+
+    # -- invariants -------------------------------------------------------------------------
+
+    def step_finished(self, step: int) -> None:
+        """Step `step` is over: what only it still touched may be used again."""
+        self.deferred_free.step_finished(step)
+        self.host_deferred_free.step_finished(step)
+
+    def check(self, sequences: Iterable[Sequence]) -> None:
+        """Raise AssertionError unless tables, fences and pools agree. `sequences`: all alive."""
+        holds: Counter[int] = Counter(self.deferred_free.pending_blocks())
+        for seq in sequences:
+            assert len({len(table) for table in seq.tables}) == 1, f"uneven tables {seq.tables}"
+            if seq not in self._swapped:
+                assert len(seq.tables[0]) * self.block_size >= seq.planned, "tokens without a block"
+            self._check_windows(seq)
+            for table in seq.tables:
+                holds.update(b for b in table if b != NO_BLOCK)
+        self.pool.check(dict(holds))
+        on_host = [b for tables in self._swapped.values() for t in tables for b in t]
+        self.host_pool.check(
+            [b for b in on_host if b != NO_BLOCK] + self.host_deferred_free.pending_blocks()
+        )
+
+    def _check_windows(self, seq: Sequence) -> None:
+        for spec, table in zip(self.specs, seq.tables, strict=True):
+            first = spec.first_needed(seq.computed) // self.block_size
+            assert NO_BLOCK not in table[first:], f"a block that is still read is gone: {table}"
+
+
+def _num_blocks(table: list[int]) -> int:
+    return len(table) - table.count(NO_BLOCK)
+
+
+def _block_copies(source: Seq[list[int]], target: Seq[list[int]]) -> list[BlockCopy]:
+    """What to copy where, table by table."""
+    return [
+        BlockCopy(a, b)
+        for old, new in zip(source, target, strict=True)
+        for a, b in zip(old, new, strict=True)
+        if a != NO_BLOCK
+    ]

@@ -1,0 +1,33 @@
+"""Blocks that could be had without preempting anybody.
+
+Finished sequences of held requests, and waiting ones that share blocks through a fork, hold blocks
+only to save work: whoever counted on them finds them in the prefix cache, or computes them again.
+"""
+
+from __future__ import annotations
+
+from quire.core.types import Sequence
+
+
+class ReclaimableBlocks:
+    """Who could do without its blocks."""
+
+    def __init__(self) -> None:
+        self.held: dict[Sequence, None] = {}  # finished, until release()
+        self.sharing: dict[Sequence, None] = {}  # waiting
+
+    def pop(self, sparing: Sequence | None = None) -> Sequence | None:
+        """Take out the next to give up its blocks: the longest held, then the latest to share."""
+        seq = next(iter(self.held), None)
+        if seq is None:
+            seq = next((s for s in reversed(self.sharing) if s is not sparing), None)
+        if seq is not None:
+            self.discard(seq)
+        return seq
+
+    def discard(self, seq: Sequence) -> bool:
+        """Take out this one, if it is here. Whether it was."""
+        found = seq in self.held or seq in self.sharing
+        self.held.pop(seq, None)
+        self.sharing.pop(seq, None)
+        return found

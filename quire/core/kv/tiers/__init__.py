@@ -1,0 +1,1 @@
+"""KV storage beyond device memory."""

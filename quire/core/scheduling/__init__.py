@@ -1,0 +1,1 @@
+"""Step planning: scheduler, sequence registry, request groups, fault isolation."""

@@ -1,0 +1,99 @@
+"""Whether there are blocks for a sequence, and who gives some up for it.
+
+One that runs gets them whatever that takes: it is the order that says who yields. For one that
+waits nobody who runs is preempted. Alone, it gets whatever can be freed; beside others it waits
+until they have ended, and is not looked at again before there are more blocks than there were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.inflight_steps import InflightSteps
+from quire.core.scheduling.sequence_registry import SequenceRegistry
+from quire.core.types import Sequence
+
+
+class BlockAllocator:
+    """Helper of the scheduler's. watermark: share of the pool that is kept free beside others."""
+
+    def __init__(
+        self, kv: KVCache, roster: SequenceRegistry, flights: InflightSteps, watermark: float
+    ) -> None:
+        self._kv = kv
+        self._registry = roster
+        self._inflight = flights
+        self._watermark_blocks = int(watermark * kv.pool.size)
+        self._last_shortage: tuple[Sequence, int] | None = (
+            None  # who lacked blocks when so many were there
+        )
+
+    # -- for one that runs --------------------------------------------------------------------
+
+    def allocate_for_running(
+        self, seq: Sequence, n: int, preempt: Callable[[Sequence], None]
+    ) -> int:
+        """Find blocks for n more tokens of a running sequence, whatever that takes.
+
+        Returns for how many tokens there is room now: fewer than n only if it is first to yield
+        itself; 0 if it was preempted, or has to wait for a step in flight.
+        """
+        kv, roster = self._kv, self._registry
+        while not kv.allocate(seq, n):
+            if kv.blocks_to_allocate(seq, n) <= kv.pool.available + kv.deferred_free.num_pending:
+                return 0
+            if roster.reclaim():
+                continue
+            victim = roster.waiting_queue.choose_victim(roster.running)
+            if victim is not seq:
+                preempt(victim)
+            elif kv.token_capacity(seq) > 0:
+                n = kv.token_capacity(seq)
+            else:
+                if not self._awaits_step:
+                    preempt(seq)
+                return 0
+        return n
+
+    # -- for one that waits -------------------------------------------------------------------
+
+    def still_lacks_blocks(self, seq: Sequence) -> bool:
+        """Whether it lacked blocks before, and there are no more now; saves looking again."""
+        if (
+            self._last_shortage is None
+            or self._last_shortage[0] is not seq
+            or not self._may_gain_blocks
+        ):
+            return False
+        return self._kv.pool.available <= self._last_shortage[1]
+
+    def ensure_blocks(self, seq: Sequence) -> bool:
+        """Whether there are blocks for all its tokens; frees what nobody needs, if it is alone."""
+        pool, spared = self._kv.pool, self._watermark_blocks if self._registry.running else 0
+        while self._kv.blocks_needed(seq) > pool.available - spared:
+            if self._may_gain_blocks or not self._registry.reclaim(sparing=seq):
+                self._last_shortage = (seq, pool.available)
+                return False
+        self._last_shortage = None
+        return True
+
+    def drop_shared_prefix(self, seq: Sequence) -> bool:
+        """Take its share from one that could not come in with it although nobody else is there.
+
+        Copying what is shared takes more blocks than beginning anew.
+        """
+        if self._may_gain_blocks or not self._registry.reclaimable.discard(seq):
+            return False
+        self._kv.release(seq, self._inflight.last_step)
+        return True
+
+    @property
+    def _may_gain_blocks(self) -> bool:
+        """Whether there may be more blocks soon without taking them from anybody."""
+        return bool(self._registry.running) or self._awaits_step
+
+    @property
+    def _awaits_step(self) -> bool:
+        """Whether applying a step in flight will change what can be planned."""
+        return self._kv.deferred_free.num_pending > 0 or self._inflight.has_rows

@@ -1,0 +1,39 @@
+"""A step of one token of nobody's, to see whether steps work: in no book, and in no cache."""
+
+from __future__ import annotations
+
+from quire.core.kv.kv_cache import KVCache
+from quire.core.params import SamplingParams
+from quire.core.scheduling.sequence_registry import SequenceRegistry
+from quire.core.types import (
+    UNKNOWN,
+    Request,
+    Row,
+    Sequence,
+    SequenceState,
+    StepPlan,
+    StopConditions,
+)
+
+DUMMY_REQUEST = Request("", (0,), StopConditions(max_tokens=1), SamplingParams(temperature=0.0))
+
+
+def build_dummy_step(kv: KVCache, roster: SequenceRegistry, number: int) -> StepPlan | None:
+    """The step, with a slot and a block for each table. None: there is no room."""
+    blocks = kv.pool.allocate(len(kv.specs))
+    if blocks is None:
+        return None
+    seq = Sequence(
+        DUMMY_REQUEST, 0, [0, UNKNOWN], tuple([one] for one in blocks), planned=1, max_len=2
+    )
+    seq.state, seq.slot = SequenceState.RUNNING, roster.unused_slot
+    rows = (Row(seq, 0, 1, True),)
+    return StepPlan(number, rows, (seq,), leaves=roster.take_leaves())
+
+
+def release_dummy_step(plan: StepPlan, kv: KVCache, roster: SequenceRegistry) -> None:
+    """It is over: give back what it had."""
+    seq = plan.rows[0].seq
+    roster.empty_slot(seq.slot)
+    for table in seq.tables:
+        kv.pool.free(table)

@@ -1,0 +1,57 @@
+"""Plans whose results are not in yet, oldest first.
+
+A sequence that stops running while rows of it are in flight makes those rows dead: whatever they
+say is dropped. This and the fence of the KV cache are all there is to steps in flight.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from quire.core.types import Sequence, StepPlan
+
+
+@dataclass(slots=True)
+class InflightStep:
+    """swapped: whom this plan moves to the host. dead: whose rows mean nothing any more."""
+
+    plan: StepPlan
+    swapped: list[Sequence]
+    stale: set[Sequence] = field(default_factory=set)
+
+
+class InflightSteps:
+    """At most `depth` at a time; they land in the order they were launched."""
+
+    def __init__(self, depth: int) -> None:
+        assert depth > 0, depth
+        self._depth = depth
+        self._steps: deque[InflightStep] = deque()
+        self.last_step = 0  # the last one planned
+
+    @property
+    def next_step(self) -> int:
+        """The number of the step being planned. Asserts that one may be planned."""
+        assert len(self._steps) < self._depth, f"{len(self._steps)} steps are in flight already"
+        return self.last_step + 1
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether a result will change anything."""
+        return any(flight.plan.rows for flight in self._steps)
+
+    def push(self, plan: StepPlan, swapped: list[Sequence]) -> None:
+        self.last_step = plan.step
+        self._steps.append(InflightStep(plan, swapped))
+
+    def pop_oldest(self, plan: StepPlan) -> InflightStep:
+        assert self._steps, f"step {plan.step} was applied already"
+        flight = self._steps.popleft()
+        assert flight.plan.step == plan.step, f"step {plan.step} before {flight.plan.step}"
+        return flight
+
+    def invalidate_rows(self, seq: Sequence) -> None:
+        """Rows of this sequence in flight mean nothing any more."""
+        for flight in self._steps:
+            flight.stale.add(seq)

@@ -1,0 +1,1 @@
+"""Scheduling limits: one file per reason to compute fewer tokens in a step."""

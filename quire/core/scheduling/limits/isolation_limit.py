@@ -1,0 +1,136 @@
+"""Who may have broken an engine runs apart from all others until it has passed where that broke.
+
+Two kinds. Requests of a step that raised are tried in parties, halves of halves
+(quire.core.scheduling.fault_isolation). Requests that were aboard an engine that died come marked,
+and each is tried
+alone: a second death then has one culprit. On trial means: nobody else has a row in the step, and
+no step is in line behind it (`careful`). Who is not on trial waits, with its blocks; if nobody of
+the party can run for want of room, those who are suspected of nothing make the next step.
+
+A trial is over when every sequence has computed what it had been promised when the step raised, or
+its first few tokens: what the dead engine had said of them and nobody was told is behind it then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+
+from quire.core.scheduling.fault_isolation import FaultBisection
+from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.types import Request, Sequence, SequenceState
+
+TRIAL_STEPS = 3
+"""Steps in which one that was aboard a death says tokens alone. At most so many were in line."""
+
+
+class FaultIsolationLimit(Limit):
+    """An engine has one, before all other limits."""
+
+    allows_overtaking = True
+
+    def __init__(self) -> None:
+        self._bisection = FaultBisection()
+        self._crash_suspects: dict[str, None] = {}  # were aboard a death, and are not tried yet
+        self._solo_suspect: str | None = None  # of those, who is on trial
+        self._goal_lengths: dict[Sequence, int] = {}  # when a suspect has passed
+        self._is_trial_step = False  # this step is one
+        self._rows = 0  # of this step
+        self._chose_solo_suspect = False  # this step has chosen who is on trial alone
+        self._new_goals: set[Sequence] = set()  # have got their goals in this step
+
+    @property
+    def serialize_steps(self) -> bool:  # type: ignore[override]  # read only
+        return bool(self._crash_suspects) or self._bisection.current_group is not None
+
+    @property
+    def unattributed_failures(self) -> int:  # type: ignore[override]  # read only
+        return self._bisection.unattributed_failures
+
+    # -- who is suspected ---------------------------------------------------------------------
+
+    def add_request(self, request: Request) -> bool:
+        if request.engine_crashes:
+            self._crash_suspects[request.id] = None
+        return False
+
+    def observe_step_failure(self, rows: Seq[Sequence]) -> str | None:
+        ids = [seq.request.id for seq in rows]
+        for seq in rows:
+            self._goal_lengths[seq] = max(seq.planned, self._goal_lengths.get(seq, 0))
+        alone = self._solo_suspect is not None and set(ids) == {self._solo_suspect}
+        return self._bisection.record_failure(ids, tried=alone)
+
+    def remove_request(self, request: Request) -> None:
+        if not self.serialize_steps:
+            return
+        self._bisection.remove(request.id)
+        self._clear(request.id)
+
+    def _clear(self, request_id: str) -> None:
+        self._crash_suspects.pop(request_id, None)
+        if self._solo_suspect == request_id:
+            self._solo_suspect = None
+        for seq in [seq for seq in self._goal_lengths if seq.request.id == request_id]:
+            del self._goal_lengths[seq]
+
+    # -- steps --------------------------------------------------------------------------------
+
+    def begin_step(self, sequences: int) -> None:
+        if not self.serialize_steps:
+            self._is_trial_step, self._rows = False, 0
+            return
+        self._clear_passed()
+        nobody_could = self._is_trial_step and not self._rows
+        self._is_trial_step = self.serialize_steps and not nobody_could
+        self._rows, self._chose_solo_suspect = 0, False
+        self._new_goals.clear()
+
+    def _clear_passed(self) -> None:
+        """Acquit who has passed."""
+        party = self._bisection.current_group
+        on_trial = party or (() if self._solo_suspect is None else (self._solo_suspect,))
+        goals = [(seq, at) for seq, at in self._goal_lengths.items() if seq.request.id in on_trial]
+        if not goals or any(
+            seq.computed < at for seq, at in goals if seq.state is not SequenceState.FINISHED
+        ):
+            return
+        if party is not None:
+            self._bisection.record_success()
+        for request_id in on_trial:
+            self._clear(request_id)
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        if not self.serialize_steps:
+            return want
+        name = seq.request.id
+        if not self._is_trial_step:
+            suspected = name in self._crash_suspects or name in self._bisection
+            return 0 if suspected else want
+        if self._bisection.current_group is not None:
+            return want if name in self._bisection.current_group else 0
+        one = self._solo_suspect
+        return want if name == one or (one is None and name in self._crash_suspects) else 0
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self._rows += 1
+        if not self._is_trial_step or self._bisection.current_group is not None:
+            return
+        if self._solo_suspect is None:
+            self._solo_suspect, self._chose_solo_suspect = seq.request.id, True
+        if seq not in self._goal_lengths:
+            self._goal_lengths[seq] = seq.generation_start + TRIAL_STEPS - 1
+            self._new_goals.add(seq)
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        self._rows -= 1
+        if seq in self._new_goals:
+            self._new_goals.discard(seq)
+            del self._goal_lengths[seq]
+        if self._chose_solo_suspect and not self._rows:
+            self._solo_suspect, self._chose_solo_suspect = None, False
+
+    def free_decode_rows(self) -> int:
+        return 0 if self.serialize_steps else NO_BOUND
+
+    def take_decode_rows(self, rows: int) -> None:
+        self._rows += rows

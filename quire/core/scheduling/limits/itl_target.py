@@ -1,0 +1,214 @@
+"""Prompts leave room for those who decode: a step of both takes no longer than a target.
+
+There are two targets. A short prompt is over in a few steps, and each may take target_s; or longer,
+where a step of decoding rows alone takes so long that less would starve prompts. A long prompt
+takes hundreds of steps, and what it adds to each is what people wait for at every token: such a
+step may take less than twice a bare one, so nobody's tokens come at less than half their pace. What
+a bare step takes is measured; while there are prompts all the time, one step in fifty goes without.
+
+How many prompt tokens that are is learnt from each step that landed: so many more or fewer as it
+was quicker or slower than the target. A step has fixed costs, so this errs on the small side and
+comes nearer with each step; it needs no model of the device, and forgets a stall in a few steps.
+Where nobody decodes, prompts get all there is: nobody waits for a token then.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.types import Sequence, SequenceState
+
+MIN_PROMPT_TOKENS = 64
+"""Prompt tokens a step may always have, whatever the target: prompts must get on too."""
+INITIAL_PROMPT_TOKENS = 256
+"""Prompt tokens of the first step beside decoding rows, when nothing is known yet."""
+MIN_LONG_PROMPT_TOKENS = 32
+"""The same of long prompts. Fewer save next to nothing: a step reads all of the context anyway."""
+FULL_STEP_SHARE = 0.4
+"""Of what is allowed, so much makes a step full: rounding may take more than half."""
+LONG_STEP_FACTOR = 1.9
+"""Bare steps that one with a long prompt may take; what varies comes on top."""
+LONG_PROMPT_STEPS = 8
+"""A prompt is long that would take more than so many full steps."""
+PROBE_EVERY = 50
+"""After so many steps with prompts one goes without, to see what a bare one takes."""
+PLAN_HISTORY = 8
+"""So many plans are remembered: more than are in flight."""
+
+
+@dataclass(slots=True)
+class _PromptTokenFit:
+    """How many prompt tokens a step may have to take no longer than a target."""
+
+    min_tokens: int
+    max_tokens: float = float(NO_BOUND)
+
+    def observe(self, prompt_tokens: int, seconds: float, target_s: float) -> None:
+        fits = max(prompt_tokens * target_s / seconds, self.min_tokens)
+        unknown = self.max_tokens >= NO_BOUND
+        if unknown or fits < prompt_tokens or prompt_tokens >= FULL_STEP_SHARE * self.max_tokens:
+            self.max_tokens = fits
+        else:
+            self.max_tokens = max(self.max_tokens, fits)
+
+
+@dataclass(slots=True)
+class _StepPromptTokens:
+    """Tokens of prompts in a step, and those of long ones among them."""
+
+    tokens: int = 0
+    long_tokens: int = 0
+
+
+class InterTokenLatencyLimit(Limit):
+    """left = what the target allows - prompt tokens taken in this step, if somebody decodes.
+
+    left_of_long: the same of the lower target; long ones count for both.
+    """
+
+    def __init__(self, target_s: float, *, least_of_long: int = MIN_LONG_PROMPT_TOKENS) -> None:
+        assert target_s > 0, target_s
+        self.target_s = target_s
+        self.decode_step_s = 0.0  # what a step of decoding rows alone takes; 0: not known
+        self.short_fit = _PromptTokenFit(MIN_PROMPT_TOKENS)
+        self.long_fit = _PromptTokenFit(least_of_long)
+        self.left = NO_BOUND
+        self.left_for_long = NO_BOUND
+        self.long_rows = 0  # rows of long prompts in this step
+        self.recent_steps: deque[_StepPromptTokens] = deque(maxlen=PLAN_HISTORY)  # the latest last
+        self.steps_since_probe = 0  # steps with prompts since a bare one
+        self.decode_rows = 0  # rows of this step
+        self.previous_decode_rows = (
+            0  # rows of the step before: those of this one may come late in it
+        )
+
+    def begin_step(self, sequences: int) -> None:
+        self.previous_decode_rows, self.decode_rows = self.decode_rows, 0
+        self.long_rows = 0
+        self.recent_steps.append(_StepPromptTokens())
+        self.left = self._prompt_budget(self.short_fit)
+        self.left_for_long = min(self._prompt_budget(self.long_fit), self.left)
+        if self._is_probe_step:
+            self.left = self.left_for_long = 0
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        if _is_decoding(seq) or not self._is_active:
+            return want
+        left = self.left
+        if self._is_long(seq):
+            left = self.left_for_long
+            if self.left > 0 and not self.long_rows:
+                left = max(left, self.long_fit.min_tokens)  # shorter ones took all, step after step
+        return max(0, min(want, left))
+
+    def prompt_tokens_left(self) -> int:
+        """Tokens of prompts that this step still has."""
+        return max(self.left, 0) if self._is_active else NO_BOUND
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self._count(seq, n, 1)
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        self._count(seq, n, -1)
+
+    def free_decode_rows(self) -> int:
+        return NO_BOUND
+
+    def take_decode_rows(self, rows: int) -> None:
+        self.decode_rows += rows
+
+    def observe_step(self, prompt_tokens: int, seconds: float) -> None:
+        if seconds <= 0:
+            return
+        if not prompt_tokens:
+            self._observe_decode_step(seconds)
+            return
+        self.steps_since_probe += 1
+        long_tokens = self._long_tokens(prompt_tokens)
+        if not long_tokens and prompt_tokens >= MIN_PROMPT_TOKENS:
+            self.short_fit.observe(prompt_tokens, seconds, self._target_s)
+        elif long_tokens == prompt_tokens and self.decode_step_s:
+            self.long_fit.observe(prompt_tokens, seconds, LONG_STEP_FACTOR * self.decode_step_s)
+
+    @property
+    def _target_s(self) -> float:
+        """Of short prompts."""
+        return max(self.target_s, LONG_STEP_FACTOR * self.decode_step_s)
+
+    @property
+    def _is_probe_step(self) -> bool:
+        """This step shall be a bare one, to see what that takes."""
+        unknown = not self.decode_step_s and any(plan.long_tokens for plan in self.recent_steps)
+        return self.previous_decode_rows > 0 and (unknown or self.steps_since_probe >= PROBE_EVERY)
+
+    @property
+    def _is_active(self) -> bool:
+        return bool(self.decode_rows or self.previous_decode_rows)
+
+    def _prompt_budget(self, fit: _PromptTokenFit) -> int:
+        if self.short_fit.max_tokens >= NO_BOUND:
+            return INITIAL_PROMPT_TOKENS
+        most = fit.max_tokens
+        if most >= NO_BOUND:  # of no long prompt yet; half of what the shorter ones promise
+            most = (
+                self.short_fit.max_tokens
+                * LONG_STEP_FACTOR
+                * self.decode_step_s
+                / self._target_s
+                / 2
+            )
+        return max(
+            fit.min_tokens,
+            _round_to_tiles(int(most) + self.previous_decode_rows) - self.previous_decode_rows,
+        )
+
+    def _count(self, seq: Sequence, n: int, sign: int) -> None:
+        if _is_decoding(seq):
+            self.decode_rows += sign
+            return
+        self.left -= sign * n
+        self.left_for_long -= sign * n
+        is_long = self._is_long(seq)
+        self.long_rows += sign * is_long
+        if self.recent_steps:
+            self.recent_steps[-1].tokens += sign * n
+            self.recent_steps[-1].long_tokens += sign * n * is_long
+
+    def _long_tokens(self, prompt_tokens: int) -> int:
+        """Of a step that landed, those of long prompts. Plans land in order; some never do."""
+        for place, plan in enumerate(self.recent_steps):
+            if plan.tokens == prompt_tokens:
+                for _ in range(place + 1):
+                    self.recent_steps.popleft()
+                return plan.long_tokens
+        return 0
+
+    def _is_long(self, seq: Sequence) -> bool:
+        """Whether its prompt, without what was cached, takes many steps: also towards its end."""
+        tokens = seq.pending
+        if seq.state is SequenceState.RUNNING:
+            tokens = max(tokens, seq.prompt_len - seq.cached)
+        return tokens > LONG_PROMPT_STEPS * self.short_fit.max_tokens
+
+    def _observe_decode_step(self, seconds: float) -> None:
+        """A step without prompts landed. One slow one is no rule."""
+        self.steps_since_probe = 0
+        if not self.decode_step_s:
+            self.decode_step_s = seconds
+        self.decode_step_s += (min(seconds, 2 * self.decode_step_s) - self.decode_step_s) / 8
+
+
+def _is_decoding(seq: Sequence) -> bool:
+    """Whether the row is of a next token, not of a prompt or of what was preempted."""
+    return seq.pending == 1 and seq.planned >= seq.prompt_len
+
+
+def _round_to_tiles(tokens: int) -> int:
+    """So many or somewhat fewer: matrix products work in tiles, and pay for the last ones in full.
+
+    Not by much: a step that got a third less would not show that the third had fitted.
+    """
+    grain = 256 if tokens >= 1024 else 128 if tokens >= 512 else 1
+    return tokens - tokens % grain

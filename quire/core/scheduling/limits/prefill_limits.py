@@ -1,0 +1,72 @@
+"""How prompts share a step: long ones in pieces, and not too many unfinished at once.
+
+A row is partial when it does not reach the end of what its sequence has to compute. Decoding
+rows never are, so none of these limits touches them.
+"""
+
+from __future__ import annotations
+
+from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.types import Sequence
+
+
+class PrefillChunkLimit(Limit):
+    """A row has at most `most` tokens, unless alone (long_prefill_token_threshold)."""
+
+    def __init__(self, most: int) -> None:
+        assert most > 0, most
+        self.max_tokens = most
+        self._alone = False
+
+    def begin_step(self, sequences: int) -> None:
+        self._alone = sequences <= 1
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        return want if self._alone else min(want, self.max_tokens)
+
+    def free_decode_rows(self) -> int:
+        return NO_BOUND
+
+
+class PartialPrefillLimit(Limit):
+    """At most `most` partial rows in a step (max_num_partial_prefills). After TokenBudget."""
+
+    allows_overtaking = True
+
+    def __init__(self, most: int) -> None:
+        assert most > 0, most
+        self.max_rows = most
+        self.left = most
+
+    def begin_step(self, sequences: int) -> None:
+        self.left = self.max_rows
+
+    def is_counted(self, seq: Sequence, n: int) -> bool:
+        """Whether a row of n tokens takes one of the places."""
+        return n < seq.pending
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        return 0 if self.left <= 0 and self.is_counted(seq, want) else want
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self.left -= self.is_counted(seq, n)
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        self.left += self.is_counted(seq, n)
+
+    def free_decode_rows(self) -> int:
+        return NO_BOUND
+
+
+class LongPrefillLimit(PartialPrefillLimit):
+    """At most `most` partial rows of long prompts in a step (max_long_partial_prefills).
+
+    Long is a prompt of more than `threshold` tokens. Shorter ones behind it may pass.
+    """
+
+    def __init__(self, most: int, threshold: int) -> None:
+        super().__init__(most)
+        self.threshold = threshold
+
+    def is_counted(self, seq: Sequence, n: int) -> bool:
+        return seq.prompt_len > self.threshold and n < seq.pending

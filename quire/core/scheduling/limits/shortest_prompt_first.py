@@ -1,0 +1,98 @@
+"""Prompts share a step: short ones first, and the eldest always gets a quarter.
+
+Without it whoever came aboard first takes all that a step has for prompts, and a question of ten
+tokens waits for the end of a book. Here each leaves room for those who have less to compute: others
+aboard, and the first of those who wait. The eldest unfinished prompt keeps a quarter of the step
+whatever comes, so that none starves: it ends, and the next is the eldest.
+
+Room that is left for those who wait is lost if they do not come (no seat, no blocks). So after a
+step in which none came, none is left for them for a while, and longer each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import islice
+
+from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.order.base import WaitingQueue
+from quire.core.types import Sequence, SequenceState
+
+LOOKAHEAD = 8
+"""So many of those who wait are looked at."""
+OLDEST_SHARE = 0.25
+MAX_BACKOFF = 31
+
+
+class ShortestPromptFirst(Limit):
+    """queue: who waits. room: tokens of prompts that the limits before leave in this step.
+
+    After those limits.
+    """
+
+    def __init__(self, queue: WaitingQueue, room: Callable[[], int]) -> None:
+        self._queue = queue
+        self._prompt_tokens_left = room
+        self._partial_prompts: dict[
+            Sequence, None
+        ] = {}  # whose prompts come in parts, eldest first
+        self._queue_heads: list[Sequence] = []  # those who wait, for whom room was left
+        self._oldest: Sequence | None = None
+        self._demands: dict[Sequence, int] = {}  # tokens that those who had none yet could use
+        self._oldest_reserve = 0  # for the eldest
+        self._backoff_steps = self._backoff_left = 0
+
+    def begin_step(self, sequences: int) -> None:
+        self._partial_prompts = {
+            s: None
+            for s in self._partial_prompts
+            if s.state is SequenceState.RUNNING and _is_prefilling(s)
+        }
+        self._update_backoff()
+        first = [] if self._backoff_left or not len(self._queue) else islice(self._queue, LOOKAHEAD)
+        self._queue_heads = [seq for seq in first if _is_prefilling(seq)]
+        self._demands = {}
+        if len(self._partial_prompts) + len(self._queue_heads) > 1:
+            self._demands = {
+                seq: seq.pending for seq in (*self._partial_prompts, *self._queue_heads)
+            }
+        self._oldest = next(iter(self._demands), None)
+        self._oldest_reserve = int(max(self._prompt_tokens_left(), 0) * OLDEST_SHARE)
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        if not self._demands or want <= 1 or not _is_prefilling(seq):
+            return want
+        own = seq.pending
+        shorter = sum([n for one, n in self._demands.items() if n < own])
+        left = self._prompt_tokens_left() - shorter
+        if seq is self._oldest:
+            left = max(left, self._oldest_reserve, 1)
+        elif self._oldest in self._demands and self._demands[self._oldest] > own:
+            left -= self._oldest_reserve
+        return max(min(want, left), 0)
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self._demands.pop(seq, None)
+        if n < seq.pending:
+            self._partial_prompts[seq] = None
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        if seq in self._partial_prompts or seq in self._queue_heads:
+            self._demands[seq] = seq.pending
+
+    def free_decode_rows(self) -> int:
+        return NO_BOUND
+
+    def _update_backoff(self) -> None:
+        """Those for whom room was left in the step before: has one of them come?"""
+        if self._backoff_left:
+            self._backoff_left -= 1
+        elif self._queue_heads and self._partial_prompts:
+            came = any(seq.state is not SequenceState.WAITING for seq in self._queue_heads)
+            self._backoff_steps = 0 if came else min(2 * self._backoff_steps + 1, MAX_BACKOFF)
+            self._backoff_left = self._backoff_steps
+
+
+def _is_prefilling(seq: Sequence) -> bool:
+    """It has more to compute than the next token."""
+    return seq.pending > 1 or seq.planned < seq.prompt_len

@@ -1,0 +1,93 @@
+"""What a tenant may hold of the KV cache: beyond its share none of its waiting sequences come in.
+
+Those that run may grow beyond it: nobody is stopped in the middle of a sentence, and where memory
+runs short the order takes from whoever holds most. A tenant that holds nothing may always run one.
+It also tells the order when a step begins: books are settled then, and who is at the share is
+passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.order.fair import FairQueue
+from quire.core.types import NO_BLOCK, Sequence, SequenceState
+
+SEQUENCES_PER_CHARGE = 64
+"""Of so many sequences books are settled each step while somebody waits, of more less often."""
+IDLE_CHARGE_EVERY = 16
+"""Steps between two settlings while nobody waits."""
+
+
+class TenantKVQuota(Limit):
+    """blocks: of the cache. most_blocks: that a sequence of so many tokens needs."""
+
+    allows_overtaking = True
+
+    def __init__(self, order: FairQueue, blocks: int, most_blocks: Callable[[int], int]) -> None:
+        self._queue = order
+        self._blocks = blocks
+        self._max_blocks = most_blocks
+        self._running: dict[Sequence, None] = {}  # of tenants with a share
+        self._held_blocks: dict[bytes, int] = {}
+        self._steps = 0
+        self._added_this_step: dict[
+            Sequence, int
+        ] = {}  # came in this step -> blocks counted for it
+
+    def begin_step(self, sequences: int) -> None:
+        self._steps += 1
+        often = (
+            1 + self._queue.num_accounts // SEQUENCES_PER_CHARGE
+            if len(self._queue)
+            else IDLE_CHARGE_EVERY
+        )
+        if self._steps % often == 0:
+            self._queue.charge_service()
+        self._added_this_step = {}
+        if self._running:
+            self._recount()
+            self._queue.deprioritize(
+                {name for name in self._held_blocks if self._is_at_quota(name)}
+            )
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        if seq.state is SequenceState.RUNNING or seq.request.tenant_limits.kv_share is None:
+            return want
+        return want if self._fits(seq) else 0
+
+    def take(self, seq: Sequence, n: int) -> None:
+        if seq.request.tenant_limits.kv_share is not None and seq not in self._running:
+            self._running[seq] = None
+            self._added_this_step[seq] = self._max_blocks(len(seq.tokens))
+            self._charge(seq, self._added_this_step[seq])
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        if seq in self._added_this_step:
+            del self._running[seq]
+            self._charge(seq, -self._added_this_step.pop(seq))
+
+    def free_decode_rows(self) -> int:
+        return NO_BOUND
+
+    def _recount(self) -> None:
+        self._running = {seq: None for seq in self._running if seq.state is SequenceState.RUNNING}
+        self._held_blocks = {}
+        for seq in self._running:
+            self._charge(seq, sum(len(table) - table.count(NO_BLOCK) for table in seq.tables))
+
+    def _charge(self, seq: Sequence, blocks: int) -> None:
+        name = seq.request.tenant
+        self._held_blocks[name] = self._held_blocks.get(name, 0) + blocks
+
+    def _is_at_quota(self, tenant: bytes) -> bool:
+        first = self._queue.next_of_tenant(tenant)
+        return first is not None and not self._fits(first)
+
+    def _fits(self, seq: Sequence) -> bool:
+        held = self._held_blocks.get(seq.request.tenant, 0)
+        share = seq.request.tenant_limits.kv_share
+        if not held or share is None:
+            return True
+        return held + self._max_blocks(len(seq.tokens)) <= share * self._blocks

@@ -1,0 +1,67 @@
+"""At most so many tokens through the model in one step (max_num_batched_tokens)."""
+
+from __future__ import annotations
+
+from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.types import Request, Sequence, SequenceState
+from quire.errors import TooLong
+
+
+class TokenBudget(Limit):
+    """left = per_step - tokens taken in this step, never negative."""
+
+    def __init__(self, per_step: int) -> None:
+        assert per_step > 0, per_step
+        self.per_step = per_step
+        self.left = per_step
+
+    def begin_step(self, sequences: int) -> None:
+        self.left = self.per_step
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        return min(want, self.left)
+
+    def take(self, seq: Sequence, n: int) -> None:
+        self.left -= n
+
+    def undo(self, seq: Sequence, n: int) -> None:
+        self.left += n
+
+    def full(self) -> bool:
+        return self.left <= 0
+
+    def free_decode_rows(self) -> int:
+        return self.left
+
+    def take_decode_rows(self, rows: int) -> None:
+        self.left -= rows
+
+
+class WholePromptLimit(Limit):
+    """A prompt is computed whole or not yet (enable_chunked_prefill=False). After TokenBudget.
+
+    A sequence that was preempted has its outputs to recompute too, which may pass the budget, and
+    so has one that spoke in another engine before; those may come in chunks.
+    """
+
+    def __init__(self, per_step: int) -> None:
+        assert per_step > 0, per_step
+        self.per_step = per_step
+
+    def check_request(self, request: Request) -> None:
+        if len(request.prompt) > self.per_step:
+            raise TooLong(
+                f"the prompt has {len(request.prompt)} tokens, and with chunked prefill off a step "
+                f"takes at most {self.per_step}; shorten the prompt, raise max_num_batched_tokens "
+                "or turn enable_chunked_prefill on",
+                param="prompt",
+            )
+
+    def allow(self, seq: Sequence, want: int) -> int:
+        started = (
+            seq.preemptions or seq.state is SequenceState.RUNNING or seq.request.resumed_tokens
+        )
+        return want if started or want == seq.pending else 0
+
+    def free_decode_rows(self) -> int:
+        return NO_BOUND

@@ -1,0 +1,1 @@
+"""Waiting-queue orders: first-come-first-served, priority, fair."""

@@ -1,0 +1,35 @@
+"""Who goes first, and who is preempted when memory runs out.
+
+An order is the queue of those who wait. It knows nothing of blocks or tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+from quire.core.types import Sequence
+
+
+class WaitingQueue(Protocol):
+    """A queue, and the choice of a victim. Total: two sequences never tie."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """Who waits, next first."""
+
+    def push(self, seq: Sequence) -> None:
+        """A new one."""
+
+    def requeue(self, seq: Sequence) -> None:
+        """One that had its turn and could not go on; ahead of equals that never had one."""
+
+    def pop(self) -> Sequence:
+        """Take out who is next. The queue must not be empty."""
+
+    def remove(self, seq: Sequence) -> None:
+        """Take out this one, which is in the queue."""
+
+    def choose_victim(self, running: dict[Sequence, None]) -> Sequence:
+        """Whom to preempt. running: in the order of admission, not empty."""

@@ -1,0 +1,235 @@
+"""Whose turn it is goes by who had least: tenants that wait get equal service, by their weights.
+
+Service is counted in tokens: one for a token of a prompt that was computed (what the prefix cache
+had is free), OUTPUT_COST for one that was generated, divided by the tenant's weight. Who had least
+of those who wait goes next; within a tenant another order decides. Who comes back from idleness
+starts level with those who wait: no credit for the past, and what it had too much stays. When
+memory runs out, whoever holds most gives way. With one tenant all of this is the inner order.
+
+Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024 (virtual token counter);
+the victim and the uncached price are ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from quire.core.scheduling.order.base import WaitingQueue
+from quire.core.types import NO_BLOCK, Sequence, SequenceState
+
+OUTPUT_COST = 2.0
+"""A generated token takes a row of a step for itself; tokens of prompts share theirs."""
+MAX_TENANTS = 4096
+"""Tenants beyond which those with nothing here are forgotten."""
+
+
+class _TenantQueue:
+    """queue: who waits. spent: the virtual counter."""
+
+    __slots__ = ("queue", "virtual_counter", "weight")
+
+    def __init__(self, queue: WaitingQueue) -> None:
+        self.queue = queue
+        self.virtual_counter = 0.0
+        self.weight = 1.0
+
+
+class _ServiceAccount:
+    """Of one sequence that had a turn. paid: may be ahead of what it had, just after pop()."""
+
+    __slots__ = ("charged", "precomputed", "received")
+
+    def __init__(self, base: int) -> None:
+        self.precomputed = base  # leading tokens that others computed for it
+        self.received = 0.0
+        self.charged = 0.0
+
+
+class FairQueue:
+    """inner: makes the order within a tenant."""
+
+    def __init__(self, inner: Callable[[], WaitingQueue]) -> None:
+        self._make_queue = inner
+        self._victim_chooser = inner()  # of victims; its queue stays empty
+        self._deprioritized: frozenset[bytes] = frozenset()
+        self._tenants: dict[bytes, _TenantQueue] = {}
+        self._waiting: dict[bytes, _TenantQueue] = {}  # those with a queue that is not empty
+        self._accounts: dict[Sequence, _ServiceAccount] = {}
+        self._last_virtual_counter = 0.0  # what the last one had spent who had a turn
+
+    def __len__(self) -> int:
+        return sum([len(one.queue) for one in self._waiting.values()])
+
+    def __iter__(self) -> Iterator[Sequence]:
+        if len(self._waiting) < 2:
+            for one in self._waiting.values():
+                yield from one.queue
+            return
+        rest = {name: iter(one.queue) for name, one in self._waiting.items()}
+        heads = {name: next(queue) for name, queue in rest.items()}
+        virtual_counter = {name: one.virtual_counter for name, one in self._waiting.items()}
+        while heads:
+            name = min(heads, key=lambda name: (name in self._deprioritized, virtual_counter[name]))
+            seq = heads.pop(name)
+            yield seq
+            virtual_counter[name] += self._upfront_charge(seq) / self._tenants[name].weight
+            following = next(rest[name], None)
+            if following is not None:
+                heads[name] = following
+            heads = {name: heads[name] for name in self._waiting if name in heads}
+
+    def push(self, seq: Sequence) -> None:
+        tenant = self._tenant_of(seq)
+        tenant.weight = seq.request.tenant_limits.weight
+        if not tenant.queue:
+            self._catch_up(tenant)
+        self._queue(seq, tenant).push(seq)
+
+    def requeue(self, seq: Sequence) -> None:
+        self._charge_service(seq)
+        self._queue(seq, self._tenant_of(seq)).requeue(seq)
+
+    def pop(self) -> Sequence:
+        waiting = self._waiting
+        if len(waiting) == 1:
+            name = next(iter(waiting))
+        else:
+            name = min(
+                waiting,
+                key=lambda name: (name in self._deprioritized, waiting[name].virtual_counter),
+            )
+        tenant = waiting[name]
+        self._last_virtual_counter = tenant.virtual_counter
+        seq = tenant.queue.pop()
+        if not tenant.queue:
+            del waiting[name]
+        if len(self._tenants) > 1:
+            tenant.virtual_counter += self._upfront_charge(seq) / tenant.weight
+            bill = self._accounts[seq] = self._accounts.get(seq) or _ServiceAccount(seq.planned)
+            bill.charged = max(bill.charged, self._expected_service(seq))
+        return seq
+
+    def remove(self, seq: Sequence) -> None:
+        name = seq.request.tenant
+        self._waiting[name].queue.remove(seq)
+        if not self._waiting[name].queue:
+            del self._waiting[name]
+
+    def choose_victim(self, running: dict[Sequence, None]) -> Sequence:
+        """The one that the inner order would take from who holds most, but never the eldest.
+
+        So there is always one that gets to its end: two could else take turns at beginning anew.
+        """
+        if len(self._tenants) < 2 or len(running) == 1:
+            return self._victim_chooser.choose_victim(running)
+        holds: dict[bytes, float] = {}
+        for seq in running:
+            blocks = sum(len(table) - table.count(NO_BLOCK) for table in seq.tables)
+            name = seq.request.tenant
+            holds[name] = holds.get(name, 0.0) + blocks / seq.request.tenant_limits.weight
+        others = list(running)[1:]
+        most = max({seq.request.tenant for seq in others}, key=lambda name: (holds[name], name))
+        return self._victim_chooser.choose_victim(
+            {seq: None for seq in others if seq.request.tenant == most}
+        )
+
+    def deprioritize(self, tenants: Iterable[bytes]) -> None:
+        """It cannot be the turn of these now: others go before them."""
+        self._deprioritized = frozenset(tenants)
+
+    def next_of_tenant(self, tenant: bytes) -> Sequence | None:
+        """Who of a tenant's goes next."""
+        found = self._waiting.get(tenant)
+        return None if found is None else next(iter(found.queue))
+
+    # -- service --------------------------------------------------------------------------------
+
+    def charge_service(self) -> None:
+        """Count what those who had their turn were given since. Called once a step."""
+        if len(self._tenants) < 2:
+            return
+        for seq in list(self._accounts):
+            self._charge_service(seq)
+            if seq.state is SequenceState.FINISHED:
+                del self._accounts[seq]
+        if len(self._tenants) > MAX_TENANTS:
+            self._drop_idle_tenants()
+
+    @property
+    def num_accounts(self) -> int:
+        """Sequences whose service is counted."""
+        return len(self._accounts)
+
+    def virtual_counter(self, tenant: bytes) -> float:
+        """The virtual counter of one."""
+        return self._tenants[tenant].virtual_counter
+
+    def _charge_service(self, seq: Sequence) -> None:
+        """Have its tenant pay for what it had, no more and no less."""
+        if len(self._tenants) < 2:
+            return
+        bill = self._accounts.get(seq)
+        if bill is None:
+            if seq.planned:  # it shares what another computed, and waits for its first turn
+                self._accounts[seq] = _ServiceAccount(seq.planned)
+            return
+        bill.received = max(bill.received, self._service_received(seq, bill))
+        if bill.received != bill.charged:
+            tenant = self._tenant_of(seq)
+            tenant.virtual_counter += (bill.received - bill.charged) / tenant.weight
+            bill.charged = bill.received
+
+    def _service_received(self, seq: Sequence, bill: _ServiceAccount) -> float:
+        """What a sequence was given; less than before while it recomputes, which is not charged.
+
+        Of one that has said something all of the prompt was computed, also if its blocks are gone.
+        """
+        said = max(len(seq.tokens) - seq.generation_start, 0)
+        computed = seq.prompt_len if said else min(seq.planned, seq.prompt_len)
+        return max(computed - max(seq.cached, bill.precomputed), 0) + OUTPUT_COST * said
+
+    def _expected_service(self, seq: Sequence) -> float:
+        """What it has cost when its prompt is computed, if nothing of it is cached."""
+        bill = self._accounts.get(seq)
+        base = seq.planned if bill is None else max(seq.cached, bill.precomputed)
+        said = OUTPUT_COST * max(len(seq.tokens) - seq.generation_start, 0)
+        return max(seq.prompt_len - base, 0) + said
+
+    def _upfront_charge(self, seq: Sequence) -> float:
+        """What a turn is to be paid for before it is had."""
+        if len(self._tenants) < 2:
+            return 0.0
+        bill = self._accounts.get(seq)
+        return max(self._expected_service(seq) - (0.0 if bill is None else bill.charged), 0.0)
+
+    def _catch_up(self, tenant: _TenantQueue) -> None:
+        level = min(
+            [one.virtual_counter for one in self._waiting.values()],
+            default=self._last_virtual_counter,
+        )
+        tenant.virtual_counter = max(tenant.virtual_counter, level)
+
+    # -- tenants --------------------------------------------------------------------------------
+
+    def _tenant_of(self, seq: Sequence) -> _TenantQueue:
+        name = seq.request.tenant
+        found = self._tenants.get(name)
+        if found is None:
+            found = self._tenants[name] = _TenantQueue(self._make_queue())
+        return found
+
+    def _queue(self, seq: Sequence, tenant: _TenantQueue) -> WaitingQueue:
+        self._waiting[seq.request.tenant] = tenant
+        return tenant.queue
+
+    def _drop_idle_tenants(self) -> None:
+        here = {seq.request.tenant for seq in self._accounts} | self._waiting.keys()
+        level = min(
+            [one.virtual_counter for one in self._waiting.values()],
+            default=self._last_virtual_counter,
+        )
+        self._tenants = {
+            name: one
+            for name, one in self._tenants.items()
+            if name in here or one.virtual_counter > level  # else they would be lifted to it anyway
+        }

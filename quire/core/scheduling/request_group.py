@@ -1,0 +1,76 @@
+"""The n sequences of one request, and which of them computes the prompt for the others.
+
+The leader does; the followers stay out of the queue until they can share its blocks. A request
+made with `hold` keeps its blocks after the end, and others may name it as their parent.
+Written by the scheduler only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from quire.core.types import Request, Sequence, SequenceState
+
+
+@dataclass(slots=True, eq=False)
+class RequestGroup:
+    """followers: those that have not forked yet, in order. left: how many have not ended.
+
+    There may be thousands: what is done for each of them must not look at all of them.
+    """
+
+    request: Request
+    sequences: tuple[Sequence, ...]
+    leader: Sequence
+    followers: dict[Sequence, None]
+    num_unfinished: int
+    hold: bool
+    pending_resources: int = 0  # limits that keep it out of the queue
+
+    @classmethod
+    def create(
+        cls, request: Request, max_len: int, new_tables: Callable[[], tuple[list[int], ...]]
+    ) -> RequestGroup:
+        stop_ids = request.stop.eos_ids | request.stop.token_ids
+        end = min(len(request.prompt) + request.stop.max_tokens, max_len)
+        made = tuple(
+            Sequence(request, i, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids)
+            for i in range(request.n)
+        )
+        for seq, said in zip(made, request.resumed_tokens):
+            if said is None:
+                seq.state = SequenceState.FINISHED
+            else:
+                seq.tokens.extend(said)
+        first, *others = [seq for seq in made if seq.state is not SequenceState.FINISHED]
+        unfinished = 1 + len(others)
+        return cls(request, made, first, dict.fromkeys(others), unfinished, request.hold)
+
+    @property
+    def unfinished(self) -> list[Sequence]:
+        return [seq for seq in self.sequences if seq.state is not SequenceState.FINISHED]
+
+    @property
+    def shared_len(self) -> int:
+        """Tokens of the prompt that all share; each computes the last one, to draw its own."""
+        return len(self.request.prompt) - 1
+
+
+def best_parent(family: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
+    """Which sequence of a held family has most in common with the child, and how many tokens."""
+    return max(
+        ((seq, _shared_prefix_len(seq, child)) for seq in family.sequences),
+        key=lambda pair: pair[1],
+    )
+
+
+def _shared_prefix_len(parent: Sequence, child: Sequence) -> int:
+    """Leading tokens of the child whose KV the parent has. At least one is left to compute."""
+    if parent.request.salt != child.request.salt or not child.request.read_prefix_cache:
+        return 0
+    if parent.state is SequenceState.SWAPPED:
+        return 0
+    most = min(parent.computed, child.prompt_len - 1)
+    a, b = parent.tokens[:most], child.tokens[:most]
+    return most if a == b else next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)

@@ -1,0 +1,539 @@
+"""Decides, each step, which sequences move and how far. Pure: fakes and a for-loop test it.
+
+There is no prefill phase and no decode phase. A sequence has tokens, of which `computed` are in
+the cache and `planned` are promised to be; a step lets it catch up. Prompts, chunks of prompts,
+prefix hits, forks and decoding are all this one rule.
+
+plan(n + 1) may run before apply(n). A token a step in flight will say stands as UNKNOWN in
+`tokens`; apply(n) puts the real one there. A row whose sequence ended or was preempted meanwhile
+is dead, and its result is dropped. Blocks given up meanwhile wait behind a fence.
+
+Source: the one rule is that of vLLM V1, sched/scheduler.py, note on the scheduling algorithm.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+from quire.core.admission.request_checks import check_length, check_request
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
+from quire.core.scheduling import dummy_step
+from quire.core.scheduling.block_allocation import BlockAllocator
+from quire.core.scheduling.inflight_steps import InflightStep, InflightSteps
+from quire.core.scheduling.limits.base import Limit
+from quire.core.scheduling.order.base import WaitingQueue
+from quire.core.scheduling.plan_builder import PlanBuilder
+from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
+from quire.core.scheduling.replay_state import ReplayState
+from quire.core.scheduling.scheduler_counters import SchedulerCounters
+from quire.core.scheduling.sequence_registry import SequenceRegistry
+from quire.core.scheduling.stop_check import StopResult, append_tokens
+from quire.core.types import (
+    UNKNOWN,
+    Request,
+    Row,
+    Sequence,
+    SequenceState,
+    StepPlan,
+    StepResult,
+    Update,
+)
+from quire.errors import EngineError, RequestError
+
+log = logging.getLogger(__name__)
+
+MAX_SKIPPED = 64
+"""How many sequences a step passes over at most, for one behind them."""
+
+
+class FailedStep(NamedTuple):
+    """What became of a step that raised: who went back to the queue, and who is to blame."""
+
+    requeued: list[str]
+    culprit: str | None
+
+
+class EnqueueResult(NamedTuple):
+    """Requests that a limit had kept out of the queue: who is in it now, and who has ended."""
+
+    queued: list[str]
+    failed: list[Update]
+
+
+class Scheduler:
+    """The only one who moves sequences, and so the only writer of them, of pools and of plans."""
+
+    def __init__(
+        self,
+        kv: KVCache,
+        limits: list[Limit],
+        order: WaitingQueue,
+        *,
+        max_seqs: int,
+        max_len: int,
+        preemption: Literal["recompute", "swap"] = "recompute",
+        steps_in_flight: int = 1,
+        watermark: float = 0.0,
+    ) -> None:
+        self._kv = kv
+        self._limits = limits
+        self._max_len = max_len
+        self._preempts_by_swap = preemption == "swap"
+        self._inflight = InflightSteps(steps_in_flight)
+        self._registry = SequenceRegistry(kv, order, self._inflight, max_seqs)
+        self._block_allocator = BlockAllocator(kv, self._registry, self._inflight, watermark)
+        self._running = self._registry.running
+        self._waiting_queue = order
+        self._prompt_logprobs = PromptLogprobsBuffer()
+        self._counters = SchedulerCounters()
+        self._planning_failures: list[Update] = []  # of those who could not even be planned
+
+    # -- requests -----------------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """There is nothing to plan: nobody runs, or waits in the queue.
+
+        Requests that only hold their blocks do not count, nor those that a limit keeps out.
+        """
+        return not self._running and not len(self._waiting_queue)
+
+    @property
+    def any_waiting_for_resources(self) -> bool:
+        """Somebody is kept out of the queue by a limit."""
+        return bool(self._registry.waiting_for_resources)
+
+    @property
+    def has_ready(self) -> bool:
+        """let_go() would do something."""
+        return self.any_waiting_for_resources and any(
+            limit.has_wait_results for limit in self._limits
+        )
+
+    def set_ready_callback(self, ring: Callable[[], None]) -> None:
+        """Have ring() called, by any thread, whenever `decided` may have become true."""
+        for limit in self._limits:
+            limit.set_ready_callback(ring)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
+        check_request(request, self._registry.groups)
+        check_length(request, self._kv, self._max_len)
+        for limit in self._limits:
+            limit.check_request(request)
+        asked: list[Limit] = []
+        kept = 0
+        try:
+            for limit in self._limits:
+                kept += limit.add_request(request)
+                asked.append(limit)
+            self._registry.add_request(request, self._max_len, kept=kept)
+        except Exception:
+            self._registry.groups.pop(request.id, None)
+            for limit in asked:
+                limit.remove_request(request)
+            raise
+
+    @property
+    def serialize_steps(self) -> bool:
+        """Each step is to be over before the next is planned."""
+        return any([limit.serialize_steps for limit in self._limits])  # noqa: C419 twice as fast
+
+    def is_waiting_for_resources(self, request_id: str) -> bool:
+        """A limit keeps the request out of the queue."""
+        family = self._registry.groups.get(request_id)
+        return family is not None and family.pending_resources > 0
+
+    def enqueue_ready(self) -> EnqueueResult:
+        """Queue whom no limit keeps out any longer, and end those who can never run."""
+        queued: list[str] = []
+        ended: list[Update] = []
+        for limit in self._limits:
+            for request_id, error in limit.wait_results():
+                if request_id not in self._registry.groups:
+                    continue
+                if error is not None:
+                    ended += self._fail_never_runnable(request_id, error)
+                elif self._registry.resource_ready(request_id):
+                    queued.append(request_id)
+        return EnqueueResult(queued, ended)
+
+    def fail_request(self, request_id: str, message: str) -> list[Update]:
+        """End a request that steps fail with. The terminal updates of its sequences."""
+        self._counters.failed_requests += 1
+        ended = self._finish_request(request_id, "error")
+        return [one._replace(error=message, fault="step") for one in ended]
+
+    def _fail_never_runnable(
+        self, request_id: str, error: RequestError | EngineError
+    ) -> list[Update]:
+        updates = self._finish_request(request_id, "error")
+        if isinstance(error, EngineError):
+            return [update._replace(error=str(error)) for update in updates]
+        return [
+            update._replace(error=str(error), fault="request", param=error.param)
+            for update in updates
+        ]
+
+    def abort(self, request_id: str) -> list[Update]:
+        """End a request and release it. The terminal updates of its sequences; [] if unknown."""
+        return self._finish_request(request_id, "abort")
+
+    def _finish_request(self, request_id: str, reason: str) -> list[Update]:
+        family = self._registry.groups.get(request_id)
+        if family is None:
+            return []
+        updates = [self._finish_with_update(seq, reason) for seq in reversed(family.unfinished)]
+        self.release(request_id)
+        return updates[::-1]
+
+    def abort_sequence(self, request_id: str, index: int) -> None:
+        """End one sequence whose text is complete. No update follows; unknown ones are ignored."""
+        family = self._registry.groups.get(request_id)
+        if family is not None and family.sequences[index].state is not SequenceState.FINISHED:
+            self._finish(family.sequences[index])
+
+    def release(self, request_id: str) -> None:
+        """Give up the blocks of a request made with hold=True. Unknown ones are ignored."""
+        self._registry.release(request_id)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False, and nothing changed, while blocks are in use."""
+        return self._kv.pool.reset()
+
+    # -- planning -----------------------------------------------------------------------------
+
+    def plan(self) -> StepPlan:
+        """Choose the work of one step. Every plan must go to apply() or fail(), in order."""
+        step = self._inflight.next_step
+        draft = PlanBuilder(self._limits, len(self._running) + len(self._waiting_queue))
+        self._schedule_running(draft)
+        if not draft.preempted:
+            self._schedule_waiting(draft)
+        plan = draft.build(step, self._registry.take_leaves())
+        self._inflight.push(plan, draft.swapped)
+        return plan
+
+    def _schedule_running(self, draft: PlanBuilder) -> None:
+        """Give every running sequence its row.
+
+        The branch in this loop is the fast path: decoding, with room in the last block, while no
+        limit can bind. It does what _extend(), the general rule, would do.
+        """
+        running, size = SequenceState.RUNNING, self._kv.block_size
+        rows, slack, ones = draft.rows, draft.free_decode_rows(), 0
+        for seq in list(self._running):
+            tokens, start = seq.tokens, seq.planned
+            length = start + 1
+            if (
+                len(tokens) == length
+                and start % size
+                and length < seq.max_len
+                and ones < slack
+                and seq.state is running
+            ):
+                rows.append(Row(seq, start, 1, True))
+                tokens.append(UNKNOWN)
+                seq.planned = length
+                ones += 1
+            elif seq.state is running:  # an older one may have preempted it a moment ago
+                draft.take_decode_rows(ones)
+                self._schedule_sequence(seq, draft)
+                slack, ones = draft.free_decode_rows(), 0
+        draft.take_decode_rows(ones)
+
+    def _schedule_sequence(self, seq: Sequence, draft: PlanBuilder) -> None:
+        if len(seq.tokens) >= seq.max_len:
+            return  # its last token is on the way
+        n = draft.allowed_tokens(seq)
+        if not n:
+            return
+        if self._kv.blocks_to_allocate(seq, n) and self._kv.free_out_of_window(
+            seq, self._inflight.last_step
+        ):
+            draft.changed_tables.append(seq)
+        if not self._kv.allocate(seq, n):
+            n = self._block_allocator.allocate_for_running(
+                seq, n, lambda victim: self._preempt(victim, draft)
+            )
+        if n:
+            draft.add(seq, n)
+
+    def _preempt(self, seq: Sequence, draft: PlanBuilder) -> None:
+        draft.remove(seq)
+        self._registry.stop_running(seq)
+        copies = (
+            self._kv.swap_out(seq, self._inflight.last_step) if self._preempts_by_swap else None
+        )
+        if copies:
+            draft.swap_out += copies
+            draft.swapped.append(seq)
+        self._registry.requeue(seq, swapped=bool(copies))
+        seq.preemptions += 1
+        draft.preempted.append(seq.request.id)
+        self._counters.count_preemption(seq)
+
+    def _schedule_waiting(self, draft: PlanBuilder) -> None:
+        """Let in who waits, in order, as long as slots, limits and blocks suffice."""
+        refused: list[Sequence] = []
+        while (
+            self._registry.has_slot
+            and len(self._waiting_queue)
+            and not draft.full
+            and len(refused) < MAX_SKIPPED
+        ):
+            seq = self._waiting_queue.pop()
+            try:
+                if self._try_start(seq, draft) or (
+                    self._block_allocator.drop_shared_prefix(seq) and self._try_start(seq, draft)
+                ):
+                    continue
+            except Exception as error:  # noqa: BLE001 a border: what one of them brought along
+                self._waiting_queue.requeue(seq)
+                self._planning_failures.append(self._fail_sequence(seq, error))
+                continue
+            refused.append(seq)
+            if not draft.may_be_overtaken(seq):
+                break
+        for seq in reversed(refused):
+            self._waiting_queue.requeue(seq)
+
+    def _try_start(self, seq: Sequence, draft: PlanBuilder) -> bool:
+        """Make one that waits run. False, and nothing changed, if that cannot be."""
+        kv = self._kv
+        fresh = seq.state is SequenceState.WAITING and not seq.tables[0]
+        if self._block_allocator.still_lacks_blocks(seq):
+            return False
+        if fresh and not self._prompt_logprobs.needs_full_prompt(seq):
+            kv.match_prefix(seq)
+        n = draft.allowed_tokens(seq)
+        if not n or not self._block_allocator.ensure_blocks(seq):
+            if fresh:
+                kv.release(seq, 0)
+            return False
+        if fresh and not seq.preemptions and seq.request.read_prefix_cache:
+            seq.cached = seq.computed
+            self._counters.query_tokens += len(seq.tokens)
+            self._counters.hit_tokens += seq.cached
+        self._assign_slot(seq, draft)
+        n = min(n, kv.token_capacity(seq))
+        grown = kv.allocate(seq, n)
+        assert grown, f"{seq.request.id} was let in without room for {n} tokens"
+        draft.add(seq, n)
+        self._registry.fork_followers(seq)
+        return True
+
+    def _assign_slot(self, seq: Sequence, draft: PlanBuilder) -> None:
+        """Give it a slot, and blocks of its own for what lies on the host or is shared."""
+        step = self._inflight.next_step
+        if seq.state is SequenceState.SWAPPED:
+            back = self._kv.swap_in(seq, step)
+            assert back is not None, f"{seq.request.id} was let in without room to swap in"
+            draft.swap_in += back
+        else:
+            copies = self._kv.copy_on_write(seq, step)
+            assert copies is not None, f"{seq.request.id} was let in without room to unshare"
+            draft.copies += copies
+        self._registry.start_running(seq)
+        draft.joins.append(seq)
+
+    # -- results ------------------------------------------------------------------------------
+
+    def observe_step(self, prompt_tokens: int, seconds: float) -> None:
+        """Tell the limits how long a step took that was applied, and what it did of prompts."""
+        for limit in self._limits:
+            limit.observe_step(prompt_tokens, seconds)
+
+    def apply(self, plan: StepPlan, result: StepResult) -> list[Update]:
+        """Record what the model said. Rows of sequences that left meanwhile are dropped.
+
+        The branch in this loop is the fast path: one more token of a decoding sequence, which
+        fills no block and ends nothing. It does what _confirm(), the general rule, would do.
+        """
+        flight = self._pop_inflight(plan)
+        updates, self._planning_failures = self._planning_failures, []
+        slow = self._slow_rows(flight, result)
+        size = self._kv.block_size
+        for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
+            seq, start, count, samples = row
+            if samples and count == 1 == len(ids) and not (slow and i in slow):
+                at, token = start + 1, ids[0]
+                if at % size and at + 1 < seq.max_len and token not in seq.stop_ids:
+                    seq.computed = at
+                    seq.tokens[at] = token
+                    updates.append(
+                        Update(seq.request.id, seq.index, ids, None, None, None, None, seq.cached)
+                    )
+                    continue
+            if seq not in flight.stale:
+                try:
+                    self._apply_row(i, row, result, updates)
+                except Exception as error:  # noqa: BLE001 a border: what came of one of them
+                    updates.append(self._fail_sequence(seq, error))
+        return updates
+
+    def _fail_sequence(self, seq: Sequence, error: Exception) -> Update:
+        """What was done for one sequence raised: it ends. Raises if it has hurt anything else."""
+        log.error("request %s broke its bookkeeping", seq.request.id, exc_info=error)
+        assert seq.state is not SequenceState.FINISHED, f"{seq.request.id} broke when it had ended"
+        ended = self._finish_with_update(seq, "error", error=f"{type(error).__name__}: {error}")
+        self.check()
+        return ended
+
+    def fail_step(self, plan: StepPlan) -> FailedStep:
+        """A step raised: nothing of it counts, and what it moved to the host is lost.
+
+        What the device has of any slot is in doubt, so all who run go back to the queue: their
+        state is made anew from their tokens, which are as they were. Limits say who is tried when.
+        """
+        flight = self._pop_inflight(plan)
+        for seq in flight.swapped:
+            if seq.state is SequenceState.SWAPPED:
+                self._registry.discard_swap(seq)
+        rows = [row.seq for row in plan.rows if row.seq not in flight.stale]
+        culprit = None
+        if rows:
+            self._counters.failed_steps += 1
+            found = [limit.observe_step_failure(rows) for limit in self._limits]
+            culprit = next((one for one in found if one is not None), None)
+        back = self._registry.requeue_all()
+        return FailedStep([seq.request.id for seq in back], culprit)
+
+    def plan_dummy_step(self) -> StepPlan | None:
+        """A step of one token of nobody's, to see whether steps work. None: there is no room.
+
+        While nobody runs and nothing is in flight; nothing else happens until forget_made_up().
+        """
+        assert not self._running, "somebody runs"
+        return dummy_step.build_dummy_step(self._kv, self._registry, self._inflight.last_step)
+
+    def finish_dummy_step(self, plan: StepPlan) -> None:
+        """It is over."""
+        dummy_step.release_dummy_step(plan, self._kv, self._registry)
+
+    def replay_state(self) -> ReplayState:
+        """What puts it into the middle of things, for replays."""
+        return ReplayState(self._kv, self._registry)
+
+    def _pop_inflight(self, plan: StepPlan) -> InflightStep:
+        flight = self._inflight.pop_oldest(plan)
+        self._kv.step_finished(plan.step)
+        return flight
+
+    def _slow_rows(self, flight: InflightStep, result: StepResult) -> set[int]:
+        """Rows that carry more than a token, or mean nothing any more."""
+        slow = result.rows_with_extras()
+        special = flight.stale | self._prompt_logprobs.known.keys()
+        if special:
+            slow.update(i for i, row in enumerate(flight.plan.rows) if row.seq in special)
+        return slow
+
+    def _apply_row(self, i: int, row: Row, result: StepResult, updates: list[Update]) -> None:
+        """Record one row that is alive, whatever it carries."""
+        seq = row.seq
+        if (trouble := result.row_error(i)) is not None:
+            if trouble.fault == "numbers":
+                self._counters.corrupt_rows += 1
+                self._kv.invalidate(seq)
+            updates.append(self._finish_with_update(seq, "error")._replace(**trouble._asdict()))
+            return
+        seq.computed = row.start + row.count
+        self._kv.cache_full_blocks(seq, row.start)
+        self._registry.fork_followers(seq)
+        if i in result.prompt_logprobs:
+            self._prompt_logprobs.add(row, result.prompt_logprobs[i])
+        if row.samples:
+            updates.append(self._append_tokens(i, row, result))
+
+    def _append_tokens(self, i: int, row: Row, result: StepResult) -> Update:
+        """Append the tokens of a row, up to one that ends the sequence."""
+        seq = row.seq
+        ids, logprobs = result.token_ids[i], result.logprobs.get(i)
+        kept, done = append_tokens(seq, row.start + row.count, ids)
+        whole = False
+        if (
+            i in result.finish_reasons
+            and kept == len(ids)
+            and (done is None or done.token_id is None)
+        ):
+            done, whole = StopResult(result.finish_reasons[i]), ids[-1] not in seq.stop_ids
+        ids, logprobs = ids[:kept], logprobs and logprobs[:kept]
+        prompt_logprobs = self._prompt_logprobs.pop(seq)
+        if done is not None:
+            self._finish(seq)
+        return Update(
+            seq.request.id,
+            seq.index,
+            ids,
+            done and done.reason,
+            done and done.token_id,
+            logprobs,
+            prompt_logprobs,
+            seq.cached,
+            last_token_is_text=whole,
+        )
+
+    # -- ends, and what it tells ---------------------------------------------------------------
+
+    def _finish_with_update(self, seq: Sequence, reason: str, error: str | None = None) -> Update:
+        self._finish(seq)
+        return Update(seq.request.id, seq.index, (), reason, cached_tokens=seq.cached, error=error)
+
+    def _finish(self, seq: Sequence) -> None:
+        """Take a live sequence out of wherever it is. Makes no update."""
+        request = seq.request
+        family = self._registry.groups[request.id]
+        self._registry.finish(seq)
+        self._prompt_logprobs.pop(seq)
+        if not family.num_unfinished:
+            for limit in self._limits:
+                limit.remove_request(request)
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that could be had now without preempting anybody."""
+        return self._kv.pool.available
+
+    def stats(self) -> SchedulerStats:
+        acquitted = sum(limit.unattributed_failures for limit in self._limits)
+        return self._counters.stats(self._kv, self._registry, failures_of_nobody=acquitted)
+
+    def sequences(self) -> Iterator[Sequence]:
+        """Those alive: who runs, in order of admission, who waits, in the queue or kept out of it,
+        and who follows a sibling.
+        """
+        return self._registry.live_sequences()
+
+    def active_request_ids(self, plan: StepPlan | None = None) -> list[str]:
+        """Requests of the sequences that run, or that a limit works for: one name for each.
+
+        plan: whom it moves, and nobody else, if it moves any.
+        """
+        if plan is not None and plan.rows:
+            return [row.seq.request.id for row in plan.rows]
+        return [seq.request.id for seq in (*self._running, *self._registry.waiting_for_resources)]
+
+    def limit_stats(self) -> list[object]:
+        """What limits have to tell a snapshot."""
+        return [told for limit in self._limits if (told := limit.stats()) is not None]
+
+    @property
+    def max_seqs(self) -> int:
+        """Most sequences that run at a time."""
+        return self._registry.max_seqs
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self._kv.block_size
+
+    def block_map(self) -> bytes:
+        """One BlockState per block of the KV cache, for people to look at."""
+        return self._kv.pool.usage_map()
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant of scheduler, cache or pools is broken."""
+        self._registry.check()

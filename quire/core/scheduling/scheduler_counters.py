@@ -1,0 +1,76 @@
+"""What a scheduler counts since its start, and says of itself."""
+
+from __future__ import annotations
+
+import logging
+
+from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduler_stats import SchedulerStats
+from quire.core.scheduling.sequence_registry import SequenceRegistry
+from quire.core.types import Sequence, SequenceState
+
+log = logging.getLogger(__name__)
+
+WARN_EVERY = 50
+"""The first preemption is logged, and then every so many."""
+
+
+class SchedulerCounters:
+    """Written by the scheduler."""
+
+    __slots__ = (
+        "corrupt_rows",
+        "failed_requests",
+        "failed_steps",
+        "hit_tokens",
+        "preemptions",
+        "query_tokens",
+    )
+
+    def __init__(self) -> None:
+        self.preemptions = 0
+        self.failed_steps = 0
+        self.failed_requests = 0  # requests
+        self.corrupt_rows = 0
+        self.query_tokens = 0  # looked for in the prefix cache
+        self.hit_tokens = 0  # found there
+
+    def count_preemption(self, seq: Sequence) -> None:
+        """It was; now and then that is worth a warning."""
+        self.preemptions += 1
+        if self.preemptions % WARN_EVERY == 1:
+            log.warning(
+                "request %s was preempted (%s): the KV cache has too few blocks for what runs. "
+                "This costs speed; raise gpu_memory_utilization, kv_cache_memory_bytes or "
+                "num_gpu_blocks_override, or lower max_num_seqs or max_num_batched_tokens. "
+                "Preemptions so far: %d",
+                seq.request.id,
+                "swap" if seq.state is SequenceState.SWAPPED else "recompute",
+                self.preemptions,
+            )
+
+    def stats(
+        self, kv: KVCache, roster: SequenceRegistry, failures_of_nobody: int
+    ) -> SchedulerStats:
+        """With how things are at this moment."""
+        pool, host, kept = kv.pool, kv.host_pool, len(roster.waiting_for_resources)
+        return SchedulerStats(
+            running=len(roster.running),
+            waiting=len(roster.waiting_queue) - roster.num_swapped + roster.num_followers + kept,
+            swapped=roster.num_swapped,
+            blocks=pool.size,
+            held_blocks=pool.size - pool.available,
+            cached_blocks=pool.cached,
+            free_blocks=pool.available - pool.cached,
+            host_blocks=host.size,
+            free_host_blocks=host.available,
+            preemptions=self.preemptions,
+            prefix_query_tokens=self.query_tokens,
+            prefix_hit_tokens=self.hit_tokens,
+            following=roster.num_followers,
+            kept=kept,
+            failed_steps=self.failed_steps,
+            failures_of_nobody=failures_of_nobody,
+            blamed=self.failed_requests,
+            corrupt_rows=self.corrupt_rows,
+        )

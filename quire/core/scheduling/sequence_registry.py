@@ -1,0 +1,267 @@
+"""Where each sequence is, and the moves from one place to another.
+
+    followers, kept out -> queue -> running -> (queue -> running)* -> held -> gone
+
+A live sequence is in exactly one of the first four. The roster decides nothing: the scheduler
+says who moves, and the roster keeps slots, shares, families and blocks in step with it. It is the
+scheduler's private helper.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quire.core.kv.kv_cache import KVCache
+from quire.core.kv.reclaimable_blocks import ReclaimableBlocks
+from quire.core.scheduling.inflight_steps import InflightSteps
+from quire.core.scheduling.order.base import WaitingQueue
+from quire.core.scheduling.request_group import RequestGroup, best_parent
+from quire.core.types import UNKNOWN, Request, Sequence, SequenceState
+
+
+class SequenceRegistry:
+    """running: in the order of admission. spare: who could do without its blocks. kept: out of the
+    queue, until a limit lets it go."""
+
+    def __init__(
+        self, kv: KVCache, order: WaitingQueue, flights: InflightSteps, max_seqs: int
+    ) -> None:
+        assert max_seqs > 0, max_seqs
+        self.max_seqs = max_seqs
+        self._kv = kv
+        self._inflight = flights
+        self._slots = list(range(max_seqs - 1, -1, -1))  # free ones
+        self._leaves: list[int] = []
+        self.waiting_queue = order
+        self.groups: dict[str, RequestGroup] = {}
+        self.running: dict[Sequence, None] = {}
+        self.waiting_for_resources: dict[Sequence, None] = {}
+        self.reclaimable = ReclaimableBlocks()
+        self.num_followers = 0
+        self.num_swapped = 0
+
+    @property
+    def has_slot(self) -> bool:
+        return bool(self._slots)
+
+    @property
+    def unused_slot(self) -> int:
+        """One that nobody has: it stays so. The caller says when it is left()."""
+        return self._slots[-1]
+
+    def empty_slot(self, slot: int) -> None:
+        """The device is to empty a slot that nobody has."""
+        self._leaves.append(slot)
+
+    def live_sequences(self) -> Iterator[Sequence]:
+        """All live sequences, place by place."""
+        yield from self.running
+        yield from self.waiting_queue
+        yield from self.waiting_for_resources
+        for family in self.groups.values():
+            yield from family.followers
+
+    def take_leaves(self) -> tuple[int, ...]:
+        """Slots emptied since the last call."""
+        leaves, self._leaves = tuple(self._leaves), []
+        return leaves
+
+    # -- coming -------------------------------------------------------------------------------
+
+    def add_request(self, request: Request, max_len: int, *, kept: int = 0) -> None:
+        """Queue the sequences of a request, or have them follow the first.
+
+        kept: as many limits keep them out of the queue.
+        """
+        family = RequestGroup.create(request, max_len, self._kv.new_tables)
+        family.pending_resources = kept
+        self.groups[request.id] = family
+        leader = family.leader
+        if request.parent is not None:
+            parent, length = best_parent(self.groups[request.parent], leader)
+            self._fork(parent, leader, length)
+            leader.cached = leader.computed
+        self._enqueue(leader, kept=kept > 0)
+        if family.shared_len:
+            self.num_followers += len(family.followers)
+        else:
+            num_followers, family.followers = family.followers, {}
+            for seq in num_followers:
+                self._enqueue(seq, kept=kept > 0)
+
+    def _enqueue(self, seq: Sequence, *, kept: bool) -> None:
+        if kept:
+            self.waiting_for_resources[seq] = None
+        else:
+            self.waiting_queue.push(seq)
+
+    def resource_ready(self, request_id: str) -> bool:
+        """A limit keeps a request out no longer. True: none does, and it is in the queue now."""
+        family = self.groups[request_id]
+        family.pending_resources -= 1
+        if family.pending_resources:
+            return False
+        for seq in [seq for seq in family.sequences if seq in self.waiting_for_resources]:
+            del self.waiting_for_resources[seq]
+            self.waiting_queue.push(seq)
+        return True
+
+    def fork_followers(self, leader: Sequence) -> None:
+        """Let the others of a request share its prompt, once that is computed."""
+        if leader.request.n == 1:
+            return
+        family = self.groups[leader.request.id]
+        if leader is not family.leader or leader.computed < family.shared_len:
+            return
+        num_followers, family.followers = family.followers, {}
+        self.num_followers -= len(num_followers)
+        for seq in reversed(num_followers):
+            self._fork(leader, seq, family.shared_len)
+            seq.cached = leader.cached
+            self.waiting_queue.requeue(seq)
+
+    def _fork(self, parent: Sequence, child: Sequence, length: int) -> None:
+        if length:
+            self._kv.fork(parent, child, length)
+        if child.tables[0]:
+            self.reclaimable.sharing[child] = None
+
+    def start_running(self, seq: Sequence) -> None:
+        """To a slot, from where it waited: the caller took it out of there."""
+        self.num_swapped -= seq.state is SequenceState.SWAPPED
+        self.reclaimable.discard(seq)
+        seq.state = SequenceState.RUNNING
+        seq.slot = self._slots.pop()
+        self.running[seq] = None
+
+    # -- going --------------------------------------------------------------------------------
+
+    def stop_running(self, seq: Sequence) -> None:
+        """Stop running: empty the slot. Rows in flight mean nothing any more."""
+        del self.running[seq]
+        self._slots.append(seq.slot)
+        self._leaves.append(seq.slot)
+        seq.slot = -1
+        self._inflight.invalidate_rows(seq)
+        while seq.tokens[-1] == UNKNOWN:
+            seq.tokens.pop()
+
+    def requeue(self, seq: Sequence, *, swapped: bool) -> None:
+        """Wait again after having run. Its blocks are on the host if swapped, else given up."""
+        seq.state = SequenceState.SWAPPED if swapped else SequenceState.WAITING
+        self.num_swapped += swapped
+        if not swapped:
+            self._kv.release(seq, self._inflight.last_step)
+        self.waiting_queue.requeue(seq)
+
+    def requeue_all(self) -> list[Sequence]:
+        """Have all who run wait again, in the order they came in, and begin anew."""
+        back = [*self.running]
+        for seq in reversed(back):
+            self.stop_running(seq)
+            self.requeue(seq, swapped=False)
+            seq.preemptions += 1
+        return back
+
+    def discard_swap(self, seq: Sequence) -> None:
+        """What it has on the host is worth nothing; it begins anew."""
+        assert seq.state is SequenceState.SWAPPED, seq.state
+        self._kv.release(seq, self._inflight.last_step)
+        seq.state = SequenceState.WAITING
+        self.num_swapped -= 1
+
+    def finish(self, seq: Sequence) -> None:
+        """Take a live sequence out of wherever it is."""
+        family = self.groups[seq.request.id]
+        held = seq.state is SequenceState.RUNNING and family.hold
+        if seq.state is SequenceState.RUNNING:
+            self.stop_running(seq)
+        else:
+            self.remove_waiting(seq)
+        seq.state = SequenceState.FINISHED
+        family.num_unfinished -= 1
+        if held:
+            self.reclaimable.held[seq] = None
+        else:
+            self._kv.release(seq, self._inflight.last_step)
+        if seq is family.leader and family.followers:
+            family.leader = next(iter(family.followers))
+            del family.followers[family.leader]
+            self.num_followers -= 1
+            if family.pending_resources:
+                self.waiting_for_resources[family.leader] = None
+            else:
+                self.waiting_queue.requeue(family.leader)
+        self._drop_if_finished(family)
+
+    def remove_waiting(self, seq: Sequence) -> None:
+        """From wherever it waits, its blocks with it; the caller says where to."""
+        family = self.groups[seq.request.id]
+        if seq in family.followers:
+            del family.followers[seq]
+            self.num_followers -= 1
+            return
+        if seq in self.waiting_for_resources:
+            del self.waiting_for_resources[seq]
+        else:
+            self.waiting_queue.remove(seq)
+            self.num_swapped -= seq.state is SequenceState.SWAPPED
+        self.reclaimable.discard(seq)
+
+    def release(self, request_id: str) -> None:
+        """Hold the blocks of a request no longer than its sequences live."""
+        family = self.groups.get(request_id)
+        if family is None:
+            return
+        family.hold = False
+        for seq in family.sequences:
+            if seq.state is SequenceState.FINISHED and self.reclaimable.discard(seq):
+                self._kv.release(seq, self._inflight.last_step)
+        self._drop_if_finished(family)
+
+    def reclaim(self, sparing: Sequence | None = None) -> bool:
+        """Take blocks from one who could do without. False if there is nobody."""
+        seq = self.reclaimable.pop(sparing)
+        if seq is None:
+            return False
+        self._kv.release(seq, self._inflight.last_step)
+        return True
+
+    def _drop_if_finished(self, family: RequestGroup) -> None:
+        if not family.hold and not family.num_unfinished:
+            self.groups.pop(family.request.id, None)
+
+    # -- invariants ---------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError if a sequence is nowhere, in two places, or miscounted."""
+        live = [*self.running, *self.waiting_queue, *self.waiting_for_resources]
+        for seq in live:
+            known = len(seq.tokens) - seq.tokens.count(UNKNOWN)
+            assert 0 <= seq.computed <= seq.planned <= len(seq.tokens), f"{seq}"
+            assert seq.computed <= known, f"computed a token nobody knows: {seq}"
+            runs = seq in self.running
+            assert (seq.state is SequenceState.RUNNING) == runs == (seq.slot >= 0), (
+                f"misplaced: {seq}"
+            )
+        taken = [seq.slot for seq in self.running]
+        assert len({*taken, *self._slots}) == len(taken) + len(self._slots), "a slot is doubled"
+        assert len(taken) + len(self._slots) == self.max_seqs, "a slot is lost"
+        assert self.num_swapped == [seq.state for seq in self.waiting_queue].count(
+            SequenceState.SWAPPED
+        )
+        groups = self.groups.values()
+        for family in groups:
+            out = sum(seq in self.waiting_for_resources for seq in family.sequences)
+            assert bool(out) == (family.pending_resources > 0 and family.num_unfinished > 0), (
+                f"{out} kept out: {family}"
+            )
+        assert self.num_followers == sum(len(family.followers) for family in groups)
+        assert all(family.num_unfinished == len(family.unfinished) for family in groups), (
+            "miscounted"
+        )
+        live_sequences = sum(family.num_unfinished for family in groups)
+        assert len(live) + self.num_followers == live_sequences, (
+            f"{live_sequences} live, {len(live)} in their places"
+        )
+        self._kv.check([*live, *self.reclaimable.held])

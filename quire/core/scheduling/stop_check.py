@@ -1,0 +1,48 @@
+"""When a sequence ends by its tokens: EOS, stop ids, length, with a minimum length before.
+
+Stop strings are the business of quire.text, which aborts the sequence when it finds one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from typing import NamedTuple
+
+from quire.core.types import Sequence
+
+
+class StopResult(NamedTuple):
+    """How a sequence ended. `token` is the stop id, unless that is EOS."""
+
+    reason: str  # "stop" | "length"
+    token_id: int | None = None
+
+
+def check_stop(seq: Sequence, token: int, length: int) -> StopResult | None:
+    """Judge a token that made the sequence `length` tokens long. None: it goes on.
+
+    Order: the minimum keeps it alive, then EOS, then stop ids, then the length.
+    """
+    stop = seq.request.stop
+    if token in seq.stop_ids and length - seq.prompt_len >= stop.min_tokens:
+        if token in stop.eos_ids:
+            return StopResult("stop")
+        return StopResult("stop", token)
+    return StopResult("length") if length >= seq.max_len else None
+
+
+def append_tokens(seq: Sequence, at: int, ids: Seq[int]) -> tuple[int, StopResult | None]:
+    """Append what the model said, from place `at` on, up to a token that ends the sequence.
+
+    How many tokens that were, and the end, if it came.
+    """
+    assert ids, f"step result has no token for {seq.request.id}"
+    assert len(ids) == 1 or len(seq.tokens) == at + 1, "later steps counted on one token"
+    for kept, token in enumerate(ids, 1):
+        seq.tokens[at : at + 1] = [token]
+        at += 1
+        done = check_stop(seq, token, at)
+        if done is not None:
+            del seq.tokens[at:]
+            return kept, done
+    return len(ids), None

@@ -1,0 +1,175 @@
+"""Beam search over an engine, as rounds of one-token requests. Pure: no engine call, no text.
+
+Not sampling: every live beam asks for one token with the 2 * beam_width best logprobs; the best
+beam_width continuations live on. A child names its beam's request as parent, which is held until
+then, so that no token is ever computed twice.
+
+    round 0      prompt ──┬─ a ──┬─ aa
+    round 1               └─ b   ├─ ab      requests "name/0/0", "name/1/0", "name/1/1", ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from quire.core.params import BeamSearchParams, SamplingParams
+from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
+from quire.core.types import Request, StopConditions, TokenLogprobs, Update
+from quire.errors import EngineError
+
+
+@dataclass(slots=True, eq=False)
+class Beam:
+    """One candidate: what was generated, and how likely it is."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    logprob_sum: float = 0.0
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    scored_tokens: int = 0  # tokens that count for the length penalty: EOS does not
+    request_id: str | None = field(default=None, repr=False)  # holds the KV of all but the last
+
+    def score(self, length_penalty: float) -> float:
+        """Sum of logprobs over a power of the length."""
+        length: float = max(self.scored_tokens, 1) ** length_penalty
+        return self.logprob_sum / length
+
+
+class BeamSearch:
+    """The search for one prompt. Ask for requests(), give their updates to take(), until over.
+
+    eos_ids: tokens that complete a beam. room: tokens the context has left after the prompt.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        prompt: tuple[int, ...],
+        params: BeamSearchParams,
+        *,
+        eos_ids: Iterable[int] = (),
+        room: int,
+        vocab: int,
+        priority: int = 0,
+        salt: bytes = b"",
+        tenant: bytes = b"",
+        terms: TenantLimits = UNRESTRICTED,
+    ) -> None:
+        self.name = name
+        self.prompt = prompt
+        self._params = params
+        self._eos = frozenset() if params.ignore_eos else frozenset(eos_ids)
+        self._rounds = min(params.max_tokens, room)
+        self._round = 0
+        self._priority = priority
+        self._salt = salt
+        self._tenant = tenant
+        self._terms = terms
+        self._live = [Beam()]
+        self._completed: list[Beam] = []
+        self._pending: dict[str, Beam] = {}
+        self._children: dict[str, list[Beam]] = {}
+        self._held: list[str] = []  # requests of the round before
+        self._error: str | None = None
+        self._allowed = frozenset(params.allowed_token_ids or ())
+        best = vocab if self._allowed else min(2 * params.beam_width, vocab)
+        self._sampling = SamplingParams(max_tokens=1, temperature=0.0, logprobs=best)
+
+    @property
+    def is_finished(self) -> bool:
+        """Nothing is left to ask."""
+        return not self._pending and (self._round >= self._rounds or not self._live)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Answers of this round are missing."""
+        return bool(self._pending)
+
+    def next_requests(self) -> list[Request]:
+        """The requests of the next round, one per live beam. Add all, then release parents()."""
+        made = [self._request(i, beam) for i, beam in enumerate(self._live)]
+        self._pending = {request.id: beam for request, beam in zip(made, self._live)}
+        return made
+
+    def take_releasable(self) -> list[str]:
+        """Requests that were held for the round that was just added, and need not be any more."""
+        done, self._held = self._held, []
+        return done
+
+    def add_update(self, update: Update) -> None:
+        """The answer to one request. The last one of a round ends it. Never raises: see check()."""
+        if update.finish is None:
+            return
+        beam = self._pending.pop(update.request_id)
+        if not update.logprobs:
+            self._held.append(update.request_id)
+            self._error = f"beam search {self.name} ended: {update.error or update.finish}"
+            return
+        self._children[update.request_id] = list(self._expand(beam, update))
+        if not self._pending:
+            self._finish_round()
+
+    def raise_error(self) -> None:
+        """Raise EngineError if a request failed. Between steps: other requests' news is in."""
+        if self._error is not None:
+            raise EngineError(self._error)
+
+    def best_beams(self) -> list[Beam]:
+        """The beam_width best, best first."""
+        found = self._completed + self._live
+        return self._best(found)
+
+    def requests_to_end(self) -> list[str]:
+        """Requests to abort or release when the search is given up or over."""
+        return list(dict.fromkeys([*self._held, *self._children, *self._pending]))
+
+    def _request(self, index: int, beam: Beam) -> Request:
+        return Request(
+            id=f"{self.name}/{self._round}/{index}",
+            prompt=self.prompt + beam.tokens,
+            stop=StopConditions(max_tokens=1),
+            params=self._sampling,
+            priority=self._priority,
+            salt=self._salt,
+            tenant=self._tenant,
+            tenant_limits=self._terms,
+            parent=beam.request_id,
+            hold=True,
+        )
+
+    def _expand(self, beam: Beam, update: Update) -> Iterable[Beam]:
+        assert update.logprobs is not None
+        said = update.logprobs[0]
+        best = list(zip(said.ids, said.values))[1:]  # the first is the chosen one, again below
+        if self._allowed:
+            best = [pair for pair in best if pair[0] in self._allowed]
+        for token, value in best[: 2 * self._params.beam_width]:
+            ended = token in self._eos
+            shown = not ended or self._params.include_stop_str_in_output
+            yield Beam(
+                tokens=(*beam.tokens, token) if shown else beam.tokens,
+                logprobs=(*beam.logprobs, said),
+                logprob_sum=beam.logprob_sum + value,
+                finish_reason="stop" if ended else None,
+                stop_reason=token if ended else None,
+                scored_tokens=beam.scored_tokens + (not ended),
+                request_id=update.request_id,
+            )
+
+    def _finish_round(self) -> None:
+        """End the round: completed beams are put aside, the best of the others live on."""
+        grown = [beam for children in self._children.values() for beam in children]
+        self._completed += [beam for beam in grown if beam.finish_reason is not None]
+        self._live = self._best([beam for beam in grown if beam.finish_reason is None])
+        self._held, self._children = list(self._children), {}
+        self._round += 1
+        if self._round >= self._rounds:
+            for beam in self._live:
+                beam.finish_reason = "length"
+
+    def _best(self, beams: list[Beam]) -> list[Beam]:
+        penalty = self._params.length_penalty
+        ranked = sorted(beams, key=lambda beam: beam.score(penalty), reverse=True)
+        return ranked[: self._params.beam_width]

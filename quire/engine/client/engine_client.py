@@ -1,0 +1,588 @@
+"""The async face of the engine, and the only door to it from the server.
+
+Below it is a transport: the engine's thread in this process (quire.engine.client.thread_transport)
+or a socket to
+its own process (quire.engine.client.zmq_transport); nothing above knows which. The one idea: a
+`RequestStream` owns its
+requests, and closing it early aborts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+
+from quire.core.admission.request_blocklist import RequestBlocklist
+from quire.core.scheduler_stats import SchedulerStats
+from quire.core.sequence_timing import SequenceTiming
+from quire.core.snapshot import Snapshot
+from quire.core.types import Request, Update
+from quire.engine.client.delivered_tokens import MAX_CRASHES_ALONE
+from quire.engine.client.stream import RequestStream
+from quire.engine.messages import (
+    AbortRequests,
+    AbortSequence,
+    AddRequests,
+    CallReply,
+    EngineDeadMessage,
+    HeartbeatMessage,
+    MessageFromEngine,
+    MessageToEngine,
+    OutputBatch,
+    UtilityCall,
+    WireRequest,
+    error_from_wire,
+    fingerprint,
+    request_to_wire,
+)
+from quire.engine.supervise.process_pipe import EngineUnavailable
+from quire.errors import EngineAway, EngineCrashed, EngineDead, EngineError, Quarantined
+
+log = logging.getLogger(__name__)
+
+RESTART_WAIT_S = 30.0
+MAX_WAITING_REQUESTS = 1024
+"""Requests that wait here for an engine that is being restarted."""
+KEEPALIVE_S = 2.0
+"""While it is, streams say that they live this often."""
+
+T = TypeVar("T")
+
+
+class Transport(Protocol):
+    """Carries messages to an engine and back."""
+
+    def start(
+        self,
+        deliver: Callable[[MessageFromEngine], None],
+        die: Callable[[EngineDead], None],
+        away: Callable[[EngineUnavailable], None],
+        back: Callable[[], None],
+    ) -> None:
+        """Begin, on the event loop that will use it: all four are called there.
+
+        away: the engine is gone, and what was sent to it; back: there is another. die: for good.
+        """
+        ...
+
+    def send(self, message: MessageToEngine) -> None: ...
+
+    def restart(self, reason: str) -> None:
+        """Have the engine ended, whatever it does, and another started."""
+        ...
+
+    async def stop(self) -> None:
+        """End it, and the engine if that is its own."""
+        ...
+
+    def close(self) -> None:
+        """Carry nothing more; waits for nothing."""
+        ...
+
+
+class ClientObserver(Protocol):
+    """Is told what passes a client, synchronously."""
+
+    def on_requests_accepted(self, requests: Sequence[Request]) -> None:
+        """The engine has accepted these; none of their updates was delivered yet."""
+        ...
+
+    def on_updates(self, updates: Sequence[Update]) -> None:
+        """All that came for this process, also of streams that are closed."""
+        ...
+
+    def on_sequence_ended(self, request_id: str, index: int) -> None:
+        """A sequence was ended here, by a stop string: no update follows."""
+        ...
+
+    def retain_requests(self, request_ids: Container[str]) -> None:
+        """No update follows of any but these: their engine has died."""
+        ...
+
+
+class EngineClient:
+    """Speaks to one engine. All of it runs on one event loop."""
+
+    def __init__(
+        self, transport: Transport, *, on_death: Callable[[EngineDead], None] | None = None
+    ) -> None:
+        self.on_engine_dead = on_death
+        self.transport = transport
+        self.last_heartbeat_at = time.monotonic()
+        """When the engine last gave a sign of life."""
+        self.observer: ClientObserver | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self.blocklist = RequestBlocklist()
+        self.on_input_blocked: Callable[[bytes], None] | None = None
+        """Told of the fingerprints that come into quarantine by what happened here: who speaks to
+        the same engine is to put them into its own, by condemn()."""
+        self.restart_reason: str | None = None
+        """Why the engine is being restarted; None while there is one."""
+        self.restarts = 0
+        """How many engines have taken over here."""
+        self.restart_wait_s = RESTART_WAIT_S
+        """How long a new request waits for an engine that is being restarted."""
+        self._restored: asyncio.Future[None] | None = None  # while it is away
+        self._restore_expected_at = 0.0  # when another should be there
+        self._waiting_requests = 0  # requests that wait for it
+        self._prior_timings: dict[
+            tuple[str, int], SequenceTiming
+        ] = {}  # spent in engines that are gone
+        self._resubmitted: dict[int, RequestStream] = {}  # by the number of the Add
+        self._held_requests: set[str] = set()  # requests whose KV this engine holds for others
+        self._pending_calls: dict[int, asyncio.Future[Any]] = {}
+        self._opening_streams: dict[int, RequestStream] = {}  # by the number of their Add
+        self._call_ids = itertools.count()
+        self._sleeping_tags: frozenset[str] = frozenset()
+        self._dead_error: EngineDead | None = None
+
+    def start(self) -> None:
+        """Begin. Called once, on the event loop that will use the client."""
+        self.last_heartbeat_at = time.monotonic()
+        self.transport.start(
+            self._deliver,
+            self._on_engine_dead,
+            self._on_engine_unavailable,
+            self._on_engine_restored,
+        )
+
+    async def stop(self) -> None:
+        """End the transport; streams still open fail with EngineDead."""
+        await self.transport.stop()
+        self._fail_all(EngineDead("the engine was shut down"))
+
+    @property
+    def dead_error(self) -> EngineDead | None:
+        """Why nothing more will be answered, or None while the engine lives."""
+        return self._dead_error
+
+    # -- requests -----------------------------------------------------------------------------
+
+    async def generate(self, requests: Iterable[Request]) -> RequestStream:
+        """Hand requests to the engine, all or none; their updates come through the Stream.
+
+        Returns when the engine has accepted them. Raises RequestError (TooLong ...), EngineDead,
+        EngineAway.
+        """
+        all_of_them = tuple(requests)
+        self._check_blocklist(all_of_them)
+        if self.restart_reason is not None:
+            await self._wait_for_engine(len(all_of_them))
+            self._check_blocklist(all_of_them)  # one of the kind may be what it died of
+        travelling = [request_to_wire(self._without_lost_parent(one)) for one in all_of_them]
+        stream = RequestStream(self, all_of_them)
+        for request_id in stream.request_ids:
+            assert request_id not in self._streams, f"two requests with the id {request_id}"
+            self._streams[request_id] = stream
+        self._held_requests.update(one.id for one in all_of_them if one.hold)
+        try:
+            await self._call_and_wait(lambda number: self._make_add(number, stream, travelling))
+        except BaseException:
+            stream.close()  # also when the caller gave up while we waited
+            raise
+        return stream
+
+    def _check_blocklist(self, requests: Iterable[Request]) -> None:
+        if not len(self.blocklist):
+            return
+        for one in requests:
+            left = self.blocklist.seconds_left(fingerprint(one))
+            if left is not None:
+                raise _input_blocked_error(left)
+
+    def block_fingerprint(self, found: bytes) -> None:
+        """Somebody else's request with this fingerprint has broken a step, or engines."""
+        self.blocklist.add(found)
+        if self.restart_reason is not None:
+            self._fail_same_input(found, 0)
+
+    def _block_input(self, request: Request) -> bytes:
+        """It has broken a step, or engines. Its fingerprint."""
+        found = fingerprint(request)
+        self.blocklist.add(found)
+        if self.on_input_blocked is not None:
+            self.on_input_blocked(found)
+        return found
+
+    def _fail_same_input(self, condemned: bytes, said: int) -> None:
+        """What killed an engine had said so many tokens: others with its input that have not come
+        further would kill the next.
+        """
+        for stream in self._all_streams():
+            if any(
+                fingerprint(one) == condemned for one in stream._requests_delivered_at_most(said)
+            ):
+                left = self.blocklist.seconds_left(condemned)
+                self._fail_stream(stream, _input_blocked_error(left or 0.0))
+
+    def _make_add(
+        self, number: int, stream: RequestStream, travelling: list[WireRequest]
+    ) -> MessageToEngine:
+        self._opening_streams[number] = stream
+        stream._add_call_id = number
+        return AddRequests(number, travelling)
+
+    def _without_lost_parent(self, request: Request) -> Request:
+        """Without its parent, if that was held by an engine that is gone."""
+        if request.parent is None or not self.restarts or request.parent in self._held_requests:
+            return request
+        return replace(request, parent=None)
+
+    async def _wait_for_engine(self, requests: int) -> None:
+        """Until another engine is there. Raises EngineAway: it takes long, or many wait already."""
+        if self._waiting_requests + requests > MAX_WAITING_REQUESTS:
+            raise self._unavailable_error(
+                f"and {self._waiting_requests} requests wait for it already"
+            )
+        self._waiting_requests += requests
+        try:
+            async with asyncio.timeout(self.restart_wait_s):
+                while self._restored is not None:
+                    await asyncio.shield(self._restored)
+        except TimeoutError:
+            raise self._unavailable_error(
+                f"which takes longer than {self.restart_wait_s:g} s"
+            ) from None
+        finally:
+            self._waiting_requests -= requests
+
+    def _unavailable_error(self, more: str) -> EngineAway:
+        left = max(self._restore_expected_at - time.monotonic(), 1.0)
+        return EngineAway(f"the engine is being restarted, {more}: try again", retry_after_s=left)
+
+    def fail_streams(self, error: EngineError) -> None:
+        """Abort everything that is open; each stream raises `error`. New ones may be opened."""
+        for stream in self._all_streams():
+            self._fail_stream(stream, error)
+        if self._restored is not None and self._waiting_requests:
+            self._restored.set_exception(error)
+            self._restored = asyncio.get_running_loop().create_future()
+
+    async def abort(self, request_ids: Iterable[str]) -> None:
+        """End requests now; their streams get the terminal updates. Unknown ids are ignored."""
+        ids = list(request_ids)
+        self._held_requests.difference_update(ids)
+        if self.restart_reason is None:
+            self._send(AbortRequests(ids))
+            return
+        found = dict.fromkeys(self._streams[one] for one in ids if one in self._streams)
+        live = [place for stream in found for place in stream._unfinished if place[0] in ids]
+        self._dispatch([Update(*place, (), "abort") for place in live])
+
+    async def abort_named(self, names: Iterable[str], tenant: bytes | None = None) -> int:
+        """End requests whose id without its last -N is one of these names; None: anybody's.
+
+        Their streams get the terminal updates. Returns how many requests there were. While the
+        engine is away those of this client are found; EngineAway if there are none.
+        """
+        wanted = frozenset(names)
+        if self.restart_reason is None or self._dead_error is not None:
+            return await self._call(int, "abort_named", list(wanted), tenant)
+        live = {one.id: one for stream in self._all_streams() for one in stream._requests}
+        found = [
+            name
+            for name, one in live.items()
+            if name.rpartition("-")[0] in wanted and tenant in (None, one.tenant)
+        ]
+        if not found:
+            raise self._unavailable_error(f"and cannot be asked: {self.restart_reason}")
+        await self.abort(found)
+        return len(found)
+
+    # -- when it dies -----------------------------------------------------------------------------
+
+    def restart(self, reason: str) -> None:
+        """Have the engine ended, whatever it does, and another started: streams go on there."""
+        log.error("the engine is to be restarted: %s", reason)
+        self.transport.restart(reason)
+
+    def _on_engine_unavailable(self, loss: EngineUnavailable) -> None:
+        """The engine is gone, and another will come."""
+        self.restart_reason = loss.reason
+        self._restore_expected_at = time.monotonic() + loss.expected_restart_s
+        if self._restored is None:
+            self._restored = asyncio.get_running_loop().create_future()
+            self._send_keepalives()
+        for number in self._pending_calls.keys() - self._opening_streams.keys():
+            reply = self._pending_calls[number]
+            if not reply.done():
+                reply.set_exception(self._unavailable_error(f"and cannot be asked: {loss.reason}"))
+        self._held_requests.clear()
+        self._resubmitted.clear()
+        aboard = None if loss.running_ids is None else frozenset(loss.running_ids)
+        condemned = []
+        for stream in self._all_streams():
+            culprit = stream._record_crash(aboard)
+            if culprit is not None:
+                condemned.append(self._fail_culprit(stream, culprit))
+                continue
+            for place, told in stream._unfinished.items():
+                self._prior_timings[place] = told.close_timing(
+                    stream._accepted_at, self.last_heartbeat_at
+                )
+        for found, said in condemned:
+            self._fail_same_input(found, said)
+        self._opening_streams = {
+            n: one for n, one in self._opening_streams.items() if not one.closed
+        }
+        self._prune_observer()
+
+    def _prune_observer(self) -> None:
+        """Of what is here no more, and no update will tell the end of."""
+        if self.observer is not None:
+            self.observer.retain_requests(self._streams.keys())
+
+    def _fail_culprit(self, stream: RequestStream, culprit: Request) -> tuple[bytes, int]:
+        """End it. The culprit's fingerprint, and how many tokens it had said."""
+        said = stream._delivered_count(culprit)
+        deaths = stream._crash_counts[culprit.id]
+        log.error("request %s was aboard %d engines that died: it ends", culprit.id, deaths)
+        often = "twice" if deaths == MAX_CRASHES_ALONE else f"{deaths} times"
+        message = f"the engine died {often} with this request aboard: it is not tried again"
+        self._fail_stream(stream, EngineCrashed(message))
+        return self._block_input(culprit), said
+
+    def _fail_stream(self, stream: RequestStream, error: Exception) -> None:
+        """End a stream with this error, and its requests in the engine."""
+        unfinished = stream.unfinished_ids
+        number = stream._add_call_id
+        stream._fail(error)
+        if number is not None:
+            self._opening_streams.pop(number, None)
+            reply = self._pending_calls.get(number)
+            if reply is not None and not reply.done():
+                reply.set_exception(error)
+        self._remove_stream(stream, unfinished)
+
+    def _on_engine_restored(self) -> None:
+        """Another engine is there: it gets all that has not ended."""
+        self.restarts += 1
+        self.restart_reason = None
+        self.last_heartbeat_at = time.monotonic()
+        if self._sleeping_tags:
+            level = int("kv_cache" in self._sleeping_tags)
+            self._send(UtilityCall(next(self._call_ids), "sleep", [level, "keep", False]))
+        for stream in sorted(self._all_streams(), key=lambda one: one._max_crash_count):
+            self._resubmit(stream)  # who is suspected most is tried last
+        if self._restored is not None:
+            self._restored.set_result(None)
+            self._restored = None
+
+    def _resubmit(self, stream: RequestStream) -> None:
+        """What nobody has accepted yet goes all together; what was accepted, each for itself."""
+        requests = stream._requests_to_resume()
+        self._held_requests.update(one.id for one in requests if one.hold)
+        if stream._add_call_id is not None:
+            self._send(AddRequests(stream._add_call_id, [request_to_wire(one) for one in requests]))
+            return
+        for one in requests:
+            number = next(self._call_ids)
+            self._resubmitted[number] = stream
+            self._send(AddRequests(number, [request_to_wire(one)]))
+
+    def _send_keepalives(self) -> None:
+        """Let streams say that they live, every now and then while the engine is away."""
+        if self._restored is not None and self._dead_error is None:
+            for stream in self._all_streams():
+                stream._send_keepalive()
+            asyncio.get_running_loop().call_later(KEEPALIVE_S, self._send_keepalives)
+
+    def _all_streams(self) -> list[RequestStream]:
+        """In the order of their requests."""
+        return list(dict.fromkeys(self._streams.values()))
+
+    # -- the engine between requests ------------------------------------------------------------
+
+    async def stats(self) -> SchedulerStats:
+        """Counts of the scheduler, between two steps."""
+        return await self._call(SchedulerStats, "stats")
+
+    async def snapshot(self, rows: int = 0, blocks: bool = False) -> Snapshot:
+        """The engine at this moment: the first so many rows, and the map of blocks if asked for."""
+        return await self._call(Snapshot, "snapshot", rows, blocks)
+
+    async def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
+        """Forget cached prefixes. False if blocks are in use. reset_running: end all first."""
+        return await self._call(bool, "reset_prefix_cache", reset_running)
+
+    async def check(self) -> None:
+        """Prove the invariants of pool and cache. Raises AssertionError."""
+        await self._call(type(None), "check")
+
+    @property
+    def is_sleeping(self) -> bool:
+        """The engine was sent to sleep, or is paused."""
+        return bool(self._sleeping_tags)
+
+    @property
+    def sleeping_tags(self) -> frozenset[str]:
+        """What sleeps, of weights, kv_cache and scheduling."""
+        return self._sleeping_tags
+
+    @property
+    def is_paused(self) -> bool:
+        """No steps are made: new requests are accepted and wait."""
+        return "scheduling" in self._sleeping_tags
+
+    async def sleep(self, level: int = 1, mode: str = "abort") -> None:
+        """Stop making steps. Level 1 also forgets the KV cache; requests are refused till woken.
+
+        mode, for what runs: "abort" ends it, "wait" lets it end first, "keep" (level 0) freezes it.
+        """
+        await self._enter_sleep(level, mode, clear_cache=False)
+
+    async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
+        """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""
+        left = await self._call(list[str], "wake_up", None if tags is None else list(tags))
+        self._sleeping_tags = frozenset(left)
+        return not left
+
+    async def pause(self, mode: str = "abort", *, clear_cache: bool = False) -> None:
+        """Make no steps until resume(). New requests wait. mode: as for sleep()."""
+        await self._enter_sleep(0, mode, clear_cache=clear_cache)
+
+    async def resume(self) -> None:
+        """Go on after pause()."""
+        await self.wake_up()
+
+    async def start_profile(self) -> None:
+        """Record a trace in the engine's process until stop_profile()."""
+        await self._call(type(None), "start_profile")
+
+    async def stop_profile(self) -> str:
+        """Write the trace; its path there."""
+        return await self._call(str, "stop_profile")
+
+    async def _enter_sleep(self, level: int, mode: str, *, clear_cache: bool) -> None:
+        left = await self._call(list[str], "sleep", level, mode, clear_cache)
+        self._sleeping_tags = frozenset(left)
+
+    # -- below: words to and from the transport ---------------------------------------------------
+
+    async def _call(self, kind: type[T], name: str, *args: Any) -> T:
+        if self.restart_reason is not None and self._dead_error is None:
+            raise self._unavailable_error(f"and cannot be asked: {self.restart_reason}")
+        value = await self._call_and_wait(lambda number: UtilityCall(number, name, list(args)))
+        return msgspec.convert(value, kind, from_attributes=True)
+
+    async def _call_and_wait(self, message: Callable[[int], MessageToEngine]) -> Any:
+        if self._dead_error is not None:
+            raise self._dead_error
+        number = next(self._call_ids)
+        reply: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._pending_calls[number] = reply
+        try:
+            self.transport.send(message(number))
+            return await reply
+        finally:
+            self._pending_calls.pop(number, None)
+
+    def _end_sequence(self, request_id: str, index: int) -> None:
+        self._send(AbortSequence(request_id, index))
+        if self.observer is not None:
+            self.observer.on_sequence_ended(request_id, index)
+
+    def _send(self, message: MessageToEngine) -> None:
+        if self._dead_error is None and self.restart_reason is None:
+            self.transport.send(message)
+
+    def _remove_stream(self, stream: RequestStream, unfinished: tuple[str, ...]) -> None:
+        for request_id in stream.request_ids:
+            self._streams.pop(request_id, None)
+        if self._prior_timings:
+            for one in stream._requests:
+                for index in range(one.n):
+                    self._prior_timings.pop((one.id, index), None)
+        if not unfinished:
+            return
+        self._send(AbortRequests(list(unfinished)))
+        if self.restart_reason is not None:
+            if stream._add_call_id is not None:
+                self._opening_streams.pop(
+                    stream._add_call_id, None
+                )  # its Add went down with the engine
+            self._prune_observer()
+
+    def _deliver(self, message: MessageFromEngine) -> None:
+        self.last_heartbeat_at = time.monotonic()
+        if isinstance(message, OutputBatch):
+            for answer in message.replies:
+                self._resolve_reply(answer)
+            updates = message.updates
+            self._dispatch(
+                [self._with_prior_timing(u) for u in updates] if self._prior_timings else updates
+            )
+        elif isinstance(message, HeartbeatMessage):
+            self._sleeping_tags = frozenset(message.sleeping_tags)
+        elif isinstance(message, EngineDeadMessage):
+            self._on_engine_dead(EngineDead(message.reason))
+
+    def _dispatch(self, updates: list[Update]) -> None:
+        if self.observer is not None and updates:
+            self.observer.on_updates(updates)
+        streams = self._streams
+        for update in updates:
+            stream = streams.get(update.request_id)
+            if stream is not None:
+                stream._push(update)
+
+    def _with_prior_timing(self, update: Update) -> Update:
+        """With the time that its sequence has spent in engines that are gone."""
+        before = self._prior_timings.get((update.request_id, update.index))
+        if before is None or update.timing is None:
+            return update
+        return update._replace(timing=before.followed_by(update.timing))
+
+    def _resolve_reply(self, answer: CallReply) -> None:
+        stream = self._resubmitted.pop(answer.call_id, None)
+        if stream is not None and answer.error is not None:
+            self._fail_stream(stream, error_from_wire(answer.error))
+        opened = self._opening_streams.pop(answer.call_id, None)
+        if opened is not None:
+            opened._add_call_id = None
+            opened._accepted_at = time.monotonic()
+            if answer.error is None and self.observer is not None:
+                self.observer.on_requests_accepted(opened._requests)
+        reply = self._pending_calls.get(answer.call_id)
+        if reply is None or reply.done():
+            return  # who asked has gone
+        if answer.error is None:
+            reply.set_result(answer.result)
+        else:
+            reply.set_exception(error_from_wire(answer.error))
+
+    def _on_engine_dead(self, dead: EngineDead) -> None:
+        if self._dead_error is not None:
+            return
+        self._fail_all(dead)
+        if self.on_engine_dead is not None:
+            self.on_engine_dead(dead)
+
+    def _fail_all(self, dead: EngineDead) -> None:
+        """Nothing will be answered any more: say so to everyone who waits."""
+        if self._dead_error is not None:
+            return
+        self._dead_error = dead
+        if self._restored is not None:
+            self._restored.set_result(None)
+            self._restored = None
+        for reply in self._pending_calls.values():
+            if not reply.done():
+                reply.set_exception(dead)
+        for stream in set(self._streams.values()):
+            stream._fail(dead)
+        self._streams.clear()
+
+
+def _input_blocked_error(left_s: float) -> Quarantined:
+    return Quarantined(
+        "a request with the same input and parameters has broken a step of the engine, "
+        f"or the engine itself: it is not tried again for {left_s:.0f} s"
+    )

@@ -1,0 +1,157 @@
+"""What a client of the engine holds of requests under way: their updates, as they come.
+
+Not here: where updates come from (quire.engine.client.engine_client).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+from quire.core.types import Request, Update
+from quire.engine.client.delivered_tokens import (
+    DeliveredTokens,
+    exceeds_crash_limit,
+    resumed_request,
+)
+from quire.engine.coalesce_updates import coalesce
+
+if TYPE_CHECKING:
+    from quire.engine.client.engine_client import EngineClient
+
+
+class RequestStream:
+    """Updates of some requests, as they come. Written by the event loop's thread alone.
+
+    Iteration yields what arrived since the last time, one update a sequence (those that piled up
+    are merged), and ends when every sequence has ended. While the engine is being restarted it
+    yields an empty list now and then. Whoever opened it calls close(): it aborts what has not
+    ended.
+    """
+
+    def __init__(self, client: EngineClient, requests: tuple[Request, ...]) -> None:
+        self._client = client
+        self._requests = requests
+        self._unfinished = {
+            (r.id, index): DeliveredTokens() for r in requests for index in range(r.n)
+        }
+        self._add_call_id: int | None = None  # of its Add, while that is not answered
+        self._accepted_at = time.monotonic()
+        self._crash_counts: dict[str, int] = {}  # engines that died with a request aboard
+        self._keepalive_due = False  # for an engine that is being restarted; it is to be told so
+        self._pending: dict[tuple[str, int], list[Update]] = {}
+        self._waiter: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
+        self.request_ids = tuple(r.id for r in requests)
+        self.closed = False
+
+    def __aiter__(self) -> RequestStream:
+        return self
+
+    async def __anext__(self) -> list[Update]:
+        while not self._pending:
+            if self._keepalive_due:
+                self._keepalive_due = False
+                return []
+            if self._error is not None:
+                raise self._error
+            if self.closed or not self._unfinished:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        pending, self._pending = self._pending, {}
+        return [one[0] if len(one) == 1 else coalesce(one) for one in pending.values()]
+
+    @property
+    def unfinished_ids(self) -> tuple[str, ...]:
+        """Ids of requests with sequences that have not ended."""
+        return tuple({request_id for request_id, _ in self._unfinished})
+
+    def end_sequence(self, request_id: str, index: int) -> None:
+        """Its text is complete (a stop string): the engine need not go on."""
+        if self._unfinished.pop((request_id, index), None) is not None:
+            self._client._end_sequence(request_id, index)
+
+    def close(self) -> None:
+        """Abort what has not ended, and end the iteration. Harmless when called again."""
+        if self.closed:
+            return
+        self.closed = True
+        self._pending.clear()
+        self._wake()
+        self._client._remove_stream(self, self.unfinished_ids)
+
+    def _push(self, update: Update) -> None:
+        place = (update.request_id, update.index)
+        told = self._unfinished.get(place)
+        if told is None:
+            return  # it was ended here while this was under way
+        if update.finish is not None:
+            del self._unfinished[place]
+            if update.fault == "step":
+                self._client._block_input(self._request(update.request_id))
+        else:
+            told.tokens.extend(update.token_ids)
+            if update.timing is not None:
+                told.timing = update.timing
+        news = self._pending.get(place)
+        if news is None:
+            self._pending[place] = [update]
+        else:
+            news.append(update)
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _request(self, request_id: str) -> Request:
+        return next(one for one in self._requests if one.id == request_id)
+
+    def _send_keepalive(self) -> None:
+        self._keepalive_due = True
+        self._wake()
+
+    def _requests_to_resume(self) -> list[Request]:
+        """Its requests that have not ended, for another engine."""
+        ids = {request_id for request_id, _ in self._unfinished}
+        deaths = self._crash_counts
+        found = [one for one in self._requests if one.id in ids]
+        return [resumed_request(one, self._unfinished, deaths.get(one.id, 0)) for one in found]
+
+    @property
+    def _max_crash_count(self) -> int:
+        return max(self._crash_counts.values(), default=0)
+
+    def _requests_delivered_at_most(self, said: int) -> list[Request]:
+        """Those of its requests that have not ended, and have said so many tokens at most."""
+        live = self.unfinished_ids
+        return [
+            one for one in self._requests if one.id in live and self._delivered_count(one) <= said
+        ]
+
+    def _delivered_count(self, request: Request) -> int:
+        """How many tokens were told of that sequence of it that has come furthest."""
+        places = [(request.id, index) for index in range(request.n)]
+        return max(
+            len(self._unfinished[place].tokens) for place in places if place in self._unfinished
+        )
+
+    def _record_crash(self, aboard: frozenset[str] | None) -> Request | None:
+        """An engine died. aboard: whom it ran; None: any. Who must not be aboard another."""
+        worst = None
+        unfinished_ids = self.unfinished_ids
+        for request in self._requests:
+            if request.id in unfinished_ids and (aboard is None or request.id in aboard):
+                deaths = self._crash_counts[request.id] = self._crash_counts.get(request.id, 0) + 1
+                alone = aboard is not None and len(aboard) == 1
+                worst = request if exceeds_crash_limit(deaths, alone=alone) else worst
+        return worst
+
+    def _fail(self, error: Exception) -> None:
+        self._error = error
+        self._unfinished.clear()
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,119 @@
+"""The engine in a thread of this process: what tests and embedded use take.
+
+Messages go in through one queue; what a turn yields comes out in one `call_soon_threadsafe`,
+whatever the number of requests. While there is nothing to do the thread sleeps in the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from quire.engine.core.engine_core import EngineCore
+from quire.engine.core.engine_rpc import EngineRpc
+from quire.engine.messages import MessageFromEngine, MessageToEngine
+from quire.engine.supervise.process_pipe import EngineUnavailable
+from quire.errors import EngineDead, Unsupported
+
+log = logging.getLogger(__name__)
+
+HEARTBEAT_INTERVAL_S = 1.0
+"""An engine gives a sign of life at least this often, unless a step takes longer."""
+
+
+class _Wakeup:
+    """In the inbox: there may be a step to make. Says nothing."""
+
+
+class ThreadTransport:
+    """A transport: carries messages between an EngineClient and an engine beside it."""
+
+    def __init__(self, engine: EngineCore) -> None:
+        self.engine = engine
+        self._rpc = EngineRpc(engine)
+        self._inbox: queue.SimpleQueue[MessageToEngine | _Wakeup | None] = queue.SimpleQueue()
+        engine.set_ready_callback(lambda: self._inbox.put(_Wakeup()))
+        self._thread: threading.Thread | None = None
+        self._heartbeat_due = 0.0
+
+    def start(
+        self,
+        deliver: Callable[[MessageFromEngine], None],
+        die: Callable[[EngineDead], None],
+        away: Callable[[EngineUnavailable], None],
+        back: Callable[[], None],
+    ) -> None:
+        """Begin. deliver and die are called on the running event loop; no other engine comes."""
+        assert self._thread is None, "start() was called twice"
+        self._loop = asyncio.get_running_loop()
+        self._deliver, self._on_dead = deliver, die
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+        self._thread.start()
+
+    def send(self, message: MessageToEngine) -> None:
+        self._inbox.put(message)
+
+    def restart(self, reason: str) -> None:
+        """Raises Unsupported: a thread cannot be ended from outside."""
+        raise Unsupported(f"an engine in a thread cannot be restarted ({reason})")
+
+    async def stop(self) -> None:
+        """End the thread after its step."""
+        if self._thread is not None:
+            self.close()
+            await asyncio.to_thread(self._thread.join)
+
+    def close(self) -> None:
+        """Have the thread end after its step."""
+        self._inbox.put(None)
+
+    # Below: the engine's own thread.
+
+    def _run(self) -> None:
+        try:
+            while self._read_inbox():
+                for _, news in self._rpc.run_step():
+                    self._call_soon(self._deliver, news)
+                self._send_heartbeat()
+            self.engine.shutdown()
+        except Exception as error:
+            log.exception("the engine died")
+            why = f"the engine died: {type(error).__name__}: {error}"
+            self._call_soon(self._on_dead, EngineDead(why))
+
+    def _read_inbox(self) -> bool:
+        """Obey what was said since the step before, waiting if there is nothing else to do.
+
+        False: the thread is to end.
+        """
+        try:
+            if self._rpc.idle:
+                message = self._inbox.get(timeout=HEARTBEAT_INTERVAL_S)
+            else:
+                message = self._inbox.get_nowait()
+            while message is not None:
+                if not isinstance(message, _Wakeup):
+                    self._handle_message(message)
+                message = self._inbox.get_nowait()
+        except queue.Empty:
+            return True
+        return False
+
+    def _handle_message(self, message: MessageToEngine) -> None:
+        answer = self._rpc.handle(0, message)
+        if answer is not None:
+            self._call_soon(self._deliver, answer)
+
+    def _send_heartbeat(self) -> None:
+        now = time.monotonic()
+        if now >= self._heartbeat_due:
+            self._heartbeat_due = now + HEARTBEAT_INTERVAL_S
+            self._call_soon(self._deliver, self._rpc.heartbeat())
+
+    def _call_soon(self, function: Callable[..., None], *args: object) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(function, *args)

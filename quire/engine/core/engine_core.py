@@ -1,0 +1,319 @@
+"""The engine: scheduler and executor joined, one step at a time. Synchronous, one thread.
+
+Knows tokens only. Text, HTTP and processes are others' business; whoever calls step() hands the
+updates on. With steps in flight, step() plans and submits n + 1 before it waits for n.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from quire.core.accounting.snapshot_builder import build_snapshot
+from quire.core.accounting.time_accounting import TimeAccounting
+from quire.core.scheduling.limits.grammar_wait import GrammarProvider
+from quire.core.scheduling.scheduler import FailedStep, Scheduler, SchedulerStats
+from quire.core.snapshot import Snapshot
+from quire.core.types import Request, StepPlan, Update
+from quire.engine.core.step_observer import CompositeStepObserver, StepObserver
+from quire.errors import EngineDead, EngineError, HookFailed
+from quire.executors.base import Executor, StepFuture
+
+log = logging.getLogger(__name__)
+
+
+class EngineCore:
+    """Owns the scheduler; the only caller of its methods."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        *,
+        steps_in_flight: int = 1,
+        check: bool = False,
+        grammars: GrammarProvider | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._scheduler = scheduler
+        self._clock = clock
+        self._time_accounting = TimeAccounting(clock)
+        self._executor = executor
+        self._grammars = grammars
+        self._max_in_flight = steps_in_flight
+        self._check = check
+        self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
+        self._running_callback: Callable[[list[str]], None] | None = None
+        self._observer = StepObserver()
+        self._halted = False  # a step raised, and nothing is to follow it to the device
+        self._was_serialized = False
+        self._work_ready = threading.Event()
+        scheduler.set_ready_callback(self._work_ready.set)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to do and nothing under way. Requests may be kept out of the queue."""
+        return self._scheduler.idle and not self._in_flight and not self._scheduler.has_ready
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to do, nothing under way, and nobody is here."""
+        return self.idle and not self._scheduler.any_waiting_for_resources
+
+    def set_ready_callback(self, ring: Callable[[], None]) -> None:
+        """Have ring() called, by any thread, when an idle engine may have become one that is not.
+
+        Without, wait() tells.
+        """
+        self._scheduler.set_ready_callback(ring)
+
+    def set_running_callback(self, tell: Callable[[list[str]], None]) -> None:
+        """Have tell() called when more requests may harm the engine, with the ids of all."""
+        self._running_callback = tell
+
+    def set_observers(self, *witnesses: StepObserver) -> None:
+        """Have these told of everything from now on."""
+        self._observer = CompositeStepObserver(witnesses)
+
+    def wait(self, seconds: float) -> None:
+        """Sleep for so long, or until an idle engine may have become one that is not."""
+        if self._work_ready.wait(seconds):
+            self._work_ready.clear()
+
+    def add(self, request: Request) -> None:
+        """Accept a request. Raises RequestError (TooLong...) and changes nothing if it cannot."""
+        self._scheduler.add(request)
+        kept = self._scheduler.is_waiting_for_resources(request.id)
+        try:
+            self._time_accounting.add_request(request, kept=kept)
+        except Exception:
+            self._scheduler.abort(request.id)
+            raise
+        self._observer.on_request_added(request, kept=kept)
+        if kept and self._running_callback is not None:
+            self._running_callback(self._scheduler.active_request_ids())
+
+    def abort(self, request_id: str) -> list[Update]:
+        """End a request now; its terminal updates. Unknown ids are ignored: they just ended."""
+        self._observer.on_request_abort(request_id)
+        return self._time_accounting.attach_timings(self._scheduler.abort(request_id))
+
+    def abort_sequence(self, request_id: str, index: int) -> None:
+        """End one sequence whose text is complete (a stop string). No update follows."""
+        self._observer.on_sequence_abort(request_id, index)
+        self._scheduler.abort_sequence(request_id, index)
+        self._time_accounting.drop_sequence(request_id, index)
+
+    def release(self, request_id: str) -> None:
+        """Give up the blocks of a request that was made with hold=True."""
+        self._observer.on_request_release(request_id)
+        self._scheduler.release(request_id)
+
+    def step(self) -> list[Update]:
+        """Plan one step, apply the oldest under way. Each accepted sequence ends in one update.
+
+        Raises EngineDead: steps fail, and no request is to blame.
+        """
+        self._time_accounting.enter_step()
+        updates = self._apply_admission_changes() if self._scheduler.has_ready else []
+        depth = 1 if self._scheduler.serialize_steps else self._max_in_flight
+        if not self._scheduler.idle and len(self._in_flight) < depth and not self._halted:
+            self._submit_step()
+        flying = len(self._in_flight)
+        if flying >= depth or (flying and (self._scheduler.idle or self._halted)):
+            updates += self._apply_oldest()
+        elif self._in_flight and not self._in_flight[-1][0].rows:
+            updates += self._apply_oldest()  # nothing could be planned until a result is in
+        if self._check:
+            self.check()
+        self._time_accounting.leave_step()
+        return updates
+
+    def drain(self) -> None:
+        """Wait for steps under way whose sequences have all gone: they keep blocks till then."""
+        while self._in_flight and self._scheduler.idle:
+            self._apply_oldest()
+
+    def health_probe_step(self) -> bool:
+        """Compute one made-up token as any other, while nobody is here: that proves the device.
+
+        False: there is no room for it now. Raises what the step raised, EngineError.
+        """
+        self.drain()
+        if not self.empty or self._scheduler.stats().held_blocks:
+            return False
+        return self._run_dummy_step()
+
+    def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+        """Run function(model) on every rank between steps."""
+        return self._executor.apply_model(function)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forget cached prefixes. False if blocks are in use."""
+        self.drain()
+        if not self._scheduler.reset_prefix_cache():
+            return False
+        self._observer.on_prefix_cache_reset()
+        return True
+
+    def release_kv_memory(self) -> bool:
+        """Forget cached prefixes and give the KV memory back. False if blocks are in use."""
+        if not self.reset_prefix_cache():
+            return False
+        self._executor.release_kv_memory()
+        return True
+
+    @property
+    def executor(self) -> Executor:
+        """What obeys its plans: for who makes plans of one's own."""
+        return self._executor
+
+    @property
+    def available_blocks(self) -> int:
+        """Blocks that could be had now without preempting anybody."""
+        return self._scheduler.available_blocks
+
+    def prewarm(self) -> None:
+        """Make now, beside, what would hold steps up when it is first needed. For idle engines."""
+        if self._grammars is not None:
+            self._grammars.prepare()
+
+    def stats(self) -> SchedulerStats:
+        return self._scheduler.stats()
+
+    def snapshot(self, rows: int = 500, blocks: bool = True) -> Snapshot:
+        """The engine as it is now: at most so many sequences, and whether with the block map."""
+        return build_snapshot(
+            self._scheduler, self._time_accounting, at=self._clock(), most=rows, blocks=blocks
+        )
+
+    def check(self) -> None:
+        """Prove the invariants of pool, cache and ledger. Raises AssertionError."""
+        self._scheduler.check()
+        self._time_accounting.check(sum(1 for _ in self._scheduler.sequences()))
+
+    def shutdown(self) -> None:
+        self._in_flight.clear()
+        if self._grammars is not None:
+            self._grammars.close()
+        self._executor.shutdown()
+
+    def _apply_admission_changes(self) -> list[Update]:
+        queued, ended = self._scheduler.enqueue_ready()
+        self._observer.on_admission_change(queued, ended)
+        for request_id in queued:
+            self._time_accounting.mark_queued(request_id)
+        return self._time_accounting.attach_timings(ended)
+
+    def _submit_step(self) -> None:
+        """Plan and submit. What was planned is in flight whatever happens, Ctrl-C included."""
+        plan = self._scheduler.plan()
+        self._time_accounting.record_plan(plan)
+        self._publish_running(plan)
+        self._observer.on_step_planned(plan)
+        try:
+            pending: StepFuture = self._executor.submit(plan)
+        except BaseException as error:  # the border: a step's fault is its rows' only
+            self._in_flight.append((plan, _FailedSubmission(error)))
+            self._halted = True
+            if not isinstance(error, Exception):
+                raise
+        else:
+            self._in_flight.append((plan, pending))
+        self._observer.on_step_submitted(plan)
+
+    def _apply_oldest(self) -> list[Update]:
+        plan, pending = self._in_flight[0]  # an interrupted wait can be repeated
+        began = self._clock()
+        try:
+            result = pending.wait()
+        except Exception as error:
+            log.exception("step %d failed with %d rows", plan.step, len(plan.rows))
+            return self._recover(error, self._clock() - began)
+        waited = self._clock() - began
+        self._in_flight.popleft()
+        updates = self._time_accounting.record_result(self._scheduler.apply(plan, result), waited)
+        self._scheduler.observe_step(*self._time_accounting.last_step)
+        self._observer.on_step_finished(plan, updates, *self._time_accounting.last_step)
+        return updates
+
+    def _publish_running(self, plan: StepPlan) -> None:
+        """Tell whom the plan may harm, or who may harm it, if that is others than before."""
+        careful = self._scheduler.serialize_steps
+        if self._running_callback is not None and (plan.joins or careful or self._was_serialized):
+            self._running_callback(self._scheduler.active_request_ids(plan if careful else None))
+        self._was_serialized = careful
+
+    # -- when a step raises ---------------------------------------------------------------------
+
+    def _recover(self, error: Exception, waited: float) -> list[Update]:
+        """The oldest step raised: all who run are computed anew, in steps that find the culprit.
+
+        Raises EngineDead if there is no culprit, as steps fail whoever is in them.
+        """
+        self._halted = True
+        failed = self._fail_oldest(waited)
+        while self._in_flight:  # of those behind it nothing counts any more either
+            with suppress(Exception):
+                self._in_flight[0][1].wait()
+            self._fail_oldest(0.0)
+        self._time_accounting.mark_requeued(failed.requeued)
+        self._executor.recover()
+        self._halted = False
+        return [] if failed.culprit is None else self._fail_request(failed.culprit, error)
+
+    def _fail_oldest(self, waited: float) -> FailedStep:
+        plan, _ = self._in_flight.popleft()
+        failed = self._scheduler.fail_step(plan)
+        self._observer.on_step_failed(plan, ())
+        self._time_accounting.record_result([], waited)
+        return failed
+
+    def _fail_request(self, culprit: str, error: Exception) -> list[Update]:
+        if not isinstance(error, HookFailed):
+            self._verify_device()
+        message = f"{type(error).__name__}: {error}"
+        log.error("request %s is ended: steps fail with it alone (%s)", culprit, message)
+        self._observer.on_request_failed(culprit, message)
+        return self._time_accounting.attach_timings(self._scheduler.fail_request(culprit, message))
+
+    def _verify_device(self) -> None:
+        """Make a step that is nobody's. Raises EngineDead if it fails too."""
+        try:
+            self._run_dummy_step()
+        except Exception as error:
+            raise EngineDead(f"steps fail whoever is in them: {error}") from error
+
+    def _run_dummy_step(self) -> bool:
+        """Make a step that is nobody's, is in no book, and leaves nothing behind.
+
+        False: there is no room for it. Raises what the step raised, EngineError.
+        """
+        plan = self._scheduler.plan_dummy_step()
+        if plan is None:
+            return False
+        try:
+            result = self._executor.submit(plan).wait()
+        finally:
+            self._scheduler.finish_dummy_step(plan)
+        wrong = {**result.errors, **result.request_errors, **result.non_finite}
+        if wrong:
+            raise EngineError(f"a made-up token came to nothing: {wrong[0]}")
+        return True
+
+
+class _FailedSubmission:
+    """A step that raised before it was under way."""
+
+    def __init__(self, error: BaseException) -> None:
+        self._error = error
+
+    def wait(self) -> Any:
+        if isinstance(self._error, Exception):
+            raise self._error
+        raise EngineError(f"interrupted by {type(self._error).__name__}") from self._error

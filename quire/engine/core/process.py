@@ -1,0 +1,355 @@
+"""The engine in a process of its own: one thread, which reads what was asked, makes a step, and
+tells. Started by quire.engine.supervise.process_launcher; ends when it is told to, or when its
+starter is gone.
+
+While there are steps to make the socket is only looked at between them; while there are none the
+thread sleeps in it, and wakes once a second to say that it lives. Nothing else in this process runs
+Python, so no step waits for the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from quire.config.engine_config import EngineConfig
+from quire.config.options import Options
+from quire.config.vllm_environment import start_process
+from quire.engine import heartbeat_page, message_codec
+from quire.engine.build import EngineCoreBundle, build_engine_core
+from quire.engine.client.thread_transport import HEARTBEAT_INTERVAL_S
+from quire.engine.client.zmq_transport import engine_address
+from quire.engine.core import gc_control
+from quire.engine.core.engine_rpc import EngineRpc
+from quire.engine.core.running_list_shm import RunningListWriter
+from quire.engine.core.step_observer import StepObserver
+from quire.engine.heartbeat_page import HeartbeatWriter
+from quire.engine.messages import (
+    CallReply,
+    EngineDeadMessage,
+    Hello,
+    OutputBatch,
+    UtilityCall,
+    WireError,
+    error_to_wire,
+)
+from quire.engine.recording.flight_recorder import FlightRecorder, RecordRing
+from quire.engine.supervise.crash_artifacts import STACK_DUMP_SIGNAL
+from quire.engine.supervise.process_pipe import (
+    ClientGone,
+    EngineStarted,
+    ModelLocated,
+    ProcessFailed,
+    ProcessPipe,
+    RunEngine,
+    StopProcess,
+    receive_orders,
+)
+from quire.errors import QuireError, RequestError
+
+log = logging.getLogger(__name__)
+
+SOCKET_LINGER_MS = 1000
+"""How long the last messages may take to leave."""
+GC_INTERVAL_S = 300.0
+"""Garbage is collected when there is nothing to do, but at least this often."""
+UNBOUNDED_CALLS = frozenset(("start_profile", "stop_profile"))
+"""Calls that may take any time."""
+
+
+def main(fd: int) -> int:
+    """Run one engine, as told over the link; the exit status."""
+    inherited = receive_orders(fd, RunEngine, "quire-engine")
+    if inherited is None:
+        return 1
+    link, orders = inherited
+    if orders.stacks_fd is not None:
+        faulthandler.enable(orders.stacks_fd)
+        faulthandler.register(STACK_DUMP_SIGNAL, orders.stacks_fd)
+    beat = HeartbeatWriter(
+        heartbeat_page.create_page() if orders.heartbeat_fd is None else orders.heartbeat_fd
+    )
+    beat.mark_starting(os.getpid())
+    start_process(level=orders.log_level, style=orders.log_style)  # type: ignore[arg-type]
+    starter = ParentWatch(link, orders.folder)
+
+    def found(config: EngineConfig, tokenizer: Path | None) -> None:
+        link.send(
+            ModelLocated(
+                config=config, tokenizer_folder=None if tokenizer is None else str(tokenizer)
+            )
+        )
+
+    try:
+        bare = build_engine_core(Options.from_flat(orders.options), found, server=orders.server)
+    except QuireError as error:
+        link.send(ProcessFailed(error=error_to_wire(error)))
+        return 1
+    service = EngineRpc(bare.engine, bare.param_checks)
+    if orders.running_list_fd is not None:
+        bare.engine.set_running_callback(RunningListWriter(orders.running_list_fd).write)
+    server = EngineCoreProcess(
+        service,
+        orders.folder,
+        starter,
+        askers=orders.expected_clients,
+        beat=beat,
+        canary_s=bare.config.health.canary_s,
+        witnesses=_build_recorders(orders, bare),
+    )
+    gc_control.disable_full_gc()
+    server.start_serving()
+    link.send(EngineStarted(config=bare.config, startup_seconds=bare.seconds))
+    status = server.run()
+    if server.death_reason is not None:
+        link.send(ProcessFailed(error=WireError("EngineDead", server.death_reason)))
+        logging.shutdown()
+        os._exit(status)  # what the interpreter would do now may hang over a broken device
+    return status
+
+
+def _build_recorders(orders: RunEngine, bare: EngineCoreBundle) -> Iterator[StepObserver]:
+    """What writes down what the engine does, if anything is to."""
+    said, engine = bare.config.health, bare.engine
+    if said.recorder and orders.recorder_fd is not None:
+        ring = RecordRing(orders.recorder_fd, said.recorder_bytes)
+        yield FlightRecorder(ring, lambda: engine.available_blocks, prompts=said.recorder_prompts)
+
+
+class ParentWatch:
+    """Watches who started us, in a thread that sleeps: a start and a step may take long.
+
+    Told something, the socket `wake` becomes readable. Without a starter this process ends at once,
+    and takes its folder along.
+    """
+
+    def __init__(self, link: ProcessPipe, folder: str) -> None:
+        self.wakeup_socket, self._wakeup_sender = socket.socketpair()
+        self.wakeup_socket.setblocking(False)
+        self.stop_requested = False
+        self.gone_clients: deque[str] = deque()
+        """Who asked here and is gone, by name."""
+        self._pipe = link
+        self._folder = folder
+        threading.Thread(target=self._watch, name="quire-starter", daemon=True).start()
+
+    def clear(self) -> None:
+        """Make `wake` readable no more."""
+        with suppress(BlockingIOError):
+            self.wakeup_socket.recv(1 << 16)
+
+    def _watch(self) -> None:
+        while (word := self._pipe.receive()) is not None:
+            if isinstance(word, StopProcess):
+                self.stop_requested = True
+                self._wakeup_sender.send(b"!")
+            elif isinstance(word, ClientGone):
+                self.gone_clients.append(word.client_name)
+                self._wakeup_sender.send(b"!")
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os._exit(1)
+
+
+class WakeupPipe:
+    """Wakes the thread that sleeps in its sockets. Rung by any thread."""
+
+    def __init__(self) -> None:
+        self.read_end, self._write_end = socket.socketpair()
+        self.read_end.setblocking(False)
+        self._write_end.setblocking(False)
+
+    def wake(self) -> None:
+        """Make `rung` readable."""
+        with suppress(BlockingIOError):  # it has been rung often enough
+            self._write_end.send(b"!")
+
+    def clear(self) -> None:
+        """Make it so no more."""
+        with suppress(BlockingIOError):
+            self.read_end.recv(1 << 16)
+
+
+class EngineCoreProcess:
+    """A Service at a ZeroMQ ROUTER socket."""
+
+    def __init__(
+        self,
+        service: EngineRpc,
+        folder: str,
+        starter: ParentWatch,
+        *,
+        askers: int | None = None,
+        beat: HeartbeatWriter | None = None,
+        canary_s: float = 0.0,
+        witnesses: Iterable[StepObserver] = (),
+    ) -> None:
+        """canary_s: idle seconds before a canary, and between two. 0: there is none."""
+        self._heartbeat = beat or HeartbeatWriter(heartbeat_page.create_page())
+        self._probe_interval_s = canary_s
+        self._probe_due = 0.0
+        self._rpc = service
+        self._folder = folder
+        self._parent = starter
+        self._expected_clients = askers
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.set_hwm(0)  # a full queue would drop what a client waits for
+        self._socket.setsockopt(zmq.LINGER, SOCKET_LINGER_MS)
+        self._socket.setsockopt(zmq.MAXMSGSIZE, message_codec.MAX_MESSAGE_BYTES)
+        self._socket.bind(engine_address(folder))
+        self._wakeup = WakeupPipe()
+        service.engine.set_ready_callback(self._wakeup.wake)
+        service.engine.set_observers(self._heartbeat, *witnesses)
+        self._heartbeat_due = 0.0
+        self.death_reason: str | None = None
+        """What it died of."""
+        self._was_busy = True  # since the last time there was nothing to do
+        self._gc_due = time.monotonic() + GC_INTERVAL_S
+
+    def start_serving(self) -> None:
+        """Take requests from now on. Raises what is wrong with the device."""
+        if self._probe_interval_s:
+            self._run_health_probe()
+        self._heartbeat.mark_serving()
+
+    def run(self) -> int:
+        """Serve until told to stop; the exit status."""
+        status = 0
+        try:
+            while not self._parent.stop_requested:
+                self.run_once()
+            self._heartbeat.mark_ended()
+            self._rpc.engine.shutdown()
+        except Exception as error:
+            log.exception("the engine died")
+            self._heartbeat.mark_ended()
+            self.death_reason = f"the engine died: {type(error).__name__}: {error}"
+            self._broadcast(EngineDeadMessage(self.death_reason))
+            status = 1
+        self._socket.close()
+        self._context.term()
+        return status
+
+    def run_once(self) -> None:
+        """Read, make a step if there is one to make, tell."""
+        self._wait()
+        self._read_inbox()
+        while self._parent.gone_clients:
+            self._rpc.remove_client(self._parent.gone_clients.popleft().encode())
+        service = self._rpc
+        self._heartbeat.mark_iteration(working=not service.idle, requests=service.num_requests)
+        for sender, news in service.run_step():
+            self._send(sender, news)
+        self._send_heartbeat()
+
+    def _wait(self) -> None:
+        """Sleep if there is nothing to do, until there is or a sign of life is due."""
+        if not self._rpc.idle:
+            self._was_busy = True
+            return
+        self._heartbeat.mark_idle(self._rpc.is_sleeping)
+        now = time.monotonic()
+        if self._was_busy:
+            self._probe_due = now + self._probe_interval_s
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._parent.wakeup_socket, zmq.POLLIN)
+        poller.register(self._wakeup.read_end, zmq.POLLIN)
+        left = max(self._heartbeat_due - now, 0.0)
+        if not poller.poll(int(left * 1000) + 1):
+            self._on_idle()
+        self._wakeup.clear()
+        self._parent.clear()
+
+    def _on_idle(self) -> None:
+        """Nothing came while it slept."""
+        if self._was_busy:
+            self._was_busy = False
+            self._collect_garbage()
+            self._rpc.engine.prewarm()
+        elif self._probe_interval_s and time.monotonic() >= self._probe_due and self._rpc.empty:
+            self._run_health_probe()
+
+    def _run_health_probe(self) -> None:
+        """Compute a token that nobody asked for. Raises what that raised: the engine is dead."""
+        self._heartbeat.mark_probe(True)
+        try:
+            if not self._rpc.engine.health_probe_step():
+                log.debug("no canary was sent: there is no room for one")
+        finally:
+            self._heartbeat.mark_probe(False)
+        self._probe_due = time.monotonic() + self._probe_interval_s
+
+    def _read_inbox(self) -> None:
+        """Obey what was said since the step before."""
+        while True:
+            try:
+                sender, *data = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle_message(sender, data[-1] if data else b"")
+
+    def _handle_message(self, sender: bytes, data: bytes) -> None:
+        try:
+            message = message_codec.decode_to_engine(data)
+        except (msgspec.DecodeError, RecursionError) as error:
+            log.warning("cannot read what %.60r says: %s", sender, error)
+            number = message_codec.call_id_of(data)
+            if number is not None:
+                fault = error_to_wire(RequestError(f"the engine cannot read the request: {error}"))
+                self._send(sender, OutputBatch([], [CallReply(number, error=fault)]))
+            return
+        unbounded = isinstance(message, UtilityCall) and message.method in UNBOUNDED_CALLS
+        if unbounded:
+            self._heartbeat.mark_unbounded(True)
+        answer = self._rpc.handle(sender, message)
+        if unbounded:
+            self._heartbeat.mark_unbounded(False)
+        if answer is not None:
+            self._send(sender, answer)
+        if isinstance(message, Hello):
+            self._unlink_socket()
+
+    def _unlink_socket(self) -> None:
+        """When all are in that will come, nobody else can, and no end can leave the socket behind.
+
+        The folder goes too if nobody else keeps anything in it.
+        """
+        if (
+            self._expected_clients is not None
+            and len(self._rpc.client_ids()) >= self._expected_clients
+        ):
+            (Path(self._folder) / "engine").unlink(missing_ok=True)
+            if self._expected_clients == 1:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _send(self, sender: bytes, message: OutputBatch | object) -> None:
+        self._socket.send_multipart((sender, message_codec.encode(message)))  # type: ignore[arg-type]
+
+    def _broadcast(self, message: object) -> None:
+        for sender in self._rpc.client_ids():
+            self._send(sender, message)
+
+    def _send_heartbeat(self) -> None:
+        now = time.monotonic()
+        if now >= self._heartbeat_due:
+            self._heartbeat_due = now + HEARTBEAT_INTERVAL_S
+            self._broadcast(self._rpc.heartbeat())
+            if now >= self._gc_due:
+                self._collect_garbage()  # it never was idle
+
+    def _collect_garbage(self) -> None:
+        gc_control.collect_garbage()
+        self._gc_due = time.monotonic() + GC_INTERVAL_S

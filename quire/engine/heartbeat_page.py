@@ -1,0 +1,252 @@
+"""The beat: a page that the engine's thread writes and anybody reads without asking it.
+
+Numbers of 64 bits, each stored at once, so a reader never sees half of one; two numbers may be of
+two moments. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
+One page serves all engines of a server, one after the other: it is theirs while they live.
+
+How long a step may take is learnt from steps that landed, by how much work was in them: a step of
+8,192 tokens is not expected to be as quick as one of one token, nor suspected for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import IntEnum
+from operator import itemgetter, mul
+from typing import NamedTuple
+
+from quire.core.types import StepPlan, Update
+from quire.engine.core.step_observer import StepObserver
+
+TOKEN_BASE_COST = 1024
+"""Tokens of context whose attention is taken to cost as much as the rest of a token's work, at
+least: small models reach that early, and an estimate had better be too long."""
+DEFAULT_STEP_S = 60.0
+"""What is expected of a step while none has landed."""
+SLOWEST_DECAY = 0.98
+"""Of a step that was slow once, so much is remembered with each further one of its size."""
+_COST_BUCKETS = 64
+
+
+class EnginePhase(IntEnum):
+    """What the engine's process is at."""
+
+    NONE = 0
+    STARTING = 1
+    SERVING = 2
+    ENDED = 3
+
+
+class Heartbeat(NamedTuple):
+    """The page, read. Times in ns of the monotonic clock; 0: never."""
+
+    phase: int = EnginePhase.NONE
+    pid: int = 0
+    iterations: int = 0
+    beat_at: int = 0  # when its thread last passed by
+    progress_at: int = 0  # when a step last landed, or there was nothing to do
+    steps: int = 0  # that landed
+    tokens: int = 0  # said
+    requests: int = 0  # here, running or waiting
+    rows: int = 0  # of the latest plan
+    working: int = 0  # there is something to do
+    expected_ns: int = 0  # of the steps under way: how long one may well take
+    submitted_at: int = 0  # the oldest step under way; 0: none is
+    asleep: int = 0
+    probe_at: int = 0  # when a canary last came back
+    probes: int = 0
+    unbounded_since: int = (
+        0  # since when it does what may take long, and is no step; 0: it does not
+    )
+
+
+_TOKEN_IDS = itemgetter(Update._fields.index("token_ids"))
+_FIELD_INDEX = {name: i for i, name in enumerate(Heartbeat._fields)}
+PAGE_BYTES = 8 * len(Heartbeat._fields)
+
+
+def create_page() -> int:
+    """A file without a name; its descriptor. Whoever made it closes it."""
+    made = os.memfd_create("quire-beat")
+    os.truncate(made, PAGE_BYTES)
+    return made
+
+
+class HeartbeatWriter(StepObserver):
+    """The writer: the engine's thread alone, after begin()."""
+
+    def __init__(self, descriptor: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
+        self._memory = memoryview(mmap.mmap(descriptor, PAGE_BYTES)).cast("q")
+        self._clock = clock
+        self._iterations = self._steps = self._tokens = 0
+        self._has_work = False
+        self._in_flight: deque[tuple[int, int, int]] = deque()  # since, expected, work
+        self.step_time = StepTimeEstimate()
+
+    def mark_starting(self, pid: int) -> None:
+        """Of a new engine: nothing of the one before counts."""
+        now = self._clock()
+        fresh = Heartbeat(EnginePhase.STARTING, pid, beat_at=now, progress_at=now)
+        for i, value in enumerate(fresh):
+            self._memory[i] = value
+
+    def mark_serving(self) -> None:
+        """It takes requests."""
+        self.mark_idle(0)
+        self._memory[_PHASE] = EnginePhase.SERVING
+
+    def mark_ended(self) -> None:
+        """It will make no more turns."""
+        self._memory[_PHASE] = EnginePhase.ENDED
+
+    def mark_idle(self, asleep: int) -> None:
+        """There is nothing to do."""
+        memory, now = self._memory, self._clock()
+        memory[_ASLEEP] = asleep
+        memory[_PROGRESS_AT] = memory[_BEAT] = now
+        if self._has_work:
+            self._has_work = False
+            memory[_WORKING] = memory[_EXPECTED_NS] = memory[_SUBMITTED_AT] = 0
+
+    def mark_iteration(self, *, working: bool, requests: int) -> None:
+        """A turn begins. working: there is a step to make, or one under way."""
+        memory, now = self._memory, self._clock()
+        self._iterations += 1
+        memory[_ITERATIONS] = self._iterations
+        memory[_BEAT] = now
+        memory[_REQUESTS] = requests
+        if working is not self._has_work:
+            self._has_work = working
+            memory[_PROGRESS_AT] = now
+            memory[_WORKING] = working
+
+    def mark_unbounded(self, whether: bool) -> None:
+        """What comes now may take as long as it likes."""
+        now = self._clock()
+        self._memory[_EXCUSED] = now if whether else 0
+        self._memory[_PROGRESS_AT] = self._memory[_BEAT] = now
+
+    def mark_probe(self, whether: bool) -> None:
+        """A canary is sent, or has come back."""
+        memory, now = self._memory, self._clock()
+        if whether:
+            memory[_PROGRESS_AT] = memory[_SUBMITTED_AT] = now
+            memory[_EXPECTED_NS] = self.step_time.estimate_ns(TOKEN_BASE_COST + 1)
+            memory[_WORKING] = 1
+            self._has_work = True
+            return
+        self.step_time.update(TOKEN_BASE_COST + 1, now - memory[_SUBMITTED_AT])
+        memory[_PROBE_AT] = now
+        memory[_PROBES] += 1
+        self.mark_idle(memory[_ASLEEP])
+
+    # -- as a witness ---------------------------------------------------------------------------
+
+    def on_step_planned(self, plan: StepPlan) -> None:
+        memory, now = self._memory, self._clock()
+        work = step_cost(plan)
+        expected = self.step_time.estimate_ns(work)
+        if not self._in_flight:
+            memory[_SUBMITTED_AT] = now
+            memory[_EXPECTED_NS] = expected
+        elif expected > memory[_EXPECTED_NS]:
+            memory[_EXPECTED_NS] = expected
+        self._in_flight.append((now, expected, work))
+        memory[_ROWS] = len(plan.rows)
+
+    def on_step_finished(
+        self, plan: StepPlan, updates: Sequence[Update], prompt_tokens: int, seconds: float
+    ) -> None:
+        work = self._pop_oldest_step()
+        self._tokens += sum(map(len, map(_TOKEN_IDS, updates)))
+        self._memory[_TOKENS] = self._tokens
+        if plan.rows:
+            self._memory[_PROGRESS_AT] = self._clock()
+            self.step_time.update(work, int(seconds * 1e9))
+
+    def on_step_failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
+        self._pop_oldest_step()
+        if plan.rows:
+            self._memory[_PROGRESS_AT] = self._clock()
+
+    def _pop_oldest_step(self) -> int:
+        memory = self._memory
+        work = self._in_flight.popleft()[2] if self._in_flight else 0
+        self._steps += 1
+        memory[_STEPS] = self._steps
+        if self._in_flight:
+            memory[_SUBMITTED_AT], memory[_EXPECTED_NS] = self._in_flight[0][:2]
+        else:
+            memory[_SUBMITTED_AT] = memory[_EXPECTED_NS] = 0
+        return work
+
+
+def step_cost(plan: StepPlan) -> int:
+    """How much a step has to do, in tokens times the context that each looks at."""
+    if not plan.rows:
+        return 0
+    _, starts, counts, _ = zip(*plan.rows)
+    tokens = sum(counts)
+    looked_at = sum(starts) if tokens == len(counts) else sum(map(mul, counts, starts))
+    return int(TOKEN_BASE_COST * tokens + looked_at + sum(map(mul, counts, counts)) // 2)
+
+
+class StepTimeEstimate:
+    """How long a step of some work may well take: the slowest of its size, in powers of two."""
+
+    def __init__(self) -> None:
+        self._slowest_ns = [0] * _COST_BUCKETS  # ns
+
+    def update(self, work: int, ns: int) -> None:
+        """A step landed."""
+        size = work.bit_length()
+        self._slowest_ns[size] = max(ns, int(self._slowest_ns[size] * SLOWEST_DECAY))
+
+    def estimate_ns(self, work: int) -> int:
+        """In ns. What is larger than all that was seen is thought to take as much longer."""
+        size, slowest = work.bit_length(), self._slowest_ns
+        if slowest[size]:
+            return max(slowest[: size + 1])
+        for smaller in range(size - 1, -1, -1):
+            if slowest[smaller]:
+                return max(slowest[: smaller + 1]) << (size - smaller)
+        return max(slowest) or int(DEFAULT_STEP_S * 1e9)
+
+
+class HeartbeatReader:
+    """Of any process that has the page."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, PAGE_BYTES, prot=mmap.PROT_READ)
+        self._fields = memoryview(self._memory).cast("q")
+
+    def read(self) -> Heartbeat:
+        """As it is now."""
+        return Heartbeat(*self._fields)
+
+
+_PHASE, _ITERATIONS, _BEAT = (
+    _FIELD_INDEX["phase"],
+    _FIELD_INDEX["iterations"],
+    _FIELD_INDEX["beat_at"],
+)
+_PROGRESS_AT, _STEPS, _TOKENS = (
+    _FIELD_INDEX["progress_at"],
+    _FIELD_INDEX["steps"],
+    _FIELD_INDEX["tokens"],
+)
+_REQUESTS, _ROWS, _WORKING = _FIELD_INDEX["requests"], _FIELD_INDEX["rows"], _FIELD_INDEX["working"]
+_EXPECTED_NS, _SUBMITTED_AT, _ASLEEP = (
+    _FIELD_INDEX["expected_ns"],
+    _FIELD_INDEX["submitted_at"],
+    _FIELD_INDEX["asleep"],
+)
+_PROBE_AT, _PROBES, _EXCUSED = (
+    _FIELD_INDEX["probe_at"],
+    _FIELD_INDEX["probes"],
+    _FIELD_INDEX["unbounded_since"],
+)

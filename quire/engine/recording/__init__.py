@@ -1,0 +1,1 @@
+"""Flight recorder, recording files and replay."""

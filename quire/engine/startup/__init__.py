@@ -1,0 +1,1 @@
+"""Engine start-up: executor, warm-up, CUDA graphs, tokenizer, grammars."""

@@ -1,0 +1,112 @@
+"""The device half of an engine: KV tensors, attention backend, sampler and runner around a model.
+
+Not here: which device, how much memory (quire.engine.build decides, and is the only caller).
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from quire.attention.base import Backend
+from quire.attention.select import BackendRequirements, backend_registry, select_backend
+from quire.config.engine_config import EngineConfig
+from quire.executors.base import Executor
+from quire.executors.inline import Executor as Inline
+from quire.models.base import LanguageModel
+from quire.runner.device_worker import DeviceWorker
+from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.model_runner import ModelRunner
+from quire.runner.slots import SlotTables
+from quire.sampling.constrained_sequence import GrammarLookup
+from quire.sampling.processors import LogitsProcessor
+from quire.sampling.sampler import Sampler
+
+log = logging.getLogger(__name__)
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float8_e4m3fn": torch.float8_e4m3fn,  # KV only
+}
+
+
+def build_executor(
+    model: LanguageModel,
+    config: EngineConfig,
+    processors: Sequence[LogitsProcessor] = (),
+    grammars: GrammarLookup | None = None,
+) -> Executor:
+    """KV tensors, attention backend, sampler and runner around a model."""
+    cache, scheduler = config.cache, config.scheduler
+    device = torch.device(config.device.kind)
+    tensors, host = (
+        allocate_kv_tensors(
+            cache.layers,
+            cache.groups,
+            num_blocks=num_blocks,
+            block_size=cache.block_size,
+            dtype=DTYPES[cache.dtype],
+            device=where,
+            pinned=device.type != "cpu",
+        )
+        for num_blocks, where in ((cache.num_blocks, device), (cache.num_host_blocks, None))
+    )
+    sampler = Sampler(
+        config.model.vocab,
+        scheduler.max_num_seqs,
+        device,
+        logprobs_mode=config.model.logprobs_mode,
+        processors=processors,
+        grammars=grammars,
+    )
+    width = -(-scheduler.max_model_len // cache.block_size)
+    slots = SlotTables(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
+    lane = _worker_class(device)(
+        model,
+        _build_backend(config, tensors),
+        sampler,
+        slots,
+        cache=tensors,
+        host_cache=host,
+        max_tokens=scheduler.max_num_batched_tokens,
+        logprobs_mode=config.model.logprobs_mode,
+        eager=config.device.enforce_eager,
+    )
+    runner = ModelRunner(model, sampler, slots, lane)
+    return Inline(runner, threaded=device.type == "cpu" and scheduler.steps_in_flight > 1)
+
+
+_WORKERS = {
+    "cpu": ("quire.runner.cpu.cpu_worker", "CpuWorker"),
+    "cuda": ("quire.runner.gpu.cuda_worker", "CudaWorker"),
+}
+"""Device type -> (module, class)."""
+
+
+def _worker_class(device: torch.device) -> Callable[..., DeviceWorker]:
+    """The worker class of a device type, imported only where there is such a device."""
+    module, name = _WORKERS[device.type]
+    found: Callable[..., DeviceWorker] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _build_backend(config: EngineConfig, tensors: list[torch.Tensor]) -> Backend:
+    layers = config.cache.layers
+    wanted = config.device.attention_backend
+    needs = BackendRequirements(
+        device=config.device.kind,
+        dtype=DTYPES[config.model.dtype],
+        head_dim=max(layer.head_dim for layer in layers),
+        window=any(layer.window for layer in layers),
+        latent=any(layer.latent for layer in layers),
+        fp8_cache=config.cache.dtype == "float8_e4m3fn",
+    )
+    choice = select_backend(None if wanted == "auto" else wanted, needs)
+    log.debug("attention backend: %s", "; ".join(choice.reasons))
+    made: Backend = backend_registry().load(choice.name).Backend(tensors)
+    return made

@@ -1,0 +1,139 @@
+"""The grammars of an engine: workers that find the vocabulary in the tokenizer's folder.
+
+The engine's process needs no tokenizer for it: the first worker reads one and says what its tokens
+are. Nothing is started, and little imported, before the first request that needs a grammar.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from quire.config.engine_config import EngineConfig
+from quire.engine.supervise.process_pipe import spawn_process
+from quire.grammar.compilation.compile_threads import CacheableGrammar, CompilePool
+from quire.grammar.compilation.compile_worker import CompileResult, SupportsCompile, run_worker
+from quire.grammar.compilation.grammar_cache import CacheBounds, GrammarCache
+from quire.grammar.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from quire.grammar.compilation.compile_service import CompileService
+
+
+LARGE_VOCAB = 32_000
+"""Tokens of a vocabulary of which grammars' parts take long to make, a quarter of a second of it
+with the interpreter's lock where there are 150,000."""
+SWITCH_INTERVAL_S = 0.0005
+"""After so long the interpreter's lock is given to who waits for it."""
+
+
+class VocabularySource(msgspec.Struct, frozen=True):
+    """Where a worker finds the vocabulary, and what it may be."""
+
+    folder: str
+    tokenizer_mode: str
+    trust_remote_code: bool
+    num_logits: int
+    """Logits of the model."""
+    eos_ids: tuple[int, ...]
+
+
+def build_grammars(config: EngineConfig, folder: Callable[[], Path]) -> GrammarCache:
+    """The grammars of an engine. folder: of its tokenizer; asked for when it is first needed."""
+    said = config.structured
+    clerks = CompilePool(
+        lambda: _start_worker(config, folder()),
+        _InProcessGrammarLoader(),
+        seconds=said.compile_seconds,
+        memory=said.compile_memory,
+    )
+    return GrammarCache(
+        clerks,
+        CacheBounds(
+            cache_size=said.cache_size,
+            cache_memory=said.cache_memory,
+            use_size=2 * config.scheduler.max_num_seqs,
+        ),
+        early=config.model.vocab >= LARGE_VOCAB,
+    )
+
+
+def _start_worker(
+    config: EngineConfig, folder: Path
+) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    model = config.model
+    where = VocabularySource(
+        str(folder),
+        model.tokenizer_mode,
+        model.trust_remote_code,
+        model.vocab,
+        config.sampling.eos_ids,
+    )
+    ours, theirs = socket.socketpair()
+    with theirs:
+        return spawn_process(__name__, theirs, [msgspec.json.encode(where).decode()]), ours
+
+
+class _InProcessGrammarLoader:
+    """Builds in this process what workers have compiled, one at a time.
+
+    Mostly without the interpreter's lock; but what is made once for a vocabulary is made with it,
+    so the engine's thread gets that sooner meanwhile than it would.
+    """
+
+    def __init__(self) -> None:
+        self._compile_service: CompileService | None = None
+        self._lock = threading.Lock()
+
+    def prepare(self, vocabulary: Vocabulary) -> None:
+        if self._compile_service is None:
+            with self._exclusive():
+                from quire.grammar.compilation.compile_service import CompileService
+
+                workshop = self._compile_service or CompileService(vocabulary)
+                workshop.prepare()
+                self._compile_service = workshop
+
+    def __call__(self, done: CompileResult) -> CacheableGrammar:
+        assert self._compile_service is not None, "nothing is prepared"
+        with self._exclusive():
+            return self._compile_service.load(done)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock:
+            usual = sys.getswitchinterval()
+            sys.setswitchinterval(min(usual, SWITCH_INTERVAL_S))
+            try:
+                yield
+            finally:
+                sys.setswitchinterval(usual)
+
+
+def main(fd: int, said: str) -> int:
+    """Work as a worker; the exit status."""
+    where = msgspec.json.decode(said, type=VocabularySource)
+
+    def find() -> Vocabulary:
+        from quire.engine.startup.vocabulary import build_vocabulary
+        from quire.text.tokenizing.tokenizer import load_tokenizer
+
+        tokenizer = load_tokenizer(
+            Path(where.folder), where.tokenizer_mode, trust_remote_code=where.trust_remote_code
+        )
+        return build_vocabulary(tokenizer, where.num_logits, where.eos_ids)
+
+    def begin(vocabulary: Vocabulary) -> SupportsCompile:
+        from quire.grammar.compilation.compile_service import CompileService
+
+        return CompileService(vocabulary)
+
+    return run_worker(socket.socket(fileno=fd), find, begin)

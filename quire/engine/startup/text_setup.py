@@ -1,0 +1,70 @@
+"""The text half of an engine, from its config: the tokenizer, and what makes requests.
+
+Needs no torch, so that a process that only speaks to people starts fast and stays small.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+from quire.config.engine_config import EngineConfig
+from quire.core.params import SamplingParams
+from quire.errors import ConfigError, RequestError
+from quire.grammar.frontends import from_params
+from quire.grammar.frontends.from_params import StructuredDefaults
+from quire.text.input_processor import InputProcessor
+from quire.text.tokenizing.tokenizer import Tokenizer, load_tokenizer
+
+ParamCheck = Callable[[SamplingParams], None]
+
+
+def load_engine_tokenizer(config: EngineConfig, folder: Path | None) -> Tokenizer | None:
+    """The tokenizer in this folder, as the config says; None for None."""
+    if folder is None:
+        return None
+    said = config.model
+    return load_tokenizer(folder, said.tokenizer_mode, trust_remote_code=said.trust_remote_code)
+
+
+def build_input_processor(
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+    *,
+    checks: Iterable[ParamCheck] = (),
+    process: int = 0,
+) -> InputProcessor:
+    """Makes requests for the engine of this config. process: which of several, for their seeds."""
+    seed = config.model.seed
+    return InputProcessor(
+        tokenizer,
+        max_model_len=config.scheduler.max_model_len,
+        vocab_size=config.model.vocab,
+        eos_ids=config.sampling.eos_ids,
+        defaults=_default_params(config),
+        max_logprobs=config.model.max_logprobs,
+        seeds=random.Random(seed if process == 0 else f"{seed} {process}"),
+        checks=checks,
+        constrain=partial(from_params.params_to_constraint, house=structured_defaults(config)),
+    )
+
+
+def _default_params(config: EngineConfig) -> SamplingParams:
+    try:
+        return SamplingParams(**config.sampling.defaults)
+    except RequestError as error:
+        message = f"generation_config.json, or what overrides it: {error}"
+        raise ConfigError(message) from None
+
+
+def structured_defaults(config: EngineConfig) -> StructuredDefaults:
+    """How texts with a form are written and compiled, where a request does not say."""
+    said = config.structured
+    return StructuredDefaults(
+        said.backend,
+        disable_any_whitespace=said.disable_any_whitespace,
+        disable_additional_properties=said.disable_additional_properties,
+        enable_in_reasoning=said.enable_in_reasoning,
+    )

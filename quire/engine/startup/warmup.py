@@ -1,0 +1,361 @@
+"""What an engine on a GPU does before its first request: compile, measure, size the cache, capture.
+
+Not here: the order of start-up (build.py), what is kept of kernels
+(quire.kernels.framework.kernel_precompile). The one
+idea: made-up requests are run through the very scheduler, runner and sampler that will serve, once
+with a small throw-away cache, to see what the largest step takes; the cache gets the rest.
+
+    rehearse    launches skipped, every kernel that is missing noted and compiled in other threads
+    measure     the worst step for real: its peak, and what the device's libraries took
+    settle_in   with the real cache: memory set aside, the largest and the smallest graph captured
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from quire.config.engine_config import EngineConfig
+from quire.config.memory.memory_plan import (
+    FRAGMENTATION_RESERVE,
+    MIB,
+    SMALL_BLOCK_RESERVE,
+    EngineShape,
+    MemoryPlan,
+    blocks_per_sequence,
+    gib,
+)
+from quire.core.params import SamplingParams
+from quire.core.scheduling.scheduler import Scheduler
+from quire.core.types import Request, StopConditions
+from quire.errors import NoRoom
+from quire.executors.base import Executor
+from quire.runner.gpu.mixed_batch_graphs import (
+    PROMPT_ROW_COUNTS,
+    STEPS_BEFORE_CAPTURE,
+    largest_graph_shape,
+)
+
+log = logging.getLogger(__name__)
+
+DUMMY_VOCAB = 2
+"""Tokens that made-up prompts are made of: every model has the first two."""
+SMALL_TENSOR_BYTES = MIB // 2
+"""Bytes of a tensor that torch keeps apart from larger ones."""
+
+PROMPT_CHUNK = 64
+"""Tokens of a prompt beside rows that decode."""
+
+CAPTURE_S = 0.6
+"""Spent on graphs before ready; the others are captured when their steps occur."""
+CAPTURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Rows of decode steps whose launch takes longer than their work."""
+
+SchedulerAndExecutor = tuple[Scheduler, Executor]
+"""What runs plans: the deciding and the obeying part of an engine."""
+
+ALL_FEATURES = SamplingParams(
+    temperature=0.7,
+    top_k=50,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    presence_penalty=0.1,
+    logprobs=1,
+)
+"""All that makes a step large, at once."""
+WITH_PROMPT_LOGPROBS = replace(ALL_FEATURES, prompt_logprobs=1)
+"""And that of one row with a long prompt: rows of the logits are judged some hundred at a time."""
+GREEDY = SamplingParams(temperature=0.0)
+RANDOM = SamplingParams(temperature=0.7)
+
+
+@dataclass(frozen=True, slots=True)
+class PeakMemory:
+    """Bytes of the worst steps beyond weights, cache and buffers."""
+
+    step_bytes: int  # in use at once, of any step
+    reserved_bytes: int  # taken from the driver for it: what is in use leaves gaps
+    captured_bytes: int  # in use at once, of the largest steps that are captured
+
+
+def worst_step_lengths(config: EngineConfig) -> list[int]:
+    """Query tokens per row of the largest step: every seat taken, every token of the budget used.
+
+    One row is as long as can be: what is done for a whole prompt is largest there.
+    """
+    said = config.scheduler
+    rows = min(said.max_num_seqs, said.max_num_batched_tokens)
+    longest = max(said.max_model_len - 2, 1)
+    left = said.max_num_batched_tokens
+    counts = []
+    for others in reversed(range(rows)):
+        counts.append(min(left - others, longest))
+        left -= counts[-1]
+    return counts
+
+
+def captured_step_lengths(config: EngineConfig) -> list[int]:
+    """Query tokens per row of the largest step with prompts that is captured; [] if none is."""
+    said = config.scheduler
+    mould = largest_graph_shape(said.max_num_batched_tokens, said.max_num_seqs)
+    if mould is None:
+        return []
+    prompts = PROMPT_ROW_COUNTS[0] - 1
+    each = min((mould.tokens - mould.decodes) // prompts, max(said.max_model_len - 2, 1))
+    return [1] * mould.decodes + [each] * prompts if each > 1 else []
+
+
+def profiling_config(config: EngineConfig, shape: EngineShape) -> EngineConfig:
+    """The same engine with a cache for the worst step alone, and nothing recorded or kept."""
+    blocks = 1 + sum(
+        blocks_per_sequence(config.cache.groups, shape, n + 2) for n in worst_step_lengths(config)
+    )
+    return replace(
+        config,
+        cache=replace(config.cache, num_blocks=blocks, num_host_blocks=0, prefix_caching=False),
+        device=replace(config.device, enforce_eager=True),
+    )
+
+
+def run_dummy_requests(
+    half: SchedulerAndExecutor,
+    counts: Sequence[int],
+    params: SamplingParams,
+    tokens: int = 1,
+    first: SamplingParams | None = None,
+) -> None:
+    """Run made-up requests to their end: `tokens` outputs each. Nothing else may be running.
+
+    first: what the first of them asks, if it is not what all ask.
+    """
+    scheduler, executor = half
+    for i, count in enumerate(counts):
+        prompt = tuple((i + k) % DUMMY_VOCAB for k in range(count))
+        stop = StopConditions(max_tokens=tokens)
+        asked = first if i == 0 and first is not None else params
+        scheduler.add(Request(f"start-{i}", prompt, stop, asked, read_prefix_cache=False))
+    while not scheduler.idle:
+        plan = scheduler.plan()
+        scheduler.apply(plan, executor.submit(plan).wait())
+
+
+def trace_kernels(half: SchedulerAndExecutor, config: EngineConfig) -> None:
+    """Run the largest and the smallest steps with nothing launched that is not compiled yet.
+
+    Inside quire.kernels.framework.kernel_precompile.trace_missing_kernels. Results mean nothing;
+    new tensors are zeros, so that what
+    does run reads valid indexes. Of layers that are alike two run: more would ask for no others.
+    """
+    executor: Any = half[1]
+    with _TraceMode(), with_two_layers_per_kind(executor.runner.model):
+        run_dummy_requests(
+            half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
+        )
+        for size in {config.scheduler.max_num_seqs, 1}:
+            for params in (RANDOM, GREEDY):
+                run_dummy_requests(half, [1] * size, params)
+        executor.runner.lane.load_products()
+
+
+def trace_kernels_by_size(half: SchedulerAndExecutor, config: EngineConfig) -> None:
+    """As rehearse, at every size of step that kernels may treat apart."""
+    executor: Any = half[1]
+    rows, longest = config.scheduler.max_num_seqs, worst_step_lengths(config)[0]
+    with _TraceMode(), with_two_layers_per_kind(executor.runner.model):
+        for size in _trace_sizes(rows):
+            run_dummy_requests(half, [1] * size, RANDOM)
+        for size in _doublings(rows - 1):
+            run_dummy_requests(half, [1] * size + [min(PROMPT_CHUNK, longest)], GREEDY)
+        for length in _trace_sizes(longest):
+            run_dummy_requests(half, [1, length][: min(2, rows)], GREEDY)
+
+
+def _trace_sizes(most: int) -> list[int]:
+    """Sizes that kernels may treat apart: all small ones, then doublings, and the largest."""
+    doublings = [1 << k for k in range(5, most.bit_length())]
+    return [*range(1, min(most, 17)), *(n for n in doublings if n < most), most]
+
+
+def _doublings(most: int) -> list[int]:
+    """Fewer sizes, for what is told apart coarsely: doublings, and one between each two."""
+    found = {n for k in range(most.bit_length()) for n in (1 << k, 3 << k >> 1)}
+    return sorted(n for n in found if n <= most)
+
+
+@contextmanager
+def with_two_layers_per_kind(model: nn.Module) -> Iterator[None]:
+    """Within, the model has two of each kind of layer."""
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 2]
+    whole = [list(stack) for stack in stacks]
+    try:
+        for stack, layers in zip(stacks, whole):
+            _set_layers(stack, _two_of_a_kind(layers))
+        yield
+    finally:
+        for stack, layers in zip(stacks, whole):
+            _set_layers(stack, layers)
+
+
+def _set_layers(stack: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
+    stack._modules = {str(i): layer for i, layer in enumerate(layers)}
+
+
+def _two_of_a_kind(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    seen: Counter[str] = Counter()
+    kept = []
+    for layer in layers:
+        kind = _layer_kind(layer)
+        seen[kind] += 1
+        if seen[kind] <= 2:
+            kept.append(layer)
+    return kept
+
+
+def _layer_kind(layer: nn.Module) -> str:
+    """What a layer is made of: classes, sizes and switches, but not where its cache lies."""
+    plain = (bool, int, float, str, type(None))
+    parts = []
+    for name, module in layer.named_modules():
+        said = {k: v if isinstance(v, plain) else type(v) for k, v in vars(module).items()}
+        shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
+        said = {k: v for k, v in said.items() if k not in ("group", "place")}
+        parts.append((name, type(module), list(said.items()), shapes))
+    return repr(parts)
+
+
+def measure_peak_memory(
+    half: SchedulerAndExecutor, config: EngineConfig, device: torch.device
+) -> PeakMemory:
+    """Peaks of the worst step and of the largest captured ones, in bytes. Raises NoRoom."""
+    rows = config.scheduler.max_num_seqs
+    with _out_of_memory_as_no_room(config):
+        run_dummy_requests(
+            half, [1], RANDOM
+        )  # the library takes its workspace at the first product
+        captured, _ = _peak_of(lambda: run_dummy_requests(half, [1] * rows, RANDOM), device)
+        moulded = captured_step_lengths(config)
+        if moulded:
+            captured = max(
+                captured, _peak_of(lambda: run_dummy_requests(half, moulded, RANDOM), device)[0]
+            )
+        step, reserved = _peak_of(
+            lambda: run_dummy_requests(
+                half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
+            ),
+            device,
+        )
+    return PeakMemory(
+        step_bytes=max(step, captured),
+        reserved_bytes=max(reserved, captured),
+        captured_bytes=captured,
+    )
+
+
+def _peak_of(function: Callable[[], None], device: torch.device) -> tuple[int, int]:
+    """Bytes in use at once, and taken from the driver for that, beyond what was before."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    used, taken = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    torch.cuda.synchronize(device)
+    most_used = int(torch.cuda.max_memory_allocated(device))
+    return most_used - used, int(torch.cuda.max_memory_reserved(device)) - taken
+
+
+def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, seconds: float) -> None:
+    """Take from the driver what steps will need, and capture the hottest graphs.
+
+    Afterwards no step asks the driver for memory. The worst step is gone through once more, for
+    what it allocates: the pieces it leaves with torch then have the sizes that steps ask for, so
+    there is one for each whatever the step's size. `seconds` bounds what is captured beyond the
+    largest step's graphs, in whose memory all others find room.
+    """
+    executor: Any = half[1]
+    rows, lane = config.scheduler.max_num_seqs, executor.runner.lane
+    with _out_of_memory_as_no_room(config):
+        # where the cache is too small for all rows at once, some are left for decode steps: a graph
+        # of one would lack most layers for ever
+        with _TraceMode(), lane.without_graphs(), with_two_layers_per_kind(executor.runner.model):
+            run_dummy_requests(
+                half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
+            )
+        lane.load_products()
+        for params in (RANDOM, GREEDY):
+            run_dummy_requests(half, [1] * rows, params, tokens=2)  # the second time it is captured
+        for _ in range(STEPS_BEFORE_CAPTURE + 1):
+            run_dummy_requests(half, captured_step_lengths(config), RANDOM)
+        lane.reserve_memory(
+            FRAGMENTATION_RESERVE, SMALL_BLOCK_RESERVE // SMALL_TENSOR_BYTES, SMALL_TENSOR_BYTES
+        )
+        if not config.device.enforce_eager:
+            _capture_small_graphs(half, rows, seconds)
+    half[0].reset_prefix_cache()
+
+
+def _capture_small_graphs(half: SchedulerAndExecutor, rows: int, seconds: float) -> None:
+    """Graphs of small decode steps, hottest first, until the time is up."""
+    until = time.perf_counter() + seconds
+    for size in CAPTURED_ROWS:
+        for params in (GREEDY, RANDOM):
+            if size >= rows or (size > 1 and time.perf_counter() > until):
+                return
+            run_dummy_requests(half, [1] * size, params)
+
+
+def check_cache_fits(plan: MemoryPlan, free_bytes: int) -> None:
+    """Say what the driver will say anyway, with the numbers, before asking it."""
+    need = plan.num_blocks * plan.block_bytes
+    if need > free_bytes:
+        raise NoRoom(
+            f"the KV cache needs {gib(need)}, but only {gib(max(free_bytes, 0))} of the GPU are "
+            "free: another process has taken the rest since; lower gpu_memory_utilization, or "
+            "say gpu_memory or kv_cache_memory_bytes"
+        )
+
+
+@contextmanager
+def _out_of_memory_as_no_room(config: EngineConfig) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        said = config.scheduler
+        raise NoRoom(
+            f"the largest step (max_num_batched_tokens={said.max_num_batched_tokens}, "
+            f"max_num_seqs={said.max_num_seqs}) does not fit in the GPU's memory: lower one of "
+            f"these, or free memory. The driver said: {error}"
+        ) from error
+
+
+class _TraceMode(TorchFunctionMode):
+    """Within, tensors that would hold anything hold zeros, and the large products are left out."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in LIBRARY_GEMMS and kwargs.get("out") is not None:
+            return kwargs["out"]
+        made = func(*args, **kwargs)
+        return made.zero_() if func in UNINITIALIZED_CONSTRUCTORS else made
+
+
+LIBRARY_GEMMS = frozenset({torch.mm, torch.addmm, torch.bmm, torch._scaled_mm})
+"""The library's products: no kernels of ours, and half a second of a large model's step."""
+UNINITIALIZED_CONSTRUCTORS = frozenset(
+    {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
+)
+"""What makes tensors without saying what they hold."""

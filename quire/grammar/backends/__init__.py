@@ -1,0 +1,1 @@
+"""Grammar backends: compilers and matchers."""

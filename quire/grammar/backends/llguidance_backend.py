@@ -1,0 +1,330 @@
+"""The backend over llguidance: grammars as Lark text, matchers that never raise.
+
+Its matchers enter an error state instead: what their work costs in one step is bounded by fuel,
+and a matcher that ran out of it has a `fault`. Compiling and filling give up the GIL.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from llguidance import LLExecutor, LLMatcher, LLParserLimits, LLTokenizer
+
+from quire.errors import RequestError
+from quire.grammar.backends import emit_lark
+from quire.grammar.backends.base import MaskWords, Matcher
+from quire.grammar.backends.eos_matcher import EosMask, EosMatcher, clear_bit, stop_tokens_of
+from quire.grammar.frontends.user_lark import referenced_token_ids
+from quire.grammar.grammar_ast import GrammarNode
+from quire.grammar.vocabulary import SpecialTokenNames, Vocabulary
+
+MAX_SIZE = 500_000
+"""Symbols of a grammar."""
+FUEL = 5_000_000
+"""For the expressions of a grammar, when it is compiled: about 100 ms."""
+STEP_FUEL = 1_000_000
+"""For those that one step meets: about 70 ms, once for each state."""
+STEP_ITEMS = 200_000
+"""Of the parser, in one step: an object of 500 optional properties takes half of them, 8 ms."""
+USER_STEP_ITEMS = 2_000
+"""The same for grammars that callers write: ambiguous ones take 70 ms for so many."""
+USER_BURST_S = 0.1
+USER_SECONDS_PER_TOKEN = 0.002
+"""Processor time that a text of such a grammar may take at first, and for each token: of one that
+is ambiguous through and through the hundredth takes 10 ms, and all that runs beside it waits."""
+LEXER_STATES = 50_000
+"""Of one grammar, 1 to 2 kB each."""
+NUM_PROBES = 2
+PROBE_TOKENS = 48
+SERIAL_FILL_S = 0.001
+"""So long masks are filled by the calling thread: a known one takes 5 us, and waking others up to
+some ms where the machine is busy."""
+MIN_PARALLEL_FILLS = 2
+_BASE_SIZE = 650_000
+"""Measured over many small schemas, after use."""
+_SIZE_PER_BYTE = 60
+
+
+class _TokenizerAdapter:
+    """What llguidance asks a tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary, end: int) -> None:
+        missing = vocabulary.size - len(vocabulary.tokens)
+        # it writes special tokens behind a byte that no text has, and would let that one through
+        known = (b"" if b"\xff" in token else token for token in vocabulary.tokens)
+        self.tokens = [*known, *([b""] * missing)]
+        self.special_token_ids = [i for i, _ in vocabulary.special_tokens]
+        self.eos_token_id = end
+        self.bos_token_id = None
+        self.is_tokenizer_wrapper = True
+
+    def __call__(self, text: str) -> list[int]:
+        """Only for tokens that are forced, which no grammar here has."""
+        return []
+
+
+class LLGuidanceCompiler:
+    """A base.Compiler."""
+
+    name = "llguidance"
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary = vocabulary
+        self.eos = EosMask(vocabulary)
+        self._names = SpecialTokenNames(vocabulary)
+        self._tokenizers: dict[frozenset[int], LLTokenizer] = {}
+        self._executor = LLExecutor()
+
+    def compile(self, form: GrammarNode) -> LLGuidanceGrammar:
+        """The form's grammar. Raises RequestError."""
+        try:
+            grammars = emit_lark.emit_lark(form, self._names)
+        except RecursionError:
+            raise RequestError("the form is nested too deeply") from None
+        made = self.load(json.dumps({"grammars": grammars}).encode())
+        self._probe(made)
+        return made
+
+    def _probe(self, made: LLGuidanceGrammar) -> None:
+        """Walk some way through it: what is too much for a step shows here, and not in the loop."""
+        words = np.zeros(self.vocabulary.mask_words, np.int32)
+        chance = random.Random(0)
+        for _ in range(NUM_PROBES):
+            matcher = made.matcher()
+            for _ in range(PROBE_TOKENS):
+                matcher.fill_bitmask(words)
+                if matcher.fault is not None:
+                    raise RequestError(f"the form asks too much work: {matcher.fault}")
+                if matcher.is_terminated or not matcher.accept(_draw_token(words, chance)):
+                    break
+
+    def load(self, dumped: bytes) -> LLGuidanceGrammar:
+        text = dumped.decode()
+        eos, hidden = stop_tokens_of(
+            self.vocabulary, referenced_token_ids(text, self.vocabulary.size)
+        )
+        master = LLMatcher(self._tokenizer(eos), text, log_level=0, limits=_limits(text))
+        if master.is_error():
+            raise RequestError(_user_message(master.get_error()))
+        meter = FuelMeter() if emit_lark.USER_GRAMMAR_MARKER in text else None
+        return LLGuidanceGrammar(
+            self, dumped, _LLGuidanceRawMatcher(master, eos, hidden, meter=meter)
+        )
+
+    def _tokenizer(self, ends: frozenset[int]) -> LLTokenizer:
+        """End tokens that a grammar names are ordinary special ones within it."""
+        if ends not in self._tokenizers:
+            wrapped: Any = _TokenizerAdapter(self.vocabulary, min(ends))
+            self._tokenizers[ends] = LLTokenizer(wrapped, eos_token=list(ends))
+        return self._tokenizers[ends]
+
+    def fill_bitmasks(self, matchers: Sequence[tuple[int, Matcher]], words: MaskWords) -> None:
+        """One by one, which is quickest where masks are known; if that drags on, in parallel."""
+        assert words.flags["C_CONTIGUOUS"]
+        given = [(row, *_unwrap(matcher)) for row, matcher in matchers]
+        at, size = words.ctypes.data, words.shape[1] * words.itemsize
+        late = time.perf_counter() + SERIAL_FILL_S
+        for done, (row, matcher, raw) in enumerate(given, 1):
+            if not matcher.num_eos and raw.fault is None:
+                raw.compute_mask(at + row * size, size)
+            if len(given) - done > MIN_PARALLEL_FILLS and time.perf_counter() > late:
+                self._fill_rest(given[done:], words)
+                given = given[:done]
+                break
+        self._finish_masks(given, words)
+
+    def _finish_masks(
+        self, given: list[tuple[int, EosMatcher, _LLGuidanceRawMatcher]], words: MaskWords
+    ) -> None:
+        """See to the ends of masks that llguidance has filled. One that has no bit of an end is as
+        it has to be: the text is not whole there, and its matcher has no fault."""
+        eos = np.any(words[:, self.eos.word_indices] & self.eos.bits, axis=1)
+        for row, matcher, raw in given:
+            if matcher.num_eos or raw.fault is not None:
+                words[row] = self.eos.mask
+            elif eos[row] or raw.hidden is not None or raw.inner.is_error():
+                raw.after_fill(words[row])
+                matcher.add_eos_bits(words[row])
+
+    def _fill_rest(
+        self, given: list[tuple[int, EosMatcher, _LLGuidanceRawMatcher]], words: MaskWords
+    ) -> None:
+        busy = [one for one in given if one[2].meter is None and not one[1].is_terminated]
+        if busy:  # of nothing llguidance raises
+            self._fill_parallel([(raw.inner, row) for row, _, raw in busy], words)
+        for row, matcher, raw in given:
+            if raw.meter is not None or matcher.is_terminated:
+                matcher.fill_bitmask(words[row])
+            else:
+                raw.after_fill(words[row])
+                matcher.add_eos_bits(words[row])
+
+    def _fill_parallel(self, work: list[tuple[LLMatcher, int]], words: MaskWords) -> None:
+        assert words.flags["C_CONTIGUOUS"]
+        assert words.shape[1] == self.vocabulary.mask_words
+        at, row_bytes, rows = words.ctypes.data, words.shape[1] * 4, words.shape[0]
+        self._executor.unsafe_compute_mask_ptr(work, at, row_bytes, rows)
+
+
+class LLGuidanceGrammar:
+    """A base.Grammar."""
+
+    def __init__(
+        self, compiler: LLGuidanceCompiler, dumped: bytes, master: _LLGuidanceRawMatcher
+    ) -> None:
+        self.compiler = compiler
+        self.size = _BASE_SIZE + _SIZE_PER_BYTE * len(dumped)
+        self._dumped = dumped
+        self._prototype = master
+
+    def matcher(self) -> EosMatcher:
+        return EosMatcher(self._prototype.copy(), self.compiler.eos)
+
+    def dump(self) -> bytes:
+        return self._dumped
+
+
+@dataclass(slots=True)
+class FuelMeter:
+    """What the texts of a caller's grammar cost."""
+
+    left: float = USER_BURST_S
+
+    def spend(self, seconds: float, tokens: int = 0) -> None:
+        """So much processor time was taken, for so many more tokens."""
+        self.left += tokens * USER_SECONDS_PER_TOKEN - seconds
+
+    @property
+    def fault(self) -> str | None:
+        """Why it may not go on."""
+        if self.left > 0:
+            return None
+        return (
+            "the grammar is too ambiguous: each token of this text takes milliseconds; write rules "
+            "of which one fits each text: `list ::= item item*`, and not `list ::= list list`"
+        )
+
+
+class _LLGuidanceRawMatcher:
+    """Over one LLMatcher. stops: what llguidance takes for the end; hidden: one that is none."""
+
+    __slots__ = ("fault", "hidden", "inner", "meter", "stop_tokens")
+
+    def __init__(
+        self,
+        inner: LLMatcher,
+        stops: frozenset[int],
+        hidden: int | None,
+        fault: str | None = None,
+        meter: FuelMeter | None = None,
+    ) -> None:
+        """meter: of a caller's own grammar."""
+        self.inner = inner
+        self.stop_tokens = stops
+        self.hidden = hidden
+        self.fault = fault
+        self.meter = meter
+
+    def accept(self, token: int) -> bool:
+        if token in self.stop_tokens or self.fault is not None:
+            return False
+        if self.meter is None:
+            return self.inner.try_consume_tokens([token]) == 1
+        began = time.thread_time()
+        taken = self.inner.try_consume_tokens([token]) == 1
+        self.meter.spend(time.thread_time() - began, tokens=1)
+        return taken
+
+    def rollback(self, tokens: int) -> None:
+        if not self.inner.rollback(tokens):
+            self.check_limits()
+
+    def fill_mask(self, words: MaskWords) -> None:
+        self.compute_mask(words.ctypes.data, words.nbytes)
+        self.after_fill(words)
+
+    def compute_mask(self, at: int, size: int) -> None:
+        """Write the mask into memory, as llguidance has it."""
+        if self.meter is None:
+            self.inner.unsafe_compute_mask_ptr(at, size)
+            return
+        began = time.thread_time()
+        self.inner.unsafe_compute_mask_ptr(at, size)
+        self.meter.spend(time.thread_time() - began)
+        self.fault = self.meter.fault
+
+    def after_fill(self, words: MaskWords) -> None:
+        """See what filling did to it, by whomever it was filled.
+
+        Where nothing can follow llguidance allows the end, be the text whole or not.
+        """
+        self.check_limits()
+        ending = any(words[i // 32] >> i % 32 & 1 for i in self.stop_tokens)
+        if ending and self.fault is None and not self.inner.is_accepting():
+            self.fault = "the grammar has come to where nothing can follow"
+        clear_bit(words, self.hidden)
+
+    def check_limits(self) -> None:
+        """See whether the last step was too much for it."""
+        if self.inner.is_error():
+            self.fault = _user_message(self.inner.get_error())
+
+    def count_accepted(self, tokens: Sequence[int]) -> int:
+        if self.fault is not None:
+            return 0
+        known = list(tokens)
+        for at, token in enumerate(known):
+            if token in self.stop_tokens:
+                known = known[: at if token == self.hidden else at + 1]
+                break
+        return self.inner.validate_tokens(known)
+
+    def is_complete(self) -> bool:
+        return self.inner.is_accepting()
+
+    def is_terminated(self) -> bool:
+        return self.inner.is_stopped()
+
+    def copy(self) -> _LLGuidanceRawMatcher:
+        meter = None if self.meter is None else dataclasses.replace(self.meter)
+        return _LLGuidanceRawMatcher(
+            self.inner.deep_copy(), self.stop_tokens, self.hidden, self.fault, meter
+        )
+
+
+def _unwrap(matcher: Matcher) -> tuple[EosMatcher, _LLGuidanceRawMatcher]:
+    assert isinstance(matcher, EosMatcher)
+    assert isinstance(matcher.raw, _LLGuidanceRawMatcher)
+    return matcher, matcher.raw
+
+
+def _draw_token(words: MaskWords, chance: random.Random) -> int:
+    """A token that the mask allows: any of one of its words."""
+    at = int(chance.choice(np.flatnonzero(words)))
+    return at * 32 + chance.choice([bit for bit in range(32) if words[at] >> bit & 1])
+
+
+def _limits(grammar: str) -> LLParserLimits:
+    """What it may take. A grammar is a caller's own where lark.OWN says so."""
+    return LLParserLimits(
+        initial_lexer_fuel=FUEL,
+        step_lexer_fuel=STEP_FUEL,
+        step_max_items=USER_STEP_ITEMS if emit_lark.USER_GRAMMAR_MARKER in grammar else STEP_ITEMS,
+        max_lexer_states=LEXER_STATES,
+        max_grammar_size=MAX_SIZE,
+        verbose_errors=False,
+    )
+
+
+def _user_message(error: str) -> str:
+    """Its message without places in texts that only we have seen."""
+    first = error.strip().split("\n")[0]
+    return re.sub(r"^at \d+\(\d+\): ", "", first).removeprefix("failed to compile JSON schema: ")

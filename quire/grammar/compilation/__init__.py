@@ -1,0 +1,1 @@
+"""Grammar compilation beside the engine: service, cache, worker processes."""

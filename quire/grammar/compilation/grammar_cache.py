@@ -1,0 +1,251 @@
+"""Compiled grammars: made beside the engine, kept while they are used, and for some time after.
+
+    ask ──▶ waiting ──▶ submitted ──▶ used ──▶ unused ──▶ forgotten
+                           │ ▲
+                  a clerk: has it compiled by a worker process, and builds it here
+
+All of it but the clerks (quire.grammar.compilation.compile_threads) belongs to the engine's thread.
+What is asked for
+stays until it is released, so a grammar is there as long as a sequence needs it; what nobody uses
+is kept as far as there is room. How much may be in use at a time has a bound, too: others wait.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from quire.core.constraint import Constraint
+from quire.core.snapshot import GrammarStats
+from quire.errors import Overloaded
+from quire.grammar.compilation.compile_threads import (
+    CacheableGrammar,
+    CompileError,
+    CompilePool,
+    CompileTask,
+)
+
+MAX_SUBMITTED = 16
+"""Jobs that are submitted before one is done: clerks need not wait for the engine's next step."""
+RETRY_S = 2.0
+_FAULT_BYTES = 500
+
+
+@dataclass(frozen=True, slots=True)
+class CacheBounds:
+    """What is kept that nobody uses; what may be in use at a time, and may wait."""
+
+    cache_size: int = 512
+    cache_memory: int = 1 << 26
+    use_size: int = 1024
+    use_memory: int = 1 << 30
+    waiting: int = 10_000
+    waiting_memory: int = 1 << 27
+
+
+@dataclass(slots=True, eq=False)
+class _CacheEntry:
+    """A constraint that somebody asked for, or whose outcome is kept."""
+
+    constraint: Constraint
+    users: int = 0
+    task: CompileTask | None = None  # while it is submitted
+    outcome: CacheableGrammar | CompileError | None = None
+    cacheable: bool = True  # the outcome would be the same another time
+    size: int = 0
+
+
+class GrammarCache:
+    """One per engine. Implements quire.core.scheduling.limits.grammar_wait.GrammarProvider."""
+
+    def __init__(
+        self, clerks: CompilePool, bounds: CacheBounds = CacheBounds(), *, early: bool = False
+    ) -> None:
+        """early: what is made once is much, and better made before it is needed."""
+        self._compile_pool, self._early = clerks, early
+        self._bounds = bounds
+        self._entries: dict[Constraint, _CacheEntry] = {}
+        self._waiting: OrderedDict[Constraint, _CacheEntry] = OrderedDict()
+        self._unused: OrderedDict[Constraint, _CacheEntry] = OrderedDict()  # the oldest first
+        self._unreported: list[Constraint] = []
+        self._submitted = 0
+        self._used = 0
+        self._kept = 0
+        self._used_bytes = 0
+        self._kept_bytes = 0
+        self._waiting_bytes = 0
+        self._stats = GrammarStats()
+        weakref.finalize(self, clerks.close)
+
+    # -- asking -------------------------------------------------------------------------------
+
+    def check_constraint(self, constraint: Constraint) -> None:
+        """Raise Overloaded if it would have to wait, and too many do."""
+        if constraint in self._entries:
+            return
+        size = self._waiting_bytes + len(constraint.form)
+        if len(self._waiting) >= self._bounds.waiting or size > self._bounds.waiting_memory:
+            here = f"{len(self._waiting)} grammars of structured output wait to be compiled"
+            raise Overloaded(f"{here}: try again later", retry_after_s=RETRY_S)
+
+    def acquire(self, constraint: Constraint) -> None:
+        """Have it compiled, and kept until release(); outcomes() will tell."""
+        entry = self._entries.get(constraint)
+        if entry is None:
+            entry = self._entries[constraint] = _CacheEntry(constraint)
+            self._waiting[constraint] = entry
+            self._waiting_bytes += len(constraint.form)
+        entry.users += 1
+        if entry.outcome is not None:
+            self._stats = self._stats._replace(hits=self._stats.hits + 1)
+            self._unreported.append(constraint)
+            if entry.users == 1:
+                del self._unused[constraint]
+                self._count_use(entry, 1)
+        elif entry.task is not None:
+            entry.task.wanted = True
+        self._submit()
+
+    def release(self, constraint: Constraint) -> None:
+        """One who asked needs it no longer."""
+        entry = self._entries[constraint]
+        entry.users -= 1
+        if entry.users:
+            return
+        if entry.outcome is not None:
+            self._count_use(entry, -1)
+            self._unused[constraint] = entry
+            self._evict()
+        elif entry.task is not None:
+            entry.task.wanted = False
+        else:
+            del self._waiting[constraint], self._entries[constraint]
+            self._waiting_bytes -= len(constraint.form)
+        self._submit()
+
+    def get(self, constraint: Constraint) -> CacheableGrammar:
+        """One that was asked for, and is ready. From any thread."""
+        outcome = self._entries[constraint].outcome
+        assert outcome is not None, "a grammar is used before it is compiled"
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    # -- telling ------------------------------------------------------------------------------
+
+    @property
+    def has_outcomes(self) -> bool:
+        """outcomes() would do something."""
+        return bool(self._unreported or self._compile_pool.done)
+
+    def outcomes(self) -> Iterator[tuple[Constraint, int | CompileError]]:
+        """Of each that was asked for: how many tokens a whole text takes at least, or a fault."""
+        while self._compile_pool.done:
+            self._record_outcome(self._compile_pool.done.popleft())
+        self._submit()
+        news, self._unreported = self._unreported, []
+        for constraint in dict.fromkeys(news):
+            entry = self._entries.get(constraint)
+            if entry is not None and entry.users and entry.outcome is not None:
+                outcome = entry.outcome
+                yield constraint, outcome if isinstance(outcome, Exception) else outcome.min_tokens
+
+    def set_outcome_callback(self, ring: Callable[[], None]) -> None:
+        """Have ring() called, by any thread, when `settled` may have become true."""
+        self._compile_pool.notify = ring
+
+    def stats(self) -> GrammarStats:
+        """What it did, and how it is now."""
+        return self._stats._replace(
+            waiting=len(self._waiting) + self._submitted,
+            cached=self._kept,
+            cached_bytes=self._kept_bytes,
+        )
+
+    def prepare(self) -> None:
+        """Nothing is to be done now: make what is made once for a vocabulary, if it is much."""
+        if self._early:
+            self._compile_pool.prepare()
+
+    def close(self) -> None:
+        """End the workers: nothing more is compiled."""
+        self._compile_pool.close()
+
+    # -- below --------------------------------------------------------------------------------
+
+    def _submit(self) -> None:
+        """Give the clerks what they may have now."""
+        bounds = self._bounds
+        while (
+            self._waiting
+            and self._submitted < MAX_SUBMITTED
+            and self._submitted + self._used < bounds.use_size
+            and self._used_bytes < bounds.use_memory
+        ):
+            constraint, entry = self._waiting.popitem(last=False)
+            self._waiting_bytes -= len(constraint.form)
+            entry.task = CompileTask(constraint)
+            self._submitted += 1
+            self._compile_pool.submit(entry.task)
+
+    def _record_outcome(self, task: CompileTask) -> None:
+        """Note what came of a task. Of one that nobody wanted any more nothing did."""
+        self._submitted -= 1
+        entry = self._entries[task.constraint]
+        entry.task = None
+        if task.outcome is None:
+            self._discard(entry)
+            return
+        failed = isinstance(task.outcome, Exception)
+        counted = self._stats
+        self._stats = counted._replace(
+            failed=counted.failed + failed,
+            compiled=counted.compiled + (not failed),
+            compile_seconds=counted.compile_seconds + task.seconds,
+        )
+        entry.outcome, entry.cacheable = task.outcome, task.cacheable
+        entry.size = len(task.constraint.form) + _size(task.outcome)
+        self._kept += 1
+        self._kept_bytes += entry.size
+        if entry.users:
+            self._count_use(entry, 1)
+            self._unreported.append(task.constraint)
+        else:
+            self._unused[task.constraint] = entry
+        self._evict()
+
+    def _discard(self, entry: _CacheEntry) -> None:
+        """It was not compiled: forget it, unless somebody has asked for it again."""
+        if entry.users:
+            self._waiting[entry.constraint] = entry
+            self._waiting_bytes += len(entry.constraint.form)
+        else:
+            del self._entries[entry.constraint]
+
+    def _count_use(self, entry: _CacheEntry, sign: int) -> None:
+        self._used += sign
+        self._used_bytes += sign * entry.size
+
+    def _evict(self) -> None:
+        """Forget what is too much, and faults that another time need not be one."""
+        bounds = self._bounds
+        last = next(reversed(self._unused), None)
+        if last is not None and not self._entries[last].cacheable:
+            self._remove(last)
+        while (
+            len(self._unused) > bounds.cache_size
+            or self._kept_bytes - self._used_bytes > bounds.cache_memory
+        ):
+            self._remove(next(iter(self._unused)))
+
+    def _remove(self, constraint: Constraint) -> None:
+        entry = self._unused.pop(constraint)
+        del self._entries[constraint]
+        self._kept -= 1
+        self._kept_bytes -= entry.size
+
+
+def _size(outcome: CacheableGrammar | CompileError) -> int:
+    return _FAULT_BYTES if isinstance(outcome, Exception) else outcome.size

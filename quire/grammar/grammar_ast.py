@@ -1,0 +1,197 @@
+"""Forms: what text is allowed, in terms that every backend can compile.
+
+A form is a value: frozen, hashable, and JSON text when it travels (dump, load). The server's and
+LLM's words (response_format, structured_outputs, tool_choice) become forms once, at the edge.
+Not here: whether a form is allowed (quire.grammar.frontends.validate), how it is compiled (the
+backends).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass
+from typing import Any, cast
+
+from quire.errors import RequestError
+
+
+@dataclass(frozen=True, slots=True)
+class JsonNode:
+    """JSON that a schema allows."""
+
+    schema: str
+    """JSON text; "true": any JSON value, '{"type": "object"}': any object."""
+    whitespace: bool = True
+    """Spaces and line breaks between tokens, at most two in a row; False: none at all."""
+    closed: bool = False
+    """Objects hold what the schema names and no more, where it does not say."""
+    whitespace_pattern: str | None = None
+    """A regular expression for the white space between JSON tokens, in place of `whitespace`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RegexNode:
+    """Text that matches as a whole."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceNode:
+    """One of these texts."""
+
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UserGrammarNode:
+    """A grammar in EBNF (`root ::= ...`) or Lark (`start: ...`) form."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralNode:
+    """Exactly this text. A special token's name within it stands for the token."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class UntilNode:
+    """Any text, up to and with the first place where `mark` stands."""
+
+    terminator: str
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNode:
+    """The parts, one after the other."""
+
+    parts: tuple[GrammarNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlternationNode:
+    """One of the parts."""
+
+    parts: tuple[GrammarNode, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatNode:
+    """The part `least` times or more, `between` each two. most: None means without end."""
+
+    part: GrammarNode
+    separator: str = ""
+    min_count: int = 1
+    max_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TagNode:
+    """What stands between two marks."""
+
+    begin: str
+    content: GrammarNode
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedTextNode:
+    """Any text, in which a trigger may only stand where one of the tags begins.
+
+    Each tag begins with one of the triggers.
+    """
+
+    triggers: tuple[str, ...]
+    tags: tuple[TagNode, ...]
+    min_tags: int = 0
+    """So many tags at least."""
+    only_first: bool = False
+    """The text ends behind the first tag."""
+
+
+GrammarNode = (
+    JsonNode
+    | RegexNode
+    | ChoiceNode
+    | UserGrammarNode
+    | LiteralNode
+    | UntilNode
+    | SequenceNode
+    | AlternationNode
+    | RepeatNode
+    | TagNode
+    | TaggedTextNode
+)
+
+_KINDS: dict[str, type[Any]] = {
+    one.__name__.lower(): one
+    for one in (
+        JsonNode,
+        RegexNode,
+        ChoiceNode,
+        UserGrammarNode,
+        LiteralNode,
+        UntilNode,
+        SequenceNode,
+        AlternationNode,
+        RepeatNode,
+        TagNode,
+        TaggedTextNode,
+    )
+}
+
+
+def has_user_grammar(form: GrammarNode) -> bool:
+    """Whether a caller's own grammar stands in it."""
+    if isinstance(form, UserGrammarNode):
+        return True
+    if isinstance(form, SequenceNode | AlternationNode):
+        return any(map(has_user_grammar, form.parts))
+    if isinstance(form, TaggedTextNode):
+        return any(map(has_user_grammar, form.tags))
+    if isinstance(form, TagNode):
+        return has_user_grammar(form.content)
+    return isinstance(form, RepeatNode) and has_user_grammar(form.part)
+
+
+def dump_node(form: GrammarNode) -> str:
+    """The form as JSON text: equal forms give equal text."""
+    return json.dumps(_to_plain(form), ensure_ascii=False, separators=(",", ":"))
+
+
+def load_node(text: str) -> GrammarNode:
+    """The form of a dump. Raises RequestError: it may have come over a wire."""
+    try:
+        made = _from_plain(json.loads(text))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise RequestError(f"not a form of structured output: {error}") from None
+    if type(made) not in _KINDS.values():
+        raise RequestError("not a form of structured output: it names no kind")
+    return cast(GrammarNode, made)
+
+
+def _to_plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_to_plain(one) for one in value]
+    if not dataclasses.is_dataclass(value):
+        return value
+    given = {
+        one.name: _to_plain(getattr(value, one.name))
+        for one in dataclasses.fields(value)
+        if getattr(value, one.name) != one.default
+    }
+    return {"kind": type(value).__name__.lower(), **given}
+
+
+def _from_plain(value: Any) -> Any:
+    """Lists become tuples, and objects the forms that they name."""
+    if isinstance(value, list):
+        return tuple(_from_plain(one) for one in value)
+    if not isinstance(value, dict):
+        return value
+    given = {name: _from_plain(one) for name, one in value.items() if name != "kind"}
+    return _KINDS[value["kind"]](**given)

@@ -1,0 +1,1 @@
+"""Length-aware closing: constrained text is complete within its token budget."""

@@ -1,0 +1,1 @@
+"""Memory layouts shared by ops: packed and FP8 weights, the sampling table."""

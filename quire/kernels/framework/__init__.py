@@ -1,0 +1,1 @@
+"""Op dispatch, lazy fusion on the GPU, and kernel compilation."""

@@ -1,0 +1,424 @@
+"""Ops on the GPU that are launched later than they are called, so that neighbours become one.
+
+    rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
+                linear -> act_mul                   a few rows: a single kernel (gpu/few_rows.py)
+    rms_norm -> moe_router                          few rows: the router's blocks normalise them
+    rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
+    ... -> paged_attention                          one query a sequence: attention in it as well
+    rms_norm -> or act_mul -> linear over e4m3      many rows: made and quantized in one pass
+
+An op that may begin or go on such a chain is held until the next op is called: it either joins or
+has everything held launched first, in order. So at most five ops wait, and what an op returns is
+allocated when it is called. Models do not know; whoever reads results with anything but ops calls
+`flush` first. A result inside a chain is left out only when nothing but the chain refers to it,
+which Python's reference counts and the storage's say; else the ops are launched one by one.
+
+Not here: kernels. State: one queue a thread, held by it alone.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.kernels.formats.fp8_weight import Fp8Weight
+
+
+class PendingOp(NamedTuple):
+    """An op that has been called and not launched, its arguments in full."""
+
+    op: str
+    launch: Callable[..., None]
+    outputs: Any
+    args: tuple[Any, ...]
+
+
+class FusionQueue:
+    """The ops held by one thread: a chain in which each one reads what one before it returns."""
+
+    def __init__(self) -> None:
+        self.pending: list[PendingOp] = []
+        self.enabled = True
+        self.memory_idle = False  # the kernel launched last leaves memory idle
+
+    def submit(
+        self, op: str, launch: Callable[..., None], outs: Any, args: Any, kwargs: Any
+    ) -> None:
+        """Take over an op whose results are allocated: launch it, hold it, or fuse it."""
+        rule = _FUSION_RULES.get(op) if self.enabled else None
+        if rule is not None:
+            rule(self, launch, outs, *args, **kwargs)
+        else:
+            self.launch_unfused(launch, outs, *args, **kwargs)
+        if op in _MEMORY_IDLE_OPS:
+            self.memory_idle = True
+
+    def enqueue(self, op: str, launch: Callable[..., None], outs: Any, *args: Any) -> None:
+        self.pending.append(PendingOp(op, launch, outs, args))
+
+    def launch_unfused(
+        self, launch: Callable[..., None], outs: Any, *args: Any, **named: Any
+    ) -> None:
+        """Launch an op that joins nothing and that nothing can join."""
+        if self.pending:
+            self.flush()
+        self.memory_idle = False
+        launch(outs, *args, **named)
+
+    def pop_all(self) -> list[PendingOp]:
+        """What is held, for whoever launches it now."""
+        pending, self.pending, self.memory_idle = self.pending, [], False
+        return pending
+
+    def flush(self) -> None:
+        """Launch what is held, as far as it is fused."""
+        memory_idle, pending = self.memory_idle, self.pop_all()
+        if not pending:
+            return
+        last = pending[-1]
+        if last.op == "linear":
+            _launch_linear(pending, None, memory_idle)
+        elif last.op == "kv_write":
+            _launch_norm_rope_write(pending)
+        else:
+            _launch_each(pending)
+
+
+class _ThreadState(threading.local):
+    def __init__(self) -> None:
+        self.queue = FusionQueue()
+
+
+_thread_state = _ThreadState()
+
+
+def submit(op: str, launch: Callable[..., None], outs: Any, args: Any, kwargs: Any) -> None:
+    """Launch an op on the GPU, now or with its neighbours."""
+    _thread_state.queue.submit(op, launch, outs, args, kwargs)
+
+
+def flush() -> None:
+    """Launch what is pending. Before anything but an op reads what an op returned."""
+    if _thread_state.queue.pending:
+        _thread_state.queue.flush()
+
+
+def discard() -> None:
+    """Forget what is pending: whoever asked for it has failed."""
+    _thread_state.queue.pop_all()
+
+
+@contextmanager
+def disabled() -> Iterator[None]:
+    """Within, this thread launches each op by itself: for tests and for finding a fault."""
+    flush()
+    queue = _thread_state.queue
+    before, queue.enabled = queue.enabled, False
+    try:
+        yield
+    finally:
+        queue.enabled = before
+
+
+def _launch_each(chain: list[PendingOp]) -> None:
+    for held in chain:
+        held.launch(held.outputs, *held.args)
+
+
+# -- one row: norm, product, activation -------------------------------------------------------
+
+
+def _fuse_rms_norm(
+    queue: FusionQueue,
+    launch: Callable[..., None],
+    outs: tuple[Tensor, Tensor],
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    residual: Tensor | None = None,
+    offset: float = 0.0,
+) -> None:
+    args = (x, weight, eps, residual, offset)
+    if x.dim() == 3 and residual is None:  # of heads: the second may stand beside the first
+        chain = queue.pending
+        if chain and not (len(chain) == 1 and _is_head_norm(chain[0])):
+            queue.flush()
+        queue.enqueue("rms_norm", launch, outs, *args)
+    elif x.dim() == 2 and x.is_contiguous() and (residual is None or residual.is_contiguous()):
+        if queue.pending:
+            queue.flush()
+        queue.enqueue("rms_norm", launch, outs, *args)
+    else:
+        queue.launch_unfused(launch, outs, *args)
+
+
+def _is_head_norm(held: PendingOp) -> bool:
+    return held.op == "rms_norm" and held.args[0].dim() == 3
+
+
+def _fuse_linear(
+    queue: FusionQueue,
+    launch: Callable[..., None],
+    out: Tensor,
+    x: Tensor,
+    weight: Any,
+    bias: Tensor | None = None,
+) -> None:
+    chain = queue.pending
+    if _small_m_module(weight, x.shape[0]).supports(x, weight, bias):
+        if chain and not (len(chain) == 1 and _fuses_into_linear(chain[0], x, weight)):
+            queue.flush()
+        queue.enqueue("linear", launch, out, x, weight, bias)
+    else:
+        queue.launch_unfused(launch, out, x, weight, bias)
+
+
+def _fuses_into_linear(held: PendingOp, x: Tensor, weight: object) -> bool:
+    """Whether a product of x can take this op in."""
+    quantized = x.shape[0] > 1 and isinstance(weight, Fp8Weight)
+    if held.op == "rms_norm":
+        return held.outputs[0] is x and x.dim() == 2 and (x.shape[0] == 1 or quantized)
+    return held.op == "act_mul" and held.outputs is x and quantized
+
+
+def _fuse_act_mul(
+    queue: FusionQueue, launch: Callable[..., None], out: Tensor, x: Tensor, kind: str
+) -> None:
+    chain = queue.pending
+    if chain and chain[-1].op == "linear" and chain[-1].outputs is x:
+        weight = chain[-1].args[1]
+        if x.shape[0] == 1 or not isinstance(weight, Fp8Weight):
+            quiet = queue.memory_idle
+            _launch_linear(
+                queue.pop_all(), _gpu_module("linear.gemv").FusedActivation(kind, out), quiet
+            )
+            return
+    if chain:
+        queue.flush()
+    if x.shape[0] > 1:
+        queue.enqueue("act_mul", launch, out, x, kind)
+    else:
+        launch(out, x, kind)
+
+
+def _launch_linear(chain: list[PendingOp], act: Any, quiet: bool) -> None:
+    """A chain that ends in a product: of one row, of a few, or of quantized rows."""
+    rows, weight = chain[-1].args[0].shape[0], chain[-1].args[1]
+    if rows > 1 and isinstance(weight, Fp8Weight):
+        _launch_quantized_linear(chain)
+        return
+    norm = None
+    if len(chain) == 2:
+        (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
+        norm = _gpu_module("linear.gemv").FusedNorm(inner, norm_weight, eps, residual, offset, y, r)
+    _small_m_module(weight, rows).launch(chain[-1].outputs, *chain[-1].args, norm, act, quiet)
+
+
+def _launch_quantized_linear(chain: list[PendingOp]) -> None:
+    """Rows that a norm or an activation makes are quantized as they are made."""
+    made = chain[0].op if len(chain) == 2 else None
+    # an activation is known to its own entry, to the product's, and to nobody else
+    if made is None or (made == "act_mul" and not _is_unreferenced(chain[0].outputs, 2)):
+        _launch_each(chain)
+        return
+    x, weight, bias = chain[1].args
+    rows = _gpu_module("linear.quantize_fp8").empty_quantized(*x.shape, weight.block, x.device)
+    if made == "act_mul":
+        _gpu_module("linear.quantize_fused").act_mul_quantize(rows, *chain[0].args)
+    else:  # whoever else reads the normed rows finds them
+        (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
+        made_r = None if residual is None else r
+        _gpu_module("linear.quantize_fused").rms_norm_quantize(
+            rows, inner, norm_weight, eps, residual, offset, y, made_r
+        )
+    _gpu_module("linear.fp8_linear").scaled_mm(chain[1].outputs, *rows, weight, bias)
+
+
+def _small_m_module(weight: object, rows: int) -> Any:
+    """The kernels that multiply so many rows by such a weight, if they take them."""
+    if rows == 1:
+        return _gpu_module("linear.gemv_fp8" if isinstance(weight, Fp8Weight) else "linear.gemv")
+    return _gpu_module(
+        "linear.quantize_fused" if isinstance(weight, Fp8Weight) else "linear.small_m_linear"
+    )
+
+
+def _fuse_moe_router(
+    queue: FusionQueue,
+    launch: Callable[..., None],
+    outs: tuple[Tensor, Tensor],
+    x: Tensor,
+    weight: Tensor,
+    routing: Any,
+    bias: Tensor | None = None,
+    correction: Tensor | None = None,
+) -> None:
+    chain = queue.pending
+    follows = len(chain) == 1 and chain[0].op == "rms_norm" and chain[0].outputs[0] is x
+    if follows and _gpu_module("moe.moe_router").supports_norm(*chain[0].args):
+        (y, r), args = queue.pop_all()[0][2:]
+        inner, norm_weight, eps, residual, offset = args
+        norm = _gpu_module("moe.moe_router").RouterNorm(
+            inner, norm_weight, eps, residual, offset, y, r
+        )
+        _gpu_module("moe.moe_router").launch_normed(outs, weight, routing, bias, correction, norm)
+    else:
+        queue.launch_unfused(launch, outs, x, weight, routing, bias, correction)
+
+
+# -- heads: norms, rotation, cache ------------------------------------------------------------
+
+
+def _fuse_rope(
+    queue: FusionQueue,
+    launch: Callable[..., None],
+    outs: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool = False,
+) -> None:
+    chain = queue.pending
+    if chain and not _is_qk_norm_pair(chain, q, k):
+        queue.flush()
+    queue.enqueue("rope", launch, outs, q, k, positions, cos_sin, interleaved)
+
+
+def _is_qk_norm_pair(chain: list[PendingOp], q: Tensor, k: Tensor) -> bool:
+    """Whether what is held is the norm of these queries and the norm of these keys."""
+    if len(chain) != 2 or not all(_is_head_norm(held) for held in chain):
+        return False
+    return chain[0].outputs[0] is q and chain[1].outputs[0] is k
+
+
+def _fuse_kv_write(
+    queue: FusionQueue,
+    launch: Callable[..., None],
+    outs: None,
+    k: Tensor,
+    v: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+) -> None:
+    chain = queue.pending
+    if chain and chain[-1].op == "rope" and chain[-1].outputs[1] is k:
+        q_raw, k_raw, _, cos_sin, _ = chain[-1].args
+        norms = chain[:-1]
+        if norms:
+            q_raw, k_raw = norms[0].args[0], norms[1].args[0]
+        # a norm's result is known to its entry, to the rope's, and to nobody else
+        if _gpu_module("attention.norm_rope_write").supports(
+            q_raw, k_raw, v, cos_sin, cache, slots
+        ) and all(_is_unreferenced(held.outputs[0], 2) for held in norms):
+            queue.enqueue("kv_write", launch, outs, k, v, cache, slots, k_scale, v_scale)
+            return
+    queue.launch_unfused(launch, outs, k, v, cache, slots, k_scale, v_scale)
+
+
+class _QKVInputs(NamedTuple):
+    """What a chain of [norms,] rope and kv_write begins with."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    cos_sin: Tensor
+    interleaved: bool
+    norms: Any
+
+
+def _qkv_inputs(chain: list[PendingOp]) -> _QKVInputs:
+    q, k, positions, cos_sin, interleaved = chain[-2].args
+    norms = chain[:-2]
+    if norms:
+        q, k = norms[0].args[0], norms[1].args[0]
+    norm = _gpu_module("attention.norm_rope_write").QKNorm
+    made = tuple(norm(h.args[1], h.args[2], h.args[4]) for h in norms) or None
+    return _QKVInputs(q, k, chain[-1].args[1], positions, cos_sin, interleaved, made)
+
+
+def _launch_norm_rope_write(chain: list[PendingOp]) -> None:
+    _, _, cache, slots, k_scale, v_scale = chain[-1].args
+    _gpu_module("attention.norm_rope_write").launch(
+        chain[-2].outputs, *_qkv_inputs(chain), cache, slots, (k_scale, v_scale)
+    )
+
+
+def _fuse_paged_attention(
+    queue: FusionQueue,
+    launch: Callable[..., None],
+    out: Tensor,
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    *features: Any,
+    **named: Any,
+) -> None:
+    """Attention reads the chain's q and cache, and nobody reads q or k after it (AttentionStep)."""
+    chain = queue.pending
+    if chain and chain[-1].op == "kv_write" and chain[-2].outputs[0] is q:
+        body = _gpu_module("attention.paged_attention_fused")
+        heads, slots = _qkv_inputs(chain), chain[-1].args[3]
+        extras = body.parse_extras(q, contexts, *features, **named)
+        if (
+            extras is not None
+            and chain[-1].args[2] is cache
+            and body.supports(*heads, slots, cache)
+        ):
+            queue.pop_all()
+            body.launch(out, *heads, slots, cache, tables, contexts, extras)
+            return
+    queue.launch_unfused(launch, out, q, cache, tables, q_starts, contexts, *features, **named)
+
+
+def _is_unreferenced(result: Tensor, held: int) -> bool:
+    """Whether only the `held` references of the chain lead to a result, and no view of it does."""
+    if sys.getrefcount(result) - _REFCOUNT_OVERHEAD > held:
+        return False
+    handle = result.untyped_storage()  # a tensor and this handle: two uses
+    return torch._C._storage_Use_Count(handle._cdata) <= 2
+
+
+def _refcount(thing: object) -> int:
+    return sys.getrefcount(thing)
+
+
+def _measure_refcount_overhead() -> int:
+    """What asking adds to a count: it differs between versions of Python."""
+    box = (object(),)
+    return _refcount(box[0]) - 1
+
+
+_REFCOUNT_OVERHEAD = _measure_refcount_overhead()
+
+
+def _gpu_module(name: str) -> Any:
+    """A module of kernels, imported when first needed."""
+    module = sys.modules.get(f"quire.kernels.gpu.{name}")
+    return module if module is not None else import_module(f"quire.kernels.gpu.{name}")
+
+
+_MEMORY_IDLE_OPS = {"paged_attention", "mla_attention"}
+"""Ops that wait more than they read: the weights of what follows may come meanwhile."""
+
+_FUSION_RULES: dict[str, Callable[..., None]] = {
+    "rms_norm": _fuse_rms_norm,
+    "linear": _fuse_linear,
+    "act_mul": _fuse_act_mul,
+    "moe_router": _fuse_moe_router,
+    "rope": _fuse_rope,
+    "kv_write": _fuse_kv_write,
+    "paged_attention": _fuse_paged_attention,
+}

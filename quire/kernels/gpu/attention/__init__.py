@@ -1,0 +1,1 @@
+"""Triton kernels of paged attention and KV cache writes."""

@@ -1,0 +1,176 @@
+"""From the qkv product to the cache in one pass: norms of heads, rotation, keys and values filed.
+
+    q' = rope(norm(q))    k' = rope(norm(k)) -> the cache, and [T, K, D]    v -> the cache
+
+Rounded where the separate ops round, so the values are theirs. A program has one token and a
+group of heads: of queries, or of keys with their values. Not here: whether the ops that this
+replaces may be left out (quire.kernels.framework.lazy_fusion).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.int_math import cdiv, next_power_of_2
+from quire.kernels.gpu.runtime.pdl import PDL_ENABLED, launch_dependents, wait_for_previous_kernel
+
+_E4M3_MAX = tl.constexpr(448.0)
+
+
+class QKNorm(NamedTuple):
+    """An rms_norm over each head."""
+
+    weight: Tensor
+    eps: float
+    offset: float
+
+
+@triton.jit
+def _load_normed_halves(x_ptr, w_ptr, h, live, low, high, eps, offset, STRIDE: tl.constexpr,
+            D: tl.constexpr, NORM: tl.constexpr):  # fmt: skip
+    """Both halves of some heads, fp32, normalised and rounded as the norm's output is."""
+    a = tl.load(x_ptr + h * STRIDE + low, live, 0.0).to(tl.float32)
+    b = tl.load(x_ptr + h * STRIDE + high, live, 0.0).to(tl.float32)
+    if NORM:
+        scale = tl.rsqrt((tl.sum(a * a, 1) + tl.sum(b * b, 1)) / D + eps)[:, None]
+        dtype = x_ptr.dtype.element_ty
+        a = (a * scale * (offset + tl.load(w_ptr + low).to(tl.float32))).to(dtype).to(tl.float32)
+        b = (b * scale * (offset + tl.load(w_ptr + high).to(tl.float32))).to(dtype).to(tl.float32)
+    return a, b
+
+
+@triton.jit
+def _to_cache_dtype(x, scale, FP8: tl.constexpr):
+    if FP8:
+        x = tl.clamp(x.to(tl.float32) / scale, -_E4M3_MAX, _E4M3_MAX)
+    return x
+
+
+@kernel("q_eps", "k_eps", "q_offset", "k_offset", "k_scale", "v_scale")
+def _norm_rope_write(
+    q_ptr,  # [T, H, D], heads anywhere
+    k_ptr,  # [T, K, D]
+    v_ptr,  # [T, K, D]
+    positions_ptr,  # [T] int32
+    table_ptr,  # [P, D] fp32
+    q_weight,  # [D], read only if NORM
+    k_weight,
+    slots_ptr,  # [T] int64, negative: not written
+    cache_ptr,  # [N, 2, K, B, D]
+    q_out,  # [T, H, D] packed
+    k_out,  # [T, K, D] packed
+    q_eps,
+    k_eps,
+    q_offset,
+    k_offset,
+    k_scale,
+    v_scale,
+    H: tl.constexpr,
+    K: tl.constexpr,
+    D: tl.constexpr,
+    B: tl.constexpr,
+    Q_T: tl.constexpr,
+    Q_H: tl.constexpr,
+    K_T: tl.constexpr,
+    K_H: tl.constexpr,
+    V_T: tl.constexpr,
+    V_H: tl.constexpr,
+    NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    FP8: tl.constexpr,
+    HEADS: tl.constexpr,  # of a program
+    PDL: tl.constexpr,
+):
+    t = tl.program_id(0).to(tl.int64)  # T * H * D can pass 2**31
+    part = tl.program_id(1)
+    HALF: tl.constexpr = D // 2
+    i = tl.arange(0, HALF)[None, :]
+    low = 2 * i if INTERLEAVED else i
+    high = 2 * i + 1 if INTERLEAVED else i + HALF
+    if PDL:
+        launch_dependents()
+        wait_for_previous_kernel()
+    angles = table_ptr + tl.load(positions_ptr + t).to(tl.int64) * D + i
+    cos = tl.load(angles)
+    sin = tl.load(angles + HALF)
+    dtype = q_ptr.dtype.element_ty
+    parts: tl.constexpr = (H + HEADS - 1) // HEADS
+    if part < parts:
+        h = (part * HEADS + tl.arange(0, HEADS))[:, None]
+        live = (h < H) & (i < HALF)
+        a, b = _load_normed_halves(q_ptr + t * Q_T, q_weight, h, live, low, high, q_eps, q_offset,
+                       Q_H, D, NORM)  # fmt: skip
+        out = q_out + t * (H * D) + h * D
+        tl.store(out + low, (a * cos - b * sin).to(dtype), live)
+        tl.store(out + high, (b * cos + a * sin).to(dtype), live)
+    else:
+        h = ((part - parts) * HEADS + tl.arange(0, HEADS))[:, None]
+        live = (h < K) & (i < HALF)
+        slot = tl.load(slots_ptr + t)
+        a, b = _load_normed_halves(k_ptr + t * K_T, k_weight, h, live, low, high, k_eps, k_offset,
+                       K_H, D, NORM)  # fmt: skip
+        first, second = (a * cos - b * sin).to(dtype), (b * cos + a * sin).to(dtype)
+        out = k_out + t * (K * D) + h * D
+        tl.store(out + low, first, live)
+        tl.store(out + high, second, live)
+        v_low = tl.load(v_ptr + t * V_T + h * V_H + i, live, 0.0)
+        v_high = tl.load(v_ptr + t * V_T + h * V_H + i + HALF, live, 0.0)
+        stored = cache_ptr.dtype.element_ty
+        live = live & (slot >= 0)
+        place = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + h * (B * D)
+        tl.store(place + low, _to_cache_dtype(first, k_scale, FP8).to(stored), live)
+        tl.store(place + high, _to_cache_dtype(second, k_scale, FP8).to(stored), live)
+        place += K * B * D
+        tl.store(place + i, _to_cache_dtype(v_low, v_scale, FP8).to(stored), live)
+        tl.store(place + i + HALF, _to_cache_dtype(v_high, v_scale, FP8).to(stored), live)
+
+
+def supports(
+    q: Tensor, k: Tensor, v: Tensor, cos_sin: Tensor, cache: Tensor, slots: Tensor
+) -> bool:
+    """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
+    size = q.shape[2]
+    if cos_sin.shape[1] != size or size & (size - 1) or v.shape != k.shape:
+        return False
+    if v.dtype != k.dtype or v.stride(2) != 1 or not cache.is_contiguous():
+        return False
+    if cache.dtype not in (k.dtype, torch.float8_e4m3fn):
+        return False
+    return slots.dtype == torch.int64 and slots.is_contiguous()
+
+
+def launch(
+    outs: tuple[Tensor, Tensor],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool,
+    norms: tuple[QKNorm, QKNorm] | None,
+    cache: Tensor,
+    slots: Tensor,
+    scales: tuple[float, float],
+) -> None:
+    """Fill outs = (q', k') and the cache. q, k: before their norms if there are norms."""
+    rows, heads, size = q.shape
+    kv_heads, block = k.shape[1], cache.shape[3]
+    each = min(next_power_of_2(heads), 32 if rows >= 256 else 4)
+    q_norm, k_norm = norms or (QKNorm(q, 0.0, 0.0), QKNorm(k, 0.0, 0.0))
+    _norm_rope_write(
+        (rows, cdiv(heads, each) + cdiv(kv_heads, each), 1),
+        (q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, *outs),
+        (q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset, *scales),
+        (
+            heads, kv_heads, size, block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            norms is not None, interleaved, cache.dtype == torch.float8_e4m3fn, each, PDL_ENABLED,
+        ),
+        warps=max(1, min(4, each * size // 512)),
+        pdl=PDL_ENABLED,
+    )  # fmt: skip

@@ -1,0 +1,61 @@
+"""What the attention kernels share: scores in log2 units, and one step of the online softmax.
+
+Everything here is inlined into the decode, prefill and merge kernels. Scores are kept times
+log2(e), because the hardware's exponential is base two. A row that has seen nothing has the
+running maximum LOWEST, finite, so that no difference of two infinities can arise.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LOG2E = tl.constexpr(1.4426950408889634)
+LOWEST_SCORE = tl.constexpr(-1.0e30)
+
+
+@triton.jit
+def scale_and_softcap(dot, scale, softcap, SOFTCAP: tl.constexpr):
+    """Scores in log2 units from raw products, with the soft cap if there is one."""
+    if SOFTCAP:
+        # tanh(y) = 1 - 2 / (1 + exp(2 y)); exact at both ends, where exp is 0 or infinite
+        grown = tl.exp2(dot * (scale / softcap * 2.0 * LOG2E))
+        return (1.0 - 2.0 / (1.0 + grown)) * (softcap * LOG2E)
+    return dot * (scale * LOG2E)
+
+
+@triton.jit
+def online_softmax_step(s, v, acc, total, top, IEEE: tl.constexpr):
+    """One online-softmax step: scores s [M, N] and values v [N, D] into (acc, total, top)."""
+    higher = tl.maximum(top, tl.max(s, 1))
+    shrink = tl.exp2(top - higher)
+    p = tl.exp2(s - higher[:, None])
+    total = total * shrink + tl.sum(p, 1)
+    acc = acc * shrink[:, None]
+    if IEEE:
+        acc = tl.dot(p, v, acc, input_precision="ieee")
+    else:
+        acc = tl.dot(p.to(v.dtype), v, acc)
+    return acc, total, higher
+
+
+@triton.jit
+def dot_qk(q, k, IEEE: tl.constexpr):
+    """q [M, D] times k [N, D] transposed, fp32."""
+    if IEEE:
+        return tl.dot(q, tl.trans(k), input_precision="ieee")
+    return tl.dot(q, tl.trans(k))
+
+
+@triton.jit
+def join_sink(acc, total, top, sink):
+    """Let one more logit per row, in log2 units, join the denominator only."""
+    higher = tl.maximum(top, sink)
+    shrink = tl.exp2(top - higher)
+    return acc * shrink[:, None], total * shrink + tl.exp2(sink - higher)
+
+
+@triton.jit
+def normalize(acc, total):
+    """acc / total, and zeros for rows that saw no key."""
+    return tl.where((total == 0.0)[:, None], 0.0, acc / total[:, None])

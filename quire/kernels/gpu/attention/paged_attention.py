@@ -1,0 +1,202 @@
+"""The GPU body of paged_attention: one launch for single queries, one for the rest of the step."""
+
+from __future__ import annotations
+
+import functools
+from importlib import import_module
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from quire.kernels.gpu.attention.paged_attention_decode import decode_kernel
+from quire.kernels.gpu.attention.paged_attention_prefill import prefill_kernel
+from quire.kernels.gpu.attention.split_plan import (
+    MIN_SPLIT_KEYS,
+    AttentionExtras,
+    PrefillTiles,
+    SplitPlan,
+    allocate_split_workspace,
+    plan_decode,
+    plan_prefill_splits,
+    plan_prefill_tiles,
+    sm_count,
+)
+from quire.kernels.gpu.runtime.int_math import next_power_of_2
+
+_MAX_SIZE, _MAX_GROUP = 512, 128
+
+PREFILL_RESIDENT_PER_SM = 2
+"""Programs of prefill_kernel that a multiprocessor holds at once."""
+
+
+def outputs(
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    scale: float,
+    *_: Any,
+    **__: Any,
+) -> Tensor:
+    """A new [T, H, D]. NotImplemented for layouts the kernels do not read."""
+    strided = cache.is_contiguous() and tables.stride(-1) == 1 and q.stride(2) == 1
+    if not strided or q.shape[2] > _MAX_SIZE or q.shape[1] > _MAX_GROUP * cache.shape[2]:
+        return NotImplemented
+    return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+def launch(
+    outs: Tensor,
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    rows: Tensor | None = None,
+    decodes: int = 0,
+    max_context: int | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    counters: Tensor | None = None,
+) -> None:
+    """Start the kernels of one step."""
+    extras = AttentionExtras(
+        scale, window, softcap, sinks, alibi, rows, max_context, k_scale, v_scale, counters
+    ).device(cache)
+    if decodes:
+        cut = plan_decode(q, cache, tables, decodes, extras)
+        decode(outs, q, cache, tables, contexts, decodes, extras, cut)
+    if contexts.shape[0] > decodes:
+        hopper = _prefill_hopper_module(q.device)
+        if hopper is not None and hopper.supports(q, cache, extras):
+            hopper.launch(outs, q, cache, tables, q_starts, contexts, decodes, extras)
+            return
+        tiles = plan_prefill_tiles(q, cache.shape[2])
+        prefill(outs, q, k, v, cache, tables, q_starts, contexts, decodes, extras, tiles)
+
+
+@functools.cache
+def _prefill_hopper_module(device: torch.device) -> Any:
+    """The kernel for Hopper's prompts, where there is one and a Triton whose Gluon we know."""
+    if device.type != "cuda" or not triton.__version__.startswith("3.6."):
+        return None
+    if torch.cuda.get_device_capability(device) != (9, 0):
+        return None
+    return import_module("quire.kernels.gpu.attention.paged_attention_prefill_hopper")
+
+
+def decode(
+    out: Tensor,
+    q: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    contexts: Tensor,
+    rows: int,
+    extras: AttentionExtras,
+    cut: SplitPlan,
+) -> None:
+    """The first `rows` sequences, which have one query each."""
+    kv_heads, block, size = cache.shape[2:]
+    group = q.shape[1] // kv_heads
+    pdl = not decode_kernel.interpreted
+    decode_kernel(
+        (rows * kv_heads * cut.splits, 1, 1),
+        (
+            q, cache, tables, extras.rows, contexts, out,
+            *allocate_split_workspace(q, kv_heads, rows, cut, extras.counters), extras.sinks,
+            extras.alibi,
+        ),
+        (
+            extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
+            extras.window or 0, cut.splits,
+        ),
+        (
+            kv_heads, group, size, block, q.stride(0), q.stride(1), tables.stride(0),
+            max(16, next_power_of_2(group)), max(16, next_power_of_2(size)),
+            cut.tile_keys, cut.min_chunk, cut.may_split, cut.stages, extras.rows is not None,
+            extras.window is not None, extras.softcap is not None, extras.sinks is not None,
+            extras.alibi is not None, extras.v_scale != 1.0, q.dtype == torch.float32, pdl,
+        ),
+        warps=cut.warps,
+        pdl=pdl,
+    )  # fmt: skip
+
+
+def prefill(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor | None,
+    v: Tensor | None,
+    cache: Tensor,
+    tables: Tensor,
+    q_starts: Tensor,
+    contexts: Tensor,
+    decodes: int,
+    extras: AttentionExtras,
+    tiles: PrefillTiles,
+) -> None:
+    """The sequences after the first `decodes`, of any number of queries."""
+    kv_heads, block, size = cache.shape[2:]
+    group, padded = q.shape[1] // kv_heads, max(16, next_power_of_2(size))
+    if not _reads_new_kv(q, k, v, cache):
+        k = v = None
+    fresh = k is not None and v is not None
+    tma = fresh and tiles.tma and size == padded and extras.window is None
+    queries = tiles.rows // group
+    sequences = contexts.shape[0] - decodes
+    tokens = q.shape[0] - decodes
+    count = tokens // queries + sequences
+    longest = tables.shape[1] * block if extras.window is None else 0
+    programs = PREFILL_RESIDENT_PER_SM * sm_count(q.device)
+    shares = plan_prefill_splits(q, kv_heads, tokens, count, tiles.rows, programs, extras, longest)
+    prefill_kernel(
+        (count * kv_heads * shares.splits, 1, 1),
+        (
+            q, k, v, cache, tables, extras.rows, q_starts, contexts, out, extras.sinks,
+            extras.alibi, shares.partial_out, shares.partial_stats, shares.counters,
+        ),
+        (
+            extras.scale * extras.k_scale, extras.softcap or 0.0, extras.v_scale,
+            extras.window or 0, decodes, sequences, shares.splits,
+        ),
+        (
+            kv_heads, group, size, block, q.stride(0), q.stride(1),
+            0 if k is None else k.stride(0), 0 if v is None else v.stride(0), tables.stride(0),
+            tiles.rows, queries, padded, tiles.tile_keys, MIN_SPLIT_KEYS, shares.may_split,
+            tiles.stages, fresh,
+            tma,
+            extras.rows is not None, extras.window is not None, extras.softcap is not None,
+            extras.sinks is not None, extras.alibi is not None, extras.v_scale != 1.0,
+            q.dtype == torch.float32,
+        ),
+        warps=tiles.warps,
+        tiles=(_tma_descriptor(k, tiles.tile_keys if tma else 0), _tma_descriptor(v, tiles.tile_keys
+        if tma else 0)),
+    )  # fmt: skip
+
+
+def _reads_new_kv(q: Tensor, k: Tensor | None, v: Tensor | None, cache: Tensor) -> bool:
+    """Whether k and v can be read where the product left them, and are what the cache holds."""
+    if k is None or v is None or not cache.dtype == k.dtype == q.dtype:
+        return False
+    packed = (k.shape[2], 1)
+    return k.stride()[1:] == packed and v.stride()[1:] == packed
+
+
+def _tma_descriptor(x: Tensor | None, rows: int) -> TensorDescriptor | None:
+    """[T, K, D] as a 2-D tensor the bulk copy engine reads `rows` tokens of one head from."""
+    if x is None or not rows:
+        return None
+    tokens, heads, size = x.shape
+    return TensorDescriptor(x, [tokens, heads * size], [x.stride(0), 1], [rows, size])

@@ -1,0 +1,186 @@
+"""Attention of one query token a sequence: split along the context, one launch.
+
+A program holds all query heads of one KV head of one sequence, so each key and value is read once.
+It takes a stretch of the sequence's own context; how long is decided here, from the context, so a
+captured graph serves every length. The last program of a sequence's KV head to finish merges.
+
+The length of a stretch depends on the context and on `splits`, nothing else of the batch. The
+merge goes in the order of the stretches: which program came last does not show in the result.
+
+Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire.kernels.gpu.attention.online_softmax import (
+    LOG2E,
+    LOWEST_SCORE,
+    dot_qk,
+    join_sink,
+    normalize,
+    online_softmax_step,
+    scale_and_softcap,
+)
+from quire.kernels.gpu.attention.paged_attention_merge import merge_splits
+from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
+
+
+@triton.jit
+def split_range(context, window, split, splits, TILE: tl.constexpr, CHUNK: tl.constexpr,
+            SPLIT: tl.constexpr, WINDOW: tl.constexpr):  # fmt: skip
+    """(first key seen, start, stop, stretches in use) of one program. Starts are whole tiles."""
+    first = 0
+    origin = 0
+    if WINDOW:
+        first = tl.maximum(context - window, 0)
+        origin = first // TILE * TILE
+    size = context - origin
+    if SPLIT:
+        size = tl.maximum(CHUNK, tl.cdiv(tl.cdiv(size, splits), TILE) * TILE)
+    used = tl.maximum(tl.cdiv(context - origin, tl.maximum(size, 1)), 1)
+    start = origin + split * size
+    return first, start, tl.minimum(start + size, context), used
+
+
+@triton.jit
+def attend_range(acc, total, top, q, cache_ptr, table, kh, first, start, stop, newest, slope, scale,
+          softcap,
+          K: tl.constexpr, D: tl.constexpr, B: tl.constexpr, DP: tl.constexpr,
+          TILE: tl.constexpr, STAGES: tl.constexpr, SOFTCAP: tl.constexpr,
+          ALIBI: tl.constexpr, IEEE: tl.constexpr):  # fmt: skip
+    """Absorb the keys [start, stop) that are not below `first`; the query is at `newest`."""
+    n = tl.arange(0, TILE)
+    d = tl.arange(0, DP)
+    for low in tl.range(start, stop, TILE, num_stages=STAGES):
+        at = low + n
+        live = (at >= first) & (at < stop)
+        block = tl.load(table + at // B, mask=live, other=0)
+        base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
+        where = cache_ptr + base[:, None] + d[None, :]
+        mask = live[:, None] & (d < D)[None, :]
+        k = tl.load(where, mask=mask, other=0.0)
+        v = tl.load(where + K * B * D, mask=mask, other=0.0)
+        scores = scale_and_softcap(dot_qk(q, k.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
+        if ALIBI:
+            scores += slope[:, None] * (at - newest).to(tl.float32)[None, :]
+        scores = tl.where(live[None, :], scores, float("-inf"))
+        acc, total, top = online_softmax_step(scores, v.to(q.dtype), acc, total, top, IEEE)
+    return acc, total, top
+
+
+@triton.jit
+def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split,
+            used, splits,
+            K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr,
+            DP: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+    """Store the result, or a part of it; whoever stores the last part merges them all."""
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    real = (g < G)[:, None] & (d < D)[None, :]
+    place = s.to(tl.int64) * K + kh
+    GM: tl.constexpr = triton.next_power_of_2(G)
+    if SPLIT and used > 1:
+        mine = place * splits + split
+        tl.store(part_ptr + mine * (G * D) + g[:, None] * D + d[None, :], acc, mask=real)
+        tl.store(stats_ptr + mine * (2 * G) + g, top, mask=g < G)
+        tl.store(stats_ptr + mine * (2 * G) + G + g, total, mask=g < G)
+        tl.debug_barrier()  # every thread's part is stored before one of them counts it
+        if tl.atomic_add(done_ptr + place, 1, sem="acq_rel") == used - 1:
+            merge_splits(
+                part_ptr, stats_ptr, out_ptr, sinks_ptr, place, kh, used, splits,
+                G, D, GM, DP, SINKS,
+            )  # fmt: skip
+            tl.store(done_ptr + place, 0)
+    else:
+        if SINKS:
+            sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
+            acc, total = join_sink(acc, total, top, sink)
+        where = out_ptr + (place * G + g)[:, None] * D + d[None, :]
+        tl.store(where, normalize(acc, total).to(out_ptr.dtype.element_ty), mask=real)
+
+
+@kernel("scale", "softcap", "v_scale", "window", "splits")
+def decode_kernel(
+    q_ptr,  # [S, K * G, D]
+    cache_ptr,  # [N, 2, K, B, D]
+    tables_ptr,  # [M, W]
+    rows_ptr,  # [S] row of the table, if HAS_ROWS
+    contexts_ptr,  # [S]
+    out_ptr,  # [S, K * G, D]
+    part_ptr,  # [S, K, splits, G, D] fp32, if SPLIT
+    stats_ptr,  # [S, K, splits, 2, G] fp32: maximum, sum
+    done_ptr,  # [S * K] int32, zeros before and after
+    sinks_ptr,  # [K * G]
+    alibi_ptr,  # [K * G]
+    scale,  # of the scores, the keys' own scale in it
+    softcap,
+    v_scale,
+    window,
+    splits,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    B: tl.constexpr,
+    Q_T: tl.constexpr,
+    Q_H: tl.constexpr,
+    W: tl.constexpr,  # of a row of the table
+    GP: tl.constexpr,  # power of two >= max(G, 16)
+    DP: tl.constexpr,  # power of two >= max(D, 16)
+    TILE: tl.constexpr,  # keys a turn
+    CHUNK: tl.constexpr,  # keys in a stretch, at least
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    ALIBI: tl.constexpr,
+    V_SCALE: tl.constexpr,
+    IEEE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    # first stretches first: what a short context does not need comes last, and costs least
+    kh = pid % K
+    sequences = tl.num_programs(0) // (K * splits)
+    s = pid // K % sequences
+    split = pid // (K * sequences)
+    if PDL:
+        launch_dependents()
+        wait_for_previous_kernel()
+    context = tl.load(contexts_ptr + s)
+    row = s
+    if HAS_ROWS:
+        row = tl.load(rows_ptr + s)
+    first, start, stop, used = split_range(
+        context, window, split, splits, TILE, CHUNK, SPLIT, WINDOW
+    )
+    if split >= used:
+        return
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    head = kh * G + g
+    q = tl.load(
+        q_ptr + s.to(tl.int64) * Q_T + head[:, None] * Q_H + d[None, :],
+        mask=(g < G)[:, None] & (d < D)[None, :], other=0.0,
+    )  # fmt: skip
+    slope = tl.zeros([GP], tl.float32)
+    if ALIBI:
+        slope = tl.load(alibi_ptr + head, mask=g < G, other=0.0).to(tl.float32) * LOG2E
+    acc = tl.zeros([GP, DP], tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    acc, total, top = attend_range(
+        acc, total, top, q, cache_ptr, tables_ptr + row.to(tl.int64) * W, kh, first, start, stop,
+        context - 1, slope, scale, softcap, K, D, B, DP, TILE, STAGES, SOFTCAP, ALIBI, IEEE,
+    )  # fmt: skip
+    if V_SCALE:
+        acc = acc * v_scale
+    store_or_merge(
+        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split, used,
+        splits, K, G, D, GP, DP, SPLIT, SINKS,
+    )  # fmt: skip

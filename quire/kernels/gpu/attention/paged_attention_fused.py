@@ -1,0 +1,351 @@
+"""One decode step of a layer's attention from the raw qkv product: norms of heads, rotation, the
+new key and value filed, and attention, in one launch.
+
+Every program turns its own queries (a few hundred values; cheaper than a launch). The program
+whose stretch ends with the newest token turns that key too, files it, and starts its softmax from
+it: the newest token is not read back. All other keys were filed by earlier steps, so the first
+tile of them is on its way before the kernel waits for the one before it: right as long as a step
+begins with a kernel that waits for all before it (the runner's gather is launched without pdl).
+
+Rounded where the separate ops round. Not here: whether they may be left out
+(quire.kernels.framework.lazy_fusion).
+
+Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quire.kernels.gpu.attention.norm_rope_write import QKNorm
+from quire.kernels.gpu.attention.online_softmax import (
+    LOWEST_SCORE,
+    dot_qk,
+    online_softmax_step,
+    scale_and_softcap,
+)
+from quire.kernels.gpu.attention.paged_attention_decode import (
+    attend_range,
+    split_range,
+    store_or_merge,
+)
+from quire.kernels.gpu.attention.split_plan import (
+    AttentionExtras,
+    SplitPlan,
+    allocate_split_workspace,
+    plan_decode,
+    sm_count,
+)
+from quire.kernels.gpu.runtime.fast_launch import kernel
+from quire.kernels.gpu.runtime.int_math import next_power_of_2
+from quire.kernels.gpu.runtime.pdl import launch_dependents, wait_for_previous_kernel
+
+_E4M3_MAX = tl.constexpr(448.0)
+
+
+@triton.jit
+def _load_head_pairs(
+    x_ptr, h, real, STRIDE: tl.constexpr, D: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """Heads h of x as they are, [M, D], and the same with each channel's twin in its place."""
+    d = tl.arange(0, D)
+    a = tl.load(x_ptr + h[:, None] * STRIDE + d[None, :], mask=real, other=0.0)
+    twin = _rotation_partner(d, D, INTERLEAVED)
+    return a, tl.load(x_ptr + h[:, None] * STRIDE + twin[None, :], mask=real, other=0.0)
+
+
+@triton.jit
+def _norm_and_rotate(x, twins, own, other, cos, turn, eps, D: tl.constexpr, NORM: tl.constexpr):
+    """Heads x, [M, D]: normalised, rounded, rotated, rounded.
+
+    own, other: the norm's weights of a channel and of its twin; turn: the signed sine.
+    """
+    dtype = x.dtype
+    a = x.to(tl.float32)
+    b = twins.to(tl.float32)
+    if NORM:
+        shrink = tl.rsqrt(tl.sum(a * a, 1) / D + eps)[:, None]
+        a = (a * shrink * own[None, :]).to(dtype).to(tl.float32)
+        b = (b * shrink * other[None, :]).to(dtype).to(tl.float32)
+    return (a * cos[None, :] + b * turn[None, :]).to(dtype)
+
+
+@triton.jit
+def _rotation_partner(d, D: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The channel that a channel is rotated with."""
+    return d ^ 1 if INTERLEAVED else (d + D // 2) % D
+
+
+@triton.jit
+def _norm_weights(
+    weight_ptr, offset, D: tl.constexpr, NORM: tl.constexpr, INTERLEAVED: tl.constexpr
+):
+    """A norm's weights of each channel and of its twin."""
+    d = tl.arange(0, D)
+    own = tl.zeros([D], tl.float32)
+    other = tl.zeros([D], tl.float32)
+    if NORM:
+        own = offset + tl.load(weight_ptr + d).to(tl.float32)
+        other = offset + tl.load(weight_ptr + _rotation_partner(d, D, INTERLEAVED)).to(tl.float32)
+    return own, other
+
+
+@triton.jit
+def _store_kv(x, scale, where, live, FP8: tl.constexpr):
+    """Store one head's key or value [1, D]; returns it as it will be read back."""
+    if FP8:
+        x = tl.clamp(x.to(tl.float32) / scale, -_E4M3_MAX, _E4M3_MAX)
+    stored = x.to(where.dtype.element_ty)
+    tl.store(where, stored, mask=live)
+    return stored
+
+
+@triton.jit
+def _load_first_tile(cache_ptr, table, kh, at, live, K: tl.constexpr, D: tl.constexpr,
+                B: tl.constexpr):  # fmt: skip
+    """Keys and values [TILE, D] at positions `at`, into registers."""
+    d = tl.arange(0, D)
+    block = tl.load(table + at // B, mask=live, other=0)
+    base = block.to(tl.int64) * (2 * K * B * D) + (kh * (B * D) + at % B * D)
+    where = cache_ptr + base[:, None] + d[None, :]
+    k = tl.load(where, mask=live[:, None], other=0.0)
+    v = tl.load(where + K * B * D, mask=live[:, None], other=0.0)
+    return k, v
+
+
+@kernel("scale", "softcap", "k_scale", "v_scale", "window", "splits", "q_eps", "k_eps",
+        "q_offset", "k_offset")  # fmt: skip
+def fused_decode_kernel(
+    q_ptr,  # [S, K * G, D] as the product left it
+    k_ptr,  # [S, K, D]
+    v_ptr,  # [S, K, D]
+    positions_ptr,  # [S] int32
+    angles_ptr,  # [P, D] fp32
+    q_weight,  # [D], if NORM
+    k_weight,
+    slots_ptr,  # [S] int64
+    cache_ptr,  # [N, 2, K, B, D]
+    tables_ptr,  # [M, W]
+    rows_ptr,  # [S], if HAS_ROWS
+    contexts_ptr,  # [S]
+    out_ptr,  # [S, K * G, D]
+    part_ptr,
+    stats_ptr,
+    done_ptr,
+    sinks_ptr,
+    scale,
+    softcap,
+    k_scale,
+    v_scale,
+    window,
+    splits,
+    q_eps,
+    k_eps,
+    q_offset,
+    k_offset,
+    K: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    B: tl.constexpr,
+    Q_T: tl.constexpr,
+    Q_H: tl.constexpr,
+    K_T: tl.constexpr,
+    K_H: tl.constexpr,
+    V_T: tl.constexpr,
+    V_H: tl.constexpr,
+    W: tl.constexpr,
+    GP: tl.constexpr,
+    TILE: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    STAGES: tl.constexpr,
+    NORM: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
+    HAS_ROWS: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    SINKS: tl.constexpr,
+    FP8: tl.constexpr,
+    IEEE: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    # first stretches first: what a short context does not need comes last, and costs least
+    kh = pid % K
+    sequences = tl.num_programs(0) // (K * splits)
+    s = pid // K % sequences
+    split = pid // (K * sequences)
+    t = s.to(tl.int64)
+    if PDL:
+        launch_dependents()
+    # Before the wait: what this step's first kernels wrote, and keys of earlier steps.
+    context = tl.load(contexts_ptr + s)
+    position = tl.load(positions_ptr + s)
+    slot = tl.load(slots_ptr + s)
+    row = s
+    if HAS_ROWS:
+        row = tl.load(rows_ptr + s)
+    table = tables_ptr + row.to(tl.int64) * W
+    first, start, stop, used = split_range(
+        context, window, split, splits, TILE, CHUNK, SPLIT, WINDOW
+    )
+    if split >= used:
+        if PDL:
+            wait_for_previous_kernel()
+        return
+    newest = (split == used - 1) & (context > 0)
+    stop = tl.where(newest, stop - 1, stop)
+    at = start + tl.arange(0, TILE)
+    live = (at >= first) & (at < stop)
+    k_tile, v_tile = _load_first_tile(cache_ptr, table, kh, at, live, K, D, B)
+    g = tl.arange(0, GP)
+    d = tl.arange(0, D)
+    half = d // 2 if INTERLEAVED else d % (D // 2)
+    angles = angles_ptr + position.to(tl.int64) * D + half
+    cos = tl.load(angles)
+    sin = tl.load(angles + D // 2)
+    low = d % 2 == 0 if INTERLEAVED else d < D // 2
+    turn = tl.where(low, -sin, sin)
+    q_own, q_other = _norm_weights(q_weight, q_offset, D, NORM, INTERLEAVED)
+    k_own, k_other = _norm_weights(k_weight, k_offset, D, NORM, INTERLEAVED)
+    if PDL:
+        wait_for_previous_kernel()
+    one = kh + tl.arange(0, 1)
+    mine = (one >= 0)[:, None] & newest
+    q, q_twins = _load_head_pairs(
+        q_ptr + t * Q_T, kh * G + g, (g < G)[:, None], Q_H, D, INTERLEAVED
+    )
+    k, k_twins = _load_head_pairs(k_ptr + t * K_T, one, mine, K_H, D, INTERLEAVED)
+    v = tl.load(v_ptr + t * V_T + one[:, None] * V_H + d[None, :], mask=mine, other=0.0)
+    q = _norm_and_rotate(q, q_twins, q_own, q_other, cos, turn, q_eps, D, NORM)
+    acc = tl.zeros([GP, D], tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    if newest:
+        k = _norm_and_rotate(k, k_twins, k_own, k_other, cos, turn, k_eps, D, NORM)
+        where = cache_ptr + (slot // B * (2 * K * B) + slot % B) * D + one[:, None] * (B * D)
+        where += d[None, :]
+        k_filed = _store_kv(k, k_scale, where, slot >= 0, FP8).to(q.dtype).to(tl.float32)
+        v_filed = (
+            _store_kv(v, v_scale, where + K * B * D, slot >= 0, FP8).to(q.dtype).to(tl.float32)
+        )
+        top = scale_and_softcap(tl.sum(q.to(tl.float32) * k_filed, 1), scale, softcap, SOFTCAP)
+        total += 1.0
+        acc += v_filed
+    scores = scale_and_softcap(dot_qk(q, k_tile.to(q.dtype), IEEE), scale, softcap, SOFTCAP)
+    scores = tl.where(live[None, :], scores, float("-inf"))
+    acc, total, top = online_softmax_step(scores, v_tile.to(q.dtype), acc, total, top, IEEE)
+    acc, total, top = attend_range(
+        acc, total, top, q, cache_ptr, table, kh, first, start + TILE, stop, context - 1, top,
+        scale, softcap, K, D, B, D, TILE, STAGES, SOFTCAP, False, IEEE,
+    )  # fmt: skip
+    if FP8:
+        acc = acc * v_scale
+    store_or_merge(
+        acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sinks_ptr, s, kh, split, used,
+        splits, K, G, D, GP, D, SPLIT, SINKS,
+    )  # fmt: skip
+
+
+def parse_extras(
+    q: Tensor,
+    contexts: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    alibi: Tensor | None = None,
+    rows: Tensor | None = None,
+    decodes: int = 0,
+    max_context: int | None = None,
+    k: Tensor | None = None,
+    v: Tensor | None = None,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    counters: Tensor | None = None,
+) -> AttentionExtras | None:
+    """What paged_attention was asked for; None: it is not one query a sequence, or has ALiBi."""
+    if not decodes == q.shape[0] == contexts.shape[0] or alibi is not None:
+        return None
+    return AttentionExtras(
+        scale, window, softcap, sinks, None, rows, max_context, k_scale, v_scale, counters
+    )
+
+
+def supports(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool,
+    norms: tuple[QKNorm, QKNorm] | None,
+    slots: Tensor,
+    cache: Tensor,
+) -> bool:
+    """Whether one kernel can do it: whole heads rotated, of a power of two channels."""
+    size = q.shape[2]
+    if q.shape[0] * k.shape[1] > sm_count(q.device):
+        return False  # it needs many registers, which costs crowds more than a launch
+    if cos_sin.shape[1] != size or size & (size - 1) or size < 16 or v.shape != k.shape:
+        return False
+    if k.dtype != q.dtype or v.dtype != q.dtype or not cache.is_contiguous():
+        return False
+    if q.stride(2) != 1 or k.stride(2) != 1 or v.stride(2) != 1:
+        return False
+    if cache.dtype not in (q.dtype, torch.float8_e4m3fn):
+        return False
+    return slots.dtype == torch.int64 and slots.is_contiguous()
+
+
+def launch(
+    out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    positions: Tensor,
+    cos_sin: Tensor,
+    interleaved: bool,
+    norms: tuple[QKNorm, QKNorm] | None,
+    slots: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    contexts: Tensor,
+    extras: AttentionExtras,
+    cut: SplitPlan | None = None,
+) -> None:
+    """Fill out [S, H, D] and the cache. q, k: before their norms, if there are norms."""
+    rows, heads, size = q.shape
+    kv_heads, block = cache.shape[2:4]
+    group = heads // kv_heads
+    fp8 = cache.dtype == torch.float8_e4m3fn
+    how = extras.device(cache)
+    k_scale, v_scale = how.k_scale, how.v_scale
+    q_norm, k_norm = norms or (QKNorm(q, 0.0, 0.0), QKNorm(k, 0.0, 0.0))
+    cut = cut or plan_decode(q, cache, tables, rows, how)
+    pdl = not fused_decode_kernel.interpreted
+    fused_decode_kernel(
+        (rows * kv_heads * cut.splits, 1, 1),
+        (
+            q, k, v, positions, cos_sin, q_norm.weight, k_norm.weight, slots, cache, tables,
+            how.rows, contexts, out, *allocate_split_workspace(q, kv_heads, rows, cut,
+            how.counters),
+            how.sinks,
+        ),
+        (
+            how.scale * k_scale, how.softcap or 0.0, k_scale, v_scale, how.window or 0, cut.splits,
+            q_norm.eps, k_norm.eps, q_norm.offset, k_norm.offset,
+        ),
+        (
+            kv_heads, group, size, block, *q.stride()[:2], *k.stride()[:2], *v.stride()[:2],
+            tables.stride(0), max(16, next_power_of_2(group)), cut.tile_keys, cut.min_chunk,
+            cut.may_split, cut.stages, norms is not None, interleaved, how.rows is not None,
+            how.window is not None, how.softcap is not None, how.sinks is not None, fp8,
+            q.dtype == torch.float32, pdl,
+        ),
+        warps=cut.warps,
+        pdl=pdl,
+    )  # fmt: skip

@@ -1,0 +1,84 @@
+"""Put the stretches of one sequence's context together: a softmax over parts of a softmax.
+
+Not a kernel of its own: whoever finishes last of the programs that share a context calls it. It
+goes through the parts in their order, MERGE at a time, so the result is one fixed sum.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from quire.kernels.gpu.attention.online_softmax import LOG2E, LOWEST_SCORE, join_sink, normalize
+
+
+@triton.jit
+def merge_parts(
+    part_ptr,  # [places, splits, G, D]
+    stats_ptr,  # [places, splits, 2, G]: maximum, sum
+    place,  # int64
+    used,
+    splits,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    GP: tl.constexpr,  # power of two >= G
+    DP: tl.constexpr,
+):
+    """(acc, total, top) over the first `used` parts of a place."""
+    # parts whose loads are under way at once: as many as 64 registers a thread hold
+    MERGE: tl.constexpr = max(2, min(16, 8192 // (GP * DP)))
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    acc = tl.zeros([GP, DP], tl.float32)
+    total = tl.zeros([GP], tl.float32)
+    top = tl.full([GP], LOWEST_SCORE, tl.float32)
+    mask = (g < G)[:, None] & (d < D)[None, :]
+    where = g[:, None] * D + d[None, :]
+    for low in range(0, used, MERGE):
+        # unrolled: the loads of all turns are under way before the first is needed
+        for i in tl.static_range(MERGE):
+            there = low + i < used
+            mine = place * splits + low + i
+            # past L1 (.cg): other programs wrote these, and a line of it may be stale here
+            some = tl.load(
+                part_ptr + mine * (G * D) + where, mask=mask & there, other=0.0,
+                cache_modifier=".cg",
+            )  # fmt: skip
+            stats = stats_ptr + mine * (2 * G) + g
+            its_top = tl.load(stats, mask=(g < G) & there, other=LOWEST_SCORE, cache_modifier=".cg")
+            its_sum = tl.load(stats + G, mask=(g < G) & there, other=0.0, cache_modifier=".cg")
+            higher = tl.maximum(top, its_top)
+            shrink = tl.exp2(top - higher)
+            weight = tl.exp2(its_top - higher)
+            total = total * shrink + its_sum * weight
+            acc = acc * shrink[:, None] + some * weight[:, None]
+            top = higher
+    return acc, total, top
+
+
+@triton.jit
+def merge_splits(
+    part_ptr,  # [S * K, splits, G, D]
+    stats_ptr,  # [S * K, splits, 2, G]
+    out_ptr,  # [S, K * G, D]
+    sinks_ptr,
+    place,  # s * K + kh, int64
+    kh,
+    used,
+    splits,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    GP: tl.constexpr,  # power of two >= G
+    DP: tl.constexpr,
+    SINKS: tl.constexpr,
+):
+    g = tl.arange(0, GP)
+    d = tl.arange(0, DP)
+    acc, total, top = merge_parts(part_ptr, stats_ptr, place, used, splits, G, D, GP, DP)
+    if SINKS:
+        sink = tl.load(sinks_ptr + kh * G + g, mask=g < G, other=0.0).to(tl.float32) * LOG2E
+        acc, total = join_sink(acc, total, top, sink)
+    y = normalize(acc, total)
+    mask = (g < G)[:, None] & (d < D)[None, :]
+    where = place * (G * D) + g[:, None] * D + d[None, :]
+    tl.store(out_ptr + where, y.to(out_ptr.dtype.element_ty), mask=mask)

@@ -1,0 +1,200 @@
+"""How attention's launches are cut into programs, from what the host knows. No kernels here.
+
+The host never knows the contexts of a captured step: it fixes how many stretches a context may be
+cut into, and the kernel decides on the device how long they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from quire.kernels.gpu.runtime.int_math import next_power_of_2
+
+MAX_DECODE_SPLITS = 32
+"""Stretches of a context at most: what the last program merges one after the other."""
+
+RESIDENT_PER_SM = 3
+"""Programs of a decode kernel that a multiprocessor holds at once (by shared memory)."""
+
+MAX_PREFILL_SPLITS = 32
+"""Programs that share the prefix of one tile of a prompt, at most."""
+
+COUNTERS_PER_TILE = 2
+"""For each tile and KV head: as many warpgroups as count for themselves."""
+
+MIN_SPLIT_KEYS = 1024
+"""Keys of a prompt's prefix that a program of their own must be worth, at least."""
+
+
+class AttentionExtras(NamedTuple):
+    """What a layer and a step may ask for beyond plain causal attention."""
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+    alibi: Tensor | None = None
+    rows: Tensor | None = None
+    max_context: int | None = None
+    k_scale: float = 1.0
+    v_scale: float = 1.0
+    counters: Tensor | None = None
+
+    def device(self, cache: Tensor) -> AttentionExtras:
+        """The same without scales, if the cache is not of eight bits."""
+        if cache.dtype == torch.float8_e4m3fn:
+            return self
+        return self._replace(k_scale=1.0, v_scale=1.0)
+
+
+class SplitPlan(NamedTuple):
+    """A decode launch: keys a turn, keys in the least stretch, stretches at most, how it is run."""
+
+    tile_keys: int
+    min_chunk: int
+    warps: int
+    stages: int
+    splits: int
+    max_splits: int = 1  # what `splits` is for contexts as long as can be
+
+    @property
+    def may_split(self) -> bool:
+        """Which kernel it is: as the longest contexts need, or each step would compile its own."""
+        return max(self.splits, self.max_splits) > 1
+
+
+class PrefillTiles(NamedTuple):
+    """A prefill launch: rows (queries times heads), keys a turn, how it is run.
+
+    tma: the bulk copy engine brings the keys and values.
+    """
+
+    rows: int
+    tile_keys: int
+    warps: int
+    stages: int
+    tma: bool
+
+
+def plan_decode(
+    q: Tensor, cache: Tensor, tables: Tensor, rows: int, extras: AttentionExtras
+) -> SplitPlan:
+    """Sizes for one query a sequence. In float32 they are the same for every number of rows."""
+    kv_heads, block, size = cache.shape[2:]
+    wide, programs = size > 128, rows * kv_heads
+    if q.dtype == torch.float32:
+        cut = SplitPlan(16 if wide else 32, 64, 4, 3, MAX_DECODE_SPLITS)
+    elif q.shape[1] // kv_heads > 32:
+        cut = SplitPlan(
+            32, 128, 8, 3, max(1, min(resident_programs(q.device) // programs, MAX_DECODE_SPLITS))
+        )
+    elif programs <= sm_count(q.device):
+        cut = _plan_few_programs(sm_count(q.device) // programs, wide)
+    else:
+        cut = _plan_many_programs(programs, resident_programs(q.device), 32 if wide else 64)
+    bound = min(extras.max_context or 1 << 30, tables.shape[1] * block)
+    splits = max(1, min(cut.splits, -(-bound // cut.min_chunk)))
+    return cut._replace(splits=splits, max_splits=cut.splits)
+
+
+def _plan_few_programs(room: int, wide: bool) -> SplitPlan:
+    """A multiprocessor for each program: wide ones, which take a stretch at once.
+
+    Time goes into fetching instructions, each used once: eight warps have the fewest, and no
+    pipeline around a loop that hardly turns.
+    """
+    tile = 64 if wide else 128
+    return SplitPlan(tile, tile, 8, 1 if room >= 8 else 3, min(room, 16))
+
+
+def _plan_many_programs(programs: int, at_once: int, tile: int) -> SplitPlan:
+    """Two warps a program: fewer wait for one another, and each copies 64 KiB ahead.
+
+    Split so that all run at once, none twice; a crowd only so that the longest context does not
+    outlast the rest by much.
+    """
+    if programs <= at_once:
+        return SplitPlan(tile, 64, 2, 5, at_once // programs)
+    if programs <= 1024:
+        return SplitPlan(tile, 1024, 2, 5, 4)
+    return SplitPlan(tile, 4096, 2, 5, 2)
+
+
+@functools.cache
+def sm_count(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 132  # in the interpreter: as an H200
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def resident_programs(device: torch.device) -> int:
+    """Programs of two warps that the device runs side by side."""
+    return RESIDENT_PER_SM * sm_count(device)
+
+
+def plan_prefill_tiles(q: Tensor, kv_heads: int) -> PrefillTiles:
+    """Sizes for several queries a sequence."""
+    group, wide = q.shape[1] // kv_heads, q.shape[2] > 128
+    if q.dtype == torch.float32:
+        return PrefillTiles(max(16 if wide else 32, next_power_of_2(group)), 16 if wide else 32,
+                     4, 1, False)  # fmt: skip
+    if wide:
+        return PrefillTiles(max(128, next_power_of_2(group)), 64, 8, 2, False)
+    # one warpgroup a program, two programs a multiprocessor: one multiplies while one takes exps
+    return PrefillTiles(max(64, next_power_of_2(group)), 64, 8 if group > 64 else 4, 3, True)
+
+
+class PrefillSplits(NamedTuple):
+    """How many programs share the prefix of a tile of a prompt, and where they leave parts.
+
+    may_split: which kernel it is, whatever the contexts of this step.
+    """
+
+    splits: int = 1
+    may_split: bool = False
+    partial_out: Tensor | None = None  # [tiles, K, splits, rows, D] fp32
+    partial_stats: Tensor | None = None  # [tiles, K, splits, 2, rows] fp32
+    counters: Tensor | None = None  # a zero for each tile and KV head at least
+
+
+def plan_prefill_splits(
+    q: Tensor, kv_heads: int, tokens: int, tiles: int, rows: int, at_once: int, extras:
+    AttentionExtras,
+    longest: int,
+) -> PrefillSplits:  # fmt: skip
+    """For `tokens` new tokens in at most `tiles` tiles of so many rows for each KV head.
+
+    at_once: programs that the device runs side by side. longest: of any context there can be. In
+    float32 nothing is shared: a result must not depend on the rest of the step.
+    """
+    full = max(tokens * q.shape[1] // (kv_heads * rows), 1) * kv_heads  # programs that have work
+    room = min(at_once // full, MAX_PREFILL_SPLITS)
+    if q.dtype == torch.float32 or min(room, longest // MIN_SPLIT_KEYS) < 2:
+        return PrefillSplits()
+    splits = max(1, min(room, min(longest, extras.max_context or longest) // MIN_SPLIT_KEYS))
+    cells, counters = tiles * kv_heads * splits * rows, extras.counters
+    part = torch.empty(cells * q.shape[2], dtype=torch.float32, device=q.device)
+    stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
+    if counters is None or counters.numel() < tiles * kv_heads * COUNTERS_PER_TILE:
+        counters = torch.zeros(
+            tiles * kv_heads * COUNTERS_PER_TILE, dtype=torch.int32, device=q.device
+        )
+    return PrefillSplits(splits, True, part, stats, counters)
+
+
+def allocate_split_workspace(
+    q: Tensor, kv_heads: int, rows: int, cut: SplitPlan, counters: Tensor | None
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """(parts, their maxima and sums, counters) of a split launch."""
+    if not cut.may_split:
+        return None, None, None
+    cells = rows * q.shape[1] * cut.splits
+    part = torch.empty(cells * q.shape[2], dtype=torch.float32, device=q.device)
+    stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)
+    if counters is None or counters.numel() < rows * kv_heads:
+        counters = torch.zeros(rows * kv_heads, dtype=torch.int32, device=q.device)
+    return part, stats, counters

@@ -1,0 +1,1 @@
+"""Triton kernels of matrix products, plain and FP8."""

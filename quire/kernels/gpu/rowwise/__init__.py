@@ -1,0 +1,1 @@
+"""Triton kernels that read whole rows: norms, embedding, RoPE."""

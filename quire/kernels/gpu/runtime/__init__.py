@@ -1,0 +1,1 @@
+"""Launch helpers of GPU kernels."""

@@ -1,0 +1,105 @@
+"""Starting Triton kernels for two microseconds of host time instead of fifteen.
+
+Triton's own call binds arguments, asks what each looks like and prints its options into a key,
+every time. Here the first call of a kind goes that way; the compiled kernel it gives is kept under
+a key of dtypes and constants, and later calls hand pointers straight to its launcher.
+
+A kernel's parameters come in this order: tensors, numbers, constexprs. Numbers are not
+specialised on (a step's T changes all the time); strides and sizes of a model are constexprs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+Grid = tuple[int, int, int]
+
+
+class TritonKernel:
+    """A jitted function and its compiled forms. `interpreted`: it runs on the CPU, for tests."""
+
+    def __init__(
+        self, body: Callable[..., None], numbers: Sequence[str], jit: Callable[..., Any]
+    ) -> None:
+        self._jit: Any = jit(do_not_specialize=list(numbers))(body)
+        self._compiled: dict[tuple[Any, ...], tuple[Any, Any, Any]] = {}
+        self.interpreted = not isinstance(self._jit, triton.runtime.JITFunction)
+
+    def __call__(
+        self,
+        grid: Grid,
+        tensors: tuple[Tensor | None, ...],
+        numbers: tuple[float, ...],
+        consts: tuple[Any, ...],
+        warps: int = 4,
+        stages: int = 3,
+        pdl: bool = False,
+        tiles: tuple[Any, ...] = (),
+    ) -> None:
+        """Start the kernel on the current stream. pdl: it may start before its forerunner ends.
+
+        tiles: tensor descriptors, parameters between the tensors and the numbers; what there is
+        to tell apart of them, the constexprs say.
+        """
+        pointers = [0 if t is None else t.data_ptr() for t in tensors]
+        key: tuple[Any, ...] = (consts, warps, stages, pdl)
+        key += tuple([None if t is None else t.dtype for t in tensors])
+        for pointer in pointers:
+            if pointer & 15:  # compiled for what is aligned now; another mix is another kernel
+                key += tuple([p & 15 for p in pointers])
+                break
+        held = self._compiled.get(key)
+        if held is None:
+            self._compile_and_launch(
+                key, grid, (*tensors, *tiles, *numbers, *consts), warps, stages, pdl
+            )
+            return
+        run, function, middle = held
+        stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())  # type: ignore[union-attr]
+        run(*grid, stream, function, *middle, *pointers, *tiles, *numbers, *consts)
+
+    def _compile_and_launch(
+        self,
+        key: tuple[Any, ...],
+        grid: Grid,
+        args: tuple[Any, ...],
+        warps: int,
+        stages: int,
+        pdl: bool,
+    ) -> None:
+        if self.interpreted:
+            self._jit[grid](*args)
+            return
+        done = self._jit[grid](*args, num_warps=warps, num_stages=stages, launch_pdl=pdl)
+        if done is not None:  # None: a rehearsal, which notes the kernel and skips its launch
+            self._compiled[key] = _launch_handle(done)
+
+
+def _launch_handle(compiled: Any) -> tuple[Any, Any, tuple[Any, ...]]:
+    """(launcher, function, what stands between it and the arguments).
+
+    The launcher is a Python call around a C one, which allocates scratch memory. A kernel that
+    needs none is started by the C one, where this is the Triton whose signature we know.
+    """
+    run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
+    no_hooks = (None, None, None)
+    if (
+        not triton.__version__.startswith("3.6.")
+        or run.global_scratch_size
+        or run.profile_scratch_size
+    ):
+        return run, function, (packed, *no_hooks)
+    middle = (run.launch_cooperative_grid, run.launch_pdl, None, None, packed, *no_hooks)
+    return run.launch, function, middle
+
+
+def kernel(
+    *numbers: str, jit: Callable[..., Any] = triton.jit
+) -> Callable[[Callable[..., None]], TritonKernel]:
+    """Make a Triton body a Kernel. numbers: names of its parameters that are plain numbers."""
+    return lambda body: TritonKernel(body, numbers, jit)

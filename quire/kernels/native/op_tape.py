@@ -1,0 +1,216 @@
+"""Record the native ops of a forward pass once, replay them with one call.
+
+What a CUDA graph is to a GPU: a decode step of a small model is a hundred ops of a microsecond,
+and Python needs ten to issue each. While a function is recorded it runs as ever, and each native
+call is also kept as bytes, raw pointers inside. So:
+
+    inputs    live in tensors that stay where they are; the caller writes them, then replays
+    outputs   are overwritten by the next recording or replay of ANY tape
+    between   intermediate results live in an arena, reused as tensors die, shared by all tapes
+
+Any torch op that computes would be missing from the tape: recording then fails, naming it, and
+leaves nothing behind. Only the recording thread is recorded. One tape runs at a time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import math
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.errors import QuireError
+from quire.kernels.native import library
+
+R = TypeVar("R")
+
+CHUNK_BYTES = 1 << 22
+ALIGN = 64
+
+_VIEW_OPS = frozenset(
+    {
+        "_reshape_alias",
+        "_unsafe_view",
+        "alias",
+        "as_strided",
+        "detach",
+        "diagonal",
+        "expand",
+        "narrow",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "t",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+        "view_as",
+    }
+)
+"""aten ops that only look at a tensor differently."""
+
+
+class NotRecordableError(QuireError):
+    """The function does something a tape cannot repeat. The message names it."""
+
+
+class Arena:
+    """Memory for intermediate results: chunks that never move, cut first-fit.
+
+    Invariant: every byte of a chunk is in exactly one free span or one live block. A block lives
+    as long as the storage of its tensor, views included.
+    """
+
+    def __init__(self) -> None:
+        self._chunks: list[Any] = []
+        self._free_spans: list[tuple[int, int]] = []  # (address, bytes), by address, never adjacent
+        self.allocated_bytes = 0
+
+    @property
+    def reserved_bytes(self) -> int:
+        return sum(ctypes.sizeof(chunk) for chunk in self._chunks)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        count = math.prod(shape)
+        if count == 0:
+            return torch.empty(shape, dtype=dtype)
+        size = -(-count * dtype.itemsize // ALIGN) * ALIGN
+        address = self._allocate(size)
+        # torch keeps this object for as long as the storage lives, so its end is the block's end.
+        block = (ctypes.c_char * size).from_address(address)
+        weakref.finalize(block, self._release, address, size).atexit = False
+        self.allocated_bytes += size
+        return torch.frombuffer(block, dtype=dtype, count=count).view(*shape)
+
+    def _allocate(self, size: int) -> int:
+        for i, (address, room) in enumerate(self._free_spans):
+            if room >= size:
+                if room == size:
+                    del self._free_spans[i]
+                else:
+                    self._free_spans[i] = (address + size, room - size)
+                return address
+        self._add_chunk(size)
+        return self._allocate(size)
+
+    def _add_chunk(self, size: int) -> None:
+        size = max(CHUNK_BYTES, size) + ALIGN
+        chunk = (ctypes.c_char * size)()
+        self._chunks.append(chunk)
+        start = -(-ctypes.addressof(chunk) // ALIGN) * ALIGN
+        usable = (ctypes.addressof(chunk) + size - start) // ALIGN * ALIGN
+        bisect.insort(self._free_spans, (start, usable))
+
+    def _release(self, address: int, size: int) -> None:
+        self.allocated_bytes -= size
+        i = bisect.bisect(self._free_spans, (address, 0))
+        if i < len(self._free_spans) and address + size == self._free_spans[i][0]:
+            size += self._free_spans.pop(i)[1]
+        if i and sum(self._free_spans[i - 1]) == address:
+            address, before = self._free_spans[i - 1]
+            self._free_spans[i - 1] = (address, before + size)
+        else:
+            self._free_spans.insert(i, (address, size))
+
+
+class _ComputeOpGuard(TorchDispatchMode):
+    """Refuse every torch op that is not a change of view."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # else the first dispatch imports torch._dynamo, which takes a second
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ in _VIEW_OPS:
+            return func(*args, **kwargs)
+        with self:  # under inference_mode flatten and the like arrive whole: look at their parts
+            out = func.decompose(*args, **kwargs)
+        if out is NotImplemented:
+            raise NotRecordableError(f"torch op {func} in the forward pass cannot be recorded")
+        return out
+
+
+class _TapeRecording:
+    """The library's recorder: steps so far, and where results go."""
+
+    def __init__(self, arena: Arena) -> None:
+        self.thread = threading.get_ident()
+        self.arena = arena
+        self.steps: list[bytes] = []
+
+    def append(self, step: bytes) -> None:
+        self.steps.append(step)
+
+    def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return self.arena.empty(shape, dtype)
+
+
+class OpTape(Generic[R]):
+    """A recorded function. `result` is what it returned; each replay writes it anew.
+
+    Keeps the function, and with it the weights, caches and inputs it closes over, alive.
+    """
+
+    def __init__(self, function: Callable[[], R], steps: Sequence[bytes], result: R) -> None:
+        self.function = function
+        self.result = result
+        self.num_ops = len(steps)
+        self._program = b"".join(steps)
+        found = library.load_library()
+        assert found is not None
+        self._run = found.run
+        bad = found.check(self._program, len(self._program))
+        assert bad == 0, f"step {bad - 1} of the tape is malformed"
+
+    def replay(self) -> R:
+        """Run the recorded ops on what their inputs hold now."""
+        self._run(self._program, len(self._program))
+        return self.result
+
+
+class TapeRecorder:
+    """Records tapes that share one arena: outputs of one are valid until the next runs."""
+
+    def __init__(self) -> None:
+        self.arena = Arena()
+
+    def record(self, function: Callable[[], R]) -> OpTape[R]:
+        """Run `function` once and keep what it did. Its tensors' addresses must not change after.
+
+        Raises NotRecordable, and then the function's side effects (cache writes) may be partial:
+        run it again eagerly.
+        """
+        if not library.available():
+            raise NotRecordableError("there are no native kernels on this machine")
+        recording = _TapeRecording(self.arena)
+        with _recording_installed(recording), _ComputeOpGuard():
+            result = function()
+        return OpTape(function, recording.steps, result)
+
+
+@contextmanager
+def _recording_installed(recording: _TapeRecording) -> Iterator[None]:
+    assert library.active_recording is None, "a recording is under way"
+    library.active_recording = recording
+    try:
+        yield
+    finally:
+        library.active_recording = None

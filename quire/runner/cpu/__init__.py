@@ -1,0 +1,1 @@
+"""CPU worker, and tapes of decode steps."""

@@ -1,0 +1,174 @@
+"""Steps on the CPU: numpy arrays that torch tensors share, tapes for decode steps, no waiting.
+
+`compute` returns when the step is done. Under overlap the executor calls it in a thread of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attention.base import AttentionMetadata, Backend
+from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, StepResult, TokenLogprobs
+from quire.kernels.copy_blocks import copy_blocks
+from quire.kernels.native import library
+from quire.models.base import LanguageModel, StepInputs
+from quire.platform import cpu
+from quire.runner.cpu.tape_cache import TapeCache
+from quire.runner.device_worker import CompletedStep, build_step_result
+from quire.runner.kv_tensors import release_pages
+from quire.runner.prompt_logprobs import PromptLogprobsInput
+from quire.runner.slots import BlockTableUpdate, SlotTables
+from quire.runner.step_batch import StepBatch
+from quire.sampling.logprobs import Mode
+from quire.sampling.sampler import Sampler
+from quire.sampling.sampler_output import RowErrors
+from quire.sampling.steps.grammar_masks import GrammarMasks
+
+
+class CpuWorker:
+    """Owns the block tables and last tokens of every slot, and the tapes."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        backend: Backend,
+        sampler: Sampler,
+        slots: SlotTables,
+        *,
+        cache: list[Tensor],
+        host_cache: list[Tensor],
+        max_tokens: int,
+        logprobs_mode: Mode,
+        eager: bool,
+    ) -> None:
+        """eager: no tapes."""
+        self._model = model
+        self._backend = backend
+        self._sampler = sampler
+        self._cache = cache
+        self._host_cache = host_cache
+        self._block_size = slots.block_size
+        self._logprobs_mode: Mode = logprobs_mode
+        shape = (slots.max_seqs, slots.width)
+        self.tables = [np.full(shape, NO_BLOCK, dtype=np.int32) for _ in range(slots.groups)]
+        self._last_token = np.zeros(slots.max_seqs, dtype=np.int32)
+        # else masks filled beside the kernels would hold one of their threads up, and so all
+        native = library.load_library()
+        self._has_spare_core = native is not None and cpu.available_cores() > native.threads
+        self._tapes = None
+        if not eager:
+            self._tapes = TapeCache(
+                model, backend, max_rows=slots.max_seqs, width=slots.width, groups=slots.groups
+            )
+
+    def execution_context(self) -> AbstractContextManager[object]:
+        return _one_torch_thread()
+
+    def synchronize(self) -> None:
+        """A step is done when compute() returns."""
+
+    def recover(self) -> None:
+        """Nothing of a step lasts but what joins write anew."""
+
+    def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
+        for group, slot, at, blocks in changes:
+            self.tables[group][slot, at : at + len(blocks)] = blocks
+
+    def release_kv_memory(self) -> None:
+        release_pages([*self._cache, *self._host_cache])
+
+    def swap_out(self, pairs: Sequence[BlockCopy]) -> None:
+        copy_blocks(self._cache, self._host_cache, pairs)
+
+    def swap_in(self, pairs: Sequence[BlockCopy]) -> None:
+        copy_blocks(self._host_cache, self._cache, pairs)
+
+    def copy(self, pairs: Sequence[BlockCopy]) -> None:
+        copy_blocks(self._cache, self._cache, pairs)
+
+    def compute(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> CompletedStep:
+        return CompletedStep(self._compute(inputs, prompts))
+
+    def _compute(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> StepResult:
+        late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
+        inputs.token_ids[late] = self._last_token[inputs.token_slots[late]]
+        binding = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
+        if binding is not None and self._has_spare_core:
+            binding.start_fill()
+        attention_metadata = self.attention_metadata(inputs)
+        if inputs.decode_only and self._tapes is not None:
+            logits = self._tapes.logits(inputs, attention_metadata)
+            if logits is not None:
+                return self._sample(inputs, logits, {}, binding)
+        step = StepInputs(
+            token_ids=torch.from_numpy(inputs.token_ids),
+            positions=torch.from_numpy(inputs.positions),
+            attention=self._backend.plan(attention_metadata),
+        )
+        hidden = self._model(step)
+        judged = {}
+        if prompts is not None:
+            judged = prompts.start(self._model, hidden, self._logprobs_mode).lists()
+        if not inputs.sampled_rows:
+            return build_step_result(inputs, (), {}, judged, RowErrors({}, {}, {}))
+        chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
+        return self._sample(inputs, self._model.logits(chosen), judged, binding)
+
+    def attention_metadata(self, inputs: StepBatch) -> AttentionMetadata:
+        """The attention backend's view of the step."""
+        width = -(-inputs.max_context // self._block_size)
+        blocks = inputs.positions // self._block_size
+        offsets = inputs.positions % self._block_size
+        kv_slots = []
+        for table in self.tables:
+            block = table[inputs.token_slots, blocks].astype(np.int64)
+            assert block.min() > NO_BLOCK, "a token to compute has no block"
+            kv_slots.append(block * self._block_size + offsets)
+        return AttentionMetadata(
+            q_starts=torch.from_numpy(inputs.q_starts),
+            contexts=torch.from_numpy(inputs.contexts),
+            tables=tuple(torch.from_numpy(table[inputs.slots, :width]) for table in self.tables),
+            slots=tuple(torch.from_numpy(slots) for slots in kv_slots),
+            max_query=inputs.max_query,
+            max_context=inputs.max_context,
+            decodes=inputs.num_decodes,
+            past=inputs.max_prior_context,
+        )
+
+    def _sample(
+        self,
+        inputs: StepBatch,
+        logits: Tensor,
+        judged: dict[int, list[TokenLogprobs]],
+        binding: GrammarMasks | None,
+    ) -> StepResult:
+        """One token for each of the rows that logits [R, V] speaks of."""
+        slots = inputs.sampled_slots
+        sampled = self._sampler.sample(logits, slots, inputs.num_outputs.tolist(), binding)
+        ids = sampled.token_ids.tolist()
+        self._last_token[list(slots)] = ids
+        if binding is not None:
+            binding.set_fetch(lambda: (ids, sampled.top_logits.numpy()))
+            binding.commit_tokens()
+        return build_step_result(
+            inputs, ids, sampled.logprobs(), judged, sampled.row_errors, binding
+        )
+
+
+@contextmanager
+def _one_torch_thread() -> Iterator[None]:
+    """Torch's own pool spins after each op and takes a core from the native kernels' pool."""
+    before = torch.get_num_threads()
+    if before == 1 or not library.available():
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

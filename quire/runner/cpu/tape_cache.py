@@ -1,0 +1,110 @@
+"""Decode steps replayed from tapes instead of run through Python.
+
+A decode-only step has one token a row and samples every row, so its shape is its number of rows.
+Rows are padded up to a few sizes; the first step of a size records a tape (which also runs it),
+later ones write their inputs into the buffers the tape reads, and replay. A model whose forward
+pass does something a tape cannot repeat runs eagerly for ever: that is logged once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.attention.base import AttentionMetadata, Backend
+from quire.core.types import NO_BLOCK
+from quire.kernels.native.op_tape import NotRecordableError, OpTape, TapeRecorder
+from quire.models.base import LanguageModel, StepInputs
+from quire.runner.step_batch import StepBatch
+
+log = logging.getLogger(__name__)
+
+_RECORDER_LOCK = threading.Lock()
+"""The kernels have one recorder; a second engine of this process waits its turn."""
+
+
+class TapeCache:
+    """Owns the static input buffers and the tapes. Runs on the device thread."""
+
+    def __init__(
+        self, model: LanguageModel, backend: Backend, *, max_rows: int, width: int, groups: int
+    ) -> None:
+        """max_rows: rows of the largest step. width: blocks of the longest sequence."""
+        rows = padded_rows(max_rows)
+        self._model = model
+        self._backend = backend
+        self._token_ids = torch.zeros(rows, dtype=torch.int32)
+        self._positions = torch.zeros(rows, dtype=torch.int32)
+        self._contexts = torch.zeros(rows, dtype=torch.int32)
+        self._starts = torch.arange(rows + 1, dtype=torch.int32)
+        self._tables = [
+            torch.full((rows, width), NO_BLOCK, dtype=torch.int32) for _ in range(groups)
+        ]
+        self._kv_slots = [torch.full((rows,), -1, dtype=torch.int64) for _ in range(groups)]
+        self._recorder = TapeRecorder()
+        self._tapes: dict[int, OpTape[Tensor]] = {}
+        self._recordable = True
+
+    def logits(self, inputs: StepBatch, batch: AttentionMetadata) -> Tensor | None:
+        """[R, V] of a decode-only step, valid until the next call; None: run it eagerly."""
+        if not self._recordable:
+            return None
+        rows = len(inputs.token_ids)
+        size = padded_rows(rows)
+        self._fill_inputs(inputs, batch, rows, size)
+        tape = self._tapes.get(size)
+        if tape is not None:
+            return tape.replay()[:rows]
+        try:
+            with _RECORDER_LOCK:
+                self._tapes[size] = tape = self._recorder.record(lambda: self._run_forward(size))
+        except NotRecordableError as error:
+            self._recordable = False
+            log.info("decode steps run eagerly: %s", error)
+            return None
+        return tape.result[:rows]
+
+    def _fill_inputs(
+        self, inputs: StepBatch, batch: AttentionMetadata, rows: int, size: int
+    ) -> None:
+        """Fill the first `rows`; a padding row writes nowhere and attends to nothing."""
+        for buffer, values, blank in (
+            (self._token_ids, inputs.token_ids, 0),
+            (self._positions, inputs.positions, 0),
+            (self._contexts, inputs.contexts, 0),
+            *((buffer, slots.numpy(), -1) for buffer, slots in zip(self._kv_slots, batch.slots)),
+        ):
+            array: np.ndarray = buffer.numpy()
+            array[:rows] = values
+            array[rows:size] = blank
+        for buffer, table in zip(self._tables, batch.tables):
+            buffer.numpy()[:rows, : table.shape[1]] = table.numpy()
+
+    def _run_forward(self, size: int) -> Tensor:
+        batch = AttentionMetadata(
+            q_starts=self._starts[: size + 1],
+            contexts=self._contexts[:size],
+            tables=tuple(table[:size] for table in self._tables),
+            slots=tuple(slots[:size] for slots in self._kv_slots),
+            max_query=1,
+            max_context=self._tables[0].shape[1],
+            decodes=size,
+        )
+        step = StepInputs(
+            token_ids=self._token_ids[:size],
+            positions=self._positions[:size],
+            attention=self._backend.plan(batch),
+        )
+        return self._model.logits(self._model(step))
+
+
+def padded_rows(rows: int) -> int:
+    """The size a step of so many rows is run at: at most an eighth more, from eight rows on."""
+    if rows <= 4:
+        return rows
+    grain = 2 if rows <= 16 else max(4, 1 << (rows - 1).bit_length() - 4)
+    return -(-rows // grain) * grain

@@ -1,0 +1,119 @@
+"""What a kind of device must do for the runner. host.py does it on the CPU, cuda.py on a GPU.
+
+The runner calls a lane in plan order, from one thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from quire.core.types import BlockCopy, StepResult, TokenLogprobs
+from quire.runner.prompt_logprobs import PromptLogprobsInput
+from quire.runner.slots import BlockTableUpdate
+from quire.runner.step_batch import StepBatch
+from quire.sampling.sampler_output import RowErrors
+from quire.sampling.steps.grammar_masks import GrammarMasks
+
+T = TypeVar("T")
+
+
+class StepHandle(Protocol):
+    """A step that was started, and may be done."""
+
+    def wait(self) -> StepResult:
+        """Block until it is done; may be called again after an interruption."""
+        ...
+
+
+class DeviceWorker(Protocol):
+    """The device's half of a step."""
+
+    def execution_context(self) -> AbstractContextManager[object]:
+        """All that a step does is done within."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait for what was started."""
+        ...
+
+    def recover(self) -> None:
+        """A step raised half way, and nothing is under way. Raises EngineDead: so it stays."""
+        ...
+
+    def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
+        """Bring the block tables up to the step."""
+        ...
+
+    def swap_out(self, pairs: Sequence[BlockCopy]) -> None:
+        """Copy blocks of the device to blocks of the host."""
+        ...
+
+    def swap_in(self, pairs: Sequence[BlockCopy]) -> None:
+        """Copy blocks of the host to blocks of the device."""
+        ...
+
+    def copy(self, pairs: Sequence[BlockCopy]) -> None:
+        """Copy blocks of the device; none is both read and written."""
+        ...
+
+    def compute(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> StepHandle:
+        """Start the forward pass and the sampling."""
+        ...
+
+    def release_kv_memory(self) -> None:
+        """Every block's content is gone; give back what memory can be given back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class CompletedStep:
+    """A step whose result is there."""
+
+    result: StepResult
+
+    def wait(self) -> StepResult:
+        return self.result
+
+
+def build_step_result(
+    inputs: StepBatch,
+    ids: Sequence[int],
+    logprobs: Mapping[int, TokenLogprobs],
+    judged: dict[int, list[TokenLogprobs]],
+    verdicts: RowErrors,
+    binding: GrammarMasks | None = None,
+) -> StepResult:
+    """Say in terms of the plan's rows what was sampled for rows [R] of the inputs.
+
+    binding: of the sampling; it is settled.
+    """
+    rows, ends = inputs.sampled_rows, {}
+    errors, refusals, spoilt = verdicts
+    if binding is not None:
+        ends = _by_plan_row(binding.ends, rows)
+        refusals = {**refusals, **binding.refusals}
+        errors = {i: text for i, text in errors.items() if i not in refusals} | binding.errors
+        spoilt = {i: text for i, text in spoilt.items() if i not in refusals and i not in errors}
+    if inputs.decode_only:
+        tokens: list[tuple[int, ...]] = list(zip(ids))
+    else:
+        tokens = [()] * len(inputs.rows)
+        for row, token in zip(rows, ids, strict=True):
+            tokens[row] = (token,)
+    return StepResult(
+        tokens,
+        logprobs={rows[i]: [value] for i, value in logprobs.items()},
+        prompt_logprobs=judged,
+        errors=_by_plan_row(errors, rows),
+        request_errors=_by_plan_row(refusals, rows),
+        non_finite=_by_plan_row(spoilt, rows),
+        finish_reasons=ends,
+    )
+
+
+def _by_plan_row(of_sampled: Mapping[int, T], rows: Sequence[int]) -> dict[int, T]:
+    """By rows of the plan, not of what was sampled."""
+    return {rows[i]: value for i, value in of_sampled.items()}

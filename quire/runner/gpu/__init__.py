@@ -1,0 +1,1 @@
+"""CUDA worker: graphs, pinned memory, staging buffers."""

@@ -1,0 +1,51 @@
+"""Matrix products done once for nothing, so that the library has its kernels loaded.
+
+CUDA loads a kernel at its first launch, and waits for the device to be idle to do so: tens of
+milliseconds in the middle of steps, again and again, because the library has kernels for many
+numbers of rows. On an idle device, at start, all of them together take a tenth of a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from quire.kernels.framework import lazy_fusion
+from quire.layers import LMHead
+from quire.models.base import LanguageModel
+
+FLOAT_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def warm_up_gemms(model: LanguageModel, rows: Sequence[int], max_tokens: int) -> torch.dtype:
+    """Multiply by one weight of each shape and kind, for each number of rows steps are likely at.
+
+    rows: of decode steps, ascending; powers of two follow up to max_tokens, of the largest step.
+    Returns the dtype of what flows between the layers.
+    """
+    assert isinstance(model, nn.Module)
+    like = next(p for p in model.parameters() if p.dtype in FLOAT_DTYPES)
+    further = [1 << bit for bit in range(rows[-1].bit_length(), max_tokens.bit_length())]
+    for module in _distinct_linears(model):
+        counts = rows if isinstance(module, LMHead) else [*rows, *further]
+        for count in counts:
+            x = like.new_zeros((count, module.weight.shape[1]))
+            module.method.apply(module, x, module.bias)
+            lazy_fusion.flush()
+    return like.dtype
+
+
+def _distinct_linears(model: nn.Module) -> Iterator[Any]:
+    """The linear layers, but for those that are just like one before."""
+    seen: set[Any] = set()
+    for module in model.modules():
+        weight, method = getattr(module, "weight", None), getattr(module, "method", None)
+        if method is None or weight is None or len(weight.shape) != 2:
+            continue
+        key = (type(weight), tuple(weight.shape), weight.dtype, module.bias is None)
+        if key not in seen:
+            seen.add(key)
+            yield module

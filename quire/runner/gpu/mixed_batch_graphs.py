@@ -1,0 +1,122 @@
+"""Steps with prompts in them, filled up to one of a few moulds so that graphs can replay them.
+
+Up to some thousand tokens the host takes as long to launch such a step as the GPU to run it. A
+mould has fixed places: rows that decode, filled up; the prompts' rows, the last of which owns the
+tokens that fill the step up. What is filled up has context 0 and no slot: it writes no keys, reads
+none, and its token is dropped.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.config.memory.memory_plan import CAPTURED_TOKENS
+from quire.runner.step_batch import Ints, StepBatch
+
+MAX_TOKENS = CAPTURED_TOKENS
+"""A step of more keeps the GPU busy for longer than the host needs to launch it."""
+MAX_TOKENS_WHEN_BUSY = 512
+"""A step of more is replayed only if the GPU waits for it: else the step before hides its launch,
+and what fills it up would cost."""
+MAX_GRAPHS = 64
+STEPS_BEFORE_CAPTURE = 2
+"""The first steps of a mould are launched kernel by kernel: many moulds never come again."""
+PROMPT_ROW_COUNTS = (4, 16, 64)
+"""Rows of prompts, the one of the filling included."""
+
+
+class GraphShape(NamedTuple):
+    """What a graph of such a step is made for."""
+
+    tokens: int
+    decodes: int
+    prompts: int
+
+    @property
+    def rows(self) -> int:
+        return self.decodes + self.prompts
+
+
+def select_graph_shape(
+    inputs: StepBatch, most_tokens: int, most_rows: int, *, waits: bool
+) -> GraphShape | None:
+    """The smallest mould that holds the step; None: none does, or it is not worth it.
+
+    most_tokens: of any step. most_rows: of any step. waits: the GPU has nothing else to do.
+    """
+    prompts = len(inputs.slots) - inputs.num_decodes
+    places = next((n for n in PROMPT_ROW_COUNTS if n > prompts), None)
+    if places is None:
+        return None
+    decodes = _padded_decodes(inputs.num_decodes)
+    tokens = _padded_tokens(len(inputs.token_ids) - inputs.num_decodes + decodes)
+    most = min(MAX_TOKENS if waits else MAX_TOKENS_WHEN_BUSY, most_tokens)
+    fits = tokens <= most and decodes + places <= most_rows
+    return GraphShape(tokens, decodes, places) if fits else None
+
+
+def largest_graph_shape(most_tokens: int, most_rows: int) -> GraphShape | None:
+    """The mould that takes most memory; None if there is none."""
+    tokens = next(
+        (n for n in range(min(MAX_TOKENS, most_tokens), 0, -1) if _padded_tokens(n) == n), None
+    )
+    if tokens is None or most_rows < PROMPT_ROW_COUNTS[0]:
+        return None
+    decodes = max(n for n in range(most_rows - PROMPT_ROW_COUNTS[0] + 1) if _padded_decodes(n) == n)
+    return GraphShape(tokens, min(decodes, tokens // 2), PROMPT_ROW_COUNTS[0])
+
+
+def pad_to_shape(inputs: StepBatch, mould: GraphShape) -> StepBatch:
+    """The step in its mould. `sampled_slots` are filled up with -1; `rows` mean nothing."""
+    decodes, width = inputs.num_decodes, mould.tokens
+    shift = mould.decodes - decodes
+    used = len(inputs.token_ids) + shift
+    prompts = len(inputs.slots) - decodes
+    starts = np.full(mould.rows + 1, used, dtype=np.int32)
+    starts[: mould.decodes] = np.arange(mould.decodes)
+    starts[mould.decodes : mould.decodes + prompts + 1] = inputs.q_starts[decodes:] + shift
+    starts[-1] = width
+    sampled = inputs.sampled_tokens + np.where(inputs.sampled_tokens >= decodes, shift, 0).astype(
+        np.int32
+    )
+    none = mould.rows - len(sampled)
+    return StepBatch(
+        rows=range(mould.rows),
+        slots=_pad_split(inputs.slots, decodes, mould.decodes, mould.rows, 0),
+        token_ids=_pad_split(inputs.token_ids, decodes, mould.decodes, width, 0),
+        token_slots=_pad_split(inputs.token_slots, decodes, mould.decodes, width, -1),
+        positions=_pad_split(inputs.positions, decodes, mould.decodes, width, 0),
+        q_starts=starts,
+        contexts=_pad_split(inputs.contexts, decodes, mould.decodes, mould.rows, 0),
+        sampled_tokens=np.pad(sampled, (0, none)),
+        sampled_rows=inputs.sampled_rows,
+        sampled_slots=inputs.sampled_slots + (-1,) * none,
+        num_outputs=np.pad(inputs.num_outputs, (0, none)),
+        num_decodes=mould.decodes,
+        max_query=width,
+        max_context=inputs.max_context,
+        decode_only=False,
+    )
+
+
+def _pad_split(values: Ints, decodes: int, places: int, length: int, blank: int) -> Ints:
+    """The decodes' values from 0 on, the others' from `places` on, `blank` elsewhere."""
+    out = np.full(length, blank, dtype=np.int32)
+    out[:decodes] = values[:decodes]
+    out[places : places + len(values) - decodes] = values[decodes:]
+    return out
+
+
+def _padded_decodes(rows: int) -> int:
+    """Places for so many rows that decode."""
+    if rows <= 4:
+        return 4 if rows else 0
+    return -(-rows // 16) * 16 if rows <= 64 else -(-rows // 32) * 32
+
+
+def _padded_tokens(count: int) -> int:
+    """Tokens of a step of so many: the library's tiles pad a product about as far anyway."""
+    grain = 64 if count <= 512 else 128
+    return -(-count // grain) * grain

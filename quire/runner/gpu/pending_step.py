@@ -1,0 +1,66 @@
+"""A step in line: what the device reads of it, and where its results will be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.core.types import StepResult
+from quire.runner.device_worker import build_step_result
+from quire.runner.prompt_logprobs import PendingPromptLogprobs
+from quire.runner.step_batch import Ints, StepBatch
+from quire.sampling.sampler_output import HostSamplerOutput, find_row_errors
+from quire.sampling.steps.grammar_masks import GrammarMasks
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceInputs:
+    """A step's integers on the device."""
+
+    token_ids: Tensor  # [T]; negative: the slot's last token
+    token_slots: Tensor  # [T]; negative: padding
+    positions: Tensor  # [T]
+    q_starts: Tensor  # [S + 1]
+    contexts: Tensor  # [S]
+    rows: Tensor  # [S]
+    sampled: Tensor  # [R]
+    row_slots: Tensor  # [R]; negative: padding
+    outputs: Tensor  # [R]
+
+
+@dataclass(slots=True)
+class PendingStep:
+    """A step in line. Its numbers are in pinned memory once `done` has come to pass."""
+
+    batch: StepBatch
+    done: torch.cuda.Event
+    graph_output: Ints | None  # [2, at least R]: ids, then the bits of the tops
+    sampler_output: HostSamplerOutput | None
+    prompt_logprobs: PendingPromptLogprobs | None
+    masks: GrammarMasks | None = None
+
+    def tokens(self) -> tuple[list[int], np.ndarray]:
+        """Ids and tops of the rows that were sampled; waits for them."""
+        self.done.synchronize()
+        if self.sampler_output is not None:
+            return self.sampler_output.token_ids(), self.sampler_output.top_logits
+        if self.graph_output is None:
+            return [], np.zeros(0, np.float32)
+        rows = len(self.batch.sampled_rows)
+        return self.graph_output[0, :rows].tolist(), self.graph_output[1, :rows].view(np.float32)
+
+    def wait(self) -> StepResult:
+        ids, tops = self.tokens()
+        if self.masks is not None:
+            self.masks.commit_tokens()
+        prompt_logprobs = self.prompt_logprobs.lists() if self.prompt_logprobs is not None else {}
+        if (
+            self.sampler_output is None
+        ):  # rows in a graph: what may leave no token is sampled outside
+            logprobs, verdicts = {}, find_row_errors(tops, {}, frozenset())
+        else:
+            logprobs, verdicts = self.sampler_output.logprobs(), self.sampler_output.row_errors
+        return build_step_result(self.batch, ids, logprobs, prompt_logprobs, verdicts, self.masks)

@@ -1,0 +1,66 @@
+"""What decode steps and the host tell each other, in pinned memory that both can reach.
+
+A copy command costs the stream a microsecond or two and the host more, twice a step. Here the
+step's first kernel fetches its integers over the bus, and its last one delivers tokens there. A
+graph has the addresses built in, so boxes are used in turn and the device counts the turns: `state`
+holds the box of the next step and the box of the step under way. Outside graphs it is told.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from quire.runner.gpu.staging_buffer import align_words, pinned_words
+from quire.runner.step_batch import Ints, StepBatch
+
+INPUT_FIELDS = 6
+"""token ids, positions, contexts, rows, row slots, outputs: see quire.kernels.gpu.runtime.step_io.
+"""
+
+
+class PinnedIO:
+    """`depth` boxes each way, for steps of up to `rows` rows."""
+
+    def __init__(self, rows: int, depth: int, device: torch.device) -> None:
+        self.depth, self.stride = depth, align_words(rows)
+        self.state = torch.zeros(2, dtype=torch.int32, device=device)
+        self.device_inputs = torch.zeros(
+            (INPUT_FIELDS, self.stride), dtype=torch.int32, device=device
+        )
+        self.inbox = pinned_words(depth * INPUT_FIELDS * self.stride)
+        self.outbox = pinned_words(depth * 2 * self.stride)
+        self._input_slots = self.inbox.numpy().reshape(depth, INPUT_FIELDS, self.stride)
+        self._output_slots = self.outbox.numpy().reshape(depth, 2, self.stride)
+        self._done_events: list[torch.cuda.Event | None] = [None] * depth
+        self._slot = 0
+        self.out_of_sync = False  # a step failed half way: the device's count may be off
+
+    def write_inputs(self, inputs: StepBatch, size: int) -> None:
+        """Write the letter of the next step, which is run at `size` rows."""
+        if self.out_of_sync:
+            self.resync()
+        done = self._done_events[self._slot]
+        if done is not None:
+            done.synchronize()
+        letter, rows = self._input_slots[self._slot], len(inputs.slots)
+        letter[0, :rows] = inputs.token_ids
+        letter[1, :rows] = inputs.positions
+        letter[2, :rows] = inputs.contexts
+        letter[3, :rows] = inputs.slots
+        letter[4, :rows] = inputs.slots
+        letter[5, :rows] = inputs.num_outputs
+        if rows < size:
+            letter[:, rows:size] = 0
+            letter[4, rows:size] = -1
+
+    def resync(self) -> None:
+        """Tell the device whose turn it is: it may have lost count."""
+        self.state.fill_(self._slot)
+        self.out_of_sync = False
+
+    def output_view(self, done: torch.cuda.Event) -> Ints:
+        """The step is in line until `done`: where its answer [2, stride] will be."""
+        answer = self._output_slots[self._slot]
+        self._done_events[self._slot] = done
+        self._slot = (self._slot + 1) % self.depth
+        return answer

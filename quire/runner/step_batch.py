@@ -1,0 +1,126 @@
+"""Turns a plan into the numbers of one forward pass, on the host.
+
+The rows of one token come first ("decodes"), the others after them, each kind in the plan's order.
+Nothing here refers to the scheduler's objects, which go on changing; block tables are the device's
+business. A token that a step in flight has yet to yield stands as UNKNOWN: the device has it.
+
+Axes: T tokens in the step, S rows, R sampled rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from quire.core.types import Row, StepPlan
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class StepBatch:
+    """One step's inputs. The arrays are this step's own."""
+
+    rows: Seq[int]  # [S] indexes into plan.rows
+    slots: Ints  # [S]
+    token_ids: Ints  # [T], UNKNOWN: the last token of the slot
+    token_slots: Ints  # [T]
+    positions: Ints  # [T]
+    q_starts: Ints  # [S + 1]
+    contexts: Ints  # [S]
+    sampled_tokens: Ints  # [R] indexes into the T tokens
+    sampled_rows: Seq[int]  # [R] indexes into plan.rows
+    sampled_slots: tuple[int, ...]  # [R]
+    num_outputs: Ints  # [R] tokens each sequence has put out already
+    num_decodes: int  # leading rows of one token
+    max_query: int
+    max_context: int
+    decode_only: bool  # every row is one token and is sampled
+
+    @property
+    def max_prior_context(self) -> int:
+        """Most tokens that a row of several has before this step's."""
+        if self.num_decodes == len(self.slots):
+            return 0
+        before = self.contexts - np.diff(self.q_starts)
+        return int(before[self.num_decodes :].max(initial=0))
+
+
+def build_step_batch(plan: StepPlan) -> StepBatch:
+    """Copy everything step `plan` needs, but for block tables. The plan has rows."""
+    seqs, starts, counts, samples = zip(*plan.rows)
+    if counts.count(1) == len(counts) and all(samples):
+        return _build_decode_batch(seqs, starts)
+    return _build_mixed_batch(plan.rows)
+
+
+def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
+    """The step that comes a thousand times for one of the other kind: few passes over the rows."""
+    rows = range(len(seqs))
+    slots = [seq.slot for seq in seqs]
+    positions = np.array(starts, dtype=np.int32)
+    contexts = positions + 1
+    prompts = np.array([len(seq.request.prompt) for seq in seqs], dtype=np.int32)
+    q_starts = np.arange(len(seqs) + 1, dtype=np.int32)
+    array = np.array(slots, dtype=np.int32)
+    return StepBatch(
+        rows=rows,
+        slots=array,
+        token_ids=np.array([seq.tokens[at] for seq, at in zip(seqs, starts)], dtype=np.int32),
+        token_slots=array,
+        positions=positions,
+        q_starts=q_starts,
+        contexts=contexts,
+        sampled_tokens=q_starts[:-1],
+        sampled_rows=rows,
+        sampled_slots=tuple(slots),
+        num_outputs=contexts - prompts,
+        num_decodes=len(seqs),
+        max_query=1,
+        max_context=int(contexts.max()),
+        decode_only=True,
+    )
+
+
+def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
+    ones = [i for i, row in enumerate(planned) if row.count == 1]
+    order = ones + [i for i, row in enumerate(planned) if row.count > 1]
+    rows = [planned[i] for i in order]
+    slots = np.array([row.seq.slot for row in rows], dtype=np.int32)
+    starts = np.array([row.start for row in rows], dtype=np.int32)
+    counts = np.array([row.count for row in rows], dtype=np.int32)
+    q_starts = np.zeros(len(rows) + 1, dtype=np.int32)
+    np.cumsum(counts, out=q_starts[1:])
+    contexts = starts + counts
+    row_of = np.repeat(np.arange(len(rows)), counts)
+    positions = np.arange(q_starts[-1], dtype=np.int32) + (starts - q_starts[:-1])[row_of]
+    sampled = [i for i, row in enumerate(rows) if row.samples]
+    prompts = [len(rows[i].seq.request.prompt) for i in sampled]
+    return StepBatch(
+        rows=order,
+        slots=slots,
+        token_ids=_gather_token_ids(rows, int(q_starts[-1])),
+        token_slots=slots[row_of],
+        positions=positions,
+        q_starts=q_starts,
+        contexts=contexts,
+        sampled_tokens=q_starts[1:][sampled] - 1,
+        sampled_rows=[order[i] for i in sampled],
+        sampled_slots=tuple(rows[i].seq.slot for i in sampled),
+        num_outputs=contexts[sampled] - np.array(prompts, dtype=np.int32),
+        num_decodes=len(ones),
+        max_query=int(counts.max()),
+        max_context=int(contexts.max()),
+        decode_only=False,
+    )
+
+
+def _gather_token_ids(rows: list[Row], total: int) -> Ints:
+    ids: list[int] = []
+    for seq, start, count, _ in rows:
+        ids.extend(seq.tokens[start : start + count] if count > 1 else (seq.tokens[start],))
+    assert len(ids) == total, (len(ids), total)
+    return np.array(ids, dtype=np.int32)

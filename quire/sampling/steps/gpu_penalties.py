@@ -1,0 +1,74 @@
+"""Penalties where nobody may wait: a table of what each slot has seen, which graphs learn in too.
+
+The factors lie in the slots' lines (quire.sampling.slot_param_table). Not here: the arithmetic,
+which is
+quire.kernels.penalties. The host's way is quire.sampling.steps.cpu_penalties.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.core.types import Sequence as Seq
+from quire.kernels.penalties import MAX_COUNT, apply_penalties, update_token_counts
+from quire.sampling.h2d import to_device
+from quire.sampling.slot_param_table import SlotParamTable
+from quire.sampling.steps.base import LogitsEdit, SlotBatch
+
+
+class GpuPenalties:
+    """`seen[slot]` is right for the slots that have penalties; other rows mean nothing."""
+
+    def __init__(self, table: SlotParamTable, vocab: int, max_seqs: int) -> None:
+        device = table.rows.device
+        self.token_counts = torch.zeros((max_seqs, vocab), dtype=torch.int16, device=device)
+        self.table = table
+        self._vocab = vocab
+        self._slots: set[int] = set()
+
+    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+        self._slots.discard(slot)
+        p = seq.request.params
+        if (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) == (1.0, 0.0, 0.0):
+            return
+        self._slots.add(slot)
+        known = np.array(tokens, np.int64)
+        # Prompts may hold ids the model reads but never makes (placeholders of media).
+        prompt = known[: seq.prompt_len][known[: seq.prompt_len] < self._vocab]
+        ids, times = np.unique(known[seq.prompt_len :], return_counts=True)
+        row = self.token_counts[slot].zero_()
+        if len(prompt):
+            row.index_fill_(0, to_device(prompt, row.device), ~MAX_COUNT)
+        if len(ids):
+            prompted = np.isin(ids, prompt)
+            codes = np.minimum(times, MAX_COUNT) | np.where(prompted, ~MAX_COUNT, 0)
+            row.index_copy_(
+                0, to_device(ids, row.device), to_device(codes.astype(np.int16), row.device)
+            )
+
+    def leave(self, slot: int) -> None:
+        self._slots.discard(slot)
+
+    def applies_to(self, slot: int) -> bool:
+        return slot in self._slots
+
+    def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
+        if self._slots.isdisjoint(batch.slots):
+            return None
+        slots = [slot if slot in self._slots else -1 for slot in batch.slots]
+        return _GpuPenaltyEdit(self, to_device(np.array(slots, np.int32), batch.device))
+
+
+class _GpuPenaltyEdit(LogitsEdit):
+    def __init__(self, step: GpuPenalties, slots: Tensor) -> None:
+        self._step, self._slots = step, slots
+
+    def apply(self, logits: Tensor, positions: Sequence[int], errors: dict[int, str]) -> None:
+        apply_penalties(logits, self._slots, self._step.table.rows, self._step.token_counts)
+
+    def on_sampled(self, token_ids: Tensor) -> None:
+        update_token_counts(token_ids, self._slots, self._step.token_counts)

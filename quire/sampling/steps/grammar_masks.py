@@ -1,0 +1,297 @@
+"""Rows that are bound (quire.sampling.constrained_sequence): their masks, and when their tokens
+become known.
+
+A mask depends on every token before, so it is made on the host and late: the tokens of one sampling
+are settled, which is taking them into the matchers, before the masks of the next are filled. The
+forward pass between is in line or done by then. Whoever first needs a sampling's tokens settles it:
+the next sampling, or the step's result; each is settled once, in order.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from math import inf, isfinite
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from quire.core.types import Sequence as Seq
+from quire.grammar.backends.base import MaskWords, Matcher
+from quire.grammar.length_closing.budgeted_matcher import FillBitmasks
+from quire.kernels.token_mask import token_mask
+from quire.sampling.constrained_sequence import ConstrainedSequence, FinishKind, GrammarLookup
+
+log = logging.getLogger(__name__)
+
+OutputCounts = list[int] | npt.NDArray[np.int32]
+"""Outputs that each row has already."""
+
+TokensAndTopLogits = tuple[Sequence[int], npt.NDArray[np.float32]]
+"""Ids of all rows of a sampling, and their best logits."""
+
+MaskWork = list[tuple[ConstrainedSequence, int]]
+"""Whose masks are wanted, and behind how many outputs."""
+
+ALIGNMENT = 32
+"""Words: where masks begin in an upload, so that kernels find them aligned alike."""
+
+THREAD_MIN_ROWS = 4
+"""So many masks are filled sooner than a thread is woken."""
+
+NO_TOKEN_ALLOWED = (
+    "no token is allowed: of those that the structured output allows here, logit_bias, "
+    "allowed_token_ids, bad_words or a logits processor leave none"
+)
+
+
+class ConstrainedSlots:
+    """The bound sequences by slot."""
+
+    def __init__(self, vocab: int, device: torch.device, grammars: GrammarLookup | None) -> None:
+        self._width = -(-vocab // 32)
+        self._last_word_mask = np.int32(
+            (1 << vocab % 32) - 1 if vocab % 32 else -1
+        )  # bits of the last word
+        self._device = device
+        self._grammars = grammars
+        self._by_slot: dict[int, ConstrainedSequence] = {}
+        self._batch_slots: tuple[int, ...] = ()  # of the sampling before
+        self._batch_rows: list[tuple[int, ConstrainedSequence]] = []  # of those that are bound
+        self._uncommitted: deque[GrammarMasks] = deque()
+        self._fill_pool: ThreadPoolExecutor | None = None
+        self._pid = 0
+
+    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+        """A sequence takes the slot. tokens: prompt and output so far, all known."""
+        self.leave(slot)
+        constraint = seq.request.constraint
+        if constraint is None and seq.request.thinking is None:
+            return
+        ready = None
+        if constraint is not None:
+            assert self._grammars is not None, "a constraint in an engine without grammars"
+            ready = self._grammars.get(constraint)
+        self._by_slot[slot] = ConstrainedSequence.from_sequence(seq, ready, tokens)
+
+    def leave(self, slot: int) -> None:
+        """The slot is empty; unknown slots are ignored."""
+        self._batch_slots, self._batch_rows = (), []
+        self._by_slot.pop(slot, None)
+
+    @property
+    def has_constrained(self) -> bool:
+        """Some sequence is bound."""
+        return bool(self._by_slot)
+
+    def prepare_masks(
+        self,
+        slots: tuple[int, ...],
+        positions: OutputCounts,
+        ventures: frozenset[int] = frozenset(),
+    ) -> GrammarMasks | None:
+        """What a sampling of these slots is bound to; None: nothing. ventures: see Binding."""
+        if not self._by_slot:
+            return None
+        if slots != self._batch_slots:
+            found = [(row, self._by_slot[s]) for row, s in enumerate(slots) if s in self._by_slot]
+            self._batch_slots, self._batch_rows = slots, found
+        if not self._batch_rows:
+            return None
+        counts = positions if isinstance(positions, list) else positions.tolist()
+        return GrammarMasks(
+            self, [(row, bound, counts[row]) for row, bound in self._batch_rows], ventures
+        )
+
+    def enqueue(self, binding: GrammarMasks) -> None:
+        """A sampling's tokens are on their way."""
+        self._uncommitted.append(binding)
+
+    def recover(self) -> None:
+        """A step raised half way: what was under way is over, and slots are joined anew."""
+        self._batch_slots, self._batch_rows = (), []
+        self._uncommitted.clear()
+
+    def commit_pending(self, last: GrammarMasks | None = None) -> None:
+        """Settle the samplings before, up to and with `last`."""
+        while self._uncommitted and (last is None or not last.committed):
+            self._uncommitted[0].commit_now()
+            self._uncommitted.popleft()
+
+    def build_masks(self, rows: list[int], work: MaskWork) -> PackedMasks:
+        """The masks of these rows of the logits, in host memory that a device may read."""
+        at = -(-len(rows) // ALIGNMENT) * ALIGNMENT
+        size = at + len(rows) * self._width
+        packed = torch.empty(size, dtype=torch.int32, pin_memory=self._device.type == "cuda")
+        array = packed.numpy()
+        array[: len(rows)] = rows
+        words = array[at:].reshape(len(rows), self._width)
+        fill_masks(work, words)
+        words[:, -1] &= self._last_word_mask
+        return PackedMasks(
+            packed, at, packed[at:].view(len(rows), self._width), packed[: len(rows)]
+        )
+
+    def submit(self, function: Callable[[], PackedMasks | None]) -> Future[PackedMasks | None]:
+        """Run it in a thread; one at a time."""
+        if self._fill_pool is None or self._pid != os.getpid():  # a forked process has no threads
+            self._fill_pool, self._pid = ThreadPoolExecutor(1, "quire-masks"), os.getpid()
+        return self._fill_pool.submit(function)
+
+
+class PackedMasks(NamedTuple):
+    """Masks for one upload: the rows they are for, and from `at` on the masks."""
+
+    upload: Tensor
+    offset: int
+    words: Tensor
+    rows: Tensor
+
+    def apply(self, logits: Tensor) -> None:
+        """Send them where the logits are, and bar what they bar."""
+        if logits.is_cpu:
+            token_mask(logits, self.words, self.rows)
+            return
+        sent, count = self.upload.to(logits.device, non_blocking=True), len(self.rows)
+        token_mask(logits, sent[self.offset :].view(count, -1), sent[:count])
+
+
+class GrammarMasks:
+    """The bound rows of one sampling: masked, then told where the tokens are, then settled.
+
+    ventures: rows that may draw first and ask then, while their budgets are far: most tokens that a
+    model draws are allowed, and to take one in costs less than a mask of all. What refused() names
+    is to be drawn again, under its mask: then all tokens are as likely as if masked at once.
+
+    ends: row -> how its text ended with the token. errors: row -> why its sequence must end.
+    refusals: the same, where its request is to blame.
+    """
+
+    def __init__(
+        self,
+        owner: ConstrainedSlots,
+        rows: list[tuple[int, ConstrainedSequence, int]],
+        ventures: frozenset[int] = frozenset(),
+    ) -> None:
+        self._slots_state = owner
+        self._rows = rows  # (row, bound, outputs before)
+        self._optimistic_rows = ventures
+        self._unmasked_rows: list[
+            tuple[int, ConstrainedSequence, int]
+        ] = []  # rows that have no mask
+        self._fetch: Callable[[], TokensAndTopLogits] | None = None
+        self._pending_fill: Future[PackedMasks | None] | None = None
+        self.needs_masks = any(bound.needs_mask(at) for _, bound, at in rows)
+        self.committed = False
+        self.ends: dict[int, FinishKind] = {}
+        self.errors: dict[int, str] = {}
+        self.refusals: dict[int, str] = {}
+
+    def start_fill(self) -> None:
+        """Fill the masks in a thread, where the tokens before are settled already."""
+        if self.needs_masks and len(self._rows) > THREAD_MIN_ROWS:
+            self._pending_fill = self._slots_state.submit(self._fill)
+
+    def apply_masks(self, logits: Tensor) -> None:
+        """Bar what may not come next in logits [R, V], in place.
+
+        Waits for the tokens of the samplings before; what the device has to do meanwhile should be
+        in line already.
+        """
+        self._slots_state.commit_pending()
+        packed = self._fill() if self._pending_fill is None else self._pending_fill.result()
+        if packed is not None:
+            packed.apply(logits)
+
+    def _fill(self) -> PackedMasks | None:
+        wanted = []
+        for one in self._rows:
+            row, bound, outputs = one
+            if row in self._optimistic_rows and bound.is_grammar_only(outputs):
+                self._unmasked_rows.append(one)
+            elif bound.needs_mask(outputs):
+                wanted.append(one)
+        return self._build_masks(wanted) if wanted else None
+
+    def _build_masks(self, wanted: list[tuple[int, ConstrainedSequence, int]]) -> PackedMasks:
+        work = [(bound, at) for _, bound, at in wanted]
+        return self._slots_state.build_masks([row for row, _, _ in wanted], work)
+
+    def rejected(self, ids: Tensor, tops: Tensor) -> PackedMasks | None:
+        """Masks of rows whose tokens may not come: they draw again. None: there are none."""
+        if not self._unmasked_rows:
+            return None
+        drawn, finite = ids.tolist(), torch.isfinite(tops).tolist()
+        rejected = [
+            one
+            for one in self._unmasked_rows
+            if not (finite[one[0]] and one[1].run_guarded(one[1].accept_ahead, drawn[one[0]]))
+        ]
+        return self._build_masks(rejected) if rejected else None
+
+    def set_fetch(self, fetch: Callable[[], TokensAndTopLogits]) -> None:
+        """The sampling is in line. fetch: waits for its tokens."""
+        self._fetch = fetch
+        self._slots_state.enqueue(self)
+
+    def commit_tokens(self) -> None:
+        """Take the tokens into the matchers, if nobody has."""
+        self._slots_state.commit_pending(self)
+
+    def commit_now(self) -> None:
+        """Settle, now that it is its turn."""
+        assert self._fetch is not None, "a sampling is settled that was not told of"
+        ids, tops = self._fetch()
+        self.committed, self._fetch = True, None
+        best = tops.tolist()
+        for row, bound, _ in self._rows:
+            if not bound.finished:
+                self._commit_row(row, bound, ids[row], best[row])
+
+    def _commit_row(self, row: int, bound: ConstrainedSequence, token: int, top: float) -> None:
+        if isfinite(top) and not bound.failed:
+            end = bound.run_guarded(bound.accept, token)
+            if end is not None:
+                self.ends[row] = end
+            elif not bound.failed:
+                return
+        elif top == -inf and not bound.failed and self.needs_masks:
+            bound.refusal = NO_TOKEN_ALLOWED
+        bound.finished = True
+        if bound.error is not None:
+            self.errors[row] = bound.error
+        elif bound.refusal is not None:
+            self.refusals[row] = bound.refusal
+
+
+def fill_masks(work: MaskWork, words: MaskWords) -> None:
+    """The masks of these sequences: words [n, W]."""
+    groups: dict[FillBitmasks, list[tuple[int, Matcher]]] = {}
+    for i, (bound, _) in enumerate(work):
+        if bound.guide is None or bound.fill_all is None:
+            words[i] = -1
+        else:
+            groups.setdefault(bound.fill_all, []).append((i, bound.guide.matcher))
+    for fill_all, matchers in groups.items():
+        try:
+            fill_all(matchers, words)
+        except Exception:
+            log.exception("masks are filled one by one: together they cannot be")
+            _fill_one_by_one(work, words, fill_all)
+    for i, (bound, outputs) in enumerate(work):
+        if not bound.failed and not bound.is_grammar_only(outputs):
+            bound.run_guarded(bound.narrow_mask, words[i], outputs)
+
+
+def _fill_one_by_one(work: MaskWork, words: MaskWords, fill_all: FillBitmasks) -> None:
+    """What raises is its own sequence's fault."""
+    for i, (bound, _) in enumerate(work):
+        if bound.guide is not None and bound.fill_all == fill_all:
+            words[i] = -1
+            bound.run_guarded(bound.guide.matcher.fill_bitmask, words[i])

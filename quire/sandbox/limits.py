@@ -1,0 +1,73 @@
+"""What a worker does to itself: it is the first to go, and no job takes more than it may."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+OOM_SCORE_ADJ = b"800"
+"""Where memory runs out: rather this process than others."""
+ENDLESS_TIMER_S = 1e9
+"""A timer that never ends: it is there to be read."""
+
+
+class ResourceLimits:
+    """The limits of this process. Made before files are closed to it."""
+
+    def __init__(self) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        self._cpu_seconds_before = usage.ru_utime + usage.ru_stime
+        signal.setitimer(signal.ITIMER_PROF, ENDLESS_TIMER_S)
+        self._status_fd: int | None = None
+        with suppress(OSError):
+            self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
+
+    def set(self, seconds: float, memory: int) -> None:
+        """Have the system stop what takes more from now on, also when nobody watches any more.
+
+        seconds: of processor time. memory: bytes beyond what it has.
+        """
+        cpu = int(self.cpu_seconds_used() + seconds) + 2
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu, resource.RLIM_INFINITY))
+        data_bytes = self.data_bytes()
+        if data_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (data_bytes + memory, resource.RLIM_INFINITY))
+
+    def cpu_seconds_used(self) -> float:
+        """Seconds of processor time that this process has used, by the clock of its limit.
+
+        Linux counts for that who runs at each tick of its own clock, and after thousands of short
+        jobs this is seconds away from what was used: too early, the limit would end a job that
+        had just begun. A profiling timer goes by the same clock.
+        """
+        return self._cpu_seconds_before + ENDLESS_TIMER_S - signal.getitimer(signal.ITIMER_PROF)[0]
+
+    def data_bytes(self) -> int | None:
+        """Bytes of private memory that this process has; None where nobody says."""
+        if self._status_fd is None:
+            return None
+        with suppress(OSError):
+            for line in os.pread(self._status_fd, 1 << 14, 0).splitlines():
+                if line.startswith(b"VmData:"):
+                    return int(line.split()[1]) * 1024
+        return None
+
+
+def setup_worker_process(name: str) -> None:
+    """Leave signals to who started us, be the first to go, and end with who started us.
+
+    name: for `ps` and `top`.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)  # they are meant for who started us
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
+    with suppress(OSError):
+        Path("/proc/self/comm").write_text(name)
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -1,0 +1,118 @@
+"""The worker's own side: jobs are done one at a time, each within its limits, until nobody asks.
+
+Whatever becomes of a job is a word to who asked for it. A worker that can no longer vouch for
+itself ends: a job met the limit of memory, or panicked, or jobs have left too much behind.
+"""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
+
+from quire.errors import RequestError
+from quire.sandbox.limits import ResourceLimits
+from quire.sandbox.pipe import WorkerPipe
+
+MAX_ERROR_CHARS = 2000
+"""Of what is told of a fault."""
+
+
+class JobRefused(msgspec.Struct, frozen=True, tag=True):
+    """What was brought is at fault."""
+
+    message: str
+    param: str | None = None
+
+
+class JobOutOfMemory(msgspec.Struct, frozen=True, tag=True):
+    """The job met the limit of memory. The worker ends."""
+
+
+class JobFailed(msgspec.Struct, frozen=True, tag=True):
+    """The worker's own code has a fault, which this job met."""
+
+    message: str
+    trace: str
+
+
+class SandboxJob(Protocol):
+    """What a job may take."""
+
+    @property
+    def seconds(self) -> float:
+        """Of processor time."""
+        ...
+
+    @property
+    def memory(self) -> int:
+        """Bytes beyond what the worker has."""
+        ...
+
+
+J = TypeVar("J", bound=SandboxJob)
+JobThunk = Callable[[], object]
+
+
+class WorkerLoop(Generic[J]):
+    """Where a worker does its jobs. Made before files are closed to it."""
+
+    def __init__(
+        self,
+        kind: type[J],
+        carry_out: Callable[[J], object],
+        *,
+        growth: int,
+        run: Callable[[JobThunk], object] = lambda work: work(),
+    ) -> None:
+        """carry_out: makes the word that answers a job; may raise RequestError.
+
+        growth: bytes that jobs may leave behind, all together. run: has a job done, where and how
+        it likes.
+        """
+        self._job_type = kind
+        self._execute = carry_out
+        self._max_growth_bytes = growth
+        self._run = run
+        self._limits = ResourceLimits()
+        self._initial_bytes = 0
+        self._must_exit = False
+
+    def serve(self, pipe: WorkerPipe[Any], first: object) -> int:
+        """Say the first word, then work until the other end is gone; the exit status."""
+        gc.freeze()
+        self._initial_bytes = self._limits.data_bytes() or 0
+        try:
+            pipe.send(first)
+            while isinstance(job := pipe.receive(), self._job_type):
+                pipe.send(self._run_job(job))
+                if self._must_exit:
+                    return 1
+        except OSError:
+            return 1  # nobody is there to be told
+        return 0
+
+    def _run_job(self, job: J) -> object:
+        word = self._run(partial(self._execute_limited, job))
+        gc.collect()
+        if (self._limits.data_bytes() or 0) - self._initial_bytes > self._max_growth_bytes:
+            self._must_exit = True  # another begins with less
+        return word
+
+    def _execute_limited(self, job: J) -> object:
+        try:
+            self._limits.set(job.seconds, job.memory)
+            return self._execute(job)
+        except RequestError as error:
+            return JobRefused(str(error)[:MAX_ERROR_CHARS], error.param)
+        except MemoryError:
+            self._must_exit = True
+            return JobOutOfMemory()
+        except BaseException as error:  # noqa: BLE001 - the border; a panic is no Exception
+            self._must_exit = not isinstance(error, Exception)
+            said = f"{type(error).__name__}: {error}"
+            return JobFailed(said[:MAX_ERROR_CHARS], traceback.format_exc())

@@ -1,0 +1,179 @@
+"""What routes may use: the engine's door, text work, names and habits. Made once, never changed."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from starlette.requests import Request
+
+import quire
+from quire.engine.client.engine_client import EngineClient
+from quire.errors import RequestError, TooLong, UnknownModel
+from quire.grammar.frontends.from_params import StructuredDefaults
+from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
+from quire.server.formats.ignored_fields import IgnoredFieldLog
+from quire.server.formats.logprobs import LogprobFormatter
+from quire.server.generation import output_parsers, request_templates
+from quire.server.generation.client_watch import ActiveRequests
+from quire.server.generation.events import OutputParser
+from quire.server.generation.generation_request import GenerationRequest
+from quire.server.options import ServerOptions
+from quire.text.input_processor import InputProcessor, PreparedRequest
+from quire.text.output.answer_parser import AnswerParserFactory
+from quire.text.templates.render_pool import TemplateRenderPool
+from quire.text.tokenizing.tokenizer import Tokenizer
+
+MAX_ID_CHARS = 128
+MIN_PROMPT_CHAR_LIMIT = 1 << 20
+CHARS_PER_TOKEN = 64
+"""No language has that many on average."""
+REQUEST_ID_SCOPE_KEY = "quire.request_id"
+"""Where the id of a request stands in its scope, if answers are to tell it."""
+TENANT_SCOPE_KEY = "quire.tenant"
+"""Where it stands in the scope whose key a request brought (bytes), if there is more than one."""
+KEY_OWNER_SCOPE_KEY = "quire.holder"
+"""Where the rest stands that is known of who brought it: a Holder."""
+VERSION = str(quire.__version__)
+
+
+@dataclass(frozen=True, slots=True)
+class AppState:
+    """One served model. The first name is shown; all are answered."""
+
+    engine: EngineClient
+    inputs: InputProcessor
+    tokenizer: Tokenizer | None
+    chat_template: str | None
+    served_model_names: tuple[str, ...]
+    max_model_len: int
+    options: ServerOptions = field(default_factory=ServerOptions)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams, from the model's generation config."""
+    has_priority_scheduling: bool = False
+    """The scheduler looks at the priority of a request."""
+    structured_defaults: StructuredDefaults = field(default_factory=StructuredDefaults)
+    """How texts with a form are written and compiled, where a request does not say."""
+    answer_parsers: AnswerParserFactory | None = None
+    """Tell reasoning and tool calls from content; None: nothing does."""
+    root: str = ""
+    """Where the model comes from: a name or a folder's name."""
+    dtype: str = ""
+    """Of the weights, for the fingerprint."""
+    log_stats: bool = True
+    """Count what requests do, and log it now and then."""
+    counters_folder: Path | None = None
+    """Where the API processes of one server leave what others read; None: there is one process."""
+    process_index: int = 0
+    """Which of them this is."""
+    template_workers: TemplateRenderPool = field(
+        default_factory=request_templates.build_template_workers
+    )
+    """Of chat templates that requests bring."""
+    created: int = field(default_factory=lambda: int(time.time()))
+    ignored_field_log: IgnoredFieldLog = field(default_factory=IgnoredFieldLog)
+    """Knows which fields without a meaning the log has told of."""
+    active_requests: ActiveRequests = field(default_factory=ActiveRequests)
+    """Whose requests this process works for."""
+    _request_numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise UnknownModel unless this model is meant. None means the one there is."""
+        if name in self.served_model_names or name is None:
+            return
+        if not self.options.skip_model_name_validation:
+            known = ", ".join(self.served_model_names)
+            raise UnknownModel(f"no model {name!r:.100} here; there is {known}", param="model")
+
+    def check_chars(self, chars: int, param: str) -> None:
+        """Raise TooLong for what is hopeless: tokenizing it would take minutes and gigabytes."""
+        most = self.max_prompt_chars
+        if chars > most:
+            message = (
+                f"{param} has {chars} characters; this server reads at most {most} "
+                f"(its model has a context of {self.max_model_len} tokens)"
+            )
+            raise TooLong(message, param=param)
+
+    @property
+    def max_prompt_chars(self) -> int:
+        """Of a prompt."""
+        return max(MIN_PROMPT_CHAR_LIMIT, CHARS_PER_TOKEN * self.max_model_len)
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer, for what cannot do without."""
+        if self.tokenizer is None:
+            message = "this server has no tokenizer: send prompts as token ids"
+            raise RequestError(message, param="prompt")
+        return self.tokenizer
+
+    def logprob_formatter(self, *, as_ids: bool) -> LogprobFormatter:
+        """How the tokens of a chat are shown. as_ids: the request asks for that."""
+        ids = as_ids or self.options.return_tokens_as_token_ids
+        return LogprobFormatter(
+            ids, lambda token_id: self.require_tokenizer().token_bytes(token_id)
+        )
+
+    def public_id(self, prefix: str, http: Request, wanted: str | None) -> str:
+        """The id that the client sees: of its header X-Request-Id, or of the body, or a new one.
+
+        prefix: with its separator, "chatcmpl-".
+        """
+        base = http.headers.get("x-request-id") or wanted
+        base = base or http.scope.get(REQUEST_ID_SCOPE_KEY) or uuid.uuid4().hex
+        if len(base) > MAX_ID_CHARS or not base.isprintable():
+            message = f"a request id must have at most {MAX_ID_CHARS} printable characters"
+            raise RequestError(message, param="request_id")
+        return prefix + base
+
+    def build_output_parsers(
+        self, asked: GenerationRequest, prepared: Sequence[PreparedRequest]
+    ) -> list[OutputParser] | None:
+        """One for each choice; None: the text of the answers is content and nothing else."""
+        return (
+            output_parsers.build_output_parsers(self, asked, prepared)
+            if output_parsers.needs_output_parsers(self, asked)
+            else None
+        )
+
+    def fingerprint(self) -> str | None:
+        """`system_fingerprint` of answers: what they depend on besides the request."""
+        mode = self.options.fingerprint_mode
+        if mode == "none":
+            return None
+        if mode == "custom":
+            return self.options.fingerprint_value
+        words = "-".join(word for word in ("quire", VERSION, self.root, self.dtype) if word)
+        if mode == "full":
+            return words
+        return f"fp_{hashlib.sha256(words.encode()).hexdigest()[:12]}"
+
+    def new_engine_id(self, public_id: str) -> str:
+        """An id of the engine's own: clients may use one twice at a time."""
+        return f"{public_id}-{next(self._request_numbers)}"
+
+
+def get_app_state(http: Request) -> AppState:
+    """The services of the app that this request came to."""
+    found = http.app.state.services
+    assert isinstance(found, AppState), found
+    return found
+
+
+def get_key_owner(http: Request) -> KeyOwner:
+    """What is known of who asks; of a server without keys everyone is its operator."""
+    found = http.scope.get(KEY_OWNER_SCOPE_KEY, OPERATOR_OWNER)
+    assert isinstance(found, KeyOwner), found
+    return found
+
+
+def get_tenant(http: Request) -> bytes:
+    """Whose request this is; b"" where nobody is told apart."""
+    found: bytes = http.scope.get(TENANT_SCOPE_KEY, b"")
+    return found

@@ -1,0 +1,1 @@
+"""API keys, authentication middleware, CSRF checks, redaction."""

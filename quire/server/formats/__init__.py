@@ -1,0 +1,1 @@
+"""Request bodies, responses and event streams of each API."""

@@ -1,0 +1,67 @@
+"""The parts that all answers of OpenAI's dialect share: id, time, model, fingerprint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from quire.server.generation.events import FinalEvent
+
+encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseEnvelope:
+    """What is the same in every chunk of a response, or in the response."""
+
+    id: str
+    object: str
+    model: str
+    fingerprint: str | None = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def build_body(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """An object with these choices; more keys may be added."""
+        return {
+            "id": self.id,
+            "object": self.object,
+            "created": self.created,
+            "model": self.model,
+            "choices": choices,
+        }
+
+    def split_at(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
+        """The event of a chunk with one choice, encoded once, cut where the text `mark` stands.
+
+        A stream's chunks differ by their text alone: each is head + encode(text) + tail.
+        """
+        head, found, tail = encode(self.build_body([choice])).partition(encode(mark))
+        assert found, choice
+        return b"data: " + head, tail + b"\n\n"
+
+
+def build_final_chunk(
+    head: ResponseEnvelope, closing: FinalEvent, *, usage: bool, details: bool
+) -> dict[str, Any] | None:
+    """The chunk without choices that ends a stream; None if there is nothing to put into it."""
+    chunk = head.build_body([])
+    before = len(chunk)
+    if usage:
+        chunk["usage"] = closing.usage.as_dict(details=details)
+    add_final_fields(chunk, closing)
+    if len(chunk) == before:
+        return None
+    chunk["system_fingerprint"] = head.fingerprint
+    return chunk
+
+
+def add_final_fields(body: dict[str, Any], closing: FinalEvent) -> None:
+    """What is known at the end and was asked for."""
+    if closing.timing is not None:
+        body["x_timing"] = closing.timing
+    if closing.metrics is not None:
+        body["metrics"] = closing.metrics

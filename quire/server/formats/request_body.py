@@ -1,0 +1,97 @@
+"""What every body of a request is: a JSON object from a stranger.
+
+A field that is declared is honoured. One in LATER is refused unless it asks for nothing; one in
+HARMLESS asks for nothing that changes the answer. Any other name is unknown: clients of many
+servers send fields of all of them, so it is told of and not refused
+(quire.server.formats.ignored_fields). Ranges
+are not checked here: quire.server.generation.validate, SamplingParams and
+quire.text.input_processor do, for every
+dialect alike.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from quire.core.params import MAX_BIASED_TOKENS, MAX_STOP_IDS
+from quire.core.params import UNIMPLEMENTED_FIELDS as LATER_PARAMS
+from quire.errors import RequestError, Unsupported
+from quire.server.formats.ignored_fields import IgnoredField, find_ignored
+
+MAX_TOKEN_IDS = 1 << 21
+"""Of one list: more than any context has, and few enough to be read in a moment."""
+MAX_ALLOWED_TOKEN_IDS = 1 << 19
+"""Token ids that are allowed: more than any vocabulary has."""
+MAX_STRINGS_PER_LIST = 10_000
+"""Of one list: limits of single fields are lower, and stand where the field is known."""
+MAX_UNKNOWN_FIELDS = 1000
+
+TokenIdList = Annotated[list[int], Field(fail_fast=True, max_length=MAX_TOKEN_IDS)]
+StringList = Annotated[list[str], Field(fail_fast=True, max_length=MAX_STRINGS_PER_LIST)]
+AllowedTokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_ALLOWED_TOKEN_IDS)]
+StopTokenIds = Annotated[list[int], Field(fail_fast=True, max_length=MAX_STOP_IDS)]
+LogitBias = Annotated[dict[str, float], Field(max_length=MAX_BIASED_TOKENS)]
+
+_TEXT_ONLY = "only text goes in and out of this server"
+_NO_KV_TRANSFER = "moving KV between servers is not built yet"
+
+UNSUPPORTED_FIELDS = {
+    **LATER_PARAMS,
+    "early_stopping": "beams go on until max_tokens or until all have ended",
+    "functions": "give tools instead",
+    "function_call": "give tool_choice instead",
+    "audio": _TEXT_ONLY,
+    "web_search_options": "this server does not search the web",
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "media_io_kwargs": _TEXT_ONLY,
+    "mm_payload": _TEXT_ONLY,
+    "return_mm_kwargs": _TEXT_ONLY,
+    "prompt_embeds": "prompts as embeddings are not built yet",
+    "kv_transfer_params": _NO_KV_TRANSFER,
+    "ec_transfer_params": _NO_KV_TRANSFER,
+    "return_token_offsets": "token offsets are not built yet",
+    "return_weight_versions": "weight versions are not built yet",
+    "logits_processors": "functions cannot be sent over HTTP",
+}
+"""Fields whose feature is not here (yet), and what to tell who sends one."""
+
+NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"function_call": ("none",)}
+"""Values that ask for nothing, besides None, False, 0 and what is empty."""
+
+HARMLESS_FIELDS = frozenset(
+    {
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prediction", "session_id", "output_kind", "skip_clone"),
+    }
+)
+"""Known fields that change nothing in an answer of this server."""
+
+
+class RequestBody(BaseModel):
+    """A JSON object from a stranger: types are exact, unknown names are kept aside."""
+
+    model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
+
+    def refuse_unsupported_features(self) -> None:
+        """Raise Unsupported for a field that asks for what cannot be done here."""
+        for name, value in (self.model_extra or {}).items():
+            if name in UNSUPPORTED_FIELDS and value and value not in NEUTRAL_VALUES.get(name, ()):
+                raise Unsupported(f"{name}: {UNSUPPORTED_FIELDS[name]}", param=name)
+
+    def ignored_fields(self) -> list[IgnoredField]:
+        """The fields that mean nothing here; None asks for nothing anyway."""
+        extra = self.model_extra or {}
+        if len(extra) > MAX_UNKNOWN_FIELDS:
+            raise RequestError(f"the body has {len(extra)} fields that nobody knows")
+        given = [
+            name
+            for name, value in extra.items()
+            if name not in UNSUPPORTED_FIELDS and value is not None
+        ]
+        return (
+            find_ignored(given, [*type(self).model_fields, *UNSUPPORTED_FIELDS], HARMLESS_FIELDS)
+            if given
+            else []
+        )

@@ -1,0 +1,201 @@
+"""The form of an answer, in the words of all dialects -> one `StructuredOutputRequest`.
+
+Two forms at once are refused, both named. Not here: what a form may ask
+(quire.grammar.frontends.validate).
+"""
+
+from __future__ import annotations
+
+import json
+import reprlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from quire.core.structured_output_params import (
+    GUIDED_FIELDS,
+    GUIDED_OPTIONS,
+    StructuredOutputsParams,
+    parse_guided_fields,
+    translate_error_param,
+)
+from quire.errors import RequestError
+from quire.server.formats.ignored_fields import IgnoredField
+from quire.server.formats.request_body import RequestBody, StringList
+from quire.server.generation.generation_request import StructuredOutputRequest
+
+FORMAT_TYPES = ("text", "json_object", "json_schema", "structural_tag", "grammar")
+"""Types of a format."""
+
+_LABELS = ("name", "description")
+"""They tell people what a schema is for; nobody shows them to the model here."""
+
+
+class StructuredOutputFields(RequestBody):
+    """What the text of the answer must look like; the same words on every route."""
+
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+    guided_decoding: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: StringList | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None
+    structural_tag: str | dict[str, Any] | None = None
+
+    def structured_output(self) -> StructuredOutputRequest | None:
+        """The form that is asked for. Raises RequestError in the client's words."""
+        asked = [one for one in self._given_outputs() if one is not None]
+        if len(asked) > 1:
+            first, second = asked[0].field_name, asked[1].field_name
+            message = f"give {first} or {second}, not both: an answer has one form"
+            raise RequestError(message, param=second)
+        return asked[0] if asked else None
+
+    def output_formats(self) -> Iterable[tuple[str, Mapping[str, Any] | None]]:
+        """Objects with a `type` that say the form, and where they stand."""
+        return [("response_format", self.response_format)]
+
+    def ignored_fields(self) -> list[IgnoredField]:
+        found = super().ignored_fields()
+        for where, given in self.output_formats():
+            found += _find_ignored_fields(where, given or {})
+        how = [name for name in GUIDED_OPTIONS if getattr(self, name) is not None]
+        if how and self.structured_output() is None:
+            found += [IgnoredField(name, True) for name in how]
+        return found
+
+    def _given_outputs(self) -> Iterable[StructuredOutputRequest | None]:
+        how = {GUIDED_FIELDS[name]: getattr(self, name) for name in GUIDED_OPTIONS}
+        for where, given in self.output_formats():
+            yield _from_format(where, given, how)
+        yield _from_params("structured_outputs", self.structured_outputs)
+        yield _from_params("guided_decoding", self.guided_decoding)
+        yield self._from_guided()
+
+    def _from_guided(self) -> StructuredOutputRequest | None:
+        given = {name: getattr(self, name) for name in GUIDED_FIELDS}
+        if isinstance(given["structural_tag"], dict):
+            given["structural_tag"] = json.dumps(given["structural_tag"])
+        found = parse_guided_fields(given)
+        if found is None:
+            return None
+        wanted, word = found
+        words = {today: name for name, today in GUIDED_FIELDS.items()}
+        return StructuredOutputRequest(
+            field_name=word, param=word, params=wanted, field_names=words
+        )
+
+
+def _from_params(where: str, given: Mapping[str, Any] | None) -> StructuredOutputRequest | None:
+    """Of the fields of StructuredOutputsParams."""
+    if given is None:
+        return None
+    given = dict(given)
+    if isinstance(given.get("structural_tag"), dict):
+        given["structural_tag"] = json.dumps(given["structural_tag"])
+    words = {name: f"{where}.{name}" for name in StructuredOutputsParams.__slots__}
+    words["structured_outputs"] = where
+    with translate_error_param(words):
+        wanted = StructuredOutputsParams.from_mapping(given, where)
+    return StructuredOutputRequest(
+        field_name=where, param=words[wanted.kind.value], params=wanted, field_names=words
+    )
+
+
+def _from_format(
+    where: str, given: Mapping[str, Any] | None, how: Mapping[str, Any]
+) -> StructuredOutputRequest | None:
+    """Of an object with a type. how: settings that stand beside it."""
+    if given is None:
+        return None
+    kind = given.get("type")
+    if kind not in FORMAT_TYPES:
+        allowed = ", ".join(FORMAT_TYPES)
+        message = f"{where}.type must be one of {allowed}, got {reprlib.repr(kind)}"
+        raise RequestError(message, param=f"{where}.type")
+    if kind == "text":
+        return None
+    place, fields = _FORMAT_READERS[kind](where, given)
+    words = dict.fromkeys(("json", "json_object", "structural_tag", "grammar"), place)
+    words |= {today: name for name, today in GUIDED_OPTIONS.items()}
+    with translate_error_param(words):
+        wanted = StructuredOutputsParams(**how, **fields)
+    return StructuredOutputRequest(
+        field_name=where, param=place, params=wanted, field_names=words, content_only=True
+    )
+
+
+def _read_json_schema(where: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """OpenAI's chat has it in an object of its own, Responses and others flat."""
+    inner = given.get("json_schema", given if "schema" in given else None)
+    place = f"{where}.json_schema" if inner is not given else where
+    if not isinstance(inner, Mapping):
+        raise _invalid_format(place, "an object with a 'schema'", inner)
+    for name in _LABELS:
+        if not isinstance(inner.get(name, ""), str | None):
+            raise _invalid_format(f"{place}.{name}", "text", inner[name])
+    strict = inner.get("strict")
+    if not isinstance(strict, bool | None):
+        raise _invalid_format(f"{place}.strict", "true or false", strict)
+    return f"{place}.schema", {
+        "json": _check_schema(f"{place}.schema", inner.get("schema")),
+        "disable_additional_properties": bool(strict),
+    }
+
+
+def _read_json_object(where: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Some servers read a schema here."""
+    if given.get("schema") is None:
+        return where, {"json_object": True}
+    return f"{where}.schema", {"json": _check_schema(f"{where}.schema", given["schema"])}
+
+
+def _read_structural_tag(where: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return where, {"structural_tag": json.dumps(given)}
+
+
+def _read_grammar(where: str, given: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    return f"{where}.grammar", {"grammar": given.get("grammar", "")}
+
+
+def _check_schema(place: str, given: object) -> str | dict[str, Any]:
+    if isinstance(given, bool):
+        return json.dumps(given)
+    if not isinstance(given, dict):
+        raise _invalid_format(place, "a JSON schema: an object", given)
+    return given
+
+
+_FORMAT_READERS = {
+    "json_schema": _read_json_schema,
+    "json_object": _read_json_object,
+    "structural_tag": _read_structural_tag,
+    "grammar": _read_grammar,
+}
+"""Type of a format -> where the form stands in it, and fields of StructuredOutputsParams."""
+
+_FORMAT_FIELDS = {
+    "text": (),
+    "json_object": ("schema",),
+    "json_schema": ("json_schema", "schema", "strict"),
+    "structural_tag": ("format", "structures", "triggers", "at_least_one", "stop_after_first"),
+    "grammar": ("grammar",),
+}
+
+
+def _find_ignored_fields(where: str, given: Mapping[str, Any]) -> list[IgnoredField]:
+    read = _FORMAT_FIELDS.get(str(given.get("type")), ())
+    found = [(where, name) for name in given if name not in ("type", *read)]
+    inner = given.get("json_schema")
+    if isinstance(inner, Mapping):
+        found += [
+            (f"{where}.json_schema", name) for name in inner if name not in ("schema", "strict")
+        ]
+    return [IgnoredField(f"{place}.{name}", name in _LABELS) for place, name in found]
+
+
+def _invalid_format(place: str, allowed: str, given: object) -> RequestError:
+    return RequestError(f"{place} must be {allowed}, got {reprlib.repr(given)}", param=place)

@@ -1,0 +1,242 @@
+"""What a generation says, in one form: every dialect shapes these events and nothing else.
+
+    Opening            of each prompt, before anything of its choices
+    Delta*, Finish     of each choice; the Finish comes with or after its last Delta
+    Closing            once, when every choice has finished
+
+They come in lists, one per turn of the engine: what arrived together is sent together. Streamed or
+not, the same events come; unstreamed they come all at once, with one Delta for each choice.
+
+`OutputParser` is the seam for models whose text holds more than text: it tells reasoning, content
+and
+tool calls apart. None of it is HTTP, and none of it knows a dialect. What makes these events of the
+engine's updates is quire.server.generation.generation_stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import msgspec
+
+from quire.outputs import PromptLogprobs, SampleLogprobs
+
+
+class DeltaToolCall(msgspec.Struct, frozen=True):
+    """News of one tool call: `id` and `name` come once, at its beginning; arguments in pieces."""
+
+    tool_index: int
+    """Which of the choice's tool calls."""
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+
+class PromptEvent(msgspec.Struct, frozen=True):
+    """A prompt as the engine took it."""
+
+    prompt_index: int
+    """Of the prompt in the body."""
+    prompt_ids: Sequence[int]
+    cached_tokens: int
+    """Leading tokens of it whose KV was found in the prefix cache."""
+    prompt_text: str | None = None
+    """None if it came as ids."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """By position; None where nothing is known."""
+
+
+class ChoiceDelta(msgspec.Struct, frozen=True, gc=False):
+    """What is new of one choice. Its text may be empty: a character may not be whole yet."""
+
+    index: int
+    text: str = ""
+    token_ids: Sequence[int] = ()
+    logprobs: SampleLogprobs | None = None
+    """One step for each of token_ids, if asked for."""
+    reasoning: str = ""
+    tool_call: DeltaToolCall | None = None
+
+
+class ChoiceFinish(msgspec.Struct, frozen=True):
+    """A choice is complete."""
+
+    index: int
+    finish_reason: str
+    """stop, length, abort, repetition or tool_calls."""
+    stop_reason: int | str | None = None
+    """The stop string or stop token that ended it."""
+    notes: Sequence[str] = ()
+    """What was meant as markup and made no sense: it is in the text."""
+
+
+class TokenUsage(msgspec.Struct):
+    """Tokens of one response so far. A prompt counts once, whatever n."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt, out of the prefix cache."""
+    reasoning_tokens: int | None = None
+    """Of the completion, tokens of reasoning; None where nothing tells them apart."""
+
+    def as_dict(self, *, details: bool) -> dict[str, object]:
+        """As OpenAI's routes show it."""
+        body: dict[str, object] = {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+        }
+        if details:
+            body["prompt_tokens_details"] = {"cached_tokens": self.cached_tokens}
+        if self.reasoning_tokens is not None:
+            body["completion_tokens_details"] = {"reasoning_tokens": self.reasoning_tokens}
+        return body
+
+
+class FinalEvent(msgspec.Struct, frozen=True):
+    """Nothing more will come."""
+
+    usage: TokenUsage
+    timing: Mapping[str, object] | None = None
+    """Where the time went, ready to be shown; None unless asked for (`x_timing`)."""
+    metrics: Mapping[str, object] | None = None
+    """Rates and times of a response of one sequence; None unless the server offers them."""
+
+
+GenerationEvent = PromptEvent | ChoiceDelta | ChoiceFinish | FinalEvent
+
+
+def pair_with_finish(
+    events: Sequence[GenerationEvent],
+) -> Iterator[tuple[GenerationEvent, ChoiceFinish | None]]:
+    """Each event, a choice's Finish together with the Delta before it, if there is one."""
+    told: GenerationEvent | None = None
+    for place, one in enumerate(events):
+        if one is told:
+            continue
+        after = events[place + 1] if place + 1 < len(events) else None
+        if (
+            isinstance(one, ChoiceDelta)
+            and isinstance(after, ChoiceFinish)
+            and after.index == one.index
+        ):
+            told = after
+            yield one, after
+        else:
+            yield one, None
+
+
+class ParsedDelta(msgspec.Struct, frozen=True):
+    """A piece of text that a Splitter has understood."""
+
+    text: str = ""
+    reasoning: str = ""
+    tool_call: DeltaToolCall | None = None
+
+
+class OutputParser(Protocol):
+    """Reads the text of one choice as it comes. Any cut of the text gives the same pieces."""
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; None where nothing tells them apart."""
+        ...
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Diagnostics so far: markup that made no sense."""
+        ...
+
+    def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> Sequence[ParsedDelta]:
+        """What `text` adds, as far as it is certain; `last`: give out what was held back."""
+        ...
+
+    def finish(self, reason: str) -> str:
+        """The finish reason to tell: "tool_calls" in place of "stop" if it ended in calls."""
+        ...
+
+
+class ContentOnlyParser:
+    """Text is content."""
+
+    reasoning_tokens = None
+    notes: Sequence[str] = ()
+
+    def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> Sequence[ParsedDelta]:
+        return (ParsedDelta(text),)
+
+    def finish(self, reason: str) -> str:
+        return reason
+
+
+class FullChoice(msgspec.Struct):
+    """All Deltas of one choice put together, for an answer that is not streamed."""
+
+    index: int
+    text: str = ""
+    reasoning: str = ""
+    tool_calls: list[DeltaToolCall] = []
+    token_ids: Sequence[int] = ()
+    logprobs: SampleLogprobs | None = None
+    finish_reason: str = ""
+    stop_reason: int | str | None = None
+    notes: Sequence[str] = ()
+
+    def add(self, delta: ChoiceDelta) -> None:
+        """Put the next Delta behind what is there."""
+        self.text += delta.text
+        self.reasoning += delta.reasoning
+        if delta.token_ids:
+            self.token_ids = [*self.token_ids, *delta.token_ids]
+        if delta.logprobs is not None:
+            self.logprobs = delta.logprobs if self.logprobs is None else self._merge_logprobs(delta)
+        if delta.tool_call is not None:
+            self._add_tool_call(delta.tool_call)
+
+    def _merge_logprobs(self, delta: ChoiceDelta) -> SampleLogprobs:
+        assert self.logprobs is not None
+        assert delta.logprobs is not None
+        self.logprobs.extend(delta.logprobs)  # type: ignore[arg-type]  # both of one kind
+        return self.logprobs
+
+    def _add_tool_call(self, news: DeltaToolCall) -> None:
+        for i, call in enumerate(self.tool_calls):
+            if call.tool_index == news.tool_index:
+                arguments = call.arguments + news.arguments
+                self.tool_calls[i] = msgspec.structs.replace(call, arguments=arguments)
+                return
+        self.tool_calls.append(news)
+
+
+class FullResponse(msgspec.Struct):
+    """A whole response: openings by place, choices by index."""
+
+    prompts: list[PromptEvent]
+    choices: list[FullChoice]
+    final: FinalEvent
+
+
+def collect_response(events: Iterable[GenerationEvent]) -> FullResponse:
+    """All events of a response -> the response."""
+    openings: dict[int, PromptEvent] = {}
+    choices: dict[int, FullChoice] = {}
+    closing = FinalEvent(TokenUsage())
+    for event in events:
+        if isinstance(event, PromptEvent):
+            openings[event.prompt_index] = event
+        elif isinstance(event, FinalEvent):
+            closing = event
+        else:
+            choice = choices.setdefault(event.index, FullChoice(event.index))
+            if isinstance(event, ChoiceDelta):
+                choice.add(event)
+            else:
+                choice.finish_reason, choice.stop_reason = event.finish_reason, event.stop_reason
+                choice.notes = event.notes
+    return FullResponse(
+        [openings[place] for place in sorted(openings)],
+        [choices[index] for index in sorted(choices)],
+        closing,
+    )

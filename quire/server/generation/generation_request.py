@@ -1,0 +1,165 @@
+"""What a client asks for, in one form: every dialect's body becomes an `Asked`, once.
+
+Not here: whether it may (quire.server.generation.validate), how it is answered
+(quire.server.generation.events and the
+dialect's own shape). The one idea: a dialect translates words and nothing else, so that whatever
+is checked, limited or counted is so for all of them alike. Nothing is copied: lists and dicts are
+those of the body, and nobody writes to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire.core.structured_output_params import StructuredOutputsParams
+from quire.server.formats.ignored_fields import IgnoredField
+
+ChatMessageDict = dict[str, Any]
+
+MAX_PROMPTS = 1024
+"""Of one body."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conversation:
+    """Messages for the chat template, in the form of OpenAI's chat route.
+
+    Other dialects translate theirs: text blocks to content parts, tool use to assistant
+    `tool_calls`, tool results to messages of the role tool, thinking to `reasoning`.
+    """
+
+    messages: Sequence[ChatMessageDict]
+    tools: Sequence[dict[str, Any]] | None = None
+    """As the template gets them: {"type": "function", "function": {...}}."""
+    documents: Sequence[dict[str, Any]] | None = None
+    chat_template: str | None = None
+    """A template that the request brings; refused unless the server trusts such."""
+    template_variables: Mapping[str, Any] = field(default_factory=dict)
+    """`chat_template_kwargs`; they go over those of the server."""
+    reasoning_effort: str | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    """The template writes them itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawPrompts:
+    """Texts or token ids that go on as they are."""
+
+    prompts: Sequence[str | list[int]]
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StructuredOutputRequest:
+    """A form that the text must have."""
+
+    params: StructuredOutputsParams
+    field_name: str
+    """The field of the body, in the client's words."""
+    param: str
+    """Where the form itself stands: response_format.json_schema.schema."""
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    """Field of StructuredOutputsParams -> the client's word for it."""
+    content_only: bool = False
+    """It is about the content of an answer; calls of tools, which are none, it does not bind."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchOptions:
+    """Beam search in place of sampling; as many beams as answers (n)."""
+
+    length_penalty: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One body, understood. Prompt p, sample s is the choice p * n + s."""
+
+    source: Conversation | RawPrompts | Sequence[Conversation]
+    """A list of conversations is answered with a choice for each."""
+    model: str | None = None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of SamplingParams that the client gave, by their names there. None is not given."""
+    max_tokens: int | None = None
+    """What `max_tokens` is when neither client nor generation config says; None: the context."""
+    field_names: Mapping[str, str] = field(default_factory=dict)
+    """Name in SamplingParams -> the dialect's own word for it, where errors should say that."""
+    beams: BeamSearchOptions | None = None
+    structure: StructuredOutputRequest | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    """In the words of OpenAI's chat: quire.tool_grammar.tool_choice."""
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    thinking_budget: int | None = None
+    """Tokens of thought that are wished for, if this server can count them (`settled`)."""
+
+    modalities: Sequence[str] = ("text",)
+
+    stream: bool = False
+    stream_options: bool = False
+    """Options of the stream were given."""
+    include_usage: bool = False
+    """The stream ends with the usage."""
+    continuous_usage: bool = False
+    """Every chunk has the usage so far."""
+
+    echo: bool = False
+    prompt_only: bool = False
+    """Nothing is generated: the prompt is scored (max_tokens 0 with echo)."""
+    streams_prompt_logprobs: bool = False
+    """The dialect's chunks have a place for them."""
+    token_ids: bool = False
+    """Show the ids of prompt and answer (`return_token_ids`)."""
+    tokens_as_ids: bool = False
+    """Show tokens of logprobs as token_id:ID."""
+    prompt_text: bool = False
+    """Show the prompt as the model reads it (`return_prompt_text`)."""
+    timing: bool = False
+    """Show where the time went (`x_timing`)."""
+
+    truncation_side: str | None = None
+    priority: int | None = None
+    salt: str | None = None
+    """Separates what the prefix cache may share (`cache_salt`)."""
+    request_id: str | None = None
+    """The client's wish; a header X-Request-Id goes over it."""
+    ignored: Sequence[IgnoredField] = ()
+    """Fields of the body that mean nothing here (`RequestBody.ignored_fields()`); the client is
+    told.
+    """
+
+    @property
+    def n(self) -> int:
+        """Answers to each prompt."""
+        given = self.sampling.get("n")
+        return 1 if given is None else given
+
+    @property
+    def prompt_chars(self) -> int:
+        """Characters of all texts (and ids) that are to become prompts; tools are not counted."""
+        if isinstance(self.source, RawPrompts):
+            return sum(map(len, self.source.prompts))
+        return sum(_count_chars(one.messages) for one in self.conversations)
+
+    @property
+    def conversations(self) -> Sequence[Conversation]:
+        """The conversations, if it is about such."""
+        if isinstance(self.source, Conversation):
+            return (self.source,)
+        return () if isinstance(self.source, RawPrompts) else self.source
+
+
+def _count_chars(messages: Sequence[ChatMessageDict]) -> int:
+    """What is no message at all is found out later."""
+    found = 0
+    for message in messages:
+        content = message.get("content")
+        parts = content if isinstance(content, list) else (content,)
+        for part in parts:
+            text = part.get("text") if isinstance(part, dict) else part
+            found += len(text) if isinstance(text, str) else 16
+    return found

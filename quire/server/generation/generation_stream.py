@@ -1,0 +1,328 @@
+"""Requests under way: the engine's updates -> the events that dialects shape.
+
+    Asked ── begin() ──▶ Events ── read(updates) ──▶ [Opening, Delta, Finish ...]
+
+Every route that generates comes through begin(): it checks, prepares, hands the requests to the
+engine and watches over the client. A sequence whose text is complete (a stop string) is ended here.
+`GenerationStream.process_updates` runs for each token of each stream, so it is flat, and makes
+nothing nobody asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Protocol
+
+from starlette.requests import Request
+
+from quire.core.types import Update
+from quire.outputs import SampleLogprobs
+from quire.server.app_state import AppState, get_key_owner, get_tenant
+from quire.server.generation import beams, tool_choice, validate
+from quire.server.generation.build_requests import RequestContext, build_requests
+from quire.server.generation.client_watch import ClientWatch
+from quire.server.generation.events import (
+    ChoiceDelta,
+    ChoiceFinish,
+    FinalEvent,
+    FullResponse,
+    GenerationEvent,
+    OutputParser,
+    PromptEvent,
+    TokenUsage,
+    collect_response,
+)
+from quire.server.generation.generation_request import GenerationRequest
+from quire.server.telemetry.request_timer import RequestTimer, get_request_timer
+from quire.text.input_processor import PreparedRequest
+from quire.text.output.output_processor import RequestOutputProcessor, SequenceOutput
+
+log = logging.getLogger(__name__)
+
+
+async def start_generation(
+    to: AppState, asked: GenerationRequest, http: Request, prefix: str, *, detached: bool = False
+) -> GenerationStream:
+    """Start what is asked for. Whoever called closes the Events.
+
+    detached: it goes on when the client leaves. Raises QuireErrors; then nothing runs.
+    """
+    asked = tool_choice.resolve_thinking_budget(to, asked)
+    validate.validate_request(to, asked)
+    watched = get_request_timer(http)
+    if asked.timing or to.options.enable_per_request_metrics:
+        watched.enable()
+    seconds = validate.parse_deadline_s(http.headers)
+    terms = _build_context(to, asked, http, prefix, watched, seconds)
+    presence = ClientWatch(
+        None if detached else http.receive,
+        seconds,
+        since=watched.received_at,
+        tenant=get_tenant(http),
+    )
+    presence.register(to.active_requests, terms.public_id)
+    try:
+        with presence.raise_when_ended():
+            prepared = await build_requests(to, asked, terms)
+            watched.record_submitted(terms.public_id, prepared)
+            stream: UpdateSource
+            if asked.beams is None:
+                stream = await to.engine.generate([one.request for one in prepared])
+            else:
+                prepared, stream = await beams.start_beam_search(to, asked, prepared)
+    except BaseException:
+        presence.stop()
+        raise
+    return GenerationStream(to, asked, terms.public_id, prepared, stream, presence, watched)
+
+
+def _build_context(
+    to: AppState,
+    asked: GenerationRequest,
+    http: Request,
+    prefix: str,
+    watched: RequestTimer,
+    seconds: float | None,
+) -> RequestContext:
+    said = http.headers.get("content-length", "")
+    return RequestContext(
+        to.public_id(prefix, http, asked.request_id),
+        validate.resolve_priority(to, asked, http.headers),
+        watched.received_at,
+        int(said) if said.isdecimal() else 0,
+        get_key_owner(http),
+        None if seconds is None else watched.received_at + seconds,
+    )
+
+
+class UpdateSource(Protocol):
+    """The face of quire.engine.client.engine_client.Stream."""
+
+    closed: bool
+
+    def __aiter__(self) -> AsyncIterator[list[Update]]: ...
+    def end_sequence(self, request_id: str, index: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class _PromptState:
+    """One prompt of the body and what is known of its answers."""
+
+    __slots__ = (
+        "first_choice",
+        "is_open",
+        "output_processor",
+        "prepared",
+        "prompt_index",
+        "text_readers",
+    )
+
+    def __init__(
+        self, place: int, prepared: PreparedRequest, assembler: RequestOutputProcessor
+    ) -> None:
+        self.prompt_index = place
+        self.first_choice = place * prepared.params.n  # index of its first choice
+        self.prepared = prepared
+        self.output_processor = assembler
+        self.is_open = False
+        self.text_readers: list[Callable[[Sequence[int]], str]] | None = None
+        """Set when it is open, if text is all that is made of its tokens (Assembler.flows)."""
+
+    def build_prompt_event(self) -> PromptEvent:
+        output_processor = self.output_processor
+        return PromptEvent(
+            self.prompt_index,
+            self.prepared.request.prompt,
+            output_processor.num_cached_tokens,
+            self.prepared.prompt_text,
+            output_processor.prompt_logprobs,
+        )
+
+
+class GenerationStream:
+    """What a generation says, in lists, one per turn. Iterate, or take the whole; then close().
+
+    `stream` and read() are the same in two steps, for who writes thousands of chunks a second.
+    """
+
+    def __init__(
+        self,
+        to: AppState,
+        asked: GenerationRequest,
+        public_id: str,
+        prepared: Sequence[PreparedRequest],
+        stream: UpdateSource,
+        presence: ClientWatch,
+        watched: RequestTimer,
+    ) -> None:
+        self.id = public_id
+        self.request = asked
+        self.prepared = prepared
+        self.usage = TokenUsage()
+        self.stream = stream
+        self.client_watch = presence
+        self._timer = watched
+        self._reports_metrics = to.options.enable_per_request_metrics
+        self._prompts = [
+            _PromptState(place, one, _build_output_processor(to, one))
+            for place, one in enumerate(prepared)
+        ]
+        self._by_id = {one.prepared.request.id: one for one in self._prompts}
+        self._is_full = not asked.stream
+        self._prompt_only = asked.prompt_only
+        self._output_parsers: list[OutputParser] | None = to.build_output_parsers(asked, prepared)
+        if self._output_parsers and self._output_parsers[0].reasoning_tokens is not None:
+            self.usage.reasoning_tokens = 0
+        presence.is_in_engine = asked.beams is None  # a search is more than its round
+        presence.on_end(self.stream.close)
+
+    @property
+    def closed(self) -> bool:
+        """It was given up: the client went, or close() was called."""
+        return self.stream.closed
+
+    def close(self) -> None:
+        """Abort what has not ended. Harmless when called again."""
+        self.client_watch.stop()
+        self.stream.close()
+
+    async def __aiter__(self) -> AsyncIterator[list[GenerationEvent]]:
+        async for updates in self.stream:
+            events = self.process_updates(updates)
+            if events:
+                yield events
+        self.raise_if_ended()
+        yield [self.build_final_event()]
+
+    async def collect(self) -> FullResponse:
+        """All of it, when it is complete. Raises ClientGone, DeadlinePassed, EngineError."""
+        found: list[GenerationEvent] = []
+        async for events in self:
+            found += events
+        return collect_response(found)
+
+    def raise_if_ended(self) -> None:
+        """Raise why it ended before its time, if it did."""
+        self.client_watch.raise_if_ended()
+
+    def build_final_event(self) -> FinalEvent:
+        """The last event."""
+        timing = self._timer.breakdown() if self.request.timing else None
+        return FinalEvent(
+            self.usage, timing, self._timer.latency_metrics() if self._reports_metrics else None
+        )
+
+    def process_updates(self, updates: Sequence[Update]) -> list[GenerationEvent]:
+        """The events that these updates make. Raises RequestError and EngineError."""
+        watched = self._timer
+        if watched.is_enabled:
+            watched.record_updates(updates)
+        events: list[GenerationEvent] = []
+        for update in updates:
+            prompt = self._by_id[update.request_id]
+            if prompt.text_readers is None or update.finish is not None:
+                self._process_update(prompt, update, events)
+            elif ids := update.token_ids:
+                self.usage.completion_tokens += len(ids)
+                index = update.index
+                events.append(
+                    ChoiceDelta(prompt.first_choice + index, prompt.text_readers[index](ids), ids)
+                )
+        if watched.logs_answers:
+            watched.report_events(events)
+        if watched.is_enabled and self._is_full:
+            watched.record_waiting()
+        return events
+
+    def _process_update(
+        self, prompt: _PromptState, update: Update, events: list[GenerationEvent]
+    ) -> None:
+        if update.finish == "error":
+            raise validate.to_client_error(update.to_exception(), self.request)
+        assembler = prompt.output_processor
+        answer = assembler.process(update)
+        for index in assembler.aborts:
+            self.stream.end_sequence(update.request_id, index)
+        if answer is None:
+            return
+        if not prompt.is_open:
+            self._start_prompt(prompt, events)
+        if self._is_full:
+            self._emit_full(prompt, events)
+        else:
+            self._emit_delta(prompt.first_choice + answer.index, answer, events)
+
+    def _start_prompt(self, prompt: _PromptState, events: list[GenerationEvent]) -> None:
+        prompt.is_open = True
+        if not self._prompt_only and self._output_parsers is None:
+            prompt.text_readers = prompt.output_processor.direct_decoders()
+        opening = prompt.build_prompt_event()
+        self.usage.prompt_tokens += len(opening.prompt_ids)
+        self.usage.cached_tokens += opening.cached_tokens
+        events.append(opening)
+
+    def _emit_delta(
+        self, index: int, answer: SequenceOutput, events: list[GenerationEvent]
+    ) -> None:
+        """What is new of a streamed answer."""
+        text, ids, logprobs = answer.take()
+        reason = answer.finish_reason
+        self._emit_text(index, text, ids, logprobs, events, last=reason is not None)
+        if reason is not None:
+            self._emit_finish(index, reason, answer.stop_reason, events)
+
+    def _emit_full(self, prompt: _PromptState, events: list[GenerationEvent]) -> None:
+        """The answers that are returned of a prompt whose sequences have all ended."""
+        for one in prompt.output_processor.final_outputs():
+            index = prompt.first_choice + one.index
+            self._emit_text(index, one.text, one.token_ids, one.logprobs, events, last=True)
+            assert one.finish_reason is not None, one
+            self._emit_finish(index, one.finish_reason, one.stop_reason, events)
+
+    def _emit_text(
+        self,
+        index: int,
+        text: str,
+        ids: Sequence[int],
+        logprobs: SampleLogprobs | None,
+        events: list[GenerationEvent],
+        *,
+        last: bool,
+    ) -> None:
+        if self._prompt_only:
+            events.append(ChoiceDelta(index))
+            return
+        self.usage.completion_tokens += len(ids)
+        if self._output_parsers is None:
+            events.append(ChoiceDelta(index, text, ids, logprobs))
+            return
+        splitter = self._output_parsers[index]
+        thought = splitter.reasoning_tokens
+        for said in splitter.push(text, ids, last=last):
+            events.append(
+                ChoiceDelta(index, said.text, ids, logprobs, said.reasoning, said.tool_call)
+            )
+            ids, logprobs = (), None  # they are told once
+        if thought is not None:
+            more = (splitter.reasoning_tokens or 0) - thought
+            self.usage.reasoning_tokens = (self.usage.reasoning_tokens or 0) + more
+        if ids and (self.request.token_ids or logprobs is not None):
+            events.append(ChoiceDelta(index, "", ids, logprobs))
+
+    def _emit_finish(
+        self, index: int, reason: str, stop_reason: int | str | None, events: list[GenerationEvent]
+    ) -> None:
+        notes: Sequence[str] = ()
+        if self._output_parsers is not None:
+            reason = self._output_parsers[index].finish(reason)
+            notes = self._output_parsers[index].notes
+        for note in notes:
+            log.info("%s, choice %d: %s", self.id, index, note)
+        events.append(ChoiceFinish(index, reason, stop_reason, notes))
+
+
+def _build_output_processor(to: AppState, prepared: PreparedRequest) -> RequestOutputProcessor:
+    return RequestOutputProcessor(
+        prepared, to.tokenizer, stream_interval=to.options.stream_interval
+    )

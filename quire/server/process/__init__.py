@@ -1,0 +1,1 @@
+"""Server processes: supervisor, API processes, sockets."""

@@ -1,0 +1,391 @@
+"""An API process: uvicorn and the app, over an engine in another process.
+
+Started by quire.server.process.supervisor while the engine's process reads the weights: what is
+imported
+above main() is imported meanwhile. It ends when it is told to, or when its starter is gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+from fastapi import FastAPI
+
+import quire
+from quire.config.engine_config import EngineConfig
+from quire.config.vllm_environment import start_process
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.client.zmq_transport import ZmqTransport
+from quire.engine.core import gc_control
+from quire.engine.heartbeat_page import HeartbeatReader
+from quire.engine.messages import error_to_wire
+from quire.engine.startup.text_setup import (
+    build_input_processor,
+    load_engine_tokenizer,
+    structured_defaults,
+)
+from quire.engine.supervise.process_pipe import (
+    AnyControlMessage,
+    EngineStarted,
+    InputBlocked,
+    ModelLocated,
+    ProcessFailed,
+    ProcessPipe,
+    RunApiProcess,
+    ServerListening,
+    StopProcess,
+    receive_orders,
+)
+from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
+from quire.server.app import create_app
+from quire.server.app_state import AppState
+from quire.server.generation.output_parsers import build_parser_options
+from quire.server.options import ServerOptions
+from quire.server.process import http_limits, listen_sockets
+from quire.server.process.api_process_monitor import HeartbeatTask
+from quire.server.process.startup_server import StartupServer
+from quire.server.routes.health import HealthState
+from quire.text.output.answer_parser import AnswerParserFactory, build_answer_parser_factory
+from quire.text.tokenizing.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+MAX_REQUESTS = 10**9
+"""That one process is thought to serve in its life."""
+FINAL_EVENT_GRACE_S = 2
+"""Time to send the last event of requests that were ended."""
+TLS_POLL_INTERVAL_S = 1.0
+"""How often TLS files are looked at, if they may change."""
+
+
+def main(fd: int) -> int:
+    """Serve as told over the link; the exit status."""
+    inherited = receive_orders(fd, RunApiProcess, "quire-api")
+    if inherited is None:
+        return 1
+    link, orders = inherited
+    heart = HeartbeatTask(orders)
+    options = msgspec.convert(orders.options, ServerOptions)
+    start_process(level=orders.log_level, style=options.log_format)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until it means: read the key file again
+    try:
+        return _serve(orders, options, link, heart)
+    except QuireError as error:
+        link.send(ProcessFailed(error=error_to_wire(error)))
+        return 1
+    finally:
+        if link.peer_closed:  # nobody is left to do it
+            shutil.rmtree(orders.folder, ignore_errors=True)
+
+
+def _serve(
+    orders: RunApiProcess, options: ServerOptions, link: ProcessPipe, heart: HeartbeatTask
+) -> int:
+    """Get everything ready while the engine reads its weights, so that faults are told then."""
+    listener = socket.socket(fileno=orders.socket_fds[0])
+    lobby = StartupServer(listener, options, started=orders.incarnation > 0)
+    lobby.open()
+    found = link.receive()
+    if not isinstance(found, ModelLocated):
+        return 0  # it is over already
+    lobby.phase = "weights"
+    tokenizer = load_engine_tokenizer(
+        found.config, None if found.tokenizer_folder is None else Path(found.tokenizer_folder)
+    )
+    if tokenizer is not None and found.config.model.chat_template is not None:
+        tokenizer.template(found.config.model.chat_template)  # what is wrong with it is told now
+    serving = ApiServer(orders, options, link, tokenizer, listener, heart)
+    serving.prepare(found.config)
+    built = link.receive()
+    if not isinstance(built, EngineStarted):
+        return 0
+    if built.config.scheduler != found.config.scheduler:  # lengths, as its memory turned out
+        serving.prepare(built.config)
+    lobby.close()
+    return serving.run()
+
+
+class ApiServer:
+    """The server and what it needs to end well."""
+
+    def __init__(
+        self,
+        orders: RunApiProcess,
+        options: ServerOptions,
+        link: ProcessPipe,
+        tokenizer: Tokenizer | None,
+        listener: socket.socket,
+        heart: HeartbeatTask,
+    ) -> None:
+        self._orders = orders
+        self._heartbeat = heart
+        self._options = options
+        self._pipe = link
+        self._tokenizer = tokenizer
+        self._listener = listener
+        self._read_heartbeat = (
+            None
+            if orders.engine_heartbeat_fd is None
+            else HeartbeatReader(orders.engine_heartbeat_fd).read
+        )
+        self._dead: EngineDead | None = None
+
+    def prepare(self, config: EngineConfig) -> None:
+        """Make the app for an engine of this config. Raises ConfigError."""
+        transport = ZmqTransport(
+            self._orders.engine_folder,
+            self._orders.client_name,
+            self._pipe,
+            on_word=self._handle_message,
+            gone="the server's first process is gone",
+        )
+        client = EngineClient(transport, on_death=self._on_engine_death)
+        client.restart_wait_s = config.recovery.wait_s
+        client.restarts = self._orders.engine_restarts
+        for fingerprint, left_s in self._orders.blocked_inputs:
+            client.blocklist.add(fingerprint, left_s)
+        client.on_input_blocked = self._report_blocked_input
+        self._client = client
+        self._app_state = build_app_state(
+            config, self._tokenizer, self._options, client, orders=self._orders
+        )
+        self._app = create_app(self._app_state)
+        self._health = self._app.state.health = HealthState(client, self._read_heartbeat)
+        self._health.started = self._orders.incarnation > 0 or self._orders.engine_restarts > 0
+        self._server = UvicornServer(
+            uvicorn_config(self._options, self._app),
+            ready=self._announce_ready,
+            ending=self._end_streams,
+        )
+
+    def run(self) -> int:
+        """Serve until told to stop; the exit status."""
+        if self._options.access_log:
+            _enable_access_log(self._options.disable_access_log_for_endpoints)
+        self._server.run([self._listener])
+        return 1 if self._dead is not None or not self._server.started else 0
+
+    def _handle_message(self, word: AnyControlMessage) -> None:
+        if isinstance(word, StopProcess):
+            self._server.should_exit = True
+        elif isinstance(word, InputBlocked):
+            self._client.block_fingerprint(word.fingerprint)
+
+    def _report_blocked_input(self, fingerprint: bytes) -> None:
+        self._pipe.try_send(InputBlocked(fingerprint=fingerprint))
+
+    def _on_engine_death(self, dead: EngineDead) -> None:
+        self._dead = dead
+        self._server.should_exit = True
+
+    async def _end_streams(self) -> None:
+        """Streams without an end of their own end now. Requests have their time, and are then told
+        so: no stream just breaks off.
+        """
+        self._health.draining = True
+        self._app.state.live.end()
+        await asyncio.sleep(self._options.shutdown_timeout)
+        self._app_state.engine.fail_streams(ShuttingDown("the server is shutting down"))
+
+    def _announce_ready(self) -> None:
+        if self._options.enable_ssl_refresh:
+            self._refreshing = asyncio.create_task(refresh_tls(self._server.config, self._options))
+        if self._options.api_key_file is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, self._app.state.keys.schedule_reload)
+        gc_control.raise_gc_threshold()
+        self._heartbeat.start_on_loop()
+        self._pipe.send(
+            ServerListening(banner=startup_message(self._app_state, self._options, self._listener))
+        )
+
+
+class UvicornServer(uvicorn.Server):
+    """uvicorn's server; says when it is ready and when it begins to end. Signals are not its."""
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        ready: Callable[[], None],
+        ending: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        super().__init__(config)
+        self._on_ready = ready
+        self._on_ending = ending
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._on_ending())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            ending.cancel()
+
+
+def uvicorn_config(options: ServerOptions, app: FastAPI) -> uvicorn.Config:
+    """What the options mean to uvicorn."""
+    return uvicorn.Config(
+        app,
+        http=http_limits.build_http_protocol(options),
+        ws="none",
+        log_config=None,
+        log_level=options.uvicorn_log_level,
+        access_log=options.access_log,
+        root_path=options.root_path,
+        timeout_keep_alive=options.keep_alive_timeout,
+        timeout_graceful_shutdown=options.shutdown_timeout + FINAL_EVENT_GRACE_S,
+        lifespan="on",
+        server_header=False,
+        ssl_keyfile=options.ssl_keyfile,
+        ssl_certfile=options.ssl_certfile,
+        ssl_ca_certs=options.ssl_ca_certs,
+        ssl_cert_reqs=options.ssl_cert_reqs,
+        ssl_ciphers=options.ssl_ciphers or "DEFAULT",
+    )
+
+
+def build_app_state(
+    config: EngineConfig,
+    tokenizer: Tokenizer | None,
+    options: ServerOptions,
+    client: EngineClient,
+    *,
+    orders: RunApiProcess,
+) -> AppState:
+    """What routes need, from an engine that is ready."""
+    return AppState(
+        engine=client,
+        inputs=build_input_processor(
+            config, tokenizer, process=orders.index + orders.count * orders.incarnation
+        ),
+        tokenizer=tokenizer,
+        chat_template=config.model.chat_template,
+        served_model_names=config.model.served_names,
+        max_model_len=config.scheduler.max_model_len,
+        options=options,
+        defaults=config.sampling.defaults,
+        structured_defaults=structured_defaults(config),
+        answer_parsers=_build_answer_parsers(options, tokenizer, config.model.chat_template),
+        has_priority_scheduling=config.scheduler.policy == "priority",
+        root=config.model.name,
+        dtype=config.model.dtype,
+        log_stats=config.observe.log_stats,
+        counters_folder=Path(orders.folder) if orders.count > 1 else None,
+        process_index=orders.index,
+        _request_numbers=itertools.count(  # no id twice in one engine
+            orders.index + orders.count * orders.incarnation * MAX_REQUESTS, orders.count
+        ),
+    )
+
+
+def _build_answer_parsers(
+    options: ServerOptions, tokenizer: Tokenizer | None, chat_template: str | None
+) -> AnswerParserFactory | None:
+    """What tells reasoning and tool calls from content. Raises ConfigError."""
+    said = build_parser_options(options)
+    if said.reasoning is None and said.tools is None:
+        return None
+    if tokenizer is None:
+        raise ConfigError("reasoning and tool parsers read text: this engine has no tokenizer")
+    return build_answer_parser_factory(said, tokenizer, chat_template)
+
+
+def startup_message(services: AppState, options: ServerOptions, listener: socket.socket) -> str:
+    """What to print when the server is ready, with a command that works as it stands."""
+    base = listen_sockets.listener_url(options, listener)
+    has_template = services.tokenizer is not None and bool(
+        services.chat_template or services.tokenizer.templates
+    )
+    path, body = "/v1/completions", {"prompt": "Once upon a time", "max_tokens": 32}
+    if has_template:
+        ask = {"role": "user", "content": "What is the capital of France?"}
+        path, body = "/v1/chat/completions", {"messages": [ask]}
+    words = ["curl", f"{base}{path}", "-H", "Content-Type: application/json"]
+    if options.uds is not None:
+        words[1:1] = ["--unix-socket", options.uds]
+    if options.ssl_certfile is not None:
+        words[1:1] = ["--cacert", options.ssl_certfile]
+    if options.api_key or options.api_key_file:
+        words += ["-H", "Authorization: Bearer YOUR_KEY"]
+    words += ["-d", json.dumps({"model": services.served_model_names[0], **body})]
+    return (
+        f"quire {quire.__version__} serves {services.served_model_names[0]} on {base} "
+        f"(open it in a browser; OpenAI API under /v1, routes at /docs). "
+        f"Try:\n  {shlex.join(words)}"
+    )
+
+
+async def refresh_tls(config: uvicorn.Config, options: ServerOptions) -> None:
+    """Load the TLS files again whenever one of them has changed, for ever."""
+    paths = [options.ssl_certfile, options.ssl_keyfile, options.ssl_ca_certs]
+    known = [_file_stamp(path) for path in paths]
+    while True:
+        await asyncio.sleep(TLS_POLL_INTERVAL_S)
+        now = [_file_stamp(path) for path in paths]
+        if now == known or config.ssl is None:
+            continue
+        try:
+            listen_sockets.load_tls(config.ssl, options)
+        except (OSError, ValueError) as error:  # half of it is written: the next look may do
+            log.warning("cannot use the new TLS files yet, going on with the old: %s", error)
+            continue
+        known = now
+        log.info("the TLS files have changed: new connections use them")
+
+
+def _file_stamp(path: str | None) -> tuple[int, int, int] | None:
+    """What differs when a file was written or replaced; a link's target counts."""
+    if path is None:
+        return None
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino, found.st_size
+
+
+def _enable_access_log(hidden: tuple[str, ...]) -> None:
+    access = logging.getLogger("uvicorn.access")
+    access.setLevel(logging.INFO)
+    access.addFilter(build_access_log_filter(hidden))
+
+
+def build_access_log_filter(hidden: Iterable[str]) -> Callable[[logging.LogRecord], bool]:
+    """A filter of the access log that leaves out these paths, each alone or several with commas.
+
+    Of all others it leaves out what stands behind the path: clients put keys there by mistake.
+    """
+    paths = {path.strip() for one in hidden for path in one.split(",")}
+
+    def shown(record: logging.LogRecord) -> bool:
+        args = record.args  # client, method, path with query, HTTP version, status
+        if not isinstance(args, tuple) or len(args) < 3:
+            return True
+        path = str(args[2]).partition("?")[0]
+        record.args = (*args[:2], path, *args[3:])
+        return path not in paths
+
+    return shown

@@ -1,0 +1,384 @@
+"""`quire serve` as a whole: one engine process, one or more API processes, and this one, which
+starts them, hears signals, and sees to it that all end together and nothing stays behind.
+
+It imports neither torch nor the server, so that the others are started at once and get ready side
+by side. The one idea: it holds a link to each of them. A link that ends means that its process is
+gone: another is started, as often as is allowed. When this process is gone, however it went,
+theirs end and they go too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import resource
+import selectors
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+from quire import env
+from quire.config.options import Options
+from quire.core.admission.request_blocklist import RequestBlocklist
+from quire.engine.messages import error_from_wire
+from quire.engine.supervise.engine_restarter import EngineRestarter, RestartBudget
+from quire.engine.supervise.liveness import CHECK_INTERVAL_S
+from quire.engine.supervise.process_launcher import (
+    EngineChildProcess,
+    EngineProcessHandle,
+    describe_exit,
+)
+from quire.engine.supervise.process_pipe import (
+    AnyControlMessage,
+    ChildProcess,
+    ClientGone,
+    EngineStarted,
+    EngineTerminated,
+    InputBlocked,
+    ProcessFailed,
+    RestartEngine,
+    RunApiProcess,
+    ServerListening,
+    StopProcess,
+)
+from quire.engine.supervise.watchdog import Watchdog
+from quire.log import BestEffortStream
+from quire.server.options import ServerOptions
+from quire.server.process.api_process_monitor import ApiChildProcess
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0
+"""Beyond the time that requests have, for what ends to end; then it is killed."""
+OPEN_FILES_LIMIT = 65536
+
+
+class Supervisor:
+    """All processes of one server."""
+
+    def __init__(
+        self,
+        options: Options,
+        server_options: ServerOptions,
+        listeners: list[socket.socket],
+        *,
+        log_level: str,
+    ) -> None:
+        self._engine_options = options
+        self._options = server_options
+        self._listeners = listeners
+        self._log_level = log_level
+        self._selector = selectors.DefaultSelector()
+        self._signals: list[int] = []
+        self._stopping = False
+        self._deadline: float | None = None
+        self._status = 0
+        self._killed: set[ChildProcess] = set()
+        self._ready_messages: dict[ChildProcess, str] = {}
+        self._is_announced = False
+        self._restarter: EngineRestarter | None = None
+        self._watchdog = Watchdog(options.health, env.read().cache_dir)
+        self._next_check_at = 0.0
+        self._started_at = time.monotonic()
+        self._api_processes: list[ApiChildProcess] = []
+        self._api_start_s: float | None = None  # what the slowest of the first took
+        self._blocklist = RequestBlocklist()  # what any of them has put into its own
+        self._names: list[str] = []  # of the API processes
+        self._replacements = 0  # of API processes in place of others
+        said = options.recovery
+        self._recovery = said
+        self._api_restarts = RestartBudget(said.max_engine_restarts, said.engine_restart_window)
+
+    def run(self) -> int:
+        """Until all has ended; the exit status. Raises what kept the server from starting."""
+        _raise_open_files_limit()
+        with self._signal_socket() as ear:
+            self._selector.register(ear, selectors.EVENT_READ, None)
+            try:
+                self._start()
+                while self._live_api_processes():
+                    self._process_events(ear)
+            finally:
+                self._clean_up()
+        return self._status
+
+    def _start(self) -> None:
+        """The engine first: it takes longest."""
+        said = self._recovery
+        restarts = RestartBudget(said.max_engine_restarts, said.engine_restart_window)
+        make = self._watchdog.create_child
+        standby = make if said.engine_standby and said.max_engine_restarts else None
+        self._restarter = EngineRestarter(self._start_engine, restarts, standby)
+        self._register(self._restarter.engine.child)
+        for index in range(len(self._listeners)):
+            self._names.append(f"api-{index}")
+            self._api_processes.append(self._start_api(self._restarter, index, 0))
+
+    def _start_engine(self, child: EngineChildProcess | None) -> EngineProcessHandle:
+        return EngineProcessHandle(
+            self._engine_options,
+            log_level=self._log_level,
+            log_style=self._options.log_format,
+            server=True,
+            askers=1
+            if len(self._listeners) == 1 and not self._recovery.max_engine_restarts
+            else None,
+            child=child or self._watchdog.create_child(),
+        )
+
+    def _start_api(self, keeper: EngineRestarter, index: int, birth: int) -> ApiChildProcess:
+        listener = self._listeners[index]  # stays ours, too: a dead one's goes to the next
+        page = self._watchdog.heartbeat_file
+        limit_s = self._options.api_watchdog_seconds
+        child = ApiChildProcess([listener, page], limit_s, self._api_start_s)
+        orders = RunApiProcess(
+            options=dataclasses.asdict(self._options),
+            folder=keeper.folder,
+            engine_folder=keeper.engine.folder,
+            client_name=self._names[index],
+            index=index,
+            count=self._options.api_server_count,
+            incarnation=birth,
+            engine_restarts=keeper.restart_count,
+            engine_heartbeat_fd=page.fileno(),
+            heartbeat_fd=child.heartbeat_file.fileno(),
+            stacks_fd=child.stacks_file.fileno(),
+            blocked_inputs=tuple(self._blocklist.entries()),
+            socket_fds=[listener.fileno()],
+            log_level=self._log_level,
+        )
+        child.pipe.send(orders)
+        self._register(child)
+        return child
+
+    def _close_listeners(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+
+    def _register(self, child: ChildProcess) -> None:
+        self._selector.register(child.pipe.fileno(), selectors.EVENT_READ, child)
+
+    def _live_api_processes(self) -> list[ApiChildProcess]:
+        """API processes whose link has not ended."""
+        watched = [key.data for key in self._selector.get_map().values()]
+        return [child for child in self._api_processes if child in watched]
+
+    def _process_events(self, ear: socket.socket) -> None:
+        left = CHECK_INTERVAL_S if self._checks_liveness else None
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+        for key, _ in self._selector.select(left):
+            if key.data is None:
+                ear.recv(64)
+                self._handle_signals()
+            else:
+                self._handle_message(key.data)
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            log.error("what runs did not end in time: it is killed")
+            self._kill_processes(*self._api_processes)
+            self._status = 1
+        if not self._stopping and time.monotonic() >= self._next_check_at:
+            self._next_check_at = time.monotonic() + CHECK_INTERVAL_S
+            self._check_liveness()
+
+    def _check_liveness(self) -> None:
+        """End whom nothing else will."""
+        if self._restarter is not None and self._watchdog.check_interval_s is not None:
+            why = self._watchdog.check(self._restarter.engine.child)
+            if why is not None:
+                self.restart(why)
+        for (
+            child
+        ) in self._api_processes:  # one that hangs gets its share of connections, and answers none
+            if child.check_liveness() is not None:
+                child.process.kill()
+
+    @property
+    def _checks_liveness(self) -> bool:
+        return self._watchdog.check_interval_s is not None or self._options.api_watchdog_seconds > 0
+
+    def _handle_message(self, child: ChildProcess) -> None:
+        word = child.pipe.receive()
+        if word is None:
+            self._selector.unregister(child.pipe.fileno())
+            self._on_child_exit(child)
+            return
+        if self._is_engine(child):
+            assert self._restarter is not None, "an engine without a keeper"
+            if isinstance(word, EngineStarted) and self._restarter.engine_started is None:
+                self._watchdog.set_start_time(time.monotonic() - self._started_at)
+            told = self._restarter.handle(word)
+            if told is not None:
+                self._broadcast(told)
+        elif isinstance(word, InputBlocked):
+            self._broadcast_blocked_input(child, word)
+        elif isinstance(word, ServerListening):
+            self._on_api_ready(child, word.banner)
+        elif isinstance(word, RestartEngine):
+            self.restart(word.reason)
+        elif isinstance(word, ProcessFailed) and not self._replacements:
+            raise error_from_wire(word.error)
+        if child.pipe.has_message:
+            self._handle_message(child)
+
+    def _on_api_ready(self, child: ChildProcess, welcome: str) -> None:
+        self._ready_messages[child] = welcome
+        if len(self._ready_messages) == len(self._api_processes) and not self._is_announced:
+            self._is_announced = True
+            self._api_start_s = max(one.age_s for one in self._api_processes)
+            print(welcome, file=BestEffortStream(sys.stdout), flush=True)  # what people wait for
+
+    def _broadcast_blocked_input(self, who: ChildProcess, word: InputBlocked) -> None:
+        """All shall know, those included that are yet to be started."""
+        self._blocklist.add(word.fingerprint)
+        for child in self._api_processes:
+            if child is not who:
+                child.pipe.try_send(word)  # one that does not read hangs, and is soon ended
+
+    def restart(self, reason: str) -> None:
+        """End the engine at once, whatever it does, and start another: streams go on there."""
+        if self._restarter is not None and not self._stopping:
+            log.error("the engine is ended: %s", reason)
+            self._restarter.restart(reason)
+
+    def _broadcast(self, word: AnyControlMessage) -> None:
+        for child in self._api_processes:
+            child.pipe.send(word)
+
+    # -- ends -----------------------------------------------------------------------------------
+
+    def _handle_signals(self) -> None:
+        """The first asks for an end, and a second Ctrl-C for one at once."""
+        numbers, self._signals = self._signals, []
+        if signal.SIGHUP in numbers:
+            numbers = [one for one in numbers if one != signal.SIGHUP]
+            for child in self._live_api_processes():
+                child.process.send_signal(signal.SIGHUP)
+        if self._stopping and signal.SIGINT in numbers:
+            self._kill_processes(*self._api_processes)
+            self._status = 1
+        elif numbers:
+            self._begin_shutdown()
+
+    def _is_engine(self, child: ChildProcess) -> bool:
+        return self._restarter is not None and child is self._restarter.engine.child
+
+    def _on_child_exit(self, child: ChildProcess) -> None:
+        """A process is gone. That of itself is right only when all are ending."""
+        status = child.process.wait()
+        if self._stopping and (not status or child in self._killed):
+            return
+        if isinstance(child, ApiChildProcess):
+            why = self._on_api_exit(child, f"an API process ended: {describe_exit(status)}")
+        else:
+            self._collect_crash_artifacts(describe_exit(status))
+            why = self._on_engine_exit(f"the engine's process ended: {describe_exit(status)}")
+        if why is None:
+            return
+        if not self._status:
+            log.error("%s", why)
+        self._status = 1
+        self._begin_shutdown()
+
+    def _collect_crash_artifacts(self, why: str) -> None:
+        keeper = self._restarter
+        if keeper is not None and not self._stopping:
+            config = None if keeper.engine_started is None else keeper.engine_started.config
+            self._watchdog.record_death(keeper.engine.child, why, config)
+
+    def _on_engine_exit(self, why: str) -> str | None:
+        """Start another, if that may be; else why all is over."""
+        assert self._restarter is not None, "an engine without a keeper"
+        if self._stopping:
+            return why
+        told = self._restarter.on_engine_exit()
+        self._broadcast(told)
+        if isinstance(told, EngineTerminated):
+            return told.reason
+        self._register(self._restarter.engine.child)
+        return None
+
+    def _on_api_exit(self, child: ApiChildProcess, why: str) -> str | None:
+        """Start another in its place, if it has served."""
+        keeper, index = self._restarter, self._api_processes.index(child)
+        child.log_crash_stacks()
+        served = self._ready_messages.pop(child, None) is not None
+        if keeper is None or self._stopping or not served:
+            return why
+        if not self._api_restarts.try_take():
+            return why
+        log.error("%s; its connections are lost, and another is being started", why)
+        keeper.engine.child.pipe.send(ClientGone(client_name=self._names[index]))
+        child.close()
+        self._replacements += 1
+        self._names[index] = f"api-{index}.{self._replacements}"
+        self._api_processes[index] = self._start_api(keeper, index, self._replacements)
+        for word in (keeper.model_located, keeper.engine_started, keeper.unavailable):
+            if word is not None:
+                self._api_processes[index].pipe.send(word)
+        return None
+
+    def _begin_shutdown(self) -> None:
+        if self._stopping:
+            return
+        self._stopping = True
+        self._deadline = time.monotonic() + self._options.shutdown_timeout + GRACE_S
+        self._close_listeners()
+        self._broadcast(StopProcess())
+        keeper = self._restarter
+        if keeper is not None and (keeper.engine_started is None or keeper.unavailable is not None):
+            self._kill_processes(
+                keeper.engine.child
+            )  # nothing runs there yet, and a start takes long
+
+    def _kill_processes(self, *children: ChildProcess) -> None:
+        for child in children:
+            self._killed.add(child)
+            child.process.kill()
+
+    def _clean_up(self) -> None:
+        """Whatever happened: no process stays, nor the folder. The engine ends last."""
+        for child in self._api_processes:
+            child.stop(0.0 if child in self._live_api_processes() else GRACE_S)
+        if self._restarter is not None:
+            self._restarter.stop()
+        self._watchdog.close()
+        self._close_listeners()
+        if self._options.uds is not None:
+            Path(self._options.uds).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _signal_socket(self) -> Iterator[socket.socket]:
+        """Signals arrive as bytes of a socket, and their numbers in _signals."""
+        ear, mouth = socket.socketpair()
+        ear.setblocking(False)
+        mouth.setblocking(False)
+        heard = [signal.SIGINT, signal.SIGTERM]
+        if self._options.api_key_file is not None:
+            heard.append(signal.SIGHUP)  # read it again
+        before = {n: signal.signal(n, self._on_signal) for n in heard}
+        fd = signal.set_wakeup_fd(mouth.fileno())
+        try:
+            yield ear
+        finally:
+            signal.set_wakeup_fd(fd)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            ear.close()
+            mouth.close()
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+
+def _raise_open_files_limit() -> None:
+    """A connection is a file, and the usual limit of 1,024 is for programs that have few."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES_LIMIT if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

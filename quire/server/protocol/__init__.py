@@ -1,1 +1,0 @@
-"""Bodies of requests (pydantic, read once at the edge) and of answers (plain dicts)."""

@@ -1,0 +1,276 @@
+"""What is served: models, version; and what operates on the server.
+
+Who operates needs a switch: --enable-dev-routes for what touches everyone's requests,
+--enable-profiler-routes for traces. Without it the route says which, and does nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from quire.errors import RequestError, Unsupported
+from quire.server.app_state import VERSION, AppState, get_app_state
+from quire.server.formats import ignored_fields
+from quire.server.formats.body_reader import read_body, read_json_bytes
+from quire.server.formats.chat_request import ChatCompletionRequest
+from quire.server.formats.completion_request import CompletionRequest
+from quire.server.formats.request_body import RequestBody, StringList
+from quire.server.formats.sse import build_json_response
+from quire.server.routes import cancel
+from quire.server.routes.chat import create_chat_completion
+from quire.server.routes.completions import create_completion
+
+router = APIRouter()
+
+Mode = Literal["abort", "wait", "keep"]
+
+
+class AbortRequestsBody(RequestBody):
+    """Requests to end: ids of answers, or the X-Request-Id that was sent."""
+
+    request_ids: StringList
+
+
+BODIES: dict[str, tuple[type[RequestBody], ...]] = {
+    "/abort_requests": (AbortRequestsBody,),
+    "/invocations": (ChatCompletionRequest, CompletionRequest),
+}
+
+# -- models and version -----------------------------------------------------------------------
+
+
+@router.get("/v1/models", tags=["models"])
+async def list_models(http: Request) -> Response:
+    """The names this server answers to."""
+    to = get_app_state(http)
+    return build_json_response(
+        {"object": "list", "data": [_build_model_card(to, name) for name in to.served_model_names]}
+    )
+
+
+@router.get("/v1/models/{name:path}", tags=["models"])
+async def show_model(http: Request, name: str) -> Response:
+    """One of them."""
+    to = get_app_state(http)
+    to.check_model(name)
+    return build_json_response(_build_model_card(to, name))
+
+
+def _build_model_card(to: AppState, name: str) -> dict[str, Any]:
+    permission = {
+        "id": f"modelperm-{name}",
+        "object": "model_permission",
+        "created": to.created,
+        "allow_create_engine": False,
+        "allow_sampling": True,
+        "allow_logprobs": True,
+        "allow_search_indices": False,
+        "allow_view": True,
+        "allow_fine_tuning": False,
+        "organization": "*",
+        "group": None,
+        "is_blocking": False,
+    }
+    return {
+        "id": name,
+        "object": "model",
+        "created": to.created,
+        "owned_by": "quire",
+        "root": to.root,
+        "parent": None,
+        "max_model_len": to.max_model_len,
+        "permission": [permission],
+    }
+
+
+@router.get("/version", tags=["health"])
+async def version() -> Response:
+    """Of quire."""
+    return build_json_response({"version": VERSION})
+
+
+# -- operating on the engine ------------------------------------------------------------------
+
+
+def _require_dev_routes(http: Request) -> AppState:
+    """The services, if this server may be operated on by its clients."""
+    to = get_app_state(http)
+    if not to.options.enable_dev_routes:
+        raise HTTPException(403, "this route is closed: start with --enable-dev-routes to open it")
+    return to
+
+
+@router.post("/sleep", tags=["operating"])
+async def sleep(http: Request, level: int = 1, mode: Mode = "abort") -> Response:
+    """Stop making steps. Level 1 also gives the KV cache back; level 0 only pauses."""
+    await _require_dev_routes(http).engine.sleep(level, mode)
+    return Response()
+
+
+@router.post("/wake_up", tags=["operating"])
+async def wake_up(http: Request, tags: Annotated[list[str] | None, Query()] = None) -> Response:
+    """Undo /sleep, all of it or for these tags: weights, kv_cache, scheduling."""
+    await _require_dev_routes(http).engine.wake_up(tags)
+    return Response()
+
+
+@router.get("/is_sleeping", tags=["operating"])
+async def is_sleeping(http: Request) -> Response:
+    """Whether anything of the engine sleeps."""
+    return build_json_response({"is_sleeping": _require_dev_routes(http).engine.is_sleeping})
+
+
+@router.post("/pause", tags=["operating"])
+async def pause(http: Request, mode: Mode = "abort", clear_cache: bool = False) -> Response:
+    """Make no steps until /resume; new requests wait. keep: those that run are frozen."""
+    await _require_dev_routes(http).engine.pause(mode, clear_cache=clear_cache)
+    return build_json_response({"status": "paused"})
+
+
+@router.post("/resume", tags=["operating"])
+async def resume(http: Request) -> Response:
+    """Go on after /pause."""
+    await _require_dev_routes(http).engine.resume()
+    return build_json_response({"status": "resumed"})
+
+
+@router.get("/is_paused", tags=["operating"])
+async def is_paused(http: Request) -> Response:
+    """Whether no steps are made."""
+    return build_json_response({"is_paused": _require_dev_routes(http).engine.is_paused})
+
+
+@router.post("/reset_prefix_cache", tags=["operating"])
+async def reset_prefix_cache(
+    http: Request, reset_running_requests: bool = False, reset_external: bool = False
+) -> Response:
+    """Forget cached prefixes. reset_running_requests: end what runs first.
+
+    reset_external: there is no cache outside the engine to forget.
+    """
+    engine = _require_dev_routes(http).engine
+    if not await engine.reset_prefix_cache(reset_running=reset_running_requests):
+        message = "requests hold blocks of the cache; wait, or send reset_running_requests=true"
+        raise HTTPException(409, message)
+    return Response()
+
+
+@router.post("/abort_requests", tags=["operating"])
+async def abort_requests(http: Request) -> Response:
+    """End requests of whatever client, in whatever process. Their answers end with "abort"."""
+    to = _require_dev_routes(http)
+    body = await read_body(http, AbortRequestsBody, to.options.max_body_bytes)
+    ignored = body.ignored_fields()
+    if to.options.strict:
+        ignored_fields.refuse_unknown(ignored)
+    aborted = await cancel.cancel_requests(to, body.request_ids, tenant=None)
+    return build_json_response({"aborted": aborted}, ignored_fields.ignored_headers(ignored))
+
+
+@router.get("/server_info", tags=["operating"])
+async def server_info(http: Request) -> Response:
+    """What runs here: version, model, options of the server, counts of the engine."""
+    to = _require_dev_routes(http)
+    return build_json_response(
+        {
+            "version": VERSION,
+            "model": {
+                "names": to.served_model_names,
+                "root": to.root,
+                "max_model_len": to.max_model_len,
+                "generation_defaults": dict(to.defaults),
+            },
+            "server_options": _without_secrets(asdict(to.options)),
+            "engine": asdict(await to.engine.stats()),
+        }
+    )
+
+
+def _without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**options, "api_key": [f"({len(options['api_key'])} keys)"]}
+
+
+# -- profiles ---------------------------------------------------------------------------------
+
+
+def _require_profiler_routes(http: Request) -> AppState:
+    to = get_app_state(http)
+    if not to.options.enable_profiler_routes:
+        message = "this route is closed: start with --enable-profiler-routes to open it"
+        raise HTTPException(403, message)
+    return to
+
+
+@router.post("/start_profile", tags=["operating"])
+async def start_profile(http: Request) -> Response:
+    """Record what the engine does, until /stop_profile."""
+    with _conflicts_as_409():
+        await _require_profiler_routes(http).engine.start_profile()
+    return Response()
+
+
+@router.post("/stop_profile", tags=["operating"])
+async def stop_profile(http: Request) -> Response:
+    """Write the trace."""
+    with _conflicts_as_409():
+        return build_json_response(
+            {"path": await _require_profiler_routes(http).engine.stop_profile()}
+        )
+
+
+@contextmanager
+def _conflicts_as_409() -> Iterator[None]:
+    """What the engine refuses now, it would do at another time."""
+    try:
+        yield
+    except Unsupported:
+        raise
+    except RequestError as error:
+        raise HTTPException(409, str(error)) from None
+
+
+# -- one door for all -------------------------------------------------------------------------
+
+
+@router.post("/invocations", tags=["older servers"])
+async def invocations(http: Request) -> Response:
+    """What the body is for says where it goes: messages to chat, a prompt to completions."""
+    raw = await read_json_bytes(http, get_app_state(http).options.max_body_bytes)
+    body = InvocationsBody.model_validate_json(raw)
+    given = body.model_extra or {}
+    if "messages" in given:
+        return await create_chat_completion(_with_body(http, raw))
+    if "prompt" in given:
+        return await create_completion(_with_body(http, raw))
+    message = "/invocations takes messages (a chat) or a prompt (a completion)"
+    if _POOLING_FIELDS.intersection(given):
+        raise Unsupported(f"{message}: models that give vectors or scores are not built yet")
+    raise RequestError(message, param="messages")
+
+
+class InvocationsBody(RequestBody):
+    """An object of whatever kind."""
+
+
+_POOLING_FIELDS = frozenset({"input", "query", "queries", "documents", "text_1", "data_1", "items"})
+
+
+def _with_body(http: Request, raw: bytes) -> Request:
+    """The request, with its body to be read once more."""
+    unread = [raw]
+
+    async def receive() -> Message:
+        if unread:
+            return {"type": "http.request", "body": unread.pop(), "more_body": False}
+        return await http.receive()
+
+    return Request(http.scope, receive)

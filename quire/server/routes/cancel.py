@@ -1,0 +1,49 @@
+"""Ending what runs under an id: DELETE /v1/requests/{id} for one's own, /abort_requests for all.
+
+Until the engine has accepted a request its API process alone knows of it; from then on the engine
+does, whichever process is asked. So both are asked. What the engine ends has an answer: what was
+said so far, and "abort" for its reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from fastapi import APIRouter
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import EngineAway
+from quire.server.app_state import AppState, get_app_state, get_tenant
+from quire.server.formats.sse import build_json_response
+
+router = APIRouter()
+
+ID_PREFIXES = ("", "chatcmpl-", "cmpl-", "resp_", "msg_", "gen-")
+"""What stands before the X-Request-Id in the ids of answers."""
+
+
+@router.delete("/v1/requests/{request_id:path}", tags=["requests"])
+async def cancel_request(http: Request, request_id: str) -> Response:
+    """End what runs under the id of an answer, or under the X-Request-Id that was sent.
+
+    Only what the same key has started: of others it says, as of what has ended, that there is none.
+    """
+    if not await cancel_requests(get_app_state(http), [request_id], get_tenant(http)):
+        raise HTTPException(404, f"no request {request_id!r:.100} of yours is running")
+    return build_json_response({"id": request_id, "object": "request", "cancelled": True})
+
+
+async def cancel_requests(to: AppState, ids: Iterable[str], tenant: bytes | None) -> int:
+    """End a tenant's requests (None: anybody's) of whatever process. How many there were."""
+    names = [prefix + one for one in ids for prefix in ID_PREFIXES]
+    here = to.active_requests.cancel(names, tenant)
+    await asyncio.sleep(0)  # those take their word back from the engine, before it is asked
+    try:
+        return here + await to.engine.abort_named(names, tenant)
+    except EngineAway:
+        if not here:
+            raise
+        return here

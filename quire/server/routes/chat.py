@@ -1,0 +1,303 @@
+"""POST /v1/chat/completions and its batch form: HTTP in, events out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.outputs import SampleLogprobs
+from quire.server.app_state import AppState, get_app_state
+from quire.server.formats import logprobs
+from quire.server.formats.body_reader import read_body
+from quire.server.formats.chat_request import BatchChatCompletionRequest, ChatCompletionRequest
+from quire.server.formats.openai_envelope import (
+    ResponseEnvelope,
+    add_final_fields,
+    build_final_chunk,
+    encode,
+)
+from quire.server.formats.sse import (
+    DONE,
+    EventStreamResponse,
+    build_full_response,
+    encode_sse,
+    encode_sse_error,
+)
+from quire.server.generation.events import (
+    ChoiceDelta,
+    ChoiceFinish,
+    DeltaToolCall,
+    FinalEvent,
+    FullChoice,
+    FullResponse,
+    GenerationEvent,
+    PromptEvent,
+    pair_with_finish,
+)
+from quire.server.generation.generation_request import Conversation
+from quire.server.generation.generation_stream import GenerationStream, start_generation
+from quire.server.generation.tool_choice import resolve_tool_choice
+
+router = APIRouter()
+BODIES = {
+    "/v1/chat/completions": (ChatCompletionRequest,),
+    "/v1/chat/completions/batch": (BatchChatCompletionRequest,),
+}
+TEXT_PLACEHOLDER = "\x00text\x00"
+
+
+@router.post("/v1/chat/completions", tags=["chat"])
+async def create_chat_completion(http: Request) -> Response:
+    """Go on with a conversation."""
+    to = get_app_state(http)
+    body = await read_body(http, ChatCompletionRequest, to.options.max_body_bytes)
+    events = await start_generation(to, body.to_generation_request(), http, "chatcmpl-")
+    shape = ChatFormatter(to, events)
+    if body.stream:
+        return EventStreamResponse(events, shape, keep_alive_s=to.options.sse_keep_alive_interval)
+    return await build_full_response(events, shape)
+
+
+@router.post("/v1/chat/completions/batch", tags=["chat"])
+async def create_chat_completions(http: Request) -> Response:
+    """Go on with several conversations; choice = conversation x n + sample."""
+    to = get_app_state(http)
+    body = await read_body(http, BatchChatCompletionRequest, to.options.max_body_bytes)
+    events = await start_generation(to, body.to_generation_request(), http, "chatcmpl-")
+    return await build_full_response(events, ChatFormatter(to, events))
+
+
+class ChatFormatter:
+    """Events -> the answer in OpenAI's chat form, whole or in chunks."""
+
+    media_type = "text/event-stream"
+    end = DONE
+
+    def __init__(self, to: AppState, events: GenerationStream) -> None:
+        asked = self._request = events.request
+        name = "chat.completion.chunk" if asked.stream else "chat.completion"
+        self._envelope = ResponseEnvelope(
+            events.id, name, to.served_model_names[0], to.fingerprint()
+        )
+        self._usage = events.usage
+        self._shows_prompt_details = to.options.enable_prompt_tokens_details
+        self._ends_with_usage = asked.include_usage or to.options.enable_force_include_usage
+        self._logprob_formatter = to.logprob_formatter(as_ids=asked.tokens_as_ids)
+        # Chunks that differ by their text alone are not made anew each time
+        self._is_text_only = not (asked.continuous_usage or asked.token_ids)
+        self._started_chunks: dict[int, tuple[bytes, bytes]] = {}
+        self._prompts: dict[int, PromptEvent] = {}
+        self._roles = [_Role(to, one, echo=asked.echo) for one in asked.conversations]
+        self._n = asked.n
+        self._names_function = any(
+            resolve_tool_choice(asked, one).function is not None for one in asked.conversations
+        )
+
+    # -- whole ----------------------------------------------------------------------------------
+
+    def format_full(self, whole: FullResponse) -> dict[str, Any]:
+        """The whole answer."""
+        body = self._envelope.build_body([self._format_choice(one) for one in whole.choices])
+        body["service_tier"] = None
+        body["system_fingerprint"] = self._envelope.fingerprint
+        body["usage"] = whole.final.usage.as_dict(details=self._shows_prompt_details)
+        add_final_fields(body, whole.final)
+        self._add_prompt_fields(body, whole.prompts)
+        return body
+
+    def _add_prompt_fields(self, body: dict[str, Any], openings: list[PromptEvent]) -> None:
+        """Of a batch: a list with one for each conversation."""
+        steps = [
+            None
+            if one.prompt_logprobs is None
+            else logprobs.format_prompt_logprobs(one.prompt_logprobs)
+            for one in openings
+        ]
+        ids = [list(one.prompt_ids) for one in openings]
+        texts = [one.prompt_text for one in openings]
+        is_batch = not isinstance(self._request.source, Conversation)
+        body["prompt_logprobs"] = steps if is_batch and any(steps) else steps[0]
+        if self._request.token_ids:
+            body["prompt_token_ids"] = ids if is_batch else ids[0]
+        if self._request.prompt_text:
+            body["prompt_text"] = texts if is_batch else texts[0]
+
+    def _format_choice(self, one: FullChoice) -> dict[str, Any]:
+        voice = self._roles[one.index // self._n]
+        content = voice.echo + one.text
+        message: dict[str, Any] = {
+            "role": voice.role,
+            "content": content or (None if one.tool_calls or one.reasoning else ""),
+            "refusal": None,
+            "annotations": None,
+            "audio": None,
+            "function_call": None,
+            "reasoning": one.reasoning or None,
+            "reasoning_content": one.reasoning or None,
+        }
+        if one.tool_calls:
+            message["tool_calls"] = [_tool_call_fields(call) for call in one.tool_calls]
+        choice = {
+            "index": one.index,
+            "message": message,
+            "logprobs": self._format_logprobs(one.token_ids, one.logprobs),
+            "finish_reason": self._finish_reason(one.finish_reason),
+            "stop_reason": one.stop_reason,
+        }
+        if one.notes:
+            choice["x_notes"] = list(one.notes)
+        if self._request.token_ids:
+            choice["token_ids"] = list(one.token_ids)
+        return choice
+
+    def _finish_reason(self, reason: str) -> str:
+        """As this dialect has it: a call that was asked for by its name is no news."""
+        return "stop" if reason == "tool_calls" and self._names_function else reason
+
+    def _format_logprobs(self, ids: Any, steps: SampleLogprobs | None) -> dict[str, Any] | None:
+        if steps is None:
+            return None
+        most = self._request.sampling.get("logprobs")
+        return logprobs.format_chat_logprobs(
+            ids, steps, -1 if most is None else most, self._logprob_formatter
+        )
+
+    # -- chunks ---------------------------------------------------------------------------------
+
+    def format_start(self) -> bytes:
+        return b""
+
+    def format_error(self, error: Exception) -> bytes:
+        return encode_sse_error(error)
+
+    def format_events(self, events: list[GenerationEvent]) -> bytes:
+        """The chunks of a turn."""
+        if len(events) == 1 and self._is_text_only:
+            only = events[0]
+            if (
+                type(only) is ChoiceDelta
+                and only.index in self._started_chunks
+                and _is_text_only(only)
+            ):
+                head, tail = self._started_chunks[only.index]
+                return head + encode(only.text) + tail
+        return b"".join(self._format_chunks(events))
+
+    def _format_chunks(self, events: list[GenerationEvent]) -> list[bytes]:
+        made: list[bytes] = []
+        for one, finish in pair_with_finish(events):
+            if isinstance(one, ChoiceDelta):
+                made.append(self._format_delta(one, finish))
+            elif isinstance(one, ChoiceFinish):
+                made.append(self._format_delta(ChoiceDelta(one.index), one))
+            elif isinstance(one, PromptEvent):
+                self._prompts[one.prompt_index] = one
+            else:
+                made.append(self._format_final(one))
+        return made
+
+    def _format_delta(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> bytes:
+        """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
+        first = b"" if one.index in self._started_chunks else self._role_chunk(one.index)
+        shown = self._format_logprobs(one.token_ids, one.logprobs)
+        chunk = self._format_chunk(one.index, _delta_fields(one), shown, finish)
+        if self._request.token_ids:
+            chunk["choices"][0]["token_ids"] = list(one.token_ids)
+        return first + encode_sse(chunk)
+
+    def _role_chunk(self, index: int) -> bytes:
+        """The chunk that says who speaks."""
+        bare = {
+            "index": index,
+            "delta": {"content": TEXT_PLACEHOLDER},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        self._started_chunks[index] = self._envelope.split_at(bare, TEXT_PLACEHOLDER)
+        place = index // self._n
+        voice, opening = self._roles[place], self._prompts[place]
+        chunk = self._format_chunk(index, {"role": voice.role, "content": voice.echo}, None, None)
+        if self._request.token_ids:
+            chunk["prompt_token_ids"] = list(opening.prompt_ids)
+        if self._request.prompt_text:
+            chunk["prompt_text"] = opening.prompt_text
+        return encode_sse(chunk)
+
+    def _format_chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        shown: dict[str, Any] | None,
+        finish: ChoiceFinish | None,
+    ) -> dict[str, Any]:
+        reason = None if finish is None else self._finish_reason(finish.finish_reason)
+        choice = {"index": index, "delta": delta, "logprobs": shown, "finish_reason": reason}
+        chunk = self._envelope.build_body([choice])
+        if finish is not None:
+            choice["stop_reason"] = finish.stop_reason
+            if finish.notes:
+                choice["x_notes"] = list(finish.notes)
+            chunk["system_fingerprint"] = self._envelope.fingerprint
+        if self._request.continuous_usage:
+            chunk["usage"] = self._usage.as_dict(details=self._shows_prompt_details)
+        return chunk
+
+    def _format_final(self, one: FinalEvent) -> bytes:
+        chunk = build_final_chunk(
+            self._envelope, one, usage=self._ends_with_usage, details=self._shows_prompt_details
+        )
+        return b"" if chunk is None else encode_sse(chunk)
+
+
+def _is_text_only(delta: ChoiceDelta) -> bool:
+    return delta.logprobs is None and not delta.reasoning and delta.tool_call is None
+
+
+def _delta_fields(one: ChoiceDelta) -> dict[str, Any]:
+    """The delta of a chunk. Keys without news are left out: clients look whether they are there."""
+    news: dict[str, Any] = {}
+    if one.reasoning:
+        news["reasoning"] = news["reasoning_content"] = one.reasoning
+    if one.tool_call is not None:
+        news["tool_calls"] = [_tool_call_delta_fields(one.tool_call)]
+    if one.text or not news:
+        news["content"] = one.text
+    return news
+
+
+def _tool_call_delta_fields(call: DeltaToolCall) -> dict[str, Any]:
+    function = {"arguments": call.arguments}
+    if call.name is not None:
+        function["name"] = call.name
+    shown: dict[str, Any] = {"index": call.tool_index, "function": function}
+    if call.id is not None:
+        shown.update(id=call.id, type="function")
+    return shown
+
+
+def _tool_call_fields(call: DeltaToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+class _Role:
+    """Who speaks in the answer to a conversation, and what is repeated of its last message."""
+
+    def __init__(self, to: AppState, one: Conversation, *, echo: bool) -> None:
+        last = one.messages[-1] if one.messages else {}
+        goes_on = not one.add_generation_prompt and isinstance(last.get("role"), str)
+        self.role: str = last["role"] if goes_on else to.options.response_role
+        self.echo = _text_of(last) if echo and last.get("role") == self.role else ""
+
+
+def _text_of(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    return "".join(
+        p["text"] for p in parts if isinstance(p, dict) and isinstance(p.get("text"), str)
+    )

@@ -1,0 +1,212 @@
+"""POST /v1/completions: prompts go on as plain text. Choice index = prompt's place x n + sample."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.app_state import AppState, get_app_state
+from quire.server.formats import logprobs
+from quire.server.formats.body_reader import read_body
+from quire.server.formats.completion_request import CompletionRequest
+from quire.server.formats.openai_envelope import (
+    ResponseEnvelope,
+    add_final_fields,
+    build_final_chunk,
+    encode,
+)
+from quire.server.formats.sse import (
+    DONE,
+    EventStreamResponse,
+    build_full_response,
+    encode_sse,
+    encode_sse_error,
+)
+from quire.server.generation.events import (
+    ChoiceDelta,
+    ChoiceFinish,
+    FinalEvent,
+    FullResponse,
+    GenerationEvent,
+    PromptEvent,
+    pair_with_finish,
+)
+from quire.server.generation.generation_stream import GenerationStream, start_generation
+
+router = APIRouter()
+BODIES = {"/v1/completions": (CompletionRequest,)}
+TEXT_PLACEHOLDER = "\x00text\x00"
+
+
+@router.post("/v1/completions", tags=["completions"])
+async def create_completion(http: Request) -> Response:
+    """Go on with one or more prompts."""
+    to = get_app_state(http)
+    body = await read_body(http, CompletionRequest, to.options.max_body_bytes)
+    events = await start_generation(to, body.to_generation_request(), http, "cmpl-")
+    shape = CompletionFormatter(to, events)
+    if body.stream:
+        return EventStreamResponse(events, shape, keep_alive_s=to.options.sse_keep_alive_interval)
+    return await build_full_response(events, shape)
+
+
+class CompletionFormatter:
+    """Events -> the answer in OpenAI's completions form, whole or in chunks."""
+
+    media_type = "text/event-stream"
+    end = DONE
+
+    def __init__(self, to: AppState, events: GenerationStream) -> None:
+        asked = self._request = events.request
+        self._app_state = to
+        self._n = asked.n
+        self._envelope = ResponseEnvelope(
+            events.id, "text_completion", to.served_model_names[0], to.fingerprint()
+        )
+        self._usage = events.usage
+        self._shows_prompt_details = to.options.enable_prompt_tokens_details
+        self._ends_with_usage = asked.include_usage or to.options.enable_force_include_usage
+        self._shows_tokens_as_ids = asked.tokens_as_ids or to.options.return_tokens_as_token_ids
+        self._has_logprobs = bool(
+            asked.sampling.get("logprobs") is not None or asked.sampling.get("logprob_token_ids")
+        )
+        self._shows_prompt_logprobs = not asked.streams_prompt_logprobs
+        self._is_text_only = not (asked.continuous_usage or asked.token_ids)
+        self._prompts: dict[int, PromptEvent] = {}
+        self._logprob_formatters: dict[int, logprobs.CompletionLogprobFormatter] = {}
+        self._chunk_templates: dict[int, tuple[bytes, bytes]] = {}
+
+    # -- whole ----------------------------------------------------------------------------------
+
+    def format_full(self, whole: FullResponse) -> dict[str, Any]:
+        """The whole answer."""
+        self._prompts = {one.prompt_index: one for one in whole.prompts}
+        choices = []
+        for one in whole.choices:
+            delta = ChoiceDelta(one.index, one.text, one.token_ids, one.logprobs)
+            choices.append(
+                self._format_choice(
+                    delta, ChoiceFinish(one.index, one.finish_reason, one.stop_reason)
+                )
+            )
+        body = self._envelope.build_body(choices)
+        body["service_tier"] = None
+        body["system_fingerprint"] = self._envelope.fingerprint
+        body["usage"] = whole.final.usage.as_dict(details=self._shows_prompt_details)
+        add_final_fields(body, whole.final)
+        return body
+
+    # -- chunks ---------------------------------------------------------------------------------
+
+    def format_start(self) -> bytes:
+        return b""
+
+    def format_error(self, error: Exception) -> bytes:
+        return encode_sse_error(error)
+
+    def format_events(self, events: list[GenerationEvent]) -> bytes:
+        """The chunks of a turn."""
+        if len(events) == 1 and self._is_text_only:
+            only = events[0]
+            if (
+                type(only) is ChoiceDelta
+                and only.logprobs is None
+                and only.index in self._chunk_templates
+            ):
+                head, tail = self._chunk_templates[only.index]
+                return head + encode(only.text) + tail
+        return b"".join(self._format_chunks(events))
+
+    def _format_chunks(self, events: list[GenerationEvent]) -> list[bytes]:
+        made: list[bytes] = []
+        for one, finish in pair_with_finish(events):
+            if isinstance(one, ChoiceDelta):
+                made.append(self._format_chunk(one, finish))
+            elif isinstance(one, ChoiceFinish):
+                made.append(self._format_chunk(ChoiceDelta(one.index), one))
+            elif isinstance(one, PromptEvent):
+                self._prompts[one.prompt_index] = one
+            else:
+                made.append(self._format_final(one))
+        return made
+
+    def _format_chunk(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> bytes:
+        """What is new. Its text may be empty: a character or a stop string may not be whole yet."""
+        chunk = self._envelope.build_body([self._format_choice(one, finish)])
+        if finish is not None:
+            chunk["system_fingerprint"] = self._envelope.fingerprint
+        if self._request.continuous_usage:
+            chunk["usage"] = self._usage.as_dict(details=self._shows_prompt_details)
+        return encode_sse(chunk)
+
+    def _format_final(self, one: FinalEvent) -> bytes:
+        chunk = build_final_chunk(
+            self._envelope, one, usage=self._ends_with_usage, details=self._shows_prompt_details
+        )
+        return b"" if chunk is None else encode_sse(chunk)
+
+    def _format_choice(self, one: ChoiceDelta, finish: ChoiceFinish | None) -> dict[str, Any]:
+        """The whole of a choice, or what is new of it; its first news has the echo."""
+        opening = self._prompts[one.index // self._n]
+        first = one.index not in self._logprob_formatters
+        if first:
+            self._start_choice(one.index)
+        echo = self._echo_text(opening) if first and self._request.echo else ""
+        choice: dict[str, Any] = {
+            "index": one.index,
+            "text": echo + one.text,
+            "logprobs": self._format_logprobs(one, opening if first else None),
+            "finish_reason": None if finish is None else finish.finish_reason,
+            "stop_reason": None if finish is None else finish.stop_reason,
+        }
+        if self._shows_prompt_logprobs and opening.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = logprobs.format_prompt_logprobs(opening.prompt_logprobs)
+        if self._request.token_ids:
+            choice["token_ids"] = list(one.token_ids)
+            if first:
+                choice["prompt_token_ids"] = list(opening.prompt_ids)
+        if self._request.prompt_text and first:
+            choice["prompt_text"] = opening.prompt_text or self._decode(opening.prompt_ids)
+        return choice
+
+    def _start_choice(self, index: int) -> None:
+        to = self._app_state  # and not us, who will have it
+        self._logprob_formatters[index] = logprobs.CompletionLogprobFormatter(
+            self._shows_tokens_as_ids, lambda one: to.require_tokenizer().decode([one])
+        )
+        bare = {
+            "index": index,
+            "text": TEXT_PLACEHOLDER,
+            "logprobs": None,
+            "finish_reason": None,
+            "stop_reason": None,
+        }
+        if self._request.stream:
+            self._chunk_templates[index] = self._envelope.split_at(bare, TEXT_PLACEHOLDER)
+
+    def _echo_text(self, opening: PromptEvent) -> str:
+        text = opening.prompt_text
+        return self._decode(opening.prompt_ids) if text is None else text
+
+    def _format_logprobs(
+        self, one: ChoiceDelta, prompt: PromptEvent | None
+    ) -> dict[str, Any] | None:
+        """Of the new tokens; after those of the prompt, if they are to be echoed."""
+        if not self._has_logprobs:
+            return None
+        ids: list[int] = []
+        steps: list[logprobs.TokenCandidates] = []
+        if prompt is not None and self._request.echo and prompt.prompt_logprobs is not None:
+            ids.extend(prompt.prompt_ids)
+            steps.extend(step or None for step in prompt.prompt_logprobs)
+        if one.logprobs is not None:
+            ids.extend(one.token_ids)
+            steps.extend(one.logprobs)
+        return self._logprob_formatters[one.index].format_next(ids, steps) if ids else None
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return self._app_state.require_tokenizer().decode(list(ids))

@@ -1,0 +1,163 @@
+"""Probes: whether this process answers, the engine lives, and a request that comes now would be
+worked on.
+
+They ask nobody. The engine's thread beats on a page that this process reads
+(quire.engine.heartbeat_page),
+so a probe never waits behind work, and is answered while the engine hangs. They need no key, so
+they tell no numbers of what is done here.
+
+    /live      this process answers at all
+    /startup   the server was ready once; 200 for ever then
+    /health    the engine lives, or another is being started in its place
+    /ready     a request that comes now would be worked on
+
+Load is no reason against /ready: who is one too many gets 429 by itself, and a server that left its
+balancer for being busy would leave its share to the others, which are as busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.engine.client.engine_client import EngineClient
+from quire.engine.heartbeat_page import Heartbeat
+from quire.engine.supervise.liveness import (
+    ALIVE_STEP_FACTOR,
+    Unhealthy,
+    check_readiness,
+    process_state,
+)
+from quire.server.errors import redact_server_fault
+from quire.server.formats.sse import encode
+
+router = APIRouter(tags=["health"])
+
+NO_PROGRESS_TIMEOUT_S = 60.0
+"""An engine that works and gets nothing done for so long, beyond what its step may take, is ill."""
+
+
+class HealthState:
+    """What this process knows of the server. Written by the event loop."""
+
+    def __init__(self, engine: EngineClient, read: Callable[[], Heartbeat] | None = None) -> None:
+        """read: the engine's page; None: the engine is in this process, and tells of itself."""
+        self.draining = False
+        """It is about to end."""
+        self.started = False
+        """It has been ready once."""
+        self._engine = engine
+        self._read_heartbeat = read
+
+    def readiness_problem(self) -> Unhealthy | None:
+        """Why a request that comes now would not be worked on."""
+        found = self._engine_problem()
+        if found is None and self.draining:
+            found = Unhealthy("draining", "the server is shutting down")
+        if found is None and self._engine.restart_reason is not None:
+            found = Unhealthy("restarting", "the engine is being restarted")
+        if found is None and self._engine.is_sleeping:
+            message = "the engine is asleep or paused: POST /wake_up or /resume"
+            found = Unhealthy("paused" if self._engine.is_paused else "asleep", message)
+        if found is None and self._read_heartbeat is not None:
+            beat = self._read_heartbeat()
+            found = check_readiness(beat, time.monotonic_ns(), process_state(beat.pid))
+        self.started |= found is None
+        return found
+
+    def health_problem(self) -> Unhealthy | None:
+        """Why nothing will come of this engine."""
+        found = self._engine_problem()
+        if (
+            found is None
+            and self._engine.restart_reason is None
+            and self._read_heartbeat is not None
+        ):
+            beat = self._read_heartbeat()
+            silent = time.monotonic_ns() - beat.progress_at
+            if (
+                silent > NO_PROGRESS_TIMEOUT_S * 1e9 + ALIVE_STEP_FACTOR * beat.expected_ns
+                and not beat.unbounded_since
+            ):
+                found = _no_progress_problem(silent / 1e9)
+        return found
+
+    def startup_problem(self) -> Unhealthy | None:
+        """Why the server has not started."""
+        return None if self.started else self.readiness_problem()
+
+    def _engine_problem(self) -> Unhealthy | None:
+        engine = self._engine
+        if engine.dead_error is not None:
+            return Unhealthy("dead", redact_server_fault(str(engine.dead_error)))
+        silent_s = time.monotonic() - engine.last_heartbeat_at
+        if (
+            self._read_heartbeat is None
+            and engine.restart_reason is None
+            and silent_s > NO_PROGRESS_TIMEOUT_S
+        ):
+            return _no_progress_problem(silent_s)
+        return None
+
+
+def _no_progress_problem(seconds: float) -> Unhealthy:
+    return Unhealthy("silent", f"the engine gave no sign of life for {seconds:.0f} seconds")
+
+
+def build_probe_response(found: Unhealthy | None, **more: Any) -> Response:
+    """Empty if all is well; else 503, and why."""
+    if found is None:
+        return Response()
+    return Response(
+        encode_problem(found, **more), HTTPStatus.SERVICE_UNAVAILABLE, None, "application/json"
+    )
+
+
+def encode_problem(found: Unhealthy, **more: Any) -> bytes:
+    """What is wrong, for programs and for people. more: fields beside."""
+    status = HTTPStatus.SERVICE_UNAVAILABLE
+    error = {"message": found.message, "type": "ServiceUnavailableError", "param": None}
+    return encode({"reason": found.code, **more, "error": {**error, "code": int(status)}})
+
+
+def _get_health_state(http: Request) -> HealthState:
+    found = http.app.state.health
+    assert isinstance(found, HealthState), found
+    return found
+
+
+@router.get("/live")
+async def live() -> Response:
+    """200 while this process answers at all."""
+    return Response()
+
+
+@router.get("/startup")
+async def startup(http: Request) -> Response:
+    """200 since the server was ready for the first time, else 503 and what it is at."""
+    return build_probe_response(_get_health_state(http).startup_problem())
+
+
+@router.get("/health")
+async def health(http: Request) -> Response:
+    """200 while the engine lives, or another is being started in its place; else 503 and why."""
+    return build_probe_response(_get_health_state(http).health_problem())
+
+
+@router.get("/ready")
+async def ready(http: Request) -> Response:
+    """200 while a request that comes now would be worked on, else 503 and why."""
+    return build_probe_response(_get_health_state(http).readiness_problem())
+
+
+@router.get("/ping")
+@router.post("/ping")
+async def ping(http: Request) -> Response:
+    """As /health."""
+    return build_probe_response(_get_health_state(http).health_problem())

@@ -1,0 +1,61 @@
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's words for the same conversations."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.app_state import AppState, get_app_state
+from quire.server.formats import ignored_fields
+from quire.server.formats.body_reader import read_body, read_json_bytes
+from quire.server.formats.messages_formatter import MessagesFormatter
+from quire.server.formats.messages_request import (
+    AnthropicCountTokensRequest,
+    AnthropicMessagesRequest,
+)
+from quire.server.formats.sse import EventStreamResponse, build_full_response, build_json_response
+from quire.server.generation import validate
+from quire.server.generation.build_requests import LONG_CHARS, render_conversation, run_off_loop
+from quire.server.generation.generation_request import GenerationRequest
+from quire.server.generation.generation_stream import start_generation
+
+router = APIRouter()
+
+BODIES = {
+    "/v1/messages": (AnthropicMessagesRequest,),
+    "/v1/messages/count_tokens": (AnthropicCountTokensRequest,),
+}
+
+
+@router.post("/v1/messages", tags=["messages"])
+async def create_message(http: Request) -> Response:
+    """Go on with a conversation."""
+    to = get_app_state(http)
+    body = await read_body(http, AnthropicMessagesRequest, to.options.max_body_bytes)
+    events = await start_generation(to, body.to_generation_request(), http, "msg_")
+    shape = MessagesFormatter(events.id, to.served_model_names[0])
+    headers = {"request-id": events.id} if events.id.isascii() else None
+    if body.stream:
+        keep_alive_s = to.options.sse_keep_alive_interval
+        return EventStreamResponse(events, shape, headers=headers, keep_alive_s=keep_alive_s)
+    return await build_full_response(events, shape, headers=headers)
+
+
+@router.post("/v1/messages/count_tokens", tags=["messages"])
+async def count_tokens(http: Request) -> Response:
+    """How many tokens a conversation is."""
+    to = get_app_state(http)
+    raw = await read_json_bytes(http, to.options.max_body_bytes)
+    asked = AnthropicCountTokensRequest.model_validate_json(raw).to_generation_request()
+    validate.validate_request(to, asked)
+    count = await run_off_loop(lambda: _count_prompt_tokens(to, asked), len(raw), LONG_CHARS)
+    return build_json_response(
+        {"input_tokens": count}, ignored_fields.ignored_headers(asked.ignored)
+    )
+
+
+def _count_prompt_tokens(to: AppState, asked: GenerationRequest) -> int:
+    (one,) = asked.conversations
+    text = render_conversation(to, asked, {})  # this dialect brings no templates
+    return len(to.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens))

@@ -1,0 +1,296 @@
+"""What watches the server: middleware, GET /metrics and /load, the line of statistics, traces.
+
+install() is called once, when the app has its routes. One `Telemetry` an app; it owns the board of
+its process and knows everybody who counts on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fastapi import APIRouter, FastAPI
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import Metric as Family
+from prometheus_client.exposition import choose_encoder
+from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.core.snapshot import Snapshot
+from quire.errors import QuireError
+from quire.server.app_state import VERSION, AppState
+from quire.server.auth.api_keys import KeySet
+from quire.server.errors import error_response
+from quire.server.formats.sse import build_json_response
+from quire.server.generation.events import GenerationEvent
+from quire.server.telemetry import metrics
+from quire.server.telemetry.http_metrics import (
+    LOAD_COUNTER,
+    HandledRequest,
+    HttpMetrics,
+    route_handler,
+)
+from quire.server.telemetry.request_log import RequestLog
+from quire.server.telemetry.request_timer import TIMER_SCOPE_KEY, RequestTimer, wrap_send
+from quire.server.telemetry.shared_counters import SharedCounters
+from quire.server.telemetry.stats_logger import StatsLogger
+from quire.server.telemetry.tracing import RequestTracer, build_tracer
+from quire.text.input_processor import PreparedRequest
+
+log = logging.getLogger(__name__)
+
+router = APIRouter()
+
+SNAPSHOT_TIMEOUT_S = 5.0
+"""So long the engine may take to tell its counters: it answers between two steps."""
+LOAD_TIMEOUT_S = 0.5
+"""The same for /load, which a balancer waits for."""
+
+
+class Telemetry:
+    """All that is counted and told of one app. A timing.Sink."""
+
+    def __init__(
+        self, to: AppState, routes: Iterable[BaseRoute], tracing: RequestTracer | None, ring: KeySet
+    ) -> None:
+        self._app_state = to
+        self._keys = ring
+        self.http = HttpMetrics(routes)
+        places = [*self.http.counter_names(), *metrics.request_counter_names(to.max_model_len)]
+        self.counters = SharedCounters(places, to.counters_folder)
+        self.http.attach(self.counters)
+        self.request_log = RequestLog(to.options)
+        self.tracing = tracing
+        self.prefixes = {"both": ("quire", "vllm")}.get(
+            to.options.metrics_prefix, (to.options.metrics_prefix,)
+        )
+        ring.reload_counts = lambda result: self.counters.add(f"key_file_reads {result}")
+        on_http_end = None if tracing is None else tracing.on_request_end
+        self.request_metrics = metrics.RequestMetrics(
+            self.counters, to.max_model_len, over=on_http_end
+        )
+        if to.log_stats or tracing is not None:
+            to.engine.observer = self.request_metrics
+
+    # -- what one request says --------------------------------------------------------------------
+
+    @property
+    def logs_answers(self) -> bool:
+        return self.request_log.logs_outputs
+
+    def on_submitted(
+        self, headers: Mapping[str, str], public_id: str, prepared: Sequence[PreparedRequest]
+    ) -> None:
+        """These requests are given to the engine now."""
+        self.request_log.log_request(public_id, prepared)
+        if self.tracing is not None:
+            self.tracing.on_submitted(headers, [one.request.id for one in prepared])
+
+    def on_events(
+        self, public_id: str, texts: dict[int, str], events: Sequence[GenerationEvent]
+    ) -> None:
+        """This is what a generation says."""
+        self.request_log.log_events(public_id, texts, events)
+
+    def on_http_end(self, seen: RequestTimer, handled: HandledRequest) -> None:
+        """An HTTP request is over."""
+        self.http.record_end(handled)
+        if self.tracing is not None:
+            self.tracing.forget(
+                [one for one in seen.request_ids if not self.request_metrics.knows(one)]
+            )
+
+    # -- what is asked ----------------------------------------------------------------------------
+
+    @property
+    def requests_in_progress(self) -> int:
+        """Requests under way, in all API processes."""
+        return round(self.counters.totals()[self.counters.index_by_name[LOAD_COUNTER]])
+
+    async def collect(self) -> list[Family]:
+        """Everything, now."""
+        to, totals = self._app_state, self.counters.totals()
+        labels = {"model_name": to.served_model_names[0], "engine": "0"}
+        found = list(self.http.collect(totals))
+        if not to.log_stats:
+            return found
+        now = await self.fetch_snapshot()
+        for prefix in self.prefixes:
+            found += metrics.collect_request_metrics(
+                self.counters, totals, to.max_model_len, labels, prefix
+            )
+            if now is not None:
+                state = sleep_state_label(to.engine.sleeping_tags)
+                found += metrics.collect_engine_metrics(
+                    now, state, to.engine.restarts, labels, prefix
+                )
+        if now is not None:
+            found += metrics.collect_key_metrics(now, self._keys.names, labels)
+        return _drop_duplicate_names(found)
+
+    async def fetch_snapshot(self, within_s: float | None = None) -> Snapshot | None:
+        """The engine's own; None if it does not answer."""
+        try:
+            return await asyncio.wait_for(
+                self._app_state.engine.snapshot(0, False), within_s or SNAPSHOT_TIMEOUT_S
+            )
+        except (QuireError, TimeoutError):
+            return None
+
+    # -- its life ---------------------------------------------------------------------------------
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """While the app does."""
+        task = None
+        interval = self._app_state.options.log_stats_interval
+        if self._app_state.log_stats and self._app_state.process_index == 0 and interval:
+            statistics = StatsLogger(self.counters, self.fetch_snapshot)
+            task = asyncio.create_task(statistics.log_every(interval))
+        try:
+            yield
+        finally:
+            if task is not None:
+                task.cancel()
+            if self.tracing is not None:
+                await asyncio.to_thread(self.tracing.shut_down)
+
+
+def sleep_state_label(sleeping: frozenset[str]) -> str:
+    """The word for what sleeps. Weights that are kept and not used count as offloaded."""
+    return "weights_offloaded" if "weights" in sleeping else "awake"
+
+
+def _drop_duplicate_names(families: Iterable[Family]) -> list[Family]:
+    """Ours have one name whatever the prefix, and so come twice with two."""
+    return list({family.name: family for family in families}.values())
+
+
+class MetricsMiddleware:
+    """The outermost middleware: each HTTP request gets a Watch, and is counted when it is over.
+
+    What nobody meant to raise ends here: further out the server would close the connection behind
+    the answer, and the client's next request on it would be lost.
+    """
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self._app = app
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began = time.monotonic()
+        headers = Headers(scope=scope)
+        seen = scope[TIMER_SCOPE_KEY] = RequestTimer(began, headers, self._telemetry)
+        answer: dict[str, Any] = {}
+        self._telemetry.http.record_start(scope["method"])
+        observed = wrap_send(seen, send, answer.update)
+        try:
+            await self._app(scope, receive, observed)
+        except Exception as error:
+            if answer:
+                raise  # it has begun: only the end of the connection says that this is no answer
+            await error_response(error, scope)(scope, receive, observed)
+        finally:
+            handled = HandledRequest(
+                route_handler(scope),
+                scope["method"],
+                answer.get("status", 500),
+                time.monotonic() - began,
+                _content_length(headers),
+                _content_length(Headers(raw=answer.get("headers", []))),
+            )
+            self._telemetry.on_http_end(seen, handled)
+
+
+def _content_length(headers: Headers) -> int:
+    """As it was said; a stream says nothing."""
+    said = headers.get("content-length", "")
+    return int(said) if said.isdecimal() else 0
+
+
+@router.get("/metrics", tags=["metrics"])
+async def show_metrics(http: Request) -> Response:
+    """Counters for Prometheus, of all processes of this server."""
+    telemetry = http.app.state.telemetry
+    assert isinstance(telemetry, Telemetry), telemetry
+    encode, kind = choose_encoder(http.headers.get("accept", ""))
+    registry = _FamilyRegistry(
+        await telemetry.collect(), http.app.state.services.counters_folder is None
+    )
+    return Response(await asyncio.to_thread(encode, registry), media_type=kind)  # takes 10 ms
+
+
+@router.get("/load", tags=["metrics"])
+async def show_load(http: Request) -> Response:
+    """Requests under way, what waits in the engine, and when a request that came now would begin.
+
+    What the engine does not tell in time is left out.
+    """
+    if not http.app.state.services.options.enable_server_load_tracking:
+        raise HTTPException(404, "load is not tracked here (--no-enable-server-load-tracking)")
+    telemetry = http.app.state.telemetry
+    told: dict[str, float] = {"server_load": telemetry.load}
+    now = await telemetry.snapshot(LOAD_TIMEOUT_S)
+    if now is not None:
+        door = now.door
+        told |= {
+            "queued_requests": door.requests,
+            "queued_tokens": door.queued_tokens,
+            "predicted_ttft_s": round(door.predicted_ttft_s, 4),
+        }
+        if door.max_requests:
+            told["max_queued_requests"] = door.max_requests
+        if door.max_queued_tokens:
+            told["max_queued_tokens"] = door.max_queued_tokens
+    return build_json_response(told)
+
+
+class _FamilyRegistry(CollectorRegistry):
+    """What an encoder wants: an object that has families to collect.
+
+    alone: there is one API process, so that its own figures mean something.
+    """
+
+    def __init__(self, families: Sequence[Family], alone: bool) -> None:
+        super().__init__()
+        self._families = families
+        if alone:
+            ProcessCollector(registry=self)
+            PlatformCollector(registry=self)
+            GCCollector(registry=self)
+
+    def collect(self) -> Iterator[Family]:
+        yield from self._families
+        yield from super().collect()
+
+
+def install_telemetry(app: FastAPI, to: AppState, routers: Iterable[APIRouter]) -> None:
+    """Observe an app whose routes are those of `routers`. Raises ConfigError."""
+    endpoint = to.options.otlp_traces_endpoint
+    tracing = (
+        None if endpoint is None else build_tracer(endpoint, to.served_model_names[0], VERSION)
+    )
+    routes = [route for one in (*routers, router, app.router) for route in one.routes]
+    telemetry = Telemetry(to, routes, tracing, app.state.keys)
+    app.state.telemetry = telemetry
+    app.include_router(router)
+    app.add_middleware(MetricsMiddleware, telemetry=telemetry)
+    around = app.router.lifespan_context
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
+        async with around(app) as state, telemetry.running():
+            yield state
+
+    app.router.lifespan_context = lifespan

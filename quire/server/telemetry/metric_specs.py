@@ -1,0 +1,211 @@
+"""Every metric of the server: name, kind, help, labels, bounds. quire.server.telemetry.metrics
+fills them.
+
+Names are those that dashboards of this field know, without the prefix. `own` marks ours: they are
+told as quire:NAME whatever the prefix. All have the labels model_name and engine, except those of
+HTTP, which have no prefix either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from quire.core.admission import admission_control
+from quire.core.sequence_timing import BREAKDOWN_FIELDS
+from quire.core.snapshot import STEP_TOKENS
+
+MetricKind = Literal["counter", "gauge", "histogram", "summary"]
+
+
+def _parse_bounds(words: str) -> tuple[float, ...]:
+    return tuple(map(float, words.split()))
+
+
+TTFT_BUCKETS_S = _parse_bounds(
+    "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+)
+ITL_BUCKETS_S = _parse_bounds(
+    "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80"
+)
+REQUEST_BUCKETS_S = _parse_bounds(
+    "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
+)
+CHOICE_BUCKETS = (1, 2, 5, 10, 20)
+PREEMPTION_BUCKETS = (1, 2, 3, 4, 5, 10, 20)
+HTTP_BUCKETS_S = (0.1, 0.5, 1.0)
+HTTP_FINE_BUCKETS_S = _parse_bounds(
+    "0.01 0.025 0.05 0.075 0.1 0.25 0.5 0.75 1 1.5 2 2.5 3 3.5 4 4.5 5 7.5 10 30 60"
+)
+
+FINISH_REASONS = ("stop", "length", "abort", "error", "repetition")
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")
+
+
+def build_1_2_5_buckets(most: int) -> tuple[int, ...]:
+    """1, 2, 5, 10, 20, 50 ... up to `most`."""
+    found = [digit * 10**i for i in range(len(str(most))) for digit in (1, 2, 5)]
+    return tuple(one for one in found if one <= most)
+
+
+@dataclass(frozen=True, slots=True)
+class MetricSpec:
+    """One name. label: the one that tells its series apart, with all its values."""
+
+    name: str
+    kind: MetricKind
+    help: str
+    label: str | None = None
+    values: tuple[str, ...] = ()
+    bounds: tuple[float, ...] | Literal["context"] = ()
+    """Of a histogram's buckets; "context": 1, 2, 5, 10 ... up to the longest sequence."""
+    is_quire_only: bool = False
+
+    def bounds_for(self, max_model_len: int) -> tuple[float, ...]:
+        return build_1_2_5_buckets(max_model_len) if self.bounds == "context" else self.bounds
+
+
+def _counter(
+    name: str, about: str, label: str | None = None, *values: str, own: bool = False
+) -> MetricSpec:
+    return MetricSpec(name, "counter", about, label, values, is_quire_only=own)
+
+
+def _gauge(
+    name: str, about: str, label: str | None = None, *values: str, own: bool = False
+) -> MetricSpec:
+    return MetricSpec(name, "gauge", about, label, values, is_quire_only=own)
+
+
+def _histogram(name: str, bounds: tuple[float, ...] | Literal["context"], about: str) -> MetricSpec:
+    return MetricSpec(name, "histogram", about, bounds=bounds)
+
+
+ENGINE_METRICS = (
+    _gauge("num_requests_running", "Sequences aboard the steps."),
+    _gauge(
+        "num_requests_waiting", "Sequences that wait to run; those on the host are counted apart."
+    ),
+    _gauge(
+        "num_requests_waiting_by_reason",
+        "Of those, by what they wait for: room, or a grammar or a prompt that a sibling computes.",
+        "reason",
+        "capacity",
+        "deferred",
+    ),
+    _gauge("num_requests_swapped", "Sequences whose KV lies in host memory."),
+    _gauge("kv_cache_usage_perc", "Share of the KV blocks that sequences hold, 0 to 1."),
+    _gauge(
+        "engine_sleep_state", "1 at the state that the engine is in.", "sleep_state", *SLEEP_STATES
+    ),
+    MetricSpec("cache_config_info", "gauge", "1, with the size of the KV cache in labels."),
+    _counter("prefix_cache_queries", "Tokens of prompts looked up in the prefix cache."),
+    _counter("prefix_cache_hits", "Tokens of prompts found in the prefix cache."),
+    _counter("num_preemptions", "Sequences that lost their blocks to others."),
+    _counter("prompt_tokens", "Tokens of prompts, cached ones included; once a request."),
+    _counter(
+        "prompt_tokens_by_source",
+        "The same, by where their KV came from.",
+        "source",
+        "local_compute",
+        "local_cache_hit",
+    ),
+    _counter("prompt_tokens_cached", "Tokens of prompts that the prefix cache had."),
+    _counter("prompt_tokens_cached_by_source", "The same, by tier.", "source", "device"),
+    _counter("generation_tokens", "Tokens generated."),
+    _histogram("iteration_tokens_total", STEP_TOKENS, "Tokens in a step of the engine."),
+    _counter("engine_steps", "Steps that had rows.", own=True),
+    _counter("engine_step_seconds", "Time in which a step was under way.", own=True),
+    _counter("engine_restarts", "Engines that took over from one that died.", own=True),
+    _counter("engine_failed_steps", "Steps that raised.", own=True),
+    _counter("engine_failures_of_nobody", "Of those, with what followed: all passed.", own=True),
+    _counter("requests_blamed", "Requests that were ended: steps fail with them.", own=True),
+    _counter("corrupt_rows", "Sequences that were ended: NaN or infinite logits.", own=True),
+    _gauge("grammars_waiting", "Grammars of structured output that are to be compiled.", own=True),
+    _gauge("grammars_kept", "Grammars that are compiled, those in use included.", own=True),
+    _gauge("grammars_kept_bytes", "Memory that they hold, about.", own=True),
+    _counter("grammars_compiled", "Grammars that were compiled.", own=True),
+    _counter("grammars_failed", "Grammars that could not be compiled.", own=True),
+    _counter("grammar_cache_hits", "Requests whose grammar was there already.", own=True),
+    _counter("grammar_compile_seconds", "Time in which grammars were compiled.", own=True),
+    _gauge("queued_prompt_tokens", "Tokens of prompts that wait to be computed.", own=True),
+    _gauge(
+        "predicted_time_to_first_token_seconds",
+        "Of a prompt of the usual length that came now; 0: nothing is known yet.",
+        own=True,
+    ),
+    _counter(
+        "admission_rejections",
+        "Requests that got 429, by the bound they met.",
+        "reason",
+        *admission_control.REJECT_REASONS,
+    ),
+    _counter(
+        "request_time_seconds",
+        "Where the time of ended sequences went in the engine.",
+        "cause",
+        *BREAKDOWN_FIELDS,
+        own=True,
+    ),
+)
+"""Asked of the engine when somebody reads the metrics."""
+
+KEY_METRICS = (
+    _counter("key_requests", "Requests that a key had let in.", "key", own=True),
+    _counter("key_refused", "Requests of a key that got 429.", "key", own=True),
+    _counter("key_prompt_tokens", "Tokens of their prompts, cached ones too.", "key", own=True),
+    _counter("key_generation_tokens", "Tokens generated for a key.", "key", own=True),
+    _gauge("key_requests_here", "Requests of a key, running and waiting.", "key", own=True),
+    _gauge("key_queued_tokens", "Tokens of a key's prompts that wait.", "key", own=True),
+)
+"""Of each name in the key file; the same."""
+
+REQUEST_METRICS = (
+    _counter(
+        "key_file_reads", "Readings of a changed key file.", "result", "ok", "failed", own=True
+    ),
+    _counter(
+        "request_success", "Sequences that ended, by how.", "finished_reason", *FINISH_REASONS
+    ),
+    _histogram("request_prompt_tokens", "context", "Tokens of a prompt."),
+    _histogram("request_generation_tokens", "context", "Tokens of an answer."),
+    _histogram(
+        "request_max_num_generation_tokens", "context", "Tokens of a request's longest answer."
+    ),
+    _histogram("request_params_max_tokens", "context", "max_tokens of a request."),
+    _histogram("request_params_n", CHOICE_BUCKETS, "Answers that a request asked for."),
+    _histogram(
+        "request_prefill_kv_computed_tokens", "context", "Tokens of a prompt that were computed."
+    ),
+    _histogram("request_num_preemptions", PREEMPTION_BUCKETS, "How often an answer was preempted."),
+    _histogram("time_to_first_token_seconds", TTFT_BUCKETS_S, "From arrival to the first token."),
+    _histogram("inter_token_latency_seconds", ITL_BUCKETS_S, "From a token to the next."),
+    _histogram(
+        "request_time_per_output_token_seconds",
+        ITL_BUCKETS_S,
+        "Mean of an answer, without its first.",
+    ),
+    _histogram("e2e_request_latency_seconds", REQUEST_BUCKETS_S, "From arrival to the last token."),
+    _histogram("request_queue_time_seconds", REQUEST_BUCKETS_S, "Until the first step with it."),
+    _histogram("request_prefill_time_seconds", REQUEST_BUCKETS_S, "From there to the first token."),
+    _histogram(
+        "request_decode_time_seconds", REQUEST_BUCKETS_S, "From the first token to the last."
+    ),
+    _histogram(
+        "request_inference_time_seconds",
+        REQUEST_BUCKETS_S,
+        "From the first step to the last token.",
+    ),
+)
+"""Counted by the API processes."""
+
+HTTP_METRICS = (
+    _counter("http_requests_total", "Requests by handler, method and class of status."),
+    _histogram("http_request_duration_seconds", HTTP_BUCKETS_S, "By handler and method."),
+    _histogram("http_request_duration_highr_seconds", HTTP_FINE_BUCKETS_S, "Of all handlers."),
+    MetricSpec("http_request_size_bytes", "summary", "Content-Length of requests, by handler."),
+    MetricSpec("http_response_size_bytes", "summary", "Content-Length of answers, by handler."),
+)
+"""Without a prefix."""
+
+ALL_METRICS = (*ENGINE_METRICS, *KEY_METRICS, *REQUEST_METRICS, *HTTP_METRICS)

@@ -1,0 +1,92 @@
+"""A line now and then that says how much the server does; none while it does nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from quire.core.snapshot import Snapshot
+from quire.server.telemetry.http_metrics import LOAD_COUNTER
+from quire.server.telemetry.metric_specs import FINISH_REASONS
+from quire.server.telemetry.shared_counters import SharedCounters
+
+log = logging.getLogger(__name__)
+
+FetchSnapshot = Callable[[], Awaitable[Snapshot | None]]
+
+LINE_FORMAT = (
+    "prompts {prompt_tokens_per_s:.1f} tok/s, output {generation_tokens_per_s:.1f} tok/s; "
+    "running {running}, waiting {waiting}; KV cache {kv_cache_usage:.1%} held, "
+    "prefix cache hits {prefix_cache_hit_rate:.1%}"
+)
+
+
+class StatsLogger:
+    """Looks at the engine, and remembers the look before."""
+
+    def __init__(
+        self,
+        board: SharedCounters,
+        look: FetchSnapshot,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._counters = board
+        self._fetch_snapshot = look
+        self._clock = clock
+        self._finished_before = self._load_and_finished()[1]
+        self._last_at = clock()
+        self._last_snapshot: Snapshot | None = None
+
+    async def log_every(self, seconds: float) -> None:
+        """Log a line, for ever."""
+        while True:
+            await asyncio.sleep(seconds)
+            if told := await self.build_line():
+                log.info(told[0], extra=told[1])
+
+    async def build_line(self) -> tuple[str, dict[str, float]] | None:
+        """What happened since the last time, in words and in numbers. None: nothing did."""
+        load, ended = self._load_and_finished()
+        idle, self._finished_before = not load and ended == self._finished_before, ended
+        since, self._last_at = self._last_at, self._clock()
+        if idle:
+            return None
+        before, now = self._last_snapshot, await self._fetch_snapshot()
+        if now is None:
+            return "the engine does not answer", {}
+        self._last_snapshot = now
+        said = compute_rates(before, now, max(self._last_at - since, 1e-9))
+        return LINE_FORMAT.format(**said), said
+
+    def _load_and_finished(self) -> tuple[float, float]:
+        """Requests under way, and sequences that have ended, in all API processes."""
+        totals, place = self._counters.totals(), self._counters.index_by_name
+        return totals[place[LOAD_COUNTER]], sum(
+            totals[place[f"request_success {one}"]] for one in FINISH_REASONS
+        )
+
+
+def compute_rates(before: Snapshot | None, now: Snapshot, seconds: float) -> dict[str, float]:
+    """What the line says. before: None is the engine's start."""
+    stats, counters = now.stats, now.counters
+    if before is not None and counters.steps < before.counters.steps:
+        before = None  # another engine has taken over: it counts from its own start
+    said: dict[str, float] = {
+        "prompt_tokens_per_s": counters.prompt_tokens,
+        "generation_tokens_per_s": counters.generated_tokens,
+    }
+    queries, hits = stats.prefix_query_tokens, stats.prefix_hit_tokens
+    if before is not None:
+        said["prompt_tokens_per_s"] -= before.counters.prompt_tokens
+        said["generation_tokens_per_s"] -= before.counters.generated_tokens
+        queries -= before.stats.prefix_query_tokens
+        hits -= before.stats.prefix_hit_tokens
+    said = {name: tokens / seconds for name, tokens in said.items()}
+    return said | {
+        "running": stats.running,
+        "waiting": stats.waiting + stats.swapped,
+        "kv_cache_usage": stats.usage,
+        "prefix_cache_hit_rate": hits / queries if queries else 0.0,
+    }

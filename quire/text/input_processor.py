@@ -1,0 +1,422 @@
+"""The edge where what a caller asked for becomes a core Request.
+
+Everything that needs a tokenizer, a vocabulary or the engine's limits is checked here, and nothing
+after this point refuses a request for what it says. Not here: the forms of prompts
+(quire.text.prompts), ranges of single fields (SamplingParams itself). The caller's SamplingParams
+is never written to: a clone goes into the request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from quire.core.constraint import Constraint
+from quire.core.params import MAX_STOP_IDS, SamplingParams
+from quire.core.structured_output_params import StructuredOutputsParams
+from quire.core.types import Request, StopConditions, ThinkingBudget
+from quire.errors import RequestError, TooLong, Unsupported
+from quire.text import prompts
+from quire.text.prompts import ParsedPrompt, Prompt
+from quire.text.tokenizing.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+TOKENIZATION_KEYS = (
+    "add_special_tokens",
+    "truncate_prompt_tokens",
+    "truncation_side",
+    "truncation",
+    "max_length",
+)
+MAX_BAD_WORD_TOKENS = 1024
+MAX_CACHED_WORD_CHARS = 64
+"""Of a bad word whose tokens are remembered."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A request, and what the text side must remember of it.
+
+    params: as asked (a clone). request.params may differ: best_of asks for logprobs by itself.
+    """
+
+    request: Request
+    prompt_text: str | None
+    params: SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizationOptions:
+    """How a prompt's text becomes ids. most: of the prompt, None = no cut."""
+
+    add_special_tokens: bool = True
+    max_tokens: int | None = None
+    side: str = "left"
+
+
+class InputProcessor:
+    """Makes requests. Only its random source changes: one draw per unseeded request, in order.
+
+    eos_ids: of the model's configs; the tokenizer's own EOS is added.
+    max_logprobs: the most a request may ask for; -1 for the whole vocabulary.
+    checks: further ones of the params (engine-wide logits processors); they raise ValueError.
+    constrain: what a form that is asked for means; None: forms are not served.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        *,
+        max_model_len: int,
+        vocab_size: int,
+        eos_ids: Iterable[int] = (),
+        defaults: SamplingParams | None = None,
+        max_logprobs: int = 20,
+        seeds: random.Random | None = None,
+        checks: Iterable[Callable[[SamplingParams], None]] = (),
+        constrain: Callable[[StructuredOutputsParams], Constraint] | None = None,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.defaults = defaults or SamplingParams()
+        self.max_logprobs = vocab_size if max_logprobs == -1 else max_logprobs
+        own = tokenizer.eos_token_id if tokenizer is not None else None
+        self.eos_ids = frozenset(eos_ids) | (frozenset() if own is None else {own})
+        self._seeds = seeds or random.Random(0)
+        self._checks = tuple(checks)
+        self._constrain = constrain
+        self._bad_words: dict[str, list[list[int]]] = {}
+
+    def process(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str,
+        priority: int = 0,
+        arrived_at: float = 0.0,
+        cache_salt: str | None = None,
+        tokenization: Mapping[str, object] | None = None,
+        add_special_tokens: bool = True,
+        timed: bool = False,
+        constraint: Constraint | None = None,
+        thinking: ThinkingBudget | None = None,
+    ) -> PreparedRequest:
+        """Check a prompt and its parameters and make a Request of them.
+
+        tokenization: `tokenization_kwargs` of the callers' API (TOKENIZATION_KEYS).
+        constraint: what params.structured_outputs means, if who calls knows it better.
+        thinking: what params.thinking_token_budget means: only who knows the model's marks can say.
+        Raises: RequestError, TooLong, Unsupported.
+        """
+        asked = self._params(params)
+        self._check_params(asked)
+        if asked.thinking_token_budget is not None and thinking is None:
+            message = "thinking_token_budget needs a conversation and a reasoning parser"
+            raise RequestError(message, param="thinking_token_budget")
+        how = self._tokenization(asked, tokenization, add_special_tokens)
+        parsed = prompts.parse_prompt(prompt)
+        ids = self._ids(parsed, how)
+        self._check_length(len(ids))
+        salt = prompts.check_cache_salt(cache_salt) or parsed.salt
+        stop = self._stop(asked, len(ids))
+        _check_allowed_tokens_remain(asked, stop)
+        made = Request(
+            id=request_id,
+            prompt=ids,
+            stop=stop,
+            params=_engine_params(asked),
+            n=asked.num_sequences,
+            seed=self._seed(asked),
+            priority=priority,
+            arrived_at=arrived_at,
+            salt=b"" if salt is None else hashlib.sha256(salt.encode("utf-8", "replace")).digest(),
+            read_prefix_cache=_reads_prefix_cache(asked),
+            timed=timed,
+            constraint=constraint or self._constraint(asked.structured_outputs),
+            thinking=thinking,
+        )
+        return PreparedRequest(made, parsed.text, asked)
+
+    # -- the prompt -------------------------------------------------------------------------
+
+    def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Ids of a text that may be a prompt; TooLong if it cannot be one, before any work."""
+        return list(self._encode_text(text, TokenizationOptions(add_special_tokens)))
+
+    def _ids(self, parsed: ParsedPrompt, how: TokenizationOptions) -> tuple[int, ...]:
+        if parsed.ids is None:
+            assert parsed.text is not None
+            ids = self._encode_text(parsed.text, how)
+        else:
+            ids = _truncate_ids(parsed.ids, how)
+            self._check_ids("prompt_token_ids", ids)
+        if not ids:
+            raise RequestError(
+                "the prompt is empty: it has no tokens; send at least one", param="prompt"
+            )
+        return ids
+
+    def _encode_text(self, text: str, how: TokenizationOptions) -> tuple[int, ...]:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            raise RequestError(
+                "this engine has no tokenizer (skip_tokenizer_init); send prompt_token_ids",
+                param="prompt",
+            )
+        if how.max_tokens is not None:
+            text = self._truncate_text(text, how)
+            cut = tokenizer.encode(
+                text, how.add_special_tokens, True, how.max_tokens, truncation_side=how.side
+            )
+            return tuple(cut)
+        self._check_chars(text)
+        ids = tokenizer.encode(text, how.add_special_tokens)
+        bos = tokenizer.bos_token_id
+        if len(ids) > 1 and ids[0] == bos and ids[1] == bos:
+            log.warning(
+                "a prompt begins with the BOS token twice: its text has it and the tokenizer adds "
+                "it; send token ids or leave %r out of the text",
+                tokenizer.bos_token,
+            )
+        return tuple(ids)
+
+    def _char_bound(self, text: str) -> int | None:
+        """Most characters that fit, None if unknown or if the text is short enough anyway."""
+        if self.tokenizer is None or len(text) <= self.max_model_len:
+            return None
+        longest = self.tokenizer.longest_token_chars
+        return None if longest is None else self.max_model_len * longest
+
+    def _check_chars(self, text: str) -> None:
+        bound = self._char_bound(text)
+        if bound is not None and len(text) > bound:
+            raise TooLong(
+                f"the prompt has {len(text)} characters; {self.max_model_len} tokens "
+                f"(max_model_len) hold at most {bound}. Shorten the prompt or raise max_model_len",
+                param="prompt",
+            )
+
+    def _truncate_text(self, text: str, how: TokenizationOptions) -> str:
+        """Text that is cut anyway is cut before it is tokenized, well outside of what is kept."""
+        bound = self._char_bound(text)
+        if bound is None or len(text) <= bound:
+            return text
+        return text[-bound:] if how.side == "left" else text[:bound]
+
+    def _check_length(self, length: int) -> None:
+        if length >= self.max_model_len:
+            raise TooLong(
+                f"the prompt has {length} tokens; the maximum context length (max_model_len) is "
+                f"{self.max_model_len} and at least one token of it is for the output. Shorten "
+                "the prompt, set truncate_prompt_tokens, or raise max_model_len",
+                param="prompt",
+            )
+
+    def _check_ids(self, param: str, ids: Iterable[int]) -> None:
+        given = tuple(ids)
+        if given and not (min(given) >= 0 and max(given) < self.vocab_size):
+            bad = next(i for i in given if not 0 <= i < self.vocab_size)
+            raise RequestError(
+                f"{param} holds {bad}; token ids of this model are in [0, {self.vocab_size})",
+                param=param,
+            )
+
+    def _tokenization(
+        self,
+        params: SamplingParams,
+        given: Mapping[str, object] | None,
+        add_special_tokens: bool,
+    ) -> TokenizationOptions:
+        given = given or {}
+        for key in given:
+            if key not in TOKENIZATION_KEYS:
+                raise RequestError(
+                    f"tokenization_kwargs must not hold {key!r}; known are "
+                    f"{', '.join(TOKENIZATION_KEYS)}",
+                    param="tokenization_kwargs",
+                )
+        most = given.get("truncate_prompt_tokens", params.truncate_prompt_tokens)
+        if given.get("truncation"):
+            most = given.get("max_length", -1)
+        side = given.get("truncation_side", "left")
+        side = "left" if side is None else side
+        if side not in ("left", "right"):
+            raise RequestError(
+                f"truncation_side must be 'left' or 'right', got {side!r}", param="truncation_side"
+            )
+        wanted = bool(given.get("add_special_tokens", add_special_tokens))
+        return TokenizationOptions(wanted, self._truncation_limit(most, params), str(side))
+
+    def _truncation_limit(self, most: object, params: SamplingParams) -> int | None:
+        """-1: what leaves room for max_tokens."""
+        if most is None:
+            return None
+        if not isinstance(most, int) or isinstance(most, bool) or (most < 1 and most != -1):
+            raise RequestError(
+                f"truncate_prompt_tokens must be an integer >= 1, -1 or None, got {most!r}",
+                param="truncate_prompt_tokens",
+            )
+        if most == -1:
+            return max(self.max_model_len - (params.max_tokens or 1), 1)
+        if most > self.max_model_len:
+            raise RequestError(
+                f"truncate_prompt_tokens is {most}, more than max_model_len "
+                f"({self.max_model_len}); lower it",
+                param="truncate_prompt_tokens",
+            )
+        return most
+
+    # -- the parameters ---------------------------------------------------------------------
+
+    def _params(self, params: SamplingParams | None) -> SamplingParams:
+        if params is None:
+            params = self.defaults
+        elif not isinstance(params, SamplingParams):
+            raise RequestError(
+                f"sampling_params must be a SamplingParams, got a {type(params).__name__}",
+                param="sampling_params",
+            )
+        asked = params if params.skip_clone else params.clone()
+        asked.verify()  # its fields may have been changed since it was made
+        asked.reject_unimplemented_features()
+        if self.tokenizer is None:
+            if asked.structured_outputs is not None:
+                message = "structured_outputs need a tokenizer, this engine has none"
+                raise RequestError(f"{message} (skip_tokenizer_init)", param="structured_outputs")
+            if asked.stop_strings or asked.bad_words:
+                raise RequestError(
+                    "stop strings and bad_words need a tokenizer, this engine has none "
+                    "(skip_tokenizer_init); use stop_token_ids",
+                    param="stop" if asked.stop_strings else "bad_words",
+                )
+            asked.detokenize = False
+        asked.bad_words_token_ids = self._bad_word_ids(asked.bad_words or ())
+        return asked
+
+    def _check_params(self, params: SamplingParams) -> None:
+        for param in ("stop_token_ids", "allowed_token_ids", "logit_bias", "logprob_token_ids"):
+            self._check_ids(param, getattr(params, param) or ())
+        if len(params.stop_token_ids or ()) > MAX_STOP_IDS:
+            raise RequestError(
+                f"stop_token_ids holds {len(params.stop_token_ids or ())} ids; at most "
+                f"{MAX_STOP_IDS} are allowed",
+                param="stop_token_ids",
+            )
+        if len(params.allowed_token_ids or ()) > self.vocab_size:
+            raise RequestError(
+                f"allowed_token_ids holds {len(params.allowed_token_ids or ())} ids; this model "
+                f"has {self.vocab_size}",
+                param="allowed_token_ids",
+            )
+        self._check_logprobs("logprobs", params.logprobs)
+        self._check_logprobs("prompt_logprobs", params.prompt_logprobs)
+        for check in self._checks:
+            try:
+                check(params)
+            except RequestError:
+                raise
+            except ValueError as error:
+                raise RequestError(str(error), param="extra_args") from error
+
+    def _check_logprobs(self, param: str, asked: int | None) -> None:
+        count = self.vocab_size if asked == -1 else asked
+        if count is not None and count > self.max_logprobs:
+            raise RequestError(
+                f"{param} asks for {count} per token; at most {self.max_logprobs} are allowed "
+                "(raise max_logprobs of the engine, -1 for no limit)",
+                param=param,
+            )
+
+    def _constraint(self, asked: StructuredOutputsParams | None) -> Constraint | None:
+        if asked is None:
+            return None
+        if self._constrain is None:
+            message = "structured_outputs: this engine gives texts no form"
+            raise Unsupported(message, param="structured_outputs")
+        return self._constrain(asked)
+
+    def _stop(self, params: SamplingParams, prompt_len: int) -> StopConditions:
+        room = self.max_model_len - prompt_len
+        most = room if params.max_tokens is None else min(params.max_tokens, room)
+        return StopConditions(
+            max_tokens=most,
+            min_tokens=min(params.min_tokens, most),
+            eos_ids=frozenset() if params.ignore_eos else self.eos_ids,
+            token_ids=frozenset(params.stop_token_ids or ()),
+        )
+
+    def _seed(self, params: SamplingParams) -> int:
+        return self._seeds.getrandbits(63) if params.seed is None else params.seed
+
+    def _bad_word_ids(self, words: Sequence[str]) -> list[list[int]]:
+        made = [ids for word in words for ids in self._word_ids(word)]
+        total = sum(map(len, made))
+        if total > MAX_BAD_WORD_TOKENS:
+            raise RequestError(
+                f"bad_words are {total} tokens in all; at most {MAX_BAD_WORD_TOKENS} are allowed",
+                param="bad_words",
+            )
+        self._check_ids("bad_words", (i for ids in made for i in ids))
+        return made
+
+    def _word_ids(self, word: str) -> list[list[int]]:
+        """The ids of a word inside a text (after a space) and at the start of one."""
+        found = self._bad_words.get(word)
+        if found is None:
+            assert self.tokenizer is not None
+            bare = word.lstrip(" ")
+            forms = [self.tokenizer.encode(text, False) for text in (bare, " " + bare)]
+            found = [ids for i, ids in enumerate(forms) if ids and ids not in forms[:i]]
+            if len(self._bad_words) >= 4096:  # words come from requests
+                self._bad_words.clear()
+            if len(word) <= MAX_CACHED_WORD_CHARS:
+                self._bad_words[word] = found
+        return [list(ids) for ids in found]
+
+
+def _check_allowed_tokens_remain(params: SamplingParams, stop: StopConditions) -> None:
+    """Raise RequestError if no token may be the first: only the request is to blame for that."""
+    if params.allowed_token_ids is None:
+        return
+    banned = {ids[0] for ids in params.bad_words_token_ids if len(ids) == 1}
+    if stop.min_tokens:
+        banned |= stop.eos_ids | stop.token_ids
+    if banned.issuperset(params.allowed_token_ids):
+        raise RequestError(
+            "allowed_token_ids leaves no token: bad_words, or min_tokens with EOS and "
+            "stop_token_ids, forbid all of them",
+            param="allowed_token_ids",
+        )
+
+
+def _truncate_ids(ids: tuple[int, ...], how: TokenizationOptions) -> tuple[int, ...]:
+    if how.max_tokens is None or len(ids) <= how.max_tokens:
+        return ids
+    return ids[len(ids) - how.max_tokens :] if how.side == "left" else ids[: how.max_tokens]
+
+
+def _engine_params(asked: SamplingParams) -> SamplingParams:
+    """best_of ranks by cumulative logprob, so the engine must report the chosen tokens' ones.
+
+    The form of the text travels as a constraint, once.
+    """
+    ranks = asked.num_sequences != asked.n and asked.logprobs is None
+    if not ranks and asked.structured_outputs is None:
+        return asked
+    engine = asked.clone()
+    engine.structured_outputs = None
+    if ranks:
+        engine.logprobs = 0
+    return engine
+
+
+def _reads_prefix_cache(params: SamplingParams) -> bool:
+    if params.skip_reading_prefix_cache is not None:
+        return not params.skip_reading_prefix_cache
+    return params.prompt_logprobs is None

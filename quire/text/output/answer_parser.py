@@ -1,0 +1,189 @@
+"""How answers of one model are read: which dialects, chosen once, and a reader for each answer.
+
+Not here: dialects (quire.text.reasoning, quire.text.tools), how they are chained
+(quire.text.output.parser_chain). A server and LLM.chat read alike because both come through here.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+from quire.errors import ConfigError
+from quire.text.output.parsed_text import ParsedPiece, StreamingParser
+from quire.text.output.parser_chain import ParserChain, ReasoningTokenCounter, special_token_strings
+from quire.text.output.special_strings import SpecialStrings
+from quire.text.reasoning import openai_gptoss
+from quire.text.reasoning import select as reasonings
+from quire.text.reasoning.base import ReasoningFormat
+from quire.text.reasoning.parser import ReasoningParser
+from quire.text.tokenizing.detokenizer import Detokenizer
+from quire.text.tokenizing.tokenizer import Tokenizer
+from quire.text.tools import openai
+from quire.text.tools import select as calls
+
+log = logging.getLogger(__name__)
+
+AUTO = "auto"
+_EXAMPLE_TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {}}},)
+
+
+@dataclass(frozen=True, slots=True)
+class ParserOptions:
+    """What is said of parsers: names, "auto" or None, and plug-in files."""
+
+    reasoning: str | None = None
+    tools: str | None = None
+    reasoning_plugin: str | None = None
+    tools_plugin: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PromptTail:
+    """How a prompt ends, for the reader of its answer.
+
+    begun: the text of its last message, if the answer goes on with it. variables: of the template.
+    """
+
+    prompt: str = ""
+    continued_text: str = ""
+    variables: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParserFactory:
+    """The dialects of one model."""
+
+    tokenizer: Tokenizer
+    reasoning: ReasoningFormat | None
+    tools: calls.ToolParserFactory | None
+    special_strings: SpecialStrings
+
+    def create(
+        self,
+        began: PromptTail,
+        calls: StreamingParser | None,
+        *,
+        parallel: bool = True,
+        reasoning: bool = True,
+        special: bool = False,
+    ) -> AnswerParser:
+        """The reader of one answer. calls: what reads calls; None if none are to be read.
+
+        reasoning=False: what is reasoning is left out. special: special tokens stay in the text.
+        """
+        machine = None
+        if self.reasoning is not None:
+            machine = ReasoningParser(
+                self.reasoning, began.prompt, began.variables, begun=began.continued_text
+            )
+        reading = ParserChain(
+            machine, calls, None if special else self.special_strings, first_call_only=not parallel
+        )
+        counter = None
+        if machine is not None:
+            counter = ReasoningTokenCounter(machine, Detokenizer(self.tokenizer, (), False).push)
+        return AnswerParser(reading, counter, shows=reasoning)
+
+
+class AnswerParser:
+    """Reads one answer: text and the tokens it was made of, as they come."""
+
+    def __init__(
+        self, reading: ParserChain, counter: ReasoningTokenCounter | None, *, shows: bool = True
+    ) -> None:
+        self._chain = reading
+        self._counter = counter
+        self._include_reasoning = shows
+        self._complete_calls = 0
+        self._has_failed_call = False
+        self.notes: list[str] = []
+        """Diagnostics so far: markup that was no call, and the like."""
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Tokens of reasoning so far; None where nothing tells them apart."""
+        return None if self._counter is None else self._counter.count
+
+    def push(self, text: str, token_ids: Sequence[int], *, last: bool) -> list[ParsedPiece]:
+        """What is new, without notes."""
+        if self._counter is not None:
+            self._counter.push(token_ids)
+        told = []
+        for piece in self._chain.push(text, last=last):
+            if piece.note:
+                self.notes.append(piece.note)
+            elif piece.reasoning:
+                told += [piece] if self._include_reasoning else []
+            else:
+                if piece.call is not None and piece.call.outcome is not None:
+                    self._complete_calls += piece.call.outcome == "whole"
+                    self._has_failed_call |= piece.call.outcome != "whole"
+                told.append(piece)
+        if self._counter is not None:
+            self._counter.count_pending()
+        return told
+
+    def finish(self, reason: str) -> str:
+        """The finish reason to tell: tool_calls in place of stop, if all its calls are whole."""
+        return (
+            "tool_calls"
+            if reason == "stop" and self._complete_calls and not self._has_failed_call
+            else reason
+        )
+
+
+def build_answer_parser_factory(
+    said: ParserOptions, tokenizer: Tokenizer, chat_template: str | None
+) -> AnswerParserFactory | None:
+    """The dialects that are meant; None: text is content. Raises ConfigError."""
+    reasoning = None
+    if said.reasoning is not None:
+        template = (
+            _template_source(tokenizer, chat_template, None) if said.reasoning == AUTO else None
+        )
+        reasoning = reasonings.select_reasoning_format(
+            said.reasoning, template, said.reasoning_plugin
+        )
+        if reasoning is None:
+            log.info("the chat template shows no reasoning: the text of answers holds all there is")
+    tools = None
+    if said.tools is not None:
+        template = (
+            _template_source(tokenizer, chat_template, _EXAMPLE_TOOLS)
+            if said.tools == AUTO
+            else None
+        )
+        tools = calls.select_tool_parser(said.tools, template=template, plugin=said.tools_plugin)
+        if reasoning is None and tools.format is openai.FORMAT:
+            reasoning = openai_gptoss.FORMAT  # the channels are one format
+    if reasoning is None and tools is None:
+        return None
+    return replace(content_only_factory(tokenizer), reasoning=reasoning, tools=tools)
+
+
+@lru_cache(maxsize=4)
+def content_only_factory(tokenizer: Tokenizer) -> AnswerParserFactory:
+    """Of a model of which nobody said how it writes reasoning and calls."""
+    backend = tokenizer.backend
+    hidden = (backend.id_to_token(i) or "" for i in backend.special_ids)
+    return AnswerParserFactory(tokenizer, None, None, special_token_strings(hidden))
+
+
+def _template_source(tokenizer: Tokenizer, chat_template: str | None, tools: object) -> str:
+    if chat_template is None and not tokenizer.templates:
+        raise ConfigError("no chat template to tell the parser from: name the parser")
+    return tokenizer.template(chat_template, tools).source
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """The text of a message that an answer goes on with."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = [part.get("text") for part in parts if isinstance(part, Mapping)]
+    return next((text for text in reversed(texts) if isinstance(text, str)), "")

@@ -1,0 +1,151 @@
+"""The chain that reads an answer: reasoning first, tool calls after, content is what is left.
+
+    text ──▶ reasoning ──▶ tools ──▶ hidden tokens taken out ──▶ [Piece ...]
+
+Readers see special tokens as text (they are marks); what is left of them is taken out at the end.
+Not here: dialects (quire.text.reasoning, quire.text.tools), how a server shows pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from quire.text.output.parsed_text import ParsedPiece, StreamingParser, merge_pieces
+from quire.text.output.special_strings import SpecialStrings, SpecialStringStripper
+from quire.text.reasoning.parser import ReasoningParser
+
+
+def special_token_strings(tokens: Iterable[str]) -> SpecialStrings:
+    """Special tokens, compiled once for all readers. Of two that begin alike, the shorter."""
+    kept: list[str] = []
+    for token in sorted(filter(None, set(tokens))):
+        if not kept or not token.startswith(kept[-1]):
+            kept.append(token)
+    return SpecialStrings(kept)
+
+
+class ParserChain:
+    """The reader of one answer.
+
+    first_call_only: what comes of further calls is dropped, with a note.
+    """
+
+    def __init__(
+        self,
+        reasoning: ReasoningParser | None = None,
+        tools: StreamingParser | None = None,
+        hidden: SpecialStrings | None = None,
+        *,
+        first_call_only: bool = False,
+    ) -> None:
+        self._reasoning = reasoning
+        self._tools = tools
+        self._text = _PieceStripper(hidden, lambda text: ParsedPiece(text))
+        self._reasoning_text = _PieceStripper(hidden, lambda text: ParsedPiece(reasoning=text))
+        self._first_call_only = first_call_only
+        self._dropped_calls: set[int] = set()
+
+    def push(self, text: str, *, last: bool) -> list[ParsedPiece]:
+        """See Reader."""
+        pieces = [ParsedPiece(text)] if text else []
+        if self._reasoning is not None:
+            pieces = self._reasoning.push(text, last=last)
+        out: list[ParsedPiece] = []
+        for piece in pieces:
+            self._parse_piece(piece, out)
+        if last and self._tools is not None:
+            self._emit(self._tools.push("", last=True), out)
+        if last:
+            out += self._reasoning_text.push("", last=True) + self._text.push("", last=True)
+        return merge_pieces(out)
+
+    def _parse_piece(self, piece: ParsedPiece, out: list[ParsedPiece]) -> None:
+        """One piece of what the reader of reasoning says."""
+        if piece.reasoning or piece.note:
+            out += self._reasoning_text.push(piece.reasoning)
+            if piece.note:
+                out.append(ParsedPiece(note=piece.note))
+        if piece.text and self._tools is not None:
+            self._emit(self._tools.push(piece.text, last=False), out)
+        elif piece.text:
+            self._emit([ParsedPiece(piece.text)], out)
+
+    def _emit(self, pieces: Sequence[ParsedPiece], out: list[ParsedPiece]) -> None:
+        for piece in pieces:
+            if piece.reasoning:
+                out += self._text.push("", last=True) + self._reasoning_text.push(piece.reasoning)
+            elif piece.text:
+                out += self._reasoning_text.push("", last=True) + self._text.push(piece.text)
+            elif piece.call is not None:
+                out += self._reasoning_text.push("", last=True) + self._text.push("", last=True)
+                self._emit_call(piece, out)
+            else:
+                out.append(piece)
+
+    def _emit_call(self, piece: ParsedPiece, out: list[ParsedPiece]) -> None:
+        assert piece.call is not None
+        place = piece.call.index
+        if self._first_call_only and place > 0:
+            if place not in self._dropped_calls:
+                self._dropped_calls.add(place)
+                name = piece.call.name
+                out.append(
+                    ParsedPiece(
+                        note=f"parallel_tool_calls=false: a further call of {name} is left out"
+                    )
+                )
+            return
+        out.append(piece)
+
+
+class _PieceStripper:
+    """Takes hidden tokens out of one kind of text."""
+
+    def __init__(self, hidden: SpecialStrings | None, make: Callable[[str], ParsedPiece]) -> None:
+        self._strings = hidden
+        self._make = make
+        self._stripper = SpecialStringStripper(hidden) if hidden is not None else None
+
+    def push(self, text: str, *, last: bool = False) -> list[ParsedPiece]:
+        if self._stripper is not None:
+            text = self._stripper.push(text, last=last)
+        return [self._make(text)] if text else []
+
+
+class ReasoningTokenCounter:
+    """Counts tokens of reasoning: those that begin within it. The marks are none.
+
+    The count depends on the tokens alone, not on how they came.
+    """
+
+    def __init__(self, reader: ReasoningParser, decode: Callable[[Sequence[int]], str]) -> None:
+        self.count = 0
+        self._parser = reader
+        self._decode = decode
+        self._starts: list[int] = []
+        self._position = 0
+        self._span = 0
+
+    def push(self, ids: Sequence[int]) -> None:
+        """Take note of tokens; their text has to be pushed to the reader before settle()."""
+        for one in ids:
+            self._starts.append(self._position)
+            self._position += len(self._decode((one,)))
+
+    def count_pending(self) -> None:
+        """Count the tokens of which it is known what they are."""
+        spans, sure = self._parser.spans, self._parser.settled_chars
+        done = 0
+        for start in self._starts:
+            if start >= sure:
+                break
+            done += 1
+            while self._span < len(spans) and self._span_ends_before(start):
+                self._span += 1
+            self.count += self._span < len(spans) and spans[self._span][0] <= start
+        del self._starts[:done]
+
+    def _span_ends_before(self, start: int) -> bool:
+        """The span that is looked at ends before this."""
+        end = self._parser.spans[self._span][1]
+        return end is not None and end <= start

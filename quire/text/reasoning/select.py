@@ -1,0 +1,54 @@
+"""Which dialect of reasoning: by name, by what the chat template looks like, or out of a file."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from quire.errors import ConfigError
+from quire.registry import PluginRegistry
+from quire.text.plugin_file import load_plugin_file
+from quire.text.reasoning.base import ReasoningFormat
+
+REASONING_FORMATS = PluginRegistry("quire.text.reasoning", "quire.reasoning_parsers")
+GENERIC_FORMAT = "qwen3"
+"""Has no marks of its own: it is meant where no other dialect is."""
+
+
+def format_names() -> list[str]:
+    """All there are."""
+    return REASONING_FORMATS.names()
+
+
+def select_reasoning_format(
+    name: str, template: str | None = None, plugin: str | None = None
+) -> ReasoningFormat | None:
+    """The dialect of this name; "auto": of the template, None if it shows no reasoning.
+
+    plugin: a file of Python with `FORMAT`; its name is NAME or that of the file.
+    Raises ConfigError with the nearest names.
+    """
+    if plugin is not None:
+        module = load_plugin_file(plugin, "reasoning parser")
+        if name in (vars(module).get("NAME", module.__name__), "auto"):
+            return _format_of(module)
+    if name == "auto":
+        found = detect_reasoning_format(template or "")
+        return None if found is None else _format_of(REASONING_FORMATS.load(found))
+    return _format_of(REASONING_FORMATS.load(name.replace("-", "_")))
+
+
+def detect_reasoning_format(template: str) -> str | None:
+    """The name of the dialect that a chat template is written for."""
+    found = [name for name in format_names() if REASONING_FORMATS.load(name).detect(template)]
+    own = [name for name in found if name != GENERIC_FORMAT]
+    return own[0] if own else found[0] if found else None
+
+
+def _format_of(module: ModuleType) -> ReasoningFormat:
+    dialect = vars(module).get("FORMAT")
+    if dialect is None:
+        raise ConfigError(f"the reasoning parser {module.__name__!r} has no FORMAT")
+    if not isinstance(dialect, ReasoningFormat):
+        message = f"{module.__name__}: FORMAT must be a quire.text.reasoning.base.ReasoningFormat"
+        raise ConfigError(message)
+    return dialect

@@ -1,0 +1,1 @@
+"""Tokenizers, detokenizers and the bytes of tokens."""

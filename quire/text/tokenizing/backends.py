@@ -1,0 +1,287 @@
+"""Two libraries behind one face: `tokenizers` (fast, from tokenizer.json) and `transformers`
+(everything else: SentencePiece, tiktoken, vocab.json, code of the model's repository).
+
+Not here: special token names, chat templates, errors in the words of users
+(quire.text.tokenizing.tokenizer).
+A backend is never changed after it was made, so threads may share it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from tokenizers import AddedToken, Encoding
+from tokenizers import Tokenizer as FastTokenizer
+
+from quire.config.json_file import MAX_BYTES, check_bytes
+from quire.errors import ConfigError, RequestError
+from quire.text.tokenizing.tokenizer_files import NAMED_TOKENS, TokenizerFiles
+
+Side = Literal["left", "right"]
+LONG_TEXT_CHARS = 4096
+"""Characters of a text that takes more than a millisecond or two."""
+_EXTRA_SPACE = re.compile(r" ([.?!,]|n't|'m|'s|'ve|'re)")
+
+
+PANIC_MESSAGE = (
+    "the tokenizer gave up on this text: a regular expression of tokenizer.json goes over it again "
+    "and again, without end; change the text, or have the model's tokenizer mended"
+)
+
+
+def is_panic(error: BaseException) -> bool:
+    """It is one of Rust's, for which Python's libraries have no class that can be imported."""
+    return type(error).__name__ == "PanicException"
+
+
+class TokenizerBackend(Protocol):
+    """Text to ids and back. Ids without a token decode to nothing."""
+
+    special_ids: frozenset[int]
+    added_tokens: dict[int, str]
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]: ...
+    def encode_truncated(
+        self, text: str, add_special_tokens: bool, most: int, side: Side
+    ) -> list[int]:
+        """As encode; ids of the text are dropped from `side` so that at most `most` remain."""
+        ...
+
+    def tokens(self, text: str, add_special_tokens: bool) -> list[str]: ...
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str: ...
+    def join(self, tokens: list[str]) -> str: ...
+    def token_to_id(self, token: str) -> int | None: ...
+    def id_to_token(self, token_id: int) -> str | None: ...
+    def vocab(self) -> dict[str, int]: ...
+    def size(self, with_added: bool) -> int: ...
+
+
+class TokenizersBackend:
+    """Over tokenizers.Tokenizer."""
+
+    def __init__(self, tokenizer: FastTokenizer) -> None:
+        tokenizer.no_truncation()  # a file may carry the settings of a training run
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        added_tokens = tokenizer.get_added_tokens_decoder()
+        self.added_tokens = {i: token.content for i, token in added_tokens.items()}
+        self.special_ids = frozenset(i for i, token in added_tokens.items() if token.special)
+        self._affixes = tokenizer.num_special_tokens_to_add(False)
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        ids: list[int] = self._encoding(text, add_special_tokens).ids
+        return ids
+
+    def _encoding(self, text: str, add_special_tokens: bool) -> Encoding:
+        """`encode` keeps the GIL however long it takes; batches give it up, for some overhead.
+
+        Raises RequestError.
+        """
+        try:
+            if len(text) < LONG_TEXT_CHARS:
+                return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+            made = self.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+            return made[0]
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise RequestError(PANIC_MESSAGE, param="prompt") from None
+
+    def encode_truncated(
+        self, text: str, add_special_tokens: bool, most: int, side: Side
+    ) -> list[int]:
+        encoding = self._encoding(text, False)
+        affixes = self._affixes if add_special_tokens else 0
+        # `truncate` names the side it drops from "left" as well
+        encoding.truncate(max(most - affixes, 0), direction=side)
+        if add_special_tokens:
+            encoding = self.tokenizer.post_process(encoding, None, True)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def tokens(self, text: str, add_special_tokens: bool) -> list[str]:
+        encoding = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return list(encoding.tokens)  # an unknown piece shows as itself
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def join(self, tokens: list[str]) -> str:
+        decoder = self.tokenizer.decoder
+        return " ".join(tokens) if decoder is None else decoder.decode(tokens)
+
+    def token_to_id(self, token: str) -> int | None:
+        return self.tokenizer.token_to_id(token)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self.tokenizer.id_to_token(token_id)
+
+    def vocab(self) -> dict[str, int]:
+        return self.tokenizer.get_vocab(with_added_tokens=True)
+
+    def size(self, with_added: bool) -> int:
+        return self.tokenizer.get_vocab_size(with_added_tokens=with_added)
+
+
+class TransformersBackend:
+    """Over a tokenizer of transformers that is written in Python."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.added_tokens = {int(i): str(t) for i, t in tokenizer.added_tokens_decoder.items()}
+        marked = {int(i) for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        self.special_ids = frozenset(marked | set(tokenizer.all_special_ids))
+
+    def encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        return list(self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_truncated(
+        self, text: str, add_special_tokens: bool, most: int, side: Side
+    ) -> list[int]:
+        ids = self.encode(text, False)
+        affixes = self.tokenizer.num_special_tokens_to_add() if add_special_tokens else 0
+        keep = max(most - affixes, 0)
+        ids = ids[len(ids) - min(keep, len(ids)) :] if side == "left" else ids[:keep]
+        return list(self.tokenizer.build_inputs_with_special_tokens(ids)) if affixes else ids
+
+    def tokens(self, text: str, add_special_tokens: bool) -> list[str]:
+        found = self.tokenizer.tokenize(text, add_special_tokens=add_special_tokens)
+        return [str(token) for token in found]
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool, spaces: bool) -> str:
+        known = [i for i in ids if self.id_to_token(i) is not None]
+        text: str = self.tokenizer.decode(
+            known,
+            skip_special_tokens=skip_special_tokens,
+            spaces_between_special_tokens=spaces,
+            clean_up_tokenization_spaces=False,
+        )
+        return text
+
+    def join(self, tokens: list[str]) -> str:
+        return str(self.tokenizer.convert_tokens_to_string(tokens))
+
+    def token_to_id(self, token: str) -> int | None:
+        found = self.tokenizer.convert_tokens_to_ids(token)
+        if found is None or (found == self.tokenizer.unk_token_id and token not in self.vocab()):
+            return None
+        return int(found)
+
+    def id_to_token(self, token_id: int) -> str | None:
+        if token_id >= len(self.tokenizer) and token_id not in self.added_tokens:
+            return None
+        token = self.tokenizer.convert_ids_to_tokens(token_id)
+        if isinstance(token, bytes):  # tokenizers over tiktoken keep byte strings
+            return token.decode("utf-8", errors="replace")
+        return None if token is None else str(token)
+
+    def vocab(self) -> dict[str, int]:
+        return {str(token): int(i) for token, i in self.tokenizer.get_vocab().items()}
+
+    def size(self, with_added: bool) -> int:
+        return len(self.tokenizer) if with_added else int(self.tokenizer.vocab_size)
+
+
+def clean_up_spaces(backend: TokenizerBackend, text: str) -> str:
+    """Without the spaces that WordPiece puts before punctuation (clean_up_tokenization_spaces).
+
+    Not for BPE, whose tokens hold real spaces.
+    """
+    is_bpe = (
+        isinstance(backend, TokenizersBackend) and type(backend.tokenizer.model).__name__ == "BPE"
+    )
+    return text if is_bpe else _EXTRA_SPACE.sub(r"\1", text.replace(" ' ", "'"))
+
+
+def load_fast(path: Path, files: TokenizerFiles) -> TokenizersBackend:
+    """From a tokenizer.json and the settings beside it.
+
+    Whether BOS and EOS are added is what the file's own post-processor says; add_bos_token of the
+    settings speaks to tokenizers in Python.
+    """
+    try:
+        check_bytes(path, MAX_BYTES)
+        tokenizer = FastTokenizer.from_file(str(path))
+        _add_tokens(tokenizer, files)
+    except ConfigError:
+        raise
+    except BaseException as e:  # the library raises bare Exception for a bad file, or panics
+        if not isinstance(e, Exception) and not is_panic(e):
+            raise
+        raise ConfigError(f"{path} is not a tokenizer of the tokenizers library: {e}") from None
+    if files.config.get("split_special_tokens"):
+        tokenizer.encode_special_tokens = True
+    return TokenizersBackend(tokenizer)
+
+
+def _add_tokens(tokenizer: FastTokenizer, files: TokenizerFiles) -> None:
+    """Tokens that only the settings name; a token of both has the settings' flags."""
+    present = {repr(token) for token in tokenizer.get_added_tokens_decoder().values()}
+    wanted = [token for token in files.added_tokens if repr(token) not in present]
+    names = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
+    names |= {token.content for token in wanted}
+    for token in (*files.named_tokens.values(), *files.additional_tokens):
+        if token.content not in names:
+            wanted.append(token)
+            names.add(token.content)
+    special = {token.content for token in (*files.named_tokens.values(), *files.additional_tokens)}
+    tokenizer.add_tokens([_marked(token, token.content in special) for token in wanted])
+
+
+def _marked(token: AddedToken, special: bool) -> AddedToken:
+    if special:
+        token.special = True
+    return token
+
+
+def open_backend(
+    files: TokenizerFiles, *, slow: bool, trust_remote_code: bool, revision: str | None
+) -> tuple[TokenizerBackend, dict[str, str]]:
+    """(the backend of this folder, special tokens by name that only it knows)
+
+    slow: not through tokenizer.json, and not converted to what the tokenizers library does.
+    """
+    path = files.folder / "tokenizer.json"
+    if path.is_file() and not slow:
+        return load_fast(path, files), {}
+    if files.needs_code and not trust_remote_code:
+        raise ConfigError(
+            f"the tokenizer in {files.folder} is Python code of the model's repository; read it "
+            "and set trust_remote_code=True to run it"
+        )
+    made = _load_with_transformers(files.folder, trust_remote_code, revision, fast=not slow)
+    named = {k: str(v) for k, v in made.special_tokens_map.items() if k in NAMED_TOKENS}
+    return (
+        TokenizersBackend(made.backend_tokenizer)
+        if made.is_fast and not slow
+        else TransformersBackend(made)
+    ), named
+
+
+def _load_with_transformers(
+    folder: Path, trust_remote_code: bool, revision: str | None, *, fast: bool
+) -> Any:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as e:
+        raise ConfigError(f"{folder} has no tokenizer.json; reading it needs: {e}") from None
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=trust_remote_code, revision=revision, use_fast=fast
+        )
+    except Exception as e:
+        hint = " (the package named may have to be installed)" if _is_import_error(e) else ""
+        raise ConfigError(f"transformers cannot make a tokenizer of {folder}{hint}: {e}") from e
+
+
+def _is_import_error(error: BaseException | None) -> bool:
+    return any(isinstance(one, ImportError) for one in _causes(error))
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

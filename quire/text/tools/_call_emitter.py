@@ -1,0 +1,178 @@
+"""The calls of one text as they are told: numbered, named, given ids, and never told too early.
+
+A call is told when its name is known and its arguments have begun as arguments must. From then on
+what is read of them is told at once. With `eager` off a call is told when it is whole, or not at
+all: then even markup that breaks in the middle of the arguments comes back as content.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping
+
+from quire.text.output.parsed_text import ParsedCallDelta, ParsedPiece, ToolCallOutcome
+from quire.text.tools._text_cursor import MalformedMarkup, TextCursor
+from quire.text.tools.base import IdSource, Tool, ToolFormat
+
+MAX_NAME_CHARS = 512
+_FORBIDDEN_IN_NAME = frozenset(" \t\r\n<>{}()[]\"'`,;|")
+_ALPHABET = string.ascii_letters + string.digits
+
+
+class CallEmitter:
+    """What was told of calls so far, and the one being read."""
+
+    def __init__(
+        self,
+        src: TextCursor,
+        emit: Callable[[ParsedPiece], None],
+        dialect: ToolFormat,
+        tools: Mapping[str, Tool],
+        *,
+        parallel: bool,
+        eager: bool,
+        ids: IdSource,
+    ) -> None:
+        self._cursor = src
+        self._emit = emit
+        self._format = dialect
+        self.tools = tools
+        self._max_calls = None if parallel else 1
+        self._eager = eager
+        self._ids = ids
+        self.completed = 0
+        """Calls that were told whole."""
+        self.started = 0
+        """Calls that were announced."""
+        self.open = False
+        """A call was announced and is not whole yet."""
+        self.arguments_complete = False
+        """The arguments of a call without a name so far are all read."""
+        self._expecting = False
+        self._name = ""
+        self._id = ""
+        self._parts: list[str] = []
+
+    @property
+    def name(self) -> str:
+        """Of the call being read; "" while it is not known."""
+        return self._name
+
+    @property
+    def model_call_id(self) -> str:
+        """The id that the model gave the call being read."""
+        return self._id
+
+    @property
+    def declared_tool(self) -> Tool | None:
+        """What was declared of the call being read."""
+        return self.tools.get(self._name)
+
+    def set_name(self, name: str, *, bare: bool, own_id: str = "") -> None:
+        """The name of the call being read. own_id: the id that the model gave it."""
+        name = name.strip()
+        if name not in self.tools:
+            if not name or len(name) > MAX_NAME_CHARS or not _FORBIDDEN_IN_NAME.isdisjoint(name):
+                raise MalformedMarkup(f"{name[:80]!r} is not the name of a function")
+            if bare and self.tools:
+                raise MalformedMarkup(f"{name!r} is not a declared function")
+        self._name = name
+        self._id = own_id
+
+    def set_id(self, own_id: str) -> None:
+        """The id that the model gave the call being read."""
+        self._id = own_id
+
+    def expect_object(self) -> None:
+        """An object follows that will be the arguments: announced when it proves to be one."""
+        self._expecting = True
+
+    def begin_call(self) -> None:
+        """The call's arguments have begun."""
+        assert self._name, "a call without a name"
+        self.open = True
+        self.started += 1
+        if self._eager:
+            self._emit_delta(ParsedCallDelta(self.started - 1, self._new_id(), self._name))
+            self._cursor.commit()
+            kept, self._parts = self._parts, []
+            if kept:
+                self.emit_arguments("".join(kept))
+
+    def emit_arguments(self, text: str) -> None:
+        """More of the arguments, of a call that is open or whose name is still to come."""
+        if self.open and self._eager:
+            self._emit_delta(ParsedCallDelta(self.started - 1, arguments=text))
+            self._cursor.commit()
+            return
+        self._parts.append(text)
+        proved = self._expecting and text in (": ", "}")  # a key is whole, or there is none
+        if proved and self._name and not self.open:
+            self.begin_call()
+
+    def complete_call(self) -> None:
+        """The call is complete."""
+        if self._eager:
+            self._emit_delta(ParsedCallDelta(self.started - 1, outcome="whole"))
+        else:
+            text = "".join(self._parts)
+            self._emit_delta(
+                ParsedCallDelta(self.started - 1, self._new_id(), self._name, text, "whole")
+            )
+        self.completed += 1
+        self._cursor.commit()
+        self._reset()
+
+    def complete_without_arguments(self) -> None:
+        """The call said nothing of arguments."""
+        declared_tool = self.declared_tool
+        if declared_tool is None or declared_tool.has_required:
+            raise MalformedMarkup(f"a call of {self._name!r} without arguments")
+        self._parts.clear()
+        self.begin_call()
+        self.emit_arguments("{}")
+        self.complete_call()
+
+    def abandon_call(self, end: ToolCallOutcome) -> bool:
+        """The call being read goes no further. False if nothing was told of it."""
+        completed = self.open and self._eager
+        if completed:
+            self._emit_delta(ParsedCallDelta(self.started - 1, outcome=end))
+        elif self.open:
+            self.started -= 1
+        self._reset()
+        return completed
+
+    def _reset(self) -> None:
+        self.open = self.arguments_complete = self._expecting = False
+        self._name = self._id = ""
+        self._parts = []
+
+    def _emit_delta(self, call: ParsedCallDelta) -> None:
+        if self._max_calls is None or call.index < self._max_calls:
+            self._emit(ParsedPiece(call=call))
+
+    @property
+    def suppressed(self) -> int:
+        """Calls that were read and not told because only one may be."""
+        return 0 if self._max_calls is None else max(self.completed - self._max_calls, 0)
+
+    def _new_id(self) -> str:
+        place, kind = self.started - 1, self._format.id_style
+        if kind == "numbered":
+            return self._id or f"functions.{self._name}:{place}"
+        if kind == "nine":
+            own = self._id
+            good = len(own) == 9 and own.isascii() and own.isalnum()
+            return own if good else _nine_chars(self._ids())
+        return f"chatcmpl-tool-{self._ids()}"
+
+
+def _nine_chars(hexes: str) -> str:
+    """Nine letters and digits made of a long hex text."""
+    number = int(hexes, 16)
+    chars = []
+    for _ in range(9):
+        number, digit = divmod(number, len(_ALPHABET))
+        chars.append(_ALPHABET[digit])
+    return "".join(chars)

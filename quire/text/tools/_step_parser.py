@@ -1,0 +1,303 @@
+"""How each kind of step is walked. One method a kind; what the kinds mean is said in base."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+
+from quire.text.tools._call_emitter import MAX_NAME_CHARS, CallEmitter
+from quire.text.tools._param_parser import parse_params
+from quire.text.tools._python_call_parser import parse_python_calls
+from quire.text.tools._text_cursor import (
+    MalformedMarkup,
+    ParserCoroutine,
+    TextCursor,
+    TextSink,
+    UnexpectedEnd,
+)
+from quire.text.tools._value_parsers import parse_string, parse_value, read_string, to_json
+from quire.text.tools.base import (
+    ArgumentsStep,
+    BranchStep,
+    CloseStep,
+    HarmonyMessageStep,
+    LiteralStep,
+    NameStep,
+    ObjectStep,
+    ParamsStep,
+    PythonCallsStep,
+    RepeatStep,
+    SkipStep,
+    SyntaxStep,
+)
+
+MAX_HEADER_CHARS = 1024
+_CHANNEL = re.compile(r"<\|channel\|>\s*(\w+)")
+_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_NUMBERED = re.compile(r":\d+\Z")
+
+
+class StepParser:
+    """Walks steps over a source; what it finds goes to `calls`, `content` and `reasoning`."""
+
+    def __init__(
+        self, src: TextCursor, calls: CallEmitter, content: TextSink, reasoning: TextSink
+    ) -> None:
+        self._cursor = src
+        self._emitter = calls
+        self._emit_content = content
+        self._emit_reasoning = reasoning
+        self._bare = False
+        self._completed_before = 0  # calls told before this form
+
+    def close(self) -> None:
+        """Nothing is walked any more: let go of who is told."""
+        self._emit_content = self._emit_reasoning = lambda text: None
+
+    def parse(self, steps: Sequence[SyntaxStep], *, bare: bool) -> ParserCoroutine[None]:
+        """Walk a form. Malformed where the text is not what the steps say; Cut where it ends.
+
+        bare: only declared functions are calls.
+        """
+        self._bare = bare
+        self._completed_before = self._emitter.completed
+        yield from self._parse_steps(steps)
+
+    def _parse_steps(self, steps: Sequence[SyntaxStep]) -> ParserCoroutine[None]:
+        for step in steps:
+            yield from self._cursor.skip_space()
+            yield from self._parse_step(step)
+
+    def _parse_step(self, step: SyntaxStep) -> ParserCoroutine[None]:
+        match step:
+            case LiteralStep():
+                yield from self._cursor.expect(step.texts)
+            case CloseStep():
+                yield from self._parse_close(step)
+            case SkipStep():
+                yield from self._cursor.read_bounded(step.end, "a label", MAX_HEADER_CHARS)
+            case NameStep():
+                yield from self._parse_name(step)
+            case ArgumentsStep():
+                yield from self._parse_arguments(step)
+            case ObjectStep():
+                yield from self._parse_objects(step) if step.many else self._parse_object(step)
+            case ParamsStep():
+                yield from parse_params(self._cursor, self._emitter, step)
+            case PythonCallsStep():
+                yield from parse_python_calls(self._cursor, self._emitter, step, bare=self._bare)
+            case HarmonyMessageStep():
+                yield from self._parse_message(step)
+            case RepeatStep():
+                yield from self._parse_repeat(step)
+            case BranchStep():
+                found = yield from self._cursor.match_literal(
+                    step.lookahead, take=False, or_cut=True
+                )
+                yield from self._parse_steps(step.then if found else step.otherwise)
+
+    def _parse_close(self, step: CloseStep) -> ParserCoroutine[None]:
+        try:
+            found = yield from self._cursor.match_literal(step.texts, or_cut=True)
+        except UnexpectedEnd:
+            self._cursor.take_rest()  # nothing, or the beginning of the literal: no text
+            raise
+        if found:
+            self._commit()
+        elif not step.optional:
+            raise MalformedMarkup(
+                f"{self._cursor.buf[self._cursor.pos]!r} where {step.texts[0]!r} belongs"
+            )
+
+    def _commit(self) -> None:
+        """What was read belongs to calls that were told; if none was, it may come back."""
+        if self._emitter.completed > self._completed_before:
+            self._cursor.commit()
+
+    def _parse_repeat(self, step: RepeatStep) -> ParserCoroutine[None]:
+        first = step.steps[0]
+        ahead = step.separators or (first.texts if isinstance(first, LiteralStep) else ())
+        assert ahead, "what could tell whether another one follows?"
+        while True:
+            yield from self._parse_steps(step.steps)
+            yield from self._cursor.skip_space()
+            if not (yield from self._cursor.match_literal(ahead, take=bool(step.separators))):
+                return
+
+    # names and JSON
+
+    def _parse_name(self, step: NameStep) -> ParserCoroutine[None]:
+        src = self._cursor
+        text, close = yield from src.read_bounded(
+            (*step.end, *step.before), "a name", MAX_NAME_CHARS
+        )
+        own_id = ""
+        if close in step.before:
+            src.pos -= len(close)
+        elif step.id_after and close == step.id_after:
+            ends = tuple(other for other in step.end if other != close)
+            own_id, _ = yield from src.read_bounded(ends, "an id", MAX_NAME_CHARS)
+        name = text.strip().strip("\"'")
+        if step.numbered:
+            own_id = name
+            name = _NUMBERED.sub("", name).removeprefix("functions.")
+        self._emitter.set_name(name, bare=self._bare, own_id=own_id.strip())
+
+    def _parse_arguments(self, step: ArgumentsStep) -> ParserCoroutine[None]:
+        char = yield from self._cursor.peek()
+        if char != "{":
+            raise MalformedMarkup(f"{char!r} where the arguments belong")
+        self._emitter.expect_object()
+        yield from parse_value(self._cursor, self._emitter.emit_arguments, step.language)
+        self._emitter.complete_call()
+
+    def _parse_objects(self, step: ObjectStep) -> ParserCoroutine[None]:
+        """A list of calls, or calls that stand alone."""
+        if (yield from self._cursor.peek_nonspace()) == "{":
+            while (yield from self._cursor.peek_nonspace()) == "{":
+                yield from self._parse_object(step)
+            return
+        yield from self._cursor.expect_char("[")
+        while (yield from self._cursor.peek_nonspace()) != "]":
+            yield from self._parse_object(step)
+            if (yield from self._cursor.peek_nonspace()) == ",":
+                self._cursor.pos += 1
+            elif self._cursor.buf[self._cursor.pos] != "]":
+                break
+        yield from self._cursor.expect_char("]")
+        self._commit()
+
+    def _parse_object(self, step: ObjectStep) -> ParserCoroutine[None]:
+        calls, before = self._emitter, self._emitter.completed
+        yield from self._cursor.expect_char("{")
+        try:
+            yield from self._parse_members(step, before)
+        except UnexpectedEnd:
+            if calls.completed > before:
+                self._cursor.take_rest()  # what follows the arguments says nothing of the call
+            raise
+        if calls.completed == before:
+            if not calls.name:
+                raise MalformedMarkup("an object without a name")
+            calls.complete_without_arguments()
+        self._cursor.commit()
+
+    def _parse_members(self, step: ObjectStep, before: int) -> ParserCoroutine[None]:
+        src = self._cursor
+        while (yield from self._cursor.peek_nonspace()) != "}":
+            key = yield from read_string(src, MAX_NAME_CHARS, "a key")
+            yield from self._cursor.expect_char(":")
+            char = yield from self._cursor.peek_nonspace()
+            yield from self._parse_member(step, key, char, before)
+            if self._emitter.completed > before:
+                src.commit()
+            if (yield from self._cursor.peek_nonspace()) == "}":
+                break
+            yield from self._cursor.expect_char(",")
+        src.pos += 1
+
+    def _parse_member(
+        self, step: ObjectStep, key: str, char: str, before: int
+    ) -> ParserCoroutine[None]:
+        src, calls = self._cursor, self._emitter
+        done = calls.completed > before
+        if not done and key in step.name and char in "\"'":
+            name = yield from read_string(src, MAX_NAME_CHARS, "a name")
+            self._set_name(name)
+        elif not done and key in step.arguments:
+            yield from self._parse_object_arguments(char)
+        elif not done and key in step.id and char in "\"'":
+            calls.set_id((yield from read_string(src, MAX_NAME_CHARS, "an id")))
+        elif not done and key == "function" and char == "{":
+            src.pos += 1
+            yield from self._parse_members(step, before)
+        elif not done and step.keyed and not calls.name:
+            calls.set_name(key, bare=self._bare)
+            yield from self._parse_object_arguments(char)
+        elif self._bare and not calls.name and key not in ("id", "type"):
+            raise MalformedMarkup(f"{key!r} is nothing of a call")
+        else:
+            yield from parse_value(src, _ignore)
+
+    def _set_name(self, name: str) -> None:
+        if self._emitter.name:
+            raise MalformedMarkup("an object with two names")
+        self._emitter.set_name(name, bare=self._bare, own_id=self._emitter.model_call_id)
+        if self._emitter.arguments_complete:
+            self._emitter.begin_call()
+            self._emitter.complete_call()
+
+    def _parse_object_arguments(self, char: str) -> ParserCoroutine[None]:
+        """Arguments as an object, as an object in a string, or as null."""
+        src, calls = self._cursor, self._emitter
+        if calls.arguments_complete:
+            raise MalformedMarkup("an object with arguments twice")
+        if char == "{":
+            calls.expect_object()
+            yield from parse_value(src, calls.emit_arguments)
+        elif char in "\"'":
+            parts: list[str] = []
+            yield from parse_string(src, parts.append)
+            inner = to_json(json.loads("".join(parts)))
+            if inner is None or not inner.startswith("{"):
+                raise MalformedMarkup("a text that is no object where the arguments belong")
+            calls.emit_arguments(inner)
+        else:
+            yield from self._parse_null()
+            return
+        if calls.name:
+            if not calls.open:
+                calls.begin_call()
+            calls.complete_call()
+        else:
+            calls.arguments_complete = True
+
+    def _parse_null(self) -> ParserCoroutine[None]:
+        parts: list[str] = []
+        yield from parse_value(self._cursor, parts.append)
+        if parts != ["null"]:
+            raise MalformedMarkup("something that is no object where the arguments belong")
+
+    # messages
+
+    def _parse_message(self, step: HarmonyMessageStep) -> ParserCoroutine[None]:
+        src = self._cursor
+        header, _ = yield from src.read_bounded((step.body,), "a header", MAX_HEADER_CHARS)
+        header = step.header + header
+        recipient = _RECIPIENT.search(header)
+        if recipient:
+            yield from self._parse_message_call(step, recipient[1])
+            return
+        channel = _CHANNEL.search(header)
+        src.commit()
+        heard = self._emit_reasoning if channel and channel[1] == "analysis" else self._emit_content
+
+        def tell(text: str) -> None:
+            src.commit()
+            heard(text)
+
+        try:
+            close = yield from src.read_until((*step.ends, *step.before), tell)
+        except UnexpectedEnd:
+            if rest := src.take_rest():
+                tell(rest)
+            return
+        if close in step.before:
+            src.pos -= len(close)
+        src.commit()
+
+    def _parse_message_call(
+        self, step: HarmonyMessageStep, recipient: str
+    ) -> ParserCoroutine[None]:
+        if recipient not in self._emitter.tools and not recipient.startswith("functions."):
+            raise MalformedMarkup(f"a message to {recipient[:80]!r}, which is no function")
+        self._emitter.set_name(recipient.removeprefix("functions."), bare=False)
+        yield from self._cursor.skip_space()
+        yield from self._parse_arguments(ArgumentsStep())
+        yield from self._cursor.skip_space()
+        yield from self._parse_close(CloseStep(step.ends, optional=True))
+
+
+def _ignore(text: str) -> None:
+    """For a value that says nothing of the call."""

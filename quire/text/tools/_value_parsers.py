@@ -1,0 +1,366 @@
+"""Values that models write, told as JSON: strict JSON, JSON with a weak model's slips, literals of
+Python, and the notations of families that have their own quotes.
+
+One walk with an explicit stack, so that depth costs no recursion. Strings are scanned as strings:
+markup in them is text. What is told is at every moment the beginning of valid JSON, written as
+json.dumps would, and a value that was read to its end is valid JSON. Nothing is ever evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from quire.text.tools._text_cursor import (
+    MalformedMarkup,
+    ParserCoroutine,
+    TextCursor,
+    TextSink,
+    UnexpectedEnd,
+)
+
+MAX_DEPTH = 200
+"""Nested brackets: json.loads of those who receive a call must be able to take it."""
+MAX_WORD_CHARS = 1024
+
+_CLOSE = {"{": "}", "[": "]", "(": ")"}
+_NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+_LOOSE_NUMBER = re.compile(r"[+-]?[0-9._]*(?:[eE][+-]?[0-9]+)?|[+-]?0[xXoObB][0-9a-fA-F_]+")
+_WORDS = {"true": "true", "false": "false", "null": "null"}
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_ESCAPES = {"n": "\\n", "t": "\\t", "r": "\\r", "b": "\\b", "f": "\\f", '"': '\\"', "\\": "\\\\"}
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+@dataclass(frozen=True, slots=True)
+class ValueSyntax:
+    """How values are written."""
+
+    python: bool = False
+    """Python's literals: tuples, its escapes and numbers."""
+    quotes: tuple[str, ...] = ()
+    """Literals that begin and end a string in which nothing is escaped."""
+    bare: bool = False
+    """Keys without quotes, and words that are strings."""
+
+
+JSON = ValueSyntax()
+PYTHON = ValueSyntax(python=True)
+
+
+class _Expected(Enum):
+    VALUE = auto()
+    FIRST = auto()
+    """A value or key, or the end of what was just opened."""
+    NEXT = auto()
+    """A value or key, or the end after a comma that says nothing."""
+    COMMA = auto()
+
+
+def escape_json(text: str) -> str:
+    """Text as it stands between the quotes of a JSON string."""
+    return json.dumps(text, ensure_ascii=False)[1:-1]
+
+
+def parse_value(
+    src: TextCursor, tell: TextSink, language: ValueSyntax = JSON
+) -> ParserCoroutine[None]:
+    """Read one value and tell it as JSON. Malformed at the first character that cannot be."""
+    stack: list[str] = []
+    want = _Expected.VALUE
+    while True:
+        if want is _Expected.COMMA and not stack:
+            return
+        yield from src.skip_space()
+        char = yield from src.peek()
+        if want is _Expected.COMMA:
+            want = _after_value(src, tell, stack, char)
+        elif want is not _Expected.VALUE and char == stack[-1]:
+            _close_bracket(src, tell, stack)
+            want = _Expected.COMMA
+        else:
+            if want is _Expected.NEXT:
+                tell(", ")
+            if want is not _Expected.VALUE and stack[-1] == "}":
+                yield from _parse_key(src, tell, language)
+                yield from src.skip_space()
+                char = yield from src.peek()
+            want = yield from _parse_item(src, tell, language, stack, char)
+
+
+def _after_value(src: TextCursor, tell: TextSink, stack: list[str], char: str) -> _Expected:
+    if char == ",":
+        src.pos += 1
+        return _Expected.NEXT
+    if char != stack[-1]:
+        raise MalformedMarkup(f"{char!r} where a comma or {stack[-1]!r} belongs")
+    _close_bracket(src, tell, stack)
+    return _Expected.COMMA
+
+
+def _close_bracket(src: TextCursor, tell: TextSink, stack: list[str]) -> None:
+    src.pos += 1
+    closing = stack.pop()
+    tell("]" if closing == ")" else closing)
+
+
+def _parse_item(
+    src: TextCursor, tell: TextSink, language: ValueSyntax, stack: list[str], char: str
+) -> ParserCoroutine[_Expected]:
+    """A scalar, or the beginning of an object or array."""
+    if char in "{[" or (char == "(" and language.python):
+        if len(stack) >= MAX_DEPTH:
+            raise MalformedMarkup(f"nested more than {MAX_DEPTH} deep")
+        src.pos += 1
+        stack.append(_CLOSE[char])
+        tell("[" if char == "(" else char)
+        return _Expected.FIRST
+    yield from _parse_scalar(src, tell, language, char)
+    return _Expected.COMMA
+
+
+def _parse_key(src: TextCursor, tell: TextSink, language: ValueSyntax) -> ParserCoroutine[None]:
+    char = yield from src.peek()
+    quoted = char in "\"'" or (language.quotes and (yield from _quoted_next(src, language)))
+    if quoted:
+        yield from _parse_scalar(src, tell, language, char)
+    elif language.bare or language.python:
+        word = yield from _read_word(src, bare=language.bare, stop=":")
+        if src.at_end:
+            raise UnexpectedEnd
+        if not word:
+            raise MalformedMarkup(f"{char!r} where a key belongs")
+        plain = _plain_scalar(word, language) if language.python else word
+        if plain is None:
+            raise MalformedMarkup(f"{word!r} where a key belongs")
+        tell(f'"{escape_json(plain)}"')
+    else:
+        raise MalformedMarkup(f"{char!r} where a key belongs")
+    yield from src.skip_space()
+    char = yield from src.peek()
+    if char != ":":
+        raise MalformedMarkup(f"{char!r} where a colon belongs")
+    src.pos += 1
+    tell(": ")
+
+
+def _quoted_next(src: TextCursor, language: ValueSyntax) -> ParserCoroutine[bool]:
+    return bool((yield from src.match_literal(language.quotes, take=False)))
+
+
+def _parse_scalar(
+    src: TextCursor, tell: TextSink, language: ValueSyntax, char: str
+) -> ParserCoroutine[None]:
+    if language.quotes:
+        quote = yield from src.match_literal(language.quotes, or_cut=True)
+        if quote:
+            yield from _parse_verbatim(src, tell, quote)
+            return
+    if char in "\"'":
+        yield from parse_string(src, tell, language)
+        return
+    word = yield from _read_word(src, bare=language.bare, stop="")
+    if src.at_end:
+        if language is JSON and _NUMBER.fullmatch(word):
+            tell(word)  # perhaps not all of it, but a beginning in any case
+        raise UnexpectedEnd
+    plain = _plain_scalar(word, language)
+    if plain is None and language.bare and word:
+        plain = f'"{escape_json(word)}"'
+    if plain is None:
+        raise MalformedMarkup(f"{word or char!r} where a value belongs")
+    tell(plain)
+
+
+def _parse_verbatim(src: TextCursor, tell: TextSink, quote: str) -> ParserCoroutine[None]:
+    tell('"')
+    yield from src.read_until((quote,), lambda text: tell(escape_json(text)))
+    tell('"')
+
+
+_BARE = re.compile(r"[^,:{}\[\]<>\"'\s]+")
+_BARE_VALUE = re.compile(r"[^,{}\[\]<>\"'\n]+")
+_TOKEN = re.compile(r"[A-Za-z0-9_+.\-]+")
+
+
+def _read_word(src: TextCursor, *, bare: bool, stop: str) -> ParserCoroutine[str]:
+    """A run of the characters that numbers and names are made of; "" if none comes."""
+    form = (_BARE if stop else _BARE_VALUE) if bare else _TOKEN
+    parts: list[str] = []
+    length = 0
+    while True:
+        src.steps += 1
+        found = form.match(src.buf, src.pos)
+        if found:
+            length += len(found[0])
+            if length > MAX_WORD_CHARS:
+                raise MalformedMarkup(f"a number or word of over {MAX_WORD_CHARS} characters")
+            parts.append(found[0])
+            src.pos = found.end()
+        if src.pos < len(src.buf) or src.last:
+            return "".join(parts).strip()
+        yield
+
+
+def _plain_scalar(word: str, language: ValueSyntax) -> str | None:
+    """A number or a word that stands for a value, as JSON; None if it is neither."""
+    if _NUMBER.fullmatch(word):
+        return word
+    known = _WORDS.get(word) or _PYTHON_WORDS.get(word)
+    if known is not None or not language.python:
+        return known
+    return _python_number(word)
+
+
+def _python_number(word: str) -> str | None:
+    if not word or not _LOOSE_NUMBER.fullmatch(word):
+        return None
+    try:
+        return str(int(word, 0))
+    except ValueError:
+        pass
+    try:
+        number = float(word)
+    except ValueError:
+        return None
+    text = repr(number)
+    return text if _NUMBER.fullmatch(text) else None
+
+
+_STRING_RUN = {
+    '"': re.compile(r'[^"\\\x00-\x1f]+'),
+    "'": re.compile(r"[^'\"\\\x00-\x1f]+"),
+}
+
+
+def parse_string(
+    src: TextCursor, tell: TextSink, language: ValueSyntax = JSON
+) -> ParserCoroutine[None]:
+    """A quoted string, which begins here, told with its quotes."""
+    quote = src.buf[src.pos]
+    if language.python:
+        quote = yield from src.match_literal((quote * 3, quote * 2, quote))
+        if len(quote) == 2:
+            if src.at_end:
+                raise UnexpectedEnd  # a third may have been meant to follow
+            tell('""')
+            return
+    else:
+        src.pos += 1
+    tell('"')
+    run = _STRING_RUN[quote[0]]
+    while True:
+        char = yield from src.peek()
+        if found := run.match(src.buf, src.pos):
+            src.pos = found.end()
+            tell(found[0])
+        elif char == "\\":
+            yield from (_parse_python_escape if language.python else _parse_escape)(src, tell)
+        elif char == quote[0] and (yield from src.match_literal((quote,), or_cut=True)):
+            tell('"')
+            return
+        else:
+            src.pos += 1
+            tell(escape_json(char))
+
+
+def _parse_escape(src: TextCursor, tell: TextSink) -> ParserCoroutine[None]:
+    """A backslash and what it means in JSON. What JSON does not know stays as it is written."""
+    char = yield from src.peek(1)
+    if char == "u" and (yield from _is_hex_ahead(src, 4)):
+        text = src.buf[src.pos : src.pos + 6]
+        src.pos += 6
+        tell(text)
+        return
+    src.pos += 2
+    if char in "/'":
+        tell(char)
+    else:
+        tell(_ESCAPES.get(char) or "\\\\" + escape_json(char))
+
+
+def _is_hex_ahead(src: TextCursor, digits: int) -> ParserCoroutine[bool]:
+    """Whether that many hex digits follow the backslash and the letter."""
+    for i in range(digits):
+        if (yield from src.peek(2 + i)) not in _HEX:
+            return False
+    return True
+
+
+_PYTHON_ESCAPES = {"a": "\\u0007", "v": "\\u000b", "'": "'", "\n": "", **_ESCAPES}
+_HEX_ESCAPES = {"x": 2, "u": 4, "U": 8}
+
+
+def _parse_python_escape(src: TextCursor, tell: TextSink) -> ParserCoroutine[None]:
+    char = yield from src.peek(1)
+    digits = _HEX_ESCAPES.get(char)
+    if digits and (yield from _is_hex_ahead(src, digits)):
+        code = int(src.buf[src.pos + 2 : src.pos + 2 + digits], 16)
+        if code <= 0x10FFFF:
+            src.pos += 2 + digits
+            # half of a pair: escaped, so that the halves join where the JSON is read
+            tell(f"\\u{code:04x}" if 0xD800 <= code < 0xE000 else escape_json(chr(code)))
+            return
+    src.pos += 2
+    known = _PYTHON_ESCAPES.get(char)
+    tell(known if known is not None else _octal_escape(char) or "\\\\" + escape_json(char))
+
+
+def _octal_escape(char: str) -> str:
+    """Of Python's octal escapes only the null, which is the one that is written."""
+    return "\\u0000" if char == "0" else ""
+
+
+def read_string(src: TextCursor, most: int, what: str) -> ParserCoroutine[str]:
+    """A JSON string as text; Malformed if there is none or it is longer than `most`."""
+    char = yield from src.peek()
+    if char not in "\"'":
+        raise MalformedMarkup(f"{char!r} where {what} belongs")
+    parts: list[str] = []
+    length = 0
+
+    def tell(text: str) -> None:
+        nonlocal length
+        length += len(text)
+        parts.append(text)
+        if length > most:
+            raise MalformedMarkup(f"{what} is longer than {most} characters")
+
+    yield from parse_string(src, tell)
+    text = json.loads("".join(parts))
+    assert isinstance(text, str)
+    return text
+
+
+def json_prefix(text: str) -> str:
+    """The beginning of a value, as JSON as far as it goes; "" if it is the beginning of none."""
+    for language in (JSON, PYTHON):
+        src = TextCursor()
+        src.push(text, last=True)
+        parts: list[str] = []
+        try:
+            for _ in parse_value(src, parts.append, language):
+                raise AssertionError("a whole text has nothing to wait for")
+        except MalformedMarkup:
+            continue
+        except UnexpectedEnd:
+            pass
+        return "".join(parts)
+    return ""
+
+
+def to_json(text: str, language: ValueSyntax = JSON) -> str | None:
+    """A whole text that should be one value, as JSON; None if it is not."""
+    src = TextCursor()
+    src.push(text + " ", last=True)  # the space ends a number
+    parts: list[str] = []
+    try:
+        for _ in parse_value(src, parts.append, language):
+            raise AssertionError("a whole text has nothing to wait for")
+        for _ in src.skip_space():
+            raise AssertionError("a whole text has nothing to wait for")
+    except (MalformedMarkup, UnexpectedEnd):
+        return None
+    return "".join(parts) if src.at_end else None

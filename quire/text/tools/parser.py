@@ -1,0 +1,219 @@
+"""The one machine that reads every dialect of tool calls, as the text comes.
+
+It looks for the marks of a dialect's forms in the text; where one stands it walks the form's
+steps. What makes no sense comes back as content, from what was last told on, with a note; the
+machine goes on with the character it could not take, so no text is read twice and time is linear.
+
+Not here: the dialects (a file each beside this one), and how values become JSON (_values, _typed).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+
+from quire.text.output.parsed_text import ParsedPiece, merge_pieces
+from quire.text.tools._call_emitter import CallEmitter
+from quire.text.tools._step_parser import StepParser
+from quire.text.tools._text_cursor import (
+    SPACES,
+    MalformedMarkup,
+    ParserCoroutine,
+    TextCursor,
+    UnexpectedEnd,
+    text_before_pattern,
+)
+from quire.text.tools.base import (
+    CallSyntax,
+    HarmonyMessageStep,
+    IdSource,
+    ToolFormat,
+    closing_literals,
+    tools_by_name,
+)
+
+_BETWEEN = SPACES + ",;"
+
+
+def new_hex_id() -> str:
+    """A new id for a call."""
+    return uuid.uuid4().hex
+
+
+class ToolParser:
+    """Reads the text of one sequence in one dialect.
+
+    tools: what was declared, as callers write it. It gives values between tags their types, and
+    tells calls from other text where nothing else does.
+    parallel: False tells the first call only. eager: False tells a call when it is whole or not
+    at all. ids: a source of fresh hex texts.
+    """
+
+    def __init__(
+        self,
+        dialect: ToolFormat,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        parallel: bool = True,
+        eager: bool = True,
+        ids: IdSource = new_hex_id,
+    ) -> None:
+        self._format = dialect
+        self._cursor = TextCursor()
+        self._out: list[ParsedPiece] = []
+        self._tools = tools_by_name(tools or ())
+        self._emitter = CallEmitter(
+            self._cursor,
+            self._out.append,
+            dialect,
+            self._tools,
+            parallel=parallel,
+            eager=eager,
+            ids=ids,
+        )
+        self._step_parser = StepParser(
+            self._cursor, self._emitter, self._emit_content, self._emit_reasoning
+        )
+        self._syntax = dialect.syntaxes[0]
+        self._completed_before = 0  # calls told whole before this form
+        self._stray_closers: frozenset[str] = frozenset()  # closings that a broken form left behind
+        self._new_line = True  # nothing stands before this on its line
+        self._no_content_yet = True  # no content yet
+        self._after_call = False  # nothing but whitespace since a call
+        self._openers = dialect.openers
+        self._plain = text_before_pattern(
+            (*SPACES, *dialect.openers, *dialect.closers, *dialect.ignored)
+        )
+        self._coroutine: Iterator[None] = self._parse()
+
+    @property
+    def steps(self) -> int:
+        """Of work done so far; linear in the text however it was cut."""
+        return self._cursor.steps
+
+    @property
+    def completed_calls(self) -> int:
+        """Whole calls so far, told or not."""
+        return self._emitter.completed
+
+    def push(self, text: str, *, last: bool = False) -> list[ParsedPiece]:
+        """What `text` adds, as far as it is certain. last: nothing follows."""
+        self._cursor.push(text, last)
+        next(self._coroutine, None)
+        if last:  # each holds the parser: it would be left to the collector
+            self._coroutine = iter(())
+            self._step_parser.close()
+        news = merge_pieces(self._out)
+        self._out.clear()
+        return news
+
+    # content
+
+    def _parse(self) -> ParserCoroutine[None]:
+        src = self._cursor
+        while not src.at_end:
+            src.steps += 1
+            if found := self._plain.match(src.buf, src.pos):
+                src.pos = found.end()
+                self._emit_content(src.take_uncommitted())
+                continue
+            if src.pos == len(src.buf):
+                yield
+                continue
+            if src.buf[src.pos] in SPACES:
+                space = yield from src.skip_space()
+                self._new_line = self._new_line or "\n" in space
+                continue
+            yield from self._parse_opener()
+        if not self._after_call:
+            self._emit_content(src.take_uncommitted())
+        if self._emitter.suppressed:
+            self._emit_note(
+                f"{self._emitter.suppressed} more calls were not told: only one was allowed"
+            )
+
+    def _parse_opener(self) -> ParserCoroutine[None]:
+        """A character that may begin a mark."""
+        src = self._cursor
+        bare_here = self._new_line and (self._no_content_yet or bool(self._tools))
+        marks = [m for m, form in self._openers.items() if bare_here or not form.bare]
+        loose = (*self._stray_closers, *self._format.ignored)
+        found = yield from src.match_literal((*marks, *loose)) if marks or loose else _no_match()
+        if found in loose:
+            self._stray_closers -= {found}
+            kept = src.take_uncommitted()[: -len(found)]
+            if not self._after_call:
+                self._emit_content(kept)
+        elif found:
+            src.pos -= self._openers[found].reread_chars
+            yield from self._parse_call(self._openers[found])
+        else:
+            src.pos += 1
+            self._emit_content(src.take_uncommitted())
+
+    def _emit_reasoning(self, text: str) -> None:
+        self._out.append(ParsedPiece(reasoning=text))
+        self._after_call = False
+
+    def _emit_content(self, text: str) -> None:
+        if not text:
+            return
+        self._out.append(ParsedPiece(text))
+        last_line = text.rpartition("\n")[2] if "\n" in text else text
+        if last_line.strip():
+            self._new_line = False
+        elif "\n" in text:
+            self._new_line = True
+        self._after_call = False
+        self._no_content_yet = self._no_content_yet and not text.strip()
+
+    def _emit_note(self, note: str) -> None:
+        self._out.append(ParsedPiece(note=note))
+
+    # forms
+
+    def _parse_call(self, form: CallSyntax) -> ParserCoroutine[None]:
+        self._syntax = form
+        self._completed_before = self._emitter.completed
+        try:
+            yield from self._step_parser.parse(form.steps, bare=form.bare)
+            if not self._has_completed_call and not isinstance(form.steps[0], HarmonyMessageStep):
+                raise MalformedMarkup("no call in it")  # noqa: TRY301 (as every other fault of a form)
+        except MalformedMarkup as fault:
+            self._reject(str(fault))
+        except UnexpectedEnd:
+            self._finish_truncated()
+        else:
+            self._after_call = self._after_call or self._has_completed_call
+            self._new_line = True
+
+    @property
+    def _has_completed_call(self) -> bool:
+        """This form has told whole calls."""
+        return self._emitter.completed > self._completed_before
+
+    def _reject(self, why: str) -> None:
+        meant = bool(self._emitter.name) or not self._syntax.bare
+        announced = self._emitter.abandon_call("broken")
+        if meant or announced or self._has_completed_call:
+            self._emit_note(f"malformed tool call ({self._format.name}): {why}")
+        if self._has_completed_call:
+            self._stray_closers |= frozenset(closing_literals(self._syntax.steps))
+        self._after_call = False
+        self._emit_content(self._cursor.take_uncommitted())
+
+    def _finish_truncated(self) -> None:
+        meant = bool(self._emitter.name) or not self._syntax.bare
+        told = self._emitter.abandon_call("cut")
+        text = self._cursor.take_rest()
+        if told or (meant and text.strip(_BETWEEN)):
+            self._emit_note(f"the text ended in a tool call ({self._format.name})")
+        if told or (self._has_completed_call and not text.strip(_BETWEEN)):
+            self._after_call = True
+        else:
+            self._emit_content(text)
+
+
+def _no_match() -> ParserCoroutine[str]:
+    return ""
+    yield

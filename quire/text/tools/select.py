@@ -1,0 +1,142 @@
+"""Which dialect of tool calls a model speaks: by name, by its chat template, or out of a file.
+
+Names are file names of this folder and entry points of the group quire.tool_parsers; a dash in a
+name counts as an underscore. A plug-in, however it comes, is a module with a FORMAT, or with a
+Parser that is called as quire.text.tools.parser.ToolParser is, without the dialect.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Protocol
+
+from quire.errors import ConfigError
+from quire.registry import PluginRegistry
+from quire.text.output.parsed_text import StreamingParser
+from quire.text.plugin_file import load_plugin_file
+from quire.text.tools._render_calls import CallFrame, call_frame
+from quire.text.tools.base import IdSource, ToolFormat
+from quire.text.tools.parser import ToolParser, new_hex_id
+
+AUTO = "auto"
+TOOL_FORMATS = PluginRegistry("quire.text.tools", group="quire.tool_parsers")
+
+
+class MakeToolParser(Protocol):
+    """Makes a reader of one text."""
+
+    def __call__(
+        self,
+        tools: Sequence[Mapping[str, object]] | None,
+        *,
+        parallel: bool,
+        eager: bool,
+        ids: IdSource,
+    ) -> StreamingParser: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ToolParserFactory:
+    """A dialect, ready to make readers."""
+
+    name: str
+    make: MakeToolParser
+    format: ToolFormat | None
+    """None for a plug-in that reads in its own way."""
+
+    def create(
+        self,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        *,
+        parallel: bool = True,
+        eager: bool = True,
+        ids: IdSource = new_hex_id,
+    ) -> StreamingParser:
+        """A parser of one text; arguments as in quire.text.tools.parser.ToolParser."""
+        return self.make(tools, parallel=parallel, eager=eager, ids=ids)
+
+    def call_frame(self, name: str, place: int = 0) -> CallFrame | None:
+        """What is written around the arguments of a call of a function; None if that is unknown."""
+        return None if self.format is None else call_frame(self.format, name, place)
+
+
+def select_tool_parser(
+    name: str, *, template: str | None = None, plugin: str | None = None
+) -> ToolParserFactory:
+    """The dialect of this name, or with "auto" the one that the chat template teaches.
+
+    plugin: path of a Python file; its dialect has the file's name, or its own. Raises ConfigError.
+    """
+    own = _from_file(plugin) if plugin else None
+    if name == AUTO:
+        return own or _detect_one(template)
+    wanted = name.replace("-", "_")
+    if own is not None and wanted in (own.name, Path(str(plugin)).stem.replace("-", "_")):
+        return own
+    if own is not None and wanted not in TOOL_FORMATS.names():
+        near = difflib.get_close_matches(wanted, [*TOOL_FORMATS.names(), own.name], n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        raise ConfigError(f"no tool parser {name!r}; {plugin} has {own.name!r}{hint}")
+    return _from_module(wanted, TOOL_FORMATS.load(wanted))
+
+
+def _from_module(name: str, module: ModuleType) -> ToolParserFactory:
+    found = vars(module)
+    dialect, parser = found.get("FORMAT"), found.get("Parser")
+    if parser is not None and callable(parser):
+        return ToolParserFactory(name, parser, dialect if isinstance(dialect, ToolFormat) else None)
+    if not isinstance(dialect, ToolFormat):
+        raise ConfigError(f"the tool parser {name!r} has neither a FORMAT nor a Parser")
+    return ToolParserFactory(name, _make_from_format(dialect), dialect)
+
+
+def _make_from_format(dialect: ToolFormat) -> MakeToolParser:
+    def make(
+        tools: Sequence[Mapping[str, object]] | None, *, parallel: bool, eager: bool, ids: IdSource
+    ) -> StreamingParser:
+        return ToolParser(dialect, tools, parallel=parallel, eager=eager, ids=ids)
+
+    return make
+
+
+def _from_file(path: str) -> ToolParserFactory:
+    """The dialect of a plug-in file. The file is run: it is the operator's own code."""
+    chosen = _from_module(Path(path).stem.replace("-", "_"), load_plugin_file(path, "tool parser"))
+    return (
+        ToolParserFactory(chosen.format.name, chosen.make, chosen.format)
+        if chosen.format
+        else chosen
+    )
+
+
+def _detect_one(template: str | None) -> ToolParserFactory:
+    if not template:
+        raise ConfigError("no chat template to tell the tool parser from; name the parser")
+    found = detect_tool_formats(template)
+    if len(found) == 1:
+        return _from_module(found[0], TOOL_FORMATS.load(found[0]))
+    if found:
+        raise ConfigError(
+            f"the chat template fits several tool parsers: {', '.join(found)}; name one of them"
+        )
+    raise ConfigError(
+        "the chat template fits no tool parser that is known; name one of: "
+        + ", ".join(TOOL_FORMATS.names())
+    )
+
+
+def detect_tool_formats(template: str) -> list[str]:
+    """Names of the dialects that a chat template teaches. Of several names for one, its own."""
+    found: dict[int, str] = {}
+    for name in TOOL_FORMATS.names():
+        module = TOOL_FORMATS.load(name)
+        detect, dialect = vars(module).get("detect"), vars(module).get("FORMAT")
+        if detect is None or not detect(template):
+            continue
+        own = dialect.name if isinstance(dialect, ToolFormat) else name
+        found.setdefault(id(dialect) if dialect is not None else id(module), own)
+    return sorted(found.values())

@@ -1,0 +1,325 @@
+"""Calls of functions as forms: what a model of a dialect writes when it calls, and nothing else.
+
+    calls      one or more calls, and no other text         tool_choice required, or a function
+    among      text in which any call is one of these       strict functions under tool_choice auto
+    listed     calls as a JSON list                         where a dialect has no form for them
+    arguments  the arguments of one function, bare JSON     the same, for a function that was named
+
+How the text is read again: quire.text.tools, quire.text.output.json_tool_parser.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from quire.grammar.grammar_ast import (
+    AlternationNode,
+    GrammarNode,
+    JsonNode,
+    LiteralNode,
+    RegexNode,
+    RepeatNode,
+    SequenceNode,
+    TaggedTextNode,
+    TagNode,
+)
+from quire.text.output.json_tool_parser import JSON_LIST_FORMAT
+from quire.text.tools._render_calls import call_frame, param_frame
+from quire.text.tools._schema_coercion import schema_types
+from quire.text.tools.base import BranchStep as Fork
+from quire.text.tools.base import (
+    CallTemplate,
+    ParamsStep,
+    RepeatStep,
+    SyntaxStep,
+    Tool,
+    ToolFormat,
+    closing_literals,
+)
+from quire.tool_grammar.parameter_schemas import (
+    FunctionParameter,
+    InexpressibleSchema,
+    arguments_schema,
+    function_parameters,
+)
+from quire.tool_grammar.value_grammar import LiteralNotation, TaggedValue, ordered_grammar
+
+_INDEX_PLACEHOLDER = "\0"
+_NUMBER = RegexNode("(0|[1-9][0-9]{0,2})")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/\-]*")
+_IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
+_ANY_KEY = RegexNode("[A-Za-z_][A-Za-z0-9_]{0,63}")
+
+
+def calls_grammar(
+    dialect: ToolFormat,
+    tools: Sequence[Tool],
+    *,
+    most: int | None = None,
+    ends: Collection[str] = (),
+) -> GrammarNode:
+    """One or more calls. Raises Inexpressible if the dialect has no way to write some of them.
+
+    ends: texts of tokens with which this model ends any text. Where calls end in one, it is not
+    part of the form: the end follows anyway, behind one call.
+    """
+    how = dialect.template
+    each = [call_grammar(dialect, tool) for tool in tools]
+    if not how.after and call_frame(dialect, "").end in ends:
+        return _alternation([SequenceNode(one.parts[:-1]) for one in each])
+    return _repeated_calls(dialect, each, most)
+
+
+def _repeated_calls(
+    dialect: ToolFormat,
+    each: Sequence[SequenceNode],
+    most: int | None,
+    lead: Sequence[GrammarNode] = (),
+) -> GrammarNode:
+    """One or more of them. lead: what may stand before the first.
+
+    What stands between two is joined to the second, and what stands before all to the first: lexers
+    of backends do not come back from where one mark could have ended to take it for another.
+    """
+    how = dialect.template
+    first = [SequenceNode((*lead, *_literal_nodes(how.before), *one.parts)) for one in each]
+    later = [SequenceNode((*_literal_nodes(how.between), *one.parts)) for one in each]
+    more = RepeatNode(_alternation(later), "", 0, most and most - 1)
+    return SequenceNode(
+        (_alternation(first), *([] if most == 1 else [more]), *_literal_nodes(how.after))
+    )
+
+
+def json_list_grammar(tools: Sequence[Tool], *, most: int | None = None) -> GrammarNode:
+    """Calls as a JSON list, whatever the model's own way is."""
+    return calls_grammar(JSON_LIST_FORMAT, tools, most=most)
+
+
+def arguments_node(tool: Tool) -> JsonNode:
+    """The arguments of a function as JSON."""
+    return JsonNode(json.dumps(arguments_schema(tool.parameters), ensure_ascii=False))
+
+
+def call_grammar(dialect: ToolFormat, tool: Tool) -> SequenceNode:
+    """One call of one function."""
+    how = dialect.template
+    if not how.name_in_json and not _NAME.fullmatch(tool.name):
+        raise InexpressibleSchema(f"the name {tool.name!r:.80}")
+    around_it = call_frame(dialect, tool.name, _INDEX_PLACEHOLDER)
+    return SequenceNode(
+        (
+            *_literal_nodes(around_it.begin),
+            _arguments_grammar(dialect, tool),
+            *_literal_nodes(around_it.end),
+        )
+    )
+
+
+def _literal_nodes(text: str) -> Iterator[GrammarNode]:
+    """The text, with a number where the place of a call belongs."""
+    for i, part in enumerate(text.split(_INDEX_PLACEHOLDER)):
+        if i:
+            yield _NUMBER
+        if part:
+            yield LiteralNode(part)
+
+
+def _alternation(parts: Sequence[GrammarNode]) -> GrammarNode:
+    return parts[0] if len(parts) == 1 else AlternationNode(tuple(parts))
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+def _arguments_grammar(dialect: ToolFormat, tool: Tool) -> GrammarNode:
+    how = dialect.template
+    if how.notation == "json":
+        return arguments_node(tool)
+    if how.notation == "params":
+        return _tagged_arguments(dialect, tool)
+    literals = LiteralNotation(how, tool.parameters)
+    if how.notation == "braces":
+        return literals.to_grammar(arguments_schema(tool.parameters))
+    return _keyword_arguments(tool, how, literals)
+
+
+def _keyword_arguments(tool: Tool, how: CallTemplate, literals: LiteralNotation) -> GrammarNode:
+    """Arguments as Python has them: k='v', n=1."""
+    if not _IDENTIFIER.fullmatch(tool.name):
+        raise InexpressibleSchema(f"the name {tool.name!r:.80}")
+    wanted = function_parameters(tool.parameters)
+    items = []
+    for one in wanted.named:
+        if not _IDENTIFIER.fullmatch(one.name):
+            raise InexpressibleSchema(f"the parameter {one.name!r:.80}")
+        begin, end = param_frame(how, one.name, text=False)
+        items.append(
+            (
+                SequenceNode(
+                    (LiteralNode(begin), literals.to_grammar(one.schema), *_literal_nodes(end))
+                ),
+                one.required,
+            )
+        )
+    if items or wanted.additional is None:
+        return ordered_grammar(items, how.param_between)
+    begin, end = param_frame(how, _INDEX_PLACEHOLDER, text=False)
+    any_one = _with_key(begin, literals.to_grammar(wanted.additional), end)
+    return RepeatNode(any_one, how.param_between, 0)
+
+
+def _with_key(begin: str, value: GrammarNode, end: str) -> GrammarNode:
+    before, _, after = begin.partition(_INDEX_PLACEHOLDER)
+    return SequenceNode(
+        (*_literal_nodes(before), _ANY_KEY, *_literal_nodes(after), value, *_literal_nodes(end))
+    )
+
+
+def _tagged_arguments(dialect: ToolFormat, tool: Tool) -> GrammarNode:
+    """Arguments between tags, in the order in which they are declared."""
+    how, step = dialect.template, _params_step(dialect)
+    wanted = function_parameters(tool.parameters)
+    items = [(_param(how, step, tool, one), one.required) for one in wanted.named]
+    if items or wanted.additional is None:
+        return ordered_grammar(items, how.param_between)
+    return RepeatNode(_any_param(how, step, tool, wanted.additional), how.param_between, 0)
+
+
+def _any_param(how: CallTemplate, step: ParamsStep, tool: Tool, schema: object) -> GrammarNode:
+    place = _value_slot(how, step, tool, _INDEX_PLACEHOLDER)
+    head, before = place.before.split(_INDEX_PLACEHOLDER)
+    typed = place.json and (place.json[0].split(_INDEX_PLACEHOLDER)[1], place.json[1])
+    value = replace(place, before=before, json=typed).to_grammar(schema, tool.parameters)
+    return SequenceNode((LiteralNode(head), _ANY_KEY, value))
+
+
+def _param(how: CallTemplate, step: ParamsStep, tool: Tool, one: FunctionParameter) -> GrammarNode:
+    if one.name != one.name.strip().strip("\"'") or re.search(r'[<>"\s]', one.name):
+        raise InexpressibleSchema(f"the parameter {one.name!r:.80}")
+    try:
+        return _value_slot(how, step, tool, one.name).to_grammar(one.schema, tool.parameters)
+    except InexpressibleSchema as error:
+        raise InexpressibleSchema(f"the parameter {one.name!r}: {error}") from None
+
+
+def _value_slot(how: CallTemplate, step: ParamsStep, tool: Tool, key: str) -> TaggedValue:
+    """Where the value of a parameter stands."""
+    begin, end = param_frame(how, key, text=True)
+    typed = param_frame(how, key, text=False) if how.json_attribute else None
+    return TaggedValue(begin, end, step.value_close, schema_types(tool, key), typed)
+
+
+def _params_step(dialect: ToolFormat) -> ParamsStep:
+    """How the dialect reads what it writes between tags."""
+    end = dialect.template.param.partition("«value»")[2]
+    for form in dialect.syntaxes:
+        for step in _steps(form.steps):
+            if isinstance(step, ParamsStep) and step.value_close in end:
+                return step
+    raise InexpressibleSchema("parameters that it does not read")
+
+
+def _steps(steps: Sequence[SyntaxStep]) -> Iterator[SyntaxStep]:
+    for step in steps:
+        yield step
+        if isinstance(step, RepeatStep):
+            yield from _steps(step.steps)
+        elif isinstance(step, Fork):
+            yield from _steps((*step.then, *step.otherwise))
+
+
+# -- calls in a text ------------------------------------------------------------------------------
+
+
+def text_with_calls_grammar(
+    dialect: ToolFormat, tools: Sequence[Tool], *, only_first: bool = False
+) -> GrammarNode:
+    """Any text; where a call begins in it, it is one of these, as its function declares it.
+
+    only_first: one call, and nothing follows it. Raises Inexpressible.
+    """
+    marks = [mark for form in dialect.syntaxes if not form.bare for mark in form.begin]
+    bare = [mark for form in dialect.syntaxes if form.bare for mark in form.begin]
+    if bare:
+        lines, text = _non_call_lines(bare, marks)
+        each = [call_grammar(dialect, tool) for tool in tools]
+        return AlternationNode(
+            (text, _repeated_calls(dialect, each, 1 if only_first else None, [lines]))
+        )
+    begin = _call_prefix(dialect, tools[0])
+    mark = next((one for one in marks if begin.startswith(one)), None)
+    if mark is None:
+        raise InexpressibleSchema("calls that no mark begins")
+    last = only_first or not _has_closing_literal(dialect)
+    inner: GrammarNode = _alternation([call_grammar(dialect, tool) for tool in tools])
+    if dialect.template.before or last:
+        inner = calls_grammar(dialect, tools, most=1 if only_first else None)
+    return TaggedTextNode(
+        tuple(marks), (TagNode(mark, strip_prefix_literal(inner, mark), ""),), only_first=last
+    )
+
+
+def _has_closing_literal(dialect: ToolFormat) -> bool:
+    """Calls end in a mark. Where they do not, what follows could be read as more of them."""
+    end = (call_frame(dialect, "").end + dialect.template.after).rstrip()
+    return any(
+        end.endswith(mark) for form in dialect.syntaxes for mark in closing_literals(form.steps)
+    )
+
+
+def _call_prefix(dialect: ToolFormat, tool: Tool) -> str:
+    return dialect.template.before + call_frame(dialect, tool.name, _INDEX_PLACEHOLDER).begin
+
+
+def starts_with_literal(form: GrammarNode, mark: str) -> bool:
+    """Whether all that the form allows begins with this text."""
+    match form:
+        case LiteralNode():
+            return form.text.startswith(mark)
+        case SequenceNode():
+            return bool(form.parts) and starts_with_literal(form.parts[0], mark)
+        case AlternationNode():
+            return all(starts_with_literal(part, mark) for part in form.parts)
+        case RepeatNode():
+            return form.min_count == form.max_count == 1 and starts_with_literal(form.part, mark)
+    return False
+
+
+def strip_prefix_literal(form: GrammarNode, mark: str) -> GrammarNode:
+    """The form behind a text that it begins with."""
+    match form:
+        case LiteralNode() if form.text.startswith(mark):
+            return LiteralNode(form.text[len(mark) :]) if form.text != mark else SequenceNode(())
+        case SequenceNode():
+            return SequenceNode((strip_prefix_literal(form.parts[0], mark), *form.parts[1:]))
+        case AlternationNode():
+            return AlternationNode(tuple(strip_prefix_literal(part, mark) for part in form.parts))
+        case RepeatNode() if form.min_count == form.max_count == 1:
+            return strip_prefix_literal(form.part, mark)
+    raise AssertionError(f"{form} does not begin with {mark!r}")
+
+
+def _non_call_lines(bare: Sequence[str], marks: Sequence[str]) -> tuple[RegexNode, RegexNode]:
+    """Lines of which none begins as calls do: some that a call may follow, and a whole text.
+
+    bare: what begins calls at the beginning of a line. marks: what begins them anywhere; of such
+    not even two characters may stand in the text.
+    """
+    starts, firsts = _char_set(mark[0] for mark in bare), _char_set(mark[0] for mark in marks)
+    seconds = _char_set(mark[1] for mark in marks)
+    run = f"[{firsts}]*" if firsts else ""
+    char = rf"([^\n{firsts}]|[{firsts}]+[^\n{firsts}{seconds}])" if firsts else r"[^\n]"
+    first = rf"[^ \t\r\n{firsts}{starts}]"
+    begun = _char_set(mark[0] for mark in marks if mark[0] not in {one[0] for one in bare})
+    if begun:
+        first = rf"({first}|[{begun}]{run}[^\n{firsts}{seconds}])"
+    line = rf"[ \t\r]*({first}{char}*{run})?"
+    return RegexNode(rf"({line}\n)*"), RegexNode(rf"({line}\n)*{line}")
+
+
+def _char_set(chars: Iterable[str]) -> str:
+    """As they stand in a class of characters."""
+    return "".join(re.escape(char) for char in sorted(set(chars)))

@@ -1,0 +1,107 @@
+"""Which files of a model's folder (or hub listing) matter, and which of them are missing.
+
+Not here: what is in them. No torch, no network. The one idea: one format per model, safetensors
+before .bin, and an index, if there is one, says which files there must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from quire.config.json_file import read_json_object
+from quire.errors import ConfigError, WeightError
+
+METADATA_PATTERNS = ("*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py")
+"""What every model brings beside its weights: config, tokenizer, templates, remote code."""
+
+FORMATS = (
+    ("*.safetensors", "model.safetensors.index.json"),
+    ("pytorch_model*.bin", "pytorch_model.bin.index.json"),
+    ("*.bin", ""),
+    ("*.pt", ""),
+)
+"""(pattern of the files, name of their index), best first."""
+
+NOT_WEIGHTS = ("consolidated*", "training_args.bin", "optimizer*", "scheduler*", "rng_state*")
+"""Copies in another layout and leftovers of training, in the same formats."""
+
+
+def weight_patterns(names: Iterable[str]) -> list[str]:
+    """Patterns of the weight files to download, given a repository's file names."""
+    top = [name for name in names if "/" not in name and _is_weight_file(name)]
+    for pattern, _ in FORMATS:
+        found = sorted(name for name in top if fnmatch(name, pattern))
+        if found:
+            return found
+    return []
+
+
+def weight_files(folder: Path, load_format: str = "auto") -> list[Path]:
+    """The files that hold the weights, sorted. load_format: auto, safetensors, pt.
+
+    Raises: WeightError (none there; the index names files that are not).
+    """
+    formats = {"auto": FORMATS, "safetensors": FORMATS[:1], "pt": FORMATS[1:]}
+    for pattern, index in formats.get(load_format, FORMATS):
+        names = _indexed_files(folder, index) or _matching_files(folder, pattern)
+        if names:
+            _require_files(folder, names, index)
+            return [folder / name for name in names]
+    wanted = " or ".join(pattern for pattern, _ in formats.get(load_format, FORMATS))
+    raise WeightError(f"{folder} holds no weights ({wanted})")
+
+
+def missing_files(folder: Path) -> list[str]:
+    """What the folder must hold and does not, by its own index. [] if it is whole."""
+    for pattern, index in FORMATS:
+        names = _indexed_files(folder, index) or _matching_files(folder, pattern)
+        if names:
+            return [name for name in names if not (folder / name).is_file()]
+    return ["weights (*.safetensors or *.bin)"]
+
+
+def load_json(folder: Path, name: str) -> dict[str, Any]:
+    """Read one JSON object of a model's folder.
+
+    Raises: ConfigError (absent, too big, not UTF-8, not JSON, not an object).
+    """
+    try:
+        return read_json_object(folder / name)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{folder} has no {name}") from error
+
+
+def read_weight_map(folder: Path, index: str) -> dict[str, str]:
+    """Tensor name -> file name, of an index file. {} if there is no such index."""
+    if not index or not (folder / index).is_file():
+        return {}
+    found = load_json(folder, index).get("weight_map")
+    if not isinstance(found, dict) or not all(isinstance(file, str) for file in found.values()):
+        raise WeightError(f"{folder / index} has no weight_map of tensor names to file names")
+    for file in found.values():
+        if Path(file).name != file:
+            raise WeightError(f"{folder / index} names {file!r}, which is not a file beside it")
+    return found
+
+
+def _indexed_files(folder: Path, index: str) -> list[str]:
+    return sorted(set(read_weight_map(folder, index).values()))
+
+
+def _matching_files(folder: Path, pattern: str) -> list[str]:
+    return sorted(path.name for path in folder.glob(pattern) if _is_weight_file(path.name))
+
+
+def _is_weight_file(name: str) -> bool:
+    return not any(fnmatch(name, pattern) for pattern in NOT_WEIGHTS)
+
+
+def _require_files(folder: Path, names: list[str], index: str) -> None:
+    lost = [name for name in names if not (folder / name).is_file()]
+    if lost:
+        raise WeightError(
+            f"{folder / index} names {len(lost)} file(s) that are not there: {', '.join(lost[:4])}"
+        )

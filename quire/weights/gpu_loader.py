@@ -1,0 +1,114 @@
+"""Carries tensors from mapped files to a GPU as fast as the bus goes.
+
+Not here: which tensor goes where (load.py). The one idea: a file's pages cannot be copied to the
+device by its own engine, pinned memory can; so several threads fill pinned buffers from the pages
+(which is when they are read) and each sends its own on while it fills the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from quire.platform import cpu
+
+BUFFER_BYTES = 16 * 2**20
+"""Bytes per buffer: large enough for full bus speed, small enough that 32 are soon allocated."""
+SYNC_COPY_BYTES = 2**18
+"""Not worth a thread."""
+MAX_THREADS = 16
+
+CudaEvent = torch.cuda.Event
+
+
+@dataclass  # no slots: those would be shared between threads
+class _CopyStream(threading.local):
+    """What one thread owns: a stream, and two buffers with the events that say they are sent."""
+
+    stream: torch.cuda.Stream | None = None
+    buffers: list[Tensor] = field(default_factory=list)
+    copied: list[CudaEvent] = field(default_factory=list)
+    index: int = 0
+
+
+class GpuLoader:
+    """Threads between files and one GPU. A context: leaving waits for what is under way."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        threads = min(MAX_THREADS, cpu.available_cores())
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="quire-weights")
+        self._copy_stream = _CopyStream()
+
+    def __enter__(self) -> GpuLoader:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def copy(self, target: Tensor, source: Tensor) -> list[Future[CudaEvent]]:
+        """Copy source (on the CPU) to target (contiguous, on the GPU), converting its dtype.
+
+        Returns what to wait for before target is read. source must stay as it is till then.
+        """
+        if target.nbytes <= SYNC_COPY_BYTES:
+            target.copy_(source)
+            return []
+        ready = CudaEvent()
+        ready.record()  # target's memory may still be read by what was queued before
+        pairs = _split_pieces(target, source)
+        return [self._pool.submit(self._copy_piece, one, piece, ready) for one, piece in pairs]
+
+    def wait(self, copies: list[Future[CudaEvent]]) -> None:
+        """Let the current stream go on only when these have arrived. Raises what they raised."""
+        stream = torch.cuda.current_stream(self._device)
+        for copy in copies:
+            stream.wait_event(copy.result())
+
+    def _copy_piece(self, target: Tensor, source: Tensor, ready: CudaEvent) -> CudaEvent:
+        """One piece, in a thread of the pool."""
+        lane = self._copy_stream
+        if lane.stream is None:
+            lane.stream = torch.cuda.Stream(self._device)
+            lane.buffers = [
+                torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in "12"
+            ]
+            lane.copied = [CudaEvent() for _ in lane.buffers]
+        lane.index = 1 - lane.index
+        lane.copied[lane.index].synchronize()
+        part = lane.buffers[lane.index][: target.nbytes].view(target.dtype).view(target.shape)
+        _copy_to_pinned(part, source)
+        with torch.cuda.stream(lane.stream):
+            lane.stream.wait_event(ready)
+            target.copy_(part, non_blocking=True)
+            lane.copied[lane.index].record()
+            done = CudaEvent()
+            done.record()
+        return done
+
+
+def _split_pieces(target: Tensor, source: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Matching runs of rows that fit in a buffer; rows that do not are cut themselves."""
+    if target.nbytes <= BUFFER_BYTES:
+        yield target, source
+    elif target.shape[0] == 1:
+        yield from _split_pieces(target[0], source[0])
+    else:
+        rows = max(BUFFER_BYTES * target.shape[0] // target.nbytes, 1)
+        for one, piece in zip(target.split(rows), source.split(rows), strict=True):
+            yield from _split_pieces(one, piece)
+
+
+def _copy_to_pinned(part: Tensor, source: Tensor) -> None:
+    """Without torch's own threads where bytes are just copied: there are enough of us."""
+    if source.dtype == part.dtype and source.is_contiguous():
+        flat = source.detach().reshape(-1).view(torch.uint8).numpy()
+        np.copyto(part.reshape(-1).view(torch.uint8).numpy(), flat)
+    else:
+        part.copy_(source)
