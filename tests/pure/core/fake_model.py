@@ -75,7 +75,7 @@ class FakeModel:
             assert self.joined[seq.slot] is None, f"slot {seq.slot} is taken"
             self.joined[seq.slot] = seq
             self.tables[seq.slot] = [[] for _ in self.windows]
-        for seq in plan.moved:
+        for seq in plan.changed_tables:
             self.tables[seq.slot] = [[] for _ in self.windows]
         rows = [self._row(row) for row in plan.rows]
         self._check_fence(plan, rows)

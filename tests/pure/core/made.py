@@ -46,10 +46,10 @@ class FakeGrammars:
         self.news = []
         self.ring = lambda: None
 
-    def accept(self, constraint):
+    def check_constraint(self, constraint):
         pass
 
-    def ask(self, constraint):
+    def acquire(self, constraint):
         self.held[constraint] += 1
         if constraint in self.done:
             self.news.append(constraint)
@@ -79,10 +79,10 @@ class FakeGrammars:
             yield constraint, RequestError("no") if what == "fails" else int(what)
 
     @property
-    def settled(self):
+    def has_outcomes(self):
         return bool(self.news)
 
-    def call_when_settled(self, ring):
+    def set_outcome_callback(self, ring):
         self.ring = ring
 
     def figures(self):

@@ -31,8 +31,8 @@ def clock():
 
 def enter(door, name, tokens=10, **fields):
     made = request(name, range(tokens), **fields)
-    door.accept(made)
-    door.keeps(made)
+    door.check_request(made)
+    door.add_request(made)
     return made
 
 
@@ -41,7 +41,7 @@ def compute(door, made, *counts):
     seq = sequence(prompt=made.prompt)
     seq.request = made
     for n in counts:
-        door.begin(1)
+        door.begin_step(1)
         door.take(seq, n)
         seq.planned += n
     return seq
@@ -49,7 +49,7 @@ def compute(door, made, *counts):
 
 def refused(door, name, tokens=10, **fields):
     with pytest.raises(Overloaded) as caught:
-        door.accept(request(name, range(tokens), **fields))
+        door.check_request(request(name, range(tokens), **fields))
     assert caught.value.reason in REJECT_REASONS
     assert 1 <= caught.value.retry_after_s <= 60
     return caught.value
@@ -95,7 +95,7 @@ def test_forks_and_what_a_gone_engine_had_come_in_whatever_waits(clock):
     door = AdmissionControl(max_requests=1, max_tokens=1, clock=clock)
     enter(door, "a")
     enter(door, "b", parent="a")
-    enter(door, "c", spoken=((1,),))
+    enter(door, "c", resumed_tokens=((1,),))
     assert door.stats().requests == 3
 
 
@@ -108,8 +108,8 @@ def test_a_tenant_has_bounds_of_its_own_and_others_do_not_feel_them(clock):
     first = enter(door, "a", **mine)
     error = refused(door, "b", **mine)
     assert (error.reason, error.numbers["key_requests"]) == ("key_requests", 1)
-    enter(door, "c", tenant=b"b", terms=TenantLimits(max_queued_tokens=15))
-    assert refused(door, "d", tenant=b"b", terms=TenantLimits(max_queued_tokens=15)).reason == (
+    enter(door, "c", tenant=b"b", tenant_limits=TenantLimits(max_queued_tokens=15))
+    assert refused(door, "d", tenant=b"b", tenant_limits=TenantLimits(max_queued_tokens=15)).reason == (
         "key_queued_tokens"
     )
     door.remove_request(first)

@@ -39,7 +39,7 @@ def recorded(run):
         ]
         tables = [[list(t) for t in r.seq.tables] for r in made.rows]
         log.append((made.step, rows, tables, made.leaves, made.swap_out, made.swap_in, made.copies))
-        log.append([(s.request.id, s.index) for s in (*made.joins, *made.moved)])
+        log.append([(s.request.id, s.index) for s in (*made.joins, *made.changed_tables)])
         return made
 
     def applied(made, result):

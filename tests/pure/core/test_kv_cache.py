@@ -28,11 +28,11 @@ def cache(blocks=40, size=4, specs=SPECS["full"], **options):
 def compute(kv, seq, n):
     """What the scheduler does with a sequence over a step, when all goes well."""
     kv.free_out_of_window(seq, 0)
-    assert kv.grow(seq, n)
+    assert kv.allocate(seq, n)
     since = seq.computed
     seq.planned += n
     seq.computed += n
-    kv.publish(seq, since)
+    kv.cache_full_blocks(seq, since)
 
 
 def done(kv, prompt, **fields):
@@ -44,7 +44,7 @@ def done(kv, prompt, **fields):
 
 def matched(kv, prompt, **fields):
     seq = sequence(prompt=prompt, tables=len(kv.specs), **fields)
-    kv.match(seq)
+    kv.match_prefix(seq)
     return seq
 
 
@@ -69,7 +69,7 @@ def test_a_hit_is_the_longest_known_prefix_of_full_blocks(specs, prompts, wanted
     )
     assert hit.computed == hit.planned == most * size
     for g, spec in enumerate(specs):
-        first = spec.first(hit.computed) // size
+        first = spec.first_needed(hit.computed) // size
         for i, block in enumerate(hit.tables[g]):
             want = owner[g, wanted[: (i + 1) * size]] if i >= first else NO_BLOCK
             assert block == want

@@ -124,7 +124,7 @@ def test_the_cuts_are_not_negative_and_sum_to_the_wall_time(seed):
     assert ends or engine.snapshot().counters.finished
     for (request_id, _), update in ends.items():
         timing = update.timing
-        cuts = timing.cuts
+        cuts = timing.breakdown
         before, after = given[request_id]
         assert before <= timing.accepted_at <= after
         assert timing.ended_at <= engine._clock.now
@@ -181,7 +181,7 @@ class Scene:
     def cuts(self, name, index=0):
         """Of the terminal update, without what is zero."""
         timing = self.timings[name, index][-1]
-        cuts = zip(BREAKDOWN_FIELDS, timing.cuts)
+        cuts = zip(BREAKDOWN_FIELDS, timing.breakdown)
         return {name: seconds for name, seconds in cuts if seconds}
 
 
@@ -246,7 +246,7 @@ def test_a_request_says_behind_whom_it_came_to_wait():
     scene.engine.add(request("d", tenant=b"two"))
     scene.engine.add(request("e", tenant=b"one"))
     scene.run()
-    behind = {name: scene.timings[name, 0][-1].behind for name in "abcde"}
+    behind = {name: scene.timings[name, 0][-1].queue_at_arrival for name in "abcde"}
     assert behind["a"] == (0, 0, 0, 0)
     assert behind["b"] == (1, 8, 1, 0)
     assert behind["c"] == (0, 0, 0, 2)
@@ -263,7 +263,7 @@ def test_who_leaves_the_queue_without_a_seat_is_waited_behind_no_more():
     scene.engine.abort("c")
     scene.engine.add(request("d"))
     scene.run()
-    assert scene.timings["d", 0][-1].behind == (0, 0, 0, 1)
+    assert scene.timings["d", 0][-1].queue_at_arrival == (0, 0, 0, 1)
 
 
 def test_a_request_tells_of_the_step_that_it_may_have_waited_for():

@@ -56,7 +56,7 @@ def suspects(number, *, marked, accused, waits=False):
     """Of the sequences that the tests make all are of one request, "r"."""
     limit = FaultIsolationLimit()
     if marked:
-        limit.add_request(request("r", suspect=1))
+        limit.add_request(request("r", engine_crashes=1))
     limit.observe_step_failure([sequence(id=f"other{i}") for i in range(accused)])
     if waits:
         limit.begin_step(1)  # nobody of those on trial comes
@@ -104,7 +104,7 @@ def test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone(
     make, size, sequences, wishes
 ):
     limit = make(size)
-    limit.begin(sequences)
+    limit.begin_step(sequences)
     for seq in seqs_of(wishes):
         for want in range(seq.pending + 1):
             before = state_of(limit)
@@ -125,14 +125,14 @@ def test_a_limit_allows_no_more_than_wanted_and_forgets_what_is_undone(
 @given(size=st.integers(1, 4), wishes=wishes)
 def test_slack_rows_are_granted_and_counted_like_any_other(make, size, wishes):
     limit = make(size)
-    limit.begin(9)
+    limit.begin_step(9)
     for seq in seqs_of(wishes):
         n = limit.allow(seq, seq.pending)
         if n:
             limit.take(seq, n)
     one = sequence(prompt=range(9), output=(1,), planned=9, state=SequenceState.RUNNING)
     other = copy.deepcopy(limit, known_to(limit))
-    rows = min(limit.slack(), 5)
+    rows = min(limit.free_decode_rows(), 5)
     for _ in range(rows):
         assert limit.allow(one, 1) == 1
         limit.take(one, 1)
@@ -227,20 +227,20 @@ def prompt_of(tokens):
 
 def short(limit):
     """A prompt that would take all that a step has, and is not long."""
-    return prompt_of(int(min(limit.short.most, 20_000) * LONG_PROMPT_STEPS))
+    return prompt_of(int(min(limit.short_fit.max_tokens, 20_000) * LONG_PROMPT_STEPS))
 
 
 def told(limit, rows, prompt_tokens, seconds):
     """A step of so many decoding rows was planned and landed; the next is being planned."""
-    limit.begin(rows + 1)
+    limit.begin_step(rows + 1)
     limit.take_decode_rows(rows)
-    limit.learn(prompt_tokens, seconds)
-    limit.begin(rows + 1)
+    limit.observe_step(prompt_tokens, seconds)
+    limit.begin_step(rows + 1)
 
 
 def granted(limit, rows=4):
     """Prompt tokens that the next step may have."""
-    limit.begin(rows + 1)
+    limit.begin_step(rows + 1)
     limit.take_decode_rows(rows)
     return limit.allow(short(limit), 100_000)
 
@@ -251,7 +251,7 @@ def run_full_steps(limit, fixed_s, token_s, steps, rows=4):
     for _ in range(steps):
         tokens = granted(limit, rows)
         seconds = fixed_s + token_s * (tokens + rows)
-        limit.learn(tokens, seconds)
+        limit.observe_step(tokens, seconds)
     return seconds
 
 
@@ -329,8 +329,8 @@ def test_a_decoding_row_is_never_held_back():
 
 def asked(limit, *requests):
     for one in requests:
-        limit.accept(one)
-        assert limit.keeps(one) == (one.constraint is not None)
+        limit.check_request(one)
+        assert limit.add_request(one) == (one.constraint is not None)
 
 
 def test_a_request_without_a_constraint_is_not_kept():

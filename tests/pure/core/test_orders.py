@@ -27,7 +27,7 @@ def seqs_of(entries):
 def test_everybody_who_goes_in_comes_out_once(order, entries, data):
     queue, inside = order(), []
     for seq in seqs_of(entries):
-        (queue.push if data.draw(st.booleans()) else queue.put_back)(seq)
+        (queue.push if data.draw(st.booleans()) else queue.requeue)(seq)
         inside.append(seq)
         if data.draw(st.booleans()):
             seq = data.draw(st.sampled_from(inside))

@@ -286,7 +286,7 @@ def test_a_refusal_ends_its_row_by_the_fault_of_the_request():
     scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
     step(scheduler)
     plan = scheduler.plan()
-    updates = scheduler.apply(plan, answer(plan, refusals={1: "nothing is allowed"}))
+    updates = scheduler.apply(plan, answer(plan, request_errors={1: "nothing is allowed"}))
     assert [(u.request_id, u.finish, u.fault) for u in updates] == [
         ("a", None, "engine"),
         ("b", "error", "request"),
@@ -336,7 +336,7 @@ def test_a_spoilt_row_ends_and_nobody_finds_what_it_computed():
     step(scheduler)  # finds the two blocks of the head, and fills a third
     assert scheduler.stats().prefix_hit_tokens == 8
     plan = scheduler.plan()
-    (update,) = [u for u in scheduler.apply(plan, answer(plan, spoilt={1: "nan"})) if u.finish]
+    (update,) = [u for u in scheduler.apply(plan, answer(plan, non_finite={1: "nan"})) if u.finish]
     assert (update.request_id, update.fault) == ("b", "numbers")
     assert isinstance(update.to_exception(), NotFinite)
     scheduler.check()
@@ -355,7 +355,7 @@ def test_blocks_that_two_spoilt_rows_have_read_are_found_no_more():
         before = scheduler.stats().prefix_hit_tokens
         scheduler.add(request(name, (*head, 7), 9))
         plan = scheduler.plan()
-        scheduler.apply(plan, answer(plan, spoilt={1: "nan"}))
+        scheduler.apply(plan, answer(plan, non_finite={1: "nan"}))
         scheduler.check()
         assert scheduler.stats().prefix_hit_tokens - before == hit
 
@@ -654,7 +654,7 @@ def test_a_watermark_keeps_blocks_free_for_those_who_run():
 
 
 def ends(plan, reason, token=1):
-    return answer(plan, token, ends=dict.fromkeys(range(len(plan.rows)), reason))
+    return answer(plan, token, finish_reasons=dict.fromkeys(range(len(plan.rows)), reason))
 
 
 @pytest.mark.parametrize("reason", ["stop", "length"])
@@ -704,7 +704,7 @@ def test_only_the_rows_that_end_leave_the_fast_path():
     scheduler = engine([request("a", max_tokens=9), request("b", max_tokens=9)])
     step(scheduler)
     plan = scheduler.plan()
-    updates = scheduler.apply(plan, answer(plan, ends={1: "stop"}))
+    updates = scheduler.apply(plan, answer(plan, finish_reasons={1: "stop"}))
     assert [(u.request_id, u.finish) for u in updates] == [("a", None), ("b", "stop")]
 
 

@@ -35,13 +35,13 @@ def run_long(limit, bare_s, cost_s, steps, rows=16):
     """Steps beside a long prompt; cost_s(tokens, context). What each took, and what it computed."""
     took, tokens, seq = [], [], running(1_000_000)
     for _ in range(steps):
-        limit.begin(rows + 1)
+        limit.begin_step(rows + 1)
         limit.take_decode_rows(rows)
         n = limit.allow(seq, 8192)
         if n:
             limit.take(seq, n)
         seconds = bare_s + (cost_s(n, seq.planned) if n else 0.0)
-        limit.learn(n, seconds)
+        limit.observe_step(n, seconds)
         seq.planned += n
         took.append(seconds)
         tokens.append(n)
@@ -172,7 +172,7 @@ def of(tenant, tokens=10, share=0.5, **fields):
         id=f"{tenant}{id(made)}",
         prompt=range(tokens),
         tenant=tenant,
-        terms=TenantLimits(kv_share=share),
+        tenant_limits=TenantLimits(kv_share=share),
     )
     return made
 

@@ -12,11 +12,11 @@ def inquire(inquiry, ids, raises, most=10_000):
     """A step of these raised: try until it is over. Who was found, and the trials it took."""
     blamed, trials = [], 0
     culprit = inquiry.record_failure(ids)
-    while inquiry.party is not None:
+    while inquiry.current_group is not None:
         assert trials < most, "no end"
-        party, trials = inquiry.party, trials + 1
+        party, trials = inquiry.current_group, trials + 1
         if not raises(party):
-            inquiry.passed()
+            inquiry.record_success()
             continue
         culprit = inquiry.record_failure(party)
         if culprit is not None:

@@ -70,12 +70,12 @@ def test_what_is_remembered_of_the_past_is_bounded():
 def served(pool, tenant, key, blocks):
     """A prompt of so many blocks: how many were found."""
     names = [key + bytes([i]) for i in range(blocks)]
-    found = [pool.find(name) for name in names]
+    found = [pool.acquire_cached(name) for name in names]
     hits = [block for block in found if block is not None]
-    fresh = pool.take(blocks - len(hits), tenant)
+    fresh = pool.allocate(blocks - len(hits), tenant)
     for block, name in zip(fresh, [n for n, b in zip(names, found) if b is None]):
-        pool.publish(block, name)
-    pool.drop(hits + fresh)
+        pool.cache_block(block, name)
+    pool.free(hits + fresh)
     return len(hits)
 
 

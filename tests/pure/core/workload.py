@@ -39,8 +39,8 @@ class Moody(MaxSeqsLimit):
     """Has another number of seats in each step, so that those who run may not all go on."""
 
     def begin_step(self, sequences):
-        self.seats = self.seats * 5 % 7 + 1  # 1, 6, 3, 2, 4, 7, ...
-        self.left = self.seats
+        self.max_seqs = self.max_seqs * 5 % 7 + 1  # 1, 6, 3, 2, 4, 7, ...
+        self.left = self.max_seqs
 
 
 @dataclass
@@ -78,7 +78,7 @@ class Setup:
             AdmissionControl(clock=lambda: 0.0),
         ]
         if self.fair:
-            limits.append(TenantKVQuota(order, self.blocks, kv.most_blocks))
+            limits.append(TenantKVQuota(order, self.blocks, kv.max_blocks))
         if self.chunk_cap:
             limits.append(PrefillChunkLimit(self.chunk_cap))
         budget = TokenBudget(self.budget)
@@ -161,7 +161,7 @@ class Run:
 
     def go(self, most_steps=20_000, add_per_step=3):
         todo = list(self.requests)
-        while todo or self.flying or self.scheduler.keeps or not self.scheduler.idle:
+        while todo or self.flying or self.scheduler.any_waiting_for_resources or not self.scheduler.idle:
             assert self.out.steps < most_steps, "no progress"
             for request in todo[:add_per_step]:
                 self.add(request)
@@ -182,7 +182,7 @@ class Run:
         planned = None
         if self.setup.grammars is not None:
             self.setup.grammars.tick()
-        if self.scheduler.decided:
+        if self.scheduler.has_ready:
             self._take(self.scheduler.let_go().ended)
             self.scheduler.check()
         if not self.scheduler.idle:
@@ -251,7 +251,7 @@ class Run:
 
     def close(self):
         assert self.kv.pool.available == self.kv.pool.size, "blocks leaked"
-        assert self.kv.host.available == self.kv.host.size, "host blocks leaked"
+        assert self.kv.host_pool.available == self.kv.host_pool.size, "host blocks leaked"
         stats = self.scheduler.stats()
         assert (stats.running, stats.waiting, stats.swapped) == (0, 0, 0)
         assert self.scheduler.reset_prefix_cache()
@@ -311,7 +311,7 @@ def with_tenants(rng, requests):
         for name in (b"", b"a", b"b")[: rng.randrange(1, 4)]
     }
     return [
-        replace(one, tenant=(name := rng.choice([*terms])), terms=terms[name]) for one in requests
+        replace(one, tenant=(name := rng.choice([*terms])), tenant_limits=terms[name]) for one in requests
     ]
 
 

@@ -44,7 +44,7 @@ class FakeEngine:
         self.folder = f"folder {number}"
         self.child = self
         self.process = Process()
-        self.link, theirs = ProcessPipe.create_pair()
+        self.pipe, theirs = ProcessPipe.create_pair()
         self.mouth = ProcessPipe(theirs)
         self.stops = 0
 
@@ -54,7 +54,7 @@ class FakeEngine:
     def stop(self, timeout):
         self.stops += 1
 
-    def aboard(self):
+    def running_ids(self):
         return ["a"]
 
     def die(self):
@@ -75,7 +75,7 @@ class Engines:
 
     def end(self):
         for one in self.made:
-            one.link.close()
+            one.pipe.close()
             one.mouth.close()
 
 

@@ -29,7 +29,7 @@ def ends():
 
 def test_a_fingerprint_is_the_same_over_there(ends):
     ours, theirs = ends
-    assert ours.offer(InputBlocked(fingerprint=PRINT))
+    assert ours.try_send(InputBlocked(fingerprint=PRINT))
     assert theirs.receive(5) == InputBlocked(fingerprint=PRINT)
     orders = RunApiProcess(
         options={},
@@ -41,7 +41,7 @@ def test_a_fingerprint_is_the_same_over_there(ends):
         blocked_inputs=((PRINT, 3.5),),
     )
     ours.send(orders)
-    assert theirs.receive(5).condemned == ((PRINT, 3.5),)
+    assert theirs.receive(5).blocked_inputs == ((PRINT, 3.5),)
 
 
 def test_who_does_not_read_is_not_waited_for(ends):
@@ -49,19 +49,19 @@ def test_who_does_not_read_is_not_waited_for(ends):
     with pytest.raises(TimeoutError):
         ours.receive(0.001)  # what it waited for before does not matter
     sent = 0
-    while ours.offer(InputBlocked(fingerprint=PRINT)):
+    while ours.try_send(InputBlocked(fingerprint=PRINT)):
         sent += 1
         assert sent < 10_000
     for _ in range(sent):
         assert theirs.receive(5) == InputBlocked(fingerprint=PRINT)
-    assert ours.offer(StopProcess())
+    assert ours.try_send(StopProcess())
     assert theirs.receive(5) == StopProcess()  # no half of a word is between
 
 
 def test_who_is_gone_is_offered_nothing(ends):
     ours, theirs = ends
     theirs.close()
-    assert ours.offer(StopProcess())
+    assert ours.try_send(StopProcess())
 
 
 def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_path):
@@ -84,7 +84,7 @@ def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_p
 
     asyncio.run(main())
     assert heard == [InputBlocked(fingerprint=PRINT), StopProcess()]
-    assert [one.why for one in away] == ["x"]
+    assert [one.reason for one in away] == ["x"]
 
 
 def test_an_api_process_beats_while_its_loop_turns(monkeypatch):

@@ -252,7 +252,7 @@ def test_who_was_aboard_a_death_is_alone_for_its_first_steps(depth):
     engine.add(request("new"))
     for number, name in enumerate("abc"):
         spoken = ((7,) * number,) * 2
-        engine.add(request(name, (1, 2, 3), 9, n=2, spoken=spoken, suspect=1))
+        engine.add(request(name, (1, 2, 3), 9, n=2, resumed_tokens=spoken, engine_crashes=1))
     engine.add(request("newer"))
     said = said_by(drain(engine))
     assert said["new", 0] == said["newer", 0] == (expected((1, 2, 3), 5), "length", None)
@@ -271,7 +271,7 @@ def test_who_was_aboard_a_death_is_alone_for_its_first_steps(depth):
 def test_who_was_aboard_a_death_and_breaks_a_step_alone_is_to_blame(caplog):
     engine = engine_over(Poisoned("wait", b=0))
     for name in "ab":
-        engine.add(request(name, suspect=1))
+        engine.add(request(name, engine_crashes=1))
     said = said_by(drain(engine))
     assert said["a", 0][1] == "length"
     assert said["b", 0] == ([], "error", "step")
@@ -284,7 +284,7 @@ def test_a_suspect_for_whom_there_is_no_room_lets_others_finish():
     engine = EngineCore(Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=24), executor, check=True)
     engine.add(request("old", range(12), 8))
     updates = engine.step()
-    engine.add(request("big", range(16), 4, suspect=1))
+    engine.add(request("big", range(16), 4, engine_crashes=1))
     said = said_by(updates + drain(engine))
     assert said["old", 0] == (expected(range(12), 8), "length", None)
     assert said["big", 0] == (expected(range(16), 4), "length", None)
@@ -312,7 +312,7 @@ def test_books_that_cannot_be_opened_refuse_the_request(monkeypatch):
     def breaks(request, kept):
         raise OverflowError("no time")
 
-    monkeypatch.setattr(engine._time_accounting, "accept", breaks)
+    monkeypatch.setattr(engine._time_accounting, "add_request", breaks)
     with pytest.raises(OverflowError):
         engine.add(request("a"))
     assert engine.idle

@@ -114,14 +114,14 @@ def test_others_read_what_an_engine_counts(scene):
 
 def test_another_engine_begins_a_page_anew(scene):
     scene.step(rows(1), 0.1)
-    scene.pulse.begin(8)
+    scene.pulse.mark_starting(8)
     assert scene.read() == Heartbeat(
         EnginePhase.STARTING, 8, beat_at=scene.clock.now, progress_at=scene.clock.now
     )
 
 
 def test_an_idle_engine_is_ready_as_long_as_it_beats(scene):
-    scene.pulse.rest(False)
+    scene.pulse.mark_idle(False)
     scene.clock.tick(READY_SILENCE_S - 0.1)
     assert scene.trouble() is None
     scene.clock.tick(0.2)
@@ -129,9 +129,9 @@ def test_an_idle_engine_is_ready_as_long_as_it_beats(scene):
 
 
 def test_an_engine_that_starts_is_not_ready(scene):
-    scene.pulse.begin(8)
+    scene.pulse.mark_starting(8)
     assert scene.trouble() == "starting"
-    scene.pulse.end()
+    scene.pulse.mark_ended()
     assert scene.trouble() == "gone"
 
 
@@ -153,7 +153,7 @@ def test_a_step_that_does_not_end_is_found_within_five_seconds(scene):
 def test_turns_without_progress_are_found_as_well(scene):
     scene.step(rows(1), 0.01)
     for _ in range(50):
-        scene.pulse.turn(working=True, requests=1)
+        scene.pulse.mark_iteration(working=True, requests=1)
         scene.clock.tick(0.1)
     assert scene.trouble() == "stalled"
 
@@ -161,15 +161,15 @@ def test_turns_without_progress_are_found_as_well(scene):
 def test_messages_and_empty_steps_are_no_progress(scene):
     scene.step(rows(1), 0.01)
     for _ in range(50):
-        scene.pulse.turn(working=True, requests=2)
-        scene.pulse.planned(StepPlan(2, ()))
+        scene.pulse.mark_iteration(working=True, requests=2)
+        scene.pulse.on_step_planned(StepPlan(2, ()))
         scene.clock.tick(0.1)
-        scene.pulse.landed(StepPlan(2, ()), [], 0, 0.1)
+        scene.pulse.on_step_finished(StepPlan(2, ()), [], 0, 0.1)
     assert scene.trouble() == "stalled"
 
 
 def test_waking_up_begins_the_time_anew(scene):
-    scene.pulse.rest(False)
+    scene.pulse.mark_idle(False)
     scene.clock.tick(2.9)
     scene.begin_step(rows(1))
     scene.clock.tick(2.9)
@@ -197,8 +197,8 @@ def test_steps_deep_in_a_long_prompt_may_take_longer_and_longer(scene):
         scene.begin_step(rows(2048, start=start))
         scene.clock.tick(1 + start / 4000)
         assert scene.trouble() is None
-        assert scene.watch.look(7) is None
-        scene.pulse.landed(StepPlan(1, rows(2048, start=start)), [], 2048, 1 + start / 4000)
+        assert scene.watch.check(7) is None
+        scene.pulse.on_step_finished(StepPlan(1, rows(2048, start=start)), [], 2048, 1 + start / 4000)
 
 
 def test_what_a_stall_teaches_is_forgotten(scene):
@@ -211,11 +211,11 @@ def test_what_a_stall_teaches_is_forgotten(scene):
 
 
 def test_a_canary_that_does_not_come_back_is_found(scene):
-    scene.pulse.canary(True)
+    scene.pulse.mark_probe(True)
     scene.clock.tick(0.01)
-    scene.pulse.canary(False)
+    scene.pulse.mark_probe(False)
     assert (scene.read().probes, scene.trouble()) == (1, None)
-    scene.pulse.canary(True)
+    scene.pulse.mark_probe(True)
     scene.clock.tick(READY_SILENCE_S + 1)
     assert scene.trouble() == "stalled"
 
@@ -246,7 +246,7 @@ def test_who_wakes_up_with_its_watchdog_a_moment_later_is_left_alone(scene):
     """All of a server were stopped, and go on one after the other."""
     scene.watch, scene.state = scene.watchdog(stopped_s=2 * CHECK_INTERVAL_S), "T"
     scene.clock.tick(1000)
-    assert scene.watch.look(7) is None
+    assert scene.watch.check(7) is None
     scene.state = "S"
     assert scene.watched(10) is None
 
@@ -268,20 +268,20 @@ def test_a_machine_that_stood_still_makes_nobody_late(scene):
     scene.step(rows(1), 0.01)
     for _ in range(20):
         scene.begin_step(rows(1))
-        assert scene.watch.look(7) is None
+        assert scene.watch.check(7) is None
         scene.clock.tick(1000)
-        assert scene.watch.look(7) is None
-        scene.pulse.landed(StepPlan(1, rows(1)), [], 0, 0.01)
+        assert scene.watch.check(7) is None
+        scene.pulse.on_step_finished(StepPlan(1, rows(1)), [], 0, 0.01)
 
 
 def test_the_watchdog_leaves_an_idle_engine_alone_that_beats(scene):
     for _ in range(300):
-        scene.pulse.rest(False)
+        scene.pulse.mark_idle(False)
         assert scene.watched(1) is None
 
 
 def test_the_watchdog_ends_an_idle_engine_that_does_not_beat(scene):
-    scene.pulse.rest(False)
+    scene.pulse.mark_idle(False)
     assert "silent" in scene.watched(100)[0]
 
 
@@ -294,7 +294,7 @@ def test_the_watchdog_leaves_alone_what_may_take_any_time(scene):
 
 
 def test_a_first_start_may_take_for_ever(scene):
-    scene.pulse.begin(7)
+    scene.pulse.mark_starting(7)
     assert scene.watched(10_000) is None
 
 
@@ -303,7 +303,7 @@ def test_another_start_may_take_ten_times_as_long(scene, begun):
     scene.watch.set_start_time(5.0)
     scene.pid = 8
     if begun:
-        scene.pulse.begin(8)
+        scene.pulse.mark_starting(8)
     said, after_s = scene.watched(200)
     assert "start does not end" in said
     assert 110 < after_s < 112
@@ -313,12 +313,12 @@ def test_a_watchdog_of_0_seconds_ends_nothing(scene):
     watch, scene.state = scene.watchdog(0.0), "T"
     for _ in range(100):
         scene.clock.tick(1)
-        assert watch.look(7) is None
+        assert watch.check(7) is None
 
 
 def test_time_in_which_there_was_no_processor_for_it_makes_nobody_late(scene):
     """Of ten seconds it gets one, in one piece: ten times as much is to be done as can be."""
-    scene.pulse.rest(False)
+    scene.pulse.mark_idle(False)
     found, tens = None, 0
     while found is None:
         found = scene.watched(9)

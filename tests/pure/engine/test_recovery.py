@@ -152,8 +152,8 @@ def test_another_engine_gets_what_was_told_and_the_stream_goes_on():
         assert wire.sent == []
         wire.back()
         a, b = wire.added()
-        assert (a.id, a.spoken) == ("a", ((5, 6), (), None))
-        assert (b.id, b.spoken) == ("b", ((8,),))
+        assert (a.id, a.resumed_tokens) == ("a", ((5, 6), (), None))
+        assert (b.id, b.resumed_tokens) == ("b", ((8,),))
         wire.say(says("a", 9, finish="stop"), says("a", 4, index=1, finish="stop"))
         wire.say(says("b", 3, finish="length"))
         told = await rest(stream)
@@ -172,7 +172,7 @@ def test_what_nobody_has_accepted_is_asked_again_by_the_same_number():
         wire.lose()
         wire.back()
         (again,) = wire.sent
-        assert again.number == before.number
+        assert again.call_id == before.call_id
         wire.accept()
         assert (await task).request_ids == ("a", "b")
 
@@ -200,7 +200,7 @@ def test_sequences_that_are_ended_meanwhile_stay_so():
         wire.lose()
         stream.end_sequence("a", 1)
         wire.back()
-        assert [one.spoken for one in wire.added()] == [((), None)]
+        assert [one.resumed_tokens for one in wire.added()] == [((), None)]
 
     run(body)
 
@@ -277,9 +277,9 @@ def test_who_is_suspected_most_is_tried_last():
 def test_what_killed_an_engine_is_not_tried_again_for_a_while():
     async def body(client, wire):
         told = []
-        client.on_condemned = told.append
+        client.on_input_blocked = told.append
         now = [0.0]
-        client.quarantine = RequestBlocklist(for_s=60.0, clock=lambda: now[0])
+        client.blocklist = RequestBlocklist(for_s=60.0, clock=lambda: now[0])
         bad = await opened(client, wire, request("bad"))
         for _ in range(2):
             wire.lose(aboard=["bad"])
@@ -363,12 +363,12 @@ def test_new_requests_wait_for_it():
 
 def test_but_not_for_long():
     async def body(client, wire):
-        client.wait_s = 0.0
+        client.restart_wait_s = 0.0
         wire.lose(expected_s=7.0)
         with pytest.raises(EngineAway, match="takes longer") as told:
             await client.generate([request("a")])
         assert 6.0 < told.value.retry_after_s <= 7.0
-        assert client.away == "it was killed"
+        assert client.restart_reason == "it was killed"
 
     run(body)
 
@@ -438,7 +438,7 @@ def test_what_another_engine_refuses_ends_and_hurts_nobody_else():
         good = await opened(client, wire, request("good"))
         wire.lose()
         wire.back()
-        number = next(m.number for m in wire.sent if m.requests[0].id == "bad")
+        number = next(m.call_id for m in wire.sent if m.requests[0].id == "bad")
         wire.say(answers=[CallReply(number, error=WireError("TooLong", "it has less room"))])
         with pytest.raises(RequestError, match="less room"):
             await rest(bad)
@@ -455,7 +455,7 @@ def test_what_slept_is_sent_to_sleep_again():
         wire.lose()
         wire.back()
         assert isinstance(wire.sent[0], UtilityCall)
-        assert (wire.sent[0].name, wire.sent[0].args) == ("sleep", [0, "keep", False])
+        assert (wire.sent[0].method, wire.sent[0].args) == ("sleep", [0, "keep", False])
         assert [one.id for one in wire.added()] == ["a"]
 
     run(body)
@@ -509,7 +509,7 @@ def test_updates_carry_it_all():
         stream = await opened(client, wire, request("a"))
         accepted = stream._accepted_at
         wire.say(says("a", 5, timing=timing(accepted, accepted + 1, accepted + 1, prefill=1.0)))
-        client.beat = accepted + 3
+        client.last_heartbeat_at = accepted + 3
         wire.lose()
         wire.back()
         late = timing(accepted + 5, accepted + 9, accepted + 6, prefill=1.0, decode=3.0)
@@ -517,7 +517,7 @@ def test_updates_carry_it_all():
         (update,) = await rest(stream)
         assert update.timing.recovery == pytest.approx(3.0)
         assert update.timing.decode == pytest.approx(5.0)
-        assert update.timing.total == pytest.approx(sum(update.timing.causes)) == pytest.approx(9.0)
+        assert update.timing.total == pytest.approx(sum(update.timing.breakdown_with_recovery)) == pytest.approx(9.0)
 
     run(body)
 
@@ -543,7 +543,7 @@ def test_a_dead_engine_is_told_of_nothing():
 def test_what_others_have_condemned_is_not_tried_here():
     async def body(client, wire):
         told = []
-        client.on_condemned = told.append
+        client.on_input_blocked = told.append
         client.block_fingerprint(fingerprint(request("theirs")))
         with pytest.raises(Quarantined):
             await client.generate([request("ours")])

@@ -53,7 +53,7 @@ def request(
 
 
 def add(to, sender, *requests, number=0):
-    to.obey(sender, AddRequests(number, list(requests)))
+    to.handle(sender, AddRequests(number, list(requests)))
 
 
 def turns(to, count=100):
@@ -62,7 +62,7 @@ def turns(to, count=100):
     for _ in range(count):
         if to.idle:
             break
-        told += to.turn()
+        told += to.run_step()
     return told
 
 
@@ -71,7 +71,7 @@ def updates(told, sender):
 
 
 def answers(told, sender):
-    return [a for who, news in told if who == sender for a in news.answers]
+    return [a for who, news in told if who == sender for a in news.replies]
 
 
 def test_each_sender_is_told_of_its_own_requests_once_a_turn():
@@ -93,7 +93,7 @@ def test_a_refused_request_takes_the_others_of_its_message_with_it():
     told = turns(to)
     assert updates(told, 1) == []
     (answer,) = answers(told, 1)
-    assert (answer.number, answer.fault.kind) == (7, "TooLong")
+    assert (answer.call_id, answer.error.error_type) == (7, "TooLong")
     assert to.engine.stats().held_blocks == 0
     assert not to._owned
 
@@ -103,7 +103,7 @@ def test_an_id_that_is_taken_is_refused_and_the_first_goes_on():
     add(to, 1, request("a"))
     add(to, 2, request("a"), number=3)
     told = turns(to)
-    assert answers(told, 2)[0].fault.kind == "RequestError"
+    assert answers(told, 2)[0].error.error_type == "RequestError"
     assert updates(told, 1)[-1].finish == "length"
 
 
@@ -121,7 +121,7 @@ def test_requests_are_aborted_by_the_name_that_clients_know():
     to.run_step()
     to.handle(2, UtilityCall(5, "abort_named", [["x-1"]]))
     told = turns(to)
-    assert answers(told, 2)[0].value == 2
+    assert answers(told, 2)[0].result == 2
     ends = {u.request_id: u.finish for u in updates(told, 1) if u.finish}
     assert ends == {"x-1-0": "abort", "x-1-1": "abort", "x-12-0": "length"}
 
@@ -160,8 +160,8 @@ def test_a_call_that_makes_no_sense_is_answered_with_a_fault(name, args):
     to = service()
     to.handle(1, UtilityCall(9, name, args))
     (answer,) = answers(turns(to), 1)
-    assert answer.number == 9
-    assert answer.fault is not None
+    assert answer.call_id == 9
+    assert answer.error is not None
 
 
 def test_another_protocol_is_refused():
@@ -180,14 +180,14 @@ def test_checks_of_logits_processors_are_made_where_they_live():
     to = service(checks=[check])
     add(to, 1, request("a", extra_args={"x": 1}))
     (answer,) = answers(turns(to), 1)
-    assert (answer.fault.kind, answer.fault.param) == ("RequestError", "extra_args")
+    assert (answer.error.error_type, answer.error.param) == ("RequestError", "extra_args")
 
 
 # -- sleep --------------------------------------------------------------------------------------
 
 
 def call(to, name, *args, number=1):
-    to.obey(1, UtilityCall(number, name, list(args)))
+    to.handle(1, UtilityCall(number, name, list(args)))
 
 
 def test_sleep_ends_what_runs_frees_the_cache_and_refuses_what_comes():
@@ -197,14 +197,14 @@ def test_sleep_ends_what_runs_frees_the_cache_and_refuses_what_comes():
     call(to, "sleep", 1, "abort", False)
     told = turns(to)
     assert updates(told, 2)[-1].finish == "abort"
-    assert sorted(answers(told, 1)[0].value) == ["kv_cache", "scheduling", "weights"]
+    assert sorted(answers(told, 1)[0].result) == ["kv_cache", "scheduling", "weights"]
     assert to.engine._executor.forgot
     add(to, 2, request("b"), number=4)
     (answer,) = answers(to.run_step(), 2)
     assert answer.error.error_type == "Overloaded"
     assert to.heartbeat().sleeping_tags == ("kv_cache", "scheduling", "weights")
     call(to, "wake_up", None)
-    assert answers(turns(to), 1)[0].value == []
+    assert answers(turns(to), 1)[0].result == []
     add(to, 2, request("c"))
     assert updates(turns(to), 2)[-1].finish == "length"
 
@@ -217,8 +217,8 @@ def test_a_sleep_that_waits_is_answered_when_the_last_request_has_ended():
     add(to, 2, request("b"), number=4)
     told = turns(to)
     assert updates(told, 2)[-1].finish == "length"
-    assert answers(told, 2)[-1].fault.kind == "Overloaded"
-    assert answers(told, 1)[0].fault is None
+    assert answers(told, 2)[-1].error.error_type == "Overloaded"
+    assert answers(told, 1)[0].error is None
     assert to.heartbeat().sleeping_tags
 
 
@@ -254,7 +254,7 @@ def test_a_cache_that_is_in_use_is_reset_only_with_those_who_use_it():
     assert answers(to.run_step(), 1)[0].result is False
     call(to, "reset_prefix_cache", True)
     told = turns(to)
-    assert answers(told, 1)[0].value is True
+    assert answers(told, 1)[0].result is True
     assert updates(told, 2)[-1].finish == "abort"
 
 
