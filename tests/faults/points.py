@@ -69,7 +69,7 @@ ENGINE = {
     # made ready
     "submit": Point("quire.executors.inline:Executor.submit", of_plan),
     "inputs": Point("quire.runner.model_runner:ModelRunner.prepare", of_plan),
-    "gather": Point("quire.runner.model_runner:gather", lambda plan: of_plan(None, plan)),
+    "gather": Point("quire.runner.model_runner:build_step_batch", lambda plan: of_plan(None, plan)),
     # on the device
     "launch": Point("quire.runner.model_runner:ModelRunner.launch"),
     "leave": Point("quire.sampling.sampler:Sampler.leave"),
@@ -90,7 +90,7 @@ ENGINE = {
         lambda lane, i: of_slots(i.slots),
     ),
     "recipe": Point(
-        "quire.sampling.sampler:Sampler._make_recipe", lambda sampler, slots: of_slots(slots)
+        "quire.sampling.sampler:Sampler._build_plan", lambda sampler, slots: of_slots(slots)
     ),
     "sample": Point(
         "quire.sampling.sampler:Sampler.sample", lambda s, logits, slots, *r: of_slots(slots)
@@ -101,8 +101,8 @@ ENGINE = {
     "grammar.fill": Point(
         "quire.sampling.constrained_sequence:ConstrainedSequence.narrow_mask", of_bound
     ),
-    "prompt_logprobs": Point("quire.runner.prompt_logprobs:PromptLogprobs.start"),
-    "result": Point("quire.runner.cpu.cpu_worker:result_of", lambda i, *rest: of_slots(i.slots)),
+    "prompt_logprobs": Point("quire.runner.prompt_logprobs:PromptLogprobsInput.start"),
+    "result": Point("quire.runner.cpu.cpu_worker:build_step_result", lambda i, *rest: of_slots(i.slots)),
     # applied
     "apply": Point("quire.core.scheduling.scheduler:Scheduler.apply", of_plan),
     "publish": Point("quire.core.kv.kv_cache:KVCache.cache_full_blocks", of_seq),
@@ -118,11 +118,11 @@ ENGINE = {
     "route": Point("quire.engine.core.engine_rpc:EngineRpc._route_updates", of_updates),
     "send": Point("quire.engine.core.process:EngineCoreProcess._send"),
     # the engine's process as a whole
-    "start": Point("quire.engine.core.process:build_bare"),
+    "start": Point("quire.engine.core.process:build_engine_core"),
 }
 
 API = {
-    "prepare": Point("quire.server.generation.generation_stream:prepare"),
+    "prepare": Point("quire.server.generation.generation_stream:build_requests"),
     "generate": Point(
         "quire.engine.client.engine_client:EngineClient.generate",
         lambda client, requests: of(*requests),
@@ -152,7 +152,7 @@ def watch_slots() -> Callable[[], None]:
     from quire.sampling.constrained_sequence import ConstrainedSequence
     from quire.sampling.sampler import Sampler
 
-    join, made = Sampler.join, vars(ConstrainedSequence)["of"].__func__
+    join, made = Sampler.join, vars(ConstrainedSequence)["from_sequence"].__func__
 
     def seat(self, slot, seq):
         SEATED[slot] = seq

@@ -41,10 +41,10 @@ OTHERS = {
     "timed": True,
     "constraint": Constraint('{"kind":"regex","pattern":"a"}', "xgrammar"),
     "thinking": ThinkingBudget(40, (7, 8), (9,)),
-    "spoken": ((4, 5), None),
-    "suspect": 2,
+    "resumed_tokens": ((4, 5), None),
+    "engine_crashes": 2,
     "tenant": b"\x01\xfe",
-    "terms": TenantLimits(2.0, 3, 4000, None, 0.25),
+    "tenant_limits": TenantLimits(2.0, 3, 4000, None, 0.25),
     "deadline_at": 99.5,
 }
 
