@@ -335,7 +335,7 @@ def test_sleep_that_waits_for_the_last_request_waits_for_one_without_a_grammar()
     grammars.tick()
     told = turns(to)
     assert [u.finish for u in updates(told, 1)][-1] == "length"
-    assert [a.number for a in answers(told, 1)] == [5]
+    assert [a.call_id for a in answers(told, 1)] == [5]
 
 
 def test_a_paused_engine_lets_nobody_go_until_it_is_woken():
