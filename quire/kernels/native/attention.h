@@ -8,7 +8,7 @@
 // One item = (sequence, tile of queries, kv head); its rows are the tile's queries times the query
 // heads that share the kv head, so every key is read once for all of them.
 #pragma once
-#include "small.h"
+#include "elementwise.h"
 
 constexpr long CHUNK = 64;
 constexpr long SEGMENT = 1024;

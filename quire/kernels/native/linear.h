@@ -1,7 +1,7 @@
 // linear, pack, embedding.
 #pragma once
-#include "pool.h"
-#include "product.h"
+#include "thread_pool.h"
+#include "panel_gemm.h"
 
 struct Plan {
   bool parallel;

@@ -129,7 +129,7 @@ def test_an_instruction_set_that_cannot_run_is_warned_of(tmp_path, monkeypatch, 
 
 def test_nothing_is_built_or_loaded_at_import():
     code = "import quire.kernels.linear as m, quire.kernels.native.library as l; "
-    code += "assert l.library.cache_info().currsize == 0"
+    code += "assert l.load_library.cache_info().currsize == 0"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
