@@ -85,5 +85,5 @@ class FakeGrammars:
     def set_outcome_callback(self, ring):
         self.ring = ring
 
-    def figures(self):
+    def stats(self):
         return GrammarStats(waiting=len(self.compiling))

@@ -104,21 +104,21 @@ def test_forks_and_what_a_gone_engine_had_come_in_whatever_waits(clock):
 
 def test_a_tenant_has_bounds_of_its_own_and_others_do_not_feel_them(clock):
     door = AdmissionControl(clock=clock)
-    mine = {"tenant": b"a", "terms": TenantLimits(max_requests=1, max_queued_tokens=15)}
+    mine = {"tenant": b"a", "tenant_limits": TenantLimits(max_requests=1, max_queued_tokens=15)}
     first = enter(door, "a", **mine)
     error = refused(door, "b", **mine)
     assert (error.reason, error.numbers["key_requests"]) == ("key_requests", 1)
     enter(door, "c", tenant=b"b", tenant_limits=TenantLimits(max_queued_tokens=15))
-    assert refused(door, "d", tenant=b"b", tenant_limits=TenantLimits(max_queued_tokens=15)).reason == (
-        "key_queued_tokens"
-    )
+    assert refused(
+        door, "d", tenant=b"b", tenant_limits=TenantLimits(max_queued_tokens=15)
+    ).reason == ("key_queued_tokens")
     door.remove_request(first)
     enter(door, "b", **mine)
 
 
 def test_tokens_a_minute_come_back_with_time(clock):
     door = AdmissionControl(clock=clock)
-    mine = {"tenant": b"a", "terms": TenantLimits(tokens_per_minute=60)}
+    mine = {"tenant": b"a", "tenant_limits": TenantLimits(tokens_per_minute=60)}
     enter(door, "a", 40, **mine)
     error = refused(door, "b", 40, **mine)
     assert (error.reason, error.retry_after_s) == ("key_tokens_per_minute", 20.0)
@@ -131,7 +131,7 @@ def test_tokens_a_minute_come_back_with_time(clock):
 
 def test_answers_count_as_they_are_generated_also_into_debt(clock):
     door = AdmissionControl(clock=clock)
-    mine = {"tenant": b"a", "terms": TenantLimits(tokens_per_minute=60)}
+    mine = {"tenant": b"a", "tenant_limits": TenantLimits(tokens_per_minute=60)}
     made = enter(door, "a", 50, **mine)
     seq = compute(door, made, 50)
     seq.tokens += [7] * 40
@@ -142,7 +142,7 @@ def test_answers_count_as_they_are_generated_also_into_debt(clock):
 
 def test_a_prompt_of_more_than_a_minute_goes_in_when_nothing_was_used(clock):
     door = AdmissionControl(clock=clock)
-    mine = {"tenant": b"a", "terms": TenantLimits(tokens_per_minute=60)}
+    mine = {"tenant": b"a", "tenant_limits": TenantLimits(tokens_per_minute=60)}
     enter(door, "a", 500, **mine)
     assert refused(door, "b", 1, **mine).retry_after_s == 60.0
 

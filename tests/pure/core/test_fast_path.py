@@ -66,7 +66,7 @@ def test_decoding_takes_the_fast_paths(monkeypatch):
     from tests.pure.core.made import request
 
     calls = []
-    for name in ("_extend", "_confirm"):
+    for name in ("_schedule_sequence", "_apply_row"):
         general = getattr(Scheduler, name)
         monkeypatch.setattr(
             Scheduler, name, lambda *a, _n=name, _g=general: (calls.append(_n), _g(*a))[1]
@@ -76,5 +76,5 @@ def test_decoding_takes_the_fast_paths(monkeypatch):
 
     Run(Setup(block_size=16), requests).go(add_per_step=9)
     # each: a prompt, the token that opens the second block, the last one
-    assert calls.count("_extend") == 4
-    assert calls.count("_confirm") == 4 * 3
+    assert calls.count("_schedule_sequence") == 4
+    assert calls.count("_apply_row") == 4 * 3

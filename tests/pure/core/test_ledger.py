@@ -145,7 +145,7 @@ def test_all_causes_are_met_by_the_random_runs():
     total = [0.0] * len(BREAKDOWN_FIELDS)
     for seed in range(60):
         for update in random_drive(seed)[2].values():
-            total = [a + b for a, b in zip(total, update.timing.cuts)]
+            total = [a + b for a, b in zip(total, update.timing.breakdown)]
     assert all(total), total
 
 

@@ -161,7 +161,12 @@ class Run:
 
     def go(self, most_steps=20_000, add_per_step=3):
         todo = list(self.requests)
-        while todo or self.flying or self.scheduler.any_waiting_for_resources or not self.scheduler.idle:
+        while (
+            todo
+            or self.flying
+            or self.scheduler.any_waiting_for_resources
+            or not self.scheduler.idle
+        ):
             assert self.out.steps < most_steps, "no progress"
             for request in todo[:add_per_step]:
                 self.add(request)
@@ -183,7 +188,7 @@ class Run:
         if self.setup.grammars is not None:
             self.setup.grammars.tick()
         if self.scheduler.has_ready:
-            self._take(self.scheduler.let_go().ended)
+            self._take(self.scheduler.enqueue_ready().failed)
             self.scheduler.check()
         if not self.scheduler.idle:
             planned = self.scheduler.plan()
@@ -202,7 +207,7 @@ class Run:
     def _result(self, plan):
         if plan.step in self.setup.fails:
             self.model.lose()
-            failed = self.scheduler.fail(plan)
+            failed = self.scheduler.fail_step(plan)
             return (
                 []
                 if failed.culprit is None
@@ -311,7 +316,8 @@ def with_tenants(rng, requests):
         for name in (b"", b"a", b"b")[: rng.randrange(1, 4)]
     }
     return [
-        replace(one, tenant=(name := rng.choice([*terms])), tenant_limits=terms[name]) for one in requests
+        replace(one, tenant=(name := rng.choice([*terms])), tenant_limits=terms[name])
+        for one in requests
     ]
 
 
