@@ -14,7 +14,7 @@ from quire.text.reasoning.select import REASONING_FORMATS
 from quire.text.tools._render_calls import CallToRender, render_calls
 from quire.text.tools.base import closing_literals
 from tests.abuse.harness import LONG
-from tests.pure.tools.samples import DIALECTS, dialect_of, pieces_of, read, reader
+from tests.pure.tools.samples import FORMATS, dialect_of, pieces_of, read, reader
 
 LENGTH = 200_000 if LONG else 4_000
 MOST_S = 30.0 if LONG else 1.0
@@ -57,7 +57,7 @@ def texts(dialect):
     }
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_no_text_keeps_a_parser_of_calls_busy(dialect):
     for name, text in texts(dialect).items():
         parts = [text[i : i + PIECE] for i in range(0, len(text), PIECE)]
@@ -68,7 +68,7 @@ def test_no_text_keeps_a_parser_of_calls_busy(dialect):
         assert sum(len(piece.text or "") for piece in told) <= 2 * len(text), name
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_code_in_arguments_stays_text(dialect, tmp_path):
     """CVE-2025-9141: as a value, as a name, and where a dialect expects a literal."""
     one = dialect_of(dialect)

@@ -70,7 +70,7 @@ COMMANDS = {
 
 
 def routes():
-    text = "".join(path.read_text() for path in (ROOT / "quire/server").glob("*.py"))
+    text = "".join(path.read_text() for path in (ROOT / "quire/server").rglob("*.py"))
     return set(re.findall(r"@router\.get\(\s*\"([^\"]+)\"", text))
 
 

@@ -141,8 +141,8 @@ def test_a_flag_that_the_documents_name_exists():
 def test_the_table_of_metrics_has_each_and_says_what_it_says(metric):
     prefix = "" if metric in metric_specs.HTTP_METRICS else "quire:"
     label = f"`{metric.label}`" if metric.label else ""
-    name = f"`{prefix}{metric.name}`{' *' if metric.own else ''}"
-    row = f"| {name} | {metric.kind} | {label} | {metric.about} |"
+    name = f"`{prefix}{metric.name}`{' *' if metric.is_quire_only else ''}"
+    row = f"| {name} | {metric.kind} | {label} | {metric.help} |"
     assert row in (ROOT / "docs/observability.md").read_text(), row
 
 

@@ -5,20 +5,20 @@ import sys
 
 TICKED = """
 import resource, signal
-from quire.sandbox.limits import FAR_S, Limits
+from quire.sandbox.limits import ENDLESS_TIMER_S, ResourceLimits
 
-limits = Limits()
-signal.setitimer(signal.ITIMER_PROF, FAR_S - 100)  # ticks found it at work more often than it was
+limits = ResourceLimits()
+signal.setitimer(signal.ITIMER_PROF, ENDLESS_TIMER_S - 100)  # ticks found it at work more often than it was
 limits.set(1.0, 1 << 30)
 print(resource.getrlimit(resource.RLIMIT_CPU)[0])
 """
 SPENT = """
 import signal, time
-from quire.sandbox.limits import Limits
+from quire.sandbox.limits import ResourceLimits
 
 began = time.process_time()
 signal.signal(signal.SIGXCPU, lambda *_: print(time.process_time() - began) or exit(0))
-Limits().set(0.1, 1 << 30)
+ResourceLimits().set(0.1, 1 << 30)
 while True:
     pass
 """

@@ -112,9 +112,13 @@ def test_the_environment_names_the_instruction_set(sources, tmp_path, monkeypatc
     monkeypatch.setattr(build, "_cpu_features", lambda: ("x86_64", has))
     names = {build.find_or_build(tmp_path, isa).name for isa in ("native", "avx2", "sse2")}
     assert len(names) == 3
-    with pytest.raises(build.NativeBuildError, match="this CPU cannot run avx512: it has no avx512f"):
+    with pytest.raises(
+        build.NativeBuildError, match="this CPU cannot run avx512: it has no avx512f"
+    ):
         build.find_or_build(tmp_path, "avx512")
-    with pytest.raises(build.NativeBuildError, match="unknown instruction set 'mmx'; known: native, "):
+    with pytest.raises(
+        build.NativeBuildError, match="unknown instruction set 'mmx'; known: native, "
+    ):
         build.find_or_build(tmp_path, "mmx")
 
 

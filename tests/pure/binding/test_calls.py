@@ -14,9 +14,9 @@ from quire.tool_grammar import call_grammar
 from quire.tool_grammar.parameter_schemas import arguments_schema
 from tests.pure.binding.tools import DECLARED, TOOLS, arguments
 from tests.pure.binding.walking import Trial, rng
-from tests.pure.tools.samples import DIALECTS, dialect_of
+from tests.pure.tools.samples import FORMATS, dialect_of
 
-EVERY = [*DIALECTS, "json"]
+EVERY = [*FORMATS, "json"]
 
 
 def of(name):

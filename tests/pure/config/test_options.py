@@ -111,7 +111,9 @@ def test_engine_args_are_a_dataclass_over_the_same_names():
     }
     assert repr(EngineArgs(model="m", hf_token="secret")) == "EngineArgs(model='m')"
     assert options_of(AsyncEngineArgs(model="m")).model.model == "m"
-    assert EngineArgs(policy="priority").options().changed() == {"scheduling_policy": "priority"}
+    assert EngineArgs(policy="priority").options().non_default() == {
+        "scheduling_policy": "priority"
+    }
     with pytest.raises(ConfigError):
         EngineArgs(quantization="awq")
     with pytest.raises(TypeError):

@@ -198,7 +198,9 @@ def test_steps_deep_in_a_long_prompt_may_take_longer_and_longer(scene):
         scene.clock.tick(1 + start / 4000)
         assert scene.trouble() is None
         assert scene.watch.check(7) is None
-        scene.pulse.on_step_finished(StepPlan(1, rows(2048, start=start)), [], 2048, 1 + start / 4000)
+        scene.pulse.on_step_finished(
+            StepPlan(1, rows(2048, start=start)), [], 2048, 1 + start / 4000
+        )
 
 
 def test_what_a_stall_teaches_is_forgotten(scene):

@@ -517,7 +517,11 @@ def test_updates_carry_it_all():
         (update,) = await rest(stream)
         assert update.timing.recovery == pytest.approx(3.0)
         assert update.timing.decode == pytest.approx(5.0)
-        assert update.timing.total == pytest.approx(sum(update.timing.breakdown_with_recovery)) == pytest.approx(9.0)
+        assert (
+            update.timing.total
+            == pytest.approx(sum(update.timing.breakdown_with_recovery))
+            == pytest.approx(9.0)
+        )
 
     run(body)
 

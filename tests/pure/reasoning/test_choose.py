@@ -48,7 +48,7 @@ def test_an_unknown_name_gets_the_nearest():
         select_reasoning_format("qwen33")
 
 
-PLUGIN = "from quire.text.reasoning.base import Tags\nDIALECT = Tags(('<a>', '</a>'))\n"
+PLUGIN = "from quire.text.reasoning.base import TaggedReasoning\nFORMAT = TaggedReasoning(('<a>', '</a>'))\n"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_file_brings_a_dialect(tmp_path, extra, name):
 
 @pytest.mark.parametrize(
     ("text", "fault"),
-    [("", "has no DIALECT"), ("1 / 0", "failed: ZeroDivisionError"), ("DIALECT = 1", "must be a")],
+    [("", "has no FORMAT"), ("1 / 0", "failed: ZeroDivisionError"), ("FORMAT = 1", "must be a")],
 )
 def test_a_file_that_brings_none_is_refused(tmp_path, text, fault):
     file = tmp_path / "mine.py"

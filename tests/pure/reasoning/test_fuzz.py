@@ -11,13 +11,18 @@ from quire.text.reasoning.base import WHITESPACE
 from quire.text.reasoning.parser import ReasoningParser
 from quire.text.reasoning.select import REASONING_FORMATS, select_reasoning_format
 
-DIALECTS = {name: select_reasoning_format(name) for name in REASONING_FORMATS.names()}
+FORMATS = {name: select_reasoning_format(name) for name in REASONING_FORMATS.names()}
 WORDS = ["a", "<", "</", "\n", "  ", "é", "😀", "[", "|>", '{"x": "<think>"}', "to=f", "analysis"]
 
 
 def marks_of(dialect):
     return sorted(
-        {mark for some in (dialect.marks, dialect.first) for m in some.values() for mark in m.all}
+        {
+            mark
+            for some in (dialect.markers, dialect.initial_markers)
+            for m in some.values()
+            for mark in m.strings
+        }
     )
 
 
@@ -47,10 +52,10 @@ def bare(text):
     return "".join(text.split())
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_random_texts_are_read_alike_however_they_are_cut_and_nothing_is_lost(name):
     draw = random.Random(name)
-    dialect = DIALECTS[name]
+    dialect = FORMATS[name]
     marks = marks_of(dialect)
     words = WORDS + marks * 2 + [mark[: len(mark) // 2] for mark in marks]
     prompts = ["", *(mark for mark in marks), "x <think>", "</think>\n\n"]
@@ -69,13 +74,13 @@ def test_random_texts_are_read_alike_however_they_are_cut_and_nothing_is_lost(na
         assert accounted(text, bare(whole.reasoning), content, marks), (prompt, text, whole)
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", FORMATS)
 def test_a_prompt_that_is_gone_on_with_never_speaks(name):
     draw = random.Random(name)
-    marks = marks_of(DIALECTS[name])
+    marks = marks_of(FORMATS[name])
     for _ in range(40):
         begun = "".join(draw.choices(WORDS + marks, k=5)).strip()
-        made = ReasoningParser(DIALECTS[name], "assistant\n" + begun, begun=begun)
+        made = ReasoningParser(FORMATS[name], "assistant\n" + begun, begun=begun)
         speech = collect_pieces(made.push("more", last=True))
         assert "".join((speech.reasoning + speech.text).split()) == "more"
 
@@ -87,7 +92,7 @@ def test_time_is_linear(name, unit):
         parts = [unit * count] if whole else [unit] * count
         best = 9e9
         for _ in range(3):
-            made = ReasoningParser(DIALECTS[name], "<think>")
+            made = ReasoningParser(FORMATS[name], "<think>")
             began = time.process_time()
             for part in parts:
                 made.push(part, last=False)

@@ -138,7 +138,7 @@ def test_the_last_token_is_text_when_the_length_ended_it():
 @pytest.mark.parametrize("stop", [[], ["zz"]])
 def test_the_last_token_is_text_when_the_text_is_whole(kind, stop):
     news = updates(ids_of("hi!"), "stop")
-    news[-1] = news[-1]._replace(whole=True)
+    news[-1] = news[-1]._replace(last_token_is_text=True)
     outputs, _ = push(assembler(output_kind=kind, stop=stop), news)
     last = outputs[-1].outputs[0]
     assert last.finish_reason == "stop"

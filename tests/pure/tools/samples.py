@@ -9,7 +9,7 @@ from quire.text.tools.parser import ToolParser
 from quire.text.tools.select import TOOL_FORMATS
 
 HERE = pathlib.Path(__file__).parent
-DIALECTS = sorted({TOOL_FORMATS.load(name).FORMAT.name for name in TOOL_FORMATS.names()})
+FORMATS = sorted({TOOL_FORMATS.load(name).FORMAT.name for name in TOOL_FORMATS.names()})
 
 
 def function(name, required=(), **properties):
@@ -56,4 +56,4 @@ def read(dialect, *parts, **options):
 
 def calls_of(speech):
     """Names and arguments of the whole calls."""
-    return [(c.name, json.loads(c.arguments)) for c in speech.calls if c.end == "whole"]
+    return [(c.name, json.loads(c.arguments)) for c in speech.calls if c.outcome == "whole"]

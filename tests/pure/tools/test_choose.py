@@ -8,7 +8,7 @@ from quire.errors import ConfigError
 from quire.registry import PluginRegistry
 from quire.text.output.parsed_text import ParsedPiece
 from quire.text.tools.select import TOOL_FORMATS, detect_tool_formats, select_tool_parser
-from tests.pure.tools.samples import DIALECTS, dialect_of
+from tests.pure.tools.samples import FORMATS, dialect_of
 
 TEMPLATES = {
     "hermes": "<tool_call>\n{\"name\": <function-name>, \"arguments\": <args-json-object>}\n</tool_call>",
@@ -48,9 +48,9 @@ def test_a_template_is_recognised_by_what_it_teaches(dialect):
     assert detect_tool_formats(TEMPLATES[dialect]) == [dialect]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_no_two_dialects_claim_one_template(dialect):
-    signs = dialect_of(dialect).signs
+    signs = dialect_of(dialect).template_markers
     for texts in signs:
         assert detect_tool_formats(" ".join(texts)) == [dialect]
 
@@ -83,16 +83,18 @@ def test_a_wrong_name_gets_the_nearest():
 
 
 PLUGIN = """
-from quire.text.tools.base import Close, Dialect, Form, Object, Written
-DIALECT = Dialect(
-    "mine", (Form(("<mine>",), (Object(), Close(("</mine>",)))),), Written("<mine>{}</mine>")
+from quire.text.tools.base import CallSyntax, CallTemplate, CloseStep, ObjectStep, ToolFormat
+FORMAT = ToolFormat(
+    "mine",
+    (CallSyntax(("<mine>",), (ObjectStep(), CloseStep(("</mine>",)))),),
+    CallTemplate("<mine>{}</mine>"),
 )
 """
 OWN_WAY = """
-from quire.text.output.parsed_text import Piece
+from quire.text.output.parsed_text import ParsedPiece
 class Parser:
     def __init__(self, tools, *, parallel, eager, ids): pass
-    def push(self, text, *, last=False): return [Piece(text.upper())]
+    def push(self, text, *, last=False): return [ParsedPiece(text.upper())]
 """
 
 
@@ -125,7 +127,7 @@ def test_a_plug_in_file_leaves_the_other_names_as_they_are(tmp_path):
 @pytest.mark.parametrize(
     ("source", "says"),
     [
-        ("x = 1", "neither a DIALECT nor a Parser"),
+        ("x = 1", "neither a FORMAT nor a Parser"),
         ("x =", "cannot be loaded"),
         ("import nope_", "nope_"),
     ],

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from tests.pure.tools.samples import DIALECTS, HERE, calls_of, corpus, dialect_of, read
+from tests.pure.tools.samples import FORMATS, HERE, calls_of, corpus, dialect_of, read
 
 RANDOM_SPLITS = 10_000
 LONG = 150
@@ -18,14 +18,14 @@ def short(dialect):
 
 def marks_of(dialect):
     """Literals of a dialect that never belong to text."""
-    return [m for form in dialect_of(dialect).forms if not form.bare for m in form.begin]
+    return [m for form in dialect_of(dialect).syntaxes if not form.bare for m in form.begin]
 
 
 def test_every_dialect_has_a_corpus_and_every_corpus_a_dialect():
-    assert sorted(p.stem for p in HERE.glob("*.jsonl")) == DIALECTS
+    assert sorted(p.stem for p in HERE.glob("*.jsonl")) == FORMATS
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_a_text_says_what_its_author_meant(dialect):
     for sample in corpus(dialect):
         said = read(dialect, sample["text"])
@@ -39,7 +39,7 @@ def test_a_text_says_what_its_author_meant(dialect):
             assert [call.id for call in said.calls] == sample["ids"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_no_split_in_two_changes_what_is_said(dialect):
     for sample in short(dialect):
         text = sample["text"]
@@ -48,25 +48,25 @@ def test_no_split_in_two_changes_what_is_said(dialect):
             assert read(dialect, text[:cut], text[cut:]) == whole, (sample["title"], cut)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_single_characters_say_the_same(dialect):
     for sample in corpus(dialect):
         text = sample["text"]
         assert read(dialect, *text, "") == read(dialect, text), sample["title"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_no_random_split_changes_what_is_said(dialect, often):
     chance = random.Random(dialect)
     wholes = [(s["text"], read(dialect, s["text"])) for s in corpus(dialect)]
-    for _ in range(often * -(-RANDOM_SPLITS // len(DIALECTS))):
+    for _ in range(often * -(-RANDOM_SPLITS // len(FORMATS))):
         text, whole = chance.choice(wholes)
         cuts = sorted(chance.sample(range(len(text) + 1), k=min(chance.randint(2, 9), len(text))))
         parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)])]
         assert read(dialect, *parts) == whole, parts
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_a_text_cut_anywhere_says_a_beginning_of_what_the_whole_says(dialect):
     for sample in short(dialect):
         whole = read(dialect, sample["text"])
@@ -87,7 +87,7 @@ def kept(dialect, text, content):
     return content == text or (dialect == "openai" and (content in text or not content))
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_marks_of_whole_calls_never_leak_into_content(dialect):
     for sample in corpus(dialect):
         if sample.get("notes") or sample["title"] == "tags inside a string":
@@ -97,7 +97,7 @@ def test_marks_of_whole_calls_never_leak_into_content(dialect):
             assert mark not in said.text, sample["title"]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_arguments_of_whole_calls_are_json_objects(dialect):
     for sample in corpus(dialect):
         for call in read(dialect, sample["text"]).calls:

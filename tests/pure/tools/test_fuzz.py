@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.text.tools._render_calls import CallToRender, call_frame, render_calls
 from quire.text.tools.base import closing_literals
-from tests.pure.tools.samples import DIALECTS, dialect_of, function, read
+from tests.pure.tools.samples import FORMATS, dialect_of, function, read
 
 LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 
@@ -16,8 +16,8 @@ LOOSE = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
 def fragments(dialect):
     """Shards of calls of a dialect, of other ones, and of nothing in particular."""
     one = dialect_of(dialect)
-    marks = [m for form in one.forms for m in form.begin]
-    ends = [c for form in one.forms for c in closing_literals(form.steps)]
+    marks = [m for form in one.syntaxes for m in form.begin]
+    ends = [c for form in one.syntaxes for c in closing_literals(form.steps)]
     call = render_calls(one, [CallToRender("get_weather", {"city": "Rom", "days": 2})])
     shards = [call[a : a + 9] for a in range(0, len(call), 5)]
     plain = [
@@ -42,7 +42,7 @@ def fragments(dialect):
     return st.lists(known | st.text(max_size=6), max_size=14).map("".join)
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_whatever_is_written_is_told_the_same_at_every_split_and_not_lost(dialect, often):
     @settings(max_examples=12 * often, deadline=None, suppress_health_check=LOOSE)
     @given(fragments(dialect), st.data())
@@ -100,7 +100,7 @@ CALLS = st.lists(
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_what_is_written_as_calls_is_read_as_those_calls(dialect, often):
     @settings(max_examples=10 * often, deadline=None, suppress_health_check=LOOSE)
     @given(CALLS)
@@ -113,7 +113,7 @@ def test_what_is_written_as_calls_is_read_as_those_calls(dialect, often):
     check()
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_words_between_calls_are_all_kept(dialect):
     one = dialect_of(dialect)
     call = render_calls(one, [CallToRender("now", {})])
@@ -127,7 +127,7 @@ def test_words_between_calls_are_all_kept(dialect):
     assert len(said.calls) == 3
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_frames_with_arguments_in_them_are_calls(dialect):
     call = CallToRender("get_weather", {"city": "Rom"})
     first = call_frame(dialect_of(dialect), "get_weather", 0)

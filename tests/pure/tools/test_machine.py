@@ -12,7 +12,7 @@ from quire.text.tools._render_calls import CallToRender, render_calls
 from quire.text.tools.base import closing_literals
 from tests.pure.tools.samples import (
     DECLARED,
-    DIALECTS,
+    FORMATS,
     TEXT,
     calls_of,
     corpus,
@@ -90,13 +90,13 @@ def test_with_eager_off_a_call_that_breaks_takes_no_place():
     assert (call.index, call.name) == (0, "get_weather")
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_with_eager_off_calls_come_whole(dialect):
     for sample in corpus(dialect):
         told = [p.call for p in pieces(dialect, sample["text"], eager=False) if p.call]
         found = [{"name": c.name, "arguments": json.loads(c.arguments)} for c in told]
         assert found == sample["calls"]
-        assert {c.end for c in told} <= {"whole"}
+        assert {c.outcome for c in told} <= {"whole"}
 
 
 def test_a_cut_call_is_told_as_cut_and_says_so():
@@ -382,17 +382,17 @@ STEPS_PER_CHARACTER = 24
 
 
 def adverse(dialect, how, length):
-    forms = dialect_of(dialect).forms
+    forms = dialect_of(dialect).syntaxes
     mark = forms[0].begin[0]
     close = ([c for form in forms for c in closing_literals(form.steps)] or ["]"])[0]
     unit = how.format(mark=mark, close=close)
     return (unit * (length // len(unit) + 1))[:length]
 
 
-@pytest.mark.parametrize("dialect", DIALECTS)
+@pytest.mark.parametrize("dialect", FORMATS)
 def test_work_is_linear_whatever_is_written_and_however_it_comes(dialect):
     for how in ADVERSE:
-        for begun in ("", dialect_of(dialect).forms[0].begin[0], prefix_of_call(dialect)):
+        for begun in ("", dialect_of(dialect).syntaxes[0].begin[0], prefix_of_call(dialect)):
             text = begun + adverse(dialect, how, 600)
             for size in (1, len(text)):
                 parser = reader(dialect)
