@@ -2,9 +2,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+JOBS ?= 2
+SUITE := tests/pure tests/cpu tests/server tests/clients tests/abuse
+PARALLEL := -n $(JOBS) --dist loadgroup --no-loadscope-reorder
+LOWER_ISA := $(shell grep -qs avx512f /proc/cpuinfo && echo avx2 || echo sse2)
 SETUP := $(VENV)/.ready
 
-.PHONY: help setup run fmt check pure cpu server browser gpu test bench docs clean
+.PHONY: help setup run fmt check pure cpu server browser gpu test test-long isa bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -34,10 +38,10 @@ check: $(SETUP) ## format, lint, types, layers, spelling, sizes, what may not be
 	$(BIN)/python tools/gate.py
 
 pure: $(SETUP) ## tests that need Python only
-	$(BIN)/pytest tests/pure
+	$(BIN)/pytest $(PARALLEL) tests/pure
 
 cpu: $(SETUP) ## tests that need torch on the CPU
-	$(BIN)/pytest tests/cpu
+	$(BIN)/pytest $(PARALLEL) tests/cpu
 
 server: $(SETUP) ## tests of the server on loopback, with real clients
 	$(BIN)/pytest tests/server tests/clients tests/abuse
@@ -48,9 +52,16 @@ browser: $(SETUP) ## drive the page in a headless Chromium (needs the extra `bro
 gpu: $(SETUP) ## tests that need a GPU
 	$(BIN)/pytest tests/gpu
 
-test: $(SETUP) ## the whole CPU suite; what starts no servers in two processes
-	$(MAKE) -j2 --output-sync=target pure cpu
-	$(BIN)/pytest tests/server tests/clients tests/abuse
+test: $(SETUP) ## the whole CPU suite in JOBS=2 processes; the longest tests go to build/durations.txt
+	$(BIN)/pytest $(PARALLEL) $(SUITE)
+
+test-long: $(SETUP) ## the same with many more rounds and generated cases: hours
+	$(BIN)/pytest $(PARALLEL) --long --timeout 7200 $(SUITE)
+
+isa: $(SETUP) ## tests of CPU kernels and models one instruction set below this CPU's
+	QUIRE_CPU_ISA=$(LOWER_ISA) ATEN_CPU_CAPABILITY=$(LOWER_ISA:sse2=default) \
+	ONEDNN_MAX_CPU_ISA=$(patsubst sse2,SSE41,$(LOWER_ISA:avx2=AVX2)) \
+	$(BIN)/pytest $(PARALLEL) tests/cpu/kernels tests/cpu/models tests/cpu/attention
 
 bench: $(SETUP) ## quick figures of this machine: scheduler, ops, sampler, offline
 	$(BIN)/python bench/scheduler.py && $(BIN)/python bench/ops.py && $(BIN)/python bench/sampler.py

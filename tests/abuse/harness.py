@@ -11,7 +11,6 @@ processes, /ready, no block held, and memory, files, threads, sockets, children 
 
 import asyncio
 import json
-import os
 import re
 import threading
 import time
@@ -24,6 +23,7 @@ import aiohttp
 import httpx
 import psutil
 
+from tests import tiers
 from tests.abuse import dialects
 
 KEY, OTHER_KEY = "abuse-alpha-4f1c", "abuse-beta-9b27"
@@ -38,8 +38,8 @@ FLAGS = (
 )
 """As an operator would have it: keys come from the environment, operating routes are closed."""
 
-LONG = os.environ.get("QUIRE_ABUSE_LONG") == "1"
-"""The long form of this folder: more of everything, for a night. quire knows no such variable."""
+LONG = tiers.LONG
+"""More of everything, with --long."""
 WITHIN_S = 20.0
 MOST_CHARS = 4000
 """Of an error's message: it is not for sending a client's own megabyte back."""

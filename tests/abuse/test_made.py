@@ -2,7 +2,7 @@
 
 Each field of each body gets values of every type, at the boundaries, alone and two at a time, with
 and without a stream. Never 5xx, never slow, never a word too much; a field that several dialects
-have is taken or refused by all of them. Fixed seeds; QUIRE_ABUSE_LONG=1 makes thousands. What it
+have is taken or refused by all of them. Fixed seeds; --long makes thousands. What it
 finds becomes a case of numbers.py or grammars.py, which stays.
 """
 

@@ -102,7 +102,9 @@ ENGINE = {
         "quire.sampling.constrained_sequence:ConstrainedSequence.narrow_mask", of_bound
     ),
     "prompt_logprobs": Point("quire.runner.prompt_logprobs:PromptLogprobsInput.start"),
-    "result": Point("quire.runner.cpu.cpu_worker:build_step_result", lambda i, *rest: of_slots(i.slots)),
+    "result": Point(
+        "quire.runner.cpu.cpu_worker:build_step_result", lambda i, *rest: of_slots(i.slots)
+    ),
     # applied
     "apply": Point("quire.core.scheduling.scheduler:Scheduler.apply", of_plan),
     "publish": Point("quire.core.kv.kv_cache:KVCache.cache_full_blocks", of_seq),

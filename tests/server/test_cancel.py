@@ -1,8 +1,7 @@
 """Every way to cancel, on every route, at every stage: what it held is free, and nothing of it stays.
 
 Clients here speak to the app itself, so that ten thousand of them take minutes (sockets are the
-business of test_disconnects.py). QUIRE_CANCELS=10000 has so many leave (quire knows no such
-variable; this test does).
+business of test_disconnects.py). With --long ten thousand leave.
 """
 
 import asyncio
@@ -23,9 +22,10 @@ import pytest
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.engine.supervise.process_pipe import EngineUnavailable
 from quire.server.options import ServerOptions
+from tests import tiers
 from tests.server.harness import Executor, Reciter, Server, make_engine
 
-CANCELS = int(os.environ.get("QUIRE_CANCELS", "400"))
+CANCELS = tiers.amount(400, 10_000)
 HELLO = [{"role": "user", "content": "go on"}]
 ENDLESS = {"ignore_eos": True, "max_tokens": 400}
 SCHEMA = {"guided_regex": "[a-z]{3}"}

@@ -2,11 +2,10 @@
 
 schemathesis draws requests from the document, right ones and wrong ones. No answer may be a 5xx
 (but 501, which the document tells of), none may hang, and each must look as the document says.
-QUIRE_TEST_EXAMPLES=2000 looks longer.
+With --long 2,000 requests are drawn for each route.
 """
 
 import json
-import os
 
 import hypothesis
 import jsonschema_rs
@@ -29,10 +28,11 @@ from schemathesis.specs.openapi.checks import (
 from quire.server.auth import auth_middleware
 from quire.server.options import ServerOptions
 from quire.server.routes import unsupported
+from tests import tiers
 from tests.clients.sse import named_events, openai_chunks, read
 from tests.server.harness import Server
 
-EXAMPLES = int(os.environ.get("QUIRE_TEST_EXAMPLES", "16"))
+EXAMPLES = tiers.amount(16, 2000)
 TIMEOUT_S = 20
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]
 HEALTH = (hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much)

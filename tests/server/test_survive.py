@@ -1,12 +1,11 @@
 """Streams go on when the engine's process dies: no token is lost, none comes twice.
 
-QUIRE_SURVIVE_ROUNDS=200 makes a night of it (quire knows no such variable; this test does).
+With --long an engine is ended 200 times.
 """
 
 import asyncio
 import collections
 import json
-import os
 import random
 import signal
 import subprocess
@@ -19,9 +18,10 @@ import httpx
 import psutil
 import pytest
 
+from tests import tiers
 from tests.server.running import SMALL, serving, wait_until
 
-ROUNDS = int(os.environ.get("QUIRE_SURVIVE_ROUNDS", "2"))
+ROUNDS = tiers.amount(2, 200)
 STREAMS = 32
 MANY = ("--max-engine-restarts", 100_000, *(("--engine-standby",) if ROUNDS > 2 else ()))
 

@@ -1,10 +1,9 @@
 """Whatever a request is doing when it is cancelled, all it held is free when the steps under way
 have landed: no step is planned for it any more.
 
-QUIRE_CANCELS=10000 cancels so many (quire knows no such variable; this test does).
+With --long 10,000 are cancelled.
 """
 
-import os
 import random
 
 import pytest
@@ -20,9 +19,10 @@ from quire.core.scheduling.scheduler import Scheduler
 from quire.core.types import Request, StopConditions
 from quire.engine.core.engine_core import EngineCore
 from quire.executors.fake import Executor
+from tests import tiers
 from tests.pure.core.made import FakeGrammars, bound
 
-CANCELS = int(os.environ.get("QUIRE_CANCELS", "2000"))
+CANCELS = tiers.amount(2000, 10_000)
 BLOCKS, HOST, SEQS = 40, 20, 4
 
 

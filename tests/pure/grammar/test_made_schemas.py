@@ -15,6 +15,7 @@ from quire.grammar import grammar_ast
 from quire.grammar.frontends import validate
 from quire.grammar.schemas.document import Document
 from quire.grammar.schemas.evaluate import Effort, Judge
+from tests import tiers
 from tests.pure.grammar import made_schemas
 
 MADE = 120
@@ -25,8 +26,8 @@ SOON_S = 5.0
 
 
 @pytest.fixture
-def count(request):
-    return MADE * (50 if request.config.getoption("--long", default=False) else 1)
+def count():
+    return MADE * tiers.amount(1, 50)
 
 
 def _rewritten(given):

@@ -1,0 +1,128 @@
+"""Tiers, groups for pytest-xdist, and where the time goes. docs/testing.md tells the rules."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+# Read when torch is imported. More threads than cores spin: two processes took thrice as long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["COLUMNS"] = "100"  # argparse wraps help to the terminal
+
+from tests import tiers
+
+HERE = Path(__file__).parent
+DURATIONS = HERE.parent / "build" / "durations.txt"
+SHOWN = 40
+LONGEST_S = 3.0
+"""A test that takes longer has a marker `slow` with the reason."""
+
+
+def pytest_addoption(parser):
+    parser.addoption("--long", action="store_true", help="the long tier: more rounds, more cases")
+
+
+def pytest_configure(config):
+    tiers.LONG = config.getoption("--long")
+    if not hasattr(config, "workerinput"):  # the one process that hears of every test
+        config.pluginmanager.register(Durations(), "quire-durations")
+
+
+@pytest.fixture
+def often():
+    """How many times as much is to be tried."""
+    return tiers.amount(1, 20)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave the long tier out, and say which tests one process of pytest-xdist must run in turn."""
+    for item in items:
+        if not tiers.LONG and (long := item.get_closest_marker("long")):
+            item.add_marker(pytest.mark.skip(reason=f"--long: {long.args[0]}"))
+        if item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
+    items.sort(key=lambda item: order_of(item.path))
+
+
+def group_of(item):
+    """The folder where one server is shared, else the file: its fixtures are made once."""
+    folder = item.path.relative_to(HERE).parts[0]
+    return folder if folder in ("abuse", "clients") else str(item.path.relative_to(HERE))
+
+
+def order_of(path):
+    """What is long and cannot be cut comes first, so that the processes end together."""
+    folders = ("abuse", "clients", "server", "cpu", "pure")
+    folder = path.relative_to(HERE).parts[0]
+    return folders.index(folder) if folder in folders else len(folders)
+
+
+BEGAN = pytest.StashKey[float]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item, nextitem):
+    item.stash[BEGAN] = processor_s()
+    if marker := item.get_closest_marker("slow"):
+        item.user_properties.append(("slow", marker.args[0]))
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item):
+    out = yield
+    item.user_properties.append(("processor_s", processor_s() - item.stash[BEGAN]))
+    return out
+
+
+def processor_s():
+    """Processor time of this process and of its children that have ended."""
+    now = os.times()
+    return now.user + now.system + now.children_user + now.children_system
+
+
+class Durations:
+    """Writes the longest tests to build/durations.txt; fails a run with one that must say why.
+
+    Wall time is what other processes make of it: a test fails the run by its own processor time only.
+    """
+
+    def __init__(self):
+        self.wall_s = {}
+        self.processor_s = {}
+        self.reasons = {}
+
+    def pytest_runtest_logreport(self, report):
+        name = report.nodeid.partition("@")[0]
+        self.wall_s[name] = self.wall_s.get(name, 0.0) + report.duration
+        if report.when == "teardown":
+            noted = dict(report.user_properties)
+            self.processor_s[name] = noted.get("processor_s", 0.0)
+            self.reasons[name] = noted.get("slow", "")
+
+    def silent(self):
+        """Tests that took too much of the processor and have no reason."""
+        if tiers.LONG:
+            return []
+        slow = [name for name, took in self.processor_s.items() if took > LONGEST_S]
+        return [name for name in slow if not self.reasons[name]]
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session):
+        DURATIONS.parent.mkdir(exist_ok=True)
+        with DURATIONS.open("w") as out:
+            out.write("wall s  processor s  test: why it is slow\n")
+            for name in sorted(self.wall_s, key=self.wall_s.get, reverse=True)[:SHOWN]:
+                took = self.processor_s.get(name, 0.0)
+                out.write(f"{self.wall_s[name]:6.1f} {took:12.1f}  {name}")
+                out.write(f": {reason}\n" if (reason := self.reasons.get(name)) else "\n")
+        if self.silent() and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter):
+        for name in self.silent():
+            terminalreporter.write_line(
+                f"SLOW {name}: {self.processor_s[name]:.1f} s of the processor: make it shorter, or "
+                "give it a marker slow with the reason"
+            )

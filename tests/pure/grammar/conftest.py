@@ -1,3 +1,0 @@
-"""How much is tried: as for readers of tool calls."""
-
-from tests.pure.tools.conftest import often  # noqa: F401
