@@ -1,13 +1,13 @@
-"""What model files are made of besides layers: configs read by name, and the step's inputs.
+"""Contract of a model file: `Config`, read from config.json by field, and the inputs of a step.
 
-A model file holds `Config` (with `from_hf`) and `Model`. It describes shapes and data flow; device,
-dtype, cache, ranks and quantization are the business of build.py.
+A model file holds `Config` (with `from_hf`) and `Model`, a quire.models._decoder.Decoder. It
+describes shapes and data flow; build.py adds device, dtype, cache, ranks and quantization.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from torch import Tensor
@@ -21,7 +21,17 @@ from quire.weights.mapping import Weights
 if TYPE_CHECKING:
     from quire.attention.base import AttentionStep
 
-__all__ = ["Hf", "LanguageModel", "ModelConfig", "StepInputs", "Weights", "field_of", "sizes_of"]
+__all__ = [
+    "CarriedStates",
+    "Hf",
+    "HiddenTaps",
+    "LanguageModel",
+    "ModelConfig",
+    "StepInputs",
+    "Weights",
+    "field_of",
+    "sizes_of",
+]
 
 Hf = Mapping[str, Any]
 """A parsed config.json, or a section of it."""
@@ -30,17 +40,35 @@ T = TypeVar("T")
 _REQUIRED: Any = object()
 
 
+CarriedStates = tuple[Tensor, "Tensor | None"]
+"""What one layer hands to the next: its output [T, E], and the residual it is added to, if any."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenTaps:
+    """Hidden states that a forward pass is to keep, by layer number: [T, E] after that layer."""
+
+    layers: frozenset[int]
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True)
 class StepInputs:
-    """What a forward pass reads. Tokens of all rows are packed; there is no batch axis."""
+    """What a forward pass reads. Tokens of all rows are packed; there is no batch axis.
+
+    Where a token is in the cache is part of `attention`, so `positions` may differ from it.
+    """
 
     token_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int32
+    positions: Tensor  # [T] int32, or [3, T] with a rotary position per axis (time, height, width)
     attention: AttentionStep
+    inputs_embeds: Tensor | None = None  # [T, E]: the first layer's input; None: of token_ids
+    carried: CarriedStates | None = None  # of the pipeline stage before; None: the first stage
+    taps: HiddenTaps | None = None
 
 
 class LanguageModel(Protocol):
-    """What the runner needs of a built model."""
+    """A built model as the runner uses it."""
 
     def __call__(self, step: StepInputs) -> Tensor:
         """Hidden states of every token in the step: [T, E]."""
@@ -82,7 +110,7 @@ def _kind(kind: type) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """The facts of a model that are not its own affair. Each model's Config adds the others."""
+    """The facts that the engine reads of every model. Each model's Config adds its own."""
 
     vocab: int
     hidden: int
@@ -98,6 +126,9 @@ class ModelConfig:
     dtype: str | None  # what the checkpoint says it is stored in
     quantized: QuantFacts | None = None  # how it holds its weights; None: plainly
     windows: tuple[int | None, ...] = ()  # per layer; (): every layer sees everything
+    embed_scale: float = 1.0  # of token embeddings
+    norm_offset: float = 0.0  # added to the weights of the last norm
+    logit_softcap: float | None = None
 
     def window(self, layer: int) -> int | None:
         """The window of one layer; None if it is as long as anything served."""

@@ -85,6 +85,7 @@ def build_model(
     mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
     comm: Collectives | None = None,
     quant: str | None = None,
+    stage: range | None = None,
     groups: Sequence[KVCacheGroup] | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -94,16 +95,21 @@ def build_model(
     folder: where the checkpoint is; None only with load_format "dummy", which draws from `seed`.
     comm: how the ranks of the mesh talk, if not in the usual way.
     quant: how to quantize a plain checkpoint, e.g. "fp8"; the checkpoint's own way needs no word.
+    stage: numbers of the layers of this pipeline stage; None: all.
     groups: the KV layout, if the engine has decided on one.
     Raises WeightError if checkpoint and model differ in any tensor.
     """
     device = torch.device(device)
     with torch.device("meta"):
         model = MODELS.load(model_type).Model(config)
+    if stage is not None:
+        model.keep_stage(stage)
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or init_collectives(mesh))
     _set_quant_methods(model, reconcile_quantization(config.quantized, quant))
-    assign_kv_tensors(model, groups or group_layers(config.attention_layers()))
+    layers = config.attention_layers()
+    layers = layers if stage is None else layers[stage.start : stage.stop]
+    assign_kv_tensors(model, groups or group_layers(layers))
     tables: dict[Any, Tensor] = {}
     for module in model.modules():
         if isinstance(module, Rope):
@@ -146,7 +152,7 @@ def load_weights(
         if folder is None:
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
-        scales = KvScaleLoader(layers, weights.strip)
+        scales = KvScaleLoader(layers, weights)
         shapes = mxfp4.dequantized_shapes(
             scales.without_scales(_checkpoint_shapes(folder, load_format))
         )

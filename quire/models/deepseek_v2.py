@@ -19,11 +19,8 @@ from quire.layers import (
     ACTIVATION_KINDS,
     AddRMSNorm,
     ColumnLinear,
-    Embedding,
     ExpertActivation,
     Experts,
-    GatedActivation,
-    LMHead,
     RMSNorm,
     Rope,
     RopeConfig,
@@ -33,6 +30,7 @@ from quire.layers import (
     add,
 )
 from quire.layers.mla import MLAAttention, MLADownProjection, MLASizes, MLAUpProjection
+from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
 from quire.models._rope import rope_of, scaled_max_len, section_of
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
@@ -157,17 +155,6 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attn(q, kv, *parts, step.positions, step.attention))
 
 
-class MLP(nn.Module):
-    def __init__(self, c: Config, size: int) -> None:
-        super().__init__()
-        self.gate_up_proj = ColumnLinear(c.hidden, (size, size))
-        self.act = GatedActivation(c.act)
-        self.down_proj = RowLinear(size, c.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
-
-
 class SparseMLP(nn.Module):
     def __init__(self, c: Config) -> None:
         super().__init__()
@@ -175,29 +162,26 @@ class SparseMLP(nn.Module):
         self.experts = Experts(
             c.hidden, c.expert_mlp, c.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
         )
-        self.shared_experts = MLP(c, c.shared_experts * c.expert_mlp) if c.shared_experts else None
+        self.shared_experts = (
+            GatedMLP(c.hidden, c.shared_experts * c.expert_mlp, c.act) if c.shared_experts else None
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         chosen = self.experts(x, *self.gate(x))
         return chosen if self.shared_experts is None else add(chosen, self.shared_experts(x))
 
 
-class Layer(nn.Module):
+class Layer(PreNormLayer):
     def __init__(self, c: Config, i: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = SelfAttention(c)
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = SparseMLP(c) if i >= c.dense else MLP(c, c.mlp)
-
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        x, res = self.input_layernorm(x, res)
-        x = self.self_attn(x, step)
-        x, res = self.post_attention_layernorm(x, res)
-        return self.mlp(x), res
+        self.mlp = SparseMLP(c) if i >= c.dense else GatedMLP(c.hidden, c.mlp, c.act)
 
 
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("model.",),
         fuse={
@@ -210,23 +194,8 @@ class Model(nn.Module):
     )
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
+        super().__init__(c)
         self.weights = weights_of(c)
-        self.embed_tokens = Embedding(c.vocab, c.hidden)
-        self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
-        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.lm_head = LMHead(c.vocab, c.hidden)
-
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]."""
-        x, res = self.embed_tokens(step.token_ids), None
-        for layer in self.layers:
-            x, res = layer(x, res, step)
-        return self.norm(x, res)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
-        return self.lm_head(hidden)
 
 
 def weights_of(c: Config) -> Weights:
@@ -237,5 +206,5 @@ def weights_of(c: Config) -> Weights:
     return replace(
         known,
         fuse={**known.fuse, "inputs": (first, "kv_a_proj_with_mqa")},
-        ignore=(*known.ignore, *(f"model.layers.{i}.*" for i in spare)),
+        absent=tuple(f"layers.{i}." for i in spare),
     )

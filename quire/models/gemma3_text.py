@@ -17,17 +17,13 @@ from torch import Tensor, nn
 from quire.layers import (
     AddRMSNorm,
     Attention,
-    ColumnLinear,
-    Embedding,
-    GatedActivation,
-    LMHead,
     QKVLinear,
     RMSNorm,
     Rope,
     RopeConfig,
     RowLinear,
-    softcap,
 )
+from quire.models._decoder import Decoder, GatedMLP
 from quire.models._rope import rope_of, section_of
 from quire.models._windows import FULL, SLIDING, read_periodic_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
@@ -51,7 +47,6 @@ class Config(ModelConfig):
     local_rope: RopeConfig  # of layers with a window
     scale: float  # of attention scores
     bias: bool
-    logit_softcap: float | None
 
     @classmethod
     def from_hf(cls, hf: Hf) -> Config:
@@ -63,6 +58,8 @@ class Config(ModelConfig):
         period = field_of(hf, "sliding_window_pattern", int, default=6)
         return cls(
             **sizes,
+            embed_scale=sizes["hidden"] ** 0.5,
+            norm_offset=1.0,
             windows=read_periodic_windows(hf, sizes["layers"], window=4096, period=period),
             rope=_rope(hf, FULL, sizes["head_dim"]),
             local_rope=_rope(hf, SLIDING, sizes["head_dim"]),
@@ -99,17 +96,6 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attn(q, k, v, step.attention))
 
 
-class MLP(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.gate_up_proj = ColumnLinear(c.hidden, (c.mlp, c.mlp))
-        self.act = GatedActivation(c.act)
-        self.down_proj = RowLinear(c.mlp, c.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
-
-
 class Layer(nn.Module):
     def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
@@ -117,7 +103,7 @@ class Layer(nn.Module):
         self.self_attn = SelfAttention(c, layer)
         self.post_attention_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
         self.pre_feedforward_layernorm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.mlp = MLP(c)
+        self.mlp = GatedMLP(c.hidden, c.mlp, c.act)
         self.post_feedforward_layernorm = RMSNorm(c.hidden, c.norm_eps, offset=1.0)
 
     def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
@@ -127,30 +113,11 @@ class Layer(nn.Module):
         return self.post_feedforward_layernorm(self.mlp(x)), res
 
 
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("model.",),
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
         ignore=("*.rotary_emb.inv_freq",),
         tie={"lm_head": "embed_tokens"},
     )
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.cap = c.logit_softcap
-        self.embed_tokens = Embedding(c.vocab, c.hidden, scale=c.hidden**0.5)
-        self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
-        self.norm = AddRMSNorm(c.hidden, c.norm_eps, offset=1.0)
-        self.lm_head = LMHead(c.vocab, c.hidden)
-
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]."""
-        x, res = self.embed_tokens(step.token_ids), None
-        for layer in self.layers:
-            x, res = layer(x, res, step)
-        return self.norm(x, res)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
-        logits = self.lm_head(hidden)
-        return logits if self.cap is None else softcap(logits, self.cap)

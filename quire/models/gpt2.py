@@ -19,13 +19,12 @@ from quire.layers import (
     AddLayerNorm,
     Attention,
     ColumnLinear,
-    Embedding,
-    LMHead,
     PositionEmbedding,
     QKVLinear,
     RowLinear,
     add,
 )
+from quire.models._decoder import Decoder
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, dtype_of, field_of
 
 
@@ -90,10 +89,10 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, c: Config, scale: float) -> None:
+    def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.ln_1 = AddLayerNorm(c.hidden, c.norm_eps)
-        self.attn = SelfAttention(c, scale)
+        self.attn = SelfAttention(c, c.scales[layer])
         self.ln_2 = AddLayerNorm(c.hidden, c.norm_eps)
         self.mlp = MLP(c)
 
@@ -104,29 +103,20 @@ class Layer(nn.Module):
         return self.mlp(x), res
 
 
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("transformer.",),
+        rename={"wte": "embed_tokens", "wpe": "embed_positions", "h": "layers", "ln_f": "norm"},
         transpose=("c_attn", "c_proj", "c_fc"),
         ignore=("*.attn.bias", "*.attn.masked_bias"),  # causal masks
-        tie={"lm_head": "wte"},
+        tie={"lm_head": "embed_tokens"},
     )
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.wte = Embedding(c.vocab, c.hidden)
-        self.wpe = PositionEmbedding(c.positions, c.hidden)
-        self.h = nn.ModuleList(Layer(c, scale) for scale in c.scales)
-        self.ln_f = AddLayerNorm(c.hidden, c.norm_eps)
-        self.lm_head = LMHead(c.vocab, c.hidden)
+        super().__init__(c)
+        self.embed_positions = PositionEmbedding(c.positions, c.hidden)
+        self.norm = AddLayerNorm(c.hidden, c.norm_eps)
 
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]."""
-        x, res = add(self.wte(step.token_ids), self.wpe(step.positions)), None
-        for layer in self.h:
-            x, res = layer(x, res, step)
-        return self.ln_f(x, res)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
-        return self.lm_head(hidden)
+    def embed(self, step: StepInputs) -> Tensor:
+        return add(super().embed(step), self.embed_positions(step.positions))

@@ -19,10 +19,8 @@ from quire.distributed.mesh import shard_range
 from quire.layers import (
     AddRMSNorm,
     Attention,
-    Embedding,
     ExpertActivation,
     Experts,
-    LMHead,
     ParamModule,
     QKVLinear,
     Rope,
@@ -31,6 +29,7 @@ from quire.layers import (
     RoutingMethod,
     RowLinear,
 )
+from quire.models._decoder import Decoder, PreNormLayer
 from quire.models._experts import expert_counts
 from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import read_periodic_windows
@@ -123,42 +122,19 @@ class SparseMLP(nn.Module):
         return self.experts(x, *self.router(x))
 
 
-class Layer(nn.Module):
-    def __init__(self, c: Config, window: int | None) -> None:
+class Layer(PreNormLayer):
+    def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.self_attn = SelfAttention(c, window)
+        self.self_attn = SelfAttention(c, c.window(layer))
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.mlp = SparseMLP(c)
 
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        x, res = self.input_layernorm(x, res)
-        x = self.self_attn(x, step)
-        x, res = self.post_attention_layernorm(x, res)
-        return self.mlp(x), res
 
-
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("model.",),
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
         tie={"lm_head": "embed_tokens"},
     )
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(c.vocab, c.hidden)
-        self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
-        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.lm_head = LMHead(c.vocab, c.hidden)
-
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]."""
-        x, res = self.embed_tokens(step.token_ids), None
-        for layer in self.layers:
-            x, res = layer(x, res, step)
-        return self.norm(x, res)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
-        return self.lm_head(hidden)

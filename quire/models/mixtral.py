@@ -14,18 +14,17 @@ from torch import Tensor, nn
 from quire.layers import (
     ACTIVATION_KINDS,
     AddRMSNorm,
-    Embedding,
     ExpertActivation,
     Experts,
-    LMHead,
     Router,
     RoutingMethod,
 )
 from quire.models import llama
+from quire.models._decoder import Decoder, PreNormLayer
 from quire.models._experts import expert_counts
 from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import read_uniform_windows
-from quire.models.base import Hf, StepInputs, Weights, sizes_of
+from quire.models.base import Hf, Weights, sizes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,44 +57,22 @@ class SparseMLP(nn.Module):
         return self.experts(x, *self.gate(x))
 
 
-class Layer(nn.Module):
-    def __init__(self, c: Config, window: int | None) -> None:
+class Layer(PreNormLayer):
+    def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.self_attn = llama.SelfAttention(c, window)
+        self.self_attn = llama.SelfAttention(c, c.window(layer))
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.block_sparse_moe = SparseMLP(c)
-
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        x, res = self.input_layernorm(x, res)
-        x = self.self_attn(x, step)
-        x, res = self.post_attention_layernorm(x, res)
-        return self.block_sparse_moe(x), res
+        self.mlp = SparseMLP(c)
 
 
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("model.",),
+        rename={"block_sparse_moe": "mlp"},
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
         experts={"gate_up_proj": ("w1", "w3"), "down_proj": ("w2",)},
         ignore=("*.rotary_emb.inv_freq",),
         tie={"lm_head": "embed_tokens"},
     )
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(c.vocab, c.hidden)
-        self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
-        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.lm_head = LMHead(c.vocab, c.hidden)
-
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]."""
-        x, res = self.embed_tokens(step.token_ids), None
-        for layer in self.layers:
-            x, res = layer(x, res, step)
-        return self.norm(x, res)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
-        return self.lm_head(hidden)

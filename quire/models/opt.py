@@ -24,6 +24,7 @@ from quire.layers import (
     RowLinear,
     add,
 )
+from quire.models._decoder import Decoder
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, dtype_of, field_of
 
 UNUSED_POSITIONS = 2  # the first rows of the position table, left over from padding
@@ -78,7 +79,7 @@ class SelfAttention(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, c: Config) -> None:
+    def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.norm_before = c.norm_before
         self.self_attn_layer_norm = AddLayerNorm(c.hidden, c.norm_eps)
@@ -104,7 +105,8 @@ class Layer(nn.Module):
         return self.fc2(self.act(self.fc1(x)))  # [T, E] -> [T, F] -> [T, E]
 
 
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("model.decoder.", "decoder."),
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj")},
@@ -112,30 +114,26 @@ class Model(nn.Module):
     )
 
     def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(c.vocab, c.word_size)
+        super().__init__(c)
         self.embed_positions = PositionEmbedding(c.positions, c.hidden, skip=UNUSED_POSITIONS)
-        projects = c.word_size != c.hidden
-        self.project_in = Linear(c.word_size, c.hidden) if projects else None
-        self.layers = nn.ModuleList(Layer(c) for _ in range(c.layers))
+        self.norm = None
         self.final_layer_norm = AddLayerNorm(c.hidden, c.norm_eps) if c.final_norm else None
-        self.project_out = Linear(c.hidden, c.word_size) if projects else None
-        self.lm_head = LMHead(c.vocab, c.word_size)
+        self.project_in = self.project_out = None
+        if c.word_size != c.hidden:
+            self.embed_tokens = Embedding(c.vocab, c.word_size)
+            self.project_in = Linear(c.word_size, c.hidden)
+            self.project_out = Linear(c.hidden, c.word_size)
+            self.lm_head = LMHead(c.vocab, c.word_size)
 
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, word size]."""
-        x, res = self.embed_tokens(step.token_ids), None
+    def embed(self, step: StepInputs) -> Tensor:
+        x = super().embed(step)
         if self.project_in is not None:
             x = self.project_in(x)
-        x = add(x, self.embed_positions(step.positions))
-        for layer in self.layers:
-            x, res = layer(x, res, step)
+        return add(x, self.embed_positions(step.positions))
+
+    def finish(self, x: Tensor, res: Tensor | None) -> Tensor:
         if self.final_layer_norm is not None:
             x, _ = self.final_layer_norm(x, res)
         elif res is not None:
             x = add(x, res)
         return x if self.project_out is None else self.project_out(x)
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, word size] -> [R, V] for the rows that are sampled."""
-        return self.lm_head(hidden)

@@ -7,27 +7,26 @@ Axes:   T tokens in the step, E hidden, F width of an expert, X experts, V vocab
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from quire.layers import (
     ACTIVATION_KINDS,
     AddRMSNorm,
-    Embedding,
     ExpertActivation,
     Experts,
     Linear,
-    LMHead,
     Router,
     RoutingMethod,
     gated_add,
 )
 from quire.models import llama
+from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
 from quire.models._experts import ExpertSizes, expert_sizes
 from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import FULL, SLIDING, windows_of
-from quire.models.base import Hf, StepInputs, Weights, field_of, sizes_of
+from quire.models.base import Hf, Weights, field_of, sizes_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +65,7 @@ class SparseMLP(nn.Module):
         self.experts = Experts(
             c.hidden, c.moe.mlp, c.moe.experts, ExpertActivation(ACTIVATION_KINDS[c.act])
         )
-        self.shared_expert = llama.MLP(replace(c, mlp=c.shared_mlp))
+        self.shared_expert = GatedMLP(c.hidden, c.shared_mlp, c.act)
         self.shared_expert_gate = Linear(c.hidden, 1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -74,22 +73,17 @@ class SparseMLP(nn.Module):
         return gated_add(chosen, self.shared_expert(x), self.shared_expert_gate(x))
 
 
-class Layer(nn.Module):
+class Layer(PreNormLayer):
     def __init__(self, c: Config, i: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
         self.self_attn = llama.SelfAttention(c, c.window(i))
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = SparseMLP(c) if c.moe.is_sparse(i) else llama.MLP(c)
-
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        x, res = self.input_layernorm(x, res)
-        x = self.self_attn(x, step)
-        x, res = self.post_attention_layernorm(x, res)
-        return self.mlp(x), res
+        self.mlp = SparseMLP(c) if c.moe.is_sparse(i) else GatedMLP(c.hidden, c.mlp, c.act)
 
 
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("model.",),
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
@@ -97,21 +91,3 @@ class Model(nn.Module):
         ignore=("*.rotary_emb.inv_freq",),
         tie={"lm_head": "embed_tokens"},
     )
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(c.vocab, c.hidden)
-        self.layers = nn.ModuleList(Layer(c, i) for i in range(c.layers))
-        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.lm_head = LMHead(c.vocab, c.hidden)
-
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]."""
-        x, res = self.embed_tokens(step.token_ids), None
-        for layer in self.layers:
-            x, res = layer(x, res, step)
-        return self.norm(x, res)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
-        return self.lm_head(hidden)

@@ -13,16 +13,13 @@ from torch import Tensor, nn
 from quire.layers import (
     AddRMSNorm,
     Attention,
-    ColumnLinear,
-    Embedding,
-    GatedActivation,
-    LMHead,
     QKVLinear,
     RMSNorm,
     Rope,
     RopeConfig,
     RowLinear,
 )
+from quire.models._decoder import Decoder, GatedMLP, PreNormLayer
 from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import read_upper_layer_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
@@ -60,54 +57,20 @@ class SelfAttention(nn.Module):
         return self.o_proj(self.attn(q, k, v, step.attention))
 
 
-class MLP(nn.Module):
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.gate_up_proj = ColumnLinear(c.hidden, (c.mlp, c.mlp))
-        self.act = GatedActivation(c.act)
-        self.down_proj = RowLinear(c.mlp, c.hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
-
-
-class Layer(nn.Module):
-    def __init__(self, c: Config, window: int | None) -> None:
+class Layer(PreNormLayer):
+    def __init__(self, c: Config, layer: int) -> None:
         super().__init__()
         self.input_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.self_attn = SelfAttention(c, window)
+        self.self_attn = SelfAttention(c, c.window(layer))
         self.post_attention_layernorm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.mlp = MLP(c)
-
-    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
-        x, res = self.input_layernorm(x, res)
-        x = self.self_attn(x, step)
-        x, res = self.post_attention_layernorm(x, res)
-        return self.mlp(x), res
+        self.mlp = GatedMLP(c.hidden, c.mlp, c.act)
 
 
-class Model(nn.Module):
+class Model(Decoder):
+    layer_class = Layer
     weights = Weights(
         strip=("model.",),
         fuse={"qkv_proj": ("q_proj", "k_proj", "v_proj"), "gate_up_proj": ("gate_proj", "up_proj")},
         ignore=("*.rotary_emb.inv_freq",),
         tie={"lm_head": "embed_tokens"},
     )
-
-    def __init__(self, c: Config) -> None:
-        super().__init__()
-        self.embed_tokens = Embedding(c.vocab, c.hidden)
-        self.layers = nn.ModuleList(Layer(c, c.window(i)) for i in range(c.layers))
-        self.norm = AddRMSNorm(c.hidden, c.norm_eps)
-        self.lm_head = LMHead(c.vocab, c.hidden)
-
-    def forward(self, step: StepInputs) -> Tensor:
-        """Hidden states of every token in the step: [T, E]."""
-        x, res = self.embed_tokens(step.token_ids), None
-        for layer in self.layers:
-            x, res = layer(x, res, step)
-        return self.norm(x, res)[0]
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """[R, E] -> [R, V] for the rows that are sampled."""
-        return self.lm_head(hidden)

@@ -14,6 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from quire.errors import WeightError
+from quire.weights.mapping import Weights
 
 SCALE_NAME = re.compile(
     r"(?P<at>.+?)\.(?:(?:attn\.)?(?P<which>k|v|kv|q|prob)_scale"
@@ -30,11 +31,11 @@ class HasKvScales(Protocol):
 
 
 class KvScaleLoader:
-    """Knows the attention layers of a model by the name of the block that each stands in."""
+    """Finds the attention layer that a scale belongs to, by the name of the block around it."""
 
-    def __init__(self, layers: Mapping[str, HasKvScales], strip: Sequence[str]) -> None:
+    def __init__(self, layers: Mapping[str, HasKvScales], weights: Weights) -> None:
         self._layers = {name.rpartition(".")[0]: layer for name, layer in layers.items()}
-        self._strip = ("", *strip)
+        self._weights = weights
 
     def without_scales(
         self, shapes: Iterable[tuple[str, Sequence[int]]]
@@ -55,11 +56,8 @@ class KvScaleLoader:
         match = SCALE_NAME.fullmatch(name)
         if match is None:
             return None
-        for prefix in self._strip:
-            layer = self._layers.get(match["at"].removeprefix(prefix))
-            if layer is not None:
-                return layer, match["which"] or match["proj"]
-        return None
+        layer = self._layers.get(self._weights.module_path(match["at"]))
+        return None if layer is None else (layer, match["which"] or match["proj"])
 
 
 def _set_scale(layer: HasKvScales, which: str, name: str, tensor: Tensor) -> None:

@@ -91,20 +91,24 @@ class Weights:
     """How a checkpoint's names and tensors differ from the model's."""
 
     strip: tuple[str, ...] = ()  # prefixes; the first that a name has is cut off
+    rename: Mapping[str, str] = field(default_factory=dict)  # components of a path: theirs -> ours
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ours <- theirs, in order
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor per expert:
     # "gate_up_proj": ("gate_proj", "up_proj") takes bank.experts.7.up_proj.weight as part 15
     transpose: tuple[str, ...] = ()  # layers whose weight is stored [I, O]
     ignore: tuple[str, ...] = ()  # patterns of checkpoint names that carry nothing we need
+    absent: tuple[str, ...] = ()  # prefixes of our paths that this model or its stage leaves out
     tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, when the config says so
+
+    def module_path(self, path: str) -> str:
+        """What the model calls a module that the checkpoint calls `path`, fused layers aside."""
+        prefix = next((p for p in self.strip if f"{path}.".startswith(p)), "")
+        return _rename(path[len(prefix) :], self.rename)
 
     def target(self, name: str) -> ParamTarget:
         """Where a checkpoint tensor goes, by its name alone."""
-        for prefix in self.strip:
-            if name.startswith(prefix):
-                name = name[len(prefix) :]
-                break
         path, _, param = name.rpartition(".")
+        path = self.module_path(path)
         parent, _, leaf = path.rpartition(".")
         bank, _, number = parent.rpartition(".")
         if number.isdecimal() and bank.endswith("experts"):
@@ -121,16 +125,22 @@ class Weights:
 
     def sources(self, layer: str) -> tuple[tuple[str, ...], ...]:
         """Per part of a layer, the names a checkpoint may give it."""
-        parent, _, leaf = layer.rpartition(".")
-        at = f"{parent}." if parent else ""
         return tuple(
-            tuple(f"{prefix}{at}{part}" for prefix in ("", *self.strip))
-            for part in self.fuse.get(leaf, (leaf,))
+            tuple(f"{prefix}{path}" for prefix in ("", *self.strip))
+            for path in self.checkpoint_paths(layer)
         )
 
-    def ignores(self, name: str) -> bool:
-        """Whether a checkpoint tensor is known to carry nothing we need."""
-        return any(fnmatchcase(name, pattern) for pattern in self.ignore)
+    def checkpoint_paths(self, layer: str) -> tuple[str, ...]:
+        """Per part of a layer, what a checkpoint calls it after the prefix."""
+        parent, _, leaf = layer.rpartition(".")
+        theirs = {ours: name for name, ours in self.rename.items()}
+        at = f"{parent}." if parent else ""
+        return tuple(_rename(f"{at}{part}", theirs) for part in self.fuse.get(leaf, (leaf,)))
+
+    def ignores(self, name: str, layer: str) -> bool:
+        """Whether a checkpoint tensor of `layer` carries nothing that this model needs."""
+        ignored = any(fnmatchcase(name, pattern) for pattern in self.ignore)
+        return ignored or layer.startswith(self.absent)
 
 
 class ParamTarget(NamedTuple):
@@ -182,7 +192,7 @@ def assign_tensors(
     for name, shape in shapes:
         target = weights.target(name)
         holder = holders.get(target.layer)
-        if target.layer in skipped or weights.ignores(name):
+        if target.layer in skipped or weights.ignores(name, target.layer):
             continue
         if holder is None or target.param not in holder.param_names():
             trouble.unexpected.append(name)
@@ -236,17 +246,21 @@ def _required_slots(
     for layer, holder in holders.items():
         if layer in skipped:
             continue
-        parent, _, leaf = layer.rpartition(".")
-        names = weights.fuse.get(leaf)
+        paths = weights.checkpoint_paths(layer)
         for param in holder.param_names():
             for part in range(len(holder.layout(param))):
                 slot = (layer, param, part)
                 if stacked := _expert_name(weights, param, part):
-                    yield f"{layer}.{stacked}", slot
-                    continue
-                theirs = names[part] if names else leaf
-                path = f"{parent}.{theirs}" if parent else theirs
-                yield f"{path}.{param}", slot
+                    yield f"{paths[0]}.{stacked}", slot
+                else:
+                    yield f"{paths[part if len(paths) > 1 else 0]}.{param}", slot
+
+
+def _rename(path: str, names: Mapping[str, str]) -> str:
+    """The path with each component that has another name under that name."""
+    if not names:
+        return path
+    return ".".join(names.get(part, part) for part in path.split("."))
 
 
 def _stacked_name(name: str, param: str) -> str:

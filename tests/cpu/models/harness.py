@@ -20,9 +20,19 @@ NO_BLOCK = -1
 class Stepper:
     """Feeds tokens to a model, any number at a time, and keeps the cache."""
 
-    def __init__(self, model, config, *, dtype=torch.float32, max_tokens=700, seed=0, device="cpu"):
+    def __init__(
+        self,
+        model,
+        config,
+        *,
+        dtype=torch.float32,
+        max_tokens=700,
+        seed=0,
+        device="cpu",
+        layers=None,
+    ):
         self.model, self.length, self.device = model, 0, device
-        layers = config.attention_layers()
+        layers = layers or config.attention_layers()
         self.groups = group_layers(layers)
         width = -(-max_tokens // BLOCK)
         pool = width * len(self.groups)

@@ -199,18 +199,33 @@ def test_transposed_and_unprefixed_gpt2_weights_load(tmp_path):
             continue
         value = plain_param(blank, name)
         turned = any(part in name for part in ("c_attn.weight", "c_proj.weight", "c_fc.weight"))
-        tensors[name] = value.t().contiguous() if turned else value.clone()
-    tensors["h.0.attn.c_attn.weight"] = (
-        plain_param(blank, "h.0.attn.c_attn.weight").t().contiguous()
-    )
-    for name in ("h.0.attn.c_proj", "h.0.mlp.c_proj", "h.0.mlp.c_fc"):
-        tensors[f"{name}.weight"] = plain_param(blank, f"{name}.weight").t().contiguous()
-    tensors["wte.weight"] = plain_param(blank, "wte.weight")
+        tensors[gpt2_name(name)] = value.t().contiguous() if turned else value.clone()
+    for name in (
+        "attn.c_attn.weight",
+        "attn.c_proj.weight",
+        "mlp.c_proj.weight",
+        "mlp.c_fc.weight",
+    ):
+        tensors[f"h.0.{name}"] = plain_param(blank, f"layers.0.{name}").t().contiguous()
+    tensors["wte.weight"] = plain_param(blank, "embed_tokens.weight")
     tensors["h.0.attn.bias"] = torch.ones(1, 1, 64, 64)  # causal masks in the published file
     tensors["h.0.attn.masked_bias"] = torch.tensor(-1e4)
     model = load(tmp_path, tensors, GPT2)
-    for name in ("h.0.attn.c_attn.weight", "h.0.mlp.c_fc.weight", "h.0.mlp.c_proj.bias"):
+    for name in ("attn.c_attn.weight", "mlp.c_fc.weight", "mlp.c_proj.bias"):
+        name = f"layers.0.{name}"
         assert torch.equal(plain_param(model, name), plain_param(blank, name))
+
+
+def gpt2_name(name):
+    for ours, theirs in (
+        ("layers.", "h."),
+        ("embed_tokens.", "wte."),
+        ("embed_positions.", "wpe."),
+        ("norm.", "ln_f."),
+    ):
+        if name.startswith(ours):
+            return theirs + name.removeprefix(ours)
+    return name
 
 
 @pytest.mark.parametrize("prefix", ["decoder.", "model.decoder."])

@@ -1,0 +1,123 @@
+"""Decoder skeleton: embeds the tokens, runs the layers and norms the result.
+
+A model file gives the layer class and the names in the checkpoint; everything around the layers
+is here: pipeline stages, vectors in place of token embeddings, taps of hidden states. What pooling
+needs is the result of `forward`: hidden states of every token, after the last norm.
+
+Axes: T tokens in the step, R rows that are sampled, E hidden, F mlp width, V vocab
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from quire.layers import (
+    AddRMSNorm,
+    ColumnLinear,
+    Embedding,
+    GatedActivation,
+    LMHead,
+    RowLinear,
+    add,
+    softcap,
+)
+from quire.models.base import CarriedStates, ModelConfig, StepInputs, Weights
+
+
+class MissingLayer(nn.Module):
+    """Stands in for a layer of another pipeline stage, so that names and numbers stay."""
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> CarriedStates:
+        return x, res
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x)), with gate and up as one matrix."""
+
+    def __init__(self, hidden: int, mlp: int, act: str, bias: bool = False) -> None:
+        super().__init__()
+        self.gate_up_proj = ColumnLinear(hidden, (mlp, mlp), bias)
+        self.act = GatedActivation(act)
+        self.down_proj = RowLinear(mlp, hidden, bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act(self.gate_up_proj(x)))  # [T, 2F] -> [T, F] -> [T, E]
+
+
+class PreNormLayer(nn.Module):
+    """A layer with one norm before attention and one before the MLP.
+
+    Subclasses set input_layernorm, self_attn, post_attention_layernorm and mlp.
+    """
+
+    input_layernorm: nn.Module
+    self_attn: nn.Module
+    post_attention_layernorm: nn.Module
+    mlp: nn.Module
+
+    def forward(self, x: Tensor, res: Tensor | None, step: StepInputs) -> tuple[Tensor, Tensor]:
+        """x [T, E] is what the layer before adds to the residual; so is the first result."""
+        x, res = self.input_layernorm(x, res)
+        x = self.self_attn(x, step)
+        x, res = self.post_attention_layernorm(x, res)
+        return self.mlp(x), res
+
+
+class Decoder(nn.Module):
+    """Base of every model: embed_tokens -> layers -> norm, and lm_head."""
+
+    weights: Weights
+    layer_class: ClassVar[Any]
+    """Called with (config, layer number)."""
+
+    def __init__(self, c: ModelConfig) -> None:
+        super().__init__()
+        self.logit_softcap = c.logit_softcap
+        self.embed_tokens = Embedding(c.vocab, c.hidden, scale=c.embed_scale)
+        self.layers = nn.ModuleList(self.layer_class(c, i) for i in range(c.layers))
+        self.norm: nn.Module | None = AddRMSNorm(c.hidden, c.norm_eps, offset=c.norm_offset)
+        self.lm_head = LMHead(c.vocab, c.hidden)
+
+    def forward(self, step: StepInputs) -> Tensor:
+        """Hidden states of every token in the step: [T, E]. Of the last pipeline stage."""
+        return self.finish(*self.run_layers(step))
+
+    def run_layers(self, step: StepInputs) -> CarriedStates:
+        """Run the layers of this stage: all that a stage before the last does."""
+        x, res = (self.embed(step), None) if step.carried is None else step.carried
+        taps = step.taps
+        for i, layer in enumerate(self.layers):
+            x, res = layer(x, res, step)
+            if taps is not None and i in taps.layers:
+                taps.hidden[i] = x if res is None else add(x, res)
+        return x, res
+
+    def embed(self, step: StepInputs) -> Tensor:
+        """Vectors that the first layer reads: [T, E]."""
+        if step.inputs_embeds is not None:
+            return step.inputs_embeds
+        return self.embed_tokens(step.token_ids)
+
+    def finish(self, x: Tensor, res: Tensor | None) -> Tensor:
+        """Hidden states as the output head reads them: [T, E]."""
+        assert self.norm is not None
+        return self.norm(x, res)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[R, E] -> [R, V] for the rows that are sampled."""
+        logits = self.lm_head(hidden)
+        return logits if self.logit_softcap is None else softcap(logits, self.logit_softcap)
+
+    def keep_stage(self, stage: range) -> None:
+        """Drop the layers outside of one pipeline stage, before weights are loaded.
+
+        The embedding and the head stay on every stage: either may share its weight with the other.
+        """
+        gone = [i for i in range(len(self.layers)) if i not in stage]
+        for i in gone:
+            self.layers[i] = MissingLayer()
+        absent = (*self.weights.absent, *(f"layers.{i}." for i in gone))
+        self.weights = replace(self.weights, absent=absent)

@@ -1,0 +1,75 @@
+"""The decoder skeleton: pipeline stages, given vectors and taps, over models that differ most."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from quire.models.base import HiddenTaps
+from quire.models.build import build_model, read_model_config
+from tests.cpu.models.harness import Stepper
+from tests.cpu.models.peers import prompt_of, tiny
+
+VARIANTS = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "deepseek_v3"]
+
+
+class Extended:
+    """A model whose steps get further inputs."""
+
+    def __init__(self, model, run=None, **further):
+        self.model, self.further = model, further
+        self.run = run or model
+        self.modules, self.logits = model.modules, model.logits
+
+    def __call__(self, step):
+        return self.run(dataclasses.replace(step, **self.further))
+
+
+@pytest.fixture(params=VARIANTS)
+def built(request):
+    model_type, config = read_model_config(tiny(request.param)[0])
+
+    def build(**settings):
+        return build_model(
+            model_type, config, load_format="dummy", dtype=torch.float32, seed=3, **settings
+        )
+
+    return build, config, prompt_of(40, config.vocab)
+
+
+def test_stages_one_after_another_compute_what_one_model_does(built):
+    build, config, ids = built
+    want = Stepper(build(), config).logits(ids)
+    cut, facts = config.layers // 2, config.attention_layers()
+    first, last = build(stage=range(cut)), build(stage=range(cut, config.layers))
+    names = [
+        [name for name, _ in one.named_parameters() if "layers." in name] for one in (first, last)
+    ]
+    assert all(names)
+    assert not set(names[0]) & set(names[1])
+    carried = Stepper(Extended(first, first.run_layers), config, layers=facts[:cut]).hidden(ids)
+    stepper = Stepper(Extended(last, carried=carried), config, layers=facts[cut:], seed=1)
+    assert torch.equal(stepper.logits(ids), want)
+
+
+def test_given_vectors_take_the_place_of_token_embeddings(built):
+    build, config, ids = built
+    model = build()
+    want = Stepper(model, config).logits(ids)
+    vectors = model.embed_tokens(torch.tensor(ids, dtype=torch.int32))
+    blanks = [0] * len(ids)
+    got = Stepper(Extended(model, inputs_embeds=vectors), config).logits(blanks)
+    assert torch.equal(got, want)
+    assert not torch.equal(Stepper(model, config).logits(blanks), want)
+
+
+def test_a_tap_after_the_last_layer_is_what_the_last_norm_reads(built):
+    build, config, ids = built
+    model = build()
+    want = Stepper(model, config).hidden(ids)
+    taps = HiddenTaps(frozenset({0, config.layers - 1}))
+    got = Stepper(Extended(model, taps=taps), config).hidden(ids)
+    assert torch.equal(got, want)
+    assert set(taps.hidden) == taps.layers
+    torch.testing.assert_close(model.finish(taps.hidden[config.layers - 1], None), want)
+    assert not torch.equal(taps.hidden[0], taps.hidden[config.layers - 1])
