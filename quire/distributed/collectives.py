@@ -1,44 +1,121 @@
-"""What processes of one model say to each other. With one process there is nothing to say.
+"""Collectives of one mesh: the tensor-parallel ranks of a layer sum and gather through them.
 
-Layers call their `comm`; they do not ask how many processes there are.
+Layers call their `comm`, which is the same object in every layer of a rank. The ops themselves are
+in quire.kernels.collectives.
 """
 
 from __future__ import annotations
 
-from typing import Protocol
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
+from quire.kernels import collectives as ops
+
+TIMEOUT_S = 600.0
+"""A collective fails after this long: a rank may compile kernels while the others wait."""
 
 
 class Collectives(Protocol):
-    """Talk among the tp ranks of one mesh."""
+    """Exchange among the tensor-parallel ranks of one mesh."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x; x may be overwritten."""
         ...
 
-    def all_gather(self, x: Tensor) -> Tensor:
-        """Every rank's x side by side along the last axis, in rank order."""
+    def all_gather(self, x: Tensor, total: int) -> Tensor:
+        """Every rank's x side by side along the last axis, in rank order, `total` long.
+
+        x is this rank's `uneven_shard_range(total, mesh)` of that axis.
+        """
+        ...
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Overwrite x by that of tp rank 0, and return it."""
         ...
 
 
 class SingleProcessCollectives:
-    """One process: its share is the whole."""
+    """Collectives of one process: its x is the result."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def all_gather(self, x: Tensor) -> Tensor:
+    def all_gather(self, x: Tensor, total: int) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
         return x
 
 
-def init_collectives(mesh: Mesh) -> Collectives:
-    """The collectives of this mesh."""
-    if mesh.tp > 1:
+class ProcessGroupCollectives:
+    """Collectives of the tensor-parallel ranks, each in a process of its own."""
+
+    def __init__(self, group: ops.Group) -> None:
+        self._group = group
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return ops.all_reduce(x, self._group)
+
+    def all_gather(self, x: Tensor, total: int) -> Tensor:
+        return ops.all_gather(x, total, self._group)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return ops.broadcast(x, self._group)
+
+
+def connect(
+    mesh: Mesh,
+    rendezvous: Path | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    host: str = "127.0.0.1",
+    timeout_s: float = TIMEOUT_S,
+) -> Collectives:
+    """Join the other ranks of the mesh, and return the collectives of the tensor-parallel ones.
+
+    rendezvous: a file that does not exist yet, the same path for all ranks of one host, in a folder
+    that only this user may write. The ranks find each other's addresses in it.
+    host: the address that gloo's sockets listen on. They do not authenticate: keep it private.
+    Blocks until all ranks have joined. No object is pickled.
+
+    Raises: ConfigError if the mesh has several ranks and no rendezvous is given.
+    """
+    if mesh.size == 1:
+        return SingleProcessCollectives()
+    if rendezvous is None:
         raise ConfigError(
-            f"tensor_parallel_size is {mesh.tp}; this build runs a model in one process, so use 1"
+            f"tensor_parallel_size is {mesh.tp}; ranks of one model are processes that meet in a "
+            "rendezvous file, and this process was started without one: use 1"
         )
-    return SingleProcessCollectives()
+    if mesh.tp == 1:
+        return SingleProcessCollectives()
+    return ProcessGroupCollectives(
+        _join_tp_group(mesh, rendezvous, torch.device(device), host, timedelta(seconds=timeout_s))
+    )
+
+
+def _join_tp_group(
+    mesh: Mesh, rendezvous: Path, device: torch.device, host: str, timeout: timedelta
+) -> ops.Group:
+    """A backend of its own for these ranks, without torch's process-wide default group."""
+    import torch.distributed as dist
+
+    first = mesh.rank - mesh.tp_rank
+    store = dist.PrefixStore(f"tp{first}", dist.FileStore(str(rendezvous), mesh.size))
+    store.set_timeout(timeout)
+    if device.type == "cuda":
+        nccl = dist.ProcessGroupNCCL.Options()
+        nccl._timeout = timeout
+        group = dist.ProcessGroupNCCL(store, mesh.tp_rank, mesh.tp, nccl)
+        group.eager_connect_single_device(device)
+        return group
+    gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in the stubs
+    gloo._devices = [dist.ProcessGroupGloo.create_device(hostname=host)]
+    gloo._timeout = timeout
+    return dist.ProcessGroupGloo(store, mesh.tp_rank, mesh.tp, gloo)

@@ -171,7 +171,8 @@ class LMHead(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [R, E] -> [R, V]."""
-        return self.comm.all_gather(self.method.apply(self, x, self.bias))
+        logits = self.method.apply(self, x, self.bias)
+        return self.comm.all_gather(logits, self.outputs[0].rows)
 
 
 def _unit_rows(out: OutputGroup, units: range) -> range:

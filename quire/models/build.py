@@ -23,7 +23,7 @@ from quire.config.facts import WeightFacts
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quantization import QuantFacts, read_quantization, reconcile_quantization
-from quire.distributed.collectives import Collectives, init_collectives
+from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
 from quire.layers import Attention, Experts, Linear, ParamModule, Rope
@@ -105,7 +105,7 @@ def build_model(
     if stage is not None:
         model.keep_stage(stage)
     if mesh.tp > 1:
-        _shard_model(model, mesh, comm or init_collectives(mesh))
+        _shard_model(model, mesh, comm or connect(mesh))
     _set_quant_methods(model, reconcile_quantization(config.quantized, quant))
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]

@@ -84,7 +84,8 @@ active_recording: OpRecording | None = None
 """The tape being recorded, if any. Written by quire.kernels.native.op_tape only."""
 
 
-def _thread_recording() -> OpRecording | None:
+def thread_recording() -> OpRecording | None:
+    """The tape that this thread records."""
     if active_recording is not None and active_recording.thread == threading.get_ident():
         return active_recording
     return None
@@ -99,7 +100,7 @@ class NativeOp:
 
     def __call__(self, *args: float) -> None:
         step = self._struct.pack(*self._head, *args)
-        if active_recording is not None and (tape := _thread_recording()) is not None:
+        if active_recording is not None and (tape := thread_recording()) is not None:
             tape.append(step)
         found = load_library()
         assert found is not None, "a native op was called without the native library"
@@ -108,7 +109,7 @@ class NativeOp:
 
 def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """A new uninitialised tensor for a result: ordinary memory, or the arena while recording."""
-    if active_recording is not None and (tape := _thread_recording()) is not None:
+    if active_recording is not None and (tape := thread_recording()) is not None:
         return tape.empty(shape, dtype)
     return torch.empty(shape, dtype=dtype)
 

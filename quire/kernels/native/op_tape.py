@@ -68,6 +68,12 @@ class NotRecordableError(QuireError):
     """The function does something a tape cannot repeat. The message names it."""
 
 
+def refuse_recording(what: str) -> None:
+    """Raises: NotRecordableError if this thread records a tape: `what` would be missing from it."""
+    if library.active_recording is not None and library.thread_recording() is not None:
+        raise NotRecordableError(f"{what} cannot be recorded on a tape")
+
+
 class Arena:
     """Memory for intermediate results: chunks that never move, cut first-fit.
 

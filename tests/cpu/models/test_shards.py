@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from quire.distributed.collectives import SingleProcessCollectives, init_collectives
+from quire.distributed.collectives import SingleProcessCollectives, connect
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
 from quire.errors import ConfigError
 from quire.layers import Attention, ColumnLinear, Embedding, Linear, LMHead, QKVLinear, RowLinear
@@ -129,7 +129,7 @@ class Rank:
     def all_reduce(self, x):
         return sum(self._together.exchange(self._rank, x))
 
-    def all_gather(self, x):
+    def all_gather(self, x, total):
         return torch.cat(self._together.exchange(self._rank, x), -1)
 
 
@@ -159,8 +159,8 @@ def test_two_ranks_say_what_one_says(variant, tmp_path):
 
 def test_several_ranks_are_refused_until_there_are_processes():
     with pytest.raises(ConfigError, match="tensor_parallel_size is 2"):
-        init_collectives(Mesh(tp=2))
-    assert isinstance(init_collectives(Mesh()), SingleProcessCollectives)
+        connect(Mesh(tp=2))
+    assert isinstance(connect(Mesh()), SingleProcessCollectives)
 
 
 def test_the_mesh_knows_its_axes():

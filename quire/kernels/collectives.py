@@ -1,0 +1,74 @@
+"""Collectives: sum, gather and copy tensors among the processes that share a model.
+
+They are ops, so on a GPU every kernel that lazy fusion holds is launched before they read. `group`
+is a torch.distributed backend (gloo or NCCL); None is a group of one process, where they change
+nothing. All ranks must call the same collectives in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from quire.kernels.framework.op import op
+from quire.kernels.native.op_tape import refuse_recording
+
+Group = Any
+"""torch.distributed.ProcessGroupGloo or ProcessGroupNCCL; the stubs of torch know neither."""
+
+
+def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    for t, e, dtype in ((1, 64, torch.float32), (7, 101, torch.bfloat16)):
+        yield {"x": torch.randn(t, e, device=device).to(dtype), "group": None}
+
+
+def _gather_cases(device: torch.device) -> Iterator[dict[str, Any]]:
+    return ({**case, "total": case["x"].shape[1]} for case in _cases(device))
+
+
+@op(cases=_cases, gpu="collectives")
+def all_reduce(x: Tensor, group: Group) -> Tensor:
+    """The sum of every rank's x, the same bits on every rank. x may be overwritten.
+
+    Terms are added in float32 in rank order and rounded once, so a row's sum does not depend on
+    the rows beside it.
+    """
+    if group is None:
+        return x
+    first, *others = _gathered(x, group).unbind(0)
+    total = first.to(torch.promote_types(x.dtype, torch.float32))
+    for part in others:
+        total = total + part
+    return total.to(x.dtype)
+
+
+@op(cases=_gather_cases)
+def all_gather(x: Tensor, total: int, group: Group) -> Tensor:
+    """Every rank's x [..., n] side by side along the last axis, in rank order: [..., total].
+
+    n is ceil(total / ranks), and less where that passes the end (`uneven_shard_range`).
+    """
+    if group is None:
+        return x
+    padded = F.pad(x, (0, -(-total // group.size()) - x.shape[-1]))
+    return torch.cat(_gathered(padded, group).unbind(0), -1)[..., :total].contiguous()
+
+
+@op(cases=_cases)
+def broadcast(x: Tensor, group: Group) -> Tensor:
+    """Overwrite x by that of rank 0, and return it."""
+    if group is not None:
+        refuse_recording("broadcast")
+        group.broadcast(x, 0).wait()
+    return x
+
+
+def _gathered(x: Tensor, group: Group) -> Tensor:
+    """Every rank's x: [ranks, *x.shape]."""
+    out = torch.empty(group.size() * x.numel(), dtype=x.dtype, device=x.device)
+    group._allgather_base(out, x.reshape(-1)).wait()
+    return out.view(group.size(), *x.shape)
