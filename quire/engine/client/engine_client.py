@@ -203,7 +203,7 @@ class EngineClient:
         if self.restart_reason is not None:
             self._fail_same_input(found, 0)
 
-    def _block_input(self, request: Request) -> bytes:
+    def block_input(self, request: Request) -> bytes:
         """It has broken a step, or engines. Its fingerprint."""
         found = fingerprint(request)
         self.blocklist.add(found)
@@ -347,7 +347,7 @@ class EngineClient:
         often = "twice" if deaths == MAX_CRASHES_ALONE else f"{deaths} times"
         message = f"the engine died {often} with this request aboard: it is not tried again"
         self._fail_stream(stream, EngineCrashed(message))
-        return self._block_input(culprit), said
+        return self.block_input(culprit), said
 
     def _fail_stream(self, stream: RequestStream, error: Exception) -> None:
         """End a stream with this error, and its requests in the engine."""
@@ -359,7 +359,7 @@ class EngineClient:
             reply = self._pending_calls.get(number)
             if reply is not None and not reply.done():
                 reply.set_exception(error)
-        self._remove_stream(stream, unfinished)
+        self.remove_stream(stream, unfinished)
 
     def _on_engine_restored(self) -> None:
         """Another engine is there: it gets all that has not ended."""
@@ -484,7 +484,7 @@ class EngineClient:
         finally:
             self._pending_calls.pop(number, None)
 
-    def _end_sequence(self, request_id: str, index: int) -> None:
+    def end_sequence(self, request_id: str, index: int) -> None:
         self._send(AbortSequence(request_id, index))
         if self.observer is not None:
             self.observer.on_sequence_ended(request_id, index)
@@ -493,7 +493,7 @@ class EngineClient:
         if self._dead_error is None and self.restart_reason is None:
             self.transport.send(message)
 
-    def _remove_stream(self, stream: RequestStream, unfinished: tuple[str, ...]) -> None:
+    def remove_stream(self, stream: RequestStream, unfinished: tuple[str, ...]) -> None:
         for request_id in stream.request_ids:
             self._streams.pop(request_id, None)
         if self._prior_timings:

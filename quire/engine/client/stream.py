@@ -1,13 +1,13 @@
-"""What a client of the engine holds of requests under way: their updates, as they come.
+"""Streams of updates: what a client of the engine holds for requests that have not ended.
 
-Not here: where updates come from (quire.engine.client.engine_client).
+Updates come from quire.engine.client.engine_client, which implements `StreamOwner`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from quire.core.types import Request, Update
 from quire.engine.client.delivered_tokens import (
@@ -17,29 +17,41 @@ from quire.engine.client.delivered_tokens import (
 )
 from quire.engine.coalesce_updates import coalesce
 
-if TYPE_CHECKING:
-    from quire.engine.client.engine_client import EngineClient
+
+class StreamOwner(Protocol):
+    """What a stream needs of the client that made it."""
+
+    def end_sequence(self, request_id: str, index: int) -> None:
+        """Have the engine end a sequence whose text is complete."""
+        ...
+
+    def remove_stream(self, stream: RequestStream, unfinished_ids: tuple[str, ...]) -> None:
+        """Forget a stream that is closed, and abort its unfinished requests."""
+        ...
+
+    def block_input(self, request: Request) -> bytes:
+        """Refuse the input of this request for a while. Returns its fingerprint."""
+        ...
 
 
 class RequestStream:
-    """Updates of some requests, as they come. Written by the event loop's thread alone.
+    """The updates of some requests, as they come. Written by the thread of the event loop alone.
 
-    Iteration yields what arrived since the last time, one update a sequence (those that piled up
-    are merged), and ends when every sequence has ended. While the engine is being restarted it
-    yields an empty list now and then. Whoever opened it calls close(): it aborts what has not
-    ended.
+    Each iteration yields the updates since the last one, at most one per sequence (several are
+    coalesced). It ends when every sequence has ended. While the engine is being restarted it
+    yields an empty list every KEEPALIVE_S. The caller must call close(), which aborts the rest.
     """
 
-    def __init__(self, client: EngineClient, requests: tuple[Request, ...]) -> None:
-        self._client = client
+    def __init__(self, owner: StreamOwner, requests: tuple[Request, ...]) -> None:
+        self._owner = owner
         self._requests = requests
         self._unfinished = {
             (r.id, index): DeliveredTokens() for r in requests for index in range(r.n)
         }
-        self._add_call_id: int | None = None  # of its Add, while that is not answered
+        self._add_call_id: int | None = None  # of its AddRequests, until that is answered
         self._accepted_at = time.monotonic()
-        self._crash_counts: dict[str, int] = {}  # engines that died with a request aboard
-        self._keepalive_due = False  # for an engine that is being restarted; it is to be told so
+        self._crash_counts: dict[str, int] = {}  # by request: engines that died while they ran it
+        self._keepalive_due = False
         self._pending: dict[tuple[str, int], list[Update]] = {}
         self._waiter: asyncio.Future[None] | None = None
         self._error: Exception | None = None
@@ -69,9 +81,9 @@ class RequestStream:
         return tuple({request_id for request_id, _ in self._unfinished})
 
     def end_sequence(self, request_id: str, index: int) -> None:
-        """Its text is complete (a stop string): the engine need not go on."""
+        """End a sequence whose text is complete (a stop string). No update follows."""
         if self._unfinished.pop((request_id, index), None) is not None:
-            self._client._end_sequence(request_id, index)
+            self._owner.end_sequence(request_id, index)
 
     def close(self) -> None:
         """Abort what has not ended, and end the iteration. Harmless when called again."""
@@ -80,7 +92,7 @@ class RequestStream:
         self.closed = True
         self._pending.clear()
         self._wake()
-        self._client._remove_stream(self, self.unfinished_ids)
+        self._owner.remove_stream(self, self.unfinished_ids)
 
     def _push(self, update: Update) -> None:
         place = (update.request_id, update.index)
@@ -90,7 +102,7 @@ class RequestStream:
         if update.finish is not None:
             del self._unfinished[place]
             if update.fault == "step":
-                self._client._block_input(self._request(update.request_id))
+                self._owner.block_input(self._request(update.request_id))
         else:
             told.tokens.extend(update.token_ids)
             if update.timing is not None:
