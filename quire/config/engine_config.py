@@ -127,7 +127,6 @@ class HealthSection:
     canary_s: float = 0.0  # idle seconds before a canary, and between two; 0: none
     recorder: bool = False  # keep the last steps
     recorder_bytes: int = 8 << 20
-    recorder_prompts: bool = False  # with the tokens of prompts and answers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,8 +260,6 @@ class HealthOptions:
     `quire replay`. Without prompts and answers."""
     flight_recorder_size: int = option(8 << 20, low=1 << 20, parse="bytes")
     """Bytes of memory for them; 8 MiB are some 40,000 steps of 32 requests."""
-    flight_recorder_prompts: bool = False
-    """Keep the tokens of prompts and answers, too."""
     flight_recorder_dir: str | None = None
     """Folder for the files; the latest ten are kept. None: recordings, in QUIRE_CACHE."""
 

@@ -108,7 +108,6 @@ def resolve(
             canary_s=options.health.canary_interval,
             recorder=options.health.flight_recorder,
             recorder_bytes=options.health.flight_recorder_size,
-            recorder_prompts=options.health.flight_recorder_prompts,
         ),
         observe=ObserveSection(
             log_stats=not options.observe.disable_log_stats,

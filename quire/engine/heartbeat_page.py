@@ -168,7 +168,7 @@ class HeartbeatWriter(StepObserver):
             self._memory[_PROGRESS_AT] = self._clock()
             self.step_time.update(work, int(seconds * 1e9))
 
-    def on_step_failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
+    def on_step_failed(self, plan: StepPlan) -> None:
         self._pop_oldest_step()
         if plan.rows:
             self._memory[_PROGRESS_AT] = self._clock()

@@ -270,7 +270,7 @@ class EngineCore:
     def _fail_oldest(self, waited: float) -> FailedStep:
         plan, _ = self._in_flight.popleft()
         failed = self._scheduler.fail_step(plan)
-        self._observer.on_step_failed(plan, ())
+        self._observer.on_step_failed(plan)
         self._time_accounting.record_result([], waited)
         return failed
 

@@ -125,7 +125,7 @@ def _build_recorders(orders: RunEngine, bare: EngineCoreBundle) -> Iterator[Step
     said, engine = bare.config.health, bare.engine
     if said.recorder and orders.recorder_fd is not None:
         ring = RecordRing(orders.recorder_fd, said.recorder_bytes)
-        yield FlightRecorder(ring, lambda: engine.available_blocks, prompts=said.recorder_prompts)
+        yield FlightRecorder(ring, lambda: engine.available_blocks)
 
 
 class ParentWatch:

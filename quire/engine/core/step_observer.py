@@ -48,7 +48,7 @@ class StepObserver:
     ) -> None:
         """The oldest plan was applied, and the scheduler learnt this of it."""
 
-    def on_step_failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
+    def on_step_failed(self, plan: StepPlan) -> None:
         """The oldest plan raised; the scheduler was told."""
 
     def on_request_failed(self, request_id: str, message: str) -> None:
@@ -104,8 +104,8 @@ class CompositeStepObserver(StepObserver):
     ) -> None:
         self._notify(lambda one: one.on_step_finished(plan, updates, prompt_tokens, seconds))
 
-    def on_step_failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
-        self._notify(lambda one: one.on_step_failed(plan, updates))
+    def on_step_failed(self, plan: StepPlan) -> None:
+        self._notify(lambda one: one.on_step_failed(plan))
 
     def on_request_failed(self, request_id: str, message: str) -> None:
         self._notify(lambda one: one.on_request_failed(request_id, message))

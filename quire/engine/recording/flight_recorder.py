@@ -1,29 +1,22 @@
-"""The flight recorder: what the scheduler was told and what it decided, of the last steps.
+"""Flight recorder: keeps the scheduler's last calls and plans in memory that outlives the engine.
 
-A witness that writes to memory which the process that started the engine has too, so it is there
-when the engine is not. Two halves are filled in turn; each begins with who was here then, so that
-the other may be overwritten. quire.engine.recording.recording_file makes a file of it,
-quire.engine.recording.replay runs it.
+The memory is a ring that the parent process shares. quire.engine.recording.recording_file makes a
+file of it, quire.engine.recording.replay runs that again. It holds no tokens and no text: a prompt
+is its length and the first bytes of its block keys. A record is a msgpack array; its first element
+is its kind:
 
-No text, and no tokens unless asked for: of a prompt its length is kept and the beginning of the
-keys of its blocks, which tell only what two prompts share. A record is an array of msgpack; the
-first element says which:
-
-    "b" begin    step, at, available blocks, requests that are here (nothing, if they need too
-                 much room): facts, and of each sequence that has joined its number, index, tokens
-                 planned, tokens said, whether it runs, keys; all as if steps in flight had landed.
-                 Then the numbers in the order of joining
-    "a" added    at, facts of the request
-    "g" let go   at, numbers of requests queued, numbers of those ended
-    "x" abort    at, number, keys by index  "e" end      at, number, index, keys
-    "r" release  at, number                 "c" forgot   at
-    "j" joined   sequence, request, index, computed, keys of its blocks
-    "k" keys     sequence, keys: of one that had none when it joined
-    "p" planned  step, at, available blocks, starts, sequences, counts, samples (the last three
-                 only if they differ: from the plan before, from all 1, from all true), slots left,
-                 requests preempted, numbers of blocks moved
-    "l" landed   step, at, prompt tokens, seconds, ends, tokens (if asked for)
-    "f" failed   step, at                   "m" blamed   at, number, message
+    "b" state   step, at, available blocks, requests (None: they need too much space), numbers of
+                sequences in the order of joining; as if steps in flight had finished
+    "a" added   at, facts of the request    "g" admission  at, requests queued, requests ended
+    "x" abort   at, request                 "e" abort      at, request, index of the sequence
+    "r" release at, request                 "c" prefix cache reset  at
+    "k" keys    sequence, block keys (two values: how many came before, and the rest)
+    "p" plan    step, at, available blocks, joins (sequence, request, index, computed tokens, block
+                keys), starts, sequences, counts, samples (the last three only if they differ: from
+                the plan before, from all 1, from all true), slots that were left, requests
+                preempted, blocks moved (to the host, from it, copied)
+    "l" result  step, at, prompt tokens, seconds, sequences that ended
+    "f" failed  step, at                    "m" request failed  at, request, error
 """
 
 from __future__ import annotations
@@ -35,6 +28,7 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import sha256
+from itertools import dropwhile
 from typing import Any, NamedTuple
 
 import msgspec
@@ -43,12 +37,16 @@ from quire.core.types import Request, SequenceState, StepPlan, Update
 from quire.core.types import Sequence as Seq
 from quire.engine.core.step_observer import StepObserver
 
-MAGIC = b"quireFR1"
-_HEADER = struct.Struct("<8sqqqqqqd")
-"""Magic; half that is written; of each half its number and its length; step submitted, and when."""
+MAGIC = b"quireFR2"
+_HEADER = struct.Struct("<8sqdqqqq")
+"""Magic; the step that was submitted last, and when; the number and the length of each half."""
+_SUBMITTED, _SUBMITTED_OFFSET = struct.Struct("<qd"), 8
+_HALF, _HALF_OFFSETS = struct.Struct("<qq"), (24, 40)
 _LENGTH = struct.Struct("<I")
 KEY_BYTES = 8
-"""Bytes of a block's key that are kept: enough to tell blocks apart."""
+"""Bytes of a block's key that are kept: enough to distinguish blocks."""
+MAX_KEYS = 1 << 16
+"""Block keys in a state record: writing more would delay a step."""
 PRIVATE_FIELDS = (
     "id",
     "prompt",
@@ -64,91 +62,74 @@ PRIVATE_FIELDS = (
 PLAIN_FIELDS = {
     one.name: one.default for one in dataclasses.fields(Request) if one.name not in PRIVATE_FIELDS
 }
-"""The others, and what they are if a recording does not say."""
-MAX_KEYS = 1 << 16
-"""At the beginning of a half: to write more would hold a step up."""
-_DIGESTED_FIELDS = "salt", "tenant"
+"""The other fields, and their values where a recording has none."""
 
 
 class RecordRing:
-    """The memory, of who writes it."""
+    """Shared memory of two halves, filled in turn. Each begins with a state record, or a plan and
+    a state record, so that the other half may be overwritten.
+    """
 
     def __init__(self, descriptor: int, size: int) -> None:
         os.ftruncate(descriptor, size)
         self._memory = mmap.mmap(descriptor, size)
-        self._half_bytes = (size - _HEADER.size) // 2
-        self._current = self._offset = 0
-        self._numbers = [0, -1]
-        self._lengths = [0, 0]
-        self._submitted = (0, 0.0)
-        self._write_header()
+        self.half_bytes = (size - _HEADER.size) // 2
+        self._current = self._length = self._number = 0
+        _HEADER.pack_into(self._memory, 0, MAGIC, 0, 0.0, 0, 0, -1, 0)
 
     def append(self, data: bytes) -> bool:
-        """Add a record. False: this half is full."""
-        length = len(data) + _LENGTH.size
-        if self._offset + length > self._half_bytes:
+        """Add a record. Returns False if this half is full."""
+        end = self._length + _LENGTH.size + len(data)
+        if end > self.half_bytes:
             return False
-        begin = _HEADER.size + self._current * self._half_bytes + self._offset
+        begin = _HEADER.size + self._current * self.half_bytes + self._length
         _LENGTH.pack_into(self._memory, begin, len(data))
-        self._memory[begin + _LENGTH.size : begin + length] = data
-        self._offset += length
-        _INT64.pack_into(self._memory, _LENGTH_OFFSETS[self._current], self._offset)
+        begin += _LENGTH.size
+        self._memory[begin : begin + len(data)] = data
+        self._length = end
+        _HALF.pack_into(self._memory, _HALF_OFFSETS[self._current], self._number, end)
         return True
 
     def switch_half(self) -> None:
-        """Go on in the other half, whose records are forgotten."""
-        number = self._numbers[self._current] + 1
-        self._lengths[self._current] = self._offset
-        self._current, self._offset = 1 - self._current, 0
-        self._numbers[self._current] = number
-        self._lengths[self._current] = 0
-        self._write_header()
+        """Overwrite the other half from now on."""
+        self._number += 1
+        self._current, self._length = 1 - self._current, 0
+        _HALF.pack_into(self._memory, _HALF_OFFSETS[self._current], self._number, 0)
 
     def mark_submitted(self, step: int, at: float) -> None:
-        """The executor has this step."""
+        """Note the step that the executor was given last."""
         _SUBMITTED.pack_into(self._memory, _SUBMITTED_OFFSET, step, at)
-        self._submitted = (step, at)
-
-    def _write_header(self) -> None:
-        (n0, n1), (l0, l1) = self._numbers, self._lengths
-        _HEADER.pack_into(self._memory, 0, MAGIC, self._current, n0, l0, n1, l1, *self._submitted)
-
-
-_INT64 = struct.Struct("<q")
-_LENGTH_OFFSETS = (24, 40)  # of the lengths, in _HEAD
-_SUBMITTED = struct.Struct("<qd")
-_SUBMITTED_OFFSET = 48
 
 
 class RingContents(NamedTuple):
-    """What a ring had."""
+    """The contents of a ring. submitted_step: the last step that the executor was given."""
 
-    submitted_step: int  # the last step that the executor was given
+    submitted_step: int
     submitted_at: float
     records: list[list[Any]]
 
 
 def read_ring(descriptor: int) -> RingContents | None:
-    """The records, oldest first. None: nobody has written any."""
+    """The records, oldest first, from a state record on. None if nothing was written."""
     size = os.fstat(descriptor).st_size
     if size < _HEADER.size:
         return None
     with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as memory:
-        magic, _, n0, l0, n1, l1, step, at = _HEADER.unpack_from(memory, 0)
+        magic, step, at, n0, l0, n1, l1 = _HEADER.unpack_from(memory, 0)
         if magic != MAGIC:
             return None
         half = (size - _HEADER.size) // 2
-        found = sorted([(n0, _HEADER.size, l0), (n1, _HEADER.size + half, l1)])
+        halves = sorted([(n0, _HEADER.size, l0), (n1, _HEADER.size + half, l1)])
         records = [
             record
-            for number, begin, length in found
+            for number, begin, length in halves
             if number >= 0
-            for record in _records(memory, begin, min(length, half))
+            for record in _read_half(memory, begin, min(length, half))
         ]
-    return RingContents(step, at, records)
+    return RingContents(step, at, list(dropwhile(lambda record: record[0] != "b", records)))
 
 
-def _records(memory: mmap.mmap, begin: int, length: int) -> Iterator[list[Any]]:
+def _read_half(memory: mmap.mmap, begin: int, length: int) -> Iterator[list[Any]]:
     at = 0
     while at + _LENGTH.size <= length:
         (size,) = _LENGTH.unpack_from(memory, begin + at)
@@ -158,54 +139,51 @@ def _records(memory: mmap.mmap, begin: int, length: int) -> Iterator[list[Any]]:
 
 
 class _RequestState:
-    """A request that has not ended."""
+    """A request that has not ended: its facts, the indexes of its live sequences, and those of its
+    sequences that have joined.
+    """
 
     __slots__ = ("facts", "live_indexes", "sequences")
 
-    def __init__(self, facts: dict[str, Any], alive: set[int]) -> None:
+    def __init__(self, facts: dict[str, Any], live_indexes: set[int]) -> None:
         self.facts = facts
-        self.live_indexes = alive  # indexes of its sequences
-        self.sequences: dict[int, Seq] = {}  # those that have joined, by index
+        self.live_indexes = live_indexes
+        self.sequences: dict[int, Seq] = {}
 
 
 class FlightRecorder(StepObserver):
-    """The writer. One for an engine, from its first request on."""
+    """Writes the ring. One per engine, from its first request on."""
 
     def __init__(
         self,
         ring: RecordRing,
         available: Callable[[], int],
         *,
-        prompts: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """available: how many blocks could be had now. prompts: keep tokens, too."""
+        """available: returns how many blocks could be allocated now."""
         self._ring = ring
         self._available = available
-        self._record_tokens = prompts
         self._clock = clock
-        self._encode = msgspec.msgpack.Encoder(enc_hook=_to_list).encode
-        self._request_count = 0  # requests so far
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._request_count = self._sequence_count = self._step = 0
         self._active: dict[str, _RequestState] = {}
-        self._numbers: dict[str, int] = {}  # of requests that are here or held
+        self._numbers: dict[str, int] = {}  # of requests that are active or held
         self._held: set[str] = set()
-        self._sequences: dict[Seq, int] = {}  # their numbers
-        self._sequence_count = 0
-        self._keys_written: dict[Seq, int] = {}  # how many were written
-        self._keyless: dict[Seq, None] = {}  # joined without a look into the prefix cache
-        self._last_rows: tuple[Seq, ...] | None = None  # rows of the plan before
-        self._step = 0
-        self._unwritten_plan: StepPlan | None = None  # made, and not written yet
+        self._sequences: dict[Seq, int] = {}  # numbers, in the order of joining
+        self._keys_written: dict[Seq, int] = {}
+        self._keyless: dict[Seq, None] = {}  # joined without a lookup in the prefix cache
+        self._last_rows: tuple[Seq, ...] | None = None  # of the plan before
         self._write_state()
 
-    # -- as a witness ---------------------------------------------------------------------------
+    # -- as an observer -------------------------------------------------------------------------
 
     def on_request_added(self, request: Request, *, kept: bool) -> None:
         self._request_count += 1
-        facts = self._request_facts(request, self._request_count, kept)
+        facts = self._request_facts(request, kept)
         self._append("a", self._clock(), facts)
-        on_sequence_abort = {i for i, said in enumerate(request.resumed_tokens) if said is None}
-        self._active[request.id] = _RequestState(facts, set(range(request.n)) - on_sequence_abort)
+        ended = {i for i, tokens in enumerate(request.resumed_tokens) if tokens is None}
+        self._active[request.id] = _RequestState(facts, set(range(request.n)) - ended)
         self._numbers[request.id] = self._request_count
         if request.hold:
             self._held.add(request.id)
@@ -221,19 +199,18 @@ class FlightRecorder(StepObserver):
 
     def on_request_abort(self, request_id: str) -> None:
         if request_id in self._numbers:
-            here = self._active.get(request_id)
-            sequences = {} if here is None else here.sequences
-            keys = [(index, self._truncated_keys(seq, 0)) for index, seq in sequences.items()]
-            self._append("x", self._clock(), self._numbers[request_id], keys)
+            state = self._active.get(request_id)
+            for seq in () if state is None else state.sequences.values():
+                self._write_late_keys(seq)
+            self._append("x", self._clock(), self._numbers[request_id])
             self._held.discard(request_id)
             self._remove_request(request_id)
 
     def on_sequence_abort(self, request_id: str, index: int) -> None:
-        here = self._active.get(request_id)
-        if here is not None and index in here.live_indexes:
-            seq = here.sequences.get(index)
-            keys = b"" if seq is None else self._truncated_keys(seq, 0)
-            self._append("e", self._clock(), self._numbers[request_id], index, keys)
+        state = self._active.get(request_id)
+        if state is not None and index in state.live_indexes:
+            self._write_late_keys(state.sequences.get(index))
+            self._append("e", self._clock(), self._numbers[request_id], index)
             self._remove_sequence(request_id, index)
 
     def on_request_release(self, request_id: str) -> None:
@@ -247,33 +224,26 @@ class FlightRecorder(StepObserver):
         self._append("c", self._clock())
 
     def on_step_planned(self, plan: StepPlan) -> None:
-        self._unwritten_plan = plan
-        for seq in plan.joins:
-            self._record_join(seq)
-        if plan.rows:
-            sequences, starts, counts, samples = zip(*plan.rows)
-        else:
-            sequences = starts = counts = samples = ()
+        self._step = plan.step
+        joins = [self._join(seq) for seq in plan.joins]
+        sequences, starts, counts, samples = zip(*plan.rows) if plan.rows else ((),) * 4
+        begin = "p", plan.step, self._clock(), self._available(), joins, starts
         same = sequences == self._last_rows
-        record = (
-            "p",
-            plan.step,
-            self._clock(),
-            self._available(),
-            starts,
-            None if same else [self._sequences[seq] for seq in sequences],
+        rest = (
             None if sum(counts) == len(counts) else counts,
             None if all(samples) else samples,
             plan.leaves,
             [self._numbers.get(one, 0) for one in plan.preempted],
             (len(plan.swap_out), len(plan.swap_in), len(plan.copies)),
         )
-        if not self._ring.append(self._encode(record)):
-            self._switch_half()
-            numbers = [self._sequences[seq] for seq in sequences]
-            self._ring.append(self._encode((*record[:5], numbers, *record[6:])))
+        numbers = None if same else [self._sequences[seq] for seq in sequences]
         self._last_rows = sequences
-        self._unwritten_plan, self._step = None, plan.step
+        if not self._ring.append(self._encode((*begin, numbers, *rest))):
+            self._ring.switch_half()
+            numbers = [self._sequences[seq] for seq in sequences]
+            self._ring.append(self._encode((*begin, numbers, *rest)))
+            self._last_rows = None
+            self._write_state()  # after the plan: it is in the state of the sequences
 
     def on_step_submitted(self, plan: StepPlan) -> None:
         self._ring.mark_submitted(plan.step, self._clock())
@@ -281,26 +251,17 @@ class FlightRecorder(StepObserver):
     def on_step_finished(
         self, plan: StepPlan, updates: Sequence[Update], prompt_tokens: int, seconds: float
     ) -> None:
-        on_sequence_abort = [update for update in updates if update[3] is not None]
-        ends = (
-            [self._describe_end(update) for update in on_sequence_abort]
-            if on_sequence_abort
-            else ()
-        )
-        said = (
-            [self._describe_tokens(update) for update in updates] if self._record_tokens else None
-        )
-        self._append("l", plan.step, self._clock(), prompt_tokens, seconds, ends, said)
-        for update in on_sequence_abort:
+        ended = [update for update in updates if update[3] is not None]  # its finish
+        ends = [self._describe_end(update) for update in ended] if ended else ()
+        self._append("l", plan.step, self._clock(), prompt_tokens, seconds, ends)
+        for update in ended:
             self._remove_sequence(update.request_id, update.index)
-        if self._keyless:
-            self._write_late_keys()
+        for seq in [one for one in self._keyless if one.computed >= one.prompt_len]:
+            del self._keyless[seq]
+            self._write_late_keys(seq)
 
-    def on_step_failed(self, plan: StepPlan, updates: Sequence[Update]) -> None:
+    def on_step_failed(self, plan: StepPlan) -> None:
         self._append("f", plan.step, self._clock())
-        for update in updates:
-            if update.finish is not None:
-                self._remove_sequence(update.request_id, update.index)
 
     def on_request_failed(self, request_id: str, message: str) -> None:
         if request_id in self._numbers:
@@ -312,132 +273,92 @@ class FlightRecorder(StepObserver):
     def _append(self, *record: Any) -> None:
         data = self._encode(record)
         if not self._ring.append(data):
-            self._switch_half()
-            self._ring.append(data)  # what is larger than a half is not kept
-
-    def _switch_half(self) -> None:
-        self._ring.switch_half()
-        self._last_rows = None
-        self._write_state()
+            self._ring.switch_half()
+            self._last_rows = None
+            self._write_state()
+            self._ring.append(data)  # a record larger than a half is not kept
 
     def _write_state(self) -> None:
-        """Write who is here: with keys of blocks, or without, or nothing if there is no room."""
-        self._keys_written = {}
+        """Write the requests that are here, with the keys of so many blocks as there is space."""
+        self._keys_written.clear()
+        left = min(MAX_KEYS, self._ring.half_bytes // (4 * KEY_BYTES))
+        requests = []
+        for state in self._active.values():
+            sequences = []
+            for index, seq in state.sequences.items():
+                left -= len(seq.keys)
+                runs = seq.state is SequenceState.RUNNING
+                numbers = self._sequences[seq], index, seq.planned if runs else 0
+                generated = len(seq.tokens) - seq.prompt_len
+                keys = self._new_keys(seq) if left >= 0 else (0, b"")
+                sequences.append((*numbers, generated, runs, keys))
+            live = sorted(state.live_indexes)
+            requests.append({**state.facts, "live": live, "sequences": sequences})
         begin = "b", self._step, self._clock(), self._available()
-        later = self._unwritten_changes()
-        for most in (MAX_KEYS, 0):
-            left = [most]
-            here = [self._describe_request(one, later, left) for one in self._active.values()]
-            if self._ring.append(self._encode((*begin, here, list(self._sequences.values())))):
-                return
-        self._ring.append(self._encode((*begin, None, ())))
+        if not self._ring.append(self._encode((*begin, requests, list(self._sequences.values())))):
+            self._ring.append(self._encode((*begin, None, ())))
 
-    def _unwritten_changes(self) -> dict[Seq, tuple[int, int, bool]]:
-        """What a plan that is not written yet has changed: tokens planned, said, who joined."""
-        plan = self._unwritten_plan
-        if plan is None:
-            return {}
-        joined = frozenset(plan.joins)
-        changes = {row.seq: (row.count, int(row.samples), row.seq in joined) for row in plan.rows}
-        return dict.fromkeys(joined, (0, 0, True)) | changes
-
-    def _describe_request(
-        self, here: _RequestState, later: dict[Seq, tuple[int, int, bool]], left: list[int]
-    ) -> dict[str, Any]:
-        """A request for who begins to read here: as it is when steps in flight have landed.
-
-        left: how many keys may still be written.
-        """
-        found = []
-        for index, seq in here.sequences.items():
-            on_step_planned, said, joined = later.get(seq, (0, 0, False))
-            runs = seq.state is SequenceState.RUNNING and not joined
-            place = self._sequences[seq], index, seq.planned - on_step_planned if runs else 0
-            known = len(seq.tokens) - seq.prompt_len - said
-            left[0] -= len(seq.keys)
-            keys = self._truncated_keys(seq, 0) if left[0] >= 0 else b""
-            found.append((*place, known, runs, keys))
-        return {**here.facts, "alive": sorted(here.live_indexes), "sequences": found}
-
-    def _request_facts(self, request: Request, number: int, kept: bool) -> dict[str, Any]:
-        parent = None if request.parent is None else self._numbers.get(request.parent)
-        facts: dict[str, Any] = {}
-        for name, usual in PLAIN_FIELDS.items():
-            value = getattr(request, name)
-            if value != usual:
-                facts[name] = value
-        facts |= {
-            name: sha256(getattr(request, name)).digest()[:KEY_BYTES] for name in _DIGESTED_FIELDS
+    def _request_facts(self, request: Request, kept: bool) -> dict[str, Any]:
+        facts = {
+            name: getattr(request, name)
+            for name, default in PLAIN_FIELDS.items()
+            if getattr(request, name) != default
         }
         return facts | {
-            "number": number,
+            "number": self._request_count,
             "digest": request_digest(request.id),
             "prompt": len(request.prompt),
-            "spoken": [None if one is None else len(one) for one in request.resumed_tokens],
-            "parent": parent,
+            "resumed": [None if one is None else len(one) for one in request.resumed_tokens],
+            "parent": self._numbers.get(request.parent or ""),
             "kept": kept,
-            "judged": request.params.prompt_logprobs is not None,
-            "tokens": request.prompt if self._record_tokens else None,
+            "prompt_logprobs": request.params.prompt_logprobs is not None,
+            "salt": sha256(request.salt).digest()[:KEY_BYTES],
+            "tenant": sha256(request.tenant).digest()[:KEY_BYTES],
         }
 
-    def _record_join(self, seq: Seq) -> None:
-        request_id = seq.request.id
-        number = self._sequences.get(seq)
+    def _join(self, seq: Seq) -> tuple[Any, ...]:
+        request_id, number = seq.request.id, self._sequences.pop(seq, None)
         if number is None:
             self._sequence_count += 1
-            number = self._sequences[seq] = self._sequence_count
+            number = self._sequence_count
             self._active[request_id].sequences[seq.index] = seq
-        else:  # it comes behind those who came while it was out
-            self._sequences[seq] = self._sequences.pop(seq)
-        keys = self._truncated_keys(seq, self._keys_written.get(seq, 0))
-        self._keys_written[seq] = len(seq.keys)
+        self._sequences[seq] = number  # the last in the order, also after a preemption
         if not seq.keys:
             self._keyless[seq] = None
-        place = self._numbers[request_id], seq.index
-        self._append("j", number, *place, seq.computed, keys)
+        return number, self._numbers[request_id], seq.index, seq.computed, self._new_keys(seq)
 
-    def _write_late_keys(self) -> None:
-        """Write keys of those who had none when they joined, once their prompts are computed."""
-        for seq in [one for one in self._keyless if one.computed >= one.prompt_len]:
-            del self._keyless[seq]
-            self._keys_written[seq] = len(seq.keys)
-            if seq.keys:
-                self._append("k", self._sequences[seq], self._truncated_keys(seq, 0))
+    def _new_keys(self, seq: Seq) -> tuple[int, bytes]:
+        """How many keys of its blocks were written before, and the others."""
+        since = self._keys_written.get(seq, 0)
+        self._keys_written[seq] = len(seq.keys)
+        return since, b"".join([key[:KEY_BYTES] for key in seq.keys[since:]])
 
-    def _truncated_keys(self, seq: Seq, since: int) -> bytes:
-        return b"".join([key[:KEY_BYTES] for key in seq.keys[since:]])
+    def _write_late_keys(self, seq: Seq | None) -> None:
+        """Write the keys of blocks that were filled since a sequence joined."""
+        if seq is not None and len(seq.keys) > self._keys_written.get(seq, 0):
+            self._append("k", self._sequences[seq], self._new_keys(seq))
 
     def _describe_end(self, update: Update) -> tuple[Any, ...]:
-        here = self._active.get(update.request_id)
-        seq = None if here is None else here.sequences.get(update.index)
-        keys = b"" if seq is None else self._truncated_keys(seq, 0)
-        place = self._numbers.get(update.request_id, 0), update.index
-        return (
-            *place,
-            update.finish,
-            update.last_token_is_text,
-            update.fault,
-            len(update.token_ids),
-            keys,
-        )
+        state = self._active.get(update.request_id)
+        self._write_late_keys(None if state is None else state.sequences.get(update.index))
+        number = self._numbers.get(update.request_id, 0)
+        text = update.last_token_is_text
+        return number, update.index, update.finish, text, update.fault, len(update.token_ids)
 
-    def _describe_tokens(self, update: Update) -> tuple[int, int, Sequence[int]]:
-        return self._numbers.get(update.request_id, 0), update.index, update.token_ids
-
-    # -- who is here ----------------------------------------------------------------------------
+    # -- requests and sequences that have not ended ---------------------------------------------
 
     def _remove_sequence(self, request_id: str, index: int) -> None:
-        here = self._active.get(request_id)
-        if here is None:
+        state = self._active.get(request_id)
+        if state is None:
             return
-        self._drop_sequence(here.sequences.pop(index, None))
-        here.live_indexes.discard(index)
-        if not here.live_indexes:
+        self._drop_sequence(state.sequences.pop(index, None))
+        state.live_indexes.discard(index)
+        if not state.live_indexes:
             self._remove_request(request_id)
 
     def _remove_request(self, request_id: str) -> None:
-        here = self._active.pop(request_id, None)
-        for seq in () if here is None else here.sequences.values():
+        state = self._active.pop(request_id, None)
+        for seq in () if state is None else state.sequences.values():
             self._drop_sequence(seq)
         if request_id not in self._held:
             self._numbers.pop(request_id, None)
@@ -450,11 +371,5 @@ class FlightRecorder(StepObserver):
 
 
 def request_digest(request_id: str) -> str:
-    """What a recording calls a request: who has its id finds it there."""
+    """The name of a request in a recording: to find a request whose id is known."""
     return sha256(request_id.encode()).hexdigest()[:12]
-
-
-def _to_list(value: object) -> object:
-    if isinstance(value, (set, frozenset)):
-        return sorted(value)
-    raise TypeError(f"a recording has no {type(value).__name__}")

@@ -1,9 +1,10 @@
-"""A recording as a file: what an engine's flight recorder had when the engine died or hung.
+"""Recording file: what the flight recorder held when an engine died or hung.
 
-JSON lines, gzipped. The first is an object: version, why and when, versions, the engine's config,
-its last beat, its stacks. Each other is a record of quire.engine.recording.flight_recorder.
-There are no paths, keys or texts in it: keys of blocks have become numbers that mean nothing
-elsewhere, and so have salts and tenants. Whoever starts engines writes it; `quire replay` reads it.
+Gzipped JSON lines. The first is a header: format, reason, time, package versions, the engine's
+config, its last heartbeat and its stacks. The others are records of
+quire.engine.recording.flight_recorder, with numbers for digests of block keys, salts and tenants.
+There are no paths and no texts. The parent of the engine's process writes it; `quire replay` reads
+it.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from quire.engine.heartbeat_page import Heartbeat
 from quire.engine.recording import flight_recorder
 from quire.errors import ConfigError
 
-FORMAT = 1
+FORMAT = 2
 MAX_FILES = 10
-"""Files in a folder; the oldest goes."""
+"""Files in a folder; the oldest is deleted."""
 SUFFIX = ".jsonl.gz"
 MAX_UNPACKED_BYTES = 1 << 30
-"""Of a file unpacked: more is no recording."""
+"""Bytes of an unpacked file that are read."""
 PACKAGES = ("quire", "torch", "triton", "numpy", "xgrammar", "llguidance")
 _LEVEL = 1  # another engine starts meanwhile
 _PATH = re.compile(r"(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
@@ -40,7 +41,7 @@ _PATH = re.compile(r"(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """What a file holds."""
+    """The contents of a file."""
 
     header: dict[str, Any]
     config: EngineConfig
@@ -56,7 +57,7 @@ def write_recording(
     beat: Heartbeat,
     stacks: str,
 ) -> Path:
-    """Make the file; where it is. Raises OSError."""
+    """Write a new file. Returns its path. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     header = _header(taken, config, why, beat, stacks)
     path = _unused_path(folder, time.strftime("flight-%Y%m%d-%H%M%S"))
@@ -64,30 +65,33 @@ def write_recording(
     encode = msgspec.json.Encoder().encode
     with os.fdopen(descriptor, "wb") as raw, gzip.GzipFile("", "wb", _LEVEL, raw, 0) as file:
         file.write(encode(header) + b"\n")
-        for record in _anonymized(taken.records):
+        for record in _anonymize(taken.records):
             file.write(encode(record) + b"\n")
     _delete_oldest(folder)
     return path
 
 
 def read_recording(path: Path) -> Recording:
-    """A file that write() made, here or elsewhere. Raises ConfigError if it is none."""
+    """Read a file of write_recording(). Raises ConfigError if it is not one of this format."""
     try:
         with gzip.open(path, "rb") as file:
             data = file.read(MAX_UNPACKED_BYTES)
         lines = data.splitlines()
         header = msgspec.json.decode(lines[0])
         if header["quire_flight"] != FORMAT:
-            message = f"{path.name} is a recording of format {header['quire_flight']}, not {FORMAT}"
-            raise ConfigError(message)
+            raise ConfigError(
+                f"{path.name} has recording format {header['quire_flight']}, this version of quire "
+                f"reads format {FORMAT} only: replay it with the version that wrote it "
+                f"({header.get('versions', {}).get('quire', 'unknown')})"
+            )
         config = msgspec.convert(header["config"], EngineConfig)
         records = [msgspec.json.decode(line, type=list[Any]) for line in lines[1:]]
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {path}") from None
+        raise ConfigError(f"file not found: {path}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"cannot read {path.name}: {error}") from None
     except (LookupError, TypeError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"{path.name} is no recording: {error}") from None
+        raise ConfigError(f"{path.name} is not a recording: {error}") from None
     return Recording(header, config, records)
 
 
@@ -123,7 +127,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def redact_config(config: EngineConfig) -> EngineConfig:
-    """Without what is private: paths, tokens, templates, whose model it is."""
+    """The config without private values: paths, tokens, templates, the owner of the model."""
     model = replace(
         config.model,
         name=Path(config.model.name).name,
@@ -137,32 +141,26 @@ def redact_config(config: EngineConfig) -> EngineConfig:
     return replace(config, model=model, load=load, observe=observe, health=HealthSection())
 
 
-def _anonymized(records: list[list[Any]]) -> Iterator[list[Any]]:
-    """With numbers in place of digests; the same number for the same digest."""
+def _anonymize(records: list[list[Any]]) -> Iterator[list[Any]]:
+    """Replace digests by numbers: the same number for the same digest."""
     numbers: dict[bytes, int] = {}
-
-    def number(value: bytes) -> int:
-        return numbers.setdefault(value, len(numbers) + 1)
-
-    def numbered(keys: bytes) -> list[int]:
-        size = flight_recorder.KEY_BYTES
-        return [number(keys[i : i + size]) for i in range(0, len(keys), size)]
 
     def plain(value: Any) -> Any:
         if isinstance(value, bytes):
-            return numbered(value)
+            size = flight_recorder.KEY_BYTES
+            digests = [value[i : i + size] for i in range(0, len(value), size)]
+            return [numbers.setdefault(one, len(numbers) + 1) for one in digests]
         if isinstance(value, list):
             return [plain(one) for one in value]
         if isinstance(value, dict):
             return {name: plain(one) for name, one in value.items()}
         return value
 
-    for record in records:
-        yield record if record[0] == "p" else plain(record)
+    return map(plain, records)
 
 
 def _unused_path(folder: Path, name: str) -> Path:
-    """A name that no file has."""
+    """A path that does not exist yet."""
     found = folder / f"{name}{SUFFIX}"
     count = 1
     while found.exists():
