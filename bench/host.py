@@ -126,9 +126,9 @@ def show(name, count, busy, total_us, ranked, limit):
 
 def graph_alone(llm, rows, count=30):
     """Microseconds of the graph that the last steps replayed, without a host between replays."""
-    lane = llm.llm_engine.engine._executor.runner.lane
-    size = lane._graphs.size_for(rows, "greedy")
-    graph = lane._graphs._made.get((size, "greedy"))
+    lane = llm.llm_engine.engine._executor.runner.worker
+    size = lane._decode_graphs.size_for(rows, "greedy")
+    graph = lane._decode_graphs._captured.get((size, "greedy"))
     if graph is None:
         return None
     torch.cuda.synchronize()
@@ -140,7 +140,7 @@ def graph_alone(llm, rows, count=30):
             graph.replay()
         end.record()
         torch.cuda.synchronize()
-        lane._pinned_io.mend()
+        lane._pinned_io.resync()
     return start.elapsed_time(end) * 1e3 / count
 
 
@@ -240,7 +240,7 @@ def batch(llm, clock, share, watch, number):
     parts = {name: round(seconds, 2) for name, seconds in clock.take().items()}
     shown = {n: [watch.counts[n], round(s, 2)] for n, s in sorted(watch.seconds.items())}
     late = sum(s for n, s in watch.seconds.items() if n.startswith("late")) / wall
-    graphs = len(llm.llm_engine.engine._executor.runner.lane._graphs._made)
+    graphs = len(llm.llm_engine.engine._executor.runner.worker._decode_graphs._captured)
     print(
         json.dumps(
             dict(

@@ -20,6 +20,7 @@ import torch
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Sequence, StopConditions
 from quire.sampling.sampler import Sampler
+from quire.sampling.slot_join import SlotJoin
 
 KINDS = {
     "greedy": {"temperature": 0.0},
@@ -57,7 +58,7 @@ def measure(kind, rows, vocab, dtype):
     for slot in range(rows):
         prompt = tuple(i % vocab for i in range(slot, slot + PROMPT))
         request = Request(str(slot), prompt, StopConditions(10_000), params, seed=slot)
-        sampler.join(slot, Sequence(request, 0, list(prompt), ([],)))
+        sampler.join(SlotJoin.from_sequence(Sequence(request, 0, list(prompt), ([],)), slot))
     logits, slots = logits_like(rows, vocab, "flat" in kind, dtype), list(range(rows))
     best, best_cpu, spent, position = float("inf"), float("inf"), 0.0, 0
     while position < 5 or (spent < 0.4 and position < 400):

@@ -19,6 +19,7 @@ import torch
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Sequence, StopConditions
 from quire.sampling.sampler import Sampler
+from quire.sampling.slot_join import SlotJoin
 
 CUDA = torch.device("cuda")
 KINDS = {
@@ -62,7 +63,7 @@ def sampler_of(kind, rows, vocab):
         request = Request(
             str(slot), prompt, StopConditions(10_000), params_of(kind, slot), seed=slot
         )
-        sampler.join(slot, Sequence(request, 0, list(prompt), ([],)))
+        sampler.join(SlotJoin.from_sequence(Sequence(request, 0, list(prompt), ([],)), slot))
     return sampler
 
 

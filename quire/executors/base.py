@@ -1,8 +1,8 @@
-"""How a plan reaches the device, wherever the device is.
+"""Contract of an executor: sends steps to the workers of one or more ranks.
 
-Plans are submitted and waited for in the same order. `submit` returns at once when the executor can
-work while the scheduler plans (steps in flight); it has copied by then all it needs of the plan's
-live objects.
+Plans are submitted and waited for in the same order. `submit` returns at once when the workers can
+run while the scheduler plans (steps in flight); by then it has copied all that it needs of the
+plan's live objects. What is not a step goes through `call`: no caller reaches a worker directly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from quire.core.types import StepPlan, StepResult
 
 
 class StepFuture(Protocol):
-    """A step under way."""
+    """A step in flight."""
 
     def wait(self) -> StepResult:
         """Block until the step is done. Raises what the step raised."""
@@ -22,12 +22,22 @@ class StepFuture(Protocol):
 
 
 class Executor(Protocol):
-    """One or more devices that obey plans."""
+    """One or more ranks that run plans."""
 
     def submit(self, plan: StepPlan) -> StepFuture: ...
 
+    def call(self, name: str, *args: Any) -> list[Any]:
+        """Run a method of quire.runner.worker_calls.WorkerCalls on every rank, between steps.
+
+        Returns one result per rank, in rank order.
+        """
+        ...
+
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
-        """Run `function(model)` on every rank, between steps; one result per rank."""
+        """Run `function(model)` on every rank, between steps; one result per rank.
+
+        Raises Unsupported where ranks are other processes: functions cannot be sent there.
+        """
         ...
 
     def release_kv_memory(self) -> None:
@@ -35,10 +45,10 @@ class Executor(Protocol):
         ...
 
     def recover(self) -> None:
-        """A step raised, and all that were submitted have been waited for: be ready for more.
+        """Prepare for more steps after one raised and all submitted ones were waited for.
 
-        Slots are joined anew from here on. Raises EngineDead if the device is lost: a process that
-        goes on with it would fail every step.
+        Slots are joined anew afterwards. Raises EngineDead if a device is lost: each later step in
+        this process would fail.
         """
         ...
 

@@ -1,8 +1,8 @@
-"""One device in this process.
+"""Inline executor: runs one worker in this process.
 
-With `threaded` the device half runs in a thread of its own, so that the scheduler plans step n + 1
-while the kernels (which release the GIL) compute step n: what a CPU needs to overlap. Without, a
-step is launched in submit(); a GPU then computes while the scheduler plans.
+With `threaded` the worker runs in a thread of its own, so that the scheduler plans step n + 1
+while the kernels (which release the GIL) compute step n: a CPU needs that to overlap. Without it,
+submit() launches the step, and a GPU computes while the scheduler plans.
 A process forked from this one has no such thread: it starts its own, and steps it inherited fail.
 """
 
@@ -16,7 +16,9 @@ from typing import Any
 from quire.core.types import StepPlan, StepResult
 from quire.errors import EngineError
 from quire.executors.base import StepFuture
-from quire.runner.model_runner import ModelInput, ModelRunner
+from quire.runner.model_input import ModelInput, ModelInputBuilder
+from quire.runner.model_runner import ModelRunner
+from quire.runner.worker_calls import WorkerCalls
 
 
 class _ThreadStepFuture:
@@ -34,37 +36,45 @@ class _ThreadStepFuture:
 
 
 class Executor:
-    """Obeys plans with one runner."""
+    """Runs plans with one runner."""
 
-    def __init__(self, runner: ModelRunner, *, threaded: bool) -> None:
+    def __init__(self, inputs: ModelInputBuilder, runner: ModelRunner, *, threaded: bool) -> None:
         self.runner = runner
+        self._inputs = inputs
+        self._calls = WorkerCalls(runner)
         self._thread = _device_thread() if threaded else None
         self._pid = os.getpid()
         self._step_failed = False  # a step raised in the thread: those behind it do not run
 
     def submit(self, plan: StepPlan) -> StepFuture:
-        work = self.runner.prepare(plan)
+        step = self._inputs.build(plan)
         thread = self._own_thread()
         if thread is None:
-            return self.runner.launch(work)
-        return _ThreadStepFuture(thread.submit(self._run, work))
+            return self.runner.launch(step)
+        return _ThreadStepFuture(thread.submit(self._run, step))
 
-    def _run(self, work: ModelInput) -> StepResult:
-        """In the thread. What is behind a step that raised would run on half of its state."""
+    def _run(self, step: ModelInput) -> StepResult:
+        """In the thread. A step behind one that raised would run on half of its state."""
         if self._step_failed:
             raise EngineError("the step before failed")
         try:
-            return self.runner.launch(work).wait()
+            return self.runner.launch(step).wait()
         except BaseException:
             self._step_failed = True
             raise
 
+    def call(self, name: str, *args: Any) -> list[Any]:
+        return [self._run_between_steps(getattr(self._calls, name), *args)]
+
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
+        return [self._run_between_steps(function, self.runner.model)]
+
+    def _run_between_steps(self, function: Callable[..., Any], *args: Any) -> Any:
         thread = self._own_thread()
-        if thread is None:
-            self.runner.worker.synchronize()
-            return [function(self.runner.model)]
-        return [thread.submit(function, self.runner.model).result()]
+        if thread is not None:
+            return thread.submit(function, *args).result()
+        self.runner.worker.synchronize()
+        return function(*args)
 
     def release_kv_memory(self) -> None:
         self.runner.release_kv_memory()

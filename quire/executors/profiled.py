@@ -1,4 +1,4 @@
-"""An executor that records a trace of some of the steps it passes on."""
+"""Profiled executor: records a trace of some of the steps that it passes to another executor."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.runner.profiler import StepProfiler
 
 
 class Executor:
-    """Passes everything on to another."""
+    """Passes everything to another executor."""
 
     def __init__(self, inner: Inner, trace: StepProfiler) -> None:
         self.inner = inner
@@ -21,6 +21,9 @@ class Executor:
     def submit(self, plan: StepPlan) -> StepFuture:
         self._trace.before_step()
         return self.inner.submit(plan)
+
+    def call(self, name: str, *args: Any) -> list[Any]:
+        return self.inner.call(name, *args)
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         return self.inner.apply_model(function)

@@ -5,13 +5,13 @@ The runner calls a lane in plan order, from one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from quire.core.types import BlockCopy, StepResult, TokenLogprobs
-from quire.runner.prompt_logprobs import PromptLogprobsInput
+from quire.runner.parts.base import StepPart
 from quire.runner.slots import BlockTableUpdate
 from quire.runner.step_batch import StepBatch
 from quire.sampling.sampler_output import RowErrors
@@ -59,7 +59,7 @@ class DeviceWorker(Protocol):
         """Copy blocks of the device; none is both read and written."""
         ...
 
-    def compute(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> StepHandle:
+    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> StepHandle:
         """Start the forward pass and the sampling."""
         ...
 
@@ -82,13 +82,13 @@ def build_step_result(
     inputs: StepBatch,
     ids: Sequence[int],
     logprobs: Mapping[int, TokenLogprobs],
-    judged: dict[int, list[TokenLogprobs]],
+    extras: Mapping[str, Any],
     verdicts: RowErrors,
     binding: GrammarMasks | None = None,
 ) -> StepResult:
-    """Say in terms of the plan's rows what was sampled for rows [R] of the inputs.
+    """The step's result by the plan's rows, from what was sampled for rows [R] of the inputs.
 
-    binding: of the sampling; it is settled.
+    extras: further fields of the result, from parts. binding: of the sampling, committed.
     """
     rows, ends = inputs.sampled_rows, {}
     errors, refusals, spoilt = verdicts
@@ -106,11 +106,11 @@ def build_step_result(
     return StepResult(
         tokens,
         logprobs={rows[i]: [value] for i, value in logprobs.items()},
-        prompt_logprobs=judged,
         errors=_by_plan_row(errors, rows),
         request_errors=_by_plan_row(refusals, rows),
         non_finite=_by_plan_row(spoilt, rows),
         finish_reasons=ends,
+        **extras,
     )
 
 

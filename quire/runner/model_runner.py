@@ -1,95 +1,49 @@
-"""The engine's hands: obeys a plan with one forward pass and one sampling.
+"""The worker's half of an executor: runs each ModelInput with one forward pass and one sampling.
 
-    prepare(plan)   engine thread: what the step needs is copied from the scheduler's objects
-    launch(work)    slots joined and left, tables written, blocks moved, forward and sampling begun
+    launch(input)   slots left and joined, tables written, blocks moved, forward and sampling begun
     .wait()         the StepResult
 
-On the CPU launch() does the step, in a thread of its own under overlap; on a GPU it returns when
-the kernels are in line. Which it is, is the lane's business. A feature is a part with a place in
-this pipeline, never a branch in it.
+On the CPU launch() runs the whole step; on a GPU it returns when the kernels are enqueued. The
+DeviceWorker decides which. A feature is a part (quire.runner.parts), never a branch here.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
-from quire.core.types import BlockCopy, Sequence, StepPlan, StepResult
+from quire.core.types import StepResult
 from quire.models.base import LanguageModel
 from quire.runner.device_worker import CompletedStep, DeviceWorker, StepHandle
+from quire.runner.model_input import ModelInput
 from quire.runner.profiler import span
-from quire.runner.prompt_logprobs import PromptLogprobsInput
-from quire.runner.slots import BlockTableUpdate, SlotTables
-from quire.runner.step_batch import StepBatch, build_step_batch
 from quire.sampling.sampler import Sampler
 
 
-@dataclass(frozen=True, slots=True)
-class ModelInput:
-    """A plan made ready: nothing in it refers to state that the scheduler may change."""
-
-    leaves: tuple[int, ...]
-    joins: tuple[tuple[int, Sequence], ...]
-    block_table_updates: list[BlockTableUpdate]
-    swap_out_copies: tuple[BlockCopy, ...]
-    swap_in_copies: tuple[BlockCopy, ...]
-    block_copies: tuple[BlockCopy, ...]
-    batch: StepBatch | None
-    prompt_logprobs: PromptLogprobsInput | None
-
-
 class ModelRunner:
-    """Owns what is known of the device's rows: slots, sampler rows; the lane owns the rest."""
+    """One rank: a model, a sampler and the worker of its device."""
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        sampler: Sampler,
-        slots: SlotTables,
-        lane: DeviceWorker,
-    ) -> None:
+    def __init__(self, model: LanguageModel, sampler: Sampler, worker: DeviceWorker) -> None:
         self.model = model
-        self.worker = lane
+        self.worker = worker
         self._sampler = sampler
-        self._slots = slots
-
-    def prepare(self, plan: StepPlan) -> ModelInput:
-        """Copy what the step needs from the plan's live objects. Engine thread, in plan order."""
-        with span("prepare"):
-            return self._prepare(plan)
-
-    def _prepare(self, plan: StepPlan) -> ModelInput:
-        changes = self._slots.collect_updates(plan)
-        inputs = build_step_batch(plan) if plan.rows else None
-        return ModelInput(
-            leaves=plan.leaves,
-            joins=tuple((seq.slot, seq) for seq in plan.joins),
-            block_table_updates=changes,
-            swap_out_copies=plan.swap_out,
-            swap_in_copies=plan.swap_in,
-            block_copies=plan.copies,
-            batch=inputs,
-            prompt_logprobs=PromptLogprobsInput.from_plan(plan, inputs),
-        )
 
     @torch.inference_mode()
-    def launch(self, work: ModelInput) -> StepHandle:
-        """Begin the work. One thread, in plan order."""
+    def launch(self, step: ModelInput) -> StepHandle:
+        """Begin the step. One thread, in plan order."""
         with span("launch"), self.worker.execution_context():
-            for slot in work.leaves:
+            for slot in step.leaves:
                 self._sampler.leave(slot)
-            for slot, seq in work.joins:
-                self._sampler.join(slot, seq)
-            if work.block_table_updates:
-                self.worker.write_tables(work.block_table_updates)
-            self._move_blocks(work)
-            if work.batch is None:
+            for joined in step.joins:
+                self._sampler.join(joined)
+            if step.block_table_updates:
+                self.worker.write_tables(step.block_table_updates)
+            self._move_blocks(step)
+            if step.batch is None:
                 return CompletedStep(StepResult(()))
-            return self.worker.compute(work.batch, work.prompt_logprobs)
+            return self.worker.compute(step.batch, step.parts.values())
 
     def recover(self) -> None:
-        """A step raised, and nothing is under way: forget what it left half done.
+        """Drop what a failed step left half done. Nothing may be in flight.
 
         Raises EngineDead if the device is lost.
         """
@@ -97,14 +51,14 @@ class ModelRunner:
         self.worker.recover()
 
     def release_kv_memory(self) -> None:
-        """Give the KV memory back to the system; every block's content is gone."""
+        """Give the KV memory back to the system; every block's content is lost."""
         self.worker.release_kv_memory()
 
-    def _move_blocks(self, work: ModelInput) -> None:
+    def _move_blocks(self, step: ModelInput) -> None:
         """In this order, because one plan may free a block, refill it, and copy from it."""
-        if work.swap_out_copies:
-            self.worker.swap_out(work.swap_out_copies)
-        if work.swap_in_copies:
-            self.worker.swap_in(work.swap_in_copies)
-        if work.block_copies:
-            self.worker.copy(work.block_copies)
+        if step.swap_out_copies:
+            self.worker.swap_out(step.swap_out_copies)
+        if step.swap_in_copies:
+            self.worker.swap_in(step.swap_in_copies)
+        if step.block_copies:
+            self.worker.copy(step.block_copies)

@@ -20,15 +20,22 @@ class BlockTableUpdate(NamedTuple):
     blocks: list[int]
 
 
-class SlotTables:
-    """How much of each sequence's tables was handed on. The runner is the only caller."""
+class TableShape(NamedTuple):
+    """Sizes of the block tables of a device."""
 
-    def __init__(self, max_seqs: int, width: int, groups: int, block_size: int) -> None:
-        """width: blocks of the longest sequence."""
-        self.max_seqs, self.width, self.groups = max_seqs, width, groups
-        self.block_size = block_size
-        self._sent_entries = [[0] * groups for _ in range(max_seqs)]  # leading entries handed on
-        self._sequences: list[Sequence | None] = [None] * max_seqs
+    max_seqs: int
+    width: int  # blocks of the longest sequence
+    groups: int
+    block_size: int
+
+
+class SlotTables:
+    """How much of each sequence's tables was sent to the workers."""
+
+    def __init__(self, shape: TableShape) -> None:
+        self._groups, self._block_size = shape.groups, shape.block_size
+        self._sent_entries = [[0] * shape.groups for _ in range(shape.max_seqs)]  # leading ones
+        self._sequences: list[Sequence | None] = [None] * shape.max_seqs
 
     def collect_updates(self, plan: StepPlan) -> list[BlockTableUpdate]:
         """What the plan adds: joins and moved ones whole, others by what was appended."""
@@ -36,13 +43,13 @@ class SlotTables:
             self._sequences[slot] = None
         for seq in plan.joins:
             self._sequences[seq.slot] = seq
-            self._sent_entries[seq.slot] = [0] * self.groups
+            self._sent_entries[seq.slot] = [0] * self._groups
         changes: list[BlockTableUpdate] = []
         for seq in plan.changed_tables:
             if seq.slot >= 0:
-                self._sent_entries[seq.slot] = [0] * self.groups
+                self._sent_entries[seq.slot] = [0] * self._groups
                 self._append(seq, changes)
-        size = self.block_size
+        size = self._block_size
         for seq, start, count, _ in plan.rows:
             # a row of one token inside a block has had no new block, unless it has just joined
             if count > 1 or not start % size or not self._sent_entries[seq.slot][0]:

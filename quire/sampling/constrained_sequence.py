@@ -15,9 +15,9 @@ from typing import Literal, ParamSpec, Protocol, TypeVar
 import numpy as np
 
 from quire.core.constraint import Constraint
-from quire.core.types import Sequence as Seq
 from quire.grammar.backends.base import MaskWords
 from quire.grammar.length_closing.budgeted_matcher import BudgetedMatcher, FillBitmasks
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.reasoning_budget import ReasoningBudget
 
 log = logging.getLogger(__name__)
@@ -64,20 +64,18 @@ class ConstrainedSequence:
     refusal: str | None = None  # the same, where its request is to blame
 
     @classmethod
-    def from_sequence(
-        cls, seq: Seq, ready: MatcherFactory | None, tokens: list[int]
-    ) -> ConstrainedSequence:
-        """tokens: prompt and outputs so far, all known."""
-        asked, stop = seq.request.thinking, seq.request.stop
+    def from_join(cls, joined: SlotJoin, ready: MatcherFactory | None) -> ConstrainedSequence:
+        """ready: the grammar of its constraint, compiled; None: it has no constraint."""
+        asked, stop = joined.thinking, joined.stop
         made = cls(
             None if ready is None else ready.guide(),
             None if ready is None else ready.fill_all,
             None if asked is None else ReasoningBudget.from_params(asked),
-            max_outputs=seq.max_len - seq.prompt_len,
+            max_outputs=joined.max_len - joined.prompt_len,
             min_outputs=0 if ready is None else stop.min_tokens,
             end_ids=tuple(sorted(stop.eos_ids | stop.token_ids)),
         )
-        for outputs, token in enumerate(tokens[seq.prompt_len :]):
+        for outputs, token in enumerate(joined.output_tokens):
             made.accept(token, made.max_outputs - outputs)
         return made
 

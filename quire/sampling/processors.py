@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from quire.core.params import SamplingParams
-from quire.core.types import Sequence as Seq
 from quire.errors import ConfigError, HookFailed
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 from quire.sampling.steps.request_processors import RowProcessors, failure_message, takes_prompt
 
@@ -175,10 +175,11 @@ class EngineLogitsProcessors:
         self._tokens: dict[int, _SequenceTokens] = {}
         self._batch_order: list[_SequenceTokens] = []
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+    def join(self, joined: SlotJoin) -> None:
         if self._all:
-            at = seq.prompt_len
-            self._tokens[slot] = _SequenceTokens(seq.request.params, tokens[:at], tokens[at:])
+            self._tokens[joined.slot] = _SequenceTokens(
+                joined.params, joined.prompt_tokens, joined.output_tokens
+            )
 
     def leave(self, slot: int) -> None:
         self._tokens.pop(slot, None)

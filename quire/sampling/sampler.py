@@ -26,8 +26,6 @@ import torch
 from torch import Tensor
 
 from quire.core.params import SamplingParams
-from quire.core.types import UNKNOWN
-from quire.core.types import Sequence as Seq
 from quire.kernels.argmax import argmax
 from quire.kernels.penalties import update_token_counts
 from quire.kernels.sample import sample
@@ -45,6 +43,7 @@ from quire.sampling.sampling_plan import (
     group_logprob_requests,
     logprob_request_of,
 )
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import SamplingStep, SlotBatch
 from quire.sampling.steps.bias import LogitBias
 from quire.sampling.steps.cpu_penalties import CpuPenalties
@@ -115,31 +114,31 @@ class Sampler:
         self._constrained_slots = ConstrainedSlots(vocab, self.device, grammars)
         self._plan: BatchSamplingPlan | None = None
 
-    def join(self, slot: int, seq: Seq) -> None:
+    def join(self, joined: SlotJoin) -> None:
         """A sequence takes a slot. Its tokens so far are all the history there is.
 
-        What raises is the row's alone: each sampling of it says so.
+        What raises concerns this row only: each sampling of the row reports the error.
         """
+        slot = joined.slot
         self.leave(slot)
         try:
-            self._join(slot, seq)
+            self._join(joined)
         except Exception as error:
-            log.exception("request %s cannot be sampled", seq.request.id)
+            log.exception("request %s cannot be sampled", joined.request_id)
             self.leave(slot)
             self._params[slot] = GREEDY_PARAMS
             self._chooser.join(slot, GREEDY_PARAMS, 0)
-            self._processors.join(slot, seq, _known_tokens(seq))
+            self._processors.join(joined)
             self._general_slots.add(slot)
             self._join_errors[slot] = f"{type(error).__name__}: {error}"
 
-    def _join(self, slot: int, seq: Seq) -> None:
-        params = seq.request.params
+    def _join(self, joined: SlotJoin) -> None:
+        slot, params = joined.slot, joined.params
         self._params[slot] = params
-        self._chooser.join(slot, params, seq.request.seed + seq.index)
-        tokens = _known_tokens(seq)
-        self._constrained_slots.join(slot, seq, tokens)
+        self._chooser.join(slot, params, joined.seed)
+        self._constrained_slots.join(joined)
         for step in self._steps:
-            step.join(slot, seq, tokens)
+            step.join(joined)
         if any(step.applies_to(slot) for step in self._masking_steps):
             self._maskable_slots.add(slot)
         if logprob_request_of(params) is not None or slot in self._maskable_slots:
@@ -341,9 +340,3 @@ class Sampler:
 
 def _select_rows(x: Tensor, at: Tensor | None) -> Tensor:
     return x if at is None else x.index_select(0, at)
-
-
-def _known_tokens(seq: Seq) -> list[int]:
-    """The tokens that are settled. An UNKNOWN is a draw to come, or one a preemption undid."""
-    tokens = list(seq.tokens)  # at once: the scheduler may append meanwhile
-    return tokens[: tokens.index(UNKNOWN)] if UNKNOWN in tokens else tokens

@@ -17,7 +17,7 @@ ASKED = [
 def said(spoil, **setup):
     engine = engine_of(num_blocks=40, **setup)
     if spoil is not None:
-        for cache in engine._executor.runner.lane._cache:
+        for cache in engine._executor.runner.worker._cache:
             cache.fill_(spoil)
     requests = [request(name, list(p), n, **more) for name, p, n, more in ASKED]
     return run(engine, requests, stagger=2)[0]
@@ -47,7 +47,7 @@ def test_a_sequence_whose_memory_is_spoilt_ends_alone(depth):
     for number in range(200):
         seqs = {seq.request.id: seq for seq in engine._scheduler.sequences()}
         if number == 9:
-            for cache in engine._executor.runner.lane._cache:
+            for cache in engine._executor.runner.worker._cache:
                 cache[seqs["c"].tables[0][0]] = float("nan")
         for u in engine.step():
             found.setdefault(u[:2], []).extend(u.token_ids)

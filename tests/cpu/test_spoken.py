@@ -47,7 +47,9 @@ class Told:
             tokens, ends, logprobs, prompt = self.places[u.request_id, u.index]
             assert not ends, "something was told after the end"
             tokens.extend(u.token_ids)
-            ends.extend([(u.finish, u.stop_reason, u.error, u.whole)] if u.finish else [])
+            ends.extend(
+                [(u.finish, u.stop_reason, u.error, u.last_token_is_text)] if u.finish else []
+            )
             logprobs.extend(u.logprobs or [])
             prompt.extend([u.prompt_logprobs] if u.prompt_logprobs else [])
 

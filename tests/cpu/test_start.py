@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import time
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import quire
 from quire import LLM, SamplingParams, env
 from quire.config.memory.kv_layout import group_layers
 from quire.config.options import Options
@@ -16,6 +18,7 @@ from quire.engine.build import build_scheduler, describe_model, resolve_config
 from quire.engine.startup import warmup
 from quire.engine.startup.startup_timer import CONCURRENT_PREFIX, StartupTimer, format_table
 from quire.models.build import MODELS, assign_kv_tensors, read_model_config
+from quire.runner.worker_calls import WorkerCalls, with_two_layers_per_kind
 
 TINY = pathlib.Path(__file__).parent / "models" / "tiny"
 
@@ -130,14 +133,14 @@ def test_a_rehearsal_runs_two_layers_of_each_kind(kind, kept):
         model = MODELS.load(kind).Model(config)
     assign_kv_tensors(model, group_layers(config.attention_layers()))
     before = list(model.layers)
-    with warmup.with_two_layers_per_kind(model):
+    with with_two_layers_per_kind(model):
         assert len(model.layers) == kept
         assert set(model.layers) < set(before)
     assert list(model.layers) == before
 
 
 class FakeWorker:
-    """What settling in asks of a GPU's lane; notes whether steps may be captured."""
+    """What settling in asks of a GPU's worker; notes whether steps may be captured."""
 
     def __init__(self):
         self.may_capture = True
@@ -159,18 +162,31 @@ def test_no_step_of_an_abridged_model_is_captured():
     said = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "num_gpu_blocks_override": 9}
     llm = LLM("embedded", **said, max_model_len=64, enforce_eager=True)
     engine, config = llm.llm_engine.engine, llm.llm_engine.config
-    model, lane, steps = engine._executor.runner.model, FakeWorker(), []
+    model, worker, steps = engine._executor.runner.model, FakeWorker(), []
     whole = len(model.layers)
+    calls = WorkerCalls(SimpleNamespace(model=model, worker=worker))
 
     class Watched:
-        runner = SimpleNamespace(model=model, lane=lane)
+        def call(self, name, *args):
+            return [getattr(calls, name)(*args)]
 
         def submit(self, plan):
             alone = all(row.count == 1 for row in plan.rows)
-            steps.append((alone, len(model.layers) == whole, lane.may_capture))
+            steps.append((alone, len(model.layers) == whole, worker.may_capture))
             return engine._executor.submit(plan)
 
     warmup.capture_graphs((engine._scheduler, Watched()), config, seconds=0)
     assert (True, False, False) in steps, "the cache was to be too small for one step"
     assert {may for _, complete, may in steps if not complete} == {False}
     assert {may for _, complete, may in steps if complete} == {True}
+
+
+def test_nothing_in_the_engine_reaches_a_worker_past_its_executor():
+    engine = pathlib.Path(quire.__file__).parent / "engine"
+    past = [
+        f"{path.name}: {line.strip()}"
+        for path in engine.rglob("*.py")
+        for line in path.read_text().splitlines()
+        if re.search(r"\.(runner|worker|inner)\.\w|_executor\._", line) and "import" not in line
+    ]
+    assert not [line for line in past if "quire." not in line], past

@@ -190,7 +190,7 @@ def test_the_end_of_the_text_ends_the_sequence_whatever_min_tokens_and_ignore_eo
     for tokens, ends, _ in told(updates).values():
         assert len(tokens) == 1
         assert ends == [("stop", None, None)]
-    assert all(u.whole for u in updates)  # the last token is text
+    assert all(u.last_token_is_text for u in updates)  # the last token is text
 
 
 def test_an_end_token_ends_the_sequence_though_eos_is_ignored():

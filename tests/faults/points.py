@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 Who = Iterable[tuple[str, int | None]]
 
 SEATED: dict[int, Any] = {}
-"""slot -> sequence, as the sampler has it."""
+"""slot -> SlotJoin, as the sampler has it."""
 BOUND: dict[int, Any] = {}
-"""id of a Bound -> sequence."""
-_making: list[Any] = []  # the sequence whose Bound is being made
+"""id of a ConstrainedSequence -> its SlotJoin."""
+_making: list[Any] = []  # the SlotJoin whose ConstrainedSequence is being made
 
 
 class Point(NamedTuple):
@@ -31,17 +31,17 @@ def of_seq(owner, seq, *rest, **named) -> Who:
     return of(seq.request)
 
 
-def of_slot_and_seq(owner, slot, seq, *rest) -> Who:
-    return of(seq.request)
+def of_join(owner, joined, *rest) -> Who:
+    return [(joined.request_id, joined.seed - joined.index)]
 
 
 def of_slots(slots) -> Who:
-    return of(*(SEATED[slot].request for slot in map(int, slots) if slot in SEATED))
+    return [one for slot in map(int, slots) if slot in SEATED for one in of_join(None, SEATED[slot])]
 
 
 def of_bound(bound, *rest) -> Who:
-    seq = _making[-1] if _making else BOUND.get(id(bound))
-    return () if seq is None else of(seq.request)
+    joined = _making[-1] if _making else BOUND.get(id(bound))
+    return () if joined is None else of_join(None, joined)
 
 
 def of_plan(owner, plan, *rest) -> Who:
@@ -68,18 +68,18 @@ ENGINE = {
     "planned": Point("quire.core.accounting.time_accounting:TimeAccounting.record_plan", of_plan),
     # made ready
     "submit": Point("quire.executors.inline:Executor.submit", of_plan),
-    "inputs": Point("quire.runner.model_runner:ModelRunner.prepare", of_plan),
-    "gather": Point("quire.runner.model_runner:build_step_batch", lambda plan: of_plan(None, plan)),
+    "inputs": Point("quire.runner.model_input:ModelInputBuilder.build", of_plan),
+    "gather": Point("quire.runner.model_input:build_step_batch", lambda plan: of_plan(None, plan)),
     # on the device
     "launch": Point("quire.runner.model_runner:ModelRunner.launch"),
     "leave": Point("quire.sampling.sampler:Sampler.leave"),
-    "join": Point("quire.sampling.sampler:Sampler.join", of_slot_and_seq),
+    "join": Point("quire.sampling.sampler:Sampler.join", of_join),
     "join.penalties": Point(
-        "quire.sampling.steps.cpu_penalties:CpuPenalties.join", of_slot_and_seq
+        "quire.sampling.steps.cpu_penalties:CpuPenalties.join", of_join
     ),
-    "join.masks": Point("quire.sampling.steps.masks:BadWords.join", of_slot_and_seq),
+    "join.masks": Point("quire.sampling.steps.masks:BadWords.join", of_join),
     "join.grammar": Point(
-        "quire.sampling.steps.grammar_masks:ConstrainedSlots.join", of_slot_and_seq
+        "quire.sampling.steps.grammar_masks:ConstrainedSlots.join", of_join
     ),
     "tables": Point("quire.runner.cpu.cpu_worker:CpuWorker.write_tables"),
     "compute": Point(
@@ -101,7 +101,7 @@ ENGINE = {
     "grammar.fill": Point(
         "quire.sampling.constrained_sequence:ConstrainedSequence.narrow_mask", of_bound
     ),
-    "prompt_logprobs": Point("quire.runner.prompt_logprobs:PromptLogprobsInput.start"),
+    "prompt_logprobs": Point("quire.runner.parts.prompt_logprobs:Part.apply"),
     "result": Point(
         "quire.runner.cpu.cpu_worker:build_step_result", lambda i, *rest: of_slots(i.slots)
     ),
@@ -154,24 +154,24 @@ def watch_slots() -> Callable[[], None]:
     from quire.sampling.constrained_sequence import ConstrainedSequence
     from quire.sampling.sampler import Sampler
 
-    join, made = Sampler.join, vars(ConstrainedSequence)["from_sequence"].__func__
+    join, made = Sampler.join, vars(ConstrainedSequence)["from_join"].__func__
 
-    def seat(self, slot, seq):
-        SEATED[slot] = seq
-        return join(self, slot, seq)
+    def seat(self, joined):
+        SEATED[joined.slot] = joined
+        return join(self, joined)
 
-    def bind(cls, seq, *rest):
-        _making.append(seq)
+    def bind(cls, joined, *rest):
+        _making.append(joined)
         try:
-            bound = made(cls, seq, *rest)
+            bound = made(cls, joined, *rest)
         finally:
             _making.pop()
-        BOUND[id(bound)] = seq
+        BOUND[id(bound)] = joined
         return bound
 
-    Sampler.join, ConstrainedSequence.from_sequence = seat, classmethod(bind)
+    Sampler.join, ConstrainedSequence.from_join = seat, classmethod(bind)
 
     def undo():
-        Sampler.join, ConstrainedSequence.from_sequence = join, classmethod(made)
+        Sampler.join, ConstrainedSequence.from_join = join, classmethod(made)
 
     return undo

@@ -27,11 +27,11 @@ def engine(**setup):
 
 
 def lane_of(made):
-    return made._executor.runner.lane
+    return made._executor.runner.worker
 
 
 def caches(made):
-    return lane_of(made)._memory._cache
+    return lane_of(made)._kv_memory._cache
 
 
 def spoil_block(cache, block, blocks=80):
@@ -159,6 +159,6 @@ def test_asking_a_device_that_is_well_changes_nothing():
     for _ in range(4):
         made.step()
     made.drain()
-    lane_of(made).mend()
+    lane_of(made).recover()
     assert drive(made)[0]
     assert issubclass(EngineDead, RuntimeError)

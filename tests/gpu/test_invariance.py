@@ -95,7 +95,7 @@ def test_a_second_round_replays_graphs_with_the_same_tokens(case):
             for u in engine.step():
                 out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
         assert out == want
-    made = engine._executor.runner.lane._graphs._made
+    made = engine._executor.runner.worker._decode_graphs._captured
     assert {kind for _, kind in made} >= {"greedy", "random"}
     assert len(made) >= 3
 
@@ -104,7 +104,7 @@ def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch)
     monkeypatch.setattr(cuda_worker, "PATIENCE", 1)
     hf, want = case
     engine = engine_of(hf, depth=2, prefix=False, budget=300)
-    shapes = engine._executor.runner.lane._mixed_graphs
+    shapes = engine._executor.runner.worker._mixed_graphs
     for _ in range(3):
         out, waiting, step = {}, workload(hf), 0
         while waiting or not engine.idle:
@@ -114,8 +114,8 @@ def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch)
                 out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
             step += 1
         assert out == want
-    assert any(shape.decodes for shape, _ in shapes._made)
-    assert {kind for _, kind in shapes._made} & {"greedy", "random"}
+    assert any(shape.decodes for shape, _ in shapes._captured)
+    assert {kind for _, kind in shapes._captured} & {"greedy", "random"}
 
 
 def test_logprobs_do_not_depend_on_the_batch():

@@ -16,7 +16,7 @@ def drain(engine):
     while not engine.idle:
         for u in engine.step():
             out.setdefault((u.request_id, u.index), []).extend(u.token_ids)
-    engine.settle()
+    engine.drain()
     return out
 
 
@@ -30,7 +30,7 @@ def no_waiting():
     """Torch raises at every operation that would wait for the device."""
 
     def within(engine):
-        lane = engine._executor.runner.lane
+        lane = engine._executor.runner.worker
         real = engine._executor.submit
 
         def submit(plan):

@@ -83,7 +83,7 @@ def test_a_second_run_replays_what_the_first_captured(want):
 
 
 def kinds(engine):
-    return {kind for _, kind in engine._executor.runner.lane._graphs._made}
+    return {kind for _, kind in engine._executor.runner.worker._decode_graphs._captured}
 
 
 def test_steps_without_bound_rows_are_the_graphs_they_were():
@@ -101,7 +101,7 @@ def run_on(engine, requests):
         engine.add(one)
     while not engine.idle:
         assert not [u for u in engine.step() if u.error]
-    engine.settle()
+    engine.drain()
 
 
 @pytest.mark.parametrize(

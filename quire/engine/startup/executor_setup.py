@@ -19,8 +19,9 @@ from quire.executors.inline import Executor as Inline
 from quire.models.base import LanguageModel
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
-from quire.runner.slots import SlotTables
+from quire.runner.slots import TableShape
 from quire.sampling.constrained_sequence import GrammarLookup
 from quire.sampling.processors import LogitsProcessor
 from quire.sampling.sampler import Sampler
@@ -65,20 +66,21 @@ def build_executor(
         grammars=grammars,
     )
     width = -(-scheduler.max_model_len // cache.block_size)
-    slots = SlotTables(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
-    lane = _worker_class(device)(
+    shape = TableShape(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
+    worker = _worker_class(device)(
         model,
         _build_backend(config, tensors),
         sampler,
-        slots,
+        shape,
         cache=tensors,
         host_cache=host,
         max_tokens=scheduler.max_num_batched_tokens,
         logprobs_mode=config.model.logprobs_mode,
         eager=config.device.enforce_eager,
     )
-    runner = ModelRunner(model, sampler, slots, lane)
-    return Inline(runner, threaded=device.type == "cpu" and scheduler.steps_in_flight > 1)
+    runner = ModelRunner(model, sampler, worker)
+    threaded = device.type == "cpu" and scheduler.steps_in_flight > 1
+    return Inline(ModelInputBuilder(shape), runner, threaded=threaded)
 
 
 _WORKERS = {

@@ -82,7 +82,7 @@ def start_on_gpu(
     cold = compile_kernels(make(small), small, receipt, compilers)
     _free_device_memory(device)  # now, not in the middle of what is measured
     half = make(small)  # a rehearsal may leave anything behind
-    peak = warmup.measure_peak_memory(half, small, device)
+    peak = warmup.measure_peak_memory(half, small)
     kv_bytes = small.cache.num_blocks * small.cache.block_bytes
     own = torch.cuda.memory_allocated(device) - room.held_by_torch
     kept = own - weights - kv_bytes  # buffers of a half

@@ -14,15 +14,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import nn
-from torch.overrides import TorchFunctionMode
 
 from quire.config.engine_config import EngineConfig
 from quire.config.memory.memory_plan import (
@@ -155,22 +151,21 @@ def trace_kernels(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     new tensors are zeros, so that what
     does run reads valid indexes. Of layers that are alike two run: more would ask for no others.
     """
-    executor: Any = half[1]
-    with _TraceMode(), with_two_layers_per_kind(executor.runner.model):
+    executor = half[1]
+    with _traced(executor):
         run_dummy_requests(
             half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
         )
         for size in {config.scheduler.max_num_seqs, 1}:
             for params in (RANDOM, GREEDY):
                 run_dummy_requests(half, [1] * size, params)
-        executor.runner.lane.load_products()
+        executor.call("warm_up_kernels")
 
 
 def trace_kernels_by_size(half: SchedulerAndExecutor, config: EngineConfig) -> None:
     """As rehearse, at every size of step that kernels may treat apart."""
-    executor: Any = half[1]
     rows, longest = config.scheduler.max_num_seqs, worst_step_lengths(config)[0]
-    with _TraceMode(), with_two_layers_per_kind(executor.runner.model):
+    with _traced(half[1]):
         for size in _trace_sizes(rows):
             run_dummy_requests(half, [1] * size, RANDOM)
         for size in _doublings(rows - 1):
@@ -191,67 +186,24 @@ def _doublings(most: int) -> list[int]:
     return sorted(n for n in found if n <= most)
 
 
-@contextmanager
-def with_two_layers_per_kind(model: nn.Module) -> Iterator[None]:
-    """Within, the model has two of each kind of layer."""
-    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 2]
-    whole = [list(stack) for stack in stacks]
-    try:
-        for stack, layers in zip(stacks, whole):
-            _set_layers(stack, _two_of_a_kind(layers))
-        yield
-    finally:
-        for stack, layers in zip(stacks, whole):
-            _set_layers(stack, layers)
-
-
-def _set_layers(stack: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
-    stack._modules = {str(i): layer for i, layer in enumerate(layers)}
-
-
-def _two_of_a_kind(layers: Sequence[nn.Module]) -> list[nn.Module]:
-    seen: Counter[str] = Counter()
-    kept = []
-    for layer in layers:
-        kind = _layer_kind(layer)
-        seen[kind] += 1
-        if seen[kind] <= 2:
-            kept.append(layer)
-    return kept
-
-
-def _layer_kind(layer: nn.Module) -> str:
-    """What a layer is made of: classes, sizes and switches, but not where its cache lies."""
-    plain = (bool, int, float, str, type(None))
-    parts = []
-    for name, module in layer.named_modules():
-        said = {k: v if isinstance(v, plain) else type(v) for k, v in vars(module).items()}
-        shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
-        said = {k: v for k, v in said.items() if k not in ("group", "place")}
-        parts.append((name, type(module), list(said.items()), shapes))
-    return repr(parts)
-
-
-def measure_peak_memory(
-    half: SchedulerAndExecutor, config: EngineConfig, device: torch.device
-) -> PeakMemory:
+def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> PeakMemory:
     """Peaks of the worst step and of the largest captured ones, in bytes. Raises NoRoom."""
     rows = config.scheduler.max_num_seqs
     with _out_of_memory_as_no_room(config):
         run_dummy_requests(
             half, [1], RANDOM
         )  # the library takes its workspace at the first product
-        captured, _ = _peak_of(lambda: run_dummy_requests(half, [1] * rows, RANDOM), device)
+        captured, _ = _peak_of(half, lambda: run_dummy_requests(half, [1] * rows, RANDOM))
         moulded = captured_step_lengths(config)
         if moulded:
             captured = max(
-                captured, _peak_of(lambda: run_dummy_requests(half, moulded, RANDOM), device)[0]
+                captured, _peak_of(half, lambda: run_dummy_requests(half, moulded, RANDOM))[0]
             )
         step, reserved = _peak_of(
+            half,
             lambda: run_dummy_requests(
                 half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
             ),
-            device,
         )
     return PeakMemory(
         step_bytes=max(step, captured),
@@ -260,16 +212,26 @@ def measure_peak_memory(
     )
 
 
-def _peak_of(function: Callable[[], None], device: torch.device) -> tuple[int, int]:
-    """Bytes in use at once, and taken from the driver for that, beyond what was before."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    used, taken = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
-    torch.cuda.reset_peak_memory_stats(device)
+def _peak_of(half: SchedulerAndExecutor, function: Callable[[], None]) -> tuple[int, int]:
+    """Bytes in use at once, and taken from the driver for that, beyond what was before.
+
+    Of several ranks, the largest of each.
+    """
+    executor = half[1]
+    executor.call("start_memory_peak")
     function()
-    torch.cuda.synchronize(device)
-    most_used = int(torch.cuda.max_memory_allocated(device))
-    return most_used - used, int(torch.cuda.max_memory_reserved(device)) - taken
+    peaks = executor.call("memory_peak")
+    return max(used for used, _ in peaks), max(taken for _, taken in peaks)
+
+
+@contextmanager
+def _traced(executor: Executor) -> Iterator[None]:
+    """Within, steps run abridged, for what they would compile or allocate: no result is right."""
+    executor.call("begin_trace")
+    try:
+        yield
+    finally:
+        executor.call("end_trace")
 
 
 def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, seconds: float) -> None:
@@ -280,23 +242,21 @@ def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, seconds: fl
     there is one for each whatever the step's size. `seconds` bounds what is captured beyond the
     largest step's graphs, in whose memory all others find room.
     """
-    executor: Any = half[1]
-    rows, lane = config.scheduler.max_num_seqs, executor.runner.lane
+    rows, executor = config.scheduler.max_num_seqs, half[1]
     with _out_of_memory_as_no_room(config):
         # where the cache is too small for all rows at once, some are left for decode steps: a graph
         # of one would lack most layers for ever
-        with _TraceMode(), lane.without_graphs(), with_two_layers_per_kind(executor.runner.model):
+        with _traced(executor):
             run_dummy_requests(
                 half, worst_step_lengths(config), ALL_FEATURES, first=WITH_PROMPT_LOGPROBS
             )
-        lane.load_products()
+        executor.call("warm_up_kernels")
         for params in (RANDOM, GREEDY):
             run_dummy_requests(half, [1] * rows, params, tokens=2)  # the second time it is captured
         for _ in range(STEPS_BEFORE_CAPTURE + 1):
             run_dummy_requests(half, captured_step_lengths(config), RANDOM)
-        lane.reserve_memory(
-            FRAGMENTATION_RESERVE, SMALL_BLOCK_RESERVE // SMALL_TENSOR_BYTES, SMALL_TENSOR_BYTES
-        )
+        pieces = SMALL_BLOCK_RESERVE // SMALL_TENSOR_BYTES
+        executor.call("reserve_memory", FRAGMENTATION_RESERVE, pieces, SMALL_TENSOR_BYTES)
         if not config.device.enforce_eager:
             _capture_small_graphs(half, rows, seconds)
     half[0].reset_prefix_cache()
@@ -334,28 +294,3 @@ def _out_of_memory_as_no_room(config: EngineConfig) -> Iterator[None]:
             f"max_num_seqs={said.max_num_seqs}) does not fit in the GPU's memory: lower one of "
             f"these, or free memory. The driver said: {error}"
         ) from error
-
-
-class _TraceMode(TorchFunctionMode):
-    """Within, tensors that would hold anything hold zeros, and the large products are left out."""
-
-    def __torch_function__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func in LIBRARY_GEMMS and kwargs.get("out") is not None:
-            return kwargs["out"]
-        made = func(*args, **kwargs)
-        return made.zero_() if func in UNINITIALIZED_CONSTRUCTORS else made
-
-
-LIBRARY_GEMMS = frozenset({torch.mm, torch.addmm, torch.bmm, torch._scaled_mm})
-"""The library's products: no kernels of ours, and half a second of a large model's step."""
-UNINITIALIZED_CONSTRUCTORS = frozenset(
-    {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
-)
-"""What makes tensors without saying what they hold."""

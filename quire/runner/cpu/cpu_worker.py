@@ -5,15 +5,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from quire.attention.base import AttentionMetadata, Backend
-from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, StepResult, TokenLogprobs
+from quire.core.types import NO_BLOCK, UNKNOWN, BlockCopy, StepResult
 from quire.kernels.copy_blocks import copy_blocks
 from quire.kernels.native import library
 from quire.models.base import LanguageModel, StepInputs
@@ -21,8 +22,8 @@ from quire.platform import cpu
 from quire.runner.cpu.tape_cache import TapeCache
 from quire.runner.device_worker import CompletedStep, build_step_result
 from quire.runner.kv_tensors import release_pages
-from quire.runner.prompt_logprobs import PromptLogprobsInput
-from quire.runner.slots import BlockTableUpdate, SlotTables
+from quire.runner.parts.base import ForwardOutput, StepPart
+from quire.runner.slots import BlockTableUpdate, TableShape
 from quire.runner.step_batch import StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import Sampler
@@ -38,7 +39,7 @@ class CpuWorker:
         model: LanguageModel,
         backend: Backend,
         sampler: Sampler,
-        slots: SlotTables,
+        slots: TableShape,
         *,
         cache: list[Tensor],
         host_cache: list[Tensor],
@@ -91,17 +92,17 @@ class CpuWorker:
     def copy(self, pairs: Sequence[BlockCopy]) -> None:
         copy_blocks(self._cache, self._cache, pairs)
 
-    def compute(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> CompletedStep:
-        return CompletedStep(self._compute(inputs, prompts))
+    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> CompletedStep:
+        return CompletedStep(self._compute(batch, parts))
 
-    def _compute(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> StepResult:
+    def _compute(self, inputs: StepBatch, parts: Collection[StepPart]) -> StepResult:
         late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
         inputs.token_ids[late] = self._last_token[inputs.token_slots[late]]
         binding = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
         if binding is not None and self._has_spare_core:
             binding.start_fill()
         attention_metadata = self.attention_metadata(inputs)
-        if inputs.decode_only and self._tapes is not None:
+        if inputs.decode_only and self._tapes is not None and not parts:
             logits = self._tapes.logits(inputs, attention_metadata)
             if logits is not None:
                 return self._sample(inputs, logits, {}, binding)
@@ -111,13 +112,14 @@ class CpuWorker:
             attention=self._backend.plan(attention_metadata),
         )
         hidden = self._model(step)
-        judged = {}
-        if prompts is not None:
-            judged = prompts.start(self._model, hidden, self._logprobs_mode).lists()
+        extras: dict[str, Any] = {}
+        for part in parts:
+            forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
+            extras |= part.apply(forward).result()
         if not inputs.sampled_rows:
-            return build_step_result(inputs, (), {}, judged, RowErrors({}, {}, {}))
+            return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
-        return self._sample(inputs, self._model.logits(chosen), judged, binding)
+        return self._sample(inputs, self._model.logits(chosen), extras, binding)
 
     def attention_metadata(self, inputs: StepBatch) -> AttentionMetadata:
         """The attention backend's view of the step."""
@@ -144,7 +146,7 @@ class CpuWorker:
         self,
         inputs: StepBatch,
         logits: Tensor,
-        judged: dict[int, list[TokenLogprobs]],
+        extras: Mapping[str, Any],
         binding: GrammarMasks | None,
     ) -> StepResult:
         """One token for each of the rows that logits [R, V] speaks of."""
@@ -156,7 +158,7 @@ class CpuWorker:
             binding.set_fetch(lambda: (ids, sampled.top_logits.numpy()))
             binding.commit_tokens()
         return build_step_result(
-            inputs, ids, sampled.logprobs(), judged, sampled.row_errors, binding
+            inputs, ids, sampled.logprobs(), extras, sampled.row_errors, binding
         )
 
 

@@ -12,7 +12,7 @@ Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G la
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -37,9 +37,9 @@ from quire.runner.gpu.mixed_batch_graphs import (
 from quire.runner.gpu.pending_step import DeviceInputs, PendingStep
 from quire.runner.gpu.pinned_io import PinnedIO
 from quire.runner.gpu.staging_buffer import StagingBuffer, align_words, pinned_words
+from quire.runner.parts.base import ForwardOutput, PendingPart, StepPart
 from quire.runner.profiler import span
-from quire.runner.prompt_logprobs import PendingPromptLogprobs, PromptLogprobsInput
-from quire.runner.slots import BlockTableUpdate, SlotTables
+from quire.runner.slots import BlockTableUpdate, TableShape
 from quire.runner.step_batch import Ints, StepBatch
 from quire.sampling.logprobs import Mode
 from quire.sampling.sampler import ChooserKind, Sampler
@@ -58,7 +58,7 @@ class CudaWorker:
         model: LanguageModel,
         backend: Backend,
         sampler: Sampler,
-        slots: SlotTables,
+        slots: TableShape,
         *,
         cache: list[Tensor],
         host_cache: list[Tensor],
@@ -185,12 +185,12 @@ class CudaWorker:
     def copy(self, pairs: Sequence[BlockCopy]) -> None:
         self._kv_memory.copy(pairs, self._table_staging)
 
-    def compute(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> PendingStep:
+    def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> PendingStep:
         if self._kv_memory.is_released:
             self._kv_memory.restore()
         try:
-            alone = inputs.decode_only and prompts is None
-            made = self._decode(inputs) if alone else self._mixed(inputs, prompts)
+            alone = batch.decode_only and not parts
+            made = self._decode(batch) if alone else self._mixed(batch, parts)
         except BaseException:
             lazy_fusion.discard()
             raise
@@ -222,11 +222,11 @@ class CudaWorker:
             done = torch.cuda.Event()
             done.record()
             return _attach_masks(
-                PendingStep(inputs, done, self._pinned_io.output_view(done), None, None, binding)
+                PendingStep(inputs, done, self._pinned_io.output_view(done), None, (), binding)
             )
         assert self._hidden is not None
         views, hidden = self._get_decode_device_inputs(size), self._hidden[:size]
-        made = self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, None)
+        made = self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, ())
         self._pinned_io.output_view(made.done)
         return made
 
@@ -290,7 +290,7 @@ class CudaWorker:
 
     # -- other steps ----------------------------------------------------------------------------
 
-    def _mixed(self, inputs: StepBatch, prompts: PromptLogprobsInput | None) -> PendingStep:
+    def _mixed(self, inputs: StepBatch, parts: Collection[StepPart]) -> PendingStep:
         kind = self._sampler.kind(inputs.sampled_slots)
         binding = None
         if inputs.sampled_rows:
@@ -298,17 +298,17 @@ class CudaWorker:
         inside = None if binding is not None and binding.needs_masks else kind
         busy = self._estimate_busy_seconds()
         most = (self._max_tokens, len(self._last_token))
-        mould = None if prompts else select_graph_shape(inputs, *most, waits=not busy)
+        mould = None if parts else select_graph_shape(inputs, *most, waits=not busy)
         if mould and self._mixed_graphs.should_use_graph(
             mould, inside, busy, STEPS_BEFORE_CAPTURE, MAX_GRAPHS
         ):
             return self._mixed_from_graph(inputs, mould, kind, inside, binding)
-        return self._mixed_eager(inputs, prompts, kind, binding)
+        return self._mixed_eager(inputs, parts, kind, binding)
 
     def _mixed_eager(
         self,
         inputs: StepBatch,
-        prompts: PromptLogprobsInput | None,
+        parts: Collection[StepPart],
         kind: ChooserKind | None,
         binding: GrammarMasks | None,
     ) -> PendingStep:
@@ -325,7 +325,8 @@ class CudaWorker:
                 inputs.max_prior_context,
             )
             hidden = self._gather_and_forward(views, *bounds)
-        judged = prompts.start(self._model, hidden, self._logprobs_mode) if prompts else None
+        forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
+        judged = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
             return self._build_pending_step(inputs, None, judged, None)
         chosen = hidden.index_select(0, views.sampled)
@@ -345,10 +346,10 @@ class CudaWorker:
         with span("graph"):
             self._mixed_graphs.run(mould, inside)
         if inside is not None or not inputs.sampled_rows:
-            return self._build_pending_step(inputs, None, None, binding)
+            return self._build_pending_step(inputs, None, (), binding)
         assert self._hidden is not None
         hidden = self._hidden[: mould.rows]
-        return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, None)
+        return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, ())
 
     def _mixed_graph_body(self, mould: GraphShape, kind: ChooserKind | None) -> None:
         """All kernels of a step of this mould, whose integers are on the device."""
@@ -467,7 +468,7 @@ class CudaWorker:
         inputs: StepBatch,
         kind: ChooserKind | None,
         binding: GrammarMasks | None,
-        judged: PendingPromptLogprobs | None,
+        judged: Sequence[PendingPart],
     ) -> PendingStep:
         """Sample the rows whose last hidden states these are: [R or more, E], padded at the end."""
         logits = self._logits(hidden)
@@ -494,7 +495,7 @@ class CudaWorker:
         self,
         inputs: StepBatch,
         fetched: HostSamplerOutput | None,
-        judged: PendingPromptLogprobs | None,
+        judged: Sequence[PendingPart],
         binding: GrammarMasks | None,
     ) -> PendingStep:
         """Start the copies to the host, and mark their end."""

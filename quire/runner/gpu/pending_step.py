@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from quire.core.types import StepResult
 from quire.runner.device_worker import build_step_result
-from quire.runner.prompt_logprobs import PendingPromptLogprobs
+from quire.runner.parts.base import PendingPart
 from quire.runner.step_batch import Ints, StepBatch
 from quire.sampling.sampler_output import HostSamplerOutput, find_row_errors
 from quire.sampling.steps.grammar_masks import GrammarMasks
@@ -39,7 +41,7 @@ class PendingStep:
     done: torch.cuda.Event
     graph_output: Ints | None  # [2, at least R]: ids, then the bits of the tops
     sampler_output: HostSamplerOutput | None
-    prompt_logprobs: PendingPromptLogprobs | None
+    parts: Sequence[PendingPart]
     masks: GrammarMasks | None = None
 
     def tokens(self) -> tuple[list[int], np.ndarray]:
@@ -56,11 +58,13 @@ class PendingStep:
         ids, tops = self.tokens()
         if self.masks is not None:
             self.masks.commit_tokens()
-        prompt_logprobs = self.prompt_logprobs.lists() if self.prompt_logprobs is not None else {}
+        extras: dict[str, Any] = {}
+        for part in self.parts:
+            extras |= part.result()
         if (
             self.sampler_output is None
         ):  # rows in a graph: what may leave no token is sampled outside
             logprobs, verdicts = {}, find_row_errors(tops, {}, frozenset())
         else:
             logprobs, verdicts = self.sampler_output.logprobs(), self.sampler_output.row_errors
-        return build_step_result(self.batch, ids, logprobs, prompt_logprobs, verdicts, self.masks)
+        return build_step_result(self.batch, ids, logprobs, extras, verdicts, self.masks)

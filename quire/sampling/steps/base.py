@@ -15,8 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from quire.core.types import Sequence as Seq
 from quire.sampling.h2d import to_device
+from quire.sampling.slot_join import SlotJoin
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class LogitsEdit:
 class SamplingStep(Protocol):
     """The state of one sampling parameter over all slots."""
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
-        """A sequence takes the slot. tokens: prompt and output so far, all known."""
+    def join(self, joined: SlotJoin) -> None:
+        """A sequence takes the slot `joined.slot`."""
         ...
 
     def leave(self, slot: int) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from quire.core.types import Sequence as Seq
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 
@@ -17,9 +17,10 @@ class LogitBias:
 
     _bias: dict[int, dict[int, float]] = field(default_factory=dict)
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+    def join(self, joined: SlotJoin) -> None:
+        slot = joined.slot
         self._bias.pop(slot, None)
-        bias = {i: float(b) for i, b in (seq.request.params.logit_bias or {}).items() if b}
+        bias = {i: float(b) for i, b in (joined.params.logit_bias or {}).items() if b}
         if bias:
             self._bias[slot] = bias
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from quire.core.types import Sequence as Seq
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 Array = np.ndarray[Any, Any]
@@ -43,14 +43,14 @@ class CpuPenalties:
         self._token_ids = np.zeros((0, 0), np.int64)
         self._token_counts = np.zeros((0, 0), np.float32)
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+    def join(self, joined: SlotJoin) -> None:
+        slot, p = joined.slot, joined.params
         self.leave(slot)
-        p = seq.request.params
         factors = (p.repetition_penalty, p.frequency_penalty, p.presence_penalty)
         if factors == (1.0, 0.0, 0.0):
             return
-        times = dict.fromkeys(tokens[: seq.prompt_len], 0)
-        times.update(Counter(tokens[seq.prompt_len :]))
+        times = dict.fromkeys(joined.prompt_tokens, 0)
+        times.update(Counter(joined.output_tokens))
         # Prompts may hold ids the model reads but never makes (placeholders of media).
         times = {i: n for i, n in times.items() if i < self._vocab} or {0: 0}
         if not self._free:

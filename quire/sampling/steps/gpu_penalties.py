@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.types import Sequence as Seq
 from quire.kernels.penalties import MAX_COUNT, apply_penalties, update_token_counts
 from quire.sampling.h2d import to_device
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.slot_param_table import SlotParamTable
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
@@ -30,16 +30,16 @@ class GpuPenalties:
         self._vocab = vocab
         self._slots: set[int] = set()
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+    def join(self, joined: SlotJoin) -> None:
+        slot, p = joined.slot, joined.params
         self._slots.discard(slot)
-        p = seq.request.params
         if (p.repetition_penalty, p.frequency_penalty, p.presence_penalty) == (1.0, 0.0, 0.0):
             return
         self._slots.add(slot)
-        known = np.array(tokens, np.int64)
+        known = np.array(joined.tokens, np.int64)
         # Prompts may hold ids the model reads but never makes (placeholders of media).
-        prompt = known[: seq.prompt_len][known[: seq.prompt_len] < self._vocab]
-        ids, times = np.unique(known[seq.prompt_len :], return_counts=True)
+        prompt = known[: joined.prompt_len][known[: joined.prompt_len] < self._vocab]
+        ids, times = np.unique(known[joined.prompt_len :], return_counts=True)
         row = self.token_counts[slot].zero_()
         if len(prompt):
             row.index_fill_(0, to_device(prompt, row.device), ~MAX_COUNT)

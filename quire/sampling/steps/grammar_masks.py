@@ -22,11 +22,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from quire.core.types import Sequence as Seq
 from quire.grammar.backends.base import MaskWords, Matcher
 from quire.grammar.length_closing.budgeted_matcher import FillBitmasks
 from quire.kernels.token_mask import token_mask
 from quire.sampling.constrained_sequence import ConstrainedSequence, FinishKind, GrammarLookup
+from quire.sampling.slot_join import SlotJoin
 
 log = logging.getLogger(__name__)
 
@@ -68,17 +68,17 @@ class ConstrainedSlots:
         self._fill_pool: ThreadPoolExecutor | None = None
         self._pid = 0
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
-        """A sequence takes the slot. tokens: prompt and output so far, all known."""
-        self.leave(slot)
-        constraint = seq.request.constraint
-        if constraint is None and seq.request.thinking is None:
+    def join(self, joined: SlotJoin) -> None:
+        """A sequence takes the slot."""
+        self.leave(joined.slot)
+        constraint = joined.constraint
+        if constraint is None and joined.thinking is None:
             return
         ready = None
         if constraint is not None:
             assert self._grammars is not None, "a constraint in an engine without grammars"
             ready = self._grammars.get(constraint)
-        self._by_slot[slot] = ConstrainedSequence.from_sequence(seq, ready, tokens)
+        self._by_slot[joined.slot] = ConstrainedSequence.from_join(joined, ready)
 
     def leave(self, slot: int) -> None:
         """The slot is empty; unknown slots are ignored."""

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from quire.core.types import Sequence as Seq
 from quire.sampling.h2d import to_device
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 
@@ -23,10 +23,11 @@ class AllowedIds:
 
     _ids: dict[int, list[int]] = field(default_factory=dict)
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+    def join(self, joined: SlotJoin) -> None:
+        slot = joined.slot
         self._ids.pop(slot, None)
-        if seq.request.params.allowed_token_ids:
-            self._ids[slot] = sorted(set(seq.request.params.allowed_token_ids))
+        if joined.params.allowed_token_ids:
+            self._ids[slot] = sorted(set(joined.params.allowed_token_ids))
 
     def leave(self, slot: int) -> None:
         self._ids.pop(slot, None)
@@ -65,10 +66,10 @@ class MinTokens:
 
     _min_tokens: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
-        stop = seq.request.stop
+    def join(self, joined: SlotJoin) -> None:
+        slot, stop = joined.slot, joined.stop
         self._min_tokens.pop(slot, None)
-        free = seq.request.constraint is None
+        free = joined.constraint is None
         if free and stop.min_tokens > 0 and (ends := sorted(stop.eos_ids | stop.token_ids)):
             self._min_tokens[slot] = (stop.min_tokens, ends)
 
@@ -126,15 +127,16 @@ class BadWords:
         self._words: dict[int, list[list[int]]] = {}
         self._recent_tokens = torch.full((max_seqs, 0), NO_TOKEN, dtype=torch.int64, device=device)
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+    def join(self, joined: SlotJoin) -> None:
+        slot = joined.slot
         self._words.pop(slot, None)
-        words = [word for word in seq.request.params.bad_words_token_ids if word]
+        words = [word for word in joined.params.bad_words_token_ids if word]
         if not words:
             return
         self._words[slot] = words
         self._grow_width(max(len(word) for word in words) - 1)
         width = self._recent_tokens.shape[1]
-        tail = [NO_TOKEN] * width + tokens[seq.prompt_len :]
+        tail = [NO_TOKEN] * width + joined.output_tokens
         self._recent_tokens[slot] = to_device(
             np.array(tail[len(tail) - width :], np.int64), self._recent_tokens.device
         )

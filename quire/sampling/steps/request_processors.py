@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quire.core.types import Sequence as Seq
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 ProcessorFunction = Callable[..., Any]
@@ -48,13 +48,13 @@ class RequestLogitsProcessors:
 
     _by_slot: dict[int, RowProcessors] = field(default_factory=dict)
 
-    def join(self, slot: int, seq: Seq, tokens: list[int]) -> None:
+    def join(self, joined: SlotJoin) -> None:
+        slot = joined.slot
         self._by_slot.pop(slot, None)
-        functions = seq.request.params.logits_processors or []
+        functions = joined.params.logits_processors or []
         if functions:
             pairs = [(function, takes_prompt(function)) for function in functions]
-            at = seq.prompt_len
-            self._by_slot[slot] = RowProcessors(pairs, tokens[:at], tokens[at:])
+            self._by_slot[slot] = RowProcessors(pairs, joined.prompt_tokens, joined.output_tokens)
 
     def leave(self, slot: int) -> None:
         self._by_slot.pop(slot, None)

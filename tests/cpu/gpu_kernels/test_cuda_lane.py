@@ -72,7 +72,7 @@ def acted(monkeypatch):
         monkeypatch.setattr(module, "pinned", lambda n: torch.empty(n, dtype=torch.int32))
 
     def capture(self, key):
-        self._made[key] = graph = Graph(self, key)
+        self._captured[key] = graph = Graph(self, key)
         return graph
 
     monkeypatch.setattr(cuda_graphs.CudaGraphCache, "_capture", capture)
@@ -249,10 +249,12 @@ def test_the_forward_pass_is_in_line_before_the_host_waits_for_the_tokens_it_nee
     for _ in range(3):
         engine.step()
     log = []
-    lane = engine._executor.runner.lane
-    run, sample = lane._graphs.run, lane._sampler.choose
+    lane = engine._executor.runner.worker
+    run, sample = lane._decode_graphs.run, lane._sampler.choose
     monkeypatch.setattr(cuda_worker.torch.cuda, "Event", lambda: Recorded(log))
-    monkeypatch.setattr(lane._graphs, "run", lambda *a: (log.append(("forward", a[1])), run(*a)))
+    monkeypatch.setattr(
+        lane._decode_graphs, "run", lambda *a: (log.append(("forward", a[1])), run(*a))
+    )
     monkeypatch.setattr(
         lane._sampler, "choose", lambda *a: (log.append(("choose", a[3])), sample(*a))[1]
     )

@@ -18,7 +18,7 @@ from quire.runner.gpu.cuda_graphs import (
 @pytest.fixture
 def graphs(monkeypatch):
     def capture(self, key):
-        self._made[key] = graph = type("Graph", (), {"replay": lambda self: None})()
+        self._captured[key] = graph = type("Graph", (), {"replay": lambda self: None})()
         return graph
 
     monkeypatch.setattr(CudaGraphCache, "_capture", capture)
@@ -54,9 +54,9 @@ def test_what_is_sampled_outside_has_few_sizes():
 
 def test_the_first_step_of_a_kind_is_run_and_the_second_captured(graphs):
     assert step(graphs, 7) == 8
-    assert not graphs._made
+    assert not graphs._captured
     assert step(graphs, 7) == 8
-    assert set(graphs._made) == {(8, "greedy")}
+    assert set(graphs._captured) == {(8, "greedy")}
 
 
 def test_a_somewhat_larger_graph_serves_until_patience_ends(graphs):
@@ -72,16 +72,16 @@ def test_a_busy_device_gives_time_to_capture(graphs):
     for _ in range(2):
         step(graphs, 1024)
     assert step(graphs, 850, spare=1.0) == 896
-    assert (896, "greedy") in graphs._made
+    assert (896, "greedy") in graphs._captured
 
 
 def test_kinds_have_graphs_of_their_own(graphs):
     for _ in range(2):
         step(graphs, 64, "greedy")
     assert step(graphs, 60, "random") == 64
-    assert (64, "random") not in graphs._made
+    assert (64, "random") not in graphs._captured
     step(graphs, 60, "random")
-    assert (64, "random") in graphs._made
+    assert (64, "random") in graphs._captured
 
 
 def test_eager_steps_have_their_own_size_and_no_graph():

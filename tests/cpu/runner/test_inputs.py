@@ -1,7 +1,7 @@
 """What a step's tensors are made of, from plans written by hand."""
 
 from quire.core.types import UNKNOWN, Request, Row, Sequence, StepPlan, StopConditions
-from quire.runner.slots import SlotTables
+from quire.runner.slots import SlotTables, TableShape
 from quire.runner.step_batch import build_step_batch
 
 BLOCK = 4
@@ -17,7 +17,7 @@ def gathered(*rows):
 
 
 def updated(slots, step, *rows, **more):
-    return [tuple(change) for change in slots.update(StepPlan(step, rows, **more))]
+    return [tuple(change) for change in slots.collect_updates(StepPlan(step, rows, **more))]
 
 
 def test_rows_of_prompts_and_outputs_are_packed_those_of_one_token_first():
@@ -51,7 +51,7 @@ def test_a_step_of_last_tokens_is_decode_only():
 
 
 def test_what_was_gathered_does_not_change_with_the_scheduler_s_objects():
-    slots = SlotTables(max_seqs=4, width=8, groups=1, block_size=BLOCK)
+    slots = SlotTables(TableShape(4, 8, 1, BLOCK))
     a = sequence("a", [1, 2, 3], slot=0, table=[6])
     made = gathered(Row(a, 0, 3, True))
     changes = slots.collect_updates(StepPlan(1, (Row(a, 0, 3, True),), joins=(a,)))
@@ -62,18 +62,18 @@ def test_what_was_gathered_does_not_change_with_the_scheduler_s_objects():
 
 
 def test_tables_grow_by_what_was_appended_and_move_whole():
-    slots = SlotTables(max_seqs=4, width=8, groups=1, block_size=BLOCK)
+    slots = SlotTables(TableShape(4, 8, 1, BLOCK))
     a = sequence("a", range(20), slot=3, table=[6])
     assert updated(slots, 1, Row(a, 0, 4, False), joins=(a,)) == [(0, 3, 0, [6])]
     a.tables[0].append(2)
     assert updated(slots, 2, Row(a, 4, 4, False)) == [(0, 3, 1, [2])]
     assert updated(slots, 3, Row(a, 8, 1, False)) == []
     a.tables[0][0] = 1
-    assert updated(slots, 4, Row(a, 9, 1, False), moved=(a,)) == [(0, 3, 0, [1, 2])]
+    assert updated(slots, 4, Row(a, 9, 1, False), changed_tables=(a,)) == [(0, 3, 0, [1, 2])]
 
 
 def test_a_row_of_one_token_brings_a_block_when_it_begins_one_and_all_when_it_joins():
-    slots = SlotTables(max_seqs=4, width=8, groups=2, block_size=BLOCK)
+    slots = SlotTables(TableShape(4, 8, 2, BLOCK))
     a = Sequence(Request("a", (1,) * 6, StopConditions(9)), 0, [1] * 6, ([4, 5], [0, 1]), slot=1)
     rows = (Row(a, 5, 1, True),)
     assert updated(slots, 1, *rows, joins=(a,)) == [(0, 1, 0, [4, 5]), (1, 1, 0, [0, 1])]
@@ -84,7 +84,7 @@ def test_a_row_of_one_token_brings_a_block_when_it_begins_one_and_all_when_it_jo
 
 
 def test_a_slot_serves_its_next_sequence_from_the_start():
-    slots = SlotTables(max_seqs=1, width=8, groups=1, block_size=BLOCK)
+    slots = SlotTables(TableShape(1, 8, 1, BLOCK))
     a = sequence("a", range(8), slot=0, table=[6, 7])
     updated(slots, 1, Row(a, 0, 8, True), joins=(a,))
     b = sequence("b", range(4), slot=0, table=[3])

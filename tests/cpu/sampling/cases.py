@@ -5,6 +5,7 @@ import torch
 from quire.core.params import SamplingParams
 from quire.core.types import Request, Sequence, StopConditions
 from quire.sampling.sampler import Sampler
+from quire.sampling.slot_join import SlotJoin
 
 
 def sequence(params=None, *, name="r", prompt=(1, 2, 3), outputs=(), stop=None, seed=0, index=0):
@@ -18,7 +19,7 @@ def filled(vocab, sequences, **options):
     """A sampler whose slot i holds sequences[i]."""
     sampler = Sampler(vocab, max(1, len(sequences)), **options)
     for slot, seq in enumerate(sequences):
-        sampler.join(slot, seq)
+        sampler.join(SlotJoin.from_sequence(seq, slot))
     return sampler
 
 
@@ -39,7 +40,7 @@ def chosen(sampler, logits, positions=None):
     """Sample all slots in order; ids as a list."""
     rows = len(logits)
     found = sampler.sample(logits.clone(), range(rows), positions or [0] * rows)
-    assert found.errors == {}
+    assert found.all_errors == {}
     return found.token_ids.tolist()
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from quire.core.params import SamplingParams
+from quire.sampling.slot_join import SlotJoin
 from tests.cpu.sampling.cases import filled, normal, sequence
 from tests.cpu.sampling.test_independence import KINDS, company
 
@@ -60,7 +61,7 @@ def test_kind_says_which_rows_choose_can_serve():
     assert sampler.kind([1, 3]) == "penalised"
     assert sampler.kind([1, 2, 3]) is None
     sampler.leave(3)
-    sampler.join(3, sequence(params[0]))
+    sampler.join(SlotJoin.from_sequence(sequence(params[0]), 3))
     assert sampler.kind([0, 3]) == "greedy"
 
 
@@ -93,7 +94,7 @@ def test_a_slot_that_changes_hands_is_served_as_its_new_sequence_asks():
     sampler, ids = filled(500, seqs[:1], asynchronous=True), []
     for seq in [*seqs, seqs[0]]:
         sampler.leave(0)
-        sampler.join(0, seq)
+        sampler.join(SlotJoin.from_sequence(seq, 0))
         kind = sampler.kind([0])
         slots, outputs = torch.zeros(2, 1, dtype=torch.int32)
         ids.append(sampler.choose(logits, slots, outputs, "random")[0].item())
@@ -124,7 +125,7 @@ def test_penalised_rows_learn_what_they_draw_on_either_path():
         if step == 20:  # preempted: back in with what it has put out
             for sampler in (host, device):
                 sampler.leave(2)
-                sampler.join(2, seqs[2])
+                sampler.join(SlotJoin.from_sequence(seqs[2], 2))
         logits = normal(6, vocab, seed=step, scale=1.0)
         asks = rng.random() < 0.3
         slots = [0, 1, 2, 3, 4, 5][: 5 + asks]

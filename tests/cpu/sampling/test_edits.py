@@ -7,6 +7,7 @@ import torch
 
 from quire.core.params import SamplingParams
 from quire.core.types import UNKNOWN, StopConditions
+from quire.sampling.slot_join import SlotJoin
 from tests.cpu.sampling.cases import filled, normal, sequence
 
 VOCAB = 40
@@ -95,7 +96,7 @@ def test_a_preempted_sequence_rejoins_in_another_slot_with_its_history():
     sampler.leave(0)
     sampler.leave(1)
     run(seqs[2:], 3, slots=[2], sampler=sampler, forced=20)
-    sampler.join(1, seqs[0])
+    sampler.join(SlotJoin.from_sequence(seqs[0], 1))
     run([seqs[2], seqs[0]], 6, slots=[2, 1], sampler=sampler, forced=30)
 
 
@@ -114,7 +115,7 @@ def test_a_draw_that_a_preemption_undid_is_made_again_and_counted_once():
             assert sampler.sample(logits.clone(), [0], [step]).token_ids.tolist() == [step]
             sampler.leave(0)
             seq.tokens.append(UNKNOWN)  # the plan that lets it in again counts on a token
-            sampler.join(0, seq)
+            sampler.join(SlotJoin.from_sequence(seq, 0))
             seq.tokens.pop()
         assert sampler.sample(logits.clone(), [0], [step]).token_ids.tolist() == [step]
         seq.tokens.append(step)
@@ -131,7 +132,9 @@ def test_a_bad_word_begun_before_a_preemption_is_not_finished_after_it():
             found = sampler.sample(logits, [0], [len(outputs)]).token_ids.item()
             assert (found == best) == (best != banned)
             sampler.leave(0)
-            sampler.join(0, sequence(params, prompt=[7, 8, 5], outputs=outputs))
+            sampler.join(
+                SlotJoin.from_sequence(sequence(params, prompt=[7, 8, 5], outputs=outputs), 0)
+            )
 
 
 def test_a_token_of_the_step_in_progress_is_not_counted_before_it_is_drawn():
@@ -150,7 +153,7 @@ def test_a_slot_s_next_sequence_inherits_nothing():
     sampler = filled(VOCAB, [first])
     run([first], 4, slots=[0], sampler=sampler, forced=3)
     sampler.leave(0)
-    sampler.join(0, second)
+    sampler.join(SlotJoin.from_sequence(second, 0))
     run([second], 3, slots=[0], sampler=sampler, forced=9)
 
 
@@ -203,7 +206,7 @@ def test_neutral_parameters_change_nothing_and_make_no_edit(kw):
     assert torch.equal(*ids)
     assert torch.equal(rows, before)
     assert neutral._plan.edits == []
-    assert neutral._plan.chooser_rows.random[0].plain
+    assert neutral._plan.chooser_rows.random[0].is_unfiltered
 
 
 def test_min_tokens_end_for_each_row_at_its_own_count():

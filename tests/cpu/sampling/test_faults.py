@@ -8,6 +8,7 @@ from quire.core.params import SamplingParams
 from quire.core.types import Sequence
 from quire.sampling import sampler as sampling
 from quire.sampling.constrained_sequence import ConstrainedSequence
+from quire.sampling.slot_join import SlotJoin
 from quire.sampling.steps import grammar_masks
 from tests.cpu.engine_of import request
 from tests.cpu.made_grammars import DIGITS, END, VOCAB, Grammars, Ready, bits, bound_to
@@ -92,7 +93,7 @@ def test_a_sequence_that_cannot_be_joined_is_reported_and_the_others_are_as_with
     for row in others:
         assert found.logprobs().get(row) == clean.logprobs().get(row)
     monkeypatch.undo()
-    sampler.join(4, seqs[4])
+    sampler.join(SlotJoin.from_sequence(seqs[4], 4))
     again = sampler.sample(normal(6, 800), range(6), [0] * 6)
     assert again.all_errors == {}
     assert again.token_ids.tolist() == clean.token_ids.tolist()
@@ -109,7 +110,7 @@ def test_masks_that_cannot_be_filled_together_are_filled_one_by_one():
         ready.fill_all = compiler.fill_all  # an object of its own, as each grammar has
         one = request(str(slot), [1, 2], 9, constraint=bound_to("digits"), eos=[END])
         seq = Sequence(one, 0, [1, 2], (), max_len=11)
-        work.append((ConstrainedSequence.from_sequence(seq, ready, [1, 2]), 0))
+        work.append((ConstrainedSequence.from_join(SlotJoin.from_sequence(seq), ready), 0))
     words = np.full((3, -(-VOCAB // 32)), 5, np.int32)
     grammar_masks.fill_masks(work, words)
     assert (words == bits(DIGITS, words.shape[1])).all()

@@ -7,6 +7,7 @@ import torch
 
 from quire.core.params import SamplingParams
 from quire.core.types import StopConditions
+from quire.sampling.slot_join import SlotJoin
 from tests.cpu.sampling.cases import filled, normal, sequence
 
 KINDS = [
@@ -82,7 +83,7 @@ def test_a_preempted_sequence_goes_on_with_the_same_draws_in_any_slot(kw):
     sampler = filled(500, [sequence(), sequence(), broken])
     generate(sampler, broken, 2, 0, 30)
     sampler.leave(2)
-    sampler.join(0, broken)
+    sampler.join(SlotJoin.from_sequence(broken, 0))
     generate(sampler, broken, 0, 30, 80)
     assert broken.tokens == straight.tokens
 

@@ -15,6 +15,7 @@ from quire.sampling.processors import (
     diff_batches,
     load_processors,
 )
+from quire.sampling.slot_join import SlotJoin
 from tests.cpu.sampling.cases import filled, normal, sequence
 
 VOCAB = 60
@@ -26,7 +27,7 @@ def run(sampler, slots, steps, start=0, seed=0):
     for step in range(start, start + steps):
         logits = normal(len(slots), VOCAB, seed=seed + step)
         made = sampler.sample(logits, slots, [step] * len(slots))
-        assert made.errors == {}
+        assert made.all_errors == {}
         found.append(made.token_ids.tolist())
     return found
 
@@ -72,7 +73,7 @@ def test_after_preemption_functions_see_the_outputs_there_were():
     sampler = filled(VOCAB, [seq])
     seq.tokens += [row[0] for row in run(sampler, [0], 2)]
     sampler.leave(0)
-    sampler.join(0, seq)
+    sampler.join(SlotJoin.from_sequence(seq, 0))
     run(sampler, [0], 2, start=2)
     assert seen == [0, 1, 2, 3]
 
@@ -147,7 +148,7 @@ def test_engine_wide_processors_follow_rows_that_come_go_and_move():
             done[slot] += 1
             if done[slot] == 8:
                 sampler.leave(slot)
-                sampler.join(slot, numbered(10 * slot))
+                sampler.join(SlotJoin.from_sequence(numbered(10 * slot), slot))
                 done[slot] = 0
 
 

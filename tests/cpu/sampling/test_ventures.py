@@ -8,6 +8,7 @@ from scipy.stats import chisquare
 from quire.core.types import Sequence
 from quire.sampling.philox import uniforms
 from quire.sampling.sampler import Sampler
+from quire.sampling.slot_join import SlotJoin
 from tests.cpu.engine_of import request
 from tests.cpu.made_grammars import DIGITS, END, Grammars, bound_to
 
@@ -22,7 +23,7 @@ def sampled(logits, rows=ROWS, **params):
         one = request(
             str(slot), [1, 2], 400, constraint=bound_to("digits"), eos=[END], seed=slot, **params
         )
-        sampler.join(slot, Sequence(one, 0, [1, 2], (), max_len=402))
+        sampler.join(SlotJoin.from_sequence(Sequence(one, 0, [1, 2], (), max_len=402), slot))
     slots, positions = tuple(range(rows)), [0] * rows
     binding = sampler.prepare_masks(slots, np.zeros(rows, np.int32))
     made = sampler.sample(logits.expand(rows, -1).clone(), slots, positions, binding)

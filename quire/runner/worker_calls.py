@@ -1,0 +1,142 @@
+"""Worker calls: what an executor runs on each rank by name, between steps.
+
+`Executor.call("reserve_memory", ...)` runs the method of that name here. Arguments and results are
+plain data, so a call can be sent to another process. Start-up uses them: tracing for the kernels
+that steps will need, measuring memory, and setting memory aside.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from quire.runner.model_runner import ModelRunner
+
+LIBRARY_GEMMS = frozenset({torch.mm, torch.addmm, torch.bmm, torch._scaled_mm})
+"""The library's products: no kernels of ours, and half a second of a large model's step."""
+UNINITIALIZED_CONSTRUCTORS = frozenset(
+    {torch.empty, torch.empty_like, torch.empty_strided, torch.Tensor.new_empty}
+)
+"""What makes tensors without defining what they hold."""
+
+
+class WorkerCalls:
+    """The named calls of one rank. Only a rank with a GPU takes those of start-up."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._worker: Any = runner.worker
+        self._tracing = ExitStack()
+        self._memory_before = (0, 0)
+
+    def begin_trace(self) -> None:
+        """From now on steps run without graphs, on two layers of each kind, with zeroed tensors
+        and without the library's large products. Of layers that are alike, more would need no other
+        kernels; zeros are valid indexes.
+        """
+        model: Any = self._runner.model
+        with ExitStack() as entered:
+            entered.enter_context(self._worker.without_graphs())
+            entered.enter_context(TraceMode())
+            entered.enter_context(with_two_layers_per_kind(model))
+            self._tracing = entered.pop_all()
+
+    def end_trace(self) -> None:
+        """Undo begin_trace."""
+        self._tracing.close()
+
+    def warm_up_kernels(self) -> None:
+        """Load the library's kernels, and those of our own that no dummy step runs."""
+        self._worker.warm_up_kernels()
+
+    def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
+        """Take from the driver what steps will need: `size` bytes at once, and small pieces."""
+        self._worker.reserve_memory(size, pieces, piece)
+
+    def start_memory_peak(self) -> None:
+        """Measure from now on how much memory is used at once."""
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self._memory_before = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+        torch.cuda.reset_peak_memory_stats()
+
+    def memory_peak(self) -> tuple[int, int]:
+        """Bytes beyond those before: in use at once, and taken from the driver for that."""
+        torch.cuda.synchronize()
+        used, taken = self._memory_before
+        return (
+            int(torch.cuda.max_memory_allocated()) - used,
+            int(torch.cuda.max_memory_reserved()) - taken,
+        )
+
+    def release_kv_memory(self) -> None:
+        """Give the KV memory back to the system."""
+        self._runner.release_kv_memory()
+
+    def recover(self) -> None:
+        """Drop what a failed step left half done."""
+        self._runner.recover()
+
+
+@contextmanager
+def with_two_layers_per_kind(model: nn.Module) -> Iterator[None]:
+    """Within, the model has two of each kind of layer."""
+    stacks = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) > 2]
+    whole = [list(stack) for stack in stacks]
+    try:
+        for stack, layers in zip(stacks, whole):
+            _set_layers(stack, _two_of_a_kind(layers))
+        yield
+    finally:
+        for stack, layers in zip(stacks, whole):
+            _set_layers(stack, layers)
+
+
+def _set_layers(stack: nn.ModuleList, layers: Sequence[nn.Module]) -> None:
+    stack._modules = {str(i): layer for i, layer in enumerate(layers)}
+
+
+def _two_of_a_kind(layers: Sequence[nn.Module]) -> list[nn.Module]:
+    seen: Counter[str] = Counter()
+    kept = []
+    for layer in layers:
+        kind = _layer_kind(layer)
+        seen[kind] += 1
+        if seen[kind] <= 2:
+            kept.append(layer)
+    return kept
+
+
+def _layer_kind(layer: nn.Module) -> str:
+    """What a layer is made of: classes, sizes and switches, but not where its cache lies."""
+    plain = (bool, int, float, str, type(None))
+    parts = []
+    for name, module in layer.named_modules():
+        said = {k: v if isinstance(v, plain) else type(v) for k, v in vars(module).items()}
+        shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
+        said = {k: v for k, v in said.items() if k not in ("group", "place")}
+        parts.append((name, type(module), list(said.items()), shapes))
+    return repr(parts)
+
+
+class TraceMode(TorchFunctionMode):
+    """Within, new uninitialized tensors hold zeros, and the large products are left out."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in LIBRARY_GEMMS and kwargs.get("out") is not None:
+            return kwargs["out"]
+        made = func(*args, **kwargs)
+        return made.zero_() if func in UNINITIALIZED_CONSTRUCTORS else made

@@ -1,0 +1,57 @@
+"""SlotJoin: all that a worker is sent of a sequence when the sequence gets a device slot.
+
+It holds no `Sequence` and is plain data, so it can be sent to another process. A grammar is named
+by its `Constraint`; the sampler of each process looks the compiled grammar up by that key.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from quire.core.constraint import Constraint
+from quire.core.params import SamplingParams
+from quire.core.types import UNKNOWN, Sequence, StopConditions, ThinkingBudget
+
+
+class SlotJoin(msgspec.Struct, frozen=True, array_like=True):
+    """One sequence as the sampler sees it."""
+
+    slot: int
+    request_id: str
+    index: int  # which of the request's n
+    params: SamplingParams
+    seed: int  # of this sequence: the request's, plus its index
+    tokens: list[int]  # prompt and output so far, up to the first unknown token
+    prompt_len: int
+    max_len: int  # len(tokens) at which the sequence ends
+    stop: StopConditions
+    constraint: Constraint | None = None
+    thinking: ThinkingBudget | None = None
+
+    @classmethod
+    def from_sequence(cls, seq: Sequence, slot: int | None = None) -> SlotJoin:
+        """Copy what the sampler needs. slot: the sequence's own if not given."""
+        request, tokens = seq.request, list(seq.tokens)
+        if UNKNOWN in tokens:  # a token to come, or one that a preemption undid
+            del tokens[tokens.index(UNKNOWN) :]
+        return cls(
+            seq.slot if slot is None else slot,
+            request.id,
+            seq.index,
+            request.params,
+            request.seed + seq.index,
+            tokens,
+            len(request.prompt),
+            seq.max_len,
+            request.stop,
+            request.constraint,
+            request.thinking,
+        )
+
+    @property
+    def prompt_tokens(self) -> list[int]:
+        return self.tokens[: self.prompt_len]
+
+    @property
+    def output_tokens(self) -> list[int]:
+        return self.tokens[self.prompt_len :]
