@@ -102,16 +102,16 @@ class Guide:
         self.matcher = self
 
     @property
-    def over(self):
+    def is_terminated(self):
         return self._state.over
 
-    def fill(self, words):
+    def fill_bitmask(self, words):
         words[:] = bits(self._state.allowed(), len(words))
 
-    def far(self, left):
+    def is_within_budget(self, left):
         return all(need < left for need in self._state.allowed().values())
 
-    def narrow(self, words, left):
+    def apply_budget(self, words, left):
         assert left > 0, left
         allowed = self._state.allowed()
         kept = [t for t, need in allowed.items() if need < left]
@@ -120,7 +120,7 @@ class Guide:
         self.forced = self.forced or len(kept) < len(allowed)
         words[:] = bits(kept, len(words))
 
-    def recall(self, token, left):
+    def accept_replayed(self, token, left):
         needs = self._state.allowed().values()
         self.forced = self.forced or any(need >= left for need in needs)
         return self.accept(token)
@@ -141,7 +141,7 @@ def bits(tokens, words):
 
 def fill_all(matchers, words):
     for row, matcher in matchers:
-        matcher.fill(words[row])
+        matcher.fill_bitmask(words[row])
 
 
 class Ready:
@@ -163,27 +163,27 @@ class Grammars:
         self.guides = []
         self._news = []
 
-    def accept(self, constraint):
+    def check_constraint(self, constraint):
         assert constraint.form in KINDS
 
-    def ask(self, constraint):
+    def acquire(self, constraint):
         self._news.append(constraint)
 
     def release(self, constraint):
         pass
 
     @property
-    def settled(self):
+    def has_outcomes(self):
         return bool(self._news)
 
     def outcomes(self):
         news, self._news = self._news, []
         yield from ((constraint, LEAST[constraint.form]) for constraint in news)
 
-    def call_when_settled(self, ring):
+    def set_outcome_callback(self, ring):
         pass
 
-    def figures(self):
+    def stats(self):
         return GrammarStats()
 
     def prepare(self):

@@ -36,7 +36,9 @@ def of_join(owner, joined, *rest) -> Who:
 
 
 def of_slots(slots) -> Who:
-    return [one for slot in map(int, slots) if slot in SEATED for one in of_join(None, SEATED[slot])]
+    return [
+        one for slot in map(int, slots) if slot in SEATED for one in of_join(None, SEATED[slot])
+    ]
 
 
 def of_bound(bound, *rest) -> Who:
@@ -74,13 +76,9 @@ ENGINE = {
     "launch": Point("quire.runner.model_runner:ModelRunner.launch"),
     "leave": Point("quire.sampling.sampler:Sampler.leave"),
     "join": Point("quire.sampling.sampler:Sampler.join", of_join),
-    "join.penalties": Point(
-        "quire.sampling.steps.cpu_penalties:CpuPenalties.join", of_join
-    ),
+    "join.penalties": Point("quire.sampling.steps.cpu_penalties:CpuPenalties.join", of_join),
     "join.masks": Point("quire.sampling.steps.masks:BadWords.join", of_join),
-    "join.grammar": Point(
-        "quire.sampling.steps.grammar_masks:ConstrainedSlots.join", of_join
-    ),
+    "join.grammar": Point("quire.sampling.steps.grammar_masks:ConstrainedSlots.join", of_join),
     "tables": Point("quire.runner.cpu.cpu_worker:CpuWorker.write_tables"),
     "compute": Point(
         "quire.runner.cpu.cpu_worker:CpuWorker.compute", lambda lane, i, *p: of_slots(i.slots)

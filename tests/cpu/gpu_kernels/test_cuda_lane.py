@@ -18,8 +18,9 @@ from quire.kernels.framework import op
 from quire.runner.gpu import cuda_graphs, cuda_worker, pinned_io, staging_buffer
 from quire.runner.gpu.mixed_batch_graphs import GraphShape
 from quire.runner.kv_tensors import allocate_kv_tensors
+from quire.runner.model_input import ModelInputBuilder
 from quire.runner.model_runner import ModelRunner
-from quire.runner.slots import SlotTables
+from quire.runner.slots import TableShape
 from quire.sampling.sampler import Sampler
 from tests.cpu import engine_of as tiny
 from tests.cpu import test_structured as structured
@@ -69,7 +70,7 @@ def acted(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: 0)
     monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", lambda mode: None)
     for module in (cuda_worker, pinned_io, staging_buffer):
-        monkeypatch.setattr(module, "pinned", lambda n: torch.empty(n, dtype=torch.int32))
+        monkeypatch.setattr(module, "pinned_words", lambda n: torch.empty(n, dtype=torch.int32))
 
     def capture(self, key):
         self._captured[key] = graph = Graph(self, key)
@@ -97,24 +98,24 @@ def engine_of(hf=tiny.TINY, **settings):
             config.model.vocab, said.max_num_seqs, "cpu", asynchronous=True, grammars=grammars
         )
         width = -(-said.max_model_len // cache.block_size)
-        slots = SlotTables(said.max_num_seqs, width, len(cache.groups), cache.block_size)
+        shape = TableShape(said.max_num_seqs, width, len(cache.groups), cache.block_size)
 
         lane = cuda_worker.CudaWorker(
             model,
             _build_backend(config, tensors),
             sampler,
-            slots,
+            shape,
             cache=tensors,
             host_cache=host,
             max_tokens=said.max_num_batched_tokens,
             logprobs_mode="raw_logprobs",
             eager=config.device.enforce_eager,
         )
-        runner = ModelRunner(model, sampler, slots, lane)
-        return Executor(runner, threaded=False)
+        runner = ModelRunner(model, sampler, lane)
+        return Executor(ModelInputBuilder(shape), runner, threaded=False)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiny, "device_half", device_half)
+        patch.setattr(tiny, "build_executor", device_half)
         return tiny.engine_of(hf, **settings)
 
 
@@ -156,7 +157,7 @@ def test_the_lane_gives_the_tokens_of_the_cpu(acted, hf, name):
 
 def test_steps_with_prompts_are_replayed_in_moulds(acted, monkeypatch):
     """Rows that fill a step up change nothing, whatever company the real ones have."""
-    monkeypatch.setattr(cuda_worker, "PATIENCE", 1)
+    monkeypatch.setattr(cuda_worker, "STEPS_BEFORE_CAPTURE", 1)
     replayed = []
     run = cuda_graphs.CudaGraphCache.run
 

@@ -49,17 +49,21 @@ def _find(running: Tensor, share: Tensor) -> Tensor:
     return torch.searchsorted(running, target, right=True)[:, 0].clamp_(max=running.shape[1] - 1)
 
 
-def choose(z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams], share: Tensor) -> Tensor:
+def draw_filtered(
+    z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams], share: Tensor
+) -> Tensor:
     """Draw among what the cuts leave of each row, in column order. [B] int64.
 
     z: [B, V] float32, best 0. buffer: [B, width], 0 from V on.
     """
-    columns, weights = keep(z, buffer, asked)
+    columns, weights = filter_rows(z, buffer, asked)
     at = _find(weights.double().cumsum(-1), share)
     return columns.gather(1, at[:, None])[:, 0]
 
 
-def keep(z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams]) -> tuple[Tensor, Tensor]:
+def filter_rows(
+    z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams]
+) -> tuple[Tensor, Tensor]:
     """What min_p, top_k and top_p leave of each row of z (see choose).
 
     Returns columns [B, C] in order and weights [B, C] float32, 0 where cut off or padding.
@@ -138,7 +142,7 @@ def _cut_by_mass(weights: Tensor, top_p: Tensor, mass: Tensor) -> None:
     weights.masked_fill_(~kept, 0.0)
 
 
-def best(x: Tensor, k: int) -> Tensor:
+def top_k_columns(x: Tensor, k: int) -> Tensor:
     """Columns of the k greatest of each row, best first, equal ones by column. [B, k] int64."""
     columns, values = above(x, lower_bounds(x, torch.full((len(x),), k, device=x.device)))
     if bool((values > -torch.inf).sum(-1).min() < k):  # masked tokens fill the list
@@ -146,7 +150,7 @@ def best(x: Tensor, k: int) -> Tensor:
     return columns.gather(1, values.sort(dim=-1, descending=True, stable=True).indices[:, :k])
 
 
-def greater(x: Tensor, value: Tensor) -> Tensor:
+def count_greater(x: Tensor, value: Tensor) -> Tensor:
     """How many of each row are strictly greater. x: [B, V], value: [B, 1] -> [B] int64."""
     return (x > value).sum(-1)
 

@@ -66,7 +66,9 @@ def test_a_spoilt_row_of_a_request_that_bans_some_is_spoilt_all_the_same():
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-@pytest.mark.parametrize("step", ["MinTokens", "BadWords", "LogitBias", "Callables", "Grammar"])
+@pytest.mark.parametrize(
+    "step", ["MinTokens", "BadWords", "LogitBias", "RequestLogitsProcessors", "ConstrainedSlots"]
+)
 def test_a_sequence_that_cannot_be_joined_is_reported_and_the_others_are_as_without_it(
     step, asynchronous, monkeypatch, caplog
 ):
@@ -77,10 +79,10 @@ def test_a_sequence_that_cannot_be_joined_is_reported_and_the_others_are_as_with
     (kind,) = [k for k in vars(sampling).values() if getattr(k, "__name__", "") == step]
     join = kind.join
 
-    def breaks(self, slot, seq, tokens):
-        if seq.request.id == "4":
+    def breaks(self, joined):
+        if joined.request_id == "4":
             raise IndexError("no such id")
-        join(self, slot, seq, tokens)
+        join(self, joined)
 
     monkeypatch.setattr(kind, "join", breaks)
     sampler = filled(800, seqs, asynchronous=asynchronous)

@@ -49,7 +49,7 @@ def test_cuts_and_draws_agree_with_and_without_ties(monkeypatch, vocab, steps):
         asked = [random_cut(rng) for _ in range(ROWS)]
         found = []
         for lane in (numpy_ops, in_torch):
-            columns, weights = lane.keep(z, padded(torch.zeros_like(z)), asked)
+            columns, weights = lane.filter_rows(z, padded(torch.zeros_like(z)), asked)
             dense = torch.zeros_like(z)
             for row in range(ROWS):
                 live = weights[row] > 0
@@ -59,7 +59,7 @@ def test_cuts_and_draws_agree_with_and_without_ties(monkeypatch, vocab, steps):
         for share in (0.0, 0.5, 1 - 2**-53, rng.random()):
             shares = torch.full((ROWS,), share, dtype=torch.float64)
             ids = [
-                lane.choose(z, padded(torch.zeros_like(z)), asked, shares)
+                lane.draw_filtered(z, padded(torch.zeros_like(z)), asked, shares)
                 for lane in (numpy_ops, in_torch)
             ]
             assert torch.equal(*ids)
@@ -73,9 +73,9 @@ def test_the_k_best_counts_and_argmax_agree(k):
     x = (normal(ROWS, 300, seed=k) * 4).round() / 4
     x[3] = 0.0
     x[4, 2:] = -torch.inf
-    assert torch.equal(numpy_ops.top_k_columns(x, k), in_torch.best(x, k))
+    assert torch.equal(numpy_ops.top_k_columns(x, k), in_torch.top_k_columns(x, k))
     value = x[:, :1].clone()
-    assert torch.equal(numpy_ops.count_greater(x, value), in_torch.greater(x, value))
+    assert torch.equal(numpy_ops.count_greater(x, value), in_torch.count_greater(x, value))
     for ours, theirs in zip(numpy_ops.argmax(x), in_torch.argmax(x)):
         assert torch.equal(ours, theirs)
 
