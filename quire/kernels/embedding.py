@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels, panel_shape
+from quire.kernels.formats.weight import kernel_for
 from quire.kernels.framework.op import op
 from quire.kernels.native.library import DTYPES, EMBEDDING, NativeOp, empty
 
@@ -52,6 +53,7 @@ def _native(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> T
     return y
 
 
+@kernel_for("rows", "plain", "packed")
 @op(cases=_cases, native=_native, gpu="rowwise.embedding")
 def embedding(ids: Tensor, weight: Tensor | PackedWeight, scale: float = 1.0) -> Tensor:
     """weight[ids] * scale. ids: [T] int32. weight: [V, E], plain or packed. Returns a new [T, E].

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import Fp8Weight
 from quire.kernels.formats.packed_weight import PackedWeight, pack_panels, panel_shape
+from quire.kernels.formats.weight import kernel_for
 from quire.kernels.fp8_linear import fp8_linear
 from quire.kernels.framework.op import op
 from quire.kernels.native.library import (
@@ -72,6 +73,7 @@ def _native(x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None = None
     return y
 
 
+@kernel_for("product", "plain", "packed", "fp8")
 @op(cases=_cases, native=_native, gpu="linear.linear")
 def linear(
     x: Tensor, weight: Tensor | PackedWeight | Fp8Weight, bias: Tensor | None = None
@@ -83,12 +85,12 @@ def linear(
     """
     if isinstance(weight, Fp8Weight):
         return fp8_linear(x, weight, bias)
-    plain = weight.unpack() if isinstance(weight, PackedWeight) else weight
+    plain = weight.dequantize() if isinstance(weight, PackedWeight) else weight
     return F.linear(x, plain, bias)
 
 
 def pack(weight: Tensor) -> Tensor | PackedWeight:
-    """The form of a weight [O, I] that `linear` and `embedding` like best on its device.
+    """The form of a weight [O, I] that `linear` and `embedding` read fastest on its device.
 
     Packed for the native CPU product, else the tensor itself. The caller drops the original.
     """

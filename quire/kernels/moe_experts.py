@@ -21,11 +21,10 @@ from torch import Tensor
 
 from quire.kernels.formats.fp8_weight import (
     Fp8ExpertWeights,
-    Fp8Weight,
     quantize_blocks,
     quantize_channels,
 )
-from quire.kernels.fp8_linear import fp8_linear
+from quire.kernels.formats.weight import StoredWeight, kernel_for
 from quire.kernels.framework.op import op
 
 
@@ -101,6 +100,7 @@ def _fp8_case(case: dict[str, Any], block: bool) -> dict[str, Any]:
     return {**case, **made, "weights": case["weights"] / 4}
 
 
+@kernel_for("mlp", "plain", "fp8")
 @op(cases=_cases, atol=4e-2, gpu="moe.moe_experts")
 def moe_experts(
     x: Tensor,
@@ -112,7 +112,7 @@ def moe_experts(
     gate_up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
 ) -> Tensor:
-    """Send every row of x through its experts and sum what they say.
+    """Send every row of x through its experts and sum the results.
 
     x: [T, E]. ids: [T, k] int32, no expert twice in a row. weights: [T, k] float32.
     gate_up: [X, 2F, E], down: [X, E, F], gate_up_bias: [X, 2F], down_bias: [X, E], of x's dtype;
@@ -122,18 +122,18 @@ def moe_experts(
     tokens, k = ids.shape
     order = ids.flatten().argsort(stable=True)
     counts = torch.bincount(ids.flatten(), minlength=len(gate_up)).tolist()
-    said = x.new_empty(tokens * k, x.shape[1])
+    outputs = x.new_empty(tokens * k, x.shape[1])
     pairs_of = order.split(counts)
     for i, pairs in enumerate(pairs_of):
         if len(pairs):
             h = gate(_product(x[pairs // k], gate_up[i], _bias_of(gate_up_bias, i)))
-            said[pairs] = _product(h, down[i], _bias_of(down_bias, i))
-    return (said.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
+            outputs[pairs] = _product(h, down[i], _bias_of(down_bias, i))
+    return (outputs.view(tokens, k, -1).float() * weights[:, :, None]).sum(1).to(x.dtype)
 
 
-def _product(x: Tensor, weight: Tensor | Fp8Weight, bias: Tensor | None) -> Tensor:
-    if isinstance(weight, Fp8Weight):
-        return fp8_linear(x, weight, bias)
+def _product(x: Tensor, weight: Tensor | StoredWeight, bias: Tensor | None) -> Tensor:
+    if isinstance(weight, StoredWeight):
+        return weight.product(x, bias)
     return F.linear(x, weight, bias)
 
 

@@ -1,4 +1,4 @@
-"""The words that model files are written in. They call kernels only: no torch arithmetic."""
+"""The layers that model files are made of. They call kernels only: no torch arithmetic."""
 
 from quire.kernels.add import add, softcap
 from quire.kernels.gated_add import gated_add
@@ -10,6 +10,7 @@ from quire.layers.moe import ExpertActivation, Experts, Router, RoutingMethod
 from quire.layers.norm import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
 from quire.layers.param_module import ParamModule
 from quire.layers.rope import Rope, RopeConfig
+from quire.layers.weight_module import WeightModule
 
 __all__ = [
     "ACTIVATION_KINDS",
@@ -34,6 +35,7 @@ __all__ = [
     "Router",
     "RoutingMethod",
     "RowLinear",
+    "WeightModule",
     "add",
     "gated_add",
     "softcap",

@@ -7,40 +7,43 @@ from torch import Tensor
 
 from quire.distributed.mesh import uneven_shard_range
 from quire.kernels.embedding import embedding
-from quire.kernels.formats.packed_weight import PackedWeight
+from quire.kernels.formats.weight import StoredWeight
 from quire.layers.param_module import ParamModule
+from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 
-class Embedding(ParamModule):
+class Embedding(WeightModule):
     """Token ids to vectors, times `scale` rounded to the model's dtype. Cut by vocabulary."""
 
-    weight: Tensor | PackedWeight
+    role = "embedding"
+    weight: StoredWeight
 
     def __init__(self, vocab: int, size: int, scale: float = 1.0) -> None:
         super().__init__()
         self.vocab, self.size, self.scale = vocab, size, scale
-        self.declare("weight")
+        self.multiplied = False  # unless the output head shares the weight
+        self.set_quant_method(PLAIN)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [T] int32 -> [T, E]."""
         if self.mesh.tp > 1:
             return self._embed_sharded(ids)
-        return embedding(ids, self.weight, self.scale)
+        return self.weight.rows(ids, self.scale)
 
     def _embed_sharded(self, ids: Tensor) -> Tensor:
         """Rows of this rank's strip, zeros for other tokens; the sum over ranks is whole."""
         mine = uneven_shard_range(self.vocab, self.mesh)
         local = ids - mine.start
         known = (local >= 0) & (local < len(mine))
-        rows = embedding(torch.where(known, local, 0), self.weight, self.scale)
+        rows = self.weight.rows(torch.where(known, local, 0), self.scale)
         return self.comm.all_reduce(torch.where(known[:, None], rows, 0))
 
-    def layout(self, param: str) -> tuple[WeightShard, ...]:
+    def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
         rows = uneven_shard_range(self.vocab, self.mesh)
         return (WeightShard((self.vocab, self.size), (rows, range(self.size))),)
 
-    def init_spec(self, param: str) -> InitSpec:
+    def weight_init(self, matrix: str) -> InitSpec:
         return InitSpec(0.0, self.size**-0.5)
 
 

@@ -3,15 +3,16 @@
     Linear        whole on every rank
     ColumnLinear  each rank has some outputs      x whole -> y cut
     RowLinear     each rank has some inputs       x cut   -> y whole, summed over ranks
-    HeadsLinear   q, k, v in one, cut by heads    x whole -> heads of this rank
+    QKVLinear     q, k, v in one, cut by heads    x whole -> heads of this rank
     LMHead        cut by vocabulary, then gathered
 
 Several projections of one input are one matrix: its parts come from several checkpoint tensors.
-How the weight is stored and multiplied is the quantization method's business.
+How the weight is stored and multiplied is decided by the quantization method.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,11 +21,8 @@ from torch import Tensor
 
 from quire.distributed.collectives import Collectives
 from quire.distributed.mesh import Mesh, shard_range, uneven_shard_range
-from quire.kernels.formats.fp8_weight import Fp8Weight
-from quire.kernels.formats.packed_weight import PackedWeight
-from quire.layers.param_module import ParamModule
-from quire.quant.base import Method
-from quire.quant.none import Method as Plain
+from quire.kernels.formats.weight import StoredWeight
+from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard
 
 
@@ -46,10 +44,10 @@ class OutputGroup:
         return shard_range(self.units, mesh, what=self.label, repeat=self.repeat)
 
 
-class Linear(ParamModule):
+class Linear(WeightModule):
     """Whole on every rank. Base of the others, which only cut differently."""
 
-    weight: Tensor | PackedWeight | Fp8Weight
+    weight: StoredWeight
     bias: Tensor | None
 
     def __init__(
@@ -58,26 +56,15 @@ class Linear(ParamModule):
         super().__init__()
         self.inputs = inputs
         self.outputs = (OutputGroup(outputs),) if isinstance(outputs, int) else outputs
-        self.method: Method = Plain()
-        self.declare("weight")
+        self.set_quant_method(PLAIN)
         if bias:
             self.declare("bias")
         else:
             self.bias = None
 
-    @property
-    def is_quantizable(self) -> bool:
-        """Whether a quantization method may have it. A gate of few outputs is not worth it."""
-        return sum(out.rows for out in self.outputs) >= 16
-
-    def set_quant_method(self, method: Method) -> None:
-        """Take another quantization method, and the parameters it needs. Before values come."""
-        self.method = method
-        self.declare(*(name for name in method.extra_params if name not in self.param_names()))
-
     def forward(self, x: Tensor) -> Tensor:
         """x [T, I] -> [T, O]."""
-        return self.method.apply(self, x, self.bias)
+        return self.weight.product(x, self.bias)
 
     def rank_rows(self) -> list[range]:
         """Per part, the rows of it this rank has."""
@@ -87,24 +74,24 @@ class Linear(ParamModule):
         """The inputs this rank has."""
         return range(self.inputs)
 
-    def dtype(self, param: str) -> torch.dtype | None:
-        """As the method stores it; a bias in the model's."""
-        return self.method.dtype(param)
-
-    def layout(self, param: str) -> tuple[WeightShard, ...]:
-        if param in self.method.extra_params:
-            return self.method.layout(self.layout("weight"), param)
-        rank_rows = self.rank_rows()
-        starts = accumulate((len(r) for r in rank_rows), initial=0)
-        parts = zip(self.outputs, rank_rows, starts)
-        if param == "bias":
-            return tuple(WeightShard((out.rows,), (r,), at) for out, r, at in parts)
+    def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
         cols = self.rank_columns()
-        return tuple(WeightShard((out.rows, self.inputs), (r, cols), at) for out, r, at in parts)
+        return tuple(
+            WeightShard((out.rows, self.inputs), (rows, cols), at)
+            for out, rows, at in self._parts()
+        )
 
-    def init_spec(self, param: str) -> InitSpec:
-        given = self.method.init_spec(self.inputs, param)
-        return given or InitSpec(0.0, 0.02 if param == "bias" else self.inputs**-0.5)
+    def vector_layout(self, param: str) -> tuple[WeightShard, ...]:
+        return tuple(WeightShard((out.rows,), (rows,), at) for out, rows, at in self._parts())
+
+    def _parts(self) -> Iterator[tuple[OutputGroup, range, int]]:
+        """Per part: itself, the rows of it this rank has, and where they start in the weight."""
+        rank_rows = self.rank_rows()
+        starts = accumulate((len(rows) for rows in rank_rows), initial=0)
+        return zip(self.outputs, rank_rows, starts)
+
+    def weight_init(self, matrix: str) -> InitSpec:
+        return InitSpec(0.0, self.inputs**-0.5)
 
 
 class ColumnLinear(Linear):
@@ -127,7 +114,7 @@ class RowLinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         """x [T, I of this rank] -> [T, O], the same on every rank."""
         bias = self.bias if self.mesh.tp_rank == 0 else None  # the sum must have it once
-        return self.comm.all_reduce(self.method.apply(self, x, bias))
+        return self.comm.all_reduce(self.weight.product(x, bias))
 
 
 class QKVLinear(ColumnLinear):
@@ -149,7 +136,7 @@ class QKVLinear(ColumnLinear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> q [T, H, D], k [T, K, D], v [T, K, D], strided views of one buffer."""
-        qkv = self.method.apply(self, x, self.bias)
+        qkv = self.weight.product(x, self.bias)
         heads = qkv.view(qkv.shape[0], -1, self.head_dim)
         q, k, v = torch.split(heads, self.head_counts, dim=1)
         return q, k, v
@@ -158,21 +145,17 @@ class QKVLinear(ColumnLinear):
 class LMHead(Linear):
     """Hidden states to logits. May share its weight with the embedding."""
 
+    role = "head"
+
     def __init__(self, vocab: int, hidden: int, bias: bool = False) -> None:
         super().__init__(hidden, vocab, bias)
-
-    @property
-    def is_quantizable(self) -> bool:
-        """No: tokens close to each other are told apart here."""
-        return False
 
     def rank_rows(self) -> list[range]:
         return [uneven_shard_range(self.outputs[0].rows, self.mesh)]
 
     def forward(self, x: Tensor) -> Tensor:
         """x [R, E] -> [R, V]."""
-        logits = self.method.apply(self, x, self.bias)
-        return self.comm.all_gather(logits, self.outputs[0].rows)
+        return self.comm.all_gather(self.weight.product(x, self.bias), self.outputs[0].rows)
 
 
 def _unit_rows(out: OutputGroup, units: range) -> range:

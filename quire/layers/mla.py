@@ -1,12 +1,12 @@
 """Multi-head latent attention: keys and values of all heads are made of one latent per token.
 
-    LatentInputs     hidden -> (queries or their compressed form, latents), one product
-    LatentUp         the matrices that make keys and values of a latent; or are multiplied into
+    MLADownProjection  hidden -> (queries or their compressed form, latents), one product
+    MLAUpProjection    the matrices that make keys and values of a latent; or are multiplied into
                      queries and outputs instead, see quire.kernels.mla_attention
-    LatentAttention  norms, turns and files the latents, then attends
+    MLAAttention       norms, rotates and stores the latents, then attends
 
-A checkpoint in fewer bits gives LatentUp its weight in the model's dtype: a step reads it as two
-batches of small matrices, which is no linear layer's product.
+A checkpoint in fewer bits gives MLAUpProjection its weight in the model's dtype: a step
+reads it as two batches of small matrices, which is no linear layer's product.
 
 Axes: T tokens in the step, E hidden, H query heads, P size of a query without its rotated part,
 R rotated size, L latent size, V size of a value.
@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.fp8_weight import Fp8Weight
-from quire.kernels.formats.packed_weight import PackedWeight
+from quire.kernels.formats.weight import PlainWeight
 from quire.kernels.mla_write import mla_write
 from quire.layers.attention import Attention
 from quire.layers.linear import Linear, OutputGroup
 from quire.layers.norm import RMSNorm
 from quire.layers.rope import Rope
+from quire.layers.weight_module import PLAIN
 from quire.quant.base import Method
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class MLADownProjection(Linear):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """x [T, E] -> queries' side [T, H * (P + R)] or [T, q_rank], latents' side [T, L + R]."""
-        both = self.method.apply(self, x, self.bias)
+        both = self.weight.product(x, self.bias)
         kept = self.outputs[1].rows
         return both[:, :-kept], both[:, -kept:]
 
@@ -82,7 +82,7 @@ class MLADownProjection(Linear):
 class MLAUpProjection(Linear):
     """[H * (P + V), L]: per head, the rows that make its keys, then those that make its values."""
 
-    weight: Tensor
+    weight: PlainWeight
 
     def __init__(self, sizes: MLASizes) -> None:
         self.sizes = sizes
@@ -102,15 +102,13 @@ class MLAUpProjection(Linear):
 
     def set_quant_method(self, method: Method) -> None:
         """A checkpoint may have it in fewer bits; there is no use in making them here."""
-        if method.extra_params:
+        if method.is_stored or method is PLAIN:
             super().set_quant_method(method)
 
     def after_load(self, dtype: torch.dtype) -> None:
         """Back to a plain matrix of the model's dtype, however it came."""
-        weight: Tensor | PackedWeight | Fp8Weight = self.weight
-        if not isinstance(weight, Tensor):
-            plain = weight.unpack() if isinstance(weight, PackedWeight) else weight.dequantize()
-            self.set_param("weight", plain.to(dtype))
+        if self.weight.kind != PlainWeight.kind:
+            self.set_param("weight", self.weight.dequantize(dtype))
 
 
 class MLAAttention(Attention):

@@ -17,14 +17,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from quire.distributed.collectives import Collectives
-from quire.distributed.mesh import Mesh, shard_range
-from quire.kernels.formats.fp8_weight import Fp8ExpertWeights
-from quire.kernels.moe_experts import ExpertActivation, moe_experts
+from quire.distributed.mesh import shard_range
+from quire.kernels.formats.weight import PlainExperts, StoredExperts
+from quire.kernels.moe_experts import ExpertActivation
 from quire.kernels.moe_router import RoutingMethod, moe_router
 from quire.layers.param_module import ParamModule
-from quire.quant.base import Method
-from quire.quant.none import Method as Plain
+from quire.layers.weight_module import PLAIN, WeightModule
 from quire.weights.mapping import InitSpec, WeightShard, unsharded_layout
 
 
@@ -70,17 +68,18 @@ class Router(ParamModule):
         return torch.float32 if param == "e_score_correction_bias" else None
 
 
-class Experts(ParamModule):
+class Experts(WeightModule):
     """A bank of gated MLPs of one size.
 
     turned: a checkpoint that holds all experts in one tensor has them as [X, inputs, outputs],
     with gate and up rows taking turns. (GPT-OSS)
     """
 
+    role = "experts"
     matrices: tuple[str, ...] = ("gate_up_proj", "down_proj")
-    is_quantizable = True
-    gate_up_proj: Tensor | Fp8ExpertWeights
-    down_proj: Tensor | Fp8ExpertWeights
+    plain_class = PlainExperts
+    gate_up_proj: StoredExperts
+    down_proj: StoredExperts
     gate_up_proj_bias: Tensor | None
     down_proj_bias: Tensor | None
 
@@ -98,35 +97,17 @@ class Experts(ParamModule):
         self.hidden, self.mlp, self.experts = hidden, mlp, experts
         self.gate, self.transposed = gate, turned
         self.gate_up_proj_bias = self.down_proj_bias = None
-        self._layouts: dict[str, tuple[WeightShard, ...]] = {}
-        self._scales: dict[str, tuple[str, str]] = {}  # parameter -> matrix, name in the method
-        self.method: Method = Plain()
-        self.declare(*self.matrices)
+        self.set_quant_method(PLAIN)
         if bias:
             self.declare("gate_up_proj_bias", "down_proj_bias")
-
-    def set_quant_method(self, method: Method) -> None:
-        """Take another quantization method, and the parameters it needs. Before values come."""
-        self.method = method
-        self._scales = {
-            f"{m}_{one}": (m, one) for m in self.matrices for one in method.extra_params
-        }
-        self.declare(*(name for name in self._scales if name not in self.param_names()))
-
-    def dtype(self, param: str) -> torch.dtype | None:
-        """As the method stores it; a bias in the model's."""
-        if param in self.matrices:
-            return self.method.dtype("weight")
-        return self.method.dtype(self._scales[param][1]) if param in self._scales else None
 
     def forward(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, E], ids and weights [T, k] of the router -> [T, E]."""
         first = self.mesh.tp_rank == 0  # the sum over ranks must have the last bias once
-        y = moe_experts(
+        y = self.gate_up_proj.mlp(
             x,
             ids,
             weights,
-            self.gate_up_proj,
             self.down_proj,
             self.gate,
             self.gate_up_proj_bias,
@@ -134,42 +115,41 @@ class Experts(ParamModule):
         )
         return self.comm.all_reduce(y)
 
-    def shard(self, mesh: Mesh, comm: Collectives) -> None:
-        self._layouts.clear()
-        super().shard(mesh, comm)
-
-    def layout(self, param: str) -> tuple[WeightShard, ...]:
-        """A part per expert and projection; rows of all experts lie one after another."""
-        if param not in self._layouts:  # the loader asks once per tensor: thousands of times
-            self._layouts[param] = self._build_layout(param)
-        return self._layouts[param]
-
-    def _build_layout(self, param: str) -> tuple[WeightShard, ...]:
-        if param in self._scales:
-            matrix, name = self._scales[param]
-            return self.method.layout(self.layout(matrix), name)
+    def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
+        """A part per expert and projection; the rows of all experts follow one another."""
         mine = shard_range(self.mlp, self.mesh, what="expert widths")
         every = range(self.hidden)
-        shape, cut, each = {
-            "gate_up_proj": ((self.mlp, self.hidden), (mine, every), 2),
-            "down_proj": ((self.hidden, self.mlp), (every, mine), 1),
-            "gate_up_proj_bias": ((self.mlp,), (mine,), 2),
-            "down_proj_bias": ((self.hidden,), (every,), 1),
-        }[param]
+        if matrix == "gate_up_proj":
+            return self._parts((self.mlp, self.hidden), (mine, every), 2)
+        return self._parts((self.hidden, self.mlp), (every, mine), 1)
+
+    def vector_layout(self, param: str) -> tuple[WeightShard, ...]:
+        (size, *_), (cut, *_) = (
+            (part := self.weight_layout(param.removesuffix("_bias"))[0]).shape,
+            part.ranges,
+        )
+        return self._parts((size,), (cut,), 2 if param.startswith("gate") else 1)
+
+    def _parts(
+        self, shape: tuple[int, ...], cut: tuple[range, ...], each: int
+    ) -> tuple[WeightShard, ...]:
         rows = len(cut[0])
         return tuple(WeightShard(shape, cut, i * rows) for i in range(each * self.experts))
 
+    def weight_init(self, matrix: str) -> InitSpec:
+        return InitSpec(0.0, (self.mlp if matrix == "down_proj" else self.hidden) ** -0.5)
+
     def fused_shape(self, param: str) -> tuple[int, ...]:
         """The shape of a checkpoint tensor that holds a parameter of all experts."""
-        rows = self.hidden if param.startswith("down") else 2 * self.mlp
-        if param.endswith("_bias"):
-            return (self.experts, rows)
-        inputs = self.mlp if param.startswith("down") else self.hidden
-        return (self.experts, inputs, rows) if self.transposed else (self.experts, rows, inputs)
+        parts = self.layout(param)
+        rows = parts[0].shape[0] * len(parts) // self.experts
+        rest = parts[0].shape[1:]
+        turned = self.transposed and param in self.matrices and rest
+        return (self.experts, *rest, rows) if turned else (self.experts, rows, *rest)
 
     def split_fused(self, param: str, tensor: Tensor) -> Sequence[Tensor]:
         """Such a tensor as views, one per part of the layout."""
-        if self.transposed and tensor.dim() == 3:
+        if self.transposed and param in self.matrices:
             tensor = tensor.transpose(1, 2)
         if param.startswith("down"):
             return tensor.unbind()
@@ -179,13 +159,6 @@ class Experts(ParamModule):
 
     def set_param(self, param: str, value: object) -> None:
         """Take a parameter as the loader stacks it, and give it its expert axis."""
-        if isinstance(value, Tensor) and value.dim() == (1 if param.endswith("_bias") else 2):
-            value = value.view(self.experts, -1, *value.shape[1:])
+        if isinstance(value, Tensor) and value.dim() == len(self.layout(param)[0].shape):
+            value = value.reshape(self.experts, -1, *value.shape[1:])
         super().set_param(param, value)
-
-    def init_spec(self, param: str) -> InitSpec:
-        if param.endswith("_bias"):
-            return InitSpec(0.0, 0.02)
-        inputs = self.mlp if param.startswith("down_proj") else self.hidden
-        _, name = self._scales.get(param, (param, "weight"))
-        return self.method.init_spec(inputs, name) or InitSpec(0.0, inputs**-0.5)

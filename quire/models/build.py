@@ -9,7 +9,6 @@ Model files know none of this; it is done to their modules from outside, by type
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -19,23 +18,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from quire.config.facts import WeightFacts
 from quire.config.json_file import raise_as_config_error
 from quire.config.memory.kv_layout import KVCacheGroup, group_layers
 from quire.config.quantization import QuantFacts, read_quantization, reconcile_quantization
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
-from quire.layers import Attention, Experts, Linear, ParamModule, Rope
+from quire.layers import Attention, ParamModule, Rope, WeightModule
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
 from quire.quant import mxfp4
-from quire.quant.base import Method, QuantizableLayer
+from quire.quant.base import Method
 from quire.quant.kv_scales import KvScaleLoader
-from quire.quant.none import Method as Plain
 from quire.registry import PluginRegistry
 from quire.weights import files
 from quire.weights.gpu_loader import GpuLoader
-from quire.weights.mapping import Weights, assign_tensors, stored_shape
+from quire.weights.mapping import Weights, assign_tensors
 from quire.weights.weight_loader import WeightLoader
 
 MODELS = PluginRegistry("quire.models")
@@ -51,27 +48,6 @@ def read_model_config(hf: Hf) -> tuple[str, ModelConfig]:
     with raise_as_config_error("config.json"):
         quantized = read_quantization(hf)
         return model_type, replace(MODELS.load(model_type).Config.from_hf(hf), quantized=quantized)
-
-
-def count_weights(model_type: str, config: ModelConfig) -> WeightFacts:
-    """Elements of the model's parameters, counted on a model without memory."""
-    with torch.device("meta"):
-        model = MODELS.load(model_type).Model(config)
-    tied = cast(Weights, model.weights).tie if config.tied else {}
-    matrices = vectors = linear = 0
-    for name, leaf in model.named_modules():
-        if not isinstance(leaf, ParamModule) or name in tied:
-            continue
-        for param in leaf.param_names():
-            shape = stored_shape(leaf.layout(param))
-            size = math.prod(shape)
-            vectors += size if len(shape) < 2 else 0
-            matrices += size if len(shape) > 1 else 0
-            smaller = isinstance(leaf, Experts) or (
-                isinstance(leaf, Linear) and leaf.is_quantizable
-            )
-            linear += size if len(shape) > 1 and smaller else 0
-    return WeightFacts(matrices, vectors, linear)
 
 
 def build_model(
@@ -134,16 +110,12 @@ def load_weights(
     leaves = {name: m for name, m in model.named_modules() if isinstance(m, ParamModule)}
     tie = weights.tie if config.tied else {}
     own = {name: leaf for name, leaf in leaves.items() if name not in tie}
-    packed = {id(leaf) for leaf in own.values() if isinstance(leaf, Linear)}
-    packed |= {id(leaves[source]) for source in tie.values()}
-    method = Plain()
+    for source in tie.values():
+        cast(WeightModule, leaves[source]).multiplied = True
 
     def finish(leaf: ParamModule) -> None:
-        if id(leaf) in packed:
-            owner = leaf.method if isinstance(leaf, Linear) else method
-            owner.process_weights_after_loading(cast(QuantizableLayer, leaf))
-        elif isinstance(leaf, Experts):
-            leaf.method.process_experts_after_loading(leaf)
+        if isinstance(leaf, WeightModule):
+            leaf.method.process_after_load(leaf)
         leaf.after_load(dtype)
 
     if load_format == "dummy":
@@ -180,7 +152,7 @@ def plain_param(model: nn.Module, name: str) -> Tensor:
     if not isinstance(module, ParamModule) or param not in module.param_names():
         raise KeyError(f"no parameter {name!r}")
     value = getattr(module, param)
-    return value.detach() if isinstance(value, Tensor) else value.unpack()
+    return value.detach() if isinstance(value, Tensor) else value.dequantize()
 
 
 def _checkpoint_shapes(folder: Path, load_format: str) -> list[tuple[str, Sequence[int]]]:
@@ -207,7 +179,7 @@ def _set_quant_methods(model: nn.Module, facts: QuantFacts | None) -> None:
         return
     method = cast(Method, PluginRegistry("quire.quant").load(facts.method).Method(facts))
     for name, module in model.named_modules():
-        if not isinstance(module, (Linear, Experts)) or not module.is_quantizable:
+        if not isinstance(module, WeightModule) or not method.accepts(module):
             continue
         skipped = {facts.is_skipped(names) for names in cast(Weights, model.weights).sources(name)}
         if len(skipped) > 1:

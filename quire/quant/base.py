@@ -1,75 +1,141 @@
-"""The seam of quantization: a Method decides how one linear layer stores and applies its weights.
+"""Contract of a quantization method: it owns the parameters of the layers it is given.
 
-It sees a layer as a `QuantizableLayer`: something with a weight, maybe a bias, and `put`. Which
-method a
-layer has is said by the checkpoint's config.json or the user (quire.config.quantization).
+    params(layer, matrix)        what a checkpoint must hold in place of a plain weight
+    process_after_load(layer)    makes weight objects, which multiply themselves, of the values
+
+A method is one file of quire.quant, or an entry point of the group "quire.quant"; its kernels are
+in quire.kernels. Which method a layer has is chosen by the checkpoint's config.json or the user
+(quire.config.quantization). A method may wrap another: it asks the inner one first, then replaces
+the weight by one that multiplies through the inner weight.
+
+Axes: O outputs, I inputs of a weight [O, I].
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from quire.kernels.formats.fp8_weight import Fp8Weight
-from quire.kernels.formats.packed_weight import PackedWeight
+from quire.errors import ConfigError
 from quire.weights.mapping import InitSpec, WeightShard
+
+Step = int | Fraction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParamSpec:
+    """One stored parameter of a weight [O, I]: a tensor with an axis of outputs and one of inputs.
+
+    A step along such an axis covers so many outputs or inputs: 8 for 4-bit codes in int32, 128 for
+    the scale of a group, 32/3 for 3-bit codes in int32. None: the tensor has no such axis. Ranks
+    cut the axis as they cut the weight; a cut inside of a step is refused.
+    """
+
+    dtype: torch.dtype | None = None  # None: the model's
+    outputs_per: Step | None = 1
+    inputs_per: Step | None = 1
+    trailing: tuple[int, ...] = ()  # further axes, which nothing cuts
+    transposed: bool = False  # the checkpoint has the axes in the opposite order
+    broadcastable: bool = False  # one number may stand for all
+    init: InitSpec | None = None  # of dummy values; None: those of a plain weight
+
+    def layout(self, weight: tuple[WeightShard, ...]) -> tuple[WeightShard, ...]:
+        """How checkpoint tensors fill the parameter of a weight that has this layout."""
+        cuts = [self._axes(part) for part in weight]
+        if self.outputs_per and any(part.start % self.outputs_per for part in weight):
+            sizes = [part.shard_shape[0] for part in weight]
+            raise ConfigError(
+                f"parts of {sizes} outputs share one matrix, but not blocks of {self.outputs_per}: "
+                "this model cannot be quantized by such blocks"
+            )
+        starts = accumulate((len(axes[0][1]) for axes in cuts), initial=0)
+        return tuple(
+            WeightShard(
+                tuple(size for size, _ in axes),
+                tuple(cut for _, cut in axes),
+                start,
+                broadcastable=self.broadcastable,
+                transposed=self.transposed,
+            )
+            for axes, start in zip(cuts, starts)
+        )
+
+    def _axes(self, part: WeightShard) -> list[tuple[int, range]]:
+        """(size, kept range) of every axis, for one part."""
+        steps = (self.outputs_per, self.inputs_per)
+        axes = [
+            (_steps_in(size, step), _step_range(cut, size, step))
+            for size, cut, step in zip(part.shape, part.ranges, steps)
+            if step is not None
+        ]
+        return [*axes, *((n, range(n)) for n in self.trailing)] or [(1, range(1))]
 
 
 class QuantizableLayer(Protocol):
-    """A layer whose `weight` [O, I] a method looks after."""
+    """A layer as a method sees it: one or more weight matrices, and where their values are."""
 
-    @property
-    def weight(self) -> Tensor | PackedWeight | Fp8Weight: ...
+    role: str  # "linear", "head", "embedding" or "experts"
+    matrices: tuple[str, ...]  # ("weight",), or the names in a bank of experts
+    multiplied: bool  # False: rows of the weight are only looked up
 
-    def set_param(self, param: str, value: object) -> None: ...
+    def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
+        """The parts of a matrix, each [O, I], whole and as this rank has them."""
+        ...
 
+    def take_params(self, matrix: str) -> dict[str, Tensor]:
+        """The loaded values of a matrix, by the names in `params`. The layer drops them."""
+        ...
 
-class ExpertWeights(Protocol):
-    """A layer that holds the weights of X experts in matrices stacked [X, O, I].
-
-    The extra parameters of a matrix are named after it: `down_proj_weight_scale`.
-    """
-
-    matrices: tuple[str, ...]
-
-    def set_param(self, param: str, value: object) -> None: ...
+    def set_param(self, param: str, value: object) -> None:
+        """Set a matrix to the weight object that multiplies."""
+        ...
 
 
 class Method(Protocol):
     """One way to hold weights."""
 
     name: str
+    is_stored: bool
+    """Whether checkpoints hold its parameters. False: it makes them of a plain weight."""
 
-    @property
-    def extra_params(self) -> tuple[str, ...]:
-        """Parameters a checkpoint must have beside `weight`: scales."""
+    def accepts(self, layer: QuantizableLayer) -> bool:
+        """Whether the layer is to be quantized, as far as its kind and size say."""
         ...
 
-    def layout(self, weight: tuple[WeightShard, ...], param: str) -> tuple[WeightShard, ...]:
-        """How checkpoint tensors fill one of `extra`, beside a weight of this layout."""
+    def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
+        """The parameters that a checkpoint must fill for one matrix, by their names there."""
         ...
 
-    def dtype(self, param: str) -> torch.dtype | None:
-        """What a parameter is stored in; None: the model's dtype."""
+    def process_after_load(self, layer: QuantizableLayer) -> None:
+        """Replace the loaded values of every matrix by a weight object; frees the old form."""
         ...
 
-    def init_spec(self, inputs: int, param: str) -> InitSpec | None:
-        """How stand-in values of a weight [.., inputs] or its scales are drawn.
 
-        None: as the layer says.
-        """
-        ...
+def outputs_of(layer: QuantizableLayer) -> int:
+    """Outputs of the layer's first matrix, over all ranks."""
+    return sum(part.shape[0] for part in layer.weight_layout(layer.matrices[0]))
 
-    def process_weights_after_loading(self, layer: QuantizableLayer) -> None:
-        """Bring a freshly filled layer into the form that `apply` wants; frees the old form."""
-        ...
 
-    def process_experts_after_loading(self, bank: ExpertWeights) -> None:
-        """The same for each matrix of a bank of experts."""
-        ...
+def inputs_of(layer: QuantizableLayer, matrix: str) -> int:
+    """Inputs of a matrix, over all ranks."""
+    return layer.weight_layout(matrix)[0].shape[1]
 
-    def apply(self, layer: QuantizableLayer, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [T, I] -> [T, O]."""
-        ...
+
+def _steps_in(size: int, step: Step) -> int:
+    return -(-size // step)
+
+
+def _step_range(cut: range, size: int, step: Step) -> range:
+    """The steps that a cut covers; it must start and end between two of them."""
+    if cut.start % step or (cut.stop % step and cut.stop != size):
+        raise ConfigError(
+            f"tensor parallelism cuts {size} into [{cut.start}, {cut.stop}), through blocks of "
+            f"{step} that share a scale or a word; use fewer ranks"
+        )
+    return range(int(cut.start // step), _steps_in(cut.stop, step))

@@ -39,7 +39,8 @@ class WeightShard:
     shape: tuple[int, ...]  # of the whole tensor in the checkpoint
     ranges: tuple[range, ...]  # what this process keeps of it, per axis
     start: int = 0
-    broadcastable: bool = False  # also in a shape with trailing ones; or one number stands for all
+    broadcastable: bool = False  # also in a shape with trailing ones; or one number for all
+    transposed: bool = False  # the checkpoint has the axes in the opposite order
 
     @property
     def shard_shape(self) -> tuple[int, ...]:
@@ -218,11 +219,12 @@ def assign_tensors(
 
 def checkpoint_shape(holder: ParamOwner, target: ParamTarget) -> tuple[int, ...]:
     """The shape the checkpoint's tensor must have to go there."""
+    layout = holder.layout(target.param)
     if target.shard is not None:
-        shape = holder.layout(target.param)[target.shard].shape
+        shape = layout[target.shard].shape
     else:
         shape = holder.fused_shape(target.param)
-    return shape[::-1] if target.transpose else shape
+    return shape[::-1] if target.transpose or layout[0].transposed else shape
 
 
 def _shape_matches(shape: tuple[int, ...], wanted: tuple[int, ...], loose: bool) -> bool:

@@ -99,7 +99,7 @@ class WeightLoader(Generic[H]):
     def _load_tensor(self, target: ParamTarget, tensor: Tensor) -> None:
         holder = self._owners[target.layer]
         layout = holder.layout(target.param)
-        if target.transpose:
+        if target.transpose or layout[0].transposed:
             tensor = tensor.t()
         if layout[0].broadcastable:
             tensor = tensor.reshape(-1).expand(checkpoint_shape(holder, target))

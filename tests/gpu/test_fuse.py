@@ -49,7 +49,7 @@ def test_one_row_over_e4m3_weights_is_exact_to_its_rounding(outputs, inputs, qua
     weight = quantize(torch.randn(outputs, inputs, device="cuda") * inputs**-0.5)
     z = torch.full((1, outputs), float("nan"), device="cuda").bfloat16()
     gemv_fp8.launch(z, x, weight)
-    q, scale = OPS["quantize_fp8"].reference(x, weight.block)
+    q, scale = OPS["quantize_fp8"].reference(x, weight.block_size)
     want = multiply_quantized(q, scale, weight)
     assert (z.float() - want).norm() / want.norm() < 3e-3  # bfloat16 alone gives 2e-3
 

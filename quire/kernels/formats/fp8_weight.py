@@ -7,15 +7,18 @@ What multiplies it is quantized too, per row and in the same shape along the inp
 row of x for channels, one per row and 128 inputs for blocks (`quantize_fp8`). So each product of
 two scales is constant along what is summed between roundings, and the sum itself is over e4m3.
 
-Not here: the product (fp8_linear.py), checkpoints (quire.quant).  Axes: O outputs, I inputs.
+The product is in fp8_linear.py. Axes: O outputs, I inputs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from quire.kernels.formats.weight import StoredExperts, StoredWeight
 
 E4M3 = torch.float8_e4m3fn
 E4M3_MAX = 448.0
@@ -29,15 +32,16 @@ MIN_AMAX = 1e-10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fp8Weight:
+class Fp8Weight(StoredWeight):
     """A weight [O, I].
 
     data: [O, I] e4m3, contiguous. scale: float32, contiguous, [O] or [ceil(O/128), ceil(I/128)].
-    static: float32 [1], the one scale of all activations that a checkpoint fixed; None: by row.
-    tickets: int32 zeros that programs sharing a band of outputs count themselves with, and
-    one: float32 1; on a GPU, where kernels want them beside the weight.
+    input_scale: float32 [1], the scale that a checkpoint fixed for activations; None: by row.
+    counters: int32 zeros that programs of one band of outputs count themselves with, and
+    unit_scale: float32 1; on a GPU, whose kernels need them beside the weight.
     """
 
+    kind: ClassVar[str] = "fp8"
     data: Tensor
     scale: Tensor
     input_scale: Tensor | None = None
@@ -76,17 +80,19 @@ class Fp8Weight:
     def nbytes(self) -> int:
         return self.data.nbytes + self.scale.nbytes
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The plain matrix [O, I], as a new tensor."""
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrix [O, I], in float32 if not said otherwise, as a new tensor."""
         scale = (
             expand_block_scales(self.scale, *self.shape) if self.block_size else self.scale[:, None]
         )
-        return (self.data.float() * scale).to(dtype)
+        return (self.data.float() * scale).to(dtype or torch.float32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Fp8ExpertWeights:
+class Fp8ExpertWeights(StoredExperts):
     """The same of X experts: data [X, O, I], scale [X, O] or [X, ceil(O/128), ceil(I/128)]."""
+
+    kind: ClassVar[str] = "fp8"
 
     data: Tensor
     scale: Tensor
@@ -108,7 +114,7 @@ class Fp8ExpertWeights:
         """Inputs that share a scale: 128, or 0 when a whole row does."""
         return BLOCK_SIZE if self.scale.dim() == 3 else 0
 
-    def dequantize(self, dtype: torch.dtype = torch.float32) -> Tensor:
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The plain matrices [X, O, I], as a new tensor."""
         return torch.stack([self[i].dequantize(dtype) for i in range(len(self))])
 

@@ -1,7 +1,7 @@
 """A weight matrix stored the way the native matrix product reads it.
 
     [ceil(O / 32), steps, 32, per]      a step is 4 bytes of a row: 2 bfloat16 or 1 float32
-    element (o, i) stands at [o // 32, i // per, o % 32, i % per], the rest is zero
+    element (o, i) is at [o // 32, i // per, o % 32, i % per], the rest is zero
 
 One panel of 32 outputs is one stream: a single row (decoding) reads it at the speed of memory,
 many rows (a prompt) keep it in the cache. As large as the plain matrix, padding aside; the
@@ -11,16 +11,21 @@ embedding gathers its rows from it, so that tied weights are stored once.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from quire.kernels.formats.weight import StoredWeight
 
 PANEL_COLUMNS = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PackedWeight:
+class PackedWeight(StoredWeight):
     """A weight [O, I] in panels. `data` is flat: panels * steps * 32 * per elements."""
+
+    kind: ClassVar[str] = "packed"
 
     data: Tensor
     shape: tuple[int, int]
@@ -37,11 +42,17 @@ class PackedWeight:
     def nbytes(self) -> int:
         return self.data.nbytes
 
-    def unpack(self) -> Tensor:
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
         """The plain matrix [O, I], as a new tensor."""
         outputs, inputs = self.shape
         panels = self.data.view(*panel_shape(outputs, inputs, self.dtype))
-        return panels.transpose(1, 2).flatten(2).flatten(0, 1)[:outputs, :inputs].contiguous()
+        return (
+            panels.transpose(1, 2)
+            .flatten(2)
+            .flatten(0, 1)[:outputs, :inputs]
+            .to(dtype or self.dtype)
+            .contiguous()
+        )
 
 
 def panel_shape(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, int, int, int]:

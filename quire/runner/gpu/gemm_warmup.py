@@ -33,7 +33,7 @@ def warm_up_gemms(model: LanguageModel, rows: Sequence[int], max_tokens: int) ->
         counts = rows if isinstance(module, LMHead) else [*rows, *further]
         for count in counts:
             x = like.new_zeros((count, module.weight.shape[1]))
-            module.method.apply(module, x, module.bias)
+            module.weight.product(x, module.bias)
             lazy_fusion.flush()
     return like.dtype
 
@@ -42,9 +42,9 @@ def _distinct_linears(model: nn.Module) -> Iterator[Any]:
     """The linear layers, but for those that are just like one before."""
     seen: set[Any] = set()
     for module in model.modules():
-        weight, method = getattr(module, "weight", None), getattr(module, "method", None)
-        if method is None or weight is None or len(weight.shape) != 2:
+        if getattr(module, "role", None) not in ("linear", "head"):
             continue
+        weight: Any = module.weight
         key = (type(weight), tuple(weight.shape), weight.dtype, module.bias is None)
         if key not in seen:
             seen.add(key)

@@ -94,11 +94,11 @@ def test_a_gated_activation_quantizes_what_it_makes(block):
 def test_the_product_for_any_shape_is_exact(make, rows, inputs, outputs):
     weight = make(torch.randn(outputs, inputs))
     x, bias = torch.randn(rows, inputs), torch.randn(outputs)
-    q, scale = quantize_fp8.__wrapped__(x, weight.block)
+    q, scale = quantize_fp8.__wrapped__(x, weight.block_size)
     y = torch.full((rows, outputs), float("nan"))
     product.triton_scaled_mm(y, q, scale, weight, bias)
-    wide = scale.t().repeat_interleave(128, 1)[:, :inputs] if weight.block else scale[:, None]
-    want = (q.double() * wide.double()) @ weight.unpack(torch.float64).t() + bias.double()
+    wide = scale.t().repeat_interleave(128, 1)[:, :inputs] if weight.block_size else scale[:, None]
+    want = (q.double() * wide.double()) @ weight.dequantize(torch.float64).t() + bias.double()
     torch.testing.assert_close(y.double(), want, atol=1e-4, rtol=1e-5)
 
 

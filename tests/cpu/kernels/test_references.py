@@ -17,7 +17,7 @@ def test_unpacking_a_packed_weight_gives_the_weight_back(shape, dtype):
     weight = torch.randn(shape).to(dtype)
     packed = pack_panels(weight)
     assert isinstance(packed, PackedWeight)
-    assert torch.equal(packed.unpack(), weight)
+    assert torch.equal(packed.dequantize(), weight)
 
 
 @pytest.mark.parametrize("heads", [(4, 4), (4, 2), (8, 1)])

@@ -36,7 +36,7 @@ def filled(make, whole, rank=0, tp=1):
 def ranks(make, tp=2, bias=None):
     """(the whole layer, the layers of all ranks) over the same random weights."""
     layer = make()
-    whole = {name: torch.randn(getattr(layer, name).shape) for name in layer.params()}
+    whole = {name: torch.randn(getattr(layer, name).shape) for name in layer.param_names()}
     return filled(make, whole), [filled(make, whole, rank, tp) for rank in range(tp)]
 
 

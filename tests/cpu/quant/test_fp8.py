@@ -132,7 +132,9 @@ def test_parts_that_do_not_fill_blocks_are_refused(tmp_path):
     hf = LLAMA | {"num_key_value_heads": 2, "quantization_config": BLOCKS}
     model_type, config = read_model_config(hf)
     with pytest.raises(ConfigError, match=r"parts of \[128, 64, 64\] outputs share one matrix"):
-        quire.models.build.build(model_type, config, load_format="dummy", dtype=torch.bfloat16)
+        quire.models.build.build_model(
+            model_type, config, load_format="dummy", dtype=torch.bfloat16
+        )
 
 
 def test_only_one_layer_is_held_plain_at_a_time(tmp_path, monkeypatch):
@@ -158,7 +160,9 @@ def test_only_one_layer_is_held_plain_at_a_time(tmp_path, monkeypatch):
 )
 def test_stand_in_weights_have_scales_and_keep_numbers_finite(said):
     model_type, config = read_model_config(LLAMA | {"quantization_config": said})
-    model = quire.models.build.build(model_type, config, load_format="dummy", dtype=torch.bfloat16)
+    model = quire.models.build.build_model(
+        model_type, config, load_format="dummy", dtype=torch.bfloat16
+    )
     assert len(small(model)) == LINEAR_LAYERS
     for weight in small(model).values():
         assert 0.05 < weight.dequantize().std() * weight.shape[1] ** 0.5 < 2
@@ -168,7 +172,7 @@ def test_a_model_is_reloaded_from_its_own_checkpoint(tmp_path):
     model = load(tmp_path, quantized({"channel": 2}), CHANNELS)
     before = small(model)
     _, config = read_model_config(LLAMA | {"quantization_config": CHANNELS})
-    quire.models.build.fill(
+    quire.models.build.load_weights(
         model, config, tmp_path, "auto", torch.bfloat16, torch.device("cpu"), progress=False, seed=0
     )
     assert all(small(model)[name] is not before[name] for name in before)

@@ -17,9 +17,13 @@ E4M3 = torch.float8_e4m3fn
 
 def exact(x, weight, bias=None):
     """The product of the quantized operands, in float64."""
-    q, scale = quantize_fp8(x, weight.block, weight.static)
-    wide = scale.t().repeat_interleave(128, 1)[:, : x.shape[1]] if weight.block else scale[:, None]
-    y = (q.double() * wide.double()) @ weight.unpack(torch.float64).t()
+    q, scale = quantize_fp8(x, weight.block_size, weight.input_scale)
+    wide = (
+        scale.t().repeat_interleave(128, 1)[:, : x.shape[1]]
+        if weight.block_size
+        else scale[:, None]
+    )
+    y = (q.double() * wide.double()) @ weight.dequantize(torch.float64).t()
     return y if bias is None else y + bias.double()
 
 

@@ -1,0 +1,81 @@
+"""Weight objects: a matrix, or a bank of matrices, in some stored form that multiplies itself.
+
+A form declares its `kind`. Kernels register themselves for the kinds they take, and fuse by kind.
+A form with kernels of its own overrides the methods instead; nothing else has to change.
+
+Axes: T tokens in the step, I inputs, O outputs, V vocabulary, E hidden size, k experts of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+_KERNELS: dict[tuple[str, str], Callable[..., Tensor]] = {}
+F = TypeVar("F", bound=Callable[..., Tensor])
+
+
+def kernel_for(method: str, *kinds: str) -> Callable[[F], F]:
+    """Register an op as a method of the weights of these kinds."""
+
+    def register(op: F) -> F:
+        for kind in kinds:
+            _KERNELS[method, kind] = op
+        return op
+
+    return register
+
+
+class StoredWeight:
+    """A weight [O, I] in one stored form."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        """x @ weight.T + bias: [T, I] -> a new [T, O] of x's dtype."""
+        return _KERNELS["product", self.kind](x, self, bias)
+
+    def rows(self, ids: Tensor, scale: float = 1.0) -> Tensor:
+        """weight[ids] * scale: ids [T] int32 -> a new [T, I]."""
+        return _KERNELS["rows", self.kind](ids, self, scale)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrix [O, I]. dtype None: the one that fits the form best."""
+        raise NotImplementedError
+
+
+class StoredExperts:
+    """The same matrix of X experts: a weight [X, O, I]. `bank[i]` is a StoredWeight."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+
+    def mlp(self, x: Tensor, ids: Tensor, weights: Tensor, down: Any, *further: Any) -> Tensor:
+        """As the op moe_experts, whose gate_up this is: x [T, E], ids and weights [T, k]."""
+        return _KERNELS["mlp", self.kind](x, ids, weights, self, down, *further)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        """The plain matrices [X, O, I]."""
+        raise NotImplementedError
+
+
+class PlainWeight(StoredWeight, nn.Parameter):
+    """A weight that is a tensor."""
+
+    kind = "plain"
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.detach().to(dtype or self.dtype)
+
+
+class PlainExperts(StoredExperts, nn.Parameter):
+    """Weights of experts that are a tensor."""
+
+    kind = "plain"
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
+        return self.detach().to(dtype or self.dtype)

@@ -1,0 +1,113 @@
+"""A module whose weight matrices are stored and multiplied as its quantization method decides."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quire.distributed.collectives import Collectives
+from quire.distributed.mesh import Mesh
+from quire.kernels.formats.weight import PlainExperts, PlainWeight
+from quire.layers.param_module import ParamModule
+from quire.quant.base import Method, ParamSpec
+from quire.quant.none import Method as Plain
+from quire.weights.mapping import InitSpec, WeightShard
+
+PLAIN: Method = Plain()
+
+
+class WeightModule(ParamModule):
+    """Base of linear layers, the embedding and banks of experts: see quire.quant.base.
+
+    Subclasses call `set_quant_method` once their sizes are set.
+    """
+
+    role: str = "linear"
+    matrices: tuple[str, ...] = ("weight",)
+    multiplied = True
+    plain_class: ClassVar[type[PlainWeight | PlainExperts]] = PlainWeight
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.method = PLAIN
+        self._specs: dict[str, tuple[str, str, ParamSpec]] = {}  # parameter -> matrix, name, spec
+        self._layouts: dict[str, tuple[WeightShard, ...]] = {}
+
+    def set_quant_method(self, method: Method) -> None:
+        """Take a method, with its parameters in place of those of the one before."""
+        for name in self._specs:
+            self._param_names.remove(name)
+            self.set_param(name, None)
+        self.method = method
+        self._layouts.clear()
+        self._specs = {
+            self.param_name(matrix, name): (matrix, name, spec)
+            for matrix in self.matrices
+            for name, spec in method.params(self, matrix).items()
+        }
+        self.declare(*self._specs)
+
+    def param_name(self, matrix: str, name: str) -> str:
+        """What a parameter of the method is called here: a bank puts the matrix before it."""
+        if matrix == "weight":
+            return name
+        return matrix if name == "weight" else f"{matrix}_{name}"
+
+    def weight_layout(self, matrix: str) -> tuple[WeightShard, ...]:
+        """The parts of a matrix, each [O, I], whole and as this rank has them."""
+        raise NotImplementedError
+
+    def vector_layout(self, param: str) -> tuple[WeightShard, ...]:
+        """The parts of a parameter that no method owns: a bias."""
+        raise NotImplementedError
+
+    def weight_init(self, matrix: str) -> InitSpec:
+        """How dummy values of a plain weight are drawn."""
+        raise NotImplementedError
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        if param not in self._layouts:  # the loader asks once per tensor of a bank: thousands
+            found = self._specs.get(param)
+            self._layouts[param] = (
+                found[2].layout(self.weight_layout(found[0]))
+                if found
+                else self.vector_layout(param)
+            )
+        return self._layouts[param]
+
+    def _build_layout(self, param: str) -> tuple[WeightShard, ...]:
+        if param not in self._specs:
+            return self.vector_layout(param)
+        matrix, _, spec = self._specs[param]
+        return spec.layout(self.weight_layout(matrix))
+
+    def shard(self, mesh: Mesh, comm: Collectives) -> None:
+        self._layouts.clear()
+        super().shard(mesh, comm)
+
+    def dtype(self, param: str) -> torch.dtype | None:
+        return self._specs[param][2].dtype if param in self._specs else None
+
+    def init_spec(self, param: str) -> InitSpec:
+        if param not in self._specs:
+            return InitSpec(0.0, 0.02)
+        matrix, _, spec = self._specs[param]
+        return spec.init or self.weight_init(matrix)
+
+    def take_params(self, matrix: str) -> dict[str, Tensor]:
+        """The loaded values of a matrix, by the method's names. The module drops them."""
+        found = {}
+        for param, (of, name, _) in self._specs.items():
+            if of == matrix:
+                found[name] = getattr(self, param).detach()
+                self.set_param(param, None)
+        return found
+
+    def set_param(self, param: str, value: object) -> None:
+        """Replace a parameter; a tensor that is a whole weight becomes one that multiplies."""
+        plain = self.plain_class
+        if param in self.matrices and isinstance(value, Tensor) and not isinstance(value, plain):
+            value = plain(value.detach(), requires_grad=False)
+        super().set_param(param, value)
