@@ -1,0 +1,1 @@
+"""JSON Schema documents, rewritten into the keywords that llguidance compiles exactly."""
