@@ -1,22 +1,23 @@
-"""What backends of structured output are called: by us, by users, and in older releases.
-
-Not here: what they do (quire.grammar). Options, requests and the backends read names through this.
-"""
+"""Names of structured output backends: ours, and those of other engines and older releases."""
 
 from __future__ import annotations
 
-NAMES = ("auto", "llguidance", "xgrammar")
+NAMES = ("auto", "llguidance")
 UNSUPPORTED = {
     "outlines": "it leaves out texts of a choice that another option begins, and skips keywords "
     "of a JSON schema that it does not know",
-    "lm-format-enforcer": "it reads each mask in Python between two steps, and knows no letters "
+    "lm-format-enforcer": "it reads each mask in Python between two steps, and reads no letters "
     "but ASCII",
 }
-"""Backends of other engines, and why they are not here."""
+"""Backends of other engines, and why they are not supported."""
 KNOWN = (*NAMES, *UNSUPPORTED)
-_ALIASES = {"guidance": "llguidance", "lm_format_enforcer": "lm-format-enforcer"}
+_ALIASES = {
+    "guidance": "llguidance",
+    "xgrammar": "llguidance",  # the default of other engines: scripts and configs name it
+    "lm_format_enforcer": "lm-format-enforcer",
+}
 
 
-def canonical_name(said: str) -> str:
-    """The name as we have it; an unknown one as it is."""
-    return _ALIASES.get(said, said)
+def canonical_name(name: str) -> str:
+    """Our name for a backend; an unknown one is returned as it is."""
+    return _ALIASES.get(name, name)

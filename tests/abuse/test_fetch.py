@@ -13,7 +13,7 @@ import pytest
 
 from quire.cli import main
 from quire.errors import RequestError
-from quire.grammar.frontends.json_schema import rewrite_schema
+from quire.grammar.json_schema.rewrite import rewrite
 from quire.http_fetch import url
 from quire.http_fetch.fetch import FetchPolicy, HttpFetcher
 from quire.http_fetch.local_files import open_beneath
@@ -383,7 +383,7 @@ def test_references_in_schemas_are_never_fetched(ref):
         listener.settimeout(0)
         schema = {"$ref": ref.format(listener.getsockname()[1])}
         with pytest.raises(RequestError):
-            rewrite_schema(json.dumps(schema))
+            rewrite(json.dumps(schema))
         with pytest.raises(BlockingIOError):
             listener.accept()
 

@@ -34,7 +34,7 @@ MAX_FILES = 10
 SUFFIX = ".jsonl.gz"
 MAX_UNPACKED_BYTES = 1 << 30
 """Bytes of an unpacked file that are read."""
-PACKAGES = ("quire", "torch", "triton", "numpy", "xgrammar", "llguidance")
+PACKAGES = ("quire", "torch", "triton", "numpy", "llguidance")
 _LEVEL = 1  # another engine starts meanwhile
 _PATH = re.compile(r"(?<![\w/:.])/(?:[\w.~+-]+/)+[\w.~+-]*")
 

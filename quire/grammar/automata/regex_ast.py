@@ -421,6 +421,15 @@ def parse_regex(pattern: str, wide: bool = False) -> RegexExpr:
 # -- what a tree is -----------------------------------------------------------------------------
 
 
+@functools.lru_cache(maxsize=1024)
+def parse_search(pattern: str, wide: bool = False) -> RegexExpr:
+    """The tree of a pattern that may match anywhere within a text: it matches the text as a whole.
+
+    wide: as in parse_regex. Raises RequestError.
+    """
+    return without_anchors(parse_regex(pattern, wide))
+
+
 def count_positions(node: RegexExpr) -> int:
     """Characters, counts written out."""
     if isinstance(node, RegexRepeat):

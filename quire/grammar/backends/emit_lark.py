@@ -18,7 +18,6 @@ from quire.grammar.backends.lexemes import LexemeWriter, lark_count, spell_chars
 from quire.grammar.backends.tag_triggers import tags_by_trigger
 from quire.grammar.backends.trailing_text import continues_after_trailing_text
 from quire.grammar.frontends import ebnf, user_lark
-from quire.grammar.frontends.schema_text import closed_schema
 from quire.grammar.grammar_ast import (
     AlternationNode,
     GrammarNode,
@@ -31,6 +30,8 @@ from quire.grammar.grammar_ast import (
     UntilNode,
     UserGrammarNode,
 )
+from quire.grammar.json_schema.rewrite import rewrite
+from quire.grammar.json_schema.strings import ESCAPES
 from quire.grammar.vocabulary import SpecialTokenNames
 
 WHITESPACE = r"[ \n\r\t]{1,2}"
@@ -46,7 +47,8 @@ def emit_lark(form: GrammarNode, names: SpecialTokenNames) -> list[dict[str, str
     """llguidance's list of grammars; the first is the form."""
     if continues_after_trailing_text(form):
         raise RequestError(
-            "more stands behind text that has no clear end; only the backend xgrammar can do that"
+            "a part of the form follows text that has no clear end: end that text with a mark "
+            "of its own, or put it last"
         )
     writer = _LarkWriter(names)
     node = to_regex(form, names.split)
@@ -322,16 +324,19 @@ def _flatten(parts: Iterable[GrammarNode]) -> Iterable[GrammarNode]:
 
 
 def _schema(form: JsonNode) -> str:
-    schema = closed_schema(form)
+    """The schema with options of llguidance."""
+    try:
+        schema = json.loads(rewrite(form.schema, True).text if form.closed else form.schema)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(f"the JSON schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
         schema = {"anyOf": [schema]} if schema is False else {}
-    written: dict[str, object] = {"whitespace_flexible": False}
+    options: dict[str, object] = {"json_allowed_escapes": ESCAPES}
     if form.whitespace_pattern is not None:
-        written = {
-            "whitespace_pattern": regex_ast.to_pattern(
-                regex_ast.without_anchors(regex_ast.parse_regex(form.whitespace_pattern), False)
-            )
-        }
+        node = regex_ast.parse_regex(form.whitespace_pattern)
+        options["whitespace_pattern"] = regex_ast.to_pattern(regex_ast.without_anchors(node, False))
     elif form.whitespace:
-        written = {"whitespace_pattern": WHITESPACE}
-    return json.dumps({"x-guidance": written, **schema})
+        options["whitespace_pattern"] = WHITESPACE
+    else:
+        options["whitespace_flexible"] = False
+    return json.dumps({"x-guidance": options, **schema})

@@ -16,13 +16,12 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from quire.config.structured_backends import KNOWN, canonical_name
+from quire.config.structured_backends import canonical_name
 from quire.core.constraint import Constraint
 from quire.errors import ConfigError, RequestError
 from quire.grammar import grammar_ast
 from quire.grammar.automata import dfa, regex_ast
 from quire.grammar.backends import backend_select
-from quire.grammar.frontends import json_schema
 from quire.grammar.grammar_ast import (
     AlternationNode,
     ChoiceNode,
@@ -37,6 +36,7 @@ from quire.grammar.grammar_ast import (
     UntilNode,
     UserGrammarNode,
 )
+from quire.grammar.json_schema.rewrite import rewrite
 
 MAX_DEPTH = 64
 """Forms within forms."""
@@ -87,32 +87,18 @@ def build_constraint(
     """
     try:
         name = _backend(backend)
-        return Constraint(grammar_ast.dump_node(_NodeValidator(name).validate(form)), name)
+        return Constraint(grammar_ast.dump_node(_NodeValidator().validate(form)), name)
     except RequestError as error:
         error.param = error.param or param
         raise
 
 
 def _backend(given: str) -> str:
-    name = canonical_name(given)
-    if name not in KNOWN:
-        known = ", ".join(KNOWN)
-        raise RequestError(
-            f"no backend of structured output is called {given!r:.40}; known: {known}"
-        )
-    if fault := _unavailable_reason(name):
-        raise RequestError(fault)
-    return name
-
-
-@functools.cache
-def _unavailable_reason(name: str) -> str | None:
-    """Why a backend cannot be had here, if so."""
     try:
-        backend_select.check_backend(name)
+        backend_select.check_backend(given)
     except ConfigError as error:
-        return str(error)
-    return None
+        raise RequestError(str(error)) from None
+    return canonical_name(given)
 
 
 def _schema_text(given: object, param: str | None) -> str:
@@ -125,8 +111,7 @@ def _schema_text(given: object, param: str | None) -> str:
 class _NodeValidator:
     """One walk over one form."""
 
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+    def __init__(self) -> None:
         self.num_parts = 0
 
     def validate(self, form: GrammarNode, depth: int = 0) -> GrammarNode:
@@ -137,7 +122,7 @@ class _NodeValidator:
         if depth > MAX_DEPTH:
             raise RequestError(f"forms are nested over {MAX_DEPTH} deep")
         if isinstance(form, JsonNode):
-            return _rewrite_json(form, self.backend)
+            return _rewrite_json(form)
         if isinstance(form, SequenceNode | AlternationNode):
             return self._validate_parts(form, depth)
         if isinstance(form, RepeatNode):
@@ -167,8 +152,8 @@ class _NodeValidator:
 # -- leaves -------------------------------------------------------------------------------------
 
 
-def _rewrite_json(form: JsonNode, backend: str) -> JsonNode:
-    rewritten = json_schema.rewrite_schema(form.schema, form.closed, backend)
+def _rewrite_json(form: JsonNode) -> JsonNode:
+    rewritten = rewrite(form.schema, form.closed).text
     if form.whitespace_pattern is not None:
         _check_spacing(form.whitespace_pattern)
     return dataclasses.replace(form, schema=rewritten, closed=False)

@@ -25,11 +25,15 @@ class SchemaCases:
     def __init__(self, root: Any) -> None:
         self.root = root
         self._plain: dict[int, Schema] = {}
+        self._known: dict[tuple[int, ...], list[Together]] = {}
 
     def of(self, schemas: Together) -> list[Together]:
         """The cases of subschemas that all hold. Empty: no value is valid."""
-        found = self._expanded(schemas, True)
-        return self._expanded(schemas, False) if found is None else found
+        key = tuple(map(id, schemas))
+        if key not in self._known:
+            found = self._expanded(schemas, True)
+            self._known[key] = (self._expanded(schemas, False) or []) if found is None else found
+        return self._known[key]
 
     def _expanded(self, schemas: Together, is_exact: bool) -> list[Together] | None:
         """None: there are too many cases. Not exact: all options of a choice hold together."""
@@ -43,16 +47,16 @@ class SchemaCases:
                     break
                 if one is True or id(one) in held:
                     continue
-                held[id(one)] = one
-                todo += one.get("allOf", ())
-                if "$ref" in one:
-                    todo.append(self._target(one["$ref"]))
+                held[id(one)] = one  # in llguidance's order: itself, its reference, a choice, allOf
+                todo += reversed(one.get("allOf", ()))
+                target = [self._target(one["$ref"])] if "$ref" in one else []
                 options = one.get("anyOf", ())
-                if not is_exact:
-                    todo += [option for option in options if option is not False]
-                elif options:
-                    waiting += [([*todo, option], dict(held)) for option in reversed(options)]
+                if is_exact and options:
+                    waiting += [
+                        ([*todo, option, *target], dict(held)) for option in reversed(options)
+                    ]
                     break
+                todo += [*(option for option in options if option is not False), *target]
             else:
                 found.append(tuple(self._without_choices(one) for one in held.values()))
             if len(found) + len(waiting) > MOST_CASES:
@@ -83,6 +87,15 @@ def types(case: Together) -> set[str]:
             listed = {given} if isinstance(given, str) else {*given}
             found &= listed | ({"integer"} if "number" in listed else set())
     return found
+
+
+def value_lists(case: Together) -> list[list[Any]]:
+    """The constants that each of them lists, where they list some."""
+    return [
+        one["enum"] if "enum" in one else [one["const"]]
+        for one in case
+        if "enum" in one or "const" in one
+    ]
 
 
 def least(case: Together, word: str, default: float = 0) -> float:

@@ -10,16 +10,15 @@ define are ignored, as its specification says; `Document.ignored` lists them.
 
 from __future__ import annotations
 
-import functools
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 from urllib.parse import unquote, urldefrag, urljoin
 
 from quire.errors import RequestError
-from quire.grammar import regex
+from quire.grammar.automata import regex_ast as regex
 from quire.grammar.json_schema import formats
 
 MOST_BYTES = 1_048_576
@@ -112,15 +111,14 @@ class Part:
 class UnsupportedSchema(RequestError):
     """A schema that is malformed or cannot be enforced. place: JSON pointer of the reason."""
 
-    def __init__(self, place: str, what: str, instead: str = "") -> None:
-        at = f", at {place}" if place else ""
-        super().__init__(f"the JSON schema{at}: {what}" + (f"; {instead}" if instead else ""))
-        self.place = place
+    def __init__(self, place: str, reason: str) -> None:
+        super().__init__(f"the JSON schema{f', at {place}' if place else ''}: {reason}")
+        self.place, self.reason = place, reason
 
 
 def refuse(place: str, what: str, instead: str = "") -> NoReturn:
-    """Raise UnsupportedSchema."""
-    raise UnsupportedSchema(place, what, instead)
+    """Raise UnsupportedSchema. instead: what to write."""
+    raise UnsupportedSchema(place, f"{what}; {instead}" if instead else what)
 
 
 class Document:
@@ -129,8 +127,8 @@ class Document:
     def __init__(self, text: str) -> None:
         self.ignored: set[str] = set()
         """Keywords and formats that the specification does not define."""
-        self.root = Part(None, "", "").child(_loaded(text))
-        self.root = Part(self.root.value, "", self.root.base)
+        value = _loaded(text)
+        self.root = Part(value, "", urldefrag(_joined("", _identity(value)))[0])
         self._named: dict[str, Part] = {}
         self._name_targets(self.root, 0)
         self._check_all()
@@ -195,7 +193,9 @@ class Document:
             if not isinstance(part.value, dict | bool):
                 refuse(part.place, f"a schema is an object, true or false, not {shown(part.value)}")
             here = beside[part.place] = []
-            for word, given in part.value.items() if isinstance(part.value, dict) else ():
+            if isinstance(part.value, bool):
+                continue
+            for word, given in part.value.items():
                 for one in self._checked(part, word, given):
                     waiting.append((one, depth + 1))
                     if word in BESIDE:
@@ -265,7 +265,7 @@ def _loaded(text: str) -> Value:
         refuse("", "it holds half a surrogate pair, which is no character")
     except ValueError as error:
         refuse("", f"it is no JSON: {error}")
-    level = [[value]]
+    level: list[Any] = [[value]]
     for _ in range(MOST_LEVELS):
         inside = [one.values() if isinstance(one, dict) else one for one in level]
         level = [one for inner in inside for one in inner if isinstance(one, dict | list)]
@@ -300,22 +300,15 @@ def shown(value: Value) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-@functools.lru_cache(maxsize=512)
-def _tree(given: str) -> regex.Node:
-    tree = regex.whole(regex.parse(given))
-    if regex.lengths(tree) is None:
-        raise RequestError("the regular expression matches no text")
-    return tree
-
-
-def pattern(given: str, place: str) -> regex.Node:
-    """The tree of a pattern, which matches the text as a whole."""
+def pattern(given: str, place: str, wide: bool = False) -> regex.RegexExpr:
+    """The tree of a pattern, which matches the text as a whole. wide: as in parse_regex."""
     if len(given) > MOST_PATTERN:
         refuse(place, f"the pattern has {len(given)} characters; the limit is {MOST_PATTERN}")
     try:
-        return _tree(given)
+        tree = regex.parse_search(given, wide)
     except RequestError as error:
         refuse(place, str(error))
+    return refuse(place, "it matches no text") if regex.text_lengths(tree) is None else tree
 
 
 def is_number(given: Value) -> bool:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 
-from quire.grammar import regex
-from quire.grammar.regex import Node
+from quire.grammar.automata import regex_ast as regex
+from quire.grammar.automata.regex_ast import RegexExpr
 
 _MONTHS = (
     "(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])"
@@ -129,6 +129,9 @@ _PATTERNS = {
 MOST_LENGTH = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
 """Characters, where the format has a limit that its expression does not say."""
 
+DISTINCT = frozenset({"date", "time", "date-time", "uuid", "ipv4", "ipv6"})
+"""Formats without a common text."""
+
 NO_EFFECT = frozenset({"password", "binary", "float", "double", "decimal"})
 """Say how a value is shown or kept, not which it is."""
 
@@ -144,7 +147,7 @@ KNOWN = frozenset({*_PATTERNS, *INTEGERS, *NO_EFFECT})
 
 
 @functools.cache
-def node(name: str) -> Node | None:
+def node(name: str) -> RegexExpr | None:
     """What a string of the format is, as a whole; None: not a format of strings."""
     pattern = _PATTERNS.get(name)
-    return None if pattern is None else regex.parse(pattern)
+    return None if pattern is None else regex.parse_regex(pattern)

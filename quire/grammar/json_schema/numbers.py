@@ -6,6 +6,7 @@ bound that it would round is moved inwards; a step that makes too many states is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
@@ -69,7 +70,7 @@ def read_exactly(value: float) -> bool:
     return mantissa <= EXACT and -22 <= int(digits.exponent) <= 22
 
 
-def range_of(part: Part, _: str = "") -> NumberRange:
+def range_of(part: Part) -> NumberRange:
     """What the bounds and the format of a subschema say."""
     least, most = formats.INTEGERS.get(part.get("format"), (None, None))
     lows = [Limit(exact(least), False, "format")] if least is not None else []
@@ -129,7 +130,7 @@ def not_of(values: list[float]) -> Iterator[dict[str, Any]]:
     """Numbers but these, if there are any."""
     if values and len(values) <= MOST_BARRED:
         ends = [None, *(Limit(one, True, "enum") for one in sorted({*map(exact, values)})), None]
-        for low, high in zip(ends, ends[1:]):
+        for low, high in itertools.pairwise(ends):
             yield from _between(low, high)
 
 

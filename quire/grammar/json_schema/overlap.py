@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from quire.grammar import texts
-from quire.grammar.json_schema import numbers, strings
+from quire.grammar.automata import dfa
+from quire.grammar.json_schema import formats, numbers, strings
 from quire.grammar.json_schema.document import Document, Part, Value, pattern, refuse
 from quire.grammar.json_schema.values import KINDS, kind, own_values, shared_kinds, token
 
@@ -52,9 +52,7 @@ class Overlap:
                 waiting.append(self.document.target(one))
         return list(found.values())
 
-    def disjoint(
-        self, one: Part, two: Part, kinds: frozenset[str] = KINDS, depth: int = 0
-    ) -> bool:
+    def disjoint(self, one: Part, two: Part, kinds: frozenset[str] = KINDS, depth: int = 0) -> bool:
         """No value of these types is valid under both: proven."""
         key = (one.place, two.place, kinds)
         if key not in self._known:
@@ -90,19 +88,21 @@ class Overlap:
         if name == "string" and _patterns_differ(mine, others):
             return True
         word = {"string": "Length", "array": "Items", "object": "Properties"}.get(name)
-        ranges = [numbers.counts, numbers.range_of][word is None]
-        return name not in ("null", "boolean") and any(
-            not ranges(one, word or "").meets(ranges(two, word or ""))
-            for one in mine
-            for two in others
-        )
+        if word is not None:
+            ranges = [[numbers.counts(one, word) for one in group] for group in (mine, others)]
+        else:
+            ranges = [[numbers.range_of(one) for one in group] for group in (mine, others)]
+        is_counted = name not in ("null", "boolean")
+        return is_counted and any(not a.meets(b) for a in ranges[0] for b in ranges[1])
 
     def _inside_differs(self, mine: list[Part], others: list[Part], depth: int) -> bool:
         """Some property that one of them requires, or the first item, has no value for both."""
         needed = [name for part in (*mine, *others) for name in part.get("required", ())]
         first = any(part.get("minItems", 0) > 0 for part in (*mine, *others))
         for name in [*dict.fromkeys(needed), *([None] if first else ())]:
-            given = [[part for one in group for part in _inner(one, name)] for group in (mine, others)]
+            given = [
+                [part for one in group for part in _inner(one, name)] for group in (mine, others)
+            ]
             if any(part.value is False for group in given for part in group):
                 return True
             if any(self.disjoint(a, b, depth=depth + 1) for a in given[0] for b in given[1]):
@@ -120,7 +120,7 @@ def _inner(part: Part, name: str | None) -> Iterator[Part]:
     found = [part.child(named[name], "properties", name)] if name in named else []
     for given, one in part.named("patternProperties").items():
         is_match = strings.matches(pattern(given, one.place), name)
-        if is_match is None:
+        if is_match is None or is_match != strings.matches(pattern(given, one.place, True), name):
             return
         found += [one] if is_match else []
     rest = part.one("additionalProperties")
@@ -135,7 +135,7 @@ def _values(parts: list[Part], name: str) -> list[Value] | None:
 def _may_hold(value: Value, parts: list[Part]) -> bool:
     """The value may be valid under all of them."""
     if isinstance(value, str):
-        nodes = [node for part in parts for node in strings.nodes(part, with_length=True)]
+        nodes = [n for p in parts for n in (*strings.wide_nodes(p), *strings.lengths(p))]
         return all(strings.matches(node, value) is not False for node in nodes)
     if kind(value) in ("integer", "fraction"):
         return all(numbers.range_of(part).has(value) for part in parts)
@@ -143,8 +143,11 @@ def _may_hold(value: Value, parts: list[Part]) -> bool:
 
 
 def _patterns_differ(mine: list[Part], others: list[Part]) -> bool:
-    first, second = ([n for part in group for n in strings.nodes(part)] for group in (mine, others))
+    named = [{part.get("format") for part in group} & formats.DISTINCT for group in (mine, others)]
+    if all(named) and not named[0] & named[1]:
+        return True
+    nodes = [[n for part in group for n in strings.wide_nodes(part)] for group in (mine, others)]
     try:
-        return any(not texts.meet(one, two) for one in first for two in second)
-    except texts.TooComplex:
+        return any(not dfa.intersects(one, two) for one in nodes[0] for two in nodes[1])
+    except dfa.DfaTooComplex:
         return False

@@ -10,6 +10,7 @@ it can express no part of it the schema is refused.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -18,8 +19,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from quire.grammar.automata.regex_ast import NO_MATCH
 from quire.grammar.json_schema import numbers, strings
-from quire.grammar.json_schema.document import Document, Part, Value, pattern, refuse
+from quire.grammar.json_schema.document import (
+    Document,
+    Part,
+    UnsupportedSchema,
+    Value,
+    pattern,
+    refuse,
+)
 from quire.grammar.json_schema.overlap import Overlap
 from quire.grammar.json_schema.values import (
     KINDS,
@@ -38,7 +47,9 @@ MOST_WAYS = 64
 MOST_ARRAYS = 256
 """Arrays that uniqueItems is written out into."""
 MOST_TEXT = 1 << 21
-"""Bytes of the result."""
+"""Characters of the result."""
+MOST_CACHED = 32_768
+"""Characters of a schema whose outcome is kept: requests bring the same ones again."""
 MOST_NEGATED = 4
 """References and choices within one negation."""
 UNSUPPORTED = {
@@ -66,14 +77,30 @@ class Rewritten:
 def rewrite(text: str, closed: bool = False) -> Rewritten:
     """The schema for llguidance. closed: objects have no properties that the schema does not name,
     unless it says so. Raises UnsupportedSchema."""
-    document = Document(text)
-    made = SchemaWriter(document, closed).whole()
-    if made is False:
-        refuse("", "it allows no value")
-    dumped = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
-    if len(dumped) > MOST_TEXT:
-        refuse("", f"it has over {MOST_TEXT} characters once its choices are written out")
+    found = (_cached if len(text) <= MOST_CACHED else _outcome)(text, closed)
+    if isinstance(found, Rewritten):
+        return found
+    raise UnsupportedSchema(*found)
+
+
+def _outcome(text: str, closed: bool) -> Rewritten | tuple[str, str]:
+    """The schema, or the place and the reason of its refusal."""
+    try:
+        document = Document(text)
+        made = SchemaWriter(document, closed).whole()
+        if made is False:
+            refuse("", "it allows no value")
+        dumped = json.dumps(made, ensure_ascii=False, separators=(",", ":"))
+        if len(dumped) > MOST_TEXT:
+            refuse("", f"it has over {MOST_TEXT} characters once its choices are written out")
+    except UnsupportedSchema as error:
+        return error.place, error.reason
+    except RecursionError:
+        return "", "its subschemas are nested too deeply"
     return Rewritten(dumped, tuple(sorted(document.ignored)))
+
+
+_cached = functools.lru_cache(maxsize=256)(_outcome)
 
 
 class SchemaWriter:
@@ -85,15 +112,22 @@ class SchemaWriter:
         self.overlap = Overlap(document, STEPS)
         self._names: dict[str, str] = {}
         self._waiting: deque[Part] = deque()
+        self._endless: set[str] = set()
+        """Places of definitions whose values need a value of the same definition, without end."""
 
     def whole(self) -> Written:
         """The root with the definitions that it refers to."""
-        root = self.positive(self.document.root, self.closed)
-        made: dict[str, Written] = {}
-        while self._waiting:
-            part = self._waiting.popleft()
-            made[self._names[part.place]] = self.positive(part, self.closed)
-        return {**root, "$defs": made} if isinstance(root, dict) and made else root
+        while True:
+            self._names = {}
+            root = self.positive(self.document.root, self.closed)
+            made: dict[str, Written] = {}
+            while self._waiting:
+                part = self._waiting.popleft()
+                made[self._names[part.place]] = self.positive(part, self.closed)
+            endless = _endless(made)
+            if not endless:
+                return {**root, "$defs": made} if isinstance(root, dict) and made else root
+            self._endless |= {place for place, name in self._names.items() if name in endless}
 
     # -- what is valid ----------------------------------------------------------------------
 
@@ -104,7 +138,8 @@ class SchemaWriter:
             return part.value
         kinds = kinds_of(part)
         for word, (name, instead) in UNSUPPORTED.items():
-            if word in part.value and (not name or name in kinds):
+            says = word == "contains" or part.get(word) not in (True, {})
+            if word in part.value and says and (not name or name in kinds):
                 refuse(part.at(word), f"{word} is not supported", instead)
         names = self._gathered(part) if closed else []
         made: dict[str, Any] = {}
@@ -152,8 +187,8 @@ class SchemaWriter:
             yield _any_of(ways)
 
     def _reference(self, target: Part) -> Written:
-        if isinstance(target.value, bool):
-            return target.value
+        if isinstance(target.value, bool) or target.place in self._endless:
+            return target.value is True
         if target.place not in self._names:
             self._names[target.place] = f"d{len(self._names)}"
             self._waiting.append(target)
@@ -232,17 +267,23 @@ class SchemaWriter:
         """names: properties that are allowed where the subschema does not speak of others."""
         named = part.named("properties")
         properties = {name: self.positive(one, self.closed) for name, one in named.items()}
-        patterns = {
-            strings.anchored(pattern(given, one.place)): self.positive(one, self.closed)
-            for given, one in part.named("patternProperties").items()
-        }
         rest = part.one("additionalProperties")
         others = True if rest is None else self.positive(rest, self.closed)
+        patterns: dict[str, Written] = {}
+        for given, one in part.named("patternProperties").items():
+            node, wide = pattern(given, one.place), pattern(given, one.place, wide=True)
+            patterns[strings.anchored(node)] = self.positive(one, self.closed)
+            if node != wide and (others is not False or named):  # names that dialects differ on
+                unclear = strings.without(wide, node)
+                if unclear is None:
+                    refuse(one.place, "dialects of patterns differ on it", "use [...] for \\w, \\s")
+                if unclear != NO_MATCH:
+                    patterns[strings.anchored(unclear)] = False
         if names and rest is None and not patterns:
             properties = {**dict.fromkeys(names, True), **properties}
             others = False
-        given = {"properties": properties, "patternProperties": patterns}
-        made |= {word: value for word, value in given.items() if value}
+        written = {"properties": properties, "patternProperties": patterns}
+        made |= {word: value for word, value in written.items() if value}
         if others is not True:
             made["additionalProperties"] = others
         if part.get("required"):
@@ -256,7 +297,7 @@ class SchemaWriter:
         """propertyNames as properties or as a pattern of names."""
         parts = self.overlap.parts(part)
         words = {word for one in parts if isinstance(one.value, dict) for word in one.value}
-        nodes = [node for one in parts for node in strings.nodes(one, with_length=True)]
+        nodes = [n for one in parts for n in (*strings.nodes(one), *strings.lengths(one))]
         lists = [values for one in parts if (values := listed(one)) is not None]
         unsaid = words & {"anyOf", "oneOf", "not", "if"}
         if unsaid or "patternProperties" in made or (not lists and len(nodes) > 1):
@@ -362,6 +403,8 @@ class SchemaWriter:
                     yield {"type": "object", "properties": {name: way}, "required": [name]}
         if kinds & NUMBERS:
             yield from numbers.outside(part)
+        if "string" in kinds:
+            yield from strings.not_matching(part)
         for name, word in (("string", "Length"), ("array", "Items"), ("object", "Properties")):
             least, most = part.get(f"min{word}", 0), part.get(f"max{word}")
             if name in kinds and least and (name != "object" or least == 1):
@@ -369,9 +412,9 @@ class SchemaWriter:
             if name in kinds and name != "object" and most is not None and most < 10_000:
                 yield {"type": name, f"min{word}": int(most) + 1}
         first, rest = part.items()
-        if "array" in kinds and rest is not None and not first:
-            if (way := self._other(rest, depth)) is not False:
-                yield {"type": "array", "prefixItems": [way], "minItems": 1}
+        way = self._other(rest, depth) if rest is not None and not first else False
+        if "array" in kinds and way is not False:
+            yield {"type": "array", "prefixItems": [way], "minItems": 1}
 
 
 def _conditions(part: Part) -> Iterator[Part]:
@@ -389,9 +432,41 @@ def _conditions(part: Part) -> Iterator[Part]:
             yield part.child({"anyOf": [{"properties": {name: False}}, ways]}, word, name, "")
 
 
+def _endless(definitions: dict[str, Written]) -> set[str]:
+    """Names of definitions of which no value has an end."""
+    finite: set[str] = set()
+    while found := {
+        name for name, one in definitions.items() if name not in finite and _ends(one, finite)
+    }:
+        finite |= found
+    return {*definitions} - finite
+
+
+def _ends(schema: Written, finite: set[str]) -> bool:
+    """Some value of the schema has an end, where values of these definitions have one."""
+    if isinstance(schema, bool):
+        return True
+    if "$ref" in schema and schema["$ref"].rpartition("/")[2] not in finite:
+        return False
+    options = schema.get("anyOf")
+    if options is not None and not any(_ends(one, finite) for one in options):
+        return False
+    if not all(_ends(one, finite) for one in schema.get("allOf", ())):
+        return False
+    inner: list[Written] = []
+    if schema.get("type") == "object":
+        others = schema.get("additionalProperties", True)
+        named = schema.get("properties", {})
+        inner = [named.get(name, others) for name in schema.get("required", ())]
+    elif schema.get("type") == "array":
+        first = [*schema.get("prefixItems", ()), schema.get("items", True)]
+        inner = first[: schema.get("minItems", 0)]
+    return all(_ends(one, finite) for one in inner)
+
+
 def _type_of(kinds: frozenset[str]) -> list[str] | str:
     """Types of llguidance; numbers that are no integers have none of their own."""
-    found = [one for one in ("null", "boolean", "string", "array", "object") if one in kinds]
+    found = [str(one) for one in ("null", "boolean", "string", "array", "object") if one in kinds]
     if kinds & NUMBERS:
         found.append("number" if "fraction" in kinds else "integer")
     return found[0] if len(found) == 1 else found
@@ -432,4 +507,6 @@ def _fits(way: Written, kinds: frozenset[str], needed: set[str]) -> bool:
     types = way.get("type")
     if types is not None and not kinds_of(Part({"type": types}, "", "")) & kinds:
         return False
-    return not any(one is False and name in needed for name, one in way.get("properties", {}).items())
+    return not any(
+        one is False and name in needed for name, one in way.get("properties", {}).items()
+    )

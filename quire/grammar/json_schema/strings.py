@@ -5,39 +5,47 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quire.grammar import regex, texts
+from quire.grammar.automata import dfa
+from quire.grammar.automata import regex_ast as regex
+from quire.grammar.automata.regex_ast import (
+    NO_MATCH,
+    CharClass,
+    RegexAlternation,
+    RegexExpr,
+    RegexRepeat,
+    RegexSequence,
+)
 from quire.grammar.json_schema import formats
 from quire.grammar.json_schema.document import Part, pattern, refuse
-from quire.grammar.regex import NOTHING, Alt, Chars, Node, Repeat, Seq
 
-UNWRITTEN: regex.Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
-"""Control characters without an escape of one letter. Patterns leave them out: with them llguidance
-1.9 lets a quote or a backslash pass that a class excludes. No text has them otherwise, as escapes by
-number are off: with those a listed property could be written a second time under another schema."""
+UNWRITTEN: regex.CharRanges = ((0, 7), (11, 11), (14, 31), (127, 127))
+"""Control characters without an escape of one letter. No text has them, because escapes by number
+are off: with those a listed property could be written again under another schema. Patterns leave
+them out: with them llguidance 1.9 allows a quote or a backslash that a class excludes."""
 ESCAPES = 'nrbtf\\"'
 """What may follow a backslash."""
 MOST_BARRED = 64
 """Constants, and characters of one, of which a pattern is the complement."""
 
 
-def anchored(node: Node) -> str:
+def anchored(node: RegexExpr) -> str:
     """A pattern in llguidance's spelling."""
-    return regex.anchored(_without_control(node))
+    return regex.to_anchored_pattern(_without_control(node))
 
 
-def _without_control(node: Node) -> Node:
-    if isinstance(node, Chars):
-        return Chars(regex.common(node.ranges, regex.others(UNWRITTEN)))
-    if isinstance(node, Repeat):
+def _without_control(node: RegexExpr) -> RegexExpr:
+    if isinstance(node, CharClass):
+        return CharClass(regex.intersect_ranges(node.ranges, regex.complement_ranges(UNWRITTEN)))
+    if isinstance(node, RegexRepeat):
         part = _without_control(node.part)
-        empty = regex.EMPTY if node.least == 0 else NOTHING
-        return empty if part == NOTHING else Repeat(part, node.least, node.most)
-    if isinstance(node, Alt):
-        parts = tuple(one for one in map(_without_control, node.parts) if one != NOTHING)
-        return Alt(parts) if parts else NOTHING
-    if isinstance(node, Seq):
+        empty = regex.EMPTY if node.min_count == 0 else NO_MATCH
+        return empty if part == NO_MATCH else RegexRepeat(part, node.min_count, node.max_count)
+    if isinstance(node, RegexAlternation):
+        parts = tuple(one for one in map(_without_control, node.parts) if one != NO_MATCH)
+        return RegexAlternation(parts) if parts else NO_MATCH
+    if isinstance(node, RegexSequence):
         parts = tuple(map(_without_control, node.parts))
-        return NOTHING if NOTHING in parts else Seq(parts)
+        return NO_MATCH if NO_MATCH in parts else RegexSequence(parts)
     return node
 
 
@@ -46,25 +54,35 @@ def is_writable(text: str) -> bool:
     return not any(low <= ord(char) <= high for char in text for low, high in UNWRITTEN)
 
 
-def matches(node: Node, text: str) -> bool | None:
+def matches(node: RegexExpr, text: str) -> bool | None:
     """Whether a pattern matches the text. None: the pattern is too large to tell."""
     try:
-        return texts.matches(node, text)
-    except texts.TooComplex:
+        return dfa.fully_matches(node, text)
+    except dfa.DfaTooComplex:
         return None
 
 
-def nodes(part: Part, with_length: bool = False) -> list[Node]:
-    """The pattern and the format of a subschema; with_length: its lengths as another pattern."""
+def nodes(part: Part) -> list[RegexExpr]:
+    """The pattern and the format of a subschema: what every dialect of patterns matches."""
     found = []
     if part.get("pattern") is not None:
         found.append(pattern(part.value["pattern"], part.at("pattern")))
-    if (node := formats.node(part.get("format", ""))) is not None:
-        found.append(node)
+    node = formats.node(part.get("format", ""))
+    return [*found, node] if node is not None else found
+
+
+def lengths(part: Part) -> list[RegexExpr]:
+    """The lengths of a subschema as a pattern."""
     least, most = int(part.get("minLength", 0)), part.get("maxLength")
-    if with_length and (least or most is not None):
-        found.append(Repeat(Chars(regex.ALL), least, None if most is None else int(most)))
-    return found
+    if not least and most is None:
+        return []
+    return [RegexRepeat(CharClass(regex.ALL_CHARS), least, None if most is None else int(most))]
+
+
+def wide_nodes(part: Part) -> list[RegexExpr]:
+    """The pattern of a subschema: what some dialect of patterns matches."""
+    given = part.get("pattern")
+    return [] if given is None else [pattern(given, part.at("pattern"), wide=True)]
 
 
 def written(part: Part, every: list[Any]) -> dict[str, Any]:
@@ -77,7 +95,7 @@ def written(part: Part, every: list[Any]) -> dict[str, Any]:
         made["maxLength"] = min(made.get("maxLength", limit), limit)
     patterns = []
     for node in nodes(part):
-        if _without_control(node) == NOTHING:
+        if _without_control(node) == NO_MATCH:
             refuse(part.at("pattern"), "it matches control characters only, which are not written")
         patterns.append({"pattern": anchored(node)})
     every += patterns[1:]
@@ -97,14 +115,33 @@ def not_of(values: list[str]) -> Iterator[dict[str, Any]]:
     yield {"type": "string", "pattern": f"^{_other_text(tree)}$"}
 
 
+def not_matching(part: Part) -> Iterator[dict[str, Any]]:
+    """Strings that the pattern of a subschema does not match, if it is small enough to tell."""
+    for node in wide_nodes(part):
+        if (left := without(regex.ANY_TEXT, node)) is not None and left != NO_MATCH:
+            yield {"type": "string", "pattern": anchored(left)}
+
+
+def without(node: RegexExpr, other: RegexExpr) -> RegexExpr | None:
+    """Texts of the first that the second does not match. None: they are too large to tell."""
+    try:
+        return dfa.difference([node], [other])
+    except dfa.DfaTooComplex:
+        return None
+
+
 def _other_text(tree: dict[str, Any]) -> str:
     """The pattern of every text that the tree of characters does not spell."""
     chars = [char for char in tree if char]
-    points = regex.union(*(((ord(char), ord(char)),) for char in chars), UNWRITTEN)
-    ways = [_class(regex.others(points)) + _class(regex.others(UNWRITTEN)) + "*"]
-    ways += [f"{regex.text(regex.literal(char))}{_other_text(tree[char])}" for char in chars]
+    points = regex.union_ranges(*(((ord(char), ord(char)),) for char in chars), UNWRITTEN)
+    ways = [
+        _class(regex.complement_ranges(points)) + _class(regex.complement_ranges(UNWRITTEN)) + "*"
+    ]
+    ways += [
+        f"{regex.to_pattern(regex.literal_regex(char))}{_other_text(tree[char])}" for char in chars
+    ]
     return f"(?:{'|'.join(ways)})" + ("" if "" in tree else "?")
 
 
-def _class(ranges: regex.Ranges) -> str:
-    return regex.text(Chars(ranges))
+def _class(ranges: regex.CharRanges) -> str:
+    return regex.to_pattern(CharClass(ranges))

@@ -38,7 +38,7 @@ def kind(value: Value) -> str:
         return "null" if value is None else "boolean"
     if is_number(value):
         return "integer" if value == int(value) else "fraction"
-    return {str: "string", list: "array", dict: "object"}[type(value)]
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
 def token(value: Value) -> str:

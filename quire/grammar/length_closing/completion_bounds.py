@@ -21,8 +21,11 @@ from typing import Any
 from quire.errors import RequestError
 from quire.grammar import grammar_ast
 from quire.grammar.automata import regex_ast
+from quire.grammar.automata.regex_ast import parse_search
 from quire.grammar.frontends import ebnf
 from quire.grammar.grammar_ast import GrammarNode
+from quire.grammar.json_schema import cases
+from quire.grammar.json_schema.cases import SchemaCases, Together
 from quire.grammar.length_closing.min_example import ShortestExample
 from quire.grammar.length_closing.token_classes import TokenClasses
 
@@ -192,20 +195,19 @@ def _sequence_cost(costs: Iterable[_Cost]) -> _Cost:
 
 
 class _JsonCosts:
-    """Costs of the values of one schema, as quire.grammar.frontends.json_schema rewrites it, and of
-    others.
-    """
+    """Costs of the values of one schema, as quire.grammar.json_schema writes it."""
 
     def __init__(self, owner: _NodeCosts, root: Any) -> None:
         self.owner = owner
         self.root = root
-        self.known: dict[int, tuple[int, int]] = {}
+        self.cases = SchemaCases(root)
+        self.known: dict[tuple[int, ...], tuple[int, int]] = {}
         self.leaf = NUMBER
         self.name = 3
         self.choice = False
         self.dearest = 1
         self.changed = True
-        self.looked: set[int] = set()
+        self.looked: set[tuple[int, ...]] = set()
         """In this round."""
 
     def cost(self) -> _Cost:
@@ -215,54 +217,47 @@ class _JsonCosts:
                 break
             self.changed = False
             self.looked = set()
-            low, _ = self._value_cost(self.root)
+            low, _ = self._value_cost((self.root,))
         slack = self.leaf + (self.dearest if self.choice else 0)
         return _Cost(low, self.dearest + self.name + 2, slack)
 
-    def _optional_cost(self, schema: Any) -> tuple[int, int]:
+    def _optional_cost(self, schemas: tuple[Any, ...]) -> tuple[int, int]:
         """Of a value that may be begun though nothing asks for it: the way to the end has no part
         of it before."""
-        found = self._value_cost(schema)
+        found = self._value_cost(schemas)
         self.dearest = max(self.dearest, found[1])
         return found
 
-    def _value_cost(self, schema: Any) -> tuple[int, int]:
-        """(cheapest, dearest of the cheapest that a choice leaves) of a value of the schema."""
-        if not isinstance(schema, dict):
-            return 1, 1
-        key = id(schema)
-        if key in self.looked:
-            return self.known.get(key, (10**6, 1))
+    def _value_cost(self, schemas: tuple[Any, ...]) -> tuple[int, int]:
+        """(cheapest, dearest of the cheapest that a choice leaves) of a value of the schemas."""
+        parts = tuple(one for one in schemas if isinstance(one, dict) and one)
+        key = tuple(map(id, parts))
+        if not parts or key in self.looked:
+            return self.known.get(key, (10**6, 1)) if parts else (1, 1)
         self.looked.add(key)
-        found = self._compute_cost(schema)
+        found = self._compute_cost(parts)
         if self.known.get(key) != found:
             self.known[key] = found
             self.changed = True
         return found
 
-    def _compute_cost(self, schema: dict[str, Any]) -> tuple[int, int]:
-        for word in ("enum", "const"):
-            if word in schema:
-                return self._enum_cost(schema[word] if word == "enum" else [schema[word]])
-        parts = [self._keyword_cost(schema)]
-        if "$ref" in schema:
-            parts.append(self._value_cost(self._resolve(schema["$ref"])))
-        parts += [self._value_cost(one) for one in schema.get("allOf", ())]
-        for word in ("anyOf", "oneOf"):
-            if word in schema:
-                options = [self._optional_cost(one) for one in schema[word]]
-                self.choice |= len(options) > 1
-                lows, highs = zip(*options)
-                parts.append((min(lows), max(highs)))
-        return min(sum(one for one, _ in parts), 10**6), min(sum(one for _, one in parts), 10**4)
+    def _compute_cost(self, parts: tuple[Any, ...]) -> tuple[int, int]:
+        costs = [self._case_cost(case) for case in self.cases.of(parts)]
+        if len(costs) > 1:
+            self.choice = True
+            self.dearest = max(self.dearest, *(high for _, high in costs))
+        low = min((one for one, _ in costs), default=1)
+        return min(low, 10**6), min(max((one for _, one in costs), default=1), 10**4)
 
-    def _resolve(self, ref: str) -> Any:
-        target = self.root
-        for word in ref.lstrip("#").strip("/").split("/"):
-            if word:
-                name = word.replace("~1", "/").replace("~0", "~")
-                target = target[int(name)] if isinstance(target, list) else target[name]
-        return target
+    def _case_cost(self, case: Together) -> tuple[int, int]:
+        lists = cases.value_lists(case)
+        if lists:
+            return self._enum_cost(min(lists, key=len))
+        low = high = 1
+        self.leaf = max(self.leaf, sum(map(self._number_cost, case)))
+        for cost in (self._string_cost(case), self._array_cost(case), self._object_cost(case)):
+            low, high = max(low, cost[0]), max(high, cost[1])
+        return low, high
 
     def _enum_cost(self, values: list[Any]) -> tuple[int, int]:
         costs = []
@@ -274,59 +269,49 @@ class _JsonCosts:
         self.leaf = max(self.leaf, *costs)
         return min(costs), max(costs)
 
-    def _keyword_cost(self, schema: dict[str, Any]) -> tuple[int, int]:
-        """Of what keywords of single types ask: together, as any of them may be what is begun."""
-        low = high = 1
-        for cost in (self._string_cost(schema), self._array_cost(schema)):
-            low, high = max(low, cost[0]), max(high, cost[1])
-        cost = self._object_cost(schema)
-        self.leaf = max(self.leaf, self._number_cost(schema))
-        return max(low, cost[0]), max(high, cost[1])
-
     def _number_cost(self, schema: dict[str, Any]) -> int:
-        words = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+        words = ("minimum", "maximum", "multipleOf")
         return NUMBER + sum(len(repr(schema[one])) for one in words if one in schema)
 
-    def _string_cost(self, schema: dict[str, Any]) -> tuple[int, int]:
-        low = far = int(schema.get("minLength", 0))
-        if "pattern" in schema:
-            node = regex_ast.without_anchors(regex_ast.parse_regex(schema["pattern"]))
-            low, far = max(low, _min_bytes(node)), far + _max_remaining_bytes(node)
-            self.owner.name_pattern(node)
+    def _string_cost(self, case: Together) -> tuple[int, int]:
+        low = far = int(cases.least(case, "minLength"))
+        for one in case:
+            if "pattern" in one:
+                node = parse_search(one["pattern"])
+                low, far = max(low, _min_bytes(node)), far + _max_remaining_bytes(node)
+                self.owner.name_pattern(node)
         self.leaf = max(self.leaf, far + 2)
         return (low + 2, far + 2) if low or far else (1, 1)
 
-    def _array_cost(self, schema: dict[str, Any]) -> tuple[int, int]:
-        first = schema.get("prefixItems", [])
-        least = int(schema.get("minItems", 0))
-        each = [self._optional_cost(one) for one in first]
-        rest = self._optional_cost(schema.get("items", True))
+    def _array_cost(self, case: Together) -> tuple[int, int]:
+        first = max(len(one.get("prefixItems", ())) for one in case)
+        least = int(cases.least(case, "minItems"))
+        each = [self._optional_cost(cases.item_of(case, place)) for place in range(first + 1)]
         if least == 0:
             return 1, 1
+        rest = each.pop()
         each = each[:least] + [rest] * (least - len(each))
         return sum(a + 1 for a, _ in each) + 2, sum(b + 1 for _, b in each) + 2
 
-    def _object_cost(self, schema: dict[str, Any]) -> tuple[int, int]:
+    def _object_cost(self, case: Together) -> tuple[int, int]:
         low = high = 2
-        given = schema.get("properties", {})
-        others = [*schema.get("patternProperties", {}).values()]
-        if isinstance(schema.get("additionalProperties"), dict):
-            others.append(schema["additionalProperties"])
-        for pattern in schema.get("patternProperties", {}):
-            node = regex_ast.without_anchors(regex_ast.parse_regex(pattern))
+        patterns = [pair for one in case for pair in one.get("patternProperties", {}).items()]
+        for pattern, _ in patterns:
+            node = parse_search(pattern)
             self.owner.name_pattern(node)
             far = _max_remaining_bytes(node)
             self.leaf, self.name = max(self.leaf, far + 3), max(self.name, far + 3)
-        rest = [self._optional_cost(one) for one in others] or [(1, 1)]
-        required = schema.get("required", ())
-        for name in {**given, **dict.fromkeys(required)}:
+        free = [(one,) for _, one in patterns]
+        rest = [self._optional_cost(one) for one in (*free, cases.other_property(case))]
+        required = cases.required(case)
+        for name in dict.fromkeys((*cases.properties(case), *required)):
             key = self._key_cost(name)
             look = self._value_cost if name in required else self._optional_cost
-            value = look(given.get(name, True))
+            value = look((*cases.property_of(case, name), *(one for _, one in patterns)))
             if name in required:
                 low, high = low + key + value[0], high + key + value[1]
-        more = max(int(schema.get("minProperties", 0)) - len(required), 0)
-        longest = max([self.name, *(self._key_cost(one) for one in given)])
+        more = max(int(cases.least(case, "minProperties")) - len(required), 0)
+        longest = max([self.name, *(self._key_cost(one) for one in cases.properties(case))])
         low += more * (longest + max(a for a, _ in rest))
         high += more * (longest + max(b for _, b in rest))
         return (low, high) if high > 2 else (1, 1)

@@ -12,15 +12,20 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from quire.errors import RequestError
 from quire.grammar import grammar_ast
 from quire.grammar.automata import regex_ast
-from quire.grammar.automata.dfa import DfaState, DfaTooComplex, RegexDfa
+from quire.grammar.automata.dfa import DfaState, DfaTooComplex, RegexDfa, fully_matches
+from quire.grammar.automata.regex_ast import parse_search
 from quire.grammar.frontends import ebnf
 from quire.grammar.grammar_ast import GrammarNode
+from quire.grammar.json_schema import cases
+from quire.grammar.json_schema.cases import SchemaCases, Together
 
 MAX_CALLS = 50_000
 MAX_CHARS = 20_000
@@ -92,13 +97,14 @@ class _SchemaExamples:
     def __init__(self, owner: ShortestExample, root: Any) -> None:
         self.owner = owner
         self.root = root
-        self.known: dict[int, str] = {}
-        self.open: set[int] = set()
+        self.cases = SchemaCases(root)
+        self.known: dict[tuple[int, ...], str] = {}
+        self.open: set[tuple[int, ...]] = set()
         self.calls = 0
 
     def text(self) -> str | None:
         """Of the root. All other parts are walked as well: what they need may come to be begun."""
-        found = self.value(self.root)
+        found = self.value((self.root,))
         self._walk(self.root)
         return found
 
@@ -107,23 +113,24 @@ class _SchemaExamples:
             for one in part:
                 self._walk(one)
         elif isinstance(part, dict):
-            self.value(part)
+            self.value((part,))
             for name, one in part.items():
                 if name in ("properties", "patternProperties", "$defs"):
                     self._walk(list(one.values()))
-                elif name in ("items", "prefixItems", "anyOf", "additionalProperties"):
+                elif name in ("items", "prefixItems", "anyOf", "allOf", "additionalProperties"):
                     self._walk(one)
 
-    def value(self, schema: Any) -> str | None:
-        """A short value, or None: there is none without one of the same schema in it."""
-        if not isinstance(schema, dict) or not schema:
-            return None if schema is False else "0"
-        key = id(schema)
+    def value(self, schemas: tuple[Any, ...]) -> str | None:
+        """A short value, or None: there is none without one of the same schemas in it."""
+        parts = tuple(one for one in schemas if one is not True and one != {})
+        if False in parts or not parts:
+            return None if parts else "0"
+        key = tuple(map(id, parts))
         self.calls += 1
         if key in self.known or key in self.open or self.calls > MAX_CALLS:
             return self.known.get(key)
         self.open.add(key)
-        found = self._build(schema)
+        found = _shortest_of([self._build(case) for case in self.cases.of(parts)])
         self.open.remove(key)
         if found is None or len(found) > MAX_CHARS:
             return None
@@ -132,84 +139,106 @@ class _SchemaExamples:
             self.owner.values.setdefault(found)
         return found
 
-    def _build(self, schema: dict[str, Any]) -> str | None:
-        if "$ref" in schema:
-            return self.value(self._resolve(schema["$ref"]))
-        if "anyOf" in schema:
-            return _shortest_of([self.value(one) for one in schema["anyOf"]])
-        if "enum" in schema or "const" in schema:
-            values = schema["enum"] if "enum" in schema else [schema["const"]]
-            return _shortest_of([_dumped(one) for one in values])
-        kind = schema.get("type")
-        if kind == "object":
-            return self._object(schema)
-        if kind == "array":
-            return self._array(schema)
-        if kind == "string":
-            return _string(schema)
-        if kind in ("integer", "number"):
-            return _number(schema, whole=kind == "integer")
-        return {"boolean": "true", "null": "null"}.get(str(kind), "0")
+    def _build(self, case: Together) -> str | None:
+        kinds = cases.types(case)
+        lists = cases.value_lists(case)
+        if lists:
+            rest = [{*map(_dumped, one)} for one in lists[1:]]
+            texts = map(_dumped, lists[0])
+            good = (one for one in texts if all(one in other for other in rest))
+            return _shortest_of([one for one in good if _kinds_of(one) & kinds])
+        makers: dict[str, Callable[[], str | None]] = {
+            "integer": lambda: _number(case, whole="number" not in kinds),
+            "string": lambda: _string(case),
+            "array": lambda: self._array(case),
+            "object": lambda: self._object(case),
+        }
+        found = ["null"] if "null" in kinds else ["true"] if "boolean" in kinds else []
+        return _shortest_of([*found, *(make() for name, make in makers.items() if name in kinds)])
 
-    def _resolve(self, ref: str) -> Any:
-        target = self.root
-        for word in ref.lstrip("#").strip("/").split("/"):
-            if word:
-                target = target[word.replace("~1", "/").replace("~0", "~")]
-        return target
-
-    def _array(self, schema: dict[str, Any]) -> str | None:
-        first = schema.get("prefixItems", [])
-        least = int(schema.get("minItems", 0))
-        parts = [self.value(one) for one in first[:least]]
-        if least > len(first):
-            parts += [self.value(schema.get("items", True))] * (least - len(first))
+    def _array(self, case: Together) -> str | None:
+        count = int(cases.least(case, "minItems"))
+        if count > min(cases.most(case, "maxItems"), MAX_CHARS):
+            return None
+        parts = [self.value(cases.item_of(case, place)) for place in range(count)]
         inner = _join_all([one if one is None else one + "," for one in parts])
         return None if inner is None else f"[{inner[:-1]}]"
 
-    def _object(self, schema: dict[str, Any]) -> str | None:
-        given = schema.get("properties", {})
-        required = schema.get("required", ())
-        names = [one for one in given if one in required]
-        names += [one for one in required if one not in given]
+    def _object(self, case: Together) -> str | None:
+        required = cases.required(case)
+        given = cases.properties(case)
         spare = [one for one in given if one not in required]
-        missing = int(schema.get("minProperties", 0)) - len(names)
-        if missing > 0:
-            chosen = {*names, *spare[:missing]}
-            names = [one for one in (*given, *required) if one in chosen]
-            names = list(dict.fromkeys(names))
+        missing = int(cases.least(case, "minProperties")) - len(required)
+        chosen = {*required, *spare[: max(missing, 0)]}
+        names = [one for one in dict.fromkeys((*given, *required)) if one in chosen]
         parts: list[str | None] = []
         for name in names:
-            value = self.value(given.get(name, schema.get("additionalProperties", True)))
+            value = self.value(self._property(case, name))
             parts.append(None if value is None else f"{_dumped(name)}:{value}")
         for name in given:
-            value = self.value(given[name])
+            value = self.value(cases.property_of(case, name))
             if value is not None:
                 self.owner.members.setdefault(f"{_dumped(name)}:{value}")
-        parts += self._unnamed_members(schema, missing - len(spare))
+        parts += self._unnamed_members(case, missing - len(spare))
         inner = _join_all([one if one is None else one + "," for one in parts])
         return None if inner is None else f"{{{inner[:-1]}}}"
 
-    def _unnamed_members(self, schema: dict[str, Any], count: int) -> list[str | None]:
-        """Members whose names the schema does not say."""
+    def _property(self, case: Together, name: str) -> tuple[Any, ...]:
+        """What holds of a property, patterns of names included."""
+        found = list(cases.property_of(case, name))
+        for place, one in enumerate(case):
+            for pattern, inner in one.get("patternProperties", {}).items():
+                if name in one.get("properties", ()):
+                    continue
+                if _is_match(pattern, name):
+                    found[place] = inner
+        return tuple(found)
+
+    def _unnamed_members(self, case: Together, count: int) -> list[str | None]:
+        """Members whose names the schema does not list."""
         if count <= 0:
             return []
-        for pattern, one in schema.get("patternProperties", {}).items():
-            node = regex_ast.without_anchors(regex_ast.parse_regex(pattern))
+        for pattern, one in (pair for p in case for pair in p.get("patternProperties", {}).items()):
+            node = parse_search(pattern)
             names = [_shortest_match([node], least) for least in range(count)]
-            value = self.value(one)
+            value = self.value((one,))
             if value is not None and len({*names}) == count and None not in names:
                 return [f"{_dumped(name)}:{value}" for name in names]
-        value = self.value(schema.get("additionalProperties", True))
+        value = self.value(cases.other_property(case))
         made = ["" if at == 0 else f"{at}" for at in range(count)]
         return [None if value is None else f"{_dumped(name)}:{value}" for name in made]
 
 
-def _number(schema: dict[str, Any], whole: bool) -> str | None:
-    least, most = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
-    step = schema.get("multipleOf", 1 if whole else 0)
+def _kinds_of(text: str) -> set[str]:
+    """Types of a JSON text."""
+    named = {
+        "{": "object",
+        "[": "array",
+        '"': "string",
+        "n": "null",
+        "t": "boolean",
+        "f": "boolean",
+    }
+    if text[0] in named:
+        return {named[text[0]]}
+    return {"integer", "number"} if re.fullmatch(r"-?[0-9]+(\.0)?", text) else {"number"}
+
+
+def _is_match(pattern: str, name: str) -> bool:
+    try:
+        return fully_matches(parse_search(pattern), name)
+    except (DfaTooComplex, RequestError):
+        return False
+
+
+def _number(case: Together, whole: bool) -> str | None:
+    least = cases.least(case, "minimum", -math.inf)
+    most = cases.most(case, "maximum")
+    step = max((one["multipleOf"] for one in case if "multipleOf" in one), default=int(whole))
     if least <= 0 <= most:
         return "0"
+    if least > most:
+        return None
     near = least if least > 0 else most
     if step:
         count = near / step
@@ -220,14 +249,15 @@ def _number(schema: dict[str, Any], whole: bool) -> str | None:
     return text if "e" not in text else None
 
 
-def _string(schema: dict[str, Any]) -> str | None:
-    patterns = [schema["pattern"]] if "pattern" in schema else []
-    patterns += [one["pattern"] for one in schema.get("allOf", ()) if "pattern" in one]
-    least, most = int(schema.get("minLength", 0)), schema.get("maxLength")
+def _string(case: Together) -> str | None:
+    patterns = [one["pattern"] for one in case if "pattern" in one]
+    least, most = int(cases.least(case, "minLength")), cases.most(case, "maxLength")
+    if least > most:
+        return None
     if not patterns:
         return _dumped("a" * least)
-    nodes = [regex_ast.without_anchors(regex_ast.parse_regex(one)) for one in patterns]
-    found = _shortest_match(nodes, least, most)
+    nodes = [parse_search(one) for one in patterns]
+    found = _shortest_match(nodes, least, None if most == math.inf else int(most))
     return None if found is None else _dumped(found)
 
 

@@ -25,7 +25,7 @@ def of(name):
 
 def literals(dialect):
     """Texts by which calls go on and end."""
-    how = dialect.written
+    how = dialect.template
     made = ['"', "}", '"}', "]", *[how.after] * 4, how.between, *how.call.split("«arguments»")[1:]]
     for part in (how.param, how.call):
         made += [piece.partition("«")[0] for piece in part.split("»")]
@@ -53,9 +53,9 @@ def test_what_a_model_writes_is_allowed(trial, often):
 
 def is_torn(text, dialect):
     """A string within JSON between tags holds a tag: there readers see the end of the value."""
-    end = dialect.written.param.partition("«value»")[2].strip()
+    end = dialect.template.param.partition("«value»")[2].strip()
     whole = re.sub(r'"(?:[^"\\]|\\.)*"', "", text)
-    return dialect.written.values == "params" and text.count(end[:4]) != whole.count(end[:4])
+    return dialect.template.notation == "params" and text.count(end[:4]) != whole.count(end[:4])
 
 
 def said_in(text, dialect):
@@ -121,8 +121,8 @@ def test_a_call_of_what_was_not_declared_cannot_be_written(loose):
 
 def test_what_calls_of_free_text_say_the_schemas_allow(loose, often):
     dialect, form = loose
-    marks = [mark for one in dialect.forms for mark in one.begin]
-    begin = "So:\n" + dialect.written.before + call_frame(dialect, "order").begin
+    marks = [mark for one in dialect.syntaxes for mark in one.begin]
+    begin = "So:\n" + dialect.template.before + call_frame(dialect, "order").begin
     read = 0
     for seed in range(10 * often):
         more = [*literals(dialect), *marks, "\n"]

@@ -36,7 +36,7 @@ def test_without_a_word_the_backend_is_chosen_by_the_form():
 )
 def test_all_ways_to_say_it_mean_the_same(words):
     section = said(words)
-    assert section.backend == "xgrammar"
+    assert section.backend == "llguidance"
     assert section.disable_any_whitespace
     assert not section.disable_additional_properties
 
@@ -93,4 +93,4 @@ def test_limits_of_compiling_are_options():
 
 def test_the_engine_gets_it():
     found = run(structured_outputs_config={"backend": "xgrammar"})
-    assert found.config.structured.backend == "xgrammar"
+    assert found.config.structured.backend == "llguidance"

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from quire.config.structured_backends import NAMES, canonical_name
 from quire.errors import ConfigError, RequestError
-from quire.grammar.backends.backend_select import (
-    NAMES,
-    build_compiler,
-    check_backend,
-    select_backend,
-)
+from quire.grammar.backends.backend_select import build_compiler, check_backend
 from quire.grammar.backends.llguidance_backend import LLGuidanceCompiler
 from quire.grammar.grammar_ast import (
     AlternationNode,
@@ -48,8 +44,7 @@ TAGS = TaggedTextNode(("<t>",), (TagNode("<t>", INT, "</t>"),))
         AlternationNode((INT, SequenceNode((LiteralNode("<think>"), UntilNode("</think>"), INT)))),
     ],
 )
-def test_auto_is_llguidance(form):
-    assert select_backend("auto", form).backend == "llguidance"
+def test_forms_whose_parts_have_a_clear_end_are_compiled(form):
     LLGuidanceCompiler(VOCABULARY).compile(form)
 
 
@@ -64,24 +59,21 @@ def test_auto_is_llguidance(form):
         AlternationNode((INT, SequenceNode((TAGS, INT)))),
     ],
 )
-def test_auto_is_xgrammar_where_a_part_has_no_clear_end_and_more_follows(form):
-    made = select_backend("auto", form)
-    assert made.backend == "xgrammar"
-    assert "clear end" in made.reason
-    with pytest.raises(RequestError, match="xgrammar"):
+def test_text_without_a_clear_end_that_more_follows_is_refused(form):
+    with pytest.raises(RequestError, match="no clear end"):
         LLGuidanceCompiler(VOCABULARY).compile(form)
 
 
-def test_a_backend_that_is_asked_for_is_taken():
-    assert select_backend("xgrammar", ANY).backend == "xgrammar"
-    assert select_backend("guidance", ANY).backend == "llguidance"
-
-
-def test_a_form_is_compiled_by_the_backend_that_auto_chose_and_loads_again():
-    auto = build_compiler("auto", VOCABULARY)
-    made = auto.compile(INT)
+@pytest.mark.parametrize("name", [*NAMES, "guidance", "xgrammar"])
+def test_a_grammar_loads_again_under_every_name(name):
+    compiler = build_compiler(name, VOCABULARY)
+    made = compiler.compile(INT)
     assert made.compiler.name == "llguidance"
-    assert auto.load(made.dump()).matcher().accept(ord("1"))
+    assert compiler.load(made.dump()).matcher().accept(ord("1"))
+
+
+def test_the_backend_that_other_engines_default_to_is_an_alias():
+    assert canonical_name("xgrammar") == canonical_name("guidance") == "llguidance"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -102,9 +94,3 @@ def test_what_is_not_here_is_refused_with_the_reason(name, told):
     for do in (check_backend, lambda name: build_compiler(name, VOCABULARY)):
         with pytest.raises(ConfigError, match=told):
             do(name)
-
-
-def test_a_package_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install xgrammar"):
-        check_backend("xgrammar")

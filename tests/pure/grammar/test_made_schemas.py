@@ -13,8 +13,6 @@ import pytest
 from quire.errors import RequestError
 from quire.grammar import grammar_ast
 from quire.grammar.frontends import validate
-from quire.grammar.schemas.document import Document
-from quire.grammar.schemas.evaluate import Effort, Judge
 from tests import tiers
 from tests.pure.grammar import made_schemas
 
@@ -55,19 +53,6 @@ def test_what_the_rewritten_schema_allows_the_schema_allows(count):
         for value in (made_schemas.value(draw) for _ in range(VALUES)):
             assert before.is_valid(value) or not after.is_valid(value), (given, made, value)
     assert admitted > count // 2
-
-
-def test_values_are_judged_as_a_validator_judges_them(count):
-    draw = random.Random(2)
-    for _ in range(count):
-        given = made_schemas.schema(draw)
-        if _rewritten(given) is None:
-            continue
-        source = Document(json.dumps(given))
-        judge = Judge(source, Effort(10**6))
-        validator = jsonschema.Draft202012Validator(given)
-        for value in (made_schemas.value(draw) for _ in range(VALUES)):
-            assert judge.holds(source.root, value) == validator.is_valid(value), (given, value)
 
 
 def test_a_broken_schema_is_refused_and_nothing_else_is_raised(count):

@@ -7,7 +7,7 @@ import pytest
 
 from quire.errors import RequestError
 from quire.grammar.automata import dfa, regex_ast
-from quire.grammar.schemas import formats
+from quire.grammar.json_schema import formats
 
 
 def _whole(pattern, **more):
@@ -132,6 +132,6 @@ def test_a_format_is_what_validators_take(name, good, bad):
 
 
 def test_all_formats_are_read():
-    for name in formats.known():
+    for name in formats.KNOWN:
         node = formats.node(name)
         assert node is None or regex_ast.text_lengths(node) is not None

@@ -20,6 +20,7 @@ from quire.engine.startup.vocabulary import build_vocabulary
 from quire.grammar import grammar_ast
 from quire.grammar.backends import backend_select
 from quire.grammar.backends.base import CompiledGrammar
+from quire.grammar.compilation.compile_service import CompileService
 from quire.grammar.length_closing import budgeted_matcher, completion_plan
 from quire.grammar.length_closing.token_classes import TokenClasses
 from quire.grammar.vocabulary import Vocabulary
@@ -41,6 +42,11 @@ def tokens() -> tuple[Vocabulary, TokenClasses, frozenset[int]]:
     made = build_vocabulary(tokenizer, size, [tokenizer.eos_token_id])
     likely = {i for i, piece in enumerate(made.tokens) if re.fullmatch(rb'[\[\]{}",: 0-9]+', piece)}
     return made, TokenClasses(made), frozenset(likely)
+
+
+@functools.cache
+def service() -> CompileService:
+    return CompileService(tokens()[0])
 
 
 @functools.cache
