@@ -101,10 +101,11 @@ class LLGuidanceCompiler:
             matcher = made.matcher()
             for _ in range(PROBE_TOKENS):
                 matcher.fill_bitmask(words)
-                if matcher.fault is not None:
-                    raise RequestError(f"the form asks too much work: {matcher.fault}")
-                if matcher.is_terminated or not matcher.accept(_draw_token(words, chance)):
+                if matcher.is_terminated and matcher.fault is None:
                     break
+                if matcher.fault or not matcher.accept(_draw_token(words, chance)):
+                    fault = matcher.fault or "a token that is allowed cannot be taken"
+                    raise RequestError(f"the form takes too much work: {fault}")
 
     def load(self, dumped: bytes) -> LLGuidanceGrammar:
         text = dumped.decode()

@@ -28,6 +28,8 @@ EXACT = 2**53
 """Whole numbers up to here are different floats."""
 MOST_STEP = 10_000
 """Of multipleOf without its decimal point: a lexer has a state for each remainder."""
+MOST_LISTED = 1_000
+"""Multiples of a fraction that are written one by one."""
 MOST_BARRED = 64
 """Numbers that are left out one by one."""
 
@@ -115,6 +117,25 @@ def written(part: Part, whole: bool) -> dict[str, Any]:
     if step is not None and not (whole and step == 1):
         made["multipleOf"] = _step(part, step)
     return made
+
+
+def is_whole(value: float) -> bool:
+    """The number is an integer."""
+    return exact(value).denominator == 1
+
+
+def multiples(part: Part) -> list[float] | None:
+    """The numbers of a subschema, where they are few multiples of a fraction. None: they are not."""
+    low, high = range_of(part)
+    step = exact(part.get("multipleOf", 1))
+    if low is None or high is None or step.denominator == 1:
+        return None
+    first, last = math.ceil(low.value / step), math.floor(high.value / step)
+    if last - first > MOST_LISTED:
+        return None
+    first += low.open and first * step == low.value
+    last -= high.open and last * step == high.value
+    return [float(at * step) for at in range(first, last + 1)]
 
 
 def outside(part: Part) -> Iterator[dict[str, Any]]:

@@ -137,6 +137,8 @@ class SchemaWriter:
         if isinstance(part.value, bool):
             return part.value
         kinds = kinds_of(part)
+        if numbers.is_whole(part.get("multipleOf", 0.5)):
+            kinds -= {"fraction"}  # llguidance writes no multiples as 2.0
         for word, (name, instead) in UNSUPPORTED.items():
             says = word == "contains" or part.get(word) not in (True, {})
             if word in part.value and says and (not name or name in kinds):
@@ -147,10 +149,13 @@ class SchemaWriter:
         values = listed(part)
         if values is not None:
             made["enum"] = values
-        if part.get("type") is not None:
+        if part.get("type") is not None or (kinds & NUMBERS and "fraction" not in kinds):
             made["type"] = _type_of(kinds)
         if kinds & NUMBERS:
             made |= numbers.written(part, whole="fraction" not in kinds)
+        if "fraction" in kinds and (multiples := numbers.multiples(part)) is not None:
+            del made["multipleOf"]  # llguidance comes to dead ends there
+            every.append(_any_of([{"type": _type_of(KINDS - NUMBERS)}, {"enum": multiples}]))
         if "string" in kinds:
             made |= strings.written(part, every)
         if "array" in kinds:
