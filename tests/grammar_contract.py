@@ -16,7 +16,7 @@ ENDS = VOCABULARY.eos_token_ids
 
 def mask(matcher) -> np.ndarray:
     words = np.full(VOCABULARY.mask_words, 0x55555555, np.int32)
-    matcher.fill(words)
+    matcher.fill_bitmask(words)
     return words
 
 
@@ -38,9 +38,9 @@ def walk(grammar, chance: random.Random, most: int = 40):
     while True:
         yield matcher, ids
         may = allowed(matcher)
-        named = set() if matcher.complete else named_ends(grammar)
+        named = set() if matcher.is_complete else named_ends(grammar)
         plain = [i for i in may if i not in ENDS or i in named]
-        if len(ids) >= most or not plain or (matcher.complete and chance.random() < 0.2):
+        if len(ids) >= most or not plain or (matcher.is_complete and chance.random() < 0.2):
             return
         short = [i for i in plain if i not in range(128, 256)]
         token = chance.choice(short or plain)
@@ -50,7 +50,7 @@ def walk(grammar, chance: random.Random, most: int = 40):
 
 def named_ends(grammar) -> set[int]:
     matcher = grammar.matcher()
-    return set(ENDS) - set(matcher.raw.stops)
+    return set(ENDS) - set(matcher.raw.stop_tokens)
 
 
 def takes_good_texts(grammar, case: Case) -> None:
@@ -58,15 +58,15 @@ def takes_good_texts(grammar, case: Case) -> None:
         for chance in (None, random.Random(1), random.Random(2)):
             matcher, ids = grammar.matcher(), ids_of(text, chance)
             assert accepted(matcher, ids) == len(ids), (text, ids)
-            assert matcher.complete, text
+            assert matcher.is_complete, text
             assert matcher.accept(ENDS[-1]), text
-            assert matcher.over
+            assert matcher.is_terminated
 
 
 def refuses_bad_texts(grammar, case: Case) -> None:
     for text in case.bad:
         matcher, ids = grammar.matcher(), ids_of(text)
-        assert accepted(matcher, ids) < len(ids) or not matcher.complete, text
+        assert accepted(matcher, ids) < len(ids) or not matcher.is_complete, text
 
 
 def masks_are_what_accept_allows(grammar, chance: random.Random) -> None:
@@ -82,8 +82,8 @@ def ends_only_where_whole(grammar, chance: random.Random) -> None:
         ends = set(ENDS) - named_ends(grammar)
         may = set(allowed(matcher))
         assert may, "a mask is never empty"
-        assert bool(ends & may) == matcher.complete or not ends
-        if matcher.over:
+        assert bool(ends & may) == matcher.is_complete or not ends
+        if matcher.is_terminated:
             assert may <= set(ENDS)
 
 
@@ -91,7 +91,7 @@ def whole_is_what_the_oracle_says(grammar, case: Case, chance: random.Random) ->
     for matcher, ids in walk(grammar, chance):
         text = text_of(ids)
         is_whole = text is not None and ORACLE.whole(case.form, text)
-        assert matcher.complete == is_whole, (text, ids)
+        assert matcher.is_complete == is_whole, (text, ids)
 
 
 def rollback_restores(grammar, chance: random.Random) -> None:
@@ -101,7 +101,7 @@ def rollback_restores(grammar, chance: random.Random) -> None:
         ids = list(so_far)
     for token in ids:
         assert matcher.accept(token)
-    if matcher.complete:
+    if matcher.is_complete:
         assert matcher.accept(ENDS[0])
         assert matcher.accept(ENDS[-1])
         matcher.rollback(2)
@@ -138,7 +138,7 @@ def validate_changes_nothing(grammar, chance: random.Random) -> None:
 def _complete(grammar, ids) -> bool:
     matcher = grammar.matcher()
     assert accepted(matcher, ids) == len(ids)
-    return matcher.complete
+    return matcher.is_complete
 
 
 def dumps_load_elsewhere(make, grammar, chance: random.Random) -> None:
@@ -157,7 +157,7 @@ def fills_all_as_one_by_one(compiler, grammars) -> None:
         for _ in range(n % 4):
             matcher.accept(allowed(matcher)[0])
     words = np.zeros((len(matchers) + 2, VOCABULARY.mask_words), np.int32)
-    compiler.fill_all([(row + 1, one) for row, one in enumerate(matchers)], words)
+    compiler.fill_bitmasks([(row + 1, one) for row, one in enumerate(matchers)], words)
     for row, matcher in enumerate(matchers):
         assert (words[row + 1] == mask(matcher)).all()
     assert not words[0].any()

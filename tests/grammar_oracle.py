@@ -38,7 +38,7 @@ class Oracle:
 
     def ends(self, form, text: Symbols, at: int) -> set[int]:
         """Where a text of the form that begins at `at` may end."""
-        return getattr(self, f"_{type(form).__name__.lower()}")(form, text, at)
+        return getattr(self, f"_{type(form).__name__.lower().removesuffix('node')}")(form, text, at)
 
     def _stretches(self, text, at, fits):
         """Ends of plain stretches of which `fits` is true."""
@@ -63,11 +63,11 @@ class Oracle:
         end = at + len(wanted)
         return {end} if text[at:end] == wanted else set()
 
-    def _text(self, form, text, at):
+    def _literal(self, form, text, at):
         return self._exactly(self.cut(form.text), text, at)
 
     def _until(self, form, text, at):
-        spelled, named = tuple(form.mark), self.cut(form.mark)
+        spelled, named = tuple(form.terminator), self.cut(form.terminator)
         for end in range(at, len(text) + 1):
             for mark in (spelled, named):
                 start = end - len(mark)
@@ -76,33 +76,37 @@ class Oracle:
                     return {end}
         return set()
 
-    def _seq(self, form, text, at):
+    def _sequence(self, form, text, at):
         places = {at}
         for part in form.parts:
             places = {end for place in places for end in self.ends(part, text, place)}
         return places
 
-    def _either(self, form, text, at):
+    def _alternation(self, form, text, at):
         return {end for part in form.parts for end in self.ends(part, text, at)}
 
     def _repeat(self, form, text, at):
         found, places, times = set(), {at}, 0
-        if form.least == 0:
+        if form.min_count == 0:
             found.add(at)
-        while places and (form.most is None or times < form.most) and times <= len(text) + 1:
-            part = form.part if times == 0 else SequenceNode((LiteralNode(form.between), form.part))
+        while (
+            places and (form.max_count is None or times < form.max_count) and times <= len(text) + 1
+        ):
+            part = (
+                form.part if times == 0 else SequenceNode((LiteralNode(form.separator), form.part))
+            )
             places = {end for place in places for end in self.ends(part, text, place)}
             times += 1
-            if times >= form.least:
+            if times >= form.min_count:
                 found |= places
         return found
 
     def _tag(self, form, text, at):
-        return self._seq(
+        return self._sequence(
             SequenceNode((LiteralNode(form.begin), form.content, LiteralNode(form.end))), text, at
         )
 
-    def _tags(self, form, text, at):
+    def _taggedtext(self, form, text, at):
         """States: how many tags were read, and where. Free text goes on to the first trigger."""
         found, todo, seen = set(), {(at, 0)}, set()
         while todo:
@@ -115,7 +119,7 @@ class Oracle:
                 continue
             stop = self._first_trigger(form, text, place)
             last = len(text) if stop is None else stop[1] - 1
-            if tags >= form.least:
+            if tags >= form.min_tags:
                 plain = [
                     end for end in range(place, last + 1) if not self._has_id(text, place, end)
                 ]

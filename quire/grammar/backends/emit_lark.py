@@ -331,7 +331,9 @@ def _schema(form: JsonNode) -> str:
         raise RequestError(f"the JSON schema is not JSON: {error}") from None
     if not isinstance(schema, dict):
         schema = {"anyOf": [schema]} if schema is False else {}
-    options: dict[str, object] = {"json_allowed_escapes": ESCAPES}
+    options: dict[str, object] = {}
+    if '"properties"' in form.schema or '"patternProperties"' in form.schema:
+        options["json_allowed_escapes"] = ESCAPES
     if form.whitespace_pattern is not None:
         node = regex_ast.parse_regex(form.whitespace_pattern)
         options["whitespace_pattern"] = regex_ast.to_pattern(regex_ast.without_anchors(node, False))

@@ -149,7 +149,7 @@ class SchemaWriter:
         values = listed(part)
         if values is not None:
             made["enum"] = values
-        if part.get("type") is not None or (kinds & NUMBERS and "fraction" not in kinds):
+        if part.get("type") is not None or kinds != kinds_of(part):
             made["type"] = _type_of(kinds)
         if kinds & NUMBERS:
             made |= numbers.written(part, whole="fraction" not in kinds)

@@ -23,7 +23,7 @@ UNWRITTEN: regex.CharRanges = ((0, 7), (11, 11), (14, 31), (127, 127))
 are off: with those a listed property could be written again under another schema. Patterns leave
 them out: with them llguidance 1.9 allows a quote or a backslash that a class excludes."""
 ESCAPES = 'nrbtf\\"'
-"""What may follow a backslash."""
+"""What may follow a backslash where a schema lists properties."""
 MOST_BARRED = 64
 """Constants, and characters of one, of which a pattern is the complement."""
 

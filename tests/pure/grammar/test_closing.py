@@ -232,7 +232,7 @@ def test_json_is_whole_and_valid_at_every_budget(name, room):
     least = room.least(form)
     for budget in (*range(least, least + 61, 3), *range(least, least + 6), least + 150):
         guide, text = room.walk(form, max(budget, 1), DRAWS[budget % 4], rng)
-        assert guide.complete, (budget, least, text)
+        assert guide.is_complete, (budget, least, text)
         jsonschema.validate(json.loads(text), SCHEMAS[name])
 
 
@@ -243,7 +243,7 @@ def test_other_forms_are_whole_at_every_budget(name, room):
     least = room.least(form)
     for budget in (*range(least, least + 61, 3), *range(least, least + 6), least + 150):
         guide, text = room.walk(form, max(budget, 1), DRAWS[budget % 4], rng)
-        assert guide.complete, (budget, least, text)
+        assert guide.is_complete, (budget, least, text)
 
 
 def suite() -> list[object]:
@@ -333,9 +333,9 @@ def test_the_least_is_no_longer_than_an_exhaustive_search_finds(name):
     for depth in range(least.min_tokens):
         wider = []
         for matcher, _ in edge:
-            if matcher.complete:
+            if matcher.is_complete:
                 pytest.fail(f"{depth} tokens do, {least.min_tokens} were announced")
-            matcher.fill(room.words)
+            matcher.fill_bitmask(room.words)
             pieces = room.vocabulary.tokens
             for token in room.spelling.tokens_of(room.words):
                 # white space makes no text shorter, and what begins alike need not be tried twice
@@ -407,21 +407,21 @@ def test_taking_tokens_back_and_copying_change_nothing(name, room):
     form, rng = schema_form(SCHEMAS[name]), random.Random(name)
     for more in (0, 3, 11, 30):
         guide, left = room.guide(form), room.least(form) + more
-        while left and not guide.over:
+        while left and not guide.is_terminated:
             guide = guide.copy()
             for ahead in range(min(rng.randrange(4), left)):
                 tokens = room.allowed(guide, left - ahead)
-                if not guide.accept(rng.choice(tokens)) or guide.over:
+                if not guide.accept(rng.choice(tokens)) or guide.is_terminated:
                     guide.rollback(ahead + 1)
                     break
             else:
-                guide.rollback(len(guide._past) - (room.least(form) + more - left))
+                guide.rollback(len(guide._history) - (room.least(form) + more - left))
             token = room.drawn(room.allowed(guide, left), "not the end", rng)
-            if token in room.vocabulary.ends:
+            if token in room.vocabulary.eos_token_ids:
                 break
             assert guide.accept(token)
             left -= 1
-        assert guide.complete
+        assert guide.is_complete
 
 
 @each_room
@@ -431,16 +431,16 @@ def test_a_sequence_that_comes_back_is_closed_as_well(name, room):
     for more in (0, 5, 25):
         budget, taken = room.least(form) + more, []
         guide = room.guide(form)
-        while len(taken) < budget and not guide.over:
+        while len(taken) < budget and not guide.is_terminated:
             if rng.random() < 0.2:
                 guide = room.guide(form)
                 assert all(map(guide.accept, taken))
             token = room.drawn(room.allowed(guide, budget - len(taken)), "not the end", rng)
-            if token in room.vocabulary.ends:
+            if token in room.vocabulary.eos_token_ids:
                 break
             assert guide.accept(token)
             taken.append(token)
-        assert guide.complete, room.text(taken)
+        assert guide.is_complete, room.text(taken)
 
 
 def test_a_grammar_of_the_users_own_is_not_closed():
@@ -470,7 +470,7 @@ def test_a_grammar_of_rules_that_are_no_part_of_themselves_is_closed(name, room)
     least = room.least(form)
     for budget in (*range(least, least + 8), *range(least + 9, least + 61, 7)):
         guide, text = room.walk(form, budget, DRAWS[budget % 4], rng)
-        assert guide.complete, (budget, least, text)
+        assert guide.is_complete, (budget, least, text)
 
 
 @pytest.mark.parametrize("text", ['root ::= "(" root* ")"', 'root ::= "a" <think>'])

@@ -26,7 +26,11 @@ from quire.grammar.grammar_ast import (
 TEXT = st.text(max_size=6)
 LEAVES = st.one_of(
     st.builds(
-        JsonNode, TEXT, whitespace=st.booleans(), closed=st.booleans(), spacing=st.none() | TEXT
+        JsonNode,
+        TEXT,
+        whitespace=st.booleans(),
+        closed=st.booleans(),
+        whitespace_pattern=st.none() | TEXT,
     ),
     st.builds(RegexNode, TEXT),
     st.builds(ChoiceNode, st.lists(TEXT, max_size=3).map(tuple)),

@@ -86,7 +86,7 @@ def test_too_much_work_in_one_step_is_refused_when_it_is_compiled(monkeypatch):
 
 def test_a_matcher_that_runs_out_of_work_has_a_fault_and_is_not_whole(monkeypatch):
     monkeypatch.setattr("quire.grammar.backends.llguidance_backend.USER_STEP_ITEMS", 400)
-    monkeypatch.setattr(COMPILER, "_try", lambda made: None)
+    monkeypatch.setattr(COMPILER, "_probe", lambda made: None)
     grammar = COMPILER.compile(UserGrammarNode('root ::= s\ns ::= s s s | s s | "a" | "aa"'))
     matcher = grammar.matcher()
     for _ in range(600):
@@ -131,7 +131,7 @@ def test_only_callers_grammars_are_measured():
 
 def test_a_grammar_that_leads_nowhere_has_a_fault_there(monkeypatch):
     contract.refuses(COMPILER, UserGrammarNode('start: "a" b\nb: b "x"\n'), "too much")
-    monkeypatch.setattr(COMPILER, "_try", lambda made: None)
+    monkeypatch.setattr(COMPILER, "_probe", lambda made: None)
     matcher = COMPILER.compile(UserGrammarNode('start: "a" b\nb: b "x"\n')).matcher()
     assert matcher.accept(ord("a"))
     assert contract.allowed(matcher) == list(VOCABULARY.eos_token_ids)

@@ -52,7 +52,7 @@ def _joined(parts):
             TaggedTextNode,
             st.just(("<t>", "<tool>")),
             tags,
-            least=st.integers(0, 1),
+            min_tags=st.integers(0, 1),
             only_first=st.booleans(),
         ),
     )
@@ -69,7 +69,7 @@ def test_what_may_end_is_a_text_of_the_form(form, seed):
         return
     for matcher, ids in contract.walk(grammar, chance, most=10):
         text = text_of(ids)
-        assert not matcher.complete or (text is not None and ORACLE.whole(form, text)), ids
+        assert not matcher.is_complete or (text is not None and ORACLE.whole(form, text)), ids
     for _ in range(6):
         text = "".join(chance.choices(PIECES, k=chance.randrange(7)))
         matcher, ids = grammar.matcher(), ids_of(text)
