@@ -125,7 +125,7 @@ def is_whole(value: float) -> bool:
 
 
 def multiples(part: Part) -> list[float] | None:
-    """The numbers of a subschema, where they are few multiples of a fraction. None: they are not."""
+    """The numbers of a subschema, where they are few multiples of a fraction; else None."""
     low, high = range_of(part)
     step = exact(part.get("multipleOf", 1))
     if low is None or high is None or step.denominator == 1:
