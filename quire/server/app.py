@@ -75,7 +75,7 @@ def create_app(to: AppState) -> FastAPI:
     app.state.live = dashboard_stream.SnapshotFeed(to.engine)
     app.state.health = health.HealthState(to.engine)
     app.state.responses = responses.build_response_store(to.options)
-    app.state.room = body_reader.build_body_budget(to.options.max_body_bytes)
+    app.state.body_budget = body_reader.build_body_budget(to.options.max_body_bytes)
     for module in ROUTES:
         app.router.routes.extend(module.router.routes)
     errors.install_error_handlers(app, log_stack=to.options.log_error_stack)
@@ -116,7 +116,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         watching.cancel()
         await app.state.responses.close()
-        app.state.services.renderers.close()
+        app.state.services.template_workers.close()
         await engine.stop()
 
 

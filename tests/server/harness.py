@@ -142,7 +142,7 @@ class Bound:
     """Grammars, and what the model makes of them: whole texts of their own."""
 
     def __init__(self):
-        self.settled = True
+        self.has_outcomes = True
         self.ring = None
         self.texts = ['{"a": 1}', '{"a": "ünïcödé 汉字"}']
         self.end = "stop"
@@ -153,10 +153,10 @@ class Bound:
     def text(self, constraint, index):
         return self.texts[index % len(self.texts)]
 
-    def accept(self, constraint):
+    def check_constraint(self, constraint):
         pass
 
-    def ask(self, constraint):
+    def acquire(self, constraint):
         self.held += 1
         self.asked.append(constraint)
 
@@ -164,20 +164,20 @@ class Bound:
         self.held -= 1
 
     def settle(self):
-        """Tell how it turned out, where `settled` was false before."""
-        self.settled = True
+        """Tell how it turned out, where `has_outcomes` was false before."""
+        self.has_outcomes = True
         self.ring()
 
     def outcomes(self):
-        if not self.settled:
+        if not self.has_outcomes:
             return iter(())
         done, self.asked = self.asked, []
         return iter([(one, self.outcome) for one in dict.fromkeys(done)])
 
-    def call_when_settled(self, ring):
+    def set_outcome_callback(self, ring):
         self.ring = ring
 
-    def figures(self):
+    def stats(self):
         return GrammarStats(waiting=len(self.asked))
 
 

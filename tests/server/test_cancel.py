@@ -193,7 +193,7 @@ class Scene:
         """Another engine takes over, with grammars of its own."""
         bound = self.model.bound
         self.model = Reciter(self.server.tokenizer)
-        self.model.bound.texts, self.model.bound.settled = bound.texts, bound.settled
+        self.model.bound.texts, self.model.bound.has_outcomes = bound.texts, bound.has_outcomes
         step_s, self.executor = self.executor.step_s, Executor(self.model)
         self.executor.step_s = step_s
         self.server.client.transport.follow(make_engine(self.executor, **self.how))
@@ -347,7 +347,7 @@ async def queued(scene):
 
 
 async def kept(scene):
-    scene.model.bound.settled = False
+    scene.model.bound.has_outcomes = False
     call = scene.call("chat", name="mine", fields=SCHEMA)
     await scene.until(lambda s: s.kept)
     return call, None
@@ -539,7 +539,7 @@ class Storm:
         """Grammars that take their time, and engines that die."""
         scene = self.scene
         while True:
-            scene.model.bound.settled = False
+            scene.model.bound.has_outcomes = False
             await asyncio.sleep(0.02)
             scene.model.bound.settle()
             await asyncio.sleep(0.02)

@@ -126,7 +126,7 @@ def test_an_end_by_a_stop_string_is_a_stop(fresh):
     found = read(server.url)
     assert found["quire:request_success_total", ("finished_reason", "stop")] == 1
     assert found["quire:request_success_total", ("finished_reason", "abort")] == 0
-    assert not server.app.state.telemetry.recorder._lives
+    assert not server.app.state.telemetry.request_metrics._requests
 
 
 def test_a_client_that_leaves_is_an_abort(fresh):
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_is_an_abort(fresh):
     found = read(server.url)
     assert found["quire:request_success_total", ("finished_reason", "abort")] == 1
     assert found["quire:request_generation_tokens_count",] == 1
-    assert not server.app.state.telemetry.recorder._lives
+    assert not server.app.state.telemetry.request_metrics._requests
 
 
 def test_what_runs_and_waits_is_told_while_it_does(fresh):

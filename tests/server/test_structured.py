@@ -115,7 +115,7 @@ def test_a_forced_call_and_a_form_of_the_whole_text_exclude_each_other(server, c
 
 def test_settings_of_older_releases_hold_for_any_json(own):
     forms = []
-    own.model.bound.accept = forms.append
+    own.model.bound.check_constraint = forms.append
     how = {"guided_whitespace_pattern": " ?", "guided_decoding_backend": "guidance:no-fallback"}
     got = ask(own, CHAT, response_format=FORMAT, **how)
     assert got.status_code == 200
@@ -128,7 +128,7 @@ def test_the_options_of_the_server_hold(tokenizer):
     house = StructuredDefaults("xgrammar", disable_any_whitespace=True)
     with Server(tokenizer, services={"house": house}).running() as running:
         forms = []
-        running.model.bound.accept = forms.append
+        running.model.bound.check_constraint = forms.append
         assert ask(running, CHAT, response_format=FORMAT).status_code == 200
         running.wait_idle()
     assert json.loads(forms[0].form)["whitespace"] is False
@@ -322,7 +322,7 @@ def test_fewer_tokens_than_any_whole_text_takes_are_refused(own, path, word, giv
 @pytest.mark.parametrize("path", [CHAT, COMPLETE, RESPONSES, MESSAGES])
 def test_a_fault_that_is_found_late_is_an_event(own, path, monkeypatch):
     monkeypatch.setattr(sse, "EARLY_ERROR_WAIT_S", 0.01)
-    own.model.bound.settled = False
+    own.model.bound.has_outcomes = False
     own.model.bound.outcome = RequestError("too much")
     change = {**BASE[path], "guided_json": OBJECT, "stream": True}
     with httpx.stream("POST", own.url + path, json=change, timeout=20) as got:
@@ -335,7 +335,7 @@ def test_a_fault_that_is_found_late_is_an_event(own, path, monkeypatch):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_while_a_grammar_is_compiled_leaves_nothing_behind(own, stream):
-    own.model.bound.settled = False
+    own.model.bound.has_outcomes = False
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(
             own.url + CHAT,

@@ -95,10 +95,10 @@ async def read_json_bytes(http: Request, limit: int) -> bytes:
     length = http.headers.get("content-length", "")
     if length.isdecimal() and int(length[:20]) > limit:
         raise _too_large(limit)
-    with http.app.state.room.share() as share:
+    with http.app.state.body_budget.reserve() as reservation:
         try:
             with time_limit(BODY_TIMEOUT_S, "the body"):
-                body = await _receive_bytes(http, limit, share)
+                body = await _receive_bytes(http, limit, reservation)
         except ClientDisconnect:
             raise ClientDisconnected("the client went away before its body was complete") from None
     _check_value_count(body)
@@ -117,14 +117,14 @@ def _check_value_count(body: bytes) -> None:
         raise RequestError(f"{name or 'the body'}: NaN and Infinity are no numbers", param=name)
 
 
-async def _receive_bytes(http: Request, limit: int, share: _BodyReservation) -> bytes:
+async def _receive_bytes(http: Request, limit: int, reservation: _BodyReservation) -> bytes:
     chunks: list[bytes] = []
     size = 0
     async for chunk in http.stream():
         size += len(chunk)
         if size > limit:
             raise _too_large(limit)
-        share.grow(size)
+        reservation.grow(size)
         chunks.append(chunk)
     return b"".join(chunks)
 

@@ -197,7 +197,7 @@ class ApiServer:
         so: no stream just breaks off.
         """
         self._health.draining = True
-        self._app.state.live.end()
+        self._app.state.live.shut_down()
         await asyncio.sleep(self._options.shutdown_timeout)
         self._app_state.engine.fail_streams(ShuttingDown("the server is shutting down"))
 

@@ -219,11 +219,17 @@ def _content_length(headers: Headers) -> int:
     return int(said) if said.isdecimal() else 0
 
 
+def get_telemetry(http: Request) -> Telemetry:
+    """The telemetry of the app that this request came to."""
+    found = http.app.state.telemetry
+    assert isinstance(found, Telemetry), found
+    return found
+
+
 @router.get("/metrics", tags=["metrics"])
 async def show_metrics(http: Request) -> Response:
     """Counters for Prometheus, of all processes of this server."""
-    telemetry = http.app.state.telemetry
-    assert isinstance(telemetry, Telemetry), telemetry
+    telemetry = get_telemetry(http)
     encode, kind = choose_encoder(http.headers.get("accept", ""))
     registry = _FamilyRegistry(
         await telemetry.collect(), http.app.state.services.counters_folder is None
@@ -239,21 +245,21 @@ async def show_load(http: Request) -> Response:
     """
     if not http.app.state.services.options.enable_server_load_tracking:
         raise HTTPException(404, "load is not tracked here (--no-enable-server-load-tracking)")
-    telemetry = http.app.state.telemetry
-    told: dict[str, float] = {"server_load": telemetry.load}
-    now = await telemetry.snapshot(LOAD_TIMEOUT_S)
+    telemetry = get_telemetry(http)
+    body: dict[str, float] = {"server_load": telemetry.requests_in_progress}
+    now = await telemetry.fetch_snapshot(LOAD_TIMEOUT_S)
     if now is not None:
-        door = now.door
-        told |= {
-            "queued_requests": door.requests,
-            "queued_tokens": door.queued_tokens,
-            "predicted_ttft_s": round(door.predicted_ttft_s, 4),
+        admission = now.door
+        body |= {
+            "queued_requests": admission.requests,
+            "queued_tokens": admission.queued_tokens,
+            "predicted_ttft_s": round(admission.predicted_ttft_s, 4),
         }
-        if door.max_requests:
-            told["max_queued_requests"] = door.max_requests
-        if door.max_queued_tokens:
-            told["max_queued_tokens"] = door.max_queued_tokens
-    return build_json_response(told)
+        if admission.max_requests:
+            body["max_queued_requests"] = admission.max_requests
+        if admission.max_queued_tokens:
+            body["max_queued_tokens"] = admission.max_queued_tokens
+    return build_json_response(body)
 
 
 class _FamilyRegistry(CollectorRegistry):
