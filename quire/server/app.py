@@ -58,57 +58,57 @@ ROUTES: tuple[ModuleType, ...] = (
 """Modules with a `router`, and BODIES if they read bodies by their own hands: path -> its forms."""
 
 
-def create_app(to: AppState) -> FastAPI:
+def create_app(state: AppState) -> FastAPI:
     """The app over one engine."""
-    docs = not to.options.disable_fastapi_docs
+    docs = not state.options.disable_fastapi_docs
     app = FastAPI(
         title="quire",
         lifespan=_lifespan,
         openapi_url="/openapi.json" if docs else None,
-        docs_url=None if to.options.enable_offline_docs else "/docs",
-        redoc_url=None if to.options.enable_offline_docs else "/redoc",
+        docs_url=None if state.options.enable_offline_docs else "/docs",
+        redoc_url=None if state.options.enable_offline_docs else "/redoc",
         redirect_slashes=False,
     )
-    if docs and to.options.enable_offline_docs:
+    if docs and state.options.enable_offline_docs:
         app.add_route("/docs", _offline_docs, include_in_schema=False)
-    app.state.services = to
-    app.state.live = dashboard_stream.SnapshotFeed(to.engine)
-    app.state.health = health.HealthState(to.engine)
-    app.state.responses = responses.build_response_store(to.options)
-    app.state.body_budget = body_reader.build_body_budget(to.options.max_body_bytes)
+    app.state.app_state = state
+    app.state.live = dashboard_stream.SnapshotFeed(state.engine)
+    app.state.health = health.HealthState(state.engine)
+    app.state.responses = responses.build_response_store(state.options)
+    app.state.body_budget = body_reader.build_body_budget(state.options.max_body_bytes)
     for module in ROUTES:
         app.router.routes.extend(module.router.routes)
-    errors.install_error_handlers(app, log_stack=to.options.log_error_stack)
+    errors.install_error_handlers(app, log_stack=state.options.log_error_stack)
     app.openapi = lambda: _build_openapi(app)  # type: ignore[method-assign]
-    if to.options.enable_request_id_headers:
+    if state.options.enable_request_id_headers:
         app.add_middleware(RequestIdMiddleware)
-    app.state.keys = KeySet(to.options.api_key, to.options.api_key_file)
-    if to.options.api_key or to.options.api_key_file:
+    app.state.keys = KeySet(state.options.api_key, state.options.api_key_file)
+    if state.options.api_key or state.options.api_key_file:
         app.add_middleware(AuthMiddleware, ring=app.state.keys)
     app.add_middleware(
         CsrfGuard,
-        allowed=to.options.allowed_origins,
-        is_local=to.options.uds is None and is_loopback(to.options.host),
+        allowed=state.options.allowed_origins,
+        is_local=state.options.uds is None and is_loopback(state.options.host),
     )
-    if to.options.allowed_origins:
+    if state.options.allowed_origins:
         app.add_middleware(
             CORSMiddleware,
-            allow_origins=to.options.allowed_origins,
-            allow_methods=to.options.allowed_methods,
-            allow_headers=to.options.allowed_headers,
-            allow_credentials=to.options.allow_credentials,
+            allow_origins=state.options.allowed_origins,
+            allow_methods=state.options.allowed_methods,
+            allow_headers=state.options.allowed_headers,
+            allow_credentials=state.options.allow_credentials,
         )
-    for name in to.options.middleware:
+    for name in state.options.middleware:
         user_middleware.add_user_middleware(app, name)
     instrumentation.install_telemetry(
-        app, to, [module.router for module in ROUTES]
+        app, state, [module.router for module in ROUTES]
     )  # last: it stands before all
     return app
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    engine = app.state.services.engine
+    engine = app.state.app_state.engine
     engine.start()
     watching = asyncio.create_task(app.state.keys.watch())
     try:
@@ -116,7 +116,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         watching.cancel()
         await app.state.responses.close()
-        app.state.services.template_workers.close()
+        app.state.app_state.template_workers.close()
         await engine.stop()
 
 

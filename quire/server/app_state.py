@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import time
-import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,17 +14,15 @@ from starlette.requests import Request
 
 import quire
 from quire.engine.client.engine_client import EngineClient
-from quire.errors import RequestError, TooLong, UnknownModel
+from quire.errors import RequestError
 from quire.grammar.frontends.from_params import StructuredDefaults
 from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
 from quire.server.formats.ignored_fields import IgnoredFieldLog
 from quire.server.formats.logprobs import LogprobFormatter
-from quire.server.generation import output_parsers, request_templates
 from quire.server.generation.client_watch import ActiveRequests
-from quire.server.generation.events import OutputParser
-from quire.server.generation.generation_request import GenerationRequest
 from quire.server.options import ServerOptions
-from quire.text.input_processor import InputProcessor, PreparedRequest
+from quire.server.process.template_workers import build_template_workers
+from quire.text.input_processor import InputProcessor
 from quire.text.output.answer_parser import AnswerParserFactory
 from quire.text.templates.render_pool import TemplateRenderPool
 from quire.text.tokenizing.tokenizer import Tokenizer
@@ -72,9 +69,7 @@ class AppState:
     """Where the API processes of one server leave what others read; None: there is one process."""
     process_index: int = 0
     """Which of them this is."""
-    template_workers: TemplateRenderPool = field(
-        default_factory=request_templates.build_template_workers
-    )
+    template_workers: TemplateRenderPool = field(default_factory=build_template_workers)
     """Of chat templates that requests bring."""
     created: int = field(default_factory=lambda: int(time.time()))
     ignored_field_log: IgnoredFieldLog = field(default_factory=IgnoredFieldLog)
@@ -82,24 +77,6 @@ class AppState:
     active_requests: ActiveRequests = field(default_factory=ActiveRequests)
     """Whose requests this process works for."""
     _request_numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def check_model(self, name: str | None) -> None:
-        """Raise UnknownModel unless this model is meant. None means the one there is."""
-        if name in self.served_model_names or name is None:
-            return
-        if not self.options.skip_model_name_validation:
-            known = ", ".join(self.served_model_names)
-            raise UnknownModel(f"no model {name!r:.100} here; there is {known}", param="model")
-
-    def check_chars(self, chars: int, param: str) -> None:
-        """Raise TooLong for what is hopeless: tokenizing it would take minutes and gigabytes."""
-        most = self.max_prompt_chars
-        if chars > most:
-            message = (
-                f"{param} has {chars} characters; this server reads at most {most} "
-                f"(its model has a context of {self.max_model_len} tokens)"
-            )
-            raise TooLong(message, param=param)
 
     @property
     def max_prompt_chars(self) -> int:
@@ -118,28 +95,6 @@ class AppState:
         ids = as_ids or self.options.return_tokens_as_token_ids
         return LogprobFormatter(
             ids, lambda token_id: self.require_tokenizer().token_bytes(token_id)
-        )
-
-    def public_id(self, prefix: str, http: Request, wanted: str | None) -> str:
-        """The id that the client sees: of its header X-Request-Id, or of the body, or a new one.
-
-        prefix: with its separator, "chatcmpl-".
-        """
-        base = http.headers.get("x-request-id") or wanted
-        base = base or http.scope.get(REQUEST_ID_SCOPE_KEY) or uuid.uuid4().hex
-        if len(base) > MAX_ID_CHARS or not base.isprintable():
-            message = f"a request id must have at most {MAX_ID_CHARS} printable characters"
-            raise RequestError(message, param="request_id")
-        return prefix + base
-
-    def build_output_parsers(
-        self, asked: GenerationRequest, prepared: Sequence[PreparedRequest]
-    ) -> list[OutputParser] | None:
-        """One for each choice; None: the text of the answers is content and nothing else."""
-        return (
-            output_parsers.build_output_parsers(self, asked, prepared)
-            if output_parsers.needs_output_parsers(self, asked)
-            else None
         )
 
     def fingerprint(self) -> str | None:
@@ -161,7 +116,7 @@ class AppState:
 
 def get_app_state(http: Request) -> AppState:
     """The services of the app that this request came to."""
-    found = http.app.state.services
+    found = http.app.state.app_state
     assert isinstance(found, AppState), found
     return found
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from quire.errors import Overloaded, RequestError
-from quire.server.generation import request_templates
+from quire.server.process import template_workers
 from quire.text.templates import jinja_sandbox, render_pool
 from quire.text.templates.chat_template import RESERVED_VARIABLES, ChatTemplate
 from quire.text.templates.render_pool import TemplateRenderPool
@@ -91,7 +91,7 @@ def render(made, source, most=MOST, **call):
 
 @pytest.fixture(scope="module")
 def made():
-    made = hire(request_templates.build_template_workers(), seconds=0.2, memory=1 << 27)
+    made = hire(template_workers.build_template_workers(), seconds=0.2, memory=1 << 27)
     render(made, GOOD)
     yield made
     made.close()

@@ -102,7 +102,7 @@ def test_probes_of_a_server_that_works_are_empty(http, path):
 )
 def test_probes_say_that_the_engine_died(tokenizer, monkeypatch, path, status):
     with Server(tokenizer).running() as dying:
-        monkeypatch.setattr(dying.client, "_dead", EngineDead("the engine died: no reason"))
+        monkeypatch.setattr(dying.client, "_dead_error", EngineDead("the engine died: no reason"))
         got = httpx.get(dying.url + path)
         monkeypatch.undo()
     assert got.status_code == status

@@ -73,7 +73,7 @@ def test_the_document_describes_each_body(http):
         ]
         for ref in schema.get("anyOf", [schema]):
             assert ref["$ref"].rpartition("/")[2] in document["components"]["schemas"]
-    assert "messages" in document["components"]["schemas"]["ChatBody"]["properties"]
+    assert "messages" in document["components"]["schemas"]["ChatCompletionRequest"]["properties"]
 
 
 @pytest.fixture(scope="module")

@@ -207,7 +207,7 @@ def test_a_dead_engine_leaves_the_rest_to_be_told(fresh):
     complete(server.url)
 
     async def die():
-        server.client._die(EngineDead("gone"))
+        server.client._on_engine_dead(EngineDead("gone"))
 
     server.ask(die())
     found = read(server.url)
@@ -279,7 +279,7 @@ def test_a_request_is_over_once_when_its_last_sequence_ends():
     assert not over
     told = SequenceTiming(99.0, 100.0, None, 0.25, 0.75, 0.0, 0.0, 0.0, 0.0, 0.0)
     watching.on_updates([Update("r", 0, [], "abort", timing=told)])
-    assert [life.reasons for life in over] == [["abort", "stop"]]
+    assert [life.finish_reasons for life in over] == [["abort", "stop"]]
     assert not watching.knows("r")
     watching.on_updates([Update("r", 0, [5])])  # late, of nobody
 
@@ -339,7 +339,7 @@ def test_boards_with_other_names_are_not_added(tmp_path):
 
 def test_two_apps_on_one_folder_tell_the_same(tokenizer, tmp_path):
     """Two apps, each with its own client and board, as two processes have them."""
-    servers = [Server(tokenizer, services={"shared_folder": tmp_path}) for _ in range(2)]
+    servers = [Server(tokenizer, services={"counters_folder": tmp_path}) for _ in range(2)]
     with servers[0].running() as one, servers[1].running() as two:
         for url, times in ((one.url, 3), (two.url, 4)):
             for _ in range(times):

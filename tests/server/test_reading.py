@@ -43,7 +43,7 @@ def made(tokenizer, parsers, **options):
     server = Server(
         tokenizer,
         options=ServerOptions(**options),
-        services={"readers": build_answer_parser_factory(parsers, tokenizer, None)},
+        services={"answer_parsers": build_answer_parser_factory(parsers, tokenizer, None)},
     )
     server.model = server.executor.model = Speaker(tokenizer)
     return server

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from quire.server.app_state import AppState
+from quire.server.generation import output_parsers
 from quire.server.generation.events import ContentOnlyParser, DeltaToolCall, ParsedDelta
 
 HELLO = [{"role": "user", "content": "Hi"}]
@@ -43,10 +43,10 @@ class FirstWordIsThought:
 
 @pytest.fixture
 def thinking(monkeypatch):
-    def splitters(self, asked, prepared):
-        return [FirstWordIsThought() for _ in range(asked.n * len(prepared))]
+    def parsers(plan, tails, n):
+        return [FirstWordIsThought() for _ in range(n * len(tails))]
 
-    monkeypatch.setattr(AppState, "build_output_parsers", splitters)
+    monkeypatch.setattr(output_parsers, "build_output_parsers", parsers)
 
 
 def expected(server, index=0):
@@ -96,9 +96,9 @@ def test_a_stream_says_the_same_in_pieces(http, server, more):
 
 def test_a_plain_splitter_changes_nothing(http, server, monkeypatch):
     monkeypatch.setattr(
-        AppState,
+        output_parsers,
         "build_output_parsers",
-        lambda self, asked, prepared: [ContentOnlyParser()] * asked.n,
+        lambda plan, tails, n: [ContentOnlyParser()] * n,
     )
     got = http.post(CHAT, json={"messages": HELLO, "stop": ["s"]}).json()["choices"][0]
     text = server.answer(HELLO)

@@ -120,13 +120,13 @@ def test_settings_of_older_releases_hold_for_any_json(own):
     got = ask(own, CHAT, response_format=FORMAT, **how)
     assert got.status_code == 200
     assert "x-quire-ignored" not in got.headers
-    assert json.loads(forms[0].form)["spacing"] == " ?"
+    assert json.loads(forms[0].form)["whitespace_pattern"] == " ?"
     assert forms[0].backend == "llguidance"
 
 
 def test_the_options_of_the_server_hold(tokenizer):
     house = StructuredDefaults("xgrammar", disable_any_whitespace=True)
-    with Server(tokenizer, services={"house": house}).running() as running:
+    with Server(tokenizer, services={"structured_defaults": house}).running() as running:
         forms = []
         running.model.bound.check_constraint = forms.append
         assert ask(running, CHAT, response_format=FORMAT).status_code == 200

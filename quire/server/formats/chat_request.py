@@ -34,7 +34,6 @@ class ChatTemplateFields(SamplingFields):
         begins = not self.continue_final_message and self.add_generation_prompt is not False
         return Conversation(
             messages=messages,
-            tools=self.tools,
             documents=self.documents,
             chat_template=self.chat_template,
             template_variables=self.chat_template_kwargs or {},
@@ -75,6 +74,7 @@ class ChatCompletionFields(ChatTemplateFields):
             source=source,
             sampling=self.sampling_values(),
             field_names={"max_tokens": said, "logprobs": "top_logprobs"},
+            tools=self.tools,
             tool_choice=self.tool_choice,
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,

@@ -131,7 +131,10 @@ class AnthropicCountTokensRequest(StructuredOutputFields):
         """As a request for its prompt."""
         self.check()
         return GenerationRequest(
-            source=self._conversation(), model=self.model, ignored=self.ignored_fields()
+            source=self._conversation(),
+            model=self.model,
+            tools=self._tools(),
+            ignored=self.ignored_fields(),
         )
 
     def _conversation(self) -> Conversation:
@@ -139,12 +142,14 @@ class AnthropicCountTokensRequest(StructuredOutputFields):
         config = self.output_config or AnthropicOutputConfig()
         return Conversation(
             messages=self._messages(),
-            tools=[_convert_tool(one, i) for i, one in enumerate(self.tools or ())] or None,
             template_variables=self._template_variables(),
             reasoning_effort=config.effort,
             add_generation_prompt=not goes_on,
             continue_final_message=bool(goes_on),
         )
+
+    def _tools(self) -> list[dict[str, Any]] | None:
+        return [_convert_tool(one, i) for i, one in enumerate(self.tools or ())] or None
 
     def _messages(self) -> list[ChatMessageDict]:
         made = [] if self.system is None else _convert_system(self.system)
@@ -203,6 +208,7 @@ class AnthropicMessagesRequest(AnthropicCountTokensRequest):
             sampling=self._sampling(),
             field_names=CLIENT_FIELD_NAMES,
             structure=self.structured_output(),
+            tools=self._tools(),
             tool_choice=None if choice is None else _convert_tool_choice(choice),
             parallel_tool_calls=choice is None or not choice.disable_parallel_tool_use,
             include_reasoning=thinking.display != "omitted",

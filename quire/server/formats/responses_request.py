@@ -185,7 +185,6 @@ class ResponsesRequest(StructuredOutputFields):
         return GenerationRequest(
             source=Conversation(
                 messages=self.build_messages(earlier),
-                tools=[_convert_tool(one, i) for i, one in enumerate(self.tools or ())] or None,
                 template_variables=self.chat_template_kwargs or {},
                 reasoning_effort=effort,
             ),
@@ -193,6 +192,7 @@ class ResponsesRequest(StructuredOutputFields):
             sampling=self._sampling(),
             field_names=CLIENT_FIELD_NAMES,
             structure=self.structured_output(),
+            tools=[_convert_tool(one, i) for i, one in enumerate(self.tools or ())] or None,
             tool_choice=_convert_tool_choice(self.tool_choice),
             parallel_tool_calls=self.parallel_tool_calls is not False,
             include_reasoning=self.include_reasoning is not False,

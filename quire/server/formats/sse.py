@@ -128,7 +128,7 @@ class EventStreamResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            if any(one.request.constraint for one in self._generation.prepared):
+            if any(one.request.constraint for one in self._generation.requests):
                 await self._await_early_errors()
             start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
             await send(start)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import reprlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from quire.core.structured_output_params import (
     GUIDED_FIELDS,
@@ -22,9 +22,6 @@ from quire.errors import RequestError
 from quire.server.formats.ignored_fields import IgnoredField
 from quire.server.formats.request_body import RequestBody, StringList
 from quire.server.generation.generation_request import StructuredOutputRequest
-
-FORMAT_TYPES = ("text", "json_object", "json_schema", "structural_tag", "grammar")
-"""Types of a format."""
 
 _LABELS = ("name", "description")
 """They tell people what a schema is for; nobody shows them to the model here."""
@@ -112,14 +109,15 @@ def _from_format(
     if given is None:
         return None
     kind = given.get("type")
-    if kind not in FORMAT_TYPES:
-        allowed = ", ".join(FORMAT_TYPES)
+    if not isinstance(kind, str) or kind not in RESPONSE_FORMATS:
+        allowed = ", ".join(RESPONSE_FORMATS)
         message = f"{where}.type must be one of {allowed}, got {reprlib.repr(kind)}"
         raise RequestError(message, param=f"{where}.type")
-    if kind == "text":
+    read = RESPONSE_FORMATS[kind].read
+    if read is None:
         return None
-    place, fields = _FORMAT_READERS[kind](where, given)
-    words = dict.fromkeys(("json", "json_object", "structural_tag", "grammar"), place)
+    place, fields = read(where, given)
+    words = dict.fromkeys(fields, place)
     words |= {today: name for name, today in GUIDED_OPTIONS.items()}
     with translate_error_param(words):
         wanted = StructuredOutputsParams(**how, **fields)
@@ -169,25 +167,33 @@ def _check_schema(place: str, given: object) -> str | dict[str, Any]:
     return given
 
 
-_FORMAT_READERS = {
-    "json_schema": _read_json_schema,
-    "json_object": _read_json_object,
-    "structural_tag": _read_structural_tag,
-    "grammar": _read_grammar,
-}
-"""Type of a format -> where the form stands in it, and fields of StructuredOutputsParams."""
+class ResponseFormat(NamedTuple):
+    """One type of `response_format`.
 
-_FORMAT_FIELDS = {
-    "text": (),
-    "json_object": ("schema",),
-    "json_schema": ("json_schema", "schema", "strict"),
-    "structural_tag": ("format", "structures", "triggers", "at_least_one", "stop_after_first"),
-    "grammar": ("grammar",),
+    read: (where the object is, the object) -> (where its constraint is, fields of
+    StructuredOutputsParams); None: the type constrains nothing.
+    """
+
+    read: Callable[[str, Mapping[str, Any]], tuple[str, dict[str, Any]]] | None
+    fields: tuple[str, ...] = ()
+    """Fields of the object that are read; others are reported as ignored."""
+
+
+_TAG_FIELDS = ("format", "structures", "triggers", "at_least_one", "stop_after_first")
+
+RESPONSE_FORMATS = {
+    "text": ResponseFormat(None),
+    "json_object": ResponseFormat(_read_json_object, ("schema",)),
+    "json_schema": ResponseFormat(_read_json_schema, ("json_schema", "schema", "strict")),
+    "structural_tag": ResponseFormat(_read_structural_tag, _TAG_FIELDS),
+    "grammar": ResponseFormat(_read_grammar, ("grammar",)),
 }
+"""By type. A new one is an entry here, for all APIs."""
 
 
 def _find_ignored_fields(where: str, given: Mapping[str, Any]) -> list[IgnoredField]:
-    read = _FORMAT_FIELDS.get(str(given.get("type")), ())
+    kind = RESPONSE_FORMATS.get(str(given.get("type")))
+    read = () if kind is None else kind.fields
     found = [(where, name) for name in given if name not in ("type", *read)]
     inner = given.get("json_schema")
     if isinstance(inner, Mapping):

@@ -29,7 +29,9 @@ class TokenizeChatRequest(ChatTemplateFields):
     def to_generation_request(self) -> GenerationRequest:
         """Only the conversation matters."""
         source = self.to_conversation(self.messages)
-        return GenerationRequest(source=source, model=self.model, ignored=self.ignored_fields())
+        return GenerationRequest(
+            source=source, model=self.model, tools=self.tools, ignored=self.ignored_fields()
+        )
 
 
 class DetokenizeRequest(RequestBody):

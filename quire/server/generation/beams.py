@@ -18,22 +18,25 @@ from quire.engine.client.beam_search import Beam, BeamSearch
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.stream import RequestStream
 from quire.server.app_state import AppState
+from quire.server.generation.build_requests import PreparedGeneration
 from quire.server.generation.client_watch import RequestCancelled
 from quire.server.generation.generation_request import GenerationRequest
 from quire.text.input_processor import InputProcessor, PreparedRequest
 
 
 async def start_beam_search(
-    to: AppState, asked: GenerationRequest, prepared: Sequence[PreparedRequest]
-) -> tuple[list[PreparedRequest], BeamSearchStream]:
-    """Begin the searches; the prepared requests as the answers will be: one sequence a beam."""
-    assert asked.beams is not None
+    state: AppState, request: GenerationRequest, prepared: PreparedGeneration
+) -> tuple[PreparedGeneration, BeamSearchStream]:
+    """Start a search for each prompt. Returns its requests with one sequence for each beam."""
+    assert request.beams is not None
     searches = [
-        _build_search(to.inputs, one, asked.n, asked.beams.length_penalty) for one in prepared
+        _build_search(state.inputs, one, request.n, request.beams.length_penalty)
+        for one in prepared.requests
     ]
-    stream = BeamSearchStream(to.engine, searches)
+    stream = BeamSearchStream(state.engine, searches)
     await stream.start()
-    return [_with_beam_width(one, asked.n) for one in prepared], stream
+    widened = [_with_beam_width(one, request.n) for one in prepared.requests]
+    return prepared._replace(requests=widened), stream
 
 
 def _build_search(
@@ -125,9 +128,9 @@ class BeamSearchStream:
         live = [one for one in self._searches if not one.is_finished]
         requests: list[Request] = []
         for one in live:
-            asked = one.next_requests()
-            self._search_by_request.update((request.id, one) for request in asked)
-            requests += asked
+            request = one.next_requests()
+            self._search_by_request.update((request.id, one) for request in request)
+            requests += request
         if not requests:
             return None
         stream = await self._client.generate(requests)

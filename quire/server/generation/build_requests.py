@@ -1,6 +1,6 @@
-"""`Asked` -> requests of the engine: templates, tokenizing, sampling parameters.
+"""Builds the engine's requests from a `GenerationRequest`: prompts, parameters, constraints.
 
-Text work that may take long (a long prompt) leaves the event loop: tokenizing releases the GIL.
+Work that may take long (a long prompt) leaves the event loop: tokenizing releases the GIL.
 """
 
 from __future__ import annotations
@@ -8,69 +8,73 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from quire.core.params import RequestOutputKind, SamplingParams
-from quire.errors import RequestError, Unsupported
+from quire.errors import RequestError
 from quire.server.app_state import AppState
-from quire.server.auth.api_keys import OPERATOR_OWNER, KeyOwner
-from quire.server.generation import request_templates, tool_choice
-from quire.server.generation.generation_request import Conversation, GenerationRequest, RawPrompts
-from quire.server.generation.output_parsers import needs_output_parsers
-from quire.server.generation.request_templates import RenderedPrompts
-from quire.server.generation.response_format import build_content_constraint
+from quire.server.generation import output_parsers
+from quire.server.generation.answer_plan import plan_answers
+from quire.server.generation.events import OutputParser
+from quire.server.generation.generation_request import GenerationRequest, RawPrompts
+from quire.server.generation.request_context import RequestContext
+from quire.server.generation.request_templates import (
+    RenderedPrompts,
+    render_conversation,
+    render_request_templates,
+)
 from quire.server.generation.validate import with_client_field_names
 from quire.text.input_processor import PreparedRequest
+from quire.text.output.answer_parser import PromptTail
 from quire.text.templates import jinja_sandbox
+from quire.tool_grammar.answer_plan import AnswerPlan
+from quire.tool_grammar.prompt_constraints import PromptConstraints
 
 T = TypeVar("T")
 
 LONG_CHARS = 8_000
 """Prompts beyond this take milliseconds, and are prepared in another thread."""
 RENDER_CPU_BUDGET_S = 0.02
-"""Of processor time in chat templates, for shorter ones: twenty messages take a fortieth."""
+"""Processor time for chat templates of shorter ones: twenty messages take a fortieth of it."""
 LONG_OUTPUT_TOKENS = 20_000
 """Tokens with their logprobs, beyond which an answer is put together in another thread."""
 
 
-@dataclass(frozen=True, slots=True)
-class RequestContext:
-    """What a request goes by that is not in its body."""
+class PreparedGeneration(NamedTuple):
+    """Requests for the engine, one for each prompt, and how their answers are read."""
 
-    public_id: str
-    priority: int = 0
-    arrived_at: float = 0.0
-    body_bytes: int = 0
-    """Of the body, in bytes: long ones are prepared in another thread."""
-    key_owner: KeyOwner = OPERATOR_OWNER
-    """Whose key it came with."""
-    deadline_at: float | None = None
-    """When nobody waits any more."""
+    plan: AnswerPlan
+    requests: list[PreparedRequest]
+    parsers: list[OutputParser] | None
+    """One for each choice; None: all text is content."""
 
 
 async def build_requests(
-    to: AppState, asked: GenerationRequest, terms: RequestContext
-) -> list[PreparedRequest]:
-    """A request for each prompt. Raises RequestError, TooLong, Unsupported."""
+    state: AppState, request: GenerationRequest, context: RequestContext
+) -> PreparedGeneration:
+    """Plan the answers and build a request for each prompt.
+
+    Raises: RequestError, TooLong, Unsupported.
+    """
+    size = max(request.prompt_chars, context.body_bytes)
     try:
-        params = build_sampling_params(to, asked)
-        texts = await request_templates.render_request_templates(to, asked)
+        plan = await run_off_loop(lambda: plan_answers(state, request), size, LONG_CHARS)
+        params = _sampling_params(state, request, plan)
+        rendered = await render_request_templates(state, request)
         return await run_off_loop(
-            lambda: _build_all(to, asked, params, terms, texts),
-            max(asked.prompt_chars, terms.body_bytes),
-            LONG_CHARS,
+            lambda: _prepare(state, request, plan, params, context, rendered), size, LONG_CHARS
         )
     except RequestError as error:
-        raise with_client_field_names(error, asked.field_names) from None
+        raise with_client_field_names(error, request.field_names) from None
 
 
 async def run_off_loop(work: Callable[[], T], size: int, most: int) -> T:
     """Do the work: here if it is short, else in a thread.
 
-    Work whose chat template turns out to take long is begun here, and begun anew there.
+    Work whose chat template turns out to take long is stopped here and starts anew in the thread.
     """
     if size <= most:
         with (
@@ -81,101 +85,86 @@ async def run_off_loop(work: Callable[[], T], size: int, most: int) -> T:
     return await asyncio.to_thread(work)
 
 
-def render_conversation(
-    to: AppState, asked: GenerationRequest, texts: RenderedPrompts, place: int = 0
-) -> str:
-    """A conversation as the text of a prompt. texts: of those that brought a template.
-
-    Raises RequestError.
-    """
-    text = texts.get(place)
-    if text is None:
-        text = _render_local(to, asked, asked.conversations[place])
-    to.check_chars(len(text), "messages")
-    return text
-
-
-def _render_local(to: AppState, asked: GenerationRequest, one: Conversation) -> str:
-    call = request_templates.build_template_arguments(to, asked, one)
-    try:
-        return (
-            to.require_tokenizer().template(to.chat_template, call.tools).render(**call.as_kwargs())
-        )
-    except Unsupported as e:
-        raise RequestError(str(e), param=e.param) from None  # a fault of the messages, to a client
-
-
-def build_sampling_params(to: AppState, asked: GenerationRequest) -> SamplingParams:
-    """What is asked for, over the model's generation config, over the dialect's default."""
-    kind = RequestOutputKind.DELTA if asked.stream else RequestOutputKind.FINAL_ONLY
-    given: dict[str, Any] = {"max_tokens": asked.max_tokens, **to.defaults, **asked.sampling}
+def _sampling_params(
+    state: AppState, request: GenerationRequest, plan: AnswerPlan
+) -> SamplingParams:
+    """The client's values, over the model's generation config, over the default of the API."""
+    kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
+    given: dict[str, Any] = {"max_tokens": request.max_tokens, **state.defaults, **request.sampling}
     if given["max_tokens"] == 0:
-        word = asked.field_names.get("max_tokens", "max_tokens")
+        word = request.field_names.get("max_tokens", "max_tokens")
         raise RequestError(f"{word} must be >= 1, got 0", param=word)
-    if asked.beams is not None:
+    if request.beams is not None:
         given["n"] = 1  # the width of the search is no matter of one request
-    if needs_output_parsers(to, asked):
-        given["skip_special_tokens"] = False  # they are marks; who reads them takes them out
+    if plan.parses_output:
+        given["skip_special_tokens"] = False  # they are marks; the parser takes them out
     return SamplingParams(**given, output_kind=kind, skip_clone=True)
 
 
-def _build_all(
-    to: AppState,
-    asked: GenerationRequest,
+def _prepare(
+    state: AppState,
+    request: GenerationRequest,
+    plan: AnswerPlan,
     params: SamplingParams,
-    terms: RequestContext,
-    texts: RenderedPrompts,
-) -> list[PreparedRequest]:
-    source = asked.source
-    prompts: Sequence[str | list[int]]
-    form = build_content_constraint(to, asked)
+    context: RequestContext,
+    rendered: RenderedPrompts,
+) -> PreparedGeneration:
+    source = request.source
     if isinstance(source, RawPrompts):
-        prompts, special = source.prompts, source.add_special_tokens
-        ruled = [
-            tool_choice.build_prompt_constraints(to, prompt, form, params) for prompt in prompts
+        tails: list[PromptTail] = []
+        prompts: list[tuple[str | list[int], PromptTail | None]] = [
+            (one, PromptTail(one) if isinstance(one, str) else None) for one in source.prompts
         ]
     else:
-        places = range(len(asked.conversations))
-        prompts = made = [render_conversation(to, asked, texts, place) for place in places]
-        special = any(one.add_special_tokens for one in asked.conversations)
-        each = zip(asked.conversations, made)
-        ruled = [
-            tool_choice.build_chat_constraints(to, asked, one, text, form, params)
-            for one, text in each
-        ]
-    side = asked.truncation_side
-    ready = [
-        to.inputs.process(
-            prompt,
-            params,
-            request_id=to.new_engine_id(terms.public_id),
-            priority=terms.priority,
-            arrived_at=terms.arrived_at or time.monotonic(),
-            cache_salt=asked.salt,
-            tokenization=None if side is None else {"truncation_side": side},
-            add_special_tokens=special,
-            timed=asked.timing,
-            constraint=rules.constraint,
-            thinking=rules.thinking,
-        )
-        for prompt, rules in zip(prompts, ruled)
+        places = range(len(request.conversations))
+        tails = [render_conversation(state, request, rendered, place) for place in places]
+        prompts = [(tail.prompt, tail) for tail in tails]
+    requests = [
+        _build_request(state, request, params, context, prompt, plan.constraints(tail))
+        for prompt, tail in prompts
     ]
-    return [_with_tenant(one, terms) for one in ready]
+    parsers = output_parsers.build_output_parsers(plan, tails, request.n)
+    return PreparedGeneration(plan, requests, parsers)
 
 
-def _with_tenant(one: PreparedRequest, terms: RequestContext) -> PreparedRequest:
-    """The request as its tenant's: with what that may have, and a part of the cache of its own."""
-    holder, request = terms.key_owner, one.request
-    if not holder.tenant and terms.deadline_at is None:
+def _build_request(
+    state: AppState,
+    request: GenerationRequest,
+    params: SamplingParams,
+    context: RequestContext,
+    prompt: str | list[int],
+    constraints: PromptConstraints,
+) -> PreparedRequest:
+    side = request.truncation_side
+    prepared = state.inputs.process(
+        prompt,
+        params,
+        request_id=state.new_engine_id(context.public_id),
+        priority=context.priority,
+        arrived_at=context.arrived_at or time.monotonic(),
+        cache_salt=request.salt,
+        tokenization=None if side is None else {"truncation_side": side},
+        add_special_tokens=request.add_special_tokens,
+        timed=request.timing,
+        constraint=constraints.constraint,
+        thinking=constraints.thinking,
+    )
+    return _with_tenant(prepared, context)
+
+
+def _with_tenant(one: PreparedRequest, context: RequestContext) -> PreparedRequest:
+    """Add the tenant of the key: its limits, and a part of the prefix cache of its own."""
+    owner, request = context.key_owner, one.request
+    if not owner.tenant and context.deadline_at is None:
         return one
     salt = request.salt
-    if holder.cache_salt:
-        salt = hashlib.sha256(holder.cache_salt + request.salt).digest()
+    if owner.cache_salt:
+        salt = hashlib.sha256(owner.cache_salt + request.salt).digest()
     owned = replace(
         request,
-        tenant=holder.tenant,
-        tenant_limits=holder.limits,
+        tenant=owner.tenant,
+        tenant_limits=owner.limits,
         salt=salt,
-        deadline_at=terms.deadline_at,
+        deadline_at=context.deadline_at,
     )
     return replace(one, request=owned)

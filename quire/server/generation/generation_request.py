@@ -31,8 +31,6 @@ class Conversation:
     """
 
     messages: Sequence[ChatMessageDict]
-    tools: Sequence[dict[str, Any]] | None = None
-    """As the template gets them: {"type": "function", "function": {...}}."""
     documents: Sequence[dict[str, Any]] | None = None
     chat_template: str | None = None
     """A template that the request brings; refused unless the server trusts such."""
@@ -90,6 +88,8 @@ class GenerationRequest:
     """Name in SamplingParams -> the dialect's own word for it, where errors should say that."""
     beams: BeamSearchOptions | None = None
     structure: StructuredOutputRequest | None = None
+    tools: Sequence[dict[str, Any]] | None = None
+    """Of all conversations, as the template gets them: {"type": "function", "function": {...}}."""
     tool_choice: str | dict[str, Any] | None = None
     """In the words of OpenAI's chat: quire.tool_grammar.tool_choice."""
     parallel_tool_calls: bool = True
@@ -144,6 +144,13 @@ class GenerationRequest:
         if isinstance(self.source, RawPrompts):
             return sum(map(len, self.source.prompts))
         return sum(_count_chars(one.messages) for one in self.conversations)
+
+    @property
+    def add_special_tokens(self) -> bool:
+        """Whether the tokenizer adds its special tokens to the prompts."""
+        if isinstance(self.source, RawPrompts):
+            return self.source.add_special_tokens
+        return any(one.add_special_tokens for one in self.conversations)
 
     @property
     def conversations(self) -> Sequence[Conversation]:

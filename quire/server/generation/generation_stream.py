@@ -18,9 +18,10 @@ from starlette.requests import Request
 
 from quire.core.types import Update
 from quire.outputs import SampleLogprobs
-from quire.server.app_state import AppState, get_key_owner, get_tenant
-from quire.server.generation import beams, tool_choice, validate
-from quire.server.generation.build_requests import RequestContext, build_requests
+from quire.server.app_state import AppState, get_tenant
+from quire.server.generation.answer_plan import resolve_thinking_budget
+from quire.server.generation.beams import start_beam_search
+from quire.server.generation.build_requests import PreparedGeneration, build_requests
 from quire.server.generation.client_watch import ClientWatch
 from quire.server.generation.events import (
     ChoiceDelta,
@@ -28,12 +29,13 @@ from quire.server.generation.events import (
     FinalEvent,
     FullResponse,
     GenerationEvent,
-    OutputParser,
     PromptEvent,
     TokenUsage,
     collect_response,
 )
 from quire.server.generation.generation_request import GenerationRequest
+from quire.server.generation.request_context import read_request_context
+from quire.server.generation.validate import to_client_error, validate_request
 from quire.server.telemetry.request_timer import RequestTimer, get_request_timer
 from quire.text.input_processor import PreparedRequest
 from quire.text.output.output_processor import RequestOutputProcessor, SequenceOutput
@@ -42,57 +44,44 @@ log = logging.getLogger(__name__)
 
 
 async def start_generation(
-    to: AppState, asked: GenerationRequest, http: Request, prefix: str, *, detached: bool = False
-) -> GenerationStream:
-    """Start what is asked for. Whoever called closes the Events.
-
-    detached: it goes on when the client leaves. Raises QuireErrors; then nothing runs.
-    """
-    asked = tool_choice.resolve_thinking_budget(to, asked)
-    validate.validate_request(to, asked)
-    watched = get_request_timer(http)
-    if asked.timing or to.options.enable_per_request_metrics:
-        watched.enable()
-    seconds = validate.parse_deadline_s(http.headers)
-    terms = _build_context(to, asked, http, prefix, watched, seconds)
-    presence = ClientWatch(
-        None if detached else http.receive,
-        seconds,
-        since=watched.received_at,
-        tenant=get_tenant(http),
-    )
-    presence.register(to.active_requests, terms.public_id)
-    try:
-        with presence.raise_when_ended():
-            prepared = await build_requests(to, asked, terms)
-            watched.record_submitted(terms.public_id, prepared)
-            stream: UpdateSource
-            if asked.beams is None:
-                stream = await to.engine.generate([one.request for one in prepared])
-            else:
-                prepared, stream = await beams.start_beam_search(to, asked, prepared)
-    except BaseException:
-        presence.stop()
-        raise
-    return GenerationStream(to, asked, terms.public_id, prepared, stream, presence, watched)
-
-
-def _build_context(
-    to: AppState,
-    asked: GenerationRequest,
+    state: AppState,
+    request: GenerationRequest,
     http: Request,
     prefix: str,
-    watched: RequestTimer,
-    seconds: float | None,
-) -> RequestContext:
-    said = http.headers.get("content-length", "")
-    return RequestContext(
-        to.public_id(prefix, http, asked.request_id),
-        validate.resolve_priority(to, asked, http.headers),
-        watched.received_at,
-        int(said) if said.isdecimal() else 0,
-        get_key_owner(http),
-        None if seconds is None else watched.received_at + seconds,
+    *,
+    detached: bool = False,
+) -> GenerationStream:
+    """Start a generation; the caller closes the stream. Raises QuireErrors; then nothing runs.
+
+    detached: it continues when the client disconnects.
+    """
+    request = resolve_thinking_budget(state, request)
+    validate_request(state, request)
+    timer = get_request_timer(http)
+    if request.timing or state.options.enable_per_request_metrics:
+        timer.enable()
+    context = read_request_context(state, request, http, prefix, timer.received_at)
+    client_watch = ClientWatch(
+        None if detached else http.receive,
+        context.timeout_s,
+        since=timer.received_at,
+        tenant=get_tenant(http),
+    )
+    client_watch.register(state.active_requests, context.public_id)
+    try:
+        with client_watch.raise_when_ended():
+            prepared = await build_requests(state, request, context)
+            timer.record_submitted(context.public_id, prepared.requests)
+            updates: UpdateSource
+            if request.beams is None:
+                updates = await state.engine.generate([one.request for one in prepared.requests])
+            else:
+                prepared, updates = await start_beam_search(state, request, prepared)
+    except BaseException:
+        client_watch.stop()
+        raise
+    return GenerationStream(
+        state, request, context.public_id, prepared, updates, client_watch, timer
     )
 
 
@@ -148,34 +137,35 @@ class GenerationStream:
 
     def __init__(
         self,
-        to: AppState,
-        asked: GenerationRequest,
+        state: AppState,
+        request: GenerationRequest,
         public_id: str,
-        prepared: Sequence[PreparedRequest],
-        stream: UpdateSource,
-        presence: ClientWatch,
-        watched: RequestTimer,
+        prepared: PreparedGeneration,
+        updates: UpdateSource,
+        client_watch: ClientWatch,
+        timer: RequestTimer,
     ) -> None:
         self.id = public_id
-        self.request = asked
-        self.prepared = prepared
+        self.request = request
+        self.plan = prepared.plan
+        self.requests = prepared.requests
         self.usage = TokenUsage()
-        self.stream = stream
-        self.client_watch = presence
-        self._timer = watched
-        self._reports_metrics = to.options.enable_per_request_metrics
+        self.stream = updates
+        self.client_watch = client_watch
+        self._timer = timer
+        self._reports_metrics = state.options.enable_per_request_metrics
         self._prompts = [
-            _PromptState(place, one, _build_output_processor(to, one))
-            for place, one in enumerate(prepared)
+            _PromptState(place, one, _build_output_processor(state, one))
+            for place, one in enumerate(prepared.requests)
         ]
         self._by_id = {one.prepared.request.id: one for one in self._prompts}
-        self._is_full = not asked.stream
-        self._prompt_only = asked.prompt_only
-        self._output_parsers: list[OutputParser] | None = to.build_output_parsers(asked, prepared)
+        self._is_full = not request.stream
+        self._prompt_only = request.prompt_only
+        self._output_parsers = prepared.parsers
         if self._output_parsers and self._output_parsers[0].reasoning_tokens is not None:
             self.usage.reasoning_tokens = 0
-        presence.is_in_engine = asked.beams is None  # a search is more than its round
-        presence.on_end(self.stream.close)
+        client_watch.is_in_engine = request.beams is None  # a search is more than its round
+        client_watch.on_end(updates.close)
 
     @property
     def closed(self) -> bool:
@@ -239,7 +229,7 @@ class GenerationStream:
         self, prompt: _PromptState, update: Update, events: list[GenerationEvent]
     ) -> None:
         if update.finish == "error":
-            raise validate.to_client_error(update.to_exception(), self.request)
+            raise to_client_error(update.to_exception(), self.request)
         assembler = prompt.output_processor
         answer = assembler.process(update)
         for index in assembler.aborts:
@@ -322,7 +312,7 @@ class GenerationStream:
         events.append(ChoiceFinish(index, reason, stop_reason, notes))
 
 
-def _build_output_processor(to: AppState, prepared: PreparedRequest) -> RequestOutputProcessor:
+def _build_output_processor(state: AppState, prepared: PreparedRequest) -> RequestOutputProcessor:
     return RequestOutputProcessor(
-        prepared, to.tokenizer, stream_interval=to.options.stream_interval
+        prepared, state.tokenizer, stream_interval=state.options.stream_interval
     )

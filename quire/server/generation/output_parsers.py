@@ -1,78 +1,30 @@
-"""The splitters of a request: the readers of its answers, as the seam in
-quire.server.generation.events wants.
-
-Not here: how text is read (quire.text.output.answer_parser), which calls may be made
-(quire.server.generation.tool_choice).
-"""
+"""Output parsers of a request: one for each choice, where its answers hold more than content."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from quire.server.generation import tool_choice
 from quire.server.generation.events import DeltaToolCall, OutputParser, ParsedDelta
-from quire.server.generation.generation_request import GenerationRequest
-from quire.server.options import ServerOptions
-from quire.text.input_processor import PreparedRequest
-from quire.text.output.answer_parser import AnswerParser, ParserOptions
+from quire.text.output.answer_parser import AnswerParser, PromptTail
 from quire.text.output.parsed_text import ParsedPiece
-
-if TYPE_CHECKING:
-    from quire.server.app_state import AppState
-
-
-def build_parser_options(options: ServerOptions) -> ParserOptions:
-    """What the options say. A tool parser is used where tool calls may be read out of the text."""
-    return ParserOptions(
-        options.reasoning_parser,
-        options.tool_call_parser if options.enable_auto_tool_choice else None,
-        options.reasoning_parser_plugin,
-        options.tool_parser_plugin,
-    )
-
-
-def needs_output_parsers(to: AppState, asked: GenerationRequest) -> bool:
-    """Whether the answers hold more than content, for this request."""
-    if to.answer_parsers is not None and to.answer_parsers.reasoning is not None:
-        return bool(asked.conversations)
-    return any(
-        one.tools and tool_choice.build_tool_call_plan(to, asked, one).parses_calls
-        for one in asked.conversations
-    )
+from quire.tool_grammar.answer_plan import AnswerPlan
 
 
 def build_output_parsers(
-    to: AppState, asked: GenerationRequest, prepared: Sequence[PreparedRequest]
-) -> list[OutputParser]:
-    """One for each choice."""
-    readers = tool_choice.get_answer_parsers(to)
-    special = asked.sampling.get("skip_special_tokens") is False
-    made: list[OutputParser] = []
-    for one, prompt in zip(asked.conversations, prepared):
-        began = tool_choice.build_prompt_tail(to, one, prompt.prompt_text or "")
-        plan = tool_choice.build_tool_call_plan(to, asked, one)
-        made += [
-            _AnswerParserAdapter(
-                readers.create(
-                    began,
-                    plan.parser(),
-                    parallel=asked.parallel_tool_calls,
-                    reasoning=asked.include_reasoning,
-                    special=special,
-                )
-            )
-            for _ in range(asked.n)
-        ]
-    return made
+    plan: AnswerPlan, tails: Sequence[PromptTail], n: int
+) -> list[OutputParser] | None:
+    """A parser for each of the `n` answers to each prompt; None: all text is content."""
+    if not plan.parses_output:
+        return None
+    return [_AnswerParserAdapter(plan.create_parser(tail)) for tail in tails for _ in range(n)]
 
 
 class _AnswerParserAdapter:
-    """A reader of answers as a Splitter."""
+    """An AnswerParser as an OutputParser."""
 
-    def __init__(self, reader: AnswerParser) -> None:
-        self._parser = reader
-        self.finish = reader.finish
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self.finish = parser.finish
 
     @property
     def reasoning_tokens(self) -> int | None:
@@ -88,7 +40,7 @@ class _AnswerParserAdapter:
 
 
 def _is_call_end(piece: ParsedPiece) -> bool:
-    """It says only that a call is over."""
+    """Whether the piece only marks the end of a call."""
     call = piece.call
     return call is not None and call.id is None and not call.arguments
 

@@ -1,81 +1,73 @@
-"""Chat templates that requests bring: rendered outside of this process
-(quire.text.templates.render_pool).
+"""Chat templates of a request: arguments of the template, and rendering to the text of a prompt.
+
+A template that the request brings is rendered outside of this process
+(quire.text.templates.render_pool); the model's own one is rendered here.
 """
 
 from __future__ import annotations
 
-import socket
-import subprocess
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from quire import env
-from quire.engine.supervise.process_pipe import spawn_process
-from quire.errors import TooLong
-from quire.server.generation import tool_choice
+from quire.errors import RequestError, TooLong, Unsupported
+from quire.server.app_state import AppState
+from quire.server.generation.answer_plan import NO_REASONING_EFFORT
 from quire.server.generation.generation_request import Conversation, GenerationRequest
+from quire.server.generation.validate import check_chars
 from quire.server.options import ContentFormat
-from quire.text.templates.render_pool import TemplateRenderPool
-
-if TYPE_CHECKING:
-    from quire.server.app_state import AppState
+from quire.text.output.answer_parser import PromptTail, message_text
 
 MIN_MESSAGE_LIMIT = 4096
-"""Of a conversation, where the context has fewer tokens: each message takes one or more."""
+"""Messages that a conversation may have where the context has fewer tokens: each takes a token."""
 
 RenderedPrompts = Mapping[int, str]
-"""Place of a conversation in what is asked -> its prompt, where it brought a template."""
+"""Index of a conversation in the request -> its prompt, for those that bring a template."""
 
 
-def build_template_workers() -> TemplateRenderPool:
-    """Those of an API process."""
-    return TemplateRenderPool(_start_template_worker)
+async def render_request_templates(state: AppState, request: GenerationRequest) -> RenderedPrompts:
+    """Render the templates that the request brings.
 
-
-def _start_template_worker() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    ours, theirs = socket.socketpair()
-    with theirs:
-        return spawn_process(
-            "quire.text.templates.render_worker", theirs, env=env.sandbox_environment()
-        ), ours
-
-
-async def render_request_templates(to: AppState, asked: GenerationRequest) -> RenderedPrompts:
-    """Render what brings its template. Raises RequestError, Overloaded, EngineError."""
+    Raises: RequestError, Overloaded, EngineError.
+    """
     return {
-        place: await to.template_workers.render(
+        index: await state.template_workers.render(
             one.chat_template,
-            to.require_tokenizer().special_tokens_map,
-            build_template_arguments(to, asked, one).as_kwargs(),
-            to.max_prompt_chars,
+            state.require_tokenizer().special_tokens_map,
+            _template_arguments(state, request, one)._asdict(),
+            state.max_prompt_chars,
         )
-        for place, one in enumerate(asked.conversations)
+        for index, one in enumerate(request.conversations)
         if one.chat_template is not None
     }
 
 
-def build_template_arguments(
-    to: AppState, asked: GenerationRequest, one: Conversation
-) -> TemplateArguments:
-    """What the template of a conversation is given. Raises TooLong."""
-    most = max(MIN_MESSAGE_LIMIT, to.max_model_len)
-    if len(one.messages) > most:
-        told = f"{len(one.messages)} messages do not fit: this server reads at most {most}"
-        raise TooLong(told, param="messages")
-    none = asked.tool_choice == "none" and to.options.exclude_tools_when_tool_choice_none
-    return TemplateArguments(
-        one.messages,
-        None if none else tool_choice.template_tools(one.tools),
-        one.add_generation_prompt,
-        one.continue_final_message,
-        one.documents,
-        to.options.chat_template_content_format,
-        tool_choice.build_template_variables(to, one),
-    )
+def render_conversation(
+    state: AppState, request: GenerationRequest, rendered: RenderedPrompts, index: int = 0
+) -> PromptTail:
+    """Render a conversation to the text of its prompt, and find where its answer begins.
+
+    rendered: prompts of the conversations that bring a template. Raises: RequestError.
+    """
+    one = request.conversations[index]
+    arguments = _template_arguments(state, request, one)
+    text = rendered.get(index)
+    if text is None:
+        text = _render_own_template(state, arguments)
+    check_chars(state, len(text), "messages")
+    begun = message_text(one.messages[-1]) if one.continue_final_message else ""
+    return PromptTail(text, begun, arguments.variables)
+
+
+def _render_own_template(state: AppState, arguments: TemplateArguments) -> str:
+    template = state.require_tokenizer().template(state.chat_template, arguments.tools)
+    try:
+        return template.render(**arguments._asdict())
+    except Unsupported as e:
+        raise RequestError(str(e), param=e.param) from None  # the messages of the client are wrong
 
 
 class TemplateArguments(NamedTuple):
-    """What quire.text.templates.chat_template.ChatTemplate.render takes."""
+    """Arguments of quire.text.templates.chat_template.ChatTemplate.render."""
 
     messages: Sequence[dict[str, Any]]
     tools: Sequence[dict[str, Any]] | None
@@ -85,6 +77,46 @@ class TemplateArguments(NamedTuple):
     content_format: ContentFormat
     variables: dict[str, Any]
 
-    def as_kwargs(self) -> dict[str, Any]:
-        """By name."""
-        return self._asdict()
+
+def _template_arguments(
+    state: AppState, request: GenerationRequest, one: Conversation
+) -> TemplateArguments:
+    """Raises TooLong."""
+    most = max(MIN_MESSAGE_LIMIT, state.max_model_len)
+    if len(one.messages) > most:
+        message = f"{len(one.messages)} messages do not fit: this server accepts at most {most}"
+        raise TooLong(message, param="messages")
+    hides_tools = (
+        request.tool_choice == "none" and state.options.exclude_tools_when_tool_choice_none
+    )
+    return TemplateArguments(
+        one.messages,
+        None if hides_tools else _template_tools(request.tools),
+        one.add_generation_prompt,
+        one.continue_final_message,
+        one.documents,
+        state.options.chat_template_content_format,
+        _template_variables(state, one),
+    )
+
+
+def _template_variables(state: AppState, one: Conversation) -> dict[str, Any]:
+    """Variables of the template. Effort "none" also sets the switch that many templates have."""
+    options, effort = state.options, one.reasoning_effort
+    switch = {"enable_thinking": False} if effort == NO_REASONING_EFFORT else {}
+    variables = {**options.default_chat_template_kwargs, **switch, **one.template_variables}
+    if effort is not None:
+        variables["reasoning_effort"] = options.reasoning_effort_map.get(effort, effort)
+    return variables
+
+
+def _template_tools(tools: Sequence[dict[str, Any]] | None) -> Sequence[dict[str, Any]] | None:
+    """Tools without `strict`, which is meant for the server."""
+    return tools and [_template_tool(tool) for tool in tools]
+
+
+def _template_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    function = tool.get("function")
+    if not isinstance(function, Mapping) or "strict" not in function:
+        return dict(tool)
+    return {**tool, "function": {k: v for k, v in function.items() if k != "strict"}}

@@ -53,13 +53,16 @@ from quire.engine.supervise.process_pipe import (
 from quire.errors import ConfigError, EngineDead, QuireError, ShuttingDown
 from quire.server.app import create_app
 from quire.server.app_state import AppState
-from quire.server.generation.output_parsers import build_parser_options
 from quire.server.options import ServerOptions
 from quire.server.process import http_limits, listen_sockets
 from quire.server.process.api_process_monitor import HeartbeatTask
 from quire.server.process.startup_server import StartupServer
 from quire.server.routes.health import HealthState
-from quire.text.output.answer_parser import AnswerParserFactory, build_answer_parser_factory
+from quire.text.output.answer_parser import (
+    AnswerParserFactory,
+    ParserOptions,
+    build_answer_parser_factory,
+)
 from quire.text.tokenizing.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -305,12 +308,22 @@ def _build_answer_parsers(
     options: ServerOptions, tokenizer: Tokenizer | None, chat_template: str | None
 ) -> AnswerParserFactory | None:
     """What tells reasoning and tool calls from content. Raises ConfigError."""
-    said = build_parser_options(options)
+    said = _parser_options(options)
     if said.reasoning is None and said.tools is None:
         return None
     if tokenizer is None:
         raise ConfigError("reasoning and tool parsers read text: this engine has no tokenizer")
     return build_answer_parser_factory(said, tokenizer, chat_template)
+
+
+def _parser_options(options: ServerOptions) -> ParserOptions:
+    """The parsers that the options name. That of tools is used with --enable-auto-tool-choice."""
+    return ParserOptions(
+        options.reasoning_parser,
+        options.tool_call_parser if options.enable_auto_tool_choice else None,
+        options.reasoning_parser_plugin,
+        options.tool_parser_plugin,
+    )
 
 
 def startup_message(services: AppState, options: ServerOptions, listener: socket.socket) -> str:

@@ -25,6 +25,7 @@ from quire.server.formats.chat_request import ChatCompletionRequest
 from quire.server.formats.completion_request import CompletionRequest
 from quire.server.formats.request_body import RequestBody, StringList
 from quire.server.formats.sse import build_json_response
+from quire.server.generation.validate import check_model
 from quire.server.routes import cancel
 from quire.server.routes.chat import create_chat_completion
 from quire.server.routes.completions import create_completion
@@ -51,25 +52,28 @@ BODIES: dict[str, tuple[type[RequestBody], ...]] = {
 @router.get("/v1/models", tags=["models"])
 async def list_models(http: Request) -> Response:
     """The names this server answers to."""
-    to = get_app_state(http)
+    state = get_app_state(http)
     return build_json_response(
-        {"object": "list", "data": [_build_model_card(to, name) for name in to.served_model_names]}
+        {
+            "object": "list",
+            "data": [_build_model_card(state, name) for name in state.served_model_names],
+        }
     )
 
 
 @router.get("/v1/models/{name:path}", tags=["models"])
 async def show_model(http: Request, name: str) -> Response:
     """One of them."""
-    to = get_app_state(http)
-    to.check_model(name)
-    return build_json_response(_build_model_card(to, name))
+    state = get_app_state(http)
+    check_model(state, name)
+    return build_json_response(_build_model_card(state, name))
 
 
-def _build_model_card(to: AppState, name: str) -> dict[str, Any]:
+def _build_model_card(state: AppState, name: str) -> dict[str, Any]:
     permission = {
         "id": f"modelperm-{name}",
         "object": "model_permission",
-        "created": to.created,
+        "created": state.created,
         "allow_create_engine": False,
         "allow_sampling": True,
         "allow_logprobs": True,
@@ -83,11 +87,11 @@ def _build_model_card(to: AppState, name: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
-        "created": to.created,
+        "created": state.created,
         "owned_by": "quire",
-        "root": to.root,
+        "root": state.root,
         "parent": None,
-        "max_model_len": to.max_model_len,
+        "max_model_len": state.max_model_len,
         "permission": [permission],
     }
 
@@ -103,10 +107,10 @@ async def version() -> Response:
 
 def _require_dev_routes(http: Request) -> AppState:
     """The services, if this server may be operated on by its clients."""
-    to = get_app_state(http)
-    if not to.options.enable_dev_routes:
+    state = get_app_state(http)
+    if not state.options.enable_dev_routes:
         raise HTTPException(403, "this route is closed: start with --enable-dev-routes to open it")
-    return to
+    return state
 
 
 @router.post("/sleep", tags=["operating"])
@@ -167,30 +171,30 @@ async def reset_prefix_cache(
 @router.post("/abort_requests", tags=["operating"])
 async def abort_requests(http: Request) -> Response:
     """End requests of whatever client, in whatever process. Their answers end with "abort"."""
-    to = _require_dev_routes(http)
-    body = await read_body(http, AbortRequestsBody, to.options.max_body_bytes)
+    state = _require_dev_routes(http)
+    body = await read_body(http, AbortRequestsBody, state.options.max_body_bytes)
     ignored = body.ignored_fields()
-    if to.options.strict:
+    if state.options.strict:
         ignored_fields.refuse_unknown(ignored)
-    aborted = await cancel.cancel_requests(to, body.request_ids, tenant=None)
+    aborted = await cancel.cancel_requests(state, body.request_ids, tenant=None)
     return build_json_response({"aborted": aborted}, ignored_fields.ignored_headers(ignored))
 
 
 @router.get("/server_info", tags=["operating"])
 async def server_info(http: Request) -> Response:
     """What runs here: version, model, options of the server, counts of the engine."""
-    to = _require_dev_routes(http)
+    state = _require_dev_routes(http)
     return build_json_response(
         {
             "version": VERSION,
             "model": {
-                "names": to.served_model_names,
-                "root": to.root,
-                "max_model_len": to.max_model_len,
-                "generation_defaults": dict(to.defaults),
+                "names": state.served_model_names,
+                "root": state.root,
+                "max_model_len": state.max_model_len,
+                "generation_defaults": dict(state.defaults),
             },
-            "server_options": _without_secrets(asdict(to.options)),
-            "engine": asdict(await to.engine.stats()),
+            "server_options": _without_secrets(asdict(state.options)),
+            "engine": asdict(await state.engine.stats()),
         }
     )
 
@@ -203,11 +207,11 @@ def _without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _require_profiler_routes(http: Request) -> AppState:
-    to = get_app_state(http)
-    if not to.options.enable_profiler_routes:
+    state = get_app_state(http)
+    if not state.options.enable_profiler_routes:
         message = "this route is closed: start with --enable-profiler-routes to open it"
         raise HTTPException(403, message)
-    return to
+    return state
 
 
 @router.post("/start_profile", tags=["operating"])

@@ -36,13 +36,13 @@ async def cancel_request(http: Request, request_id: str) -> Response:
     return build_json_response({"id": request_id, "object": "request", "cancelled": True})
 
 
-async def cancel_requests(to: AppState, ids: Iterable[str], tenant: bytes | None) -> int:
+async def cancel_requests(state: AppState, ids: Iterable[str], tenant: bytes | None) -> int:
     """End a tenant's requests (None: anybody's) of whatever process. How many there were."""
     names = [prefix + one for one in ids for prefix in ID_PREFIXES]
-    here = to.active_requests.cancel(names, tenant)
+    here = state.active_requests.cancel(names, tenant)
     await asyncio.sleep(0)  # those take their word back from the engine, before it is asked
     try:
-        return here + await to.engine.abort_named(names, tenant)
+        return here + await state.engine.abort_named(names, tenant)
     except EngineAway:
         if not here:
             raise

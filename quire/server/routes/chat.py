@@ -39,7 +39,6 @@ from quire.server.generation.events import (
 )
 from quire.server.generation.generation_request import Conversation
 from quire.server.generation.generation_stream import GenerationStream, start_generation
-from quire.server.generation.tool_choice import resolve_tool_choice
 
 router = APIRouter()
 BODIES = {
@@ -52,22 +51,24 @@ TEXT_PLACEHOLDER = "\x00text\x00"
 @router.post("/v1/chat/completions", tags=["chat"])
 async def create_chat_completion(http: Request) -> Response:
     """Go on with a conversation."""
-    to = get_app_state(http)
-    body = await read_body(http, ChatCompletionRequest, to.options.max_body_bytes)
-    events = await start_generation(to, body.to_generation_request(), http, "chatcmpl-")
-    shape = ChatFormatter(to, events)
+    state = get_app_state(http)
+    body = await read_body(http, ChatCompletionRequest, state.options.max_body_bytes)
+    events = await start_generation(state, body.to_generation_request(), http, "chatcmpl-")
+    shape = ChatFormatter(state, events)
     if body.stream:
-        return EventStreamResponse(events, shape, keep_alive_s=to.options.sse_keep_alive_interval)
+        return EventStreamResponse(
+            events, shape, keep_alive_s=state.options.sse_keep_alive_interval
+        )
     return await build_full_response(events, shape)
 
 
 @router.post("/v1/chat/completions/batch", tags=["chat"])
 async def create_chat_completions(http: Request) -> Response:
     """Go on with several conversations; choice = conversation x n + sample."""
-    to = get_app_state(http)
-    body = await read_body(http, BatchChatCompletionRequest, to.options.max_body_bytes)
-    events = await start_generation(to, body.to_generation_request(), http, "chatcmpl-")
-    return await build_full_response(events, ChatFormatter(to, events))
+    state = get_app_state(http)
+    body = await read_body(http, BatchChatCompletionRequest, state.options.max_body_bytes)
+    events = await start_generation(state, body.to_generation_request(), http, "chatcmpl-")
+    return await build_full_response(events, ChatFormatter(state, events))
 
 
 class ChatFormatter:
@@ -76,25 +77,23 @@ class ChatFormatter:
     media_type = "text/event-stream"
     end = DONE
 
-    def __init__(self, to: AppState, events: GenerationStream) -> None:
+    def __init__(self, state: AppState, events: GenerationStream) -> None:
         asked = self._request = events.request
         name = "chat.completion.chunk" if asked.stream else "chat.completion"
         self._envelope = ResponseEnvelope(
-            events.id, name, to.served_model_names[0], to.fingerprint()
+            events.id, name, state.served_model_names[0], state.fingerprint()
         )
         self._usage = events.usage
-        self._shows_prompt_details = to.options.enable_prompt_tokens_details
-        self._ends_with_usage = asked.include_usage or to.options.enable_force_include_usage
-        self._logprob_formatter = to.logprob_formatter(as_ids=asked.tokens_as_ids)
+        self._shows_prompt_details = state.options.enable_prompt_tokens_details
+        self._ends_with_usage = asked.include_usage or state.options.enable_force_include_usage
+        self._logprob_formatter = state.logprob_formatter(as_ids=asked.tokens_as_ids)
         # Chunks that differ by their text alone are not made anew each time
         self._is_text_only = not (asked.continuous_usage or asked.token_ids)
         self._started_chunks: dict[int, tuple[bytes, bytes]] = {}
         self._prompts: dict[int, PromptEvent] = {}
-        self._roles = [_Role(to, one, echo=asked.echo) for one in asked.conversations]
+        self._roles = [_Role(state, one, echo=asked.echo) for one in asked.conversations]
         self._n = asked.n
-        self._names_function = any(
-            resolve_tool_choice(asked, one).function is not None for one in asked.conversations
-        )
+        self._names_function = events.plan.names_function
 
     # -- whole ----------------------------------------------------------------------------------
 
@@ -286,10 +285,10 @@ def _tool_call_fields(call: DeltaToolCall) -> dict[str, Any]:
 class _Role:
     """Who speaks in the answer to a conversation, and what is repeated of its last message."""
 
-    def __init__(self, to: AppState, one: Conversation, *, echo: bool) -> None:
+    def __init__(self, state: AppState, one: Conversation, *, echo: bool) -> None:
         last = one.messages[-1] if one.messages else {}
         goes_on = not one.add_generation_prompt and isinstance(last.get("role"), str)
-        self.role: str = last["role"] if goes_on else to.options.response_role
+        self.role: str = last["role"] if goes_on else state.options.response_role
         self.echo = _text_of(last) if echo and last.get("role") == self.role else ""
 
 

@@ -45,12 +45,14 @@ TEXT_PLACEHOLDER = "\x00text\x00"
 @router.post("/v1/completions", tags=["completions"])
 async def create_completion(http: Request) -> Response:
     """Go on with one or more prompts."""
-    to = get_app_state(http)
-    body = await read_body(http, CompletionRequest, to.options.max_body_bytes)
-    events = await start_generation(to, body.to_generation_request(), http, "cmpl-")
-    shape = CompletionFormatter(to, events)
+    state = get_app_state(http)
+    body = await read_body(http, CompletionRequest, state.options.max_body_bytes)
+    events = await start_generation(state, body.to_generation_request(), http, "cmpl-")
+    shape = CompletionFormatter(state, events)
     if body.stream:
-        return EventStreamResponse(events, shape, keep_alive_s=to.options.sse_keep_alive_interval)
+        return EventStreamResponse(
+            events, shape, keep_alive_s=state.options.sse_keep_alive_interval
+        )
     return await build_full_response(events, shape)
 
 
@@ -60,17 +62,17 @@ class CompletionFormatter:
     media_type = "text/event-stream"
     end = DONE
 
-    def __init__(self, to: AppState, events: GenerationStream) -> None:
+    def __init__(self, state: AppState, events: GenerationStream) -> None:
         asked = self._request = events.request
-        self._app_state = to
+        self._app_state = state
         self._n = asked.n
         self._envelope = ResponseEnvelope(
-            events.id, "text_completion", to.served_model_names[0], to.fingerprint()
+            events.id, "text_completion", state.served_model_names[0], state.fingerprint()
         )
         self._usage = events.usage
-        self._shows_prompt_details = to.options.enable_prompt_tokens_details
-        self._ends_with_usage = asked.include_usage or to.options.enable_force_include_usage
-        self._shows_tokens_as_ids = asked.tokens_as_ids or to.options.return_tokens_as_token_ids
+        self._shows_prompt_details = state.options.enable_prompt_tokens_details
+        self._ends_with_usage = asked.include_usage or state.options.enable_force_include_usage
+        self._shows_tokens_as_ids = asked.tokens_as_ids or state.options.return_tokens_as_token_ids
         self._has_logprobs = bool(
             asked.sampling.get("logprobs") is not None or asked.sampling.get("logprob_token_ids")
         )
@@ -174,9 +176,9 @@ class CompletionFormatter:
         return choice
 
     def _start_choice(self, index: int) -> None:
-        to = self._app_state  # and not us, who will have it
+        state = self._app_state  # and not us, who will have it
         self._logprob_formatters[index] = logprobs.CompletionLogprobFormatter(
-            self._shows_tokens_as_ids, lambda one: to.require_tokenizer().decode([one])
+            self._shows_tokens_as_ids, lambda one: state.require_tokenizer().decode([one])
         )
         bare = {
             "index": index,

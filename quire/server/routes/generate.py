@@ -61,10 +61,10 @@ BODIES = {"/generate": (GenerateRequest,)}
 @router.post("/generate", tags=["older servers"])
 async def generate(http: Request) -> Response:
     """Go on with a prompt; it stands before each answer."""
-    to = get_app_state(http)
-    body = await read_body(http, GenerateRequest, to.options.max_body_bytes)
+    state = get_app_state(http)
+    body = await read_body(http, GenerateRequest, state.options.max_body_bytes)
     asked = body.to_generation_request()
-    events = await start_generation(to, asked, http, "gen-")
+    events = await start_generation(state, asked, http, "gen-")
     shape = _GenerateFormatter(body.prompt, asked.n)
     if body.stream:
         return EventStreamResponse(events, shape)

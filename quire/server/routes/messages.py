@@ -15,10 +15,12 @@ from quire.server.formats.messages_request import (
     AnthropicMessagesRequest,
 )
 from quire.server.formats.sse import EventStreamResponse, build_full_response, build_json_response
-from quire.server.generation import validate
-from quire.server.generation.build_requests import LONG_CHARS, render_conversation, run_off_loop
+from quire.server.generation.answer_plan import plan_answers
+from quire.server.generation.build_requests import LONG_CHARS, run_off_loop
 from quire.server.generation.generation_request import GenerationRequest
 from quire.server.generation.generation_stream import start_generation
+from quire.server.generation.request_templates import render_conversation
+from quire.server.generation.validate import validate_request
 
 router = APIRouter()
 
@@ -31,13 +33,13 @@ BODIES = {
 @router.post("/v1/messages", tags=["messages"])
 async def create_message(http: Request) -> Response:
     """Go on with a conversation."""
-    to = get_app_state(http)
-    body = await read_body(http, AnthropicMessagesRequest, to.options.max_body_bytes)
-    events = await start_generation(to, body.to_generation_request(), http, "msg_")
-    shape = MessagesFormatter(events.id, to.served_model_names[0])
+    state = get_app_state(http)
+    body = await read_body(http, AnthropicMessagesRequest, state.options.max_body_bytes)
+    events = await start_generation(state, body.to_generation_request(), http, "msg_")
+    shape = MessagesFormatter(events.id, state.served_model_names[0])
     headers = {"request-id": events.id} if events.id.isascii() else None
     if body.stream:
-        keep_alive_s = to.options.sse_keep_alive_interval
+        keep_alive_s = state.options.sse_keep_alive_interval
         return EventStreamResponse(events, shape, headers=headers, keep_alive_s=keep_alive_s)
     return await build_full_response(events, shape, headers=headers)
 
@@ -45,17 +47,18 @@ async def create_message(http: Request) -> Response:
 @router.post("/v1/messages/count_tokens", tags=["messages"])
 async def count_tokens(http: Request) -> Response:
     """How many tokens a conversation is."""
-    to = get_app_state(http)
-    raw = await read_json_bytes(http, to.options.max_body_bytes)
+    state = get_app_state(http)
+    raw = await read_json_bytes(http, state.options.max_body_bytes)
     asked = AnthropicCountTokensRequest.model_validate_json(raw).to_generation_request()
-    validate.validate_request(to, asked)
-    count = await run_off_loop(lambda: _count_prompt_tokens(to, asked), len(raw), LONG_CHARS)
+    validate_request(state, asked)
+    plan_answers(state, asked)  # refuses tools as /v1/messages does
+    count = await run_off_loop(lambda: _count_prompt_tokens(state, asked), len(raw), LONG_CHARS)
     return build_json_response(
         {"input_tokens": count}, ignored_fields.ignored_headers(asked.ignored)
     )
 
 
-def _count_prompt_tokens(to: AppState, asked: GenerationRequest) -> int:
+def _count_prompt_tokens(state: AppState, asked: GenerationRequest) -> int:
     (one,) = asked.conversations
-    text = render_conversation(to, asked, {})  # this dialect brings no templates
-    return len(to.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens))
+    text = render_conversation(state, asked, {}).prompt  # this dialect brings no templates
+    return len(state.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens))

@@ -90,24 +90,24 @@ async def show_about(http: Request) -> Response:
     return build_json_response(describe_model(get_app_state(http)))
 
 
-def describe_model(to: AppState) -> dict[str, Any]:
+def describe_model(state: AppState) -> dict[str, Any]:
     """What the page reads before anything else."""
-    templates = _templates(to)
+    templates = _templates(state)
     return {
-        "model": to.served_model_names[0],
+        "model": state.served_model_names[0],
         "version": quire.__version__,
-        "max_model_len": to.max_model_len,
-        "max_logprobs": to.inputs.max_logprobs,
-        "text": to.tokenizer is not None,
+        "max_model_len": state.max_model_len,
+        "max_logprobs": state.inputs.max_logprobs,
+        "text": state.tokenizer is not None,
         "chat": bool(templates),
         "thinking": any("enable_thinking" in one for one in templates),
-        "controls": [asdict(one) for one in build_sampling_controls(to)],
+        "controls": [asdict(one) for one in build_sampling_controls(state)],
     }
 
 
-def build_sampling_controls(to: AppState) -> list[SamplingControl]:
+def build_sampling_controls(state: AppState) -> list[SamplingControl]:
     """Each sampling parameter that the page lets a person set."""
-    longest = to.max_model_len
+    longest = state.max_model_len
 
     def one(
         name: str,
@@ -118,7 +118,7 @@ def build_sampling_controls(to: AppState) -> list[SamplingControl]:
         standard: float | None,
         about: str,
     ) -> SamplingControl:
-        standard = to.defaults.get(name, standard)
+        standard = state.defaults.get(name, standard)
         return SamplingControl(name, label, low, high, step, step == 1, standard, about)
 
     return [
@@ -135,12 +135,12 @@ def build_sampling_controls(to: AppState) -> list[SamplingControl]:
     ]
 
 
-def _templates(to: AppState) -> tuple[str, ...]:
-    if to.tokenizer is None:
+def _templates(state: AppState) -> tuple[str, ...]:
+    if state.tokenizer is None:
         return ()
-    if to.chat_template:
-        return (to.chat_template,)
-    return tuple(to.tokenizer.templates.named.values())
+    if state.chat_template:
+        return (state.chat_template,)
+    return tuple(state.tokenizer.templates.named.values())
 
 
 @dataclass(frozen=True, slots=True)

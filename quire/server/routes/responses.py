@@ -49,8 +49,8 @@ def build_response_store(options: ServerOptions) -> ResponseStore:
 @router.post("/v1/responses", tags=["responses"])
 async def create_response(http: Request) -> Response:
     """Go on with a conversation that is given as items."""
-    to = get_app_state(http)
-    body = await read_body(http, ResponsesRequest, to.options.max_body_bytes)
+    state = get_app_state(http)
+    body = await read_body(http, ResponsesRequest, state.options.max_body_bytes)
     store = _get_response_store(http)
     wants = body.store is not False
     if body.background and (store is None or not wants):
@@ -59,13 +59,13 @@ async def create_response(http: Request) -> Response:
     earlier = _load_previous_messages(http, body.previous_response_id)
     ignored = [IgnoredField("store", True)] if body.store and store is None else []
     asked = body.to_generation_request(earlier, ignored=ignored)
-    events = await start_generation(to, asked, http, "resp_", detached=bool(body.background))
-    talk = _ResponseRun(to, body, events, earlier, store if wants else None)
+    events = await start_generation(state, asked, http, "resp_", detached=bool(body.background))
+    talk = _ResponseRun(state, body, events, earlier, store if wants else None)
     if body.background:
         return talk.in_background()
     if body.stream:
         return EventStreamResponse(
-            events, talk.formatter, keep_alive_s=to.options.sse_keep_alive_interval
+            events, talk.formatter, keep_alive_s=state.options.sse_keep_alive_interval
         )
     response = await build_full_response(events, talk.formatter)
     talk.store_when_done()
@@ -77,21 +77,21 @@ class _ResponseRun:
 
     def __init__(
         self,
-        to: AppState,
+        state: AppState,
         body: ResponsesRequest,
         events: GenerationStream,
         earlier: list[ChatMessageDict],
         store: ResponseStore | None,
     ) -> None:
-        self._app_state = to
+        self._app_state = state
         self._body = body
         self._generation = events
         self._previous_messages = earlier
         self._store = store
         self.formatter = ResponsesFormatter(
-            _initial_response(to, body, events, store),
+            _initial_response(state, body, events, store),
             top_logprobs=(body.top_logprobs or 0) if body.wants_logprobs else None,
-            tokens=to.logprob_formatter(as_ids=False),
+            tokens=state.logprob_formatter(as_ids=False),
             done=self.store_when_done if body.stream and not body.background else None,
         )
         self._stored = StoredResponse(
@@ -150,13 +150,13 @@ class _ResponseRun:
 
 
 def _initial_response(
-    to: AppState, body: ResponsesRequest, events: GenerationStream, store: ResponseStore | None
+    state: AppState, body: ResponsesRequest, events: GenerationStream, store: ResponseStore | None
 ) -> dict[str, Any]:
     """The response as it begins: what was asked, and what holds where nothing was said."""
-    params = events.prepared[0].params
+    params = events.requests[0].params
     return build_response_body(
         id=events.id if store is None else store.make_unique_id(events.id),
-        model=to.served_model_names[0],
+        model=state.served_model_names[0],
         stored=store is not None,
         asked=body.model_dump(mode="json", include=set(ECHOED_FIELDS), exclude_none=True),
         used={"temperature": params.temperature, "top_p": params.top_p},
@@ -235,7 +235,7 @@ def _get_stored_response(http: Request, response_id: str) -> StoredResponse:
     return store.get(response_id, get_tenant(http))
 
 
-def _stream_stored_response(to: AppState, kept: StoredResponse, start: int) -> Response:
+def _stream_stored_response(state: AppState, kept: StoredResponse, start: int) -> Response:
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-    events = kept.events(start, to.options.sse_keep_alive_interval)
+    events = kept.events(start, state.options.sse_keep_alive_interval)
     return StreamingResponse(events, 200, headers, "text/event-stream")

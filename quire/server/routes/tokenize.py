@@ -20,9 +20,14 @@ from quire.server.formats.tokenize_request import (
     TokenizeCompletionRequest,
     TokenizeRequestKind,
 )
-from quire.server.generation.build_requests import LONG_CHARS, render_conversation, run_off_loop
+from quire.server.generation.answer_plan import plan_answers
+from quire.server.generation.build_requests import LONG_CHARS, run_off_loop
 from quire.server.generation.generation_request import GenerationRequest
-from quire.server.generation.request_templates import RenderedPrompts, render_request_templates
+from quire.server.generation.request_templates import (
+    RenderedPrompts,
+    render_conversation,
+    render_request_templates,
+)
 from quire.server.generation.validate import validate_request
 
 router = APIRouter()
@@ -38,8 +43,8 @@ MOST_TOKENS = 1 << 16
 @router.post("/tokenize", tags=["tokens"])
 async def tokenize(http: Request) -> Response:
     """The tokens of a text or of a conversation."""
-    to = get_app_state(http)
-    raw = await read_json_bytes(http, to.options.max_body_bytes)
+    state = get_app_state(http)
+    raw = await read_json_bytes(http, state.options.max_body_bytes)
     body = TokenizeRequestKind.model_validate_json(raw).request_type().model_validate_json(raw)
     body.refuse_unsupported_features()
     if isinstance(body, TokenizeChatRequest):
@@ -48,13 +53,16 @@ async def tokenize(http: Request) -> Response:
         asked = GenerationRequest(
             source=body.prompts(), model=body.model, ignored=body.ignored_fields()
         )
-    validate_request(to, asked)
-    texts = await render_request_templates(to, asked)
-    ids = await run_off_loop(lambda: _encode(to, asked, body, texts), len(raw), LONG_CHARS)
-    strings = to.require_tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
+    validate_request(state, asked)
+    plan_answers(state, asked)  # refuses tools as the chat route does
+    texts = await render_request_templates(state, asked)
+    ids = await run_off_loop(lambda: _encode(state, asked, body, texts), len(raw), LONG_CHARS)
+    strings = (
+        state.require_tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
+    )
     shown = {
         "count": len(ids),
-        "max_model_len": to.max_model_len,
+        "max_model_len": state.max_model_len,
         "tokens": ids,
         "token_strs": strings,
     }
@@ -62,43 +70,43 @@ async def tokenize(http: Request) -> Response:
 
 
 def _encode(
-    to: AppState,
+    state: AppState,
     asked: GenerationRequest,
     body: TokenizeCompletionRequest | TokenizeChatRequest,
     texts: RenderedPrompts,
 ) -> list[int]:
     if isinstance(body, TokenizeCompletionRequest):
-        return to.require_tokenizer().encode(
+        return state.require_tokenizer().encode(
             body.prompt, add_special_tokens=body.add_special_tokens
         )
     (one,) = asked.conversations
-    text = render_conversation(to, asked, texts)
-    return to.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens)
+    text = render_conversation(state, asked, texts).prompt
+    return state.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens)
 
 
 @router.post("/detokenize", tags=["tokens"])
 async def detokenize(http: Request) -> Response:
     """The text of tokens."""
-    to = get_app_state(http)
-    body = await read_body(http, DetokenizeRequest, to.options.max_body_bytes)
+    state = get_app_state(http)
+    body = await read_body(http, DetokenizeRequest, state.options.max_body_bytes)
     body.refuse_unsupported_features()
     ignored = body.ignored_fields()
     validate_request(
-        to, GenerationRequest(source=body.prompts(), model=body.model, ignored=ignored)
+        state, GenerationRequest(source=body.prompts(), model=body.model, ignored=ignored)
     )
-    _check_tokens(to, body.tokens)
+    _check_tokens(state, body.tokens)
     text = await run_off_loop(
-        lambda: to.require_tokenizer().decode(body.tokens), len(body.tokens), LONG_CHARS
+        lambda: state.require_tokenizer().decode(body.tokens), len(body.tokens), LONG_CHARS
     )
     return build_json_response({"prompt": text}, ignored_fields.ignored_headers(ignored))
 
 
-def _check_tokens(to: AppState, tokens: list[int]) -> None:
-    most = max(MOST_TOKENS, 4 * to.max_model_len)
+def _check_tokens(state: AppState, tokens: list[int]) -> None:
+    most = max(MOST_TOKENS, 4 * state.max_model_len)
     if len(tokens) > most:
         message = f"tokens must hold at most {most} ids, got {len(tokens)}"
         raise RequestError(message, param="tokens")
-    size = len(to.require_tokenizer())
+    size = len(state.require_tokenizer())
     for one in (min(tokens, default=0), max(tokens, default=0)):
         if not 0 <= one < size:
             raise RequestError(f"tokens must be in [0, {size}), got {one}", param="tokens")
@@ -107,19 +115,19 @@ def _check_tokens(to: AppState, tokens: list[int]) -> None:
 @router.get("/tokenizer_info", tags=["tokens"])
 async def tokenizer_info(http: Request) -> Response:
     """The tokenizer's configuration, with --enable-tokenizer-info-endpoint."""
-    to = get_app_state(http)
-    if not to.options.enable_tokenizer_info_endpoint:
+    state = get_app_state(http)
+    if not state.options.enable_tokenizer_info_endpoint:
         raise HTTPException(404, "start the server with --enable-tokenizer-info-endpoint")
-    return build_json_response(_tokenizer_config(to))
+    return build_json_response(_tokenizer_config(state))
 
 
-def _tokenizer_config(to: AppState) -> dict[str, Any]:
-    tokenizer = to.require_tokenizer()
+def _tokenizer_config(state: AppState) -> dict[str, Any]:
+    tokenizer = state.require_tokenizer()
     specials = {name: value for name, value in tokenizer.special_tokens_map.items() if value}
     return {
         "tokenizer_class": type(tokenizer.backend).__name__,
         "vocab_size": len(tokenizer),
-        "model_max_length": to.max_model_len,
-        "chat_template": to.chat_template or tokenizer.chat_template,
+        "model_max_length": state.max_model_len,
+        "chat_template": state.chat_template or tokenizer.chat_template,
         **specials,
     }

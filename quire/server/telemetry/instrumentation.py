@@ -59,26 +59,30 @@ class Telemetry:
     """All that is counted and told of one app. A timing.Sink."""
 
     def __init__(
-        self, to: AppState, routes: Iterable[BaseRoute], tracing: RequestTracer | None, ring: KeySet
+        self,
+        state: AppState,
+        routes: Iterable[BaseRoute],
+        tracing: RequestTracer | None,
+        ring: KeySet,
     ) -> None:
-        self._app_state = to
+        self._app_state = state
         self._keys = ring
         self.http = HttpMetrics(routes)
-        places = [*self.http.counter_names(), *metrics.request_counter_names(to.max_model_len)]
-        self.counters = SharedCounters(places, to.counters_folder)
+        places = [*self.http.counter_names(), *metrics.request_counter_names(state.max_model_len)]
+        self.counters = SharedCounters(places, state.counters_folder)
         self.http.attach(self.counters)
-        self.request_log = RequestLog(to.options)
+        self.request_log = RequestLog(state.options)
         self.tracing = tracing
         self.prefixes = {"both": ("quire", "vllm")}.get(
-            to.options.metrics_prefix, (to.options.metrics_prefix,)
+            state.options.metrics_prefix, (state.options.metrics_prefix,)
         )
         ring.reload_counts = lambda result: self.counters.add(f"key_file_reads {result}")
         on_http_end = None if tracing is None else tracing.on_request_end
         self.request_metrics = metrics.RequestMetrics(
-            self.counters, to.max_model_len, over=on_http_end
+            self.counters, state.max_model_len, over=on_http_end
         )
-        if to.log_stats or tracing is not None:
-            to.engine.observer = self.request_metrics
+        if state.log_stats or tracing is not None:
+            state.engine.observer = self.request_metrics
 
     # -- what one request says --------------------------------------------------------------------
 
@@ -117,20 +121,20 @@ class Telemetry:
 
     async def collect(self) -> list[Family]:
         """Everything, now."""
-        to, totals = self._app_state, self.counters.totals()
-        labels = {"model_name": to.served_model_names[0], "engine": "0"}
+        state, totals = self._app_state, self.counters.totals()
+        labels = {"model_name": state.served_model_names[0], "engine": "0"}
         found = list(self.http.collect(totals))
-        if not to.log_stats:
+        if not state.log_stats:
             return found
         now = await self.fetch_snapshot()
         for prefix in self.prefixes:
             found += metrics.collect_request_metrics(
-                self.counters, totals, to.max_model_len, labels, prefix
+                self.counters, totals, state.max_model_len, labels, prefix
             )
             if now is not None:
-                state = sleep_state_label(to.engine.sleeping_tags)
+                sleep_state = sleep_state_label(state.engine.sleeping_tags)
                 found += metrics.collect_engine_metrics(
-                    now, state, to.engine.restarts, labels, prefix
+                    now, sleep_state, state.engine.restarts, labels, prefix
                 )
         if now is not None:
             found += metrics.collect_key_metrics(now, self._keys.names, labels)
@@ -232,7 +236,7 @@ async def show_metrics(http: Request) -> Response:
     telemetry = get_telemetry(http)
     encode, kind = choose_encoder(http.headers.get("accept", ""))
     registry = _FamilyRegistry(
-        await telemetry.collect(), http.app.state.services.counters_folder is None
+        await telemetry.collect(), http.app.state.app_state.counters_folder is None
     )
     return Response(await asyncio.to_thread(encode, registry), media_type=kind)  # takes 10 ms
 
@@ -243,13 +247,13 @@ async def show_load(http: Request) -> Response:
 
     What the engine does not tell in time is left out.
     """
-    if not http.app.state.services.options.enable_server_load_tracking:
+    if not http.app.state.app_state.options.enable_server_load_tracking:
         raise HTTPException(404, "load is not tracked here (--no-enable-server-load-tracking)")
     telemetry = get_telemetry(http)
     body: dict[str, float] = {"server_load": telemetry.requests_in_progress}
     now = await telemetry.fetch_snapshot(LOAD_TIMEOUT_S)
     if now is not None:
-        admission = now.door
+        admission = now.admission
         body |= {
             "queued_requests": admission.requests,
             "queued_tokens": admission.queued_tokens,
@@ -281,14 +285,14 @@ class _FamilyRegistry(CollectorRegistry):
         yield from super().collect()
 
 
-def install_telemetry(app: FastAPI, to: AppState, routers: Iterable[APIRouter]) -> None:
+def install_telemetry(app: FastAPI, state: AppState, routers: Iterable[APIRouter]) -> None:
     """Observe an app whose routes are those of `routers`. Raises ConfigError."""
-    endpoint = to.options.otlp_traces_endpoint
+    endpoint = state.options.otlp_traces_endpoint
     tracing = (
-        None if endpoint is None else build_tracer(endpoint, to.served_model_names[0], VERSION)
+        None if endpoint is None else build_tracer(endpoint, state.served_model_names[0], VERSION)
     )
     routes = [route for one in (*routers, router, app.router) for route in one.routes]
-    telemetry = Telemetry(to, routes, tracing, app.state.keys)
+    telemetry = Telemetry(state, routes, tracing, app.state.keys)
     app.state.telemetry = telemetry
     app.include_router(router)
     app.add_middleware(MetricsMiddleware, telemetry=telemetry)
@@ -296,7 +300,7 @@ def install_telemetry(app: FastAPI, to: AppState, routers: Iterable[APIRouter]) 
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Any]:
-        async with around(app) as state, telemetry.running():
-            yield state
+        async with around(app) as lifespan_state, telemetry.running():
+            yield lifespan_state
 
     app.router.lifespan_context = lifespan
