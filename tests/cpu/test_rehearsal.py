@@ -15,6 +15,13 @@ import pytest
 KERNELS = """
 import triton
 import triton.language as tl
+from quire.kernels.gpu.runtime.fast_launch import kernel
+
+@kernel("n")
+def triple(x_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    x = tl.load(x_ptr + i, mask=i < n, other=0.0)
+    tl.store(x_ptr + i, x * 3, mask=i < n)
 
 @triton.jit(do_not_specialize=["n"])
 def double(x_ptr, n, BLOCK: tl.constexpr, HALF: tl.constexpr = tl.float32):
@@ -39,38 +46,39 @@ class Driver:
 driver.set_active(Driver())
 sys.path.insert(0, sys.argv[1])
 import made_up
-from quire.kernels import cache
-from quire.kernels.framework.compiler import Compilers
+from quire.kernels.framework import kernel_precompile
+from quire.kernels.framework.compiler import CompilerProcess
 from quire.platform import kernel_store
 
 home = pathlib.Path(sys.argv[1]) / "cache"
-cache.keep_in(kernel_store.folder_of(home, triton.__version__, (9, 0)))
+kernel_precompile.set_cache_dir(kernel_store.kernel_folder(home, triton.__version__, (9, 0)))
 x = torch.ones(64)
 
 def step():
+    made_up.triple((1, 1, 1), (x,), (64,), (32,))
     return [
         made_up.double[(1,)](x, n, BLOCK=block, HALF=half)
         for n in (1, 16, 33) for block in (32, 64) for half in (tl.float32, tl.float16)
     ]
 
 first, again = [], []
-with cache.rehearsal(first.append):
+with kernel_precompile.trace_missing_kernels(first.append):
     results = step()
-absent = len(cache.load_kept(first))
-late = Compilers(cache.folder()).make_ready(first[:3], 3, 2, 120)
+absent = len(kernel_precompile.load_cached(first))
+late = CompilerProcess(kernel_precompile.cache_dir()).compile_and_load(first[:3], 3, 2, 120)
 assert late == [], late
-left = cache.load_kept(first)
+left = kernel_precompile.load_cached(first)
 with ThreadPoolExecutor(2) as pool:
-    list(pool.map(lambda one: one.make(), left))
+    list(pool.map(lambda one: one.load_or_compile(), left))
 before = triton.knobs.runtime.jit_cache_hook
-with cache.rehearsal(again.append):
+with kernel_precompile.trace_missing_kernels(again.append):
     try:
         step()
     except Exception:  # a compiled kernel is launched, and there is no device
         pass
 print(json.dumps({
     "results": results, "first": [one.name for one in first], "again": len(again),
-    "kept": kernel_store.info(home)[0].kernels, "untouched": bool((x == 1).all()),
+    "kept": kernel_store.store_info(home)[0].kernels, "untouched": bool((x == 1).all()),
     "absent": absent, "left": [one.name for one in left], "hook_left": before is not None,
 }))
 """
@@ -91,11 +99,12 @@ def test_a_rehearsal_names_each_missing_kernel_once_and_they_compile_side_by_sid
     )
     assert done.returncode == 0, done.stderr[-2000:]
     said = json.loads(done.stdout.splitlines()[-1])
-    assert said["first"] == ["made_up.double"] * 4  # two block sizes, two dtypes; counts are alike
+    # two block sizes, two dtypes; counts are alike
+    assert said["first"] == ["made_up.triple"] + ["made_up.double"] * 4
     assert said["results"] == [None] * 12
-    assert said["absent"] == 4
-    assert said["left"] == ["made_up.double"]  # three were compiled by children
+    assert said["absent"] == 5
+    assert said["left"] == ["made_up.double"] * 2  # three were compiled by children
     assert said["untouched"]
     assert said["again"] == 0
-    assert said["kept"] == 4
+    assert said["kept"] == 5
     assert not said["hook_left"]

@@ -101,7 +101,7 @@ def test_a_second_round_replays_graphs_with_the_same_tokens(case):
 
 
 def test_steps_with_prompts_are_replayed_with_the_same_tokens(case, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "PATIENCE", 1)
+    monkeypatch.setattr(cuda_worker, "STEPS_BEFORE_CAPTURE", 1)
     hf, want = case
     engine = engine_of(hf, depth=2, prefix=False, budget=300)
     shapes = engine._executor.runner.worker._mixed_graphs

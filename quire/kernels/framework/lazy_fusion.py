@@ -229,7 +229,7 @@ def _launch_quantized_linear(chain: list[PendingOp]) -> None:
         _launch_each(chain)
         return
     x, weight, bias = chain[1].args
-    rows = _gpu_module("linear.quantize_fp8").empty_quantized(*x.shape, weight.block, x.device)
+    rows = _gpu_module("linear.quantize_fp8").empty_quantized(*x.shape, weight.block_size, x.device)
     if made == "act_mul":
         _gpu_module("linear.quantize_fused").act_mul_quantize(rows, *chain[0].args)
     else:  # whoever else reads the normed rows finds them

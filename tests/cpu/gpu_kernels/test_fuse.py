@@ -52,14 +52,14 @@ def test_rows_over_e4m3_weights_are_made_and_quantized_in_one_pass(monkeypatch):
     from quire.kernels.gpu.linear import quantize_fused
 
     s, calls = FEW, []
-    for name in ("norm", "act_mul"):
+    for name in ("rms_norm_quantize", "act_mul_quantize"):
         real = getattr(quantize_fused, name)
         monkeypatch.setattr(
             quantize_fused, name, lambda *a, real=real, name=name: calls.append(name) or real(*a)
         )
     torch.manual_seed(3)
     fused, plain = both(s, in_fp8(inputs(s, "cpu"), quantize_channels))
-    assert calls == ["norm", "norm", "act_mul"]
+    assert calls == ["rms_norm_quantize", "rms_norm_quantize", "act_mul_quantize"]
     for name, want in plain.items():
         torch.testing.assert_close(fused[name], want, atol=3e-2, rtol=3e-2, msg=name)
 
@@ -77,7 +77,7 @@ def test_one_row_is_four_products_and_one_pass_over_heads(started):
 
 def test_a_few_rows_are_multiplied_and_activated_together(started):
     layer(FEW, inputs(FEW, "cpu"))
-    assert started == ["few_rows", "norm_rope_write", "few_rows", "few_rows", "few_rows"]
+    assert started == ["small_m_linear", "norm_rope_write", "small_m_linear", "small_m_linear", "small_m_linear"]
 
 
 def test_a_norm_that_somebody_holds_is_not_left_out(started):

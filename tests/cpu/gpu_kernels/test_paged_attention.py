@@ -21,9 +21,9 @@ def run(case, splits=None, tiles=None, **how):
     with pytest.MonkeyPatch.context() as patch:
         if splits is not None:
             cut = body.plan_decode
-            patch.setattr(body, "decode_cut", lambda *a: cut(*a)._replace(splits=splits))
+            patch.setattr(body, "plan_decode", lambda *a: cut(*a)._replace(splits=splits))
         if tiles is not None:
-            patch.setattr(body, "prefill_tiles", lambda *_: body.PrefillTiles(*tiles))
+            patch.setattr(body, "plan_prefill_tiles", lambda *_: body.PrefillTiles(*tiles))
         body.launch(out, **case, **how)
     return out
 
@@ -100,10 +100,10 @@ def test_programs_may_share_a_prefix(monkeypatch, room, features):
         return shares[-1]
 
     real = body.plan_prefill_splits
-    monkeypatch.setattr(body, "prefill_shares", noted)
+    monkeypatch.setattr(body, "plan_prefill_splits", noted)
     for module in (body, cut):
-        monkeypatch.setattr(module, "STRETCH", 64)
-    monkeypatch.setattr(body, "multiprocessors", lambda _: room)
+        monkeypatch.setattr(module, "MIN_SPLIT_KEYS", 64)
+    monkeypatch.setattr(body, "sm_count", lambda _: room)
     counters = torch.zeros(256, dtype=torch.int32)
     got = run(case, counters=counters)
     assert shares[0].splits > 1
@@ -122,7 +122,7 @@ def test_a_prefix_is_shared_by_what_there_is_room_for(monkeypatch):
     assert shares(64, 200_000).splits == 8
     assert shares(256, 200_000).splits == 2
     assert not shares(1024, 200_000).may_split
-    assert shares(64, 5000).splits == 5000 // cut.STRETCH
+    assert shares(64, 5000).splits == 5000 // cut.MIN_SPLIT_KEYS
     assert not shares(64, 2000).may_split  # the model's contexts are short
     short = shares(64, 200_000, none._replace(max_context=500))
     assert (short.splits, short.may_split) == (1, True)  # this step's are: the same kernel

@@ -63,6 +63,10 @@ class TritonKernel:
         stream = torch._C._cuda_getCurrentRawStream(tensors[0].get_device())  # type: ignore[union-attr]
         run(*grid, stream, function, *middle, *pointers, *tiles, *numbers, *consts)
 
+    def preload(self, specialization: str) -> Any:
+        """Compile for `specialization` (or read it from Triton's cache) without a launch."""
+        return self._jit.preload(specialization)
+
     def _compile_and_launch(
         self,
         key: tuple[Any, ...],
