@@ -1,0 +1,77 @@
+"""What an op returns may not be written yet: every model reads it with ops alone, or flushes.
+
+The kernels are not run: the order of calls decides, not the values. So all models fit in a test.
+"""
+
+import json
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from quire.kernels.framework import lazy_fusion, op
+from quire.kernels.native import library
+from quire.kernels.native.op_tape import _VIEW_OPS
+from quire.models.build import build_model, read_model_config
+from tests.cpu.models.harness import Stepper
+from tests.cpu.models.peers import TINY, VARIANTS
+from tests.fused import call
+
+pytest.importorskip("triton", reason="triton is not installed")
+
+
+class ReadGuard(TorchDispatchMode):
+    """Refuses a torch op that computes with a result whose kernel is not launched."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.overloadpacket.__name__ not in _VIEW_OPS | {"empty_like"}:
+            with self:  # under inference_mode flatten and the like arrive whole
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+            pending = lazy_fusion._thread_state.queue.pending
+            unwritten = {
+                t.untyped_storage().data_ptr() for held in pending for t in tensors(held.outputs)
+            }
+            read = {t.untyped_storage().data_ptr() for t in tensors((*args, *kwargs.values()))}
+            assert not unwritten & read, f"{func} reads what {pending[-1].op} has not written"
+        return func(*args, **kwargs)
+
+
+def tensors(values):
+    if isinstance(values, torch.Tensor):
+        return [values]
+    return [t for v in values for t in tensors(v)] if isinstance(values, (tuple, list)) else []
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Ops take the path of CUDA tensors, and launch nothing."""
+    from quire.kernels.gpu.runtime.fast_launch import TritonKernel
+
+    monkeypatch.setattr(op, "_device_type", lambda first: "cuda")
+    monkeypatch.setattr(library, "load_library", lambda: None)  # weights stay plain
+    monkeypatch.setattr(TritonKernel, "__call__", lambda *args, **how: None)
+
+
+def test_a_torch_op_on_a_pending_result_is_caught():
+    x, w = torch.ones(1, 64).bfloat16(), torch.ones(64, 64).bfloat16()
+    with ReadGuard():
+        y = call("linear", x, w)
+        with pytest.raises(AssertionError, match="has not written"):
+            y.view(-1).add(1)
+        lazy_fusion.flush()
+        y.view(-1).add(1)
+
+
+@pytest.mark.usefixtures("on_gpu")
+def test_every_model_reads_pending_results_with_ops_alone():
+    for variant in VARIANTS:
+        model_type, config = read_model_config(json.loads((TINY / f"{variant}.json").read_text()))
+        settings = {"load_format": "dummy", "dtype": torch.bfloat16, "progress": False}
+        model = build_model(model_type, config, **settings)
+        for rows in (1, 3, 40):
+            stepper = Stepper(model, config, dtype=torch.bfloat16)
+            with ReadGuard():
+                stepper.hidden(list(range(rows)))
