@@ -20,7 +20,7 @@ from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.types import Request, StepResult, StopConditions
+from quire.core.types import Request, StepResult, StopConditions, Wants
 
 INPUT, OUTPUT, DEPTH, BUDGET = 512, 128, 2, 8192
 
@@ -88,7 +88,7 @@ class Loop:
     def land(self):
         plan, prompts, seconds, at = self.flights.pop(0)
         self.now = max(self.now, at)
-        result = StepResult([(7,) if row.samples else () for row in plan.rows])
+        result = StepResult([(7,) if row.wants is Wants.TOKEN else () for row in plan.rows])
         for update in self.scheduler.apply(plan, result):
             self.tell(update)
         self.scheduler.observe_step(prompts, seconds)

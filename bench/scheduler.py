@@ -22,7 +22,7 @@ from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.types import Request, StepResult, StopConditions
+from quire.core.types import Request, StepResult, StopConditions, Wants
 
 
 def decoding(sequences: int, depth: int) -> Scheduler:
@@ -44,7 +44,7 @@ def decoding(sequences: int, depth: int) -> Scheduler:
 
 
 def answer(plan) -> StepResult:
-    return StepResult([(11,) if row.samples else () for row in plan.rows])
+    return StepResult([(11,) if row.wants is Wants.TOKEN else () for row in plan.rows])
 
 
 def step(scheduler: Scheduler, flying: list) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
@@ -89,6 +89,7 @@ class Request:
     tenant_limits: TenantLimits = UNRESTRICTED  # what the tenant may have
     deadline_at: float | None = None
     # when nobody wants its first token any more, by the clock of arrived_at
+    pooling: str | None = None  # how hidden states are pooled; None: tokens are generated
 
 
 @dataclass(slots=True, eq=False)
@@ -112,6 +113,8 @@ class Sequence:
     preemptions: int = 0
     max_len: int = 0  # len(tokens) at which it finishes with "length"
     stop_ids: frozenset[int] = frozenset()  # every id that may end it: EOS and stop_token_ids
+    drafts: tuple[int, ...] = ()
+    """Proposed next tokens: of its row in flight, or of its next row. Never part of `tokens`."""
 
     @property
     def prompt_len(self) -> int:
@@ -129,13 +132,25 @@ class Sequence:
         return len(self.tokens) - self.planned
 
 
+class Wants(Enum):
+    """What a row of a step has to yield."""
+
+    NOTHING = auto()  # a chunk: more of the sequence is left to compute
+    TOKEN = auto()  # the next tokens: up to one more than the row has drafts
+    POOLED = auto()  # one pooled result of the whole sequence
+
+
 class Row(NamedTuple):
-    """One sequence's share of a step: compute tokens[start : start + count]."""
+    """One sequence's share of a step: compute tokens[start : start + count - drafts], then drafts.
+
+    A row with drafts computes one known token and seq.drafts[:drafts], so count == 1 + drafts.
+    """
 
     seq: Sequence
     start: int
-    count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs
-    samples: bool  # the row reaches the last token, so the model yields a next one
+    count: int  # type: ignore[assignment]  # hides tuple.count, which is not used
+    wants: Wants
+    drafts: int = 0
 
 
 class BlockCopy(NamedTuple):
@@ -171,6 +186,7 @@ class StepPlan:
     swap_in: tuple[BlockCopy, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[str, ...] = ()
+    num_drafts: int = 0  # draft tokens of all rows
     parts: tuple[object, ...] = ()  # at most one per type: what a feature tells the runner
 
     def get_part(self, kind: type[P]) -> P | None:
@@ -202,9 +218,13 @@ class RowError(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the model said, in the order of plan.rows. Rows that do not sample have no tokens."""
+    """What the model computed, in the order of plan.rows."""
 
-    token_ids: Seq[Seq[int]]  # per row; any length, so drafts need no second type
+    token_ids: Seq[Seq[int]]
+    """Per row its accepted tokens: 0 .. drafts + 1 if it wants TOKEN, else none.
+
+    A row without any is computed once more from its last known token.
+    """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # row -> one per token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # row -> positions start+1 .. start+count of the prompt (those that exist)
@@ -216,10 +236,14 @@ class StepResult:
     finish_reasons: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
     # row -> the sequence ends with its last token here: its text is whole, and nothing but the end
     # could follow. Counts more than min_tokens, ignore_eos and the length
+    pooled: dict[int, Any] = field(default_factory=dict)  # row that wants POOLED -> its result
+    drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    # row -> proposed tokens behind its accepted ones, for the next row of its sequence
 
     def rows_with_extras(self) -> set[int]:
-        """Those of which more is said than tokens."""
+        """Rows with more than tokens, or with something else."""
         more = {*self.logprobs, *self.prompt_logprobs, *self.errors, *self.finish_reasons}
+        more |= self.pooled.keys() | self.drafts.keys()
         return more | self.request_errors.keys() | self.non_finite.keys()
 
     def row_error(self, row: int) -> RowError | None:
@@ -251,6 +275,7 @@ class Update(NamedTuple):
     last_token_is_text: bool = (
         False  # it ended because its text is whole: the last token is text, no end token
     )
+    pooled: Any = None  # of a request with `pooling`, with its end
 
     def to_exception(self) -> RequestError | EngineError:
         """The error as an exception, of an update that has one."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
-from quire.core.types import UNKNOWN, StepPlan, StepResult
+from quire.core.types import UNKNOWN, Row, StepPlan, StepResult, Wants
 
 NextToken = Callable[[Seq[int]], int]
 
@@ -35,17 +35,19 @@ class Executor:
         self.steps += 1
         for seq in plan.joins:
             self._tokens[seq.slot] = list(seq.tokens)
-        said: list[tuple[int, ...]] = []
-        for row in plan.rows:
-            if not row.samples:
-                said.append(())
-                continue
-            tokens = self._tokens[row.seq.slot]
-            assert UNKNOWN not in tokens[: row.start + row.count]
-            del tokens[row.start + row.count :]
+        generated = [self._generate(row) if row.wants is Wants.TOKEN else () for row in plan.rows]
+        return _CompletedStep(StepResult(generated))
+
+    def _generate(self, row: Row) -> tuple[int, ...]:
+        """The next tokens: one more than drafts of the row agree with the function."""
+        tokens, known = self._tokens[row.seq.slot], row.start + row.count - row.drafts
+        assert UNKNOWN not in tokens[:known]
+        del tokens[known:]
+        for draft in (*row.seq.drafts[: row.drafts], None):
             tokens.append(self._next_token(tokens))
-            said.append((tokens[-1],))
-        return _CompletedStep(StepResult(said))
+            if tokens[-1] != draft:
+                break
+        return tuple(tokens[known:])
 
     def apply_model(self, function: Callable[[Any], Any]) -> list[Any]:
         return [function(self._next_token)]

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from quire.core.types import Row, StepPlan
+from quire.core.types import Row, StepPlan, Wants
 
 Ints = npt.NDArray[np.int32]
 
@@ -51,8 +51,8 @@ class StepBatch:
 
 def build_step_batch(plan: StepPlan) -> StepBatch:
     """Copy everything step `plan` needs, but for block tables. The plan has rows."""
-    seqs, starts, counts, samples = zip(*plan.rows)
-    if counts.count(1) == len(counts) and all(samples):
+    seqs, starts, counts, wants, _ = zip(*plan.rows)
+    if counts.count(1) == len(counts) and wants.count(Wants.TOKEN) == len(wants):
         return _build_decode_batch(seqs, starts)
     return _build_mixed_batch(plan.rows)
 
@@ -97,7 +97,7 @@ def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
     contexts = starts + counts
     row_of = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(q_starts[-1], dtype=np.int32) + (starts - q_starts[:-1])[row_of]
-    sampled = [i for i, row in enumerate(rows) if row.samples]
+    sampled = [i for i, row in enumerate(rows) if row.wants is Wants.TOKEN]
     prompts = [len(rows[i].seq.request.prompt) for i in sampled]
     return StepBatch(
         rows=order,
@@ -120,7 +120,7 @@ def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
 
 def _gather_token_ids(rows: list[Row], total: int) -> Ints:
     ids: list[int] = []
-    for seq, start, count, _ in rows:
+    for seq, start, count, *_ in rows:
         ids.extend(seq.tokens[start : start + count] if count > 1 else (seq.tokens[start],))
     assert len(ids) == total, (len(ids), total)
     return np.array(ids, dtype=np.int32)

@@ -29,7 +29,7 @@ from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import GrammarStats
-from quire.core.types import UNKNOWN, StepResult, TokenLogprobs
+from quire.core.types import UNKNOWN, StepResult, TokenLogprobs, Wants
 from quire.engine.client.engine_client import EngineClient
 from quire.engine.client.thread_transport import ThreadTransport
 from quire.engine.core.engine_core import EngineCore
@@ -207,7 +207,7 @@ class Executor:
                     self.model.logprobs(i, tokens[i], params.prompt_logprobs)
                     for i in range(row.start + 1, stop)
                 ]
-            if not row.samples:
+            if row.wants is not Wants.TOKEN:
                 said.append(())
                 continue
             assert UNKNOWN not in tokens[: row.start + row.count]

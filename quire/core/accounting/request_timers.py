@@ -131,7 +131,7 @@ class PrefillChunk:
 class TimedStep:
     """A plan under way: who comes aboard, who was put off, and the prompts it computes."""
 
-    __slots__ = ("chunks", "joins", "preempted", "tokens")
+    __slots__ = ("chunks", "drafts", "joins", "preempted", "tokens")
 
     def __init__(
         self,
@@ -139,8 +139,10 @@ class TimedStep:
         put_off: list[SequenceTimer],
         chunks: list[PrefillChunk],
         tokens: int,
+        drafts: int = 0,
     ) -> None:
         self.joins = joins
         self.preempted = put_off
         self.chunks = chunks
+        self.drafts = drafts
         self.tokens = tokens

@@ -31,6 +31,10 @@ class StepCounters:
         self._step_tokens[bisect_left(STEP_TOKENS, tokens)] += 1
         self._step_tokens_sum += tokens
 
+    def count_accepted(self, drafts: int) -> None:
+        """Count tokens that a step generated beyond one for each row."""
+        self._generated += drafts
+
     def count_prompt(self, tokens: int, cached: int) -> None:
         self._answered += tokens
         self._cached += cached

@@ -133,7 +133,8 @@ class TimeAccounting:
         joins = [self._mark_running(seq) for seq in plan.joins] if plan.joins else []
         chunks = self._prefill_chunks() if self._prefilling else []
         tokens = len(plan.rows) - len(chunks) + sum([chunk.tokens for chunk in chunks])
-        self._inflight.append(TimedStep(joins, put_off, chunks, tokens))
+        drafts = plan.num_drafts
+        self._inflight.append(TimedStep(joins, put_off, chunks, tokens + drafts, drafts))
         if len(self._inflight) == 1:
             self._begin_period(self._entered_at)
 
@@ -152,7 +153,9 @@ class TimeAccounting:
         self.last_step = StepTiming(sum([chunk.tokens for chunk in flight.chunks]), step)
         if flight.tokens:
             self._step_counters.count_step(flight.tokens, step, spoken)
-        if spoken > len(firsts):
+        if flight.drafts:
+            self._count_runs(updates, firsts, now - self._applied_at)
+        elif spoken > len(firsts):
             self._step_counters.count_inter_token(now - self._applied_at, spoken - len(firsts))
         self._applied_at = now
         if self._inflight:
@@ -221,7 +224,7 @@ class TimeAccounting:
             assert seq is not None, "only who is aboard computes a prompt"
             tokens = seq.planned - account.planned
             if tokens:
-                samples = seq.tokens[-1] == UNKNOWN
+                samples = seq.tokens[-1] == UNKNOWN or not seq.pending
                 chunks.append(PrefillChunk(account, tokens, samples))
                 account.planned = seq.planned
                 if samples:
@@ -266,7 +269,11 @@ class TimeAccounting:
         for chunk in flight.chunks:
             account, seq = chunk.timer, chunk.timer.seq
             if chunk.samples and seq is not None:
-                if account.first_token_at is None and _has_first_token(seq):
+                if account.first_token_at is None and not _has_first_token(seq):
+                    self._prefilling[account] = None  # the step yielded none: once more
+                    account.planned = seq.planned
+                    continue
+                if account.first_token_at is None:
                     account.first_token_at = now
                     if (
                         seq.generation_start == seq.prompt_len
@@ -275,6 +282,17 @@ class TimeAccounting:
                     self._count_first(seq, account, now)
                 self._enter_phase(account, SequencePhase.DECODE, now)
         return firsts
+
+    def _count_runs(
+        self, updates: list[Update], firsts: Set[tuple[str, int]], seconds: float
+    ) -> None:
+        """Count the tokens of a step with drafts: those of one row share the time of the step."""
+        for update in updates:
+            tokens = len(update.token_ids)
+            if tokens:
+                self._step_counters.count_accepted(tokens - 1)
+                if update[:2] not in firsts:
+                    self._step_counters.count_inter_token(seconds / tokens, tokens)
 
     def _count_first(self, seq: Sequence, account: SequenceTimer, now: float) -> None:
         """Count a first token, unless it is of a round of a larger search, which holds blocks.

@@ -46,7 +46,7 @@ def _check_resumed(request: Request) -> None:
 def check_length(request: Request, kv: KVCache, max_len: int) -> None:
     """Raise TooLong if a sequence could not finish even with the cache to itself."""
     prompt = len(request.prompt)
-    if prompt >= max_len:
+    if prompt + (request.pooling is None) > max_len:
         raise TooLong(
             f"the prompt has {prompt} tokens and the output needs at least one more, but a "
             f"sequence may have {max_len}; shorten the prompt or raise max_model_len",

@@ -13,6 +13,7 @@ from quire.core.types import (
     SequenceState,
     StepPlan,
     StopConditions,
+    Wants,
 )
 
 DUMMY_REQUEST = Request("", (0,), StopConditions(max_tokens=1), SamplingParams(temperature=0.0))
@@ -27,7 +28,7 @@ def build_dummy_step(kv: KVCache, roster: SequenceRegistry, number: int) -> Step
         DUMMY_REQUEST, 0, [0, UNKNOWN], tuple([one] for one in blocks), planned=1, max_len=2
     )
     seq.state, seq.slot = SequenceState.RUNNING, roster.unused_slot
-    rows = (Row(seq, 0, 1, True),)
+    rows = (Row(seq, 0, 1, Wants.TOKEN),)
     return StepPlan(number, rows, (seq,), leaves=roster.take_leaves())
 
 

@@ -6,13 +6,21 @@ Adding a row and removing it again are exact opposites, limits included.
 from __future__ import annotations
 
 from quire.core.scheduling.limits.base import NO_BOUND, Limit
-from quire.core.types import UNKNOWN, BlockCopy, Row, Sequence, SequenceState, StepPlan
+from quire.core.types import (
+    UNKNOWN,
+    BlockCopy,
+    Row,
+    Sequence,
+    SequenceState,
+    StepPlan,
+    Wants,
+)
 
 
 class PlanBuilder:
     """rows: in order; a sequence has at most one."""
 
-    def __init__(self, limits: list[Limit], sequences: int) -> None:
+    def __init__(self, limits: list[Limit], sequences: int, *, speculative: bool = False) -> None:
         self.rows: list[Row] = []
         self.joins: list[Sequence] = []
         self.changed_tables: list[Sequence] = []
@@ -21,13 +29,15 @@ class PlanBuilder:
         self.copies: list[BlockCopy] = []
         self.preempted: list[str] = []
         self.swapped: list[Sequence] = []  # among those, who went to the host
+        self._num_drafts = 0
+        self._speculative = speculative
         self._limits = limits
         for limit in limits:
             limit.begin_step(sequences)
 
-    def allowed_tokens(self, seq: Sequence) -> int:
-        """How many tokens of the sequence the limits let through."""
-        n = seq.pending
+    def allowed_tokens(self, seq: Sequence, drafts: int = 0) -> int:
+        """How many of its pending tokens, and of so many drafts behind them, the limits allow."""
+        n = seq.pending + drafts
         for limit in self._limits:
             n = limit.allow(seq, n)
         return n
@@ -47,7 +57,12 @@ class PlanBuilder:
         return any(limit.full() for limit in self._limits)
 
     def free_decode_rows(self) -> int:
-        """At least so many further rows of one token each no limit would refuse."""
+        """At least so many further rows of one token each no limit would refuse.
+
+        0 where rows may have drafts: each row is then planned by itself.
+        """
+        if self._speculative:
+            return 0
         return min([limit.free_decode_rows() for limit in self._limits], default=NO_BOUND)
 
     def take_decode_rows(self, rows: int) -> None:
@@ -56,14 +71,18 @@ class PlanBuilder:
             limit.take_decode_rows(rows)
 
     def add(self, seq: Sequence, n: int) -> None:
-        """Give the sequence a row of its next n tokens."""
+        """Give the sequence a row of its next n tokens: pending ones, then drafts."""
         for limit in self._limits:
             limit.take(seq, n)
-        start = seq.planned
-        samples = n == seq.pending
-        self.rows.append(Row(seq, start, n, samples))
-        seq.planned = start + n
-        if samples:
+        start, drafts = seq.planned, max(n - seq.pending, 0)
+        seq.drafts = seq.drafts[:drafts]
+        wants = Wants.NOTHING
+        if n >= seq.pending:
+            wants = Wants.TOKEN if seq.request.pooling is None else Wants.POOLED
+        self.rows.append(Row(seq, start, n, wants, drafts))
+        seq.planned = start + n - drafts
+        self._num_drafts += drafts
+        if wants is Wants.TOKEN:
             seq.tokens.append(UNKNOWN)
 
     def remove(self, seq: Sequence) -> None:
@@ -72,7 +91,8 @@ class PlanBuilder:
             if row.seq is seq:
                 del self.rows[i]
                 seq.planned = row.start
-                if row.samples:
+                self._num_drafts -= row.drafts
+                if row.wants is Wants.TOKEN:
                     seq.tokens.pop()
                 for limit in self._limits:
                     limit.undo(seq, row.count)
@@ -91,4 +111,5 @@ class PlanBuilder:
             swap_in=tuple(self.swap_in),
             copies=tuple(self.copies),
             preempted=tuple(self.preempted),
+            num_drafts=self._num_drafts,
         )

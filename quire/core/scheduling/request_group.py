@@ -34,6 +34,8 @@ class RequestGroup:
     ) -> RequestGroup:
         stop_ids = request.stop.eos_ids | request.stop.token_ids
         end = min(len(request.prompt) + request.stop.max_tokens, max_len)
+        if request.pooling is not None:
+            end = len(request.prompt) + 1  # which it never reaches
         made = tuple(
             Sequence(request, i, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids)
             for i in range(request.n)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from collections.abc import Sequence as Seq
 from typing import Literal, NamedTuple
 
 from quire.core.admission.request_checks import check_length, check_request
@@ -40,6 +41,7 @@ from quire.core.types import (
     StepPlan,
     StepResult,
     Update,
+    Wants,
 )
 from quire.errors import EngineError, RequestError
 
@@ -77,7 +79,13 @@ class Scheduler:
         preemption: Literal["recompute", "swap"] = "recompute",
         steps_in_flight: int = 1,
         watermark: float = 0.0,
+        max_drafts: int = 0,
+        propose: Callable[[Sequence], Seq[int]] | None = None,
     ) -> None:
+        """max_drafts: of a row; 0: no speculation, and results have no proposals.
+
+        propose: tokens that may follow those of a sequence, for one without proposals in results.
+        """
         self._kv = kv
         self._limits = limits
         self._max_len = max_len
@@ -89,6 +97,8 @@ class Scheduler:
         self._waiting_queue = order
         self._prompt_logprobs = PromptLogprobsBuffer()
         self._counters = SchedulerCounters()
+        self._max_drafts = max_drafts
+        self._propose_drafts = propose
         self._planning_failures: list[Update] = []  # of those who could not even be planned
 
     # -- requests -----------------------------------------------------------------------------
@@ -209,7 +219,11 @@ class Scheduler:
     def plan(self) -> StepPlan:
         """Choose the work of one step. Every plan must go to apply() or fail(), in order."""
         step = self._inflight.next_step
-        draft = PlanBuilder(self._limits, len(self._running) + len(self._waiting_queue))
+        draft = PlanBuilder(
+            self._limits,
+            len(self._running) + len(self._waiting_queue),
+            speculative=self._max_drafts > 0,
+        )
         self._schedule_running(draft)
         if not draft.preempted:
             self._schedule_waiting(draft)
@@ -223,7 +237,7 @@ class Scheduler:
         The branch in this loop is the fast path: decoding, with room in the last block, while no
         limit can bind. It does what _extend(), the general rule, would do.
         """
-        running, size = SequenceState.RUNNING, self._kv.block_size
+        running, size, token = SequenceState.RUNNING, self._kv.block_size, Wants.TOKEN
         rows, slack, ones = draft.rows, draft.free_decode_rows(), 0
         for seq in list(self._running):
             tokens, start = seq.tokens, seq.planned
@@ -235,7 +249,7 @@ class Scheduler:
                 and ones < slack
                 and seq.state is running
             ):
-                rows.append(Row(seq, start, 1, True))
+                rows.append(Row(seq, start, 1, token))
                 tokens.append(UNKNOWN)
                 seq.planned = length
                 ones += 1
@@ -246,9 +260,11 @@ class Scheduler:
         draft.take_decode_rows(ones)
 
     def _schedule_sequence(self, seq: Sequence, draft: PlanBuilder) -> None:
-        if len(seq.tokens) >= seq.max_len:
-            return  # its last token is on the way
-        n = draft.allowed_tokens(seq)
+        if len(seq.tokens) >= seq.max_len or not seq.pending:
+            return  # its last token, or its pooled result, is on the way
+        if self._max_drafts and seq.tokens[-1] == UNKNOWN:
+            return  # only the step in flight can say how many tokens it yields
+        n = draft.allowed_tokens(seq, self._choose_drafts(seq) if self._max_drafts else 0)
         if not n:
             return
         if self._kv.blocks_to_allocate(seq, n) and self._kv.free_out_of_window(
@@ -256,11 +272,21 @@ class Scheduler:
         ):
             draft.changed_tables.append(seq)
         if not self._kv.allocate(seq, n):
+            n = min(n, seq.pending)  # drafts take no blocks from others
             n = self._block_allocator.allocate_for_running(
                 seq, n, lambda victim: self._preempt(victim, draft)
             )
         if n:
             draft.add(seq, n)
+
+    def _choose_drafts(self, seq: Sequence) -> int:
+        """How many drafts its next row may have; the sequence has at least as many."""
+        if seq.pending != 1:
+            return 0
+        if not seq.drafts and self._propose_drafts is not None:
+            seq.drafts = tuple(self._propose_drafts(seq))
+        most = min(self._max_drafts, seq.max_len - len(seq.tokens) - 1)
+        return min(len(seq.drafts), most)
 
     def _preempt(self, seq: Sequence, draft: PlanBuilder) -> None:
         draft.remove(seq)
@@ -356,10 +382,10 @@ class Scheduler:
         flight = self._pop_inflight(plan)
         updates, self._planning_failures = self._planning_failures, []
         slow = self._slow_rows(flight, result)
-        size = self._kv.block_size
+        size, wants_token = self._kv.block_size, Wants.TOKEN
         for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
-            seq, start, count, samples = row
-            if samples and count == 1 == len(ids) and not (slow and i in slow):
+            seq, start, count, wants, _ = row
+            if wants is wants_token and count == 1 == len(ids) and not (slow and i in slow):
                 at, token = start + 1, ids[0]
                 if at % size and at + 1 < seq.max_len and token not in seq.stop_ids:
                     seq.computed = at
@@ -440,19 +466,42 @@ class Scheduler:
                 self._kv.invalidate(seq)
             updates.append(self._finish_with_update(seq, "error")._replace(**trouble._asdict()))
             return
-        seq.computed = row.start + row.count
-        self._kv.cache_full_blocks(seq, row.start)
-        self._registry.fork_followers(seq)
         if i in result.prompt_logprobs:
             self._prompt_logprobs.add(row, result.prompt_logprobs[i])
-        if row.samples:
-            updates.append(self._append_tokens(i, row, result))
+        kept, done = self._append_tokens(row, result.token_ids[i])
+        self._kv.cache_full_blocks(seq, row.start)
+        self._registry.fork_followers(seq)
+        if row.wants is Wants.POOLED:
+            ended = self._finish_with_update(seq, "stop")
+            updates.append(ended._replace(pooled=result.pooled[i]))
+        elif kept:
+            seq.drafts = result.drafts.get(i, ())
+            updates.append(self._token_update(i, row, result, kept, done))
 
-    def _append_tokens(self, i: int, row: Row, result: StepResult) -> Update:
-        """Append the tokens of a row, up to one that ends the sequence."""
-        seq = row.seq
-        ids, logprobs = result.token_ids[i], result.logprobs.get(i)
-        kept, done = append_tokens(seq, row.start + row.count, ids)
+    def _append_tokens(self, row: Row, ids: Seq[int]) -> tuple[int, StopResult | None]:
+        """Append the accepted tokens of a row, and count what it has computed by their number.
+
+        The KV of drafts that were not accepted is not counted: the next row overwrites it. Without
+        any token the last known one is computed again, and rows in flight that go on from the
+        missing one are void.
+        """
+        seq, known = row.seq, row.start + row.count - row.drafts
+        if row.wants is not Wants.TOKEN:
+            seq.computed = known
+            return 0, None
+        kept, done = append_tokens(seq, known, ids)
+        seq.computed = known + kept - 1
+        if kept != 1:
+            seq.planned = seq.computed
+        if not kept:
+            self._inflight.invalidate_rows(seq)
+        return kept, done
+
+    def _token_update(
+        self, i: int, row: Row, result: StepResult, kept: int, done: StopResult | None
+    ) -> Update:
+        """Report the first `kept` tokens of a row, and end the sequence if it is done."""
+        seq, ids, logprobs = row.seq, result.token_ids[i], result.logprobs.get(i)
         whole = False
         if (
             i in result.finish_reasons

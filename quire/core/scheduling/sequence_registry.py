@@ -145,6 +145,7 @@ class SequenceRegistry:
         self._inflight.invalidate_rows(seq)
         while seq.tokens[-1] == UNKNOWN:
             seq.tokens.pop()
+        seq.drafts = ()
 
     def requeue(self, seq: Sequence, *, swapped: bool) -> None:
         """Wait again after having run. Its blocks are on the host if swapped, else given up."""

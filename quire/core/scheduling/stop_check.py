@@ -32,12 +32,13 @@ def check_stop(seq: Sequence, token: int, length: int) -> StopResult | None:
 
 
 def append_tokens(seq: Sequence, at: int, ids: Seq[int]) -> tuple[int, StopResult | None]:
-    """Append what the model said, from place `at` on, up to a token that ends the sequence.
+    """Put accepted tokens in place of the unknown one at `at`, up to one that ends the sequence.
 
-    How many tokens that were, and the end, if it came.
+    Returns how many were put, and how the sequence ends, if it does.
     """
-    assert ids, f"step result has no token for {seq.request.id}"
-    assert len(ids) == 1 or len(seq.tokens) == at + 1, "later steps counted on one token"
+    assert len(ids) < 2 or len(seq.tokens) == at + 1, "later steps counted on one token"
+    if not ids:
+        del seq.tokens[at:]  # as are those of later steps
     for kept, token in enumerate(ids, 1):
         seq.tokens[at : at + 1] = [token]
         at += 1

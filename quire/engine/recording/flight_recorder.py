@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from quire.core.types import Request, SequenceState, StepPlan, Update
+from quire.core.types import Request, SequenceState, StepPlan, Update, Wants
 from quire.core.types import Sequence as Seq
 from quire.engine.core.step_observer import StepObserver
 
@@ -226,12 +226,12 @@ class FlightRecorder(StepObserver):
     def on_step_planned(self, plan: StepPlan) -> None:
         self._step = plan.step
         joins = [self._join(seq) for seq in plan.joins]
-        sequences, starts, counts, samples = zip(*plan.rows) if plan.rows else ((),) * 4
+        sequences, starts, counts, wants, _ = zip(*plan.rows) if plan.rows else ((),) * 5
         begin = "p", plan.step, self._clock(), self._available(), joins, starts
         same = sequences == self._last_rows
         rest = (
             None if sum(counts) == len(counts) else counts,
-            None if all(samples) else samples,
+            None if wants.count(Wants.TOKEN) == len(wants) else [w is Wants.TOKEN for w in wants],
             plan.leaves,
             [self._numbers.get(one, 0) for one in plan.preempted],
             (len(plan.swap_out), len(plan.swap_in), len(plan.copies)),

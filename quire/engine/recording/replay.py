@@ -22,7 +22,7 @@ from quire.core.scheduling.limits.grammar_wait import CompileOutcome, GrammarPro
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import GrammarStats
 from quire.core.tenant_limits import UNRESTRICTED, TenantLimits
-from quire.core.types import Request, StepPlan, StepResult
+from quire.core.types import Request, StepPlan, StepResult, Wants
 from quire.engine.recording.flight_recorder import PLAIN_FIELDS
 from quire.engine.recording.recording_file import Recording
 from quire.errors import EngineError
@@ -346,7 +346,7 @@ class RecordingReplay:
 
     def _compare(self, plan: StepPlan, step: RecordedStep) -> None:
         rows = tuple(
-            (int(row.seq.request.id), row.seq.index, row.start, row.count, row.samples)
+            (int(row.seq.request.id), row.seq.index, row.start, row.count, row.wants is Wants.TOKEN)
             for row in plan.rows
         )
         preempted = tuple(int(one) for one in plan.preempted)
@@ -387,7 +387,7 @@ class RecordingReplay:
         for i, row in enumerate(plan.rows):
             place = (int(row.seq.request.id), row.seq.index)
             at = row.start + row.count
-            tokens = self._tokens.between(place, at, at + 1) if row.samples else []
+            tokens = self._tokens.between(place, at, at + 1) if row.wants is Wants.TOKEN else []
             generated.append(self._without_stop(row.seq.stop_ids, tokens))
             if place in finished:
                 finish, _, fault, count = finished[place]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, StopConditions
+from quire.core.types import NO_BLOCK, Request, Row, Sequence, StepPlan, StopConditions, Wants
 from quire.runner.gpu.mixed_batch_graphs import (
     MAX_TOKENS,
     largest_graph_shape,
@@ -27,7 +27,7 @@ def inputs_of(rows):
             Request(f"{slot}", prompt, StopConditions(9)), 0, list(prompt), ([NO_BLOCK],)
         )
         seq.slot = slot
-        made.append(Row(seq, start, count, samples))
+        made.append(Row(seq, start, count, Wants.TOKEN if samples else Wants.NOTHING))
     return build_step_batch(StepPlan(1, tuple(made)))
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from quire.core.types import NO_BLOCK, UNKNOWN, StepResult, TokenLogprobs
+from quire.core.types import NO_BLOCK, UNKNOWN, StepResult, TokenLogprobs, Wants
 
 VOCAB = 6
 MOD = 1_000_003
@@ -57,7 +57,7 @@ def said(prompt, length, *, windows=(None,), seed=0, salt=b""):
 class FakeModel:
     """blocks, host: device and host memory, cell by cell; garbage where nobody wrote."""
 
-    def __init__(self, blocks, block_size, windows=(None,), host=0, slots=64):
+    def __init__(self, blocks, block_size, windows=(None,), host=0, slots=64, proposer=None):
         self.size, self.windows = block_size, windows
         self.device = [[("garbage", b, i) for i in range(block_size)] for b in range(blocks)]
         self.host = [[("garbage", b, i) for i in range(block_size)] for b in range(host)]
@@ -65,6 +65,9 @@ class FakeModel:
         self.tables = [None] * slots
         self.last = [None] * slots
         self.queue = deque()
+        self.proposer = proposer  # (sequence, tokens) -> proposed next ones, in the result
+        self.accepted = []  # how many drafts of each row that had some
+        self.skips = lambda: False  # whether a row yields no token
 
     def submit(self, plan):
         """Take the plan down, as a runner does when it fills its input buffers."""
@@ -105,9 +108,12 @@ class FakeModel:
             mine = self.tables[seq.slot][g]
             mine += table[len(mine) :]
             assert mine == table, "a table changed otherwise than by append, and was not named"
-        tokens = seq.tokens[row.start : row.start + row.count]
+        assert row.count == row.drafts + 1 or not row.drafts
+        drafts = seq.drafts[: row.drafts]
+        assert len(drafts) == row.drafts
+        tokens = seq.tokens[row.start : row.start + row.count - row.drafts]
         tables = [list(t) for t in self.tables[seq.slot]]
-        return seq, seq.slot, row.start, tokens, row.samples, tables
+        return seq, seq.slot, row.start, [*tokens, *drafts], (row.wants, drafts), tables
 
     def wait(self):
         """Carry out the oldest plan."""
@@ -117,7 +123,21 @@ class FakeModel:
         self._copy(plan.copies, self.device, self.device)
         self._check_writes(rows)
         said = [self._run(*row) for row in rows]
-        return StepResult(said, prompt_logprobs=self._prompt_logprobs(rows))
+        pooled = {
+            i: row.seq.request.id for i, row in enumerate(plan.rows) if row.wants is Wants.POOLED
+        }
+        logprobs = self._prompt_logprobs(rows)
+        proposals = self._propose(rows, said)
+        return StepResult(said, prompt_logprobs=logprobs, pooled=pooled, drafts=proposals)
+
+    def _propose(self, rows, said):
+        """Drafts of the next row of each sequence that has a token."""
+        found = {}
+        for i, (seq, _, start, tokens, (_, drafts), _) in enumerate(rows):
+            if self.proposer is not None and said[i]:
+                known = [*seq.tokens[:start], *tokens[: len(tokens) - len(drafts)], *said[i]]
+                found[i] = tuple(self.proposer(seq, known))
+        return {i: drafts for i, drafts in found.items() if drafts}
 
     def _prompt_logprobs(self, rows):
         """For who computes every prompt position, of each its own number."""
@@ -150,7 +170,7 @@ class FakeModel:
         ]
         assert len(set(written)) == len(written), "two rows write one cell"
 
-    def _run(self, seq, slot, start, tokens, samples, tables):
+    def _run(self, seq, slot, start, tokens, wants, tables):
         if UNKNOWN in tokens:
             assert tokens == [UNKNOWN], "only the last token may be unknown"
             tokens = [self.last[slot]]
@@ -163,14 +183,25 @@ class FakeModel:
                 block = tables[g][p // self.size]
                 assert block != NO_BLOCK
                 self.device[block][p % self.size] = cell(state, token, g, seq.request.salt)
-        if not samples:
+        wants, drafts = wants
+        if wants is not Wants.TOKEN:
             return ()
-        end, state = start + len(tokens), 0
-        for g, w in enumerate(self.windows):
-            first = 0 if w is None else max(0, end - w)
-            state = (state * 43 + fold(self._read(tables[g], first, end))) % MOD
-        self.last[slot] = draw(state, seq.request.seed + seq.index, end - seq.prompt_len)
-        return (self.last[slot],)
+        if self.skips():
+            self.last[slot] = 0
+            return ()
+        said, known = [], start + len(tokens) - len(drafts)
+        for end, draft in enumerate((*drafts, None), known):
+            state = 0
+            for g, w in enumerate(self.windows):
+                first = 0 if w is None else max(0, end - w)
+                state = (state * 43 + fold(self._read(tables[g], first, end))) % MOD
+            said.append(draw(state, seq.request.seed + seq.index, end - seq.prompt_len))
+            if said[-1] != draft:
+                break
+        if drafts:
+            self.accepted.append(len(said) - 1)
+        self.last[slot] = said[-1]
+        return tuple(said)
 
     def _read(self, table, first, end):
         cells = [self.device[table[p // self.size]][p % self.size] for p in range(first, end)]

@@ -16,7 +16,7 @@ from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.tenant_limits import TenantLimits
-from quire.core.types import Request, SequenceState, StepResult, StopConditions
+from quire.core.types import Request, SequenceState, StepResult, StopConditions, Wants
 from tests.pure.core.made import sequence
 from tests.pure.core.workload import BlockPool, KVCache
 
@@ -54,9 +54,9 @@ class Loop:
         for row in plan.rows:
             tenant = row.seq.request.tenant
             prompt = max(min(row.start + row.count, row.seq.prompt_len) - row.start, 0)
-            cost = prompt + OUTPUT_COST * row.samples
+            cost = prompt + OUTPUT_COST * (row.wants is Wants.TOKEN)
             self.given[tenant] = self.given.get(tenant, 0.0) + cost
-        result = StepResult([(7,) if row.samples else () for row in plan.rows])
+        result = StepResult([(7,) if row.wants is Wants.TOKEN else () for row in plan.rows])
         for update in self.scheduler.apply(plan, result):
             if update.request_id not in self.first:
                 self.first.append(update.request_id)

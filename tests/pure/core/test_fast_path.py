@@ -34,7 +34,7 @@ def recorded(run):
     def planned():
         made = plan()
         rows = [
-            (r.seq.request.id, r.seq.index, r.seq.slot, r.start, r.count, r.samples)
+            (r.seq.request.id, r.seq.index, r.seq.slot, r.start, r.count, r.wants)
             for r in made.rows
         ]
         tables = [[list(t) for t in r.seq.tables] for r in made.rows]

@@ -28,7 +28,7 @@ from quire.core.scheduling.limits.token_budget import TokenBudget, WholePromptLi
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.plan_builder import PlanBuilder
-from quire.core.types import SequenceState
+from quire.core.types import SequenceState, Wants
 from quire.errors import TooLong, Unsupported
 from tests.pure.core.made import FakeGrammars, bound, request, sequence
 
@@ -156,7 +156,9 @@ def test_adding_a_row_to_a_draft_and_removing_it_is_nothing(wishes):
             continue
         before = [state_of(limit) for limit in limits], list(draft.rows), seq.planned, seq.tokens[:]
         draft.add(seq, n)
-        assert seq.pending == (1 if draft.rows[-1].samples else len(seq.tokens) - seq.planned)
+        assert seq.pending == (
+            1 if draft.rows[-1].wants is Wants.TOKEN else len(seq.tokens) - seq.planned
+        )
         draft.remove(seq)
         after = [state_of(limit) for limit in limits], list(draft.rows), seq.planned, seq.tokens
         assert after == before

@@ -7,7 +7,15 @@ from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.types import Request, Row, Sequence, StepResult, StopConditions, TokenLogprobs
+from quire.core.types import (
+    Request,
+    Row,
+    Sequence,
+    StepResult,
+    StopConditions,
+    TokenLogprobs,
+    Wants,
+)
 
 
 def entries(positions):
@@ -19,9 +27,9 @@ def test_positions_behind_a_prefix_hit_stay_at_their_places_when_all_is_computed
         Request("a", tuple(range(10)), StopConditions(1)), 0, list(range(10)), ([],), cached=4
     )
     told = PromptLogprobsBuffer()
-    told.add(Row(seq, 4, 3, False), entries([5, 6, 7]))
-    told.add(Row(seq, 0, 6, False), entries([1, 2, 3, 4, 5, 6]))
-    told.add(Row(seq, 6, 4, True), entries([7, 8, 9]))
+    told.add(Row(seq, 4, 3, Wants.NOTHING), entries([5, 6, 7]))
+    told.add(Row(seq, 0, 6, Wants.NOTHING), entries([1, 2, 3, 4, 5, 6]))
+    told.add(Row(seq, 6, 4, Wants.TOKEN), entries([7, 8, 9]))
     assert told.pop(seq) == entries([5, 6, 7, 8, 9])
 
 
@@ -37,6 +45,8 @@ def test_a_preempted_prompt_that_is_judged_is_not_taken_from_the_cache():
         while not scheduler.idle:
             plan = scheduler.plan()
             starts += [r.start for r in plan.rows if r.seq in plan.joins and r.seq.preemptions]
-            scheduler.apply(plan, StepResult([(7,) if row.samples else () for row in plan.rows]))
+            scheduler.apply(
+                plan, StepResult([(7,) if row.wants is Wants.TOKEN else () for row in plan.rows])
+            )
         assert starts
         assert all(start == 0 for start in starts) == (judged is not None)

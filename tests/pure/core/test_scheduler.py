@@ -9,7 +9,14 @@ import pytest
 from quire.core.kv.block_pool import BlockState
 from quire.core.kv.kv_cache import KVCache
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
-from quire.core.types import UNKNOWN, SequenceState, StepResult, StopConditions, TokenLogprobs
+from quire.core.types import (
+    UNKNOWN,
+    SequenceState,
+    StepResult,
+    StopConditions,
+    TokenLogprobs,
+    Wants,
+)
 from quire.errors import NotFinite, RequestError, StepFailed, TooLong
 from tests.pure.core.made import FakeGrammars, bound, request
 from tests.pure.core.workload import Run, Setup, check_outcome
@@ -27,7 +34,7 @@ def engine(requests=(), **setup):
 
 
 def answer(plan, token=1, **extra):
-    return StepResult([(token,) if row.samples else () for row in plan.rows], **extra)
+    return StepResult([(token,) if row.wants is Wants.TOKEN else () for row in plan.rows], **extra)
 
 
 def rows(plan):
@@ -418,7 +425,9 @@ def test_a_made_up_step_leaves_nothing_behind():
     step(scheduler)
     scheduler.fail_step(scheduler.plan())
     plan = scheduler.plan_dummy_step()
-    assert [(row.seq.request.id, row.count, row.samples) for row in plan.rows] == [("", 1, True)]
+    assert [(row.seq.request.id, row.count, row.wants) for row in plan.rows] == [
+        ("", 1, Wants.TOKEN)
+    ]
     assert plan.leaves
     scheduler.finish_dummy_step(plan)
     scheduler.check()

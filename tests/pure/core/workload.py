@@ -70,6 +70,10 @@ class Setup:
     grammars: object = None  # a FakeGrammars
     suspects: bool = False
     more: list = field(default_factory=list)  # limits, before the others
+    drafts: int = 0  # at most, of a row
+    proposer: object = None  # (sequence, tokens) -> drafts
+    model_proposes: bool = False  # else the scheduler has them proposed
+    skips: object = None  # random.Random: a tenth of the rows yields no token
 
     def limits(self, order, kv):
         limits = [
@@ -116,8 +120,16 @@ class Setup:
             preemption="swap" if self.swap else "recompute",
             steps_in_flight=self.depth,
             watermark=self.watermark,
+            max_drafts=self.drafts,
+            propose=None
+            if self.model_proposes or self.proposer is None
+            else lambda seq: self.proposer(seq, seq.tokens),
         )
         model = FakeModel(self.blocks, self.block_size, self.windows, self.host, self.slots)
+        if self.model_proposes:
+            model.proposer = self.proposer
+        if self.skips is not None:
+            model.skips = lambda: self.skips.random() < 0.1
         return scheduler, kv, model
 
 
@@ -375,12 +387,52 @@ def random_run(seed, most_steps=20_000, **fixed):
     if rng.random() < 0.15:
         setup.fails = frozenset(rng.sample(range(2, 30), 2))
         setup.errors = frozenset(rng.sample(range(2, 30), 3))
+    more = random.Random(f"drafts {seed}")
+    if more.random() < 0.3:
+        with_drafts(more, setup)
+    if more.random() < 0.2:
+        setup.skips = more
     for name, value in fixed.items():
         setattr(setup, name, value)
     run = Run(setup, with_grammars(random.Random(f"grammars {seed}"), requests, setup))
     out = run.go(most_steps)
     check_outcome(run, out)
     return out
+
+
+def with_drafts(rng, setup):
+    """The setup, with rows of several tokens: what comes out is what it was."""
+    setup.drafts = rng.choice([1, 2, 3, 7])
+    setup.proposer = rng.choice([ngram, oracle(setup.windows, rng.choice([0.0, 0.2, 0.5]))])
+    setup.model_proposes = rng.random() < 0.5
+    return setup
+
+
+def ngram(seq, tokens, most=8):
+    """What followed the last two tokens where they came before, and came last."""
+    for at in range(len(tokens) - 3, -1, -1):
+        if tokens[at : at + 2] == tokens[-2:]:
+            return tokens[at + 2 : at + 2 + most]
+    return ()
+
+
+def oracle(windows, wrong):
+    """Proposes what the model will say, each token with this chance of another."""
+
+    def propose(seq, tokens):
+        rng = random.Random(f"{seq.request.id} {seq.index} {len(tokens)}")
+        request = seq.request
+        out = said(
+            request.prompt,
+            len(tokens) - seq.prompt_len + rng.randrange(1, 9),
+            windows=windows,
+            seed=request.seed + seq.index,
+            salt=request.salt,
+        )
+        future = out[len(tokens) - seq.prompt_len :]
+        return [(t + 1) % VOCAB if rng.random() < wrong else t for t in future]
+
+    return propose
 
 
 def with_grammars(rng, requests, setup):
@@ -416,6 +468,9 @@ def random_squeeze(seed, most_steps=20_000):
     setup.budget, setup.seats, setup.slots = rng.choice([4, 6, 40]), 20, 20
     setup.chunked, setup.watermark, setup.priority = True, 0.0, rng.random() < 0.7
     setup.swap, setup.depth = rng.random() < 0.7, rng.choice([1, 2, 2])
+    more = random.Random(f"drafts {seed}")
+    if more.random() < 0.3:
+        with_drafts(more, setup)
     run = Run(setup, with_tenants(random.Random(f"tenants {seed}"), requests))
     out = run.go(most_steps)
     check_outcome(run, out)

@@ -11,7 +11,7 @@ from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.scheduler import Scheduler
-from quire.core.types import Request, StepResult, StopConditions
+from quire.core.types import Request, StepResult, StopConditions, Wants
 from quire.engine.core.engine_core import EngineCore
 from quire.errors import EngineDead, HookFailed, TooLong
 from quire.executors.fake import Executor
@@ -326,7 +326,7 @@ def test_one_row_s_error_leaves_the_others_alone():
             errors = {
                 i: "not finite"
                 for i, row in enumerate(plan.rows)
-                if row.seq.request.id == "bad" and row.samples
+                if row.seq.request.id == "bad" and row.wants is Wants.TOKEN
             }
             return type(self)._ready(StepResult(result.token_ids, errors=errors))
 

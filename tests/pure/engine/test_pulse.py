@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from quire.core.types import Row, StepPlan, Update
+from quire.core.types import Row, StepPlan, Update, Wants
 from quire.engine.heartbeat_page import (
     TOKEN_BASE_COST,
     EnginePhase,
@@ -99,7 +99,7 @@ def scene(clock):
 
 
 def rows(*counts, start=0):
-    return tuple(Row(SEQ, start, count, True) for count in counts)
+    return tuple(Row(SEQ, start, count, Wants.TOKEN) for count in counts)
 
 
 def test_others_read_what_an_engine_counts(scene):
