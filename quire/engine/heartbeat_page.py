@@ -189,7 +189,7 @@ def step_cost(plan: StepPlan) -> int:
     """How much a step has to do, in tokens times the context that each looks at."""
     if not plan.rows:
         return 0
-    _, starts, counts, _ = zip(*plan.rows)
+    _, starts, counts, *_ = zip(*plan.rows)
     tokens = sum(counts)
     looked_at = sum(starts) if tokens == len(counts) else sum(map(mul, counts, starts))
     return int(TOKEN_BASE_COST * tokens + looked_at + sum(map(mul, counts, counts)) // 2)

@@ -51,6 +51,10 @@ MAX_SKIPPED = 64
 """How many sequences a step passes over at most, for one behind them."""
 
 
+_UPDATE_TAIL = tuple(Update._field_defaults.values())[5:]
+"""The fields of an Update behind cached_tokens."""
+
+
 class FailedStep(NamedTuple):
     """What became of a step that raised: who went back to the queue, and who is to blame."""
 
@@ -238,6 +242,7 @@ class Scheduler:
         limit can bind. It does what _extend(), the general rule, would do.
         """
         running, size, token = SequenceState.RUNNING, self._kv.block_size, Wants.TOKEN
+        new_tuple = tuple.__new__  # of Row: without the call of its constructor
         rows, slack, ones = draft.rows, draft.free_decode_rows(), 0
         for seq in list(self._running):
             tokens, start = seq.tokens, seq.planned
@@ -249,7 +254,7 @@ class Scheduler:
                 and ones < slack
                 and seq.state is running
             ):
-                rows.append(Row(seq, start, 1, token))
+                rows.append(new_tuple(Row, (seq, start, 1, token, 0)))
                 tokens.append(UNKNOWN)
                 seq.planned = length
                 ones += 1
@@ -382,7 +387,7 @@ class Scheduler:
         flight = self._pop_inflight(plan)
         updates, self._planning_failures = self._planning_failures, []
         slow = self._slow_rows(flight, result)
-        size, wants_token = self._kv.block_size, Wants.TOKEN
+        size, wants_token, new_tuple = self._kv.block_size, Wants.TOKEN, tuple.__new__
         for i, (row, ids) in enumerate(zip(plan.rows, result.token_ids, strict=True)):
             seq, start, count, wants, _ = row
             if wants is wants_token and count == 1 == len(ids) and not (slow and i in slow):
@@ -390,9 +395,8 @@ class Scheduler:
                 if at % size and at + 1 < seq.max_len and token not in seq.stop_ids:
                     seq.computed = at
                     seq.tokens[at] = token
-                    updates.append(
-                        Update(seq.request.id, seq.index, ids, None, None, None, None, seq.cached)
-                    )
+                    head = seq.request.id, seq.index, ids, None, None, None, None, seq.cached
+                    updates.append(new_tuple(Update, head + _UPDATE_TAIL))
                     continue
             if seq not in flight.stale:
                 try:
@@ -490,7 +494,7 @@ class Scheduler:
             seq.computed = known
             return 0, None
         kept, done = append_tokens(seq, known, ids)
-        seq.computed = known + kept - 1
+        seq.computed = known + min(kept - 1, row.drafts)
         if kept != 1:
             seq.planned = seq.computed
         if not kept:
