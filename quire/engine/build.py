@@ -55,8 +55,9 @@ from quire.core.scheduling.order.priority import Priority
 from quire.core.scheduling.scheduler import Scheduler
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup import gpu_startup
-from quire.engine.startup.executor_setup import DTYPES, build_executor
+from quire.engine.startup.executor_setup import build_executor, load_model
 from quire.engine.startup.grammar_setup import build_grammars
+from quire.engine.startup.rank_process import check_params, start_ranks
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
 from quire.engine.startup.warmup import SchedulerAndExecutor
@@ -65,7 +66,7 @@ from quire.executors.profiled import Executor as Profiled
 from quire.grammar.backends import backend_select
 from quire.kernels.framework import kernel_precompile as kernel_cache
 from quire.kernels.framework.compiler import CompilerProcess
-from quire.models.base import LanguageModel, ModelConfig
+from quire.models.base import ModelConfig
 from quire.models.build import build_model as build_model
 from quire.models.build import read_model_config
 from quire.platform import cpu, cuda, kernel_store
@@ -213,7 +214,11 @@ def _assemble(
         )
     texts(config, lambda: _tokenizer_folder(found.folder, config, options, environment))
     held = torch.cuda.memory_allocated(device) if opening else 0
-    model = _load_model(found, config, device)
+    several = config.parallel.tensor > 1
+    if several:
+        ranks = start_ranks(config, options)
+    else:
+        model = load_model(found.model_type, found.config, found.folder, config, device)
     receipt.lap("weights")
     for one in opening:
         one.result()
@@ -225,9 +230,10 @@ def _assemble(
     grammars = None if missing_for_structured_output(config) else build_grammars(config, tokenizer)
 
     def half(config: EngineConfig) -> SchedulerAndExecutor:
-        return build_scheduler(config, grammars), build_executor(
-            model, config, processors, grammars
+        executor: Executor = (
+            ranks if several else build_executor(model, config, processors, grammars)
         )
+        return build_scheduler(config, grammars), executor
 
     if device.type == cuda.name:
         started = gpu_startup.start_on_gpu(
@@ -241,8 +247,9 @@ def _assemble(
     else:
         engine = _build_core(config, *half(config), check=environment.check, grammars=grammars)
     receipt.lap("engine")
-    checks = tuple(one.validate_params for one in processors if hasattr(one, "validate_params"))
-    return EngineCoreBundle(engine, config, plan, why, checks, receipt.seconds())
+    checks: list[ParamCheck] = [check_params] if several else []
+    checks += [one.validate_params for one in processors if hasattr(one, "validate_params")]
+    return EngineCoreBundle(engine, config, plan, why, tuple(checks), receipt.seconds())
 
 
 def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
@@ -251,23 +258,6 @@ def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
     if why.field != "cache.num_blocks" or why.value == blocks:
         return why
     return Decision(why.field, blocks, f"{why.reason}, with steps as measured")
-
-
-def _load_model(
-    found: ModelDescription, config: EngineConfig, device: torch.device
-) -> LanguageModel:
-    return build_model(
-        found.model_type,
-        replace(found.config, max_len=config.scheduler.max_model_len),
-        folder=found.folder,
-        load_format=config.load.format,
-        dtype=DTYPES[config.model.dtype],
-        device=device,
-        quant=config.model.quantization,
-        groups=config.cache.groups,
-        progress=config.load.progress,
-        seed=config.model.seed,
-    )
 
 
 def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituation:
@@ -385,8 +375,13 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
             capability=found.capability,
         )
     memory = cpu.memory()
+    ranks = options.parallel.tensor_parallel_size  # they share the machine's memory
     return DeviceFacts(
-        kind=cpu.name, total_bytes=memory.total, free_bytes=memory.free, threads=threads
+        kind=cpu.name,
+        total_bytes=memory.total // ranks,
+        free_bytes=memory.free // ranks,
+        threads=threads,
+        count=max(2, cpu.available_cores()),  # two also on one core, for tests
     )
 
 
@@ -406,6 +401,8 @@ def missing_for_structured_output(config: EngineConfig) -> str | None:
     """What structured output needs and this engine has not."""
     if skips_tokenizer(config):
         return "a tokenizer"
+    if config.parallel.tensor > 1:
+        return "tensor_parallel_size=1"
     return None if config.sampling.eos_ids else "a token that ends the text"
 
 

@@ -1,6 +1,6 @@
-"""The device half of an engine: KV tensors, attention backend, sampler and runner around a model.
+"""Executor set-up: builds KV tensors, attention backend, sampler and worker around a model.
 
-Not here: which device, how much memory (quire.engine.build decides, and is the only caller).
+quire.engine.build decides on the device and on the memory, and a rank process on its rank.
 """
 
 from __future__ import annotations
@@ -8,15 +8,20 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 
 from quire.attention.base import Backend
 from quire.attention.select import BackendRequirements, backend_registry, select_backend
 from quire.config.engine_config import EngineConfig
+from quire.distributed.collectives import Collectives
+from quire.distributed.mesh import Mesh
 from quire.executors.base import Executor
 from quire.executors.inline import Executor as Inline
-from quire.models.base import LanguageModel
+from quire.models.base import LanguageModel, ModelConfig
+from quire.models.build import build_model
 from quire.runner.device_worker import DeviceWorker
 from quire.runner.kv_tensors import allocate_kv_tensors
 from quire.runner.model_input import ModelInputBuilder
@@ -36,13 +41,58 @@ DTYPES = {
 }
 
 
+def load_model(
+    model_type: str,
+    model_config: ModelConfig,
+    folder: Path,
+    config: EngineConfig,
+    device: torch.device,
+    mesh: Mesh = Mesh(),  # noqa: B008 - an immutable value
+    comm: Collectives | None = None,
+) -> LanguageModel:
+    """The model of a folder, or one rank's share of it."""
+    return build_model(
+        model_type,
+        replace(model_config, max_len=config.scheduler.max_model_len),
+        folder=folder,
+        load_format=config.load.format,
+        dtype=DTYPES[config.model.dtype],
+        device=device,
+        mesh=mesh,
+        comm=comm,
+        quant=config.model.quantization,
+        groups=config.cache.groups,
+        progress=config.load.progress and not mesh.rank,
+        seed=config.model.seed,
+    )
+
+
 def build_executor(
     model: LanguageModel,
     config: EngineConfig,
     processors: Sequence[LogitsProcessor] = (),
     grammars: GrammarLookup | None = None,
 ) -> Executor:
-    """KV tensors, attention backend, sampler and runner around a model."""
+    """An executor of one rank in this process."""
+    runner = build_runner(model, config, processors, grammars)
+    threaded = config.device.kind == "cpu" and config.scheduler.steps_in_flight > 1
+    return Inline(ModelInputBuilder(table_shape(config)), runner, threaded=threaded)
+
+
+def table_shape(config: EngineConfig) -> TableShape:
+    """Sizes of the block tables of this engine's ranks."""
+    cache, scheduler = config.cache, config.scheduler
+    width = -(-scheduler.max_model_len // cache.block_size)
+    return TableShape(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
+
+
+def build_runner(
+    model: LanguageModel,
+    config: EngineConfig,
+    processors: Sequence[LogitsProcessor] = (),
+    grammars: GrammarLookup | None = None,
+) -> ModelRunner:
+    """One rank: KV tensors, attention backend, sampler and worker around a model."""
     cache, scheduler = config.cache, config.scheduler
     device = torch.device(config.device.kind)
     tensors, host = (
@@ -65,22 +115,18 @@ def build_executor(
         processors=processors,
         grammars=grammars,
     )
-    width = -(-scheduler.max_model_len // cache.block_size)
-    shape = TableShape(scheduler.max_num_seqs, width, len(cache.groups), cache.block_size)
     worker = _worker_class(device)(
         model,
         _build_backend(config, tensors),
         sampler,
-        shape,
+        table_shape(config),
         cache=tensors,
         host_cache=host,
         max_tokens=scheduler.max_num_batched_tokens,
         logprobs_mode=config.model.logprobs_mode,
         eager=config.device.enforce_eager,
     )
-    runner = ModelRunner(model, sampler, worker)
-    threaded = device.type == "cpu" and scheduler.steps_in_flight > 1
-    return Inline(ModelInputBuilder(shape), runner, threaded=threaded)
+    return ModelRunner(model, sampler, worker)
 
 
 _WORKERS = {

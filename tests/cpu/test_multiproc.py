@@ -1,0 +1,133 @@
+"""One model on two ranks, each a process of its own: the same tokens as on one rank."""
+
+import os
+import signal
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import ConfigError, EngineDead, EngineError, RequestError
+from quire.executors.multiproc import RunStep
+from tests.cpu.tiny_models import write_model
+
+pytestmark = pytest.mark.slow("each engine starts two processes that import torch: 5 s")
+
+TEXT = "The capital of France is Paris, and the future of AI is not yet written. "
+PROMPTS = ["What", [70, 70, 5], TEXT, TEXT * 4 + "Hello", list(range(60, 160))]
+SIZES = {"dtype": "float32", "max_model_len": 256, "num_gpu_blocks_override": 60}
+CHUNKS = {"max_num_batched_tokens": 32, "max_num_seqs": 4, "enable_prefix_caching": True}
+KINDS = {
+    "greedy": {"temperature": 0},
+    "seeds": {"temperature": 0.9, "seed": 7, "n": 3, "top_p": 0.8},
+    "penalties": {"temperature": 0, "repetition_penalty": 1.5, "logit_bias": {70: 2.0}},
+    "bad words": {"temperature": 0.8, "seed": 3, "bad_words": ["a"], "min_tokens": 9},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    models = tmp_path_factory.mktemp("models")
+    return {kind: str(write_model(models / kind, kind)) for kind in ("llama", "qwen2")}
+
+
+@pytest.fixture(scope="module")
+def folder(folders):
+    return folders["llama"]
+
+
+@pytest.fixture(scope="module")
+def one(folder):
+    return LLM(folder, **SIZES, **CHUNKS, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def two(folder):
+    llm = LLM(folder, **SIZES, **CHUNKS, device="cpu", tensor_parallel_size=2)
+    yield llm
+    llm.llm_engine.engine.shutdown()
+
+
+def ids(llm, **params):
+    params = SamplingParams(max_tokens=24, ignore_eos=True, **params)
+    outputs = llm.generate(PROMPTS, params, use_tqdm=False)
+    return [list(each.token_ids) for output in outputs for each in output.outputs]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_ranks_give_the_tokens_of_one(one, two, kind):
+    want = ids(one, **KINDS[kind])
+    assert ids(two, **KINDS[kind]) == want
+    assert ids(two, **KINDS[kind]) == want, "prompts found in the prefix cache"
+
+
+def test_weights_with_biases_are_cut_too(folders):
+    want = ids(LLM(folders["qwen2"], **SIZES, device="cpu"), temperature=0)
+    llm = LLM(folders["qwen2"], **SIZES, device="cpu", tensor_parallel_size=2)
+    assert ids(llm, temperature=0) == want
+    processes = llm.llm_engine.engine._executor._processes
+    llm.llm_engine.engine.shutdown()
+    assert [process.wait(5) for process in processes] == [0, 0], "ranks end with their engine"
+
+
+def test_logprobs_and_those_of_prompts_come_from_the_first_rank(one, two):
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=2, prompt_logprobs=1)
+    for a, b in zip(*(llm.generate(PROMPTS[2:3], params, use_tqdm=False) for llm in (one, two))):
+        for x, y in [*zip(a.prompt_logprobs[1:], b.prompt_logprobs[1:])]:
+            assert list(x) == list(y)
+            for token in x:
+                assert y[token].logprob == pytest.approx(x[token].logprob, abs=1e-4)
+        assert [list(x) for x in a.outputs[0].logprobs] == [list(x) for x in b.outputs[0].logprobs]
+
+
+def test_what_lives_in_this_process_alone_is_refused(two):
+    with pytest.raises(RequestError, match="tensor_parallel_size=1"):
+        two.generate("a", SamplingParams(logits_processors=[lambda ids, row: row]))
+    with pytest.raises(RequestError, match="use one rank"):
+        two.apply_model(repr)
+
+
+def test_kv_memory_is_given_back_on_all_ranks_and_taken_again(one, two):
+    two.sleep(level=1)
+    two.wake_up()
+    assert ids(two, temperature=0) == ids(one, temperature=0)
+
+
+def test_a_step_that_fails_on_all_ranks_fails_its_request_alone(one, two):
+    executor = two.llm_engine.engine._executor
+    number = executor._send(lambda number: RunStep(number, b"?"))
+    with pytest.raises(EngineError, match=r"DecodeError|ValidationError"):
+        executor.step_result(number)
+    executor.recover()
+    assert ids(two, temperature=0) == ids(one, temperature=0)
+
+
+def test_ranks_that_part_are_found(folder, monkeypatch):
+    llm = LLM(folder, **SIZES, device="cpu", tensor_parallel_size=2)
+    engine = llm.llm_engine.engine
+    receive = engine._executor._pipes[1].receive
+    monkeypatch.setattr(engine._executor._pipes[1], "receive", lambda: differing(receive()))
+    with pytest.raises(EngineDead, match="different tokens"):
+        ids(llm, temperature=0)
+    engine.shutdown()
+
+
+def differing(answer):
+    return type(answer)(answer.number, answer.checksum + 1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_death_of_a_rank_is_the_engine_s(folder, rank):
+    llm = LLM(folder, **SIZES, device="cpu", tensor_parallel_size=2)
+    executor = llm.llm_engine.engine._executor
+    ids(llm, temperature=0)
+    os.kill(executor._processes[rank].pid, signal.SIGKILL)
+    with pytest.raises(EngineDead, match=r"rank . .* (was killed by signal 9|ended)"):
+        ids(llm, temperature=0)
+    executor.shutdown()
+    assert {process.poll() is not None for process in executor._processes} == {True}
+
+
+@pytest.mark.parametrize("size", [3, 64])
+def test_a_size_that_does_not_fit_is_refused(folder, size):
+    with pytest.raises(ConfigError, match="tensor_parallel_size"):
+        LLM(folder, **SIZES, device="cpu", tensor_parallel_size=size)
