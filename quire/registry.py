@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
 import pkgutil
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from quire.errors import ConfigError
 
@@ -39,6 +43,16 @@ class PluginRegistry:
     def names(self) -> list[str]:
         """Names of all plug-ins, sorted, without FRAMEWORK_MODULES and files that start with _."""
         return sorted(self._module_names | self._entry_points.keys())
+
+    def read_literal(self, name: str, constant: str) -> Any:
+        """A constant of a plug-in's file that is a literal, without importing it. None: absent."""
+        entry = self._entry_points.get(name)
+        spec = find_spec(entry.module if entry else f"{self.package}.{name}")
+        source = Path(spec.origin).read_text() if spec is not None and spec.origin else ""
+        for node in ast.parse(source).body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == constant:
+                return ast.literal_eval(node.value)
+        return None
 
     def load(self, name: str) -> ModuleType:
         """Import one plug-in, and only that one. Unknown names get the nearest suggestions."""

@@ -1,8 +1,8 @@
-"""What is true, whatever was asked for: the model's files and the device.
+"""Facts of the model's files and of the device, whatever the options say.
 
-Not here: choices (resolve.py). Model facts are read from config.json by the keys that all dense
-models share, so that a model can be planned without its code; quire.models reads the same file
-strictly, and its attention_layers() replace `layers` when an engine is built.
+Model facts are read from config.json by the keys that models share and by the conventions that the
+model's file states, so that a model can be planned without its code. quire.models reads the same
+file strictly, and its attention_layers() replace `layers` when an engine is built.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quire.config.conventions import conventions_of
 from quire.config.json_file import (
     MAX_CONFIG_BYTES,
     check_sizes,
@@ -36,14 +37,10 @@ LENGTH_KEYS = (
     "max_target_positions",
 )
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
-TWO_MATRIX_MLP = ("gpt2", "opt", "gpt_neox", "gptj", "bloom", "falcon", "phi", "starcoder2")
-LEARNED_POSITIONS = ("gpt2", "opt")
-DEFAULT_WINDOWS = {"gemma2": 4096, "gemma2_text": 4096, "gpt_oss": 128, "qwen2_moe": 4096}
-"""Of models whose config.json need not name the length of their windows."""
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
 """In the names of matrices that are no linear layers of the decoder."""
 MAX_TOKENIZER_LENGTH = 10**9
-"""Tokenizers that know no length say 10**30."""
+"""Tokenizers without a length have 10**30."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +64,7 @@ class ModelFacts:
     name: str
     model_type: str
     architectures: tuple[str, ...]
-    dtype: str | None  # of the checkpoint; None: it does not say
+    dtype: str | None  # of the checkpoint; None: not stated
     max_len: int | None
     vocab: int
     hidden: int
@@ -132,26 +129,26 @@ def validate_sizes(hf: dict[str, Any]) -> dict[str, Any]:
 def merge_rope_overrides(before: Json, after: dict[str, Any]) -> dict[str, Any]:
     """`after`, with rotary settings changed in the older style carried into rope_parameters.
 
-    There newer checkpoints keep them, and they would hide what was said beside them.
+    Newer checkpoints keep them there, where they would hide the settings beside them.
     """
     inner = after.get("rope_parameters")
     if not isinstance(inner, Mapping) or inner != before.get("rope_parameters"):
         return after
     scaling = after.get("rope_scaling")
-    said = dict(scaling) if scaling and scaling != before.get("rope_scaling") else {}
-    if "type" in said:
-        said.setdefault("rope_type", said.pop("type"))
+    settings = dict(scaling) if scaling and scaling != before.get("rope_scaling") else {}
+    if "type" in settings:
+        settings.setdefault("rope_type", settings.pop("type"))
     for key in ("rope_theta", "partial_rotary_factor"):
         if after.get(key) != before.get(key):
-            said.setdefault(key, after[key])
-    if not said:
+            settings.setdefault(key, after[key])
+    if not settings:
         return after
     if any(isinstance(value, Mapping) for value in inner.values()):
         raise ConfigError(
             "hf_overrides: this model has rotary settings per layer type; override rope_parameters"
         )
     rest = {key: value for key, value in after.items() if key != "rope_scaling"}
-    return rest | {"rope_parameters": {**inner, **said}}
+    return rest | {"rope_parameters": {**inner, **settings}}
 
 
 def merge_dicts(base: Json, over: Json) -> dict[str, Any]:
@@ -248,7 +245,7 @@ def _model_facts(
 
 def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
     """Numbers of one row of the rotary tables: a cosine and a sine for every other dimension."""
-    if str(hf.get("model_type", "")) in LEARNED_POSITIONS:
+    if conventions_of(hf).positions_kind == "learned":
         return 0
     rope = hf.get("rope_parameters") or {}
     share = hf.get("partial_rotary_factor") or rope.get("partial_rotary_factor") or 1
@@ -271,27 +268,8 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
     head_dim = hf.get("head_dim") or _int(hf, "hidden_size", "n_embd", "d_model") // heads
     kv_heads = hf.get("num_key_value_heads") or (1 if hf.get("multi_query") else heads)
     count = _int(hf, "num_hidden_layers", "n_layer", "num_layers")
-    return tuple(LayerFacts(int(kv_heads), int(head_dim), w) for w in _windows(hf, count))
-
-
-def _windows(hf: Json, count: int) -> list[int | None]:
-    window = hf.get("sliding_window")
-    kind = str(hf.get("model_type", ""))
-    if "sliding_window" not in hf:
-        window = DEFAULT_WINDOWS.get(kind)
-    if not window or (hf.get("use_sliding_window", not kind.startswith("qwen")) is False):
-        return [None] * count
-    if types := hf.get("layer_types"):
-        return [window if "sliding" in types[i] else None for i in range(count)]
-    if kind.startswith(("gemma2", "gpt_oss", "qwen2_moe")):
-        last = int(hf.get("max_window_layers") or 28) if kind == "qwen2_moe" else count
-        return [window if i % 2 == 0 and i < last else None for i in range(count)]
-    if kind.startswith("gemma3"):
-        every = int(hf.get("sliding_window_pattern") or 6)
-        return [window if (i + 1) % every else None for i in range(count)]
-    below = kind.startswith("qwen") and kind != "qwen3_moe"
-    first = int(hf.get("max_window_layers") or 0) if below else 0
-    return [window if i >= first else None for i in range(count)]
+    windows = conventions_of(hf).window_per_layer(hf, count)
+    return tuple(LayerFacts(int(kv_heads), int(head_dim), w) for w in windows)
 
 
 def context_length(hf: Json, tokenizer_length: object = None) -> int | None:
@@ -309,7 +287,7 @@ def _scaled(hf: Json, length: int) -> int:
     rope = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     rope = rope.get("full_attention", rope) or {}
     kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind in UNSCALED_ROPE or str(hf.get("model_type", "")).startswith("gemma3"):
+    if kind in UNSCALED_ROPE or not conventions_of(hf).scaling_extends:
         return length
     if kind == "yarn":
         length = int(rope.get("original_max_position_embeddings") or length)
@@ -323,16 +301,16 @@ def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
         _int(hf, "vocab_size"),
         _mlp(hf),
     )
-    kind = str(hf.get("model_type", ""))
-    matrices = vocab * hidden * (1 if _tied(hf, kind) else 2)
-    if kind in LEARNED_POSITIONS:
+    family = conventions_of(hf)
+    matrices = vocab * hidden * (1 if _tied(hf) else 2)
+    if family.positions_kind == "learned":
         matrices += hidden * (_int(hf, "max_position_embeddings", "n_positions") + 2)
     tables = matrices
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     experts = next((int(hf[name]) for name in names if hf.get(name)), 0)
     each, shared = int(hf.get("moe_intermediate_size") or mlp), int(hf.get("n_shared_experts") or 0)
     width = each * (experts + shared) if experts else mlp
-    fan = (2 if kind in TWO_MATRIX_MLP else 3) * hidden
+    fan = (2 if family.mlp_kind == "plain" else 3) * hidden
     dense = min(int(hf.get("first_k_dense_replace") or 0), len(layers)) if experts else 0
     matrices += dense * fan * mlp + (len(layers) - dense) * (fan * width + experts * hidden)
     matrices += sum(_attention_weights(hf, hidden, layer) for layer in layers)
@@ -369,12 +347,11 @@ def count_weights_in_headers(headers: Mapping[str, Any], *, tied: bool = False) 
 
 def has_tied_embeddings(hf: Json) -> bool:
     """One matrix serves as the first and the last."""
-    text = _text_config(hf)
-    return _tied(text, str(text.get("model_type", "")))
+    return _tied(_text_config(hf))
 
 
-def _tied(hf: Json, kind: str) -> bool:
-    return bool(hf.get("tie_word_embeddings", kind.startswith(("gpt2", "opt", "gemma"))))
+def _tied(hf: Json) -> bool:
+    return bool(hf.get("tie_word_embeddings", conventions_of(hf).tied))
 
 
 def _text_config(hf: Json) -> Json:

@@ -29,6 +29,8 @@ from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, si
 
 DEFAULTS = {"head_dim": 256, "hidden_activation": "gelu_pytorch_tanh"}
 
+CONVENTIONS = {"windows": "periodic", "window": 4096, "period": 2, "tied": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):

@@ -12,6 +12,14 @@ from dataclasses import dataclass
 from quire.models import gemma3_text
 from quire.models.base import Hf, Weights, field_of
 
+CONVENTIONS = {
+    "windows": "periodic",
+    "window": 4096,
+    "period": 6,
+    "tied": True,
+    "scaling_extends": False,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(gemma3_text.Config):

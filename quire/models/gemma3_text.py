@@ -40,6 +40,14 @@ DEFAULTS = {
     "max_position_embeddings": 131_072,
 }
 
+CONVENTIONS = {
+    "windows": "periodic",
+    "window": 4096,
+    "period": 6,
+    "tied": True,
+    "scaling_extends": False,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):

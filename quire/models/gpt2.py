@@ -27,6 +27,8 @@ from quire.layers import (
 from quire.models._decoder import Decoder
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, dtype_of, field_of
 
+CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):

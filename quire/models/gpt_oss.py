@@ -46,6 +46,8 @@ YARN = {
 }
 DEFAULTS = {"head_dim": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072}
 
+CONVENTIONS = {"windows": "periodic", "window": 128, "period": 2}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):

@@ -30,6 +30,8 @@ from quire.models.base import Hf, ModelConfig, StepInputs, Weights, dtype_of, fi
 UNUSED_POSITIONS = 2  # the first rows of the position table, left over from padding
 EPS = 1e-5  # not in config.json
 
+CONVENTIONS = {"mlp_kind": "plain", "positions_kind": "learned", "tied": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):

@@ -14,6 +14,8 @@ from quire.models.base import Hf, sizes_of
 
 Model = llama.Model
 
+CONVENTIONS = {"windows": "upper", "windows_on_request": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(llama.Config):

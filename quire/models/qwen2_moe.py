@@ -28,6 +28,8 @@ from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import FULL, SLIDING, windows_of
 from quire.models.base import Hf, Weights, field_of, sizes_of
 
+CONVENTIONS = {"windows": "alternate", "window": 4096, "windows_on_request": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(llama.Config):

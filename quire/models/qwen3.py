@@ -24,6 +24,8 @@ from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import read_upper_layer_windows
 from quire.models.base import Hf, ModelConfig, StepInputs, Weights, field_of, sizes_of
 
+CONVENTIONS = {"windows": "upper", "windows_on_request": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(ModelConfig):

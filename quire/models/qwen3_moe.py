@@ -26,6 +26,8 @@ from quire.models._rope import rope_of, scaled_max_len
 from quire.models._windows import read_uniform_windows
 from quire.models.base import Hf, Weights, field_of, sizes_of
 
+CONVENTIONS = {"windows_on_request": True}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config(qwen3.Config):

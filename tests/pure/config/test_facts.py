@@ -1,6 +1,7 @@
 """Model facts from config.json."""
 
 import json
+from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -11,6 +12,7 @@ from quire.config.facts import (
     read_model_facts,
 )
 from quire.errors import ConfigError
+from quire.registry import PluginRegistry
 
 BASE = {
     "model_type": "llama",
@@ -60,6 +62,23 @@ def test_windows_follow_each_family():
     ]  # fmt: skip
     kinds = ["full_attention", "sliding_attention"] * 2
     assert windows(sliding_window=8, layer_types=kinds) == [None, 8, None, 8]
+
+
+def test_a_family_states_its_conventions_in_its_own_file(tmp_path, monkeypatch):
+    (tmp_path / "a_family.py").write_text(
+        "import something_that_is_not_installed\n"
+        'CONVENTIONS = {"windows": "periodic", "window": 8, "period": 4, "mlp_kind": "plain",\n'
+        '    "positions_kind": "learned", "tied": True}\n'
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    entry = EntryPoint("a_family", "a_family", "quire.models")
+    monkeypatch.setattr(PluginRegistry, "_entry_points", {"a_family": entry})
+    assert windows(model_type="a_family") == [8, 8, 8, None]
+    assert facts(model_type="a_family").rotary == 0
+    assert facts().rotary > 0
+    mlp, tables = 4 * 64 * 128, (512 + 2) * 64
+    more = facts().weights.matrices - facts(model_type="a_family").weights.matrices
+    assert more == mlp + 100 * 64 - tables  # a third matrix and a head, but no positions
 
 
 @pytest.mark.parametrize(

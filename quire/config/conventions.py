@@ -1,0 +1,65 @@
+"""Conventions of a family of models: what its config.json means by the fields it leaves out.
+
+A model file states them as a literal, `CONVENTIONS = {...}`, which is read without importing the
+file, so that a model can be planned where torch is not installed. Its Config follows them too.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from quire.registry import PluginRegistry
+
+Json = Mapping[str, Any]
+LAST_LOWER_LAYER = 28
+"""Default of max_window_layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conventions:
+    """One family."""
+
+    windows: Literal["all", "periodic", "upper", "alternate"] = "all"
+    """Layers with a window where `layer_types` is absent: all; all but every `period`-th; from
+    max_window_layers on; every other one below max_window_layers."""
+    window: int | None = None  # its length, if sliding_window is absent
+    period: int = 1
+    windows_on_request: bool = False  # only with use_sliding_window
+    mlp_kind: Literal["gated", "plain"] = "gated"  # three matrices or two
+    positions_kind: Literal["rotary", "learned"] = "rotary"
+    tied: bool = False  # if tie_word_embeddings is absent
+    scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
+
+    def window_per_layer(self, hf: Json, count: int) -> list[int | None]:
+        """The window of each layer, None without one."""
+        window = hf.get("sliding_window") if "sliding_window" in hf else self.window
+        if not window or hf.get("use_sliding_window", not self.windows_on_request) is False:
+            return [None] * count
+        if types := hf.get("layer_types"):
+            return [window if "sliding" in types[i] else None for i in range(count)]
+        return [window if self._slides(hf, i) else None for i in range(count)]
+
+    def _slides(self, hf: Json, layer: int) -> bool:
+        border = hf.get("max_window_layers")
+        if self.windows == "periodic":
+            return bool((layer + 1) % int(hf.get("sliding_window_pattern") or self.period))
+        if self.windows == "upper":
+            return layer >= int(border or 0)
+        if self.windows == "alternate":
+            return layer % 2 == 0 and layer < int(border or LAST_LOWER_LAYER)
+        return True
+
+
+def conventions_of(hf: Json) -> Conventions:
+    """Those of a config.json's model type; the defaults for a type that quire does not have."""
+    return _stated_conventions(str(hf.get("model_type", "")))
+
+
+@functools.lru_cache(maxsize=8)
+def _stated_conventions(model_type: str) -> Conventions:
+    models = PluginRegistry("quire.models")
+    known = model_type in models.names()
+    return Conventions(**(models.read_literal(model_type, "CONVENTIONS") or {} if known else {}))
