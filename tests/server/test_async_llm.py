@@ -289,7 +289,7 @@ async def main():
 
 asyncio.run(main())
 asyncio.run(main())
-print(engine._end.peek()[1].__self__._keeper.engine.child.process.pid, flush=True)
+print(engine._end.peek()[1].__self__._restarter.engine.child.process.pid, flush=True)
 sys.stdin.readline()
 """
 

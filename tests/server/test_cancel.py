@@ -372,7 +372,7 @@ async def waiting_for_another_engine(scene):
     scene.server.client.transport.die()
     call = scene.call("chat", name="mine")
     await asyncio.sleep(0.02)
-    assert scene.server.client._waiting == 1
+    assert scene.server.client._waiting_requests == 1
     return call, None
 
 
@@ -405,7 +405,7 @@ def test_whatever_it_waits_for_it_is_ended(staged, stage, way):
             assert not other.task.done(), "another's request was ended"
             other.leave()
             await other.end()
-        if scene.server.client.away is not None:
+        if scene.server.client.restart_reason is not None:
             scene.follow()
         await scene.server.client.resume()
         await scene.rest()
@@ -560,7 +560,7 @@ class Storm:
         await asyncio.gather(*(client() for _ in range(at_a_time)))
         disturbing.cancel()
         await asyncio.wait({disturbing})
-        if self.scene.server.client.away is not None:
+        if self.scene.server.client.restart_reason is not None:
             self.scene.follow()
         self.scene.model.bound.settle()
 

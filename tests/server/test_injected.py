@@ -77,7 +77,7 @@ def test_text_work_that_breaks_ends_its_request_alone(
     server, http, monkeypatch, path, stream, error
 ):
     body = ROUTES[path] | ({"stream": True} if stream else {})
-    with injected(monkeypatch, RequestOutputProcessor, "read", error):
+    with injected(monkeypatch, RequestOutputProcessor, "process", error):
         status, message = refusal(http.post(path, json=body))
         server.wait_idle()
     assert status == (200 if stream else 500)
@@ -91,7 +91,7 @@ def test_a_tokenizer_that_breaks_ends_its_request_alone(http, monkeypatch, path,
     """Of a long prompt it runs in another thread."""
     text = "word " * (2000 if long else 1)
     said = {key: _longer(value, text) for key, value in ROUTES[path].items()}
-    with injected(monkeypatch, InputProcessor, "request", RuntimeError("poisoned")):
+    with injected(monkeypatch, InputProcessor, "process", RuntimeError("poisoned")):
         status, message = refusal(http.post(path, json=said))
     assert status == 500
     assert "log says why" in message
@@ -100,7 +100,7 @@ def test_a_tokenizer_that_breaks_ends_its_request_alone(http, monkeypatch, path,
 def test_a_connection_outlives_an_error_that_nobody_meant(http, monkeypatch):
     """A client, or a proxy, has its next request on it."""
     body = {"prompt": "a", **MORE}
-    with injected(monkeypatch, InputProcessor, "request", RuntimeError("poisoned")):
+    with injected(monkeypatch, InputProcessor, "process", RuntimeError("poisoned")):
         for _ in range(20):
             assert http.post("/v1/completions", json=body).status_code == 500
     assert len(http._transport._pool.connections) == 1
@@ -144,7 +144,7 @@ def test_a_clock_that_jumps_moves_dates_and_nothing_else(server, http, monkeypat
 def test_a_background_response_whose_text_work_breaks_has_failed(server, http, monkeypatch):
     body = {"input": "go on", "background": True, "max_output_tokens": 200}
     with injected(
-        monkeypatch, RequestOutputProcessor, "read", RuntimeError("a bug at /secret/place")
+        monkeypatch, RequestOutputProcessor, "process", RuntimeError("a bug at /secret/place")
     ):
         shown = http.post("/v1/responses", json=body).json()
         server.wait_idle()
@@ -163,7 +163,7 @@ async def asleep(scene):
 
 
 async def away(scene):
-    scene.server.client.wait_s = 0.02
+    scene.server.client.restart_wait_s = 0.02
     scene.server.client.transport.die()
 
 

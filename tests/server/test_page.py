@@ -209,7 +209,7 @@ def looked(engine, scene):
 
 def test_a_frame_tells_of_requests_by_the_ids_their_clients_know():
     async def scene(feed):
-        watch = feed.watch()
+        watch = feed.subscribe()
         told = decoded(await anext(watch))
         assert told["rows"][0]["id"] == "chatcmpl-mine"
         assert told["rows"][0]["generated"] == 3
@@ -227,7 +227,7 @@ def test_a_frame_tells_of_requests_by_the_ids_their_clients_know():
 
 def test_the_map_is_sent_again_only_when_it_changed():
     async def scene(feed):
-        watch = feed.watch()
+        watch = feed.subscribe()
         with_map = ["map" in decoded(await anext(watch)) for _ in range(4)]
         assert with_map == [True, False, True, False]
         watch.close()
@@ -238,9 +238,9 @@ def test_the_map_is_sent_again_only_when_it_changed():
 
 def test_who_comes_later_gets_the_map_too():
     async def scene(feed):
-        early = feed.watch()
+        early = feed.subscribe()
         await anext(early)
-        late = feed.watch()
+        late = feed.subscribe()
         assert "map" in decoded(await anext(late))
         assert "map" not in decoded(await anext(early))
         early.close()
@@ -253,7 +253,7 @@ def test_all_who_watch_share_one_call_and_none_is_made_for_nobody():
     engine = FakeEngine(snapshot())
 
     async def scene(feed):
-        watches = [feed.watch() for _ in range(20)]
+        watches = [feed.subscribe() for _ in range(20)]
         for _ in range(3):
             await asyncio.gather(*(anext(one) for one in watches))
         assert engine.calls <= 4
@@ -266,7 +266,7 @@ def test_all_who_watch_share_one_call_and_none_is_made_for_nobody():
 
 def test_percentiles_are_of_what_happened_since_someone_looks():
     async def scene(feed):
-        watch = feed.watch()
+        watch = feed.subscribe()
         assert decoded(await anext(watch))["first"] is None
         p50, p90, p99 = decoded(await anext(watch))["first"]
         assert 2**-9 <= p50 < p90 < p99 <= 2**-8.8
@@ -277,7 +277,7 @@ def test_percentiles_are_of_what_happened_since_someone_looks():
 
 def test_percentiles_of_an_engine_that_took_over_are_of_its_own():
     async def scene(feed):
-        watch = feed.watch()
+        watch = feed.subscribe()
         await anext(watch)
         assert decoded(await anext(watch))["first"] is None  # nothing since it was first seen
         assert len(decoded(await anext(watch))["first"]) == 3
@@ -289,13 +289,13 @@ def test_percentiles_of_an_engine_that_took_over_are_of_its_own():
 
 def test_when_the_server_ends_nobody_is_left_waiting():
     async def scene(feed):
-        watch = feed.watch()
+        watch = feed.subscribe()
         await anext(watch)
-        feed.end()
+        feed.shut_down()
         with pytest.raises(StopAsyncIteration):
             await anext(watch)
         with pytest.raises(StopAsyncIteration):
-            await anext(feed.watch())
+            await anext(feed.subscribe())
 
     looked(FakeEngine(snapshot()), scene)
 
@@ -303,7 +303,7 @@ def test_when_the_server_ends_nobody_is_left_waiting():
 @pytest.mark.parametrize(("error", "word"), [(EngineDead("gone"), "gone"), (KeyError(), "log")])
 def test_an_engine_that_cannot_be_looked_at_is_told_of(error, word):
     async def scene(feed):
-        watch = feed.watch()
+        watch = feed.subscribe()
         await anext(watch)
         assert word in decoded(await anext(watch))["error"]["message"]
         with pytest.raises(StopAsyncIteration):

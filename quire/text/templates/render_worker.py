@@ -69,7 +69,7 @@ RenderMessage = (
 RENDER_DECODER: msgspec.msgpack.Decoder[RenderMessage] = msgspec.msgpack.Decoder(RenderMessage)
 
 
-def run_worker(fd: int) -> int:
+def main(fd: int) -> int:
     """Work until the other end is gone; the exit status."""
     setup_worker_process("quire-templates")
     with suppress(OSError):

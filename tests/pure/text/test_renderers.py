@@ -56,7 +56,7 @@ def main(fd, word):
 
     if word != "works":
         render_worker._RecentTemplates.render = render
-    return render_worker.run_worker(fd)
+    return render_worker.main(fd)
 
 
 @pytest.fixture
