@@ -7,6 +7,7 @@ import torch
 
 from quire.kernels.framework.op import OPS
 from quire.kernels.mla_attention import _case
+from tests import tiers
 
 pytest.importorskip("triton", reason="triton is not installed")
 SHAPE = (3, 16, 16, 32, 16, 16)  # heads, P, R, L, V, B
@@ -48,10 +49,12 @@ def test_a_past_that_is_not_known_or_less_than_said_gives_the_same(tiled, monkey
 
     torch.manual_seed(2)
     monkeypatch.setattr(gpu, "MIN_TILED_ROWS", tiled)
-    rows = [(1, 9), (140, 440), (103, 103), (2, 30)]
+    everyday = [(1, 9), (20, 70), (13, 13), (2, 30)]
+    rows = tiers.amount(everyday, [(1, 9), (140, 440), (103, 103), (2, 30)])
     case = _case(torch.device("cpu"), SHAPE, rows, torch.float32, shuffled=True)
     want = want_of(case)
-    for past in (None, 300, 1000):
+    known = rows[1][1] - rows[1][0]
+    for past in (None, known, known + 700):
         given = {**case, "past": past}
         out = gpu.outputs(**given).fill_(float("nan"))
         gpu.launch(out, **given)

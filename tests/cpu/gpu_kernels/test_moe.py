@@ -7,6 +7,7 @@ from quire.kernels.framework import lazy_fusion
 from quire.kernels.framework.op import OPS
 from quire.kernels.moe_experts import ExpertActivation
 from quire.kernels.moe_router import RoutingMethod
+from tests import tiers
 from tests.fused import call
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -77,7 +78,7 @@ def test_few_rows_and_sorted_rows_say_the_same():
     from quire.kernels.gpu.moe.moe_small_m import experts_small_m
 
     torch.manual_seed(0)
-    args = bank(5)
+    args = bank(5, e=32, f=24)
     one, other = torch.empty_like(args[0]), torch.empty_like(args[0])
     experts_small_m(one, *args)
     experts_sorted(other, *args)
@@ -88,7 +89,7 @@ def test_what_is_fetched_ahead_changes_nothing():
     from quire.kernels.gpu.moe.moe_small_m import PLAN_FEW_ROWS, experts_small_m
 
     torch.manual_seed(0)
-    args = bank(2, f=600)
+    args = bank(2, f=tiers.amount(80, 600))
     outs = []
     for ahead in (0, 512, 1 << 20):
         outs.append(torch.empty_like(args[0]))

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from quire.kernels.framework.op import OPS
+from tests import tiers
 from tests.op_cases import agree, elements, ops_on_gpu
 
 pytest.importorskip("triton", reason="triton is not installed")
@@ -13,5 +14,9 @@ SMALL = 40_000  # elements of a case the interpreter does in time; larger ones r
 @pytest.mark.parametrize("name", ops_on_gpu())
 def test_a_gpu_body_agrees_with_its_reference(name):
     torch.manual_seed(7)
-    cases = OPS[name].cases(torch.device("cpu"))
-    assert sum(agree(name, case) for case in cases if elements(case) <= SMALL) >= 2
+    cases = sorted(OPS[name].cases(torch.device("cpu")), key=elements)
+    taken, enough = 0, tiers.amount(2, len(cases))
+    for case in cases:
+        if elements(case) <= SMALL and taken < enough:
+            taken += agree(name, case)
+    assert taken >= 2

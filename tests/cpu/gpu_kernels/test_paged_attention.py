@@ -6,6 +6,7 @@ import torch
 from quire.kernels.framework.op import OPS
 from quire.kernels.kv_write import kv_write
 from quire.kernels.paged_attention import _case
+from tests import tiers
 
 body = pytest.importorskip(
     "quire.kernels.gpu.attention.paged_attention", reason="triton is not installed"
@@ -34,7 +35,7 @@ def decoding(contexts, features="decodes", dtype=torch.float32, **more):
     return _case(CPU, (4, 2, 16, 16), rows, dtype, features=features, **more)
 
 
-@pytest.mark.parametrize("splits", [1, 2, 7, 32])
+@pytest.mark.parametrize("splits", [1, 2, *tiers.long(7, 32)])
 def test_a_context_may_be_split_any_way(splits):
     case = decoding([1, 64, 65, 0, 500, 1000], "decodes rows sinks")
     torch.testing.assert_close(run(case, splits=splits), REFERENCE(**case), atol=1e-5, rtol=1e-5)
@@ -46,7 +47,7 @@ def test_a_window_moves_the_first_stretch():
 
 
 def test_counters_are_left_as_they_were_found():
-    case = decoding([500, 1000, 30])
+    case = decoding(tiers.amount([300, 130, 30], [500, 1000, 30]))
     counters = torch.zeros(64, dtype=torch.int32)
     first = run(case, counters=counters)
     assert not counters.any()
@@ -54,7 +55,7 @@ def test_counters_are_left_as_they_were_found():
 
 
 def test_in_float32_a_row_does_not_depend_on_the_others():
-    case = decoding([2300, 5, 64, 900])
+    case = decoding(tiers.amount([600, 5, 64, 200], [2300, 5, 64, 900]))
     whole = run(case)
     for s in range(4):
         alone = case | {
@@ -142,6 +143,7 @@ def test_a_sequence_gone_bad_does_not_touch_its_neighbours():
     assert got[20:29].isnan().all()
 
 
+@pytest.mark.long("259 sequences take 9 s in the interpreter")
 def test_more_sequences_than_one_scan_finds():
     torch.manual_seed(3)
     rows = [(1, 1)] * 255 + [(3, 20), (1, 1), (2, 2), (5, 40)]

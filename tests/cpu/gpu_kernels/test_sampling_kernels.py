@@ -12,6 +12,7 @@ from quire.kernels.formats.sampling_table_layout import pack_row
 from quire.kernels.framework.op import OPS
 from quire.kernels.gpu.sampling import logprob_ranks, vocab_groups
 from quire.kernels.gpu.sampling import sample as kernels
+from tests import tiers
 
 LONG = [
     (1.0, 0, 0.9, 0.0),
@@ -32,8 +33,13 @@ def drawn(logits, kinds):
     return outs, op.reference(**given)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("ties", "most"), [(False, 64), (True, 64), (False, 4096)])
+FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
+LOOKED_FOR = [(FP32, False, 64), (BF16, True, 64), (FP16, False, 4096)]
+LOOKED_FOR += tiers.long((FP32, True, 64), (FP32, False, 4096), (BF16, False, 64))
+LOOKED_FOR += tiers.long((BF16, False, 4096), (FP16, False, 64), (FP16, True, 64))
+
+
+@pytest.mark.parametrize(("dtype", "ties", "most"), LOOKED_FOR)
 def test_rows_with_many_candidates_are_cut_at_once_or_searched_whole(
     monkeypatch, dtype, ties, most
 ):
@@ -57,7 +63,7 @@ def test_a_spoilt_row_shows_in_its_top_and_gets_an_id_in_range(spoil):
     assert ((found.ids >= 0) & (found.ids < 300)).all()
 
 
-@pytest.mark.parametrize("k", [1, 5, 30])
+@pytest.mark.parametrize("k", [5, *tiers.long(1, 30)])
 def test_lists_of_more_candidates_than_fit_go_on_by_id(monkeypatch, k):
     for module in (vocab_groups, logprob_ranks):
         monkeypatch.setattr(module, "MOST", tl.constexpr(64))
