@@ -11,6 +11,7 @@ processes, /ready, no block held, and memory, files, threads, sockets, children 
 
 import asyncio
 import json
+import os
 import re
 import threading
 import time
@@ -124,13 +125,18 @@ class Answer:
         found = []
         if self.verdict != wanted and not (wanted == "either" and "failed" not in self.verdict):
             found.append(f"{where}: {self.verdict}, not {wanted}: {self.status} {self.text[:300]}")
-        if self.seconds > self.case.within_s:
+        if self.seconds > self.case.within_s * slowdown():
             found.append(f"{where}: took {self.seconds:.1f} s")
         if self.status != 200:
             found += [f"{where}: {one}" for one in error_faults(self)]
         if CANARY in self.text:
             found.append(f"{where}: shows the text of another user")
         return found
+
+
+def slowdown() -> float:
+    """How many times as long a busy machine takes: as many as want each of its cores."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 def error_of(route: str, text: str) -> dict[str, Any] | None:
@@ -385,7 +391,7 @@ class Victim:
             headers = {"Content-Type": "application/json", **case.headers}
             began = time.monotonic()
             try:
-                async with asyncio.timeout(case.within_s + 10):
+                async with asyncio.timeout(case.within_s * slowdown() + 10):
                     async with session.post(self.url + route, data=sent, headers=headers) as got:
                         text = (await got.read()).decode()
                         status, said = got.status, got.headers

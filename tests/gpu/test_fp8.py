@@ -26,7 +26,11 @@ SCALES = pytest.mark.parametrize("scales", MAKE)
 
 
 def exact(q, scale, weight):
-    wide = scale.t().repeat_interleave(128, 1)[:, : q.shape[1]] if weight.block_size else scale[:, None]
+    wide = (
+        scale.t().repeat_interleave(128, 1)[:, : q.shape[1]]
+        if weight.block_size
+        else scale[:, None]
+    )
     return (q.double() * wide.double()) @ weight.dequantize(torch.float64).t()
 
 
@@ -187,7 +191,9 @@ def test_a_checkpoint_lands_on_the_device_bit_for_bit(tmp_path, said, style):
         (tmp_path / device).mkdir()
         found[device] = small(load(tmp_path / device, quantized(style), said, device=device))
     there = {
-        name: Fp8Weight(w.data.cpu(), w.scale.cpu(), None if w.input_scale is None else w.input_scale.cpu())
+        name: Fp8Weight(
+            w.data.cpu(), w.scale.cpu(), None if w.input_scale is None else w.input_scale.cpu()
+        )
         for name, w in found["cuda"].items()
     }
     same(there, found["cpu"])

@@ -177,6 +177,7 @@ def test_steps_with_prompts_are_replayed_in_moulds(acted, monkeypatch):
 WIDE = {**tiny.TINY, "hidden_size": 64, "head_dim": 16}
 
 
+@pytest.mark.slow("a whole engine, every op of it in the interpreter")
 def test_a_whole_engine_runs_on_the_gpu_s_kernels(acted, monkeypatch):
     """Every op by its GPU body: models, backend and ops agree on what is passed to whom."""
     work = [tiny.request("a", range(20), 3), tiny.request("b", [5, 9], 4)]

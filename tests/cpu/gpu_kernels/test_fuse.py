@@ -77,7 +77,13 @@ def test_one_row_is_four_products_and_one_pass_over_heads(started):
 
 def test_a_few_rows_are_multiplied_and_activated_together(started):
     layer(FEW, inputs(FEW, "cpu"))
-    assert started == ["small_m_linear", "norm_rope_write", "small_m_linear", "small_m_linear", "small_m_linear"]
+    assert started == [
+        "small_m_linear",
+        "norm_rope_write",
+        "small_m_linear",
+        "small_m_linear",
+        "small_m_linear",
+    ]
 
 
 def test_a_norm_that_somebody_holds_is_not_left_out(started):

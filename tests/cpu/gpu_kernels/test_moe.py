@@ -89,11 +89,11 @@ def test_what_is_fetched_ahead_changes_nothing():
     from quire.kernels.gpu.moe.moe_small_m import PLAN_FEW_ROWS, experts_small_m
 
     torch.manual_seed(0)
-    args = bank(2, f=tiers.amount(80, 600))
+    args = bank(2, f=tiers.amount(24, 600))
     outs = []
     for ahead in (0, 512, 1 << 20):
         outs.append(torch.empty_like(args[0]))
-        experts_small_m(outs[-1], *args, cut=PLAN_FEW_ROWS._replace(ahead=ahead))
+        experts_small_m(outs[-1], *args, cut=PLAN_FEW_ROWS._replace(prefetch=ahead))
     assert torch.equal(outs[0], outs[1])
     assert torch.equal(outs[0], outs[2])
 
