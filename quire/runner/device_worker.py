@@ -5,7 +5,7 @@ The runner calls a lane in plan order, from one thread at a time.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -82,18 +82,19 @@ def build_step_result(
     inputs: StepBatch,
     ids: Sequence[int],
     logprobs: Mapping[int, TokenLogprobs],
-    extras: Mapping[str, Any],
+    extras: Iterable[Mapping[str, Any]],
     verdicts: RowErrors,
     binding: GrammarMasks | None = None,
 ) -> StepResult:
     """The step's result by the plan's rows, from what was sampled for rows [R] of the inputs.
 
-    extras: further fields of the result, from parts. binding: of the sampling, committed.
+    extras: what parts add to fields of the result. binding: of the sampling, committed.
     """
     rows, ends = inputs.sampled_rows, {}
+    kept = inputs.accepted(ids)
     errors, refusals, spoilt = verdicts
     if binding is not None:
-        ends = _by_plan_row(binding.ends, rows)
+        ends = _by_plan_row(binding.ends, rows, kept)
         refusals = {**refusals, **binding.refusals}
         errors = {i: text for i, text in errors.items() if i not in refusals} | binding.errors
         spoilt = {i: text for i, text in spoilt.items() if i not in refusals and i not in errors}
@@ -101,19 +102,28 @@ def build_step_result(
         tokens: list[tuple[int, ...]] = list(zip(ids))
     else:
         tokens = [()] * len(inputs.rows)
-        for row, token in zip(rows, ids, strict=True):
-            tokens[row] = (token,)
-    return StepResult(
+        for i in kept:
+            tokens[rows[i]] += (ids[i],)
+    scored: dict[int, list[TokenLogprobs]] = {}
+    for i in kept if logprobs else ():
+        if i in logprobs:
+            scored.setdefault(rows[i], []).append(logprobs[i])
+    made = StepResult(
         tokens,
-        logprobs={rows[i]: [value] for i, value in logprobs.items()},
-        errors=_by_plan_row(errors, rows),
-        request_errors=_by_plan_row(refusals, rows),
-        non_finite=_by_plan_row(spoilt, rows),
+        logprobs=scored,
+        errors=_by_plan_row(errors, rows, kept),
+        request_errors=_by_plan_row(refusals, rows, kept),
+        non_finite=_by_plan_row(spoilt, rows, kept),
         finish_reasons=ends,
-        **extras,
     )
+    for fields in extras:
+        for name, of_rows in fields.items():
+            getattr(made, name).update(of_rows)
+    return made
 
 
-def _by_plan_row(of_sampled: Mapping[int, T], rows: Sequence[int]) -> dict[int, T]:
-    """By rows of the plan, not of what was sampled."""
-    return {rows[i]: value for i, value in of_sampled.items()}
+def _by_plan_row(
+    of_sampled: Mapping[int, T], rows: Sequence[int], kept: Container[int]
+) -> dict[int, T]:
+    """By rows of the plan, of the sampled tokens that count."""
+    return {rows[i]: value for i, value in of_sampled.items() if i in kept}

@@ -1,8 +1,9 @@
-"""Turns a plan into the numbers of one forward pass, on the host.
+"""Step batch: the numbers of one forward pass, gathered from a plan on the host.
 
 The rows of one token come first ("decodes"), the others after them, each kind in the plan's order.
-Nothing here refers to the scheduler's objects, which go on changing; block tables are the device's
-business. A token that a step in flight has yet to yield stands as UNKNOWN: the device has it.
+Nothing here refers to the scheduler's objects, which change later; block tables are on the device.
+A token that a step in flight has yet to yield is UNKNOWN: the device has it. A row with drafts is
+sampled behind its known token and behind each draft.
 
 Axes: T tokens in the step, S rows, R sampled rows.
 """
@@ -31,7 +32,7 @@ class StepBatch:
     positions: Ints  # [T]
     q_starts: Ints  # [S + 1]
     contexts: Ints  # [S]
-    sampled_tokens: Ints  # [R] indexes into the T tokens
+    sampled_tokens: Ints  # [R] indexes into the T tokens; of a row with drafts several
     sampled_rows: Seq[int]  # [R] indexes into plan.rows
     sampled_slots: tuple[int, ...]  # [R]
     num_outputs: Ints  # [R] tokens each sequence has put out already
@@ -39,6 +40,8 @@ class StepBatch:
     max_query: int
     max_context: int
     decode_only: bool  # every row is one token and is sampled
+    next_drafts: Seq[int] = ()
+    """[R] the draft behind each sampled token, -1 behind a row's last; () if no row has drafts."""
 
     @property
     def max_prior_context(self) -> int:
@@ -47,6 +50,23 @@ class StepBatch:
             return 0
         before = self.contexts - np.diff(self.q_starts)
         return int(before[self.num_decodes :].max(initial=0))
+
+    def accepted(self, ids: Seq[int]) -> Seq[int]:
+        """Which of the R sampled tokens count: a row's first, and each behind drafts that agree.
+
+        Greedy rows, and random ones whose draws are keyed by position, yield what they yield
+        without drafts (reference/speculative.md, section 2).
+        """
+        if not self.next_drafts:
+            return range(len(ids))
+        kept: list[int] = []
+        row, agree = -1, False
+        for i, own in enumerate(self.sampled_rows):
+            if own != row or agree:
+                kept.append(i)
+                agree = ids[i] == self.next_drafts[i]
+            row = own
+        return kept
 
 
 def build_step_batch(plan: StepPlan) -> StepBatch:
@@ -98,6 +118,14 @@ def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
     row_of = np.repeat(np.arange(len(rows)), counts)
     positions = np.arange(q_starts[-1], dtype=np.int32) + (starts - q_starts[:-1])[row_of]
     sampled = [i for i, row in enumerate(rows) if row.wants is Wants.TOKEN]
+    back = [0] * len(sampled)  # how far each sampled token is from the end of its row
+    next_drafts: list[int] = []
+    if any(row.drafts for row in planned):
+        sampled = [i for i in sampled for _ in range(rows[i].drafts + 1)]
+        back = [d for row in rows if row.wants is Wants.TOKEN for d in range(row.drafts, -1, -1)]
+        for row in rows:
+            if row.wants is Wants.TOKEN:
+                next_drafts += [*row.seq.drafts[: row.drafts], -1]
     prompts = [len(rows[i].seq.request.prompt) for i in sampled]
     return StepBatch(
         rows=order,
@@ -107,20 +135,25 @@ def _build_mixed_batch(planned: tuple[Row, ...]) -> StepBatch:
         positions=positions,
         q_starts=q_starts,
         contexts=contexts,
-        sampled_tokens=q_starts[1:][sampled] - 1,
+        sampled_tokens=q_starts[1:][sampled] - 1 - np.array(back, dtype=np.int32),
         sampled_rows=[order[i] for i in sampled],
         sampled_slots=tuple(rows[i].seq.slot for i in sampled),
-        num_outputs=contexts[sampled] - np.array(prompts, dtype=np.int32),
+        num_outputs=contexts[sampled] - np.array(prompts, np.int32) - np.array(back, np.int32),
         num_decodes=len(ones),
         max_query=int(counts.max()),
         max_context=int(contexts.max()),
         decode_only=False,
+        next_drafts=next_drafts,
     )
 
 
 def _gather_token_ids(rows: list[Row], total: int) -> Ints:
     ids: list[int] = []
-    for seq, start, count, *_ in rows:
-        ids.extend(seq.tokens[start : start + count] if count > 1 else (seq.tokens[start],))
+    for seq, start, count, _, drafts in rows:
+        ids.extend(
+            seq.tokens[start : start + count - drafts] if count > 1 else (seq.tokens[start],)
+        )
+        if drafts:
+            ids.extend(seq.drafts[:drafts])
     assert len(ids) == total, (len(ids), total)
     return np.array(ids, dtype=np.int32)

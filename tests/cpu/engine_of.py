@@ -89,7 +89,10 @@ def engine_of(
     grammars=None,
     eager=False,
     device="cpu",
+    drafts=0,
+    propose=None,
 ):
+    """drafts, propose: the scheduler's max_drafts and proposer of next tokens, which have no option."""
     model, model_config = model_of(hf, dtype, device)
     layers = model_config.attention_layers()
     groups = group_layers(layers)
@@ -143,7 +146,9 @@ def engine_of(
         observe=ObserveSection(log_stats=False, log_level=None),
     )
     half = build_executor(model, config, processors, grammars)
-    return build_core_over(config, half, check=True, grammars=grammars)
+    engine = build_core_over(config, half, check=True, grammars=grammars)
+    engine._scheduler._max_drafts, engine._scheduler._propose_drafts = drafts, propose
+    return engine
 
 
 def request(

@@ -35,7 +35,7 @@ class RequestGroup:
         stop_ids = request.stop.eos_ids | request.stop.token_ids
         end = min(len(request.prompt) + request.stop.max_tokens, max_len)
         if request.pooling is not None:
-            end = len(request.prompt) + 1  # which it never reaches
+            end = len(request.prompt)  # so its rows are never planned as decodes
         made = tuple(
             Sequence(request, i, list(request.prompt), new_tables(), max_len=end, stop_ids=stop_ids)
             for i in range(request.n)

@@ -265,7 +265,8 @@ class Scheduler:
         draft.take_decode_rows(ones)
 
     def _schedule_sequence(self, seq: Sequence, draft: PlanBuilder) -> None:
-        if len(seq.tokens) >= seq.max_len or not seq.pending:
+        at_end = len(seq.tokens) >= seq.max_len and seq.request.pooling is None
+        if at_end or not seq.pending:
             return  # its last token, or its pooled result, is on the way
         if self._max_drafts and seq.tokens[-1] == UNKNOWN:
             return  # only the step in flight can say how many tokens it yields

@@ -105,17 +105,15 @@ class CpuWorker:
         if inputs.decode_only and self._tapes is not None and not parts:
             logits = self._tapes.logits(inputs, attention_metadata)
             if logits is not None:
-                return self._sample(inputs, logits, {}, binding)
+                return self._sample(inputs, logits, (), binding)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
             attention=self._backend.plan(attention_metadata),
         )
         hidden = self._model(step)
-        extras: dict[str, Any] = {}
-        for part in parts:
-            forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
-            extras |= part.apply(forward).result()
+        forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
+        extras = [part.apply(forward).result() for part in parts]
         if not inputs.sampled_rows:
             return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
@@ -146,14 +144,18 @@ class CpuWorker:
         self,
         inputs: StepBatch,
         logits: Tensor,
-        extras: Mapping[str, Any],
+        extras: Sequence[Mapping[str, Any]],
         binding: GrammarMasks | None,
     ) -> StepResult:
         """One token for each of the rows that logits [R, V] speaks of."""
         slots = inputs.sampled_slots
         sampled = self._sampler.sample(logits, slots, inputs.num_outputs.tolist(), binding)
         ids = sampled.token_ids.tolist()
-        self._last_token[list(slots)] = ids
+        if inputs.next_drafts:  # of a row the last that counts
+            kept = inputs.accepted(ids)
+            self._last_token[[slots[i] for i in kept]] = [ids[i] for i in kept]
+        else:
+            self._last_token[list(slots)] = ids
         if binding is not None:
             binding.set_fetch(lambda: (ids, sampled.top_logits.numpy()))
             binding.commit_tokens()

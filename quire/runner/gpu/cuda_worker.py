@@ -186,6 +186,7 @@ class CudaWorker:
         self._kv_memory.copy(pairs, self._table_staging)
 
     def compute(self, batch: StepBatch, parts: Collection[StepPart]) -> PendingStep:
+        assert not batch.next_drafts, "drafts are verified on the CPU only"
         if self._kv_memory.is_released:
             self._kv_memory.restore()
         try:

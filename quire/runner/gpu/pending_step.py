@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -58,9 +57,7 @@ class PendingStep:
         ids, tops = self.tokens()
         if self.masks is not None:
             self.masks.commit_tokens()
-        extras: dict[str, Any] = {}
-        for part in self.parts:
-            extras |= part.result()
+        extras = [part.result() for part in self.parts]
         if (
             self.sampler_output is None
         ):  # rows in a graph: what may leave no token is sampled outside

@@ -33,7 +33,10 @@ class PendingPart(Protocol):
     """Work of a part that was started."""
 
     def result(self) -> dict[str, Any]:
-        """Fields of the StepResult. On a GPU, call it after the step's event."""
+        """What to add to fields of the StepResult, by name: each is a dict by plan row.
+
+        On a GPU, call it after the step's event.
+        """
         ...
 
 

@@ -15,6 +15,7 @@ from quire.core.types import (
     StepPlan,
     StopConditions,
     ThinkingBudget,
+    Wants,
 )
 from quire.runner import model_input
 from quire.runner.model_input import ModelInputBuilder
@@ -36,7 +37,7 @@ def plan():
     a = sequence("a", [*range(6), UNKNOWN], 5, slot=2, params=params, seed=9, **bound)
     judged = SamplingParams(prompt_logprobs=2)
     b = sequence("b", range(20, 27), 7, slot=0, params=judged)
-    rows = (Row(a, 6, 1, True), Row(b, 0, 7, True))
+    rows = (Row(a, 6, 1, Wants.TOKEN), Row(b, 0, 7, Wants.TOKEN))
     return StepPlan(
         1, rows, (a, b), leaves=(3,), swap_in=(BlockCopy(1, 2),), copies=(BlockCopy(5, 6),)
     )
@@ -99,7 +100,7 @@ class Ended(msgspec.Struct):
         return cls(picked, [int(batch.q_starts[list(batch.rows).index(i)]) for i in picked])
 
     def apply(self, forward):
-        sums = [float(forward.hidden[at].sum()) for at in self.tokens]
+        sums = [f"the sum is {float(forward.hidden[at].sum())}" for at in self.tokens]
         return type("Done", (), {"result": lambda _: {"errors": dict(zip(self.rows, sums))}})()
 
 
@@ -110,4 +111,4 @@ def test_another_feature_s_part_needs_no_other_file(monkeypatch):
     monkeypatch.setattr(builder, "_part_types", {**real, "ended": Ended})
     out, updates = run(engine, [request("a", [60, 61], 4), request("b", [61, 62], 4)])
     assert len(out["b", 0]) == 4
-    assert [u.request_id for u in updates if u.error] == ["a"]
+    assert [(u.request_id, u.error[:10]) for u in updates if u.error] == [("a", "the sum is")]

@@ -1,0 +1,62 @@
+"""Pooling part: returns the hidden state of the last token, for rows that want a pooled result.
+
+The one kind of pooling is "last": a causal model has read the whole sequence there. It needs no
+state between the chunks of a prompt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+from torch import Tensor
+
+from quire.core.types import StepPlan, Wants
+from quire.runner.parts.base import ForwardOutput
+from quire.runner.step_batch import StepBatch
+from quire.sampling.h2d import to_device, to_host_async
+
+KINDS = ("last",)
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """The pooled rows of one step."""
+
+    plan_rows: list[int]
+    last_tokens: list[int]  # index of each one's last token among the step's T tokens
+    unknown: dict[int, str]  # rows of other kinds -> what to report
+
+    @classmethod
+    def prepare(cls, plan: StepPlan, batch: StepBatch) -> Part | None:
+        """None if no row wants a pooled result."""
+        if batch.decode_only or all(row.wants is not Wants.POOLED for row in plan.rows):
+            return None
+        made = cls([], [], {})
+        for at, i in enumerate(batch.rows):
+            if plan.rows[i].wants is not Wants.POOLED:
+                continue
+            made.plan_rows.append(i)
+            made.last_tokens.append(int(batch.q_starts[at + 1]) - 1)
+            kind = plan.rows[i].seq.request.pooling
+            if kind not in KINDS:
+                made.unknown[i] = f"pooling must be one of {', '.join(KINDS)}, got {kind!r}"
+        return made
+
+    def apply(self, forward: ForwardOutput) -> PendingPooled:
+        """Start the copies to the host."""
+        chosen = to_device(self.last_tokens, forward.hidden.device)
+        states = forward.hidden.index_select(0, chosen).float()
+        return PendingPooled(self, to_host_async(states))
+
+
+@dataclass(frozen=True, slots=True)
+class PendingPooled:
+    """Hidden states on their way to the host."""
+
+    part: Part
+    states: Tensor  # [rows, E] float32
+
+    def result(self) -> dict[str, dict[int, object]]:
+        """Row -> its hidden state, a list of E numbers."""
+        pooled = dict(zip(self.part.plan_rows, self.states.tolist()))
+        return {"pooled": pooled, "request_errors": self.part.unknown}
