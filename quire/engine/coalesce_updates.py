@@ -1,4 +1,4 @@
-"""Updates of one sequence as one: what piled up, or what nobody wants piece by piece."""
+"""Coalescing: merges several updates of one sequence into one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from quire.core.types import Update
 
 
 def coalesce(updates: Sequence[Update]) -> Update:
-    """One update that says the same. Prompt logprobs come once; of the timings the last counts."""
+    """Returns one equal update. Prompt logprobs come once; the last timing counts."""
     last = updates[-1]
     if len(updates) == 1:
         return last

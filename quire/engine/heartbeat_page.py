@@ -1,11 +1,11 @@
-"""The beat: a page that the engine's thread writes and anybody reads without asking it.
+"""Heartbeat page: shows the progress of the engine's thread to other processes, in shared memory.
 
-Numbers of 64 bits, each stored at once, so a reader never sees half of one; two numbers may be of
-two moments. Times are nanoseconds of the monotonic clock, which all processes of a machine share.
-One page serves all engines of a server, one after the other: it is theirs while they live.
+Each field is a 64-bit number, stored at once; two fields may be of two moments. Times are
+nanoseconds of the monotonic clock, which all processes of a machine share. The engines of a server
+use one page, one after the other.
 
-How long a step may take is learnt from steps that landed, by how much work was in them: a step of
-8,192 tokens is not expected to be as quick as one of one token, nor suspected for it.
+The expected time of a step is estimated from finished steps of the same cost, so a step of 8,192
+tokens may take longer than one of one token.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from quire.core.types import StepPlan, Update
 from quire.engine.core.step_observer import StepObserver
 
 TOKEN_BASE_COST = 1024
-"""Tokens of context whose attention is taken to cost as much as the rest of a token's work, at
-least: small models reach that early, and an estimate had better be too long."""
+"""Tokens of context whose attention costs as much as the rest of a token's work. A low value: small
+models reach that early, and an estimate should rather be too long."""
 DEFAULT_STEP_S = 60.0
-"""What is expected of a step while none has landed."""
+"""The expected time of a step before any has finished."""
 SLOWEST_DECAY = 0.98
-"""Of a step that was slow once, so much is remembered with each further one of its size."""
+"""The slowest time of a size decays by this factor with each further step of the size."""
 _COST_BUCKETS = 64
 
 
 class EnginePhase(IntEnum):
-    """What the engine's process is at."""
+    """State of the engine's process."""
 
     NONE = 0
     STARTING = 1
@@ -42,26 +42,24 @@ class EnginePhase(IntEnum):
 
 
 class Heartbeat(NamedTuple):
-    """The page, read. Times in ns of the monotonic clock; 0: never."""
+    """The fields of the page. Times in ns of the monotonic clock; 0: never."""
 
     phase: int = EnginePhase.NONE
     pid: int = 0
     iterations: int = 0
-    beat_at: int = 0  # when its thread last passed by
-    progress_at: int = 0  # when a step last landed, or there was nothing to do
-    steps: int = 0  # that landed
-    tokens: int = 0  # said
-    requests: int = 0  # here, running or waiting
-    rows: int = 0  # of the latest plan
-    working: int = 0  # there is something to do
-    expected_ns: int = 0  # of the steps under way: how long one may well take
-    submitted_at: int = 0  # the oldest step under way; 0: none is
+    beat_at: int = 0  # when the loop was last at its start
+    progress_at: int = 0  # when a step last finished, or the engine was idle
+    steps: int = 0  # finished
+    tokens: int = 0  # generated
+    requests: int = 0  # running or waiting
+    rows: int = 0  # of the last plan
+    working: int = 0  # 1: it is not idle
+    expected_ns: int = 0  # expected time of the slowest step in flight
+    submitted_at: int = 0  # the oldest step in flight; 0: none
     asleep: int = 0
-    probe_at: int = 0  # when a canary last came back
+    probe_at: int = 0  # when a health probe step last finished
     probes: int = 0
-    unbounded_since: int = (
-        0  # since when it does what may take long, and is no step; 0: it does not
-    )
+    unbounded_since: int = 0  # since when a call runs that may take any time; 0: none
 
 
 _TOKEN_IDS = itemgetter(Update._fields.index("token_ids"))
@@ -70,41 +68,41 @@ PAGE_BYTES = 8 * len(Heartbeat._fields)
 
 
 def create_page() -> int:
-    """A file without a name; its descriptor. Whoever made it closes it."""
+    """Returns the descriptor of a new page, a file without a name. The caller must close it."""
     made = os.memfd_create("quire-beat")
     os.truncate(made, PAGE_BYTES)
     return made
 
 
 class HeartbeatWriter(StepObserver):
-    """The writer: the engine's thread alone, after begin()."""
+    """Writer of the page: the engine's thread alone, after mark_starting()."""
 
     def __init__(self, descriptor: int, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self._memory = memoryview(mmap.mmap(descriptor, PAGE_BYTES)).cast("q")
         self._clock = clock
         self._iterations = self._steps = self._tokens = 0
         self._has_work = False
-        self._in_flight: deque[tuple[int, int, int]] = deque()  # since, expected, work
+        self._in_flight: deque[tuple[int, int, int]] = deque()  # since, expected time, cost
         self.step_time = StepTimeEstimate()
 
     def mark_starting(self, pid: int) -> None:
-        """Of a new engine: nothing of the one before counts."""
+        """Reset the page for a new engine."""
         now = self._clock()
         fresh = Heartbeat(EnginePhase.STARTING, pid, beat_at=now, progress_at=now)
         for i, value in enumerate(fresh):
             self._memory[i] = value
 
     def mark_serving(self) -> None:
-        """It takes requests."""
+        """The engine accepts requests."""
         self.mark_idle(0)
         self._memory[_PHASE] = EnginePhase.SERVING
 
     def mark_ended(self) -> None:
-        """It will make no more turns."""
+        """The engine makes no more steps."""
         self._memory[_PHASE] = EnginePhase.ENDED
 
     def mark_idle(self, asleep: int) -> None:
-        """There is nothing to do."""
+        """The engine is idle."""
         memory, now = self._memory, self._clock()
         memory[_ASLEEP] = asleep
         memory[_PROGRESS_AT] = memory[_BEAT] = now
@@ -113,7 +111,7 @@ class HeartbeatWriter(StepObserver):
             memory[_WORKING] = memory[_EXPECTED_NS] = memory[_SUBMITTED_AT] = 0
 
     def mark_iteration(self, *, working: bool, requests: int) -> None:
-        """A turn begins. working: there is a step to make, or one under way."""
+        """An iteration of the loop begins. working: there is a step to make, or one in flight."""
         memory, now = self._memory, self._clock()
         self._iterations += 1
         memory[_ITERATIONS] = self._iterations
@@ -125,13 +123,13 @@ class HeartbeatWriter(StepObserver):
             memory[_WORKING] = working
 
     def mark_unbounded(self, whether: bool) -> None:
-        """What comes now may take as long as it likes."""
+        """A call that may take any time begins, or has ended."""
         now = self._clock()
         self._memory[_EXCUSED] = now if whether else 0
         self._memory[_PROGRESS_AT] = self._memory[_BEAT] = now
 
     def mark_probe(self, whether: bool) -> None:
-        """A canary is sent, or has come back."""
+        """A health probe step begins, or has finished."""
         memory, now = self._memory, self._clock()
         if whether:
             memory[_PROGRESS_AT] = memory[_SUBMITTED_AT] = now
@@ -144,7 +142,7 @@ class HeartbeatWriter(StepObserver):
         memory[_PROBES] += 1
         self.mark_idle(memory[_ASLEEP])
 
-    # -- as a witness ---------------------------------------------------------------------------
+    # -- as an observer -------------------------------------------------------------------------
 
     def on_step_planned(self, plan: StepPlan) -> None:
         memory, now = self._memory, self._clock()
@@ -186,7 +184,7 @@ class HeartbeatWriter(StepObserver):
 
 
 def step_cost(plan: StepPlan) -> int:
-    """How much a step has to do, in tokens times the context that each looks at."""
+    """The cost of a step, in tokens times the context that each attends to."""
     if not plan.rows:
         return 0
     _, starts, counts, *_ = zip(*plan.rows)
@@ -196,18 +194,18 @@ def step_cost(plan: StepPlan) -> int:
 
 
 class StepTimeEstimate:
-    """How long a step of some work may well take: the slowest of its size, in powers of two."""
+    """Expected time of a step of some cost: that of the slowest with the same power of two."""
 
     def __init__(self) -> None:
         self._slowest_ns = [0] * _COST_BUCKETS  # ns
 
     def update(self, work: int, ns: int) -> None:
-        """A step landed."""
+        """A step of some cost finished."""
         size = work.bit_length()
         self._slowest_ns[size] = max(ns, int(self._slowest_ns[size] * SLOWEST_DECAY))
 
     def estimate_ns(self, work: int) -> int:
-        """In ns. What is larger than all that was seen is thought to take as much longer."""
+        """Returns ns. A cost above all seen ones takes proportionally longer."""
         size, slowest = work.bit_length(), self._slowest_ns
         if slowest[size]:
             return max(slowest[: size + 1])
@@ -218,14 +216,14 @@ class StepTimeEstimate:
 
 
 class HeartbeatReader:
-    """Of any process that has the page."""
+    """Reader of the page, in any process."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, PAGE_BYTES, prot=mmap.PROT_READ)
         self._fields = memoryview(self._memory).cast("q")
 
     def read(self) -> Heartbeat:
-        """As it is now."""
+        """Returns the current fields."""
         return Heartbeat(*self._fields)
 
 

@@ -1,7 +1,7 @@
-"""Messages to bytes and back, for engines in another process.
+"""Message codec: encodes and decodes messages for engines in another process.
 
-Values that Python code may have put into sampling parameters (numpy numbers, sets) become plain
-ones here. What cannot travel is the asker's fault and said to it.
+Values that Python code may put into sampling parameters (numpy numbers, sets) become plain ones.
+Values that cannot be encoded are errors of the request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.engine.messages import MessageFromEngine, MessageToEngine
 from quire.errors import RequestError
 
 MAX_MESSAGE_BYTES = 1 << 30
-"""Bytes of a message: whoever says more is cut off. Bodies of requests have their limit before."""
+"""Bytes of a message; a client that sends more is disconnected. HTTP bodies have lower limits."""
 _NOT_SERIALIZABLE = (
     "is not plain data (numbers, text, lists, dicts), so the engine process cannot have it"
 )
@@ -45,7 +45,7 @@ _from_engine_decoder: msgspec.msgpack.Decoder[MessageFromEngine] = msgspec.msgpa
 
 
 def encode(message: MessageToEngine | MessageFromEngine) -> bytes:
-    """Raises RequestError for what cannot travel."""
+    """Raises RequestError for values that cannot be encoded."""
     try:
         return _encoder.encode(message)
     except (TypeError, OverflowError, RecursionError) as error:
@@ -69,7 +69,7 @@ def decode_from_engine(data: bytes) -> MessageFromEngine:
 
 
 def call_id_of(data: bytes) -> int | None:
-    """The number of a message to the engine that could not be read, if even that can be."""
+    """The call id of a message to the engine that could not be decoded; None if it has none."""
     try:
         words = msgspec.msgpack.decode(data)
     except (msgspec.DecodeError, RecursionError, ValueError):

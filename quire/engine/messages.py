@@ -1,17 +1,17 @@
-"""What an engine and those who ask it say to each other. Plain data; quire.engine.message_codec
-makes bytes.
+"""Engine messages: plain data between an engine and its clients.
 
-    asker                           engine
+    client                          engine
     Hello                     ──▶
-                              ◀──   Ready, or Dead: another protocol
-    Add, Call                 ──▶
-                              ◀──   News: an Answer by the same number
-    Abort, AbortSequence      ──▶
-                              ◀──   News: the updates of a turn; Beat: a sign of life
-                              ◀──   Dead: the last word
+                              ◀──   EngineReady, or EngineDeadMessage: another protocol version
+    AddRequests, UtilityCall  ──▶
+                              ◀──   OutputBatch: a CallReply with the same call_id
+    AbortRequests,
+    AbortSequence             ──▶
+                              ◀──   OutputBatch: the updates of a step; HeartbeatMessage
+                              ◀──   EngineDeadMessage: the last one
 
-Nothing here is an object of Python's own (no functions, no pickles), so that both ends may be
-different processes. A change of any of these is a new PROTOCOL.
+No message has functions or pickled objects, so both ends may be different processes.
+quire.engine.message_codec encodes them. Any change is a new PROTOCOL_VERSION.
 """
 
 from __future__ import annotations
@@ -38,11 +38,13 @@ from quire.errors import (
     Unsupported,
 )
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
+HEARTBEAT_INTERVAL_S = 1.0
+"""An engine sends a heartbeat at least this often, unless a step takes longer."""
 
 
 class EngineMessage(msgspec.Struct, array_like=True, tag=True, frozen=True):
-    """Base of all."""
+    """Base of all messages."""
 
 
 # -- to the engine ------------------------------------------------------------------------------
@@ -50,11 +52,11 @@ class EngineMessage(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 class Hello(EngineMessage, frozen=True):
     protocol: int
-    client_name: str  # who asks, for the log
+    client_name: str  # for the log
 
 
 class WireRequest(msgspec.Struct, array_like=True, frozen=True):
-    """A Request, field by field; of its params only what differs from the defaults."""
+    """A Request, field by field. Its params are those that differ from the defaults."""
 
     id: str
     prompt: tuple[int, ...]
@@ -79,7 +81,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
 
 
 class AddRequests(EngineMessage, frozen=True):
-    """Run these, all or none."""
+    """Run these requests, all or none."""
 
     call_id: int
     requests: list[WireRequest]
@@ -95,7 +97,7 @@ class AbortSequence(EngineMessage, frozen=True):
 
 
 class UtilityCall(EngineMessage, frozen=True):
-    """Call one of the service's methods by name, between two steps."""
+    """Call a method of EngineRpc by name, between two steps."""
 
     call_id: int
     method: str
@@ -124,7 +126,7 @@ class WireError(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CallReply(msgspec.Struct, array_like=True, frozen=True):
-    """To the Add or Call of this number."""
+    """The result of the AddRequests or UtilityCall with this call_id."""
 
     call_id: int
     result: Any = None
@@ -132,20 +134,20 @@ class CallReply(msgspec.Struct, array_like=True, frozen=True):
 
 
 class OutputBatch(EngineMessage, frozen=True):
-    """All that one turn has for one asker."""
+    """All outputs of one step for one client."""
 
     updates: list[Update]
     replies: list[CallReply]
 
 
 class HeartbeatMessage(EngineMessage, frozen=True):
-    """The engine lives. asleep: what of it sleeps, see quire.engine.core.sleep_mode."""
+    """The engine lives. sleeping_tags: what of it sleeps, see quire.engine.core.sleep_mode."""
 
     sleeping_tags: tuple[str, ...]
 
 
 class EngineDeadMessage(EngineMessage, frozen=True):
-    """mixed: it does not speak to this sender, and no other engine of this version would."""
+    """The engine died. version_mismatch: it lives, but has another protocol version."""
 
     reason: str
     version_mismatch: bool = False
@@ -156,7 +158,7 @@ MessageFromEngine = EngineReady | OutputBatch | HeartbeatMessage | EngineDeadMes
 
 # -- requests -----------------------------------------------------------------------------------
 
-_REQUEST_FIELDS = tuple(one.name for one in dataclasses.fields(Request))  # Carried has the same
+_REQUEST_FIELDS = tuple(one.name for one in dataclasses.fields(Request))  # WireRequest has the same
 _request_values = attrgetter(*_REQUEST_FIELDS)
 _PARAMS_INDEX = _REQUEST_FIELDS.index("params")
 _DEFAULT_PARAMS = vars(SamplingParams())
@@ -165,11 +167,11 @@ _STRUCT_PARAMS = {
     "structured_outputs": StructuredOutputsParams,
     "repetition_detection": Repetition,
 }
-"""Fields of SamplingParams that arrive as plain data and are more than that."""
+"""Fields of SamplingParams that are decoded as plain data and must be converted."""
 
 
 def request_to_wire(request: Request) -> WireRequest:
-    """What travels of a request. Raises Unsupported for what only lives in one process."""
+    """Convert a request. Raises Unsupported for logits processors that are functions."""
     if request.params.logits_processors:
         message = "logits_processors that are functions work offline only (LLM.generate)"
         raise Unsupported(message, param="logits_processors")
@@ -182,11 +184,11 @@ def request_to_wire(request: Request) -> WireRequest:
 
 
 _OUTPUT_ONLY_PARAMS = frozenset(("output_kind", "stream_interval"))
-"""Fields of SamplingParams that change nothing of what is computed."""
+"""Fields of SamplingParams that do not affect the computation."""
 
 
 def fingerprint(request: Request) -> bytes:
-    """Of what a request asks to be computed, whoever asks."""
+    """A digest of what a request computes, the same for every client."""
     stop, params = request.stop, vars(request.params)
     asked = (
         request.prompt,
@@ -198,7 +200,7 @@ def fingerprint(request: Request) -> bytes:
 
 
 def request_from_wire(one: WireRequest) -> Request:
-    """The request that was carried. Its params were checked where they came from."""
+    """Convert back. The params are not checked again."""
     values = [getattr(one, name) for name in _REQUEST_FIELDS]
     params = object.__new__(SamplingParams)
     made = vars(params)
@@ -222,7 +224,7 @@ _ERROR_TYPES["AssertionError"] = AssertionError
 
 
 def error_to_wire(error: Exception) -> WireError:
-    """An error as it travels. What is none of ours is named in the message."""
+    """Convert an error. A class outside quire.errors is named in the message."""
     kind = type(error).__name__
     if kind not in _ERROR_TYPES:
         return WireError("EngineError", f"{kind}: {error}")
@@ -234,7 +236,7 @@ def error_to_wire(error: Exception) -> WireError:
 
 
 def error_from_wire(fault: WireError) -> Exception:
-    """The error that travelled."""
+    """Convert back."""
     kind = _ERROR_TYPES.get(fault.error_type, EngineError)
     if issubclass(kind, RequestError):
         return kind(fault.message, param=fault.param)

@@ -119,7 +119,7 @@ def _build_search(
         request.prompt,
         params,
         eos_ids=engine.inputs.eos_ids,
-        room=engine.inputs.max_model_len - len(request.prompt),
+        max_new_tokens=engine.inputs.max_model_len - len(request.prompt),
         vocab=engine.inputs.vocab_size,
         priority=priority,
         salt=request.salt,

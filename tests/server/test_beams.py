@@ -22,7 +22,7 @@ def found(server, prompt, **fields):
     params = BeamSearchParams(beam_width=WIDTH, max_tokens=LENGTH, **fields)
     room = MAX_LEN - len(prompt)
     search = BeamSearch(
-        "x", tuple(prompt), params, eos_ids=[eos], room=room, vocab=server.model.vocab
+        "x", tuple(prompt), params, eos_ids=[eos], max_new_tokens=room, vocab=server.model.vocab
     )
     while not search.is_finished:
         for request in search.next_requests():

@@ -232,7 +232,7 @@ def test_who_kills_engines_costs_two_and_nobody_else_ends(running, want, stream)
 
     found, _ = asyncio.run(Scene(server.url).all([asked(i) for i in range(FEW)], disturb))
     faults.clear()
-    assert "the engine died twice with this request aboard" in answers[0].text
+    assert "the engine died twice while it ran this request" in answers[0].text
     compare(found, want, "kill")
     assert wait_until(lambda: ready(server), 60)
     assert restarts(server) - before == 2

@@ -110,7 +110,7 @@ def test_an_api_process_that_hangs_is_replaced_and_one_too_many_ends_the_server(
         assert server.process.wait(10) == 1
         assert server.gone()
         said = server.process.stdout.read()
-        assert "an API process does not get on: it is silent" in said
+        assert "an API process does not get on: no heartbeat" in said
         assert 'File "arming.py"' in said
         assert 'File "quire/server/generation/generation_stream.py"' in said
         assert "an API process ended: killed by signal 9" in said
@@ -195,7 +195,7 @@ def engine_server(tokenizer, folder):
     """The engine's side of the socket, in a thread; and a socket to speak to it."""
     bell = Bell()
     engine = make_engine(Executor(Reciter(tokenizer)), check=True)
-    server = EngineCoreProcess(EngineRpc(engine), str(folder), bell, askers=1)
+    server = EngineCoreProcess(EngineRpc(engine), str(folder), bell, clients=1)
     statuses = []
     thread = threading.Thread(target=lambda: statuses.append(server.run()))
     thread.start()

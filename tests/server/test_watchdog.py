@@ -82,7 +82,7 @@ def test_streams_go_on_when_their_engine_hangs(served, want, disturb):
     assert reason in ("stopped", "stalled", "gone", "restarting")
     assert engine_of(server).pid != before
     said = "".join(log)
-    assert "the engine does not get on" in said
+    assert "the engine makes no progress" in said
     if disturb is not stop:
         assert 'File "arming.py"' in said
         assert "in turn" in said

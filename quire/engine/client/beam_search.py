@@ -1,8 +1,8 @@
-"""Beam search over an engine, as rounds of one-token requests. Pure: no engine call, no text.
+"""Beam search: runs rounds of one-token requests over an engine. Makes no engine calls itself.
 
-Not sampling: every live beam asks for one token with the 2 * beam_width best logprobs; the best
-beam_width continuations live on. A child names its beam's request as parent, which is held until
-then, so that no token is ever computed twice.
+Each round requests one token per live beam with the 2 * beam_width best logprobs, and keeps the
+best beam_width continuations. A child has the request of its beam as parent, whose KV is held
+until then, so no token is computed twice.
 
     round 0      prompt ──┬─ a ──┬─ aa
     round 1               └─ b   ├─ ab      requests "name/0/0", "name/1/0", "name/1/1", ...
@@ -21,26 +21,27 @@ from quire.errors import EngineError
 
 @dataclass(slots=True, eq=False)
 class Beam:
-    """One candidate: what was generated, and how likely it is."""
+    """One candidate: its generated tokens and their logprobs."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     logprob_sum: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | None = None
-    scored_tokens: int = 0  # tokens that count for the length penalty: EOS does not
+    scored_tokens: int = 0  # tokens that count for the length penalty: all but EOS
     request_id: str | None = field(default=None, repr=False)  # holds the KV of all but the last
 
     def score(self, length_penalty: float) -> float:
-        """Sum of logprobs over a power of the length."""
+        """Returns the sum of logprobs divided by a power of the length."""
         length: float = max(self.scored_tokens, 1) ** length_penalty
         return self.logprob_sum / length
 
 
 class BeamSearch:
-    """The search for one prompt. Ask for requests(), give their updates to take(), until over.
+    """The search for one prompt: submit next_requests(), pass their updates to add_update(), until
+    is_finished.
 
-    eos_ids: tokens that complete a beam. room: tokens the context has left after the prompt.
+    eos_ids: tokens that complete a beam. max_new_tokens: what the context has left.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class BeamSearch:
         params: BeamSearchParams,
         *,
         eos_ids: Iterable[int] = (),
-        room: int,
+        max_new_tokens: int,
         vocab: int,
         priority: int = 0,
         salt: bytes = b"",
@@ -61,7 +62,7 @@ class BeamSearch:
         self.prompt = prompt
         self._params = params
         self._eos = frozenset() if params.ignore_eos else frozenset(eos_ids)
-        self._rounds = min(params.max_tokens, room)
+        self._rounds = min(params.max_tokens, max_new_tokens)
         self._round = 0
         self._priority = priority
         self._salt = salt
@@ -79,27 +80,27 @@ class BeamSearch:
 
     @property
     def is_finished(self) -> bool:
-        """Nothing is left to ask."""
+        """Whether no round is left."""
         return not self._pending and (self._round >= self._rounds or not self._live)
 
     @property
     def is_waiting(self) -> bool:
-        """Answers of this round are missing."""
+        """Whether results of this round are missing."""
         return bool(self._pending)
 
     def next_requests(self) -> list[Request]:
-        """The requests of the next round, one per live beam. Add all, then release parents()."""
+        """The requests of the next round, one per live beam. Then release take_releasable()."""
         made = [self._request(i, beam) for i, beam in enumerate(self._live)]
         self._pending = {request.id: beam for request, beam in zip(made, self._live)}
         return made
 
     def take_releasable(self) -> list[str]:
-        """Requests that were held for the round that was just added, and need not be any more."""
+        """Requests of the last round, which the engine need not hold any more."""
         done, self._held = self._held, []
         return done
 
     def add_update(self, update: Update) -> None:
-        """The answer to one request. The last one of a round ends it. Never raises: see check()."""
+        """Add the result of one request; the last ends the round. Errors: see raise_error()."""
         if update.finish is None:
             return
         beam = self._pending.pop(update.request_id)
@@ -112,7 +113,7 @@ class BeamSearch:
             self._finish_round()
 
     def raise_error(self) -> None:
-        """Raise EngineError if a request failed. Between steps: other requests' news is in."""
+        """Raise EngineError if a request failed. To be called between steps."""
         if self._error is not None:
             raise EngineError(self._error)
 
@@ -122,7 +123,7 @@ class BeamSearch:
         return self._best(found)
 
     def requests_to_end(self) -> list[str]:
-        """Requests to abort or release when the search is given up or over."""
+        """Requests to abort or release when the search ends or is aborted."""
         return list(dict.fromkeys([*self._held, *self._children, *self._pending]))
 
     def _request(self, index: int, beam: Beam) -> Request:
@@ -141,8 +142,8 @@ class BeamSearch:
 
     def _expand(self, beam: Beam, update: Update) -> Iterable[Beam]:
         assert update.logprobs is not None
-        said = update.logprobs[0]
-        best = list(zip(said.ids, said.values))[1:]  # the first is the chosen one, again below
+        logprobs = update.logprobs[0]
+        best = list(zip(logprobs.ids, logprobs.values))[1:]  # the first is the chosen token
         if self._allowed:
             best = [pair for pair in best if pair[0] in self._allowed]
         for token, value in best[: 2 * self._params.beam_width]:
@@ -150,7 +151,7 @@ class BeamSearch:
             shown = not ended or self._params.include_stop_str_in_output
             yield Beam(
                 tokens=(*beam.tokens, token) if shown else beam.tokens,
-                logprobs=(*beam.logprobs, said),
+                logprobs=(*beam.logprobs, logprobs),
                 logprob_sum=beam.logprob_sum + value,
                 finish_reason="stop" if ended else None,
                 stop_reason=token if ended else None,
@@ -159,7 +160,7 @@ class BeamSearch:
             )
 
     def _finish_round(self) -> None:
-        """End the round: completed beams are put aside, the best of the others live on."""
+        """End the round: put completed beams aside, keep the best of the others."""
         grown = [beam for children in self._children.values() for beam in children]
         self._completed += [beam for beam in grown if beam.finish_reason is not None]
         self._live = self._best([beam for beam in grown if beam.finish_reason is None])

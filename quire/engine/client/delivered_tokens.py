@@ -1,8 +1,8 @@
-"""What was told of requests under way: with it another engine goes on where one has died.
+"""Delivered tokens of unfinished sequences: another engine resumes from them after a crash.
 
-The one idea: a token that was told is said. The engine that takes over gets it as part of what the
-sequence has said already; what the old one said and did not tell is said again, and is the same,
-because a draw depends on nothing but seed and position. Written by the event loop of its client.
+The new engine gets delivered tokens as already generated. It samples again what the old one
+generated and did not deliver, with the same result, as a draw depends on seed and position alone.
+Written by the event loop of the client.
 """
 
 from __future__ import annotations
@@ -14,40 +14,39 @@ from quire.core.sequence_timing import SequenceTiming
 from quire.core.types import Request
 
 MAX_CRASHES_ALONE = 2
-"""A request that was aboard so many engines when they died, the last one alone, is to blame."""
+"""A request is the culprit after so many engines died while they ran it, the last one it alone."""
 MAX_CRASHES = 3
-"""So many are too often in any company."""
+"""It is the culprit after so many in any case."""
 
 
 class DeliveredTokens:
-    """Of one sequence that has not ended."""
+    """Tokens and timing of one sequence that has not ended."""
 
     __slots__ = ("timing", "tokens")
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
         self.timing: SequenceTiming | None = None
-        """The latest, in full: what went before in other engines is in it."""
+        """The latest timing; it includes the time in earlier engines."""
 
     def close_timing(self, accepted_at: float, lost_at: float) -> SequenceTiming:
-        """Its engine died, last heard of at that moment: how its time was spent till then."""
+        """Returns the timing until the engine died. lost_at: when its last message arrived."""
         self.timing = (self.timing or SequenceTiming.starting_at(accepted_at)).extended_to(lost_at)
         return self.timing
 
 
 def exceeds_crash_limit(deaths: int, *, alone: bool) -> bool:
-    """Whether a request that was aboard so many deaths is tried no more. alone: in the last."""
+    """Whether a request is tried no more. deaths: of engines that ran it; alone: the last did."""
     return deaths >= (MAX_CRASHES_ALONE if alone else MAX_CRASHES)
 
 
 def resumed_request(
     request: Request, live: Mapping[tuple[str, int], DeliveredTokens], deaths: int
 ) -> Request:
-    """The request as another engine is to have it. live: its sequences that have not ended.
+    """The request for another engine. live: its sequences that have not ended.
 
-    deaths: of engines that it was aboard.
-    Of a larger search's requests the KV that they were to share is gone: they compute it anew.
+    deaths: of engines that ran it. It has no parent: the KV to share is gone and computed again.
     """
-    places = [live.get((request.id, index)) for index in range(request.n)]
-    spoken = tuple(None if told is None else tuple(told.tokens) for told in places)
-    return replace(request, resumed_tokens=spoken, parent=None, engine_crashes=deaths)
+    sequences = [live.get((request.id, index)) for index in range(request.n)]
+    resumed = tuple(None if one is None else tuple(one.tokens) for one in sequences)
+    return replace(request, resumed_tokens=resumed, parent=None, engine_crashes=deaths)

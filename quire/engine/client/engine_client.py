@@ -1,10 +1,8 @@
-"""The async face of the engine, and the only door to it from the server.
+"""Async client of the engine: streams of updates, calls between steps, and recovery after a crash.
 
-Below it is a transport: the engine's thread in this process (quire.engine.client.thread_transport)
-or a socket to
-its own process (quire.engine.client.zmq_transport); nothing above knows which. The one idea: a
-`RequestStream` owns its
-requests, and closing it early aborts them.
+Sends messages through a transport: to a thread of this process
+(quire.engine.client.thread_transport) or over a socket to the engine's process
+(quire.engine.client.zmq_transport). A `RequestStream` owns its requests; closing it aborts them.
 """
 
 from __future__ import annotations
@@ -49,9 +47,9 @@ log = logging.getLogger(__name__)
 
 RESTART_WAIT_S = 30.0
 MAX_WAITING_REQUESTS = 1024
-"""Requests that wait here for an engine that is being restarted."""
+"""Requests that may wait here while the engine is being restarted."""
 KEEPALIVE_S = 2.0
-"""While it is, streams say that they live this often."""
+"""How often streams yield an empty list meanwhile."""
 
 T = TypeVar("T")
 
@@ -66,49 +64,49 @@ class Transport(Protocol):
         away: Callable[[EngineUnavailable], None],
         back: Callable[[], None],
     ) -> None:
-        """Begin, on the event loop that will use it: all four are called there.
+        """Start, on the event loop that will use it: all four callbacks are called there.
 
-        away: the engine is gone, and what was sent to it; back: there is another. die: for good.
+        away: the engine's process is gone. back: another engine is ready. die: there is none.
         """
         ...
 
     def send(self, message: MessageToEngine) -> None: ...
 
     def restart(self, reason: str) -> None:
-        """Have the engine ended, whatever it does, and another started."""
+        """Kill the engine, whatever it does, and start another."""
         ...
 
     async def stop(self) -> None:
-        """End it, and the engine if that is its own."""
+        """Stop the transport, and the engine if the transport owns it."""
         ...
 
     def close(self) -> None:
-        """Carry nothing more; waits for nothing."""
+        """Disconnect without waiting."""
         ...
 
 
 class ClientObserver(Protocol):
-    """Is told what passes a client, synchronously."""
+    """Sees the traffic of a client, synchronously."""
 
     def on_requests_accepted(self, requests: Sequence[Request]) -> None:
-        """The engine has accepted these; none of their updates was delivered yet."""
+        """The engine has accepted these requests; none of their updates was delivered yet."""
         ...
 
     def on_updates(self, updates: Sequence[Update]) -> None:
-        """All that came for this process, also of streams that are closed."""
+        """All updates for this process, those of closed streams included."""
         ...
 
     def on_sequence_ended(self, request_id: str, index: int) -> None:
-        """A sequence was ended here, by a stop string: no update follows."""
+        """A stop string ended a sequence here: no update follows."""
         ...
 
     def retain_requests(self, request_ids: Container[str]) -> None:
-        """No update follows of any but these: their engine has died."""
+        """Only these requests will have updates: the engine of all others has died."""
         ...
 
 
 class EngineClient:
-    """Speaks to one engine. All of it runs on one event loop."""
+    """Client of one engine. All of it runs on one event loop."""
 
     def __init__(
         self, transport: Transport, *, on_death: Callable[[EngineDead], None] | None = None
@@ -116,35 +114,34 @@ class EngineClient:
         self.on_engine_dead = on_death
         self.transport = transport
         self.last_heartbeat_at = time.monotonic()
-        """When the engine last gave a sign of life."""
+        """When the last message of the engine arrived."""
         self.observer: ClientObserver | None = None
         self._streams: dict[str, RequestStream] = {}
         self.blocklist = RequestBlocklist()
         self.on_input_blocked: Callable[[bytes], None] | None = None
-        """Told of the fingerprints that come into quarantine by what happened here: who speaks to
-        the same engine is to put them into its own, by condemn()."""
+        """Called with each fingerprint that was blocked here: other clients of the engine should
+        block it too, with block_fingerprint()."""
         self.restart_reason: str | None = None
         """Why the engine is being restarted; None while there is one."""
         self.restarts = 0
-        """How many engines have taken over here."""
+        """How many engines have replaced the first."""
         self.restart_wait_s = RESTART_WAIT_S
         """How long a new request waits for an engine that is being restarted."""
-        self._restored: asyncio.Future[None] | None = None  # while it is away
-        self._restore_expected_at = 0.0  # when another should be there
-        self._waiting_requests = 0  # requests that wait for it
-        self._prior_timings: dict[
-            tuple[str, int], SequenceTiming
-        ] = {}  # spent in engines that are gone
-        self._resubmitted: dict[int, RequestStream] = {}  # by the number of the Add
-        self._held_requests: set[str] = set()  # requests whose KV this engine holds for others
+        self._restored: asyncio.Future[None] | None = None  # while there is no engine
+        self._restore_expected_at = 0.0  # when another engine should be ready
+        self._waiting_requests = 0  # requests that wait for an engine
+        # (request id, index) -> the time that a sequence has spent in earlier engines
+        self._prior_timings: dict[tuple[str, int], SequenceTiming] = {}
+        self._resubmitted: dict[int, RequestStream] = {}  # by the call id of AddRequests
+        self._held_requests: set[str] = set()  # requests whose KV this engine keeps for others
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
-        self._opening_streams: dict[int, RequestStream] = {}  # by the number of their Add
+        self._opening_streams: dict[int, RequestStream] = {}  # by the call id of AddRequests
         self._call_ids = itertools.count()
         self._sleeping_tags: frozenset[str] = frozenset()
         self._dead_error: EngineDead | None = None
 
     def start(self) -> None:
-        """Begin. Called once, on the event loop that will use the client."""
+        """Start. Called once, on the event loop that will use the client."""
         self.last_heartbeat_at = time.monotonic()
         self.transport.start(
             self._deliver,
@@ -154,28 +151,27 @@ class EngineClient:
         )
 
     async def stop(self) -> None:
-        """End the transport; streams still open fail with EngineDead."""
+        """Stop the transport. Open streams raise EngineDead."""
         await self.transport.stop()
         self._fail_all(EngineDead("the engine was shut down"))
 
     @property
     def dead_error(self) -> EngineDead | None:
-        """Why nothing more will be answered, or None while the engine lives."""
+        """Why the engine will answer nothing more. None while it lives."""
         return self._dead_error
 
     # -- requests -----------------------------------------------------------------------------
 
     async def generate(self, requests: Iterable[Request]) -> RequestStream:
-        """Hand requests to the engine, all or none; their updates come through the Stream.
+        """Submit requests, all or none. Returns the stream of their updates once they are accepted.
 
-        Returns when the engine has accepted them. Raises RequestError (TooLong ...), EngineDead,
-        EngineAway.
+        Raises RequestError (TooLong ...), EngineDead, EngineAway.
         """
         all_of_them = tuple(requests)
         self._check_blocklist(all_of_them)
         if self.restart_reason is not None:
             await self._wait_for_engine(len(all_of_them))
-            self._check_blocklist(all_of_them)  # one of the kind may be what it died of
+            self._check_blocklist(all_of_them)  # one of them may have killed the engine
         travelling = [request_to_wire(self._without_lost_parent(one)) for one in all_of_them]
         stream = RequestStream(self, all_of_them)
         for request_id in stream.request_ids:
@@ -185,7 +181,7 @@ class EngineClient:
         try:
             await self._call_and_wait(lambda number: self._make_add(number, stream, travelling))
         except BaseException:
-            stream.close()  # also when the caller gave up while we waited
+            stream.close()  # also when the caller was cancelled meanwhile
             raise
         return stream
 
@@ -198,28 +194,28 @@ class EngineClient:
                 raise _input_blocked_error(left)
 
     def block_fingerprint(self, found: bytes) -> None:
-        """Somebody else's request with this fingerprint has broken a step, or engines."""
+        """Refuse inputs with this fingerprint, which break steps or engines as others found."""
         self.blocklist.add(found)
         if self.restart_reason is not None:
             self._fail_same_input(found, 0)
 
     def block_input(self, request: Request) -> bytes:
-        """It has broken a step, or engines. Its fingerprint."""
+        """Refuse the input of a request that broke a step or engines. Returns its fingerprint."""
         found = fingerprint(request)
         self.blocklist.add(found)
         if self.on_input_blocked is not None:
             self.on_input_blocked(found)
         return found
 
-    def _fail_same_input(self, condemned: bytes, said: int) -> None:
-        """What killed an engine had said so many tokens: others with its input that have not come
-        further would kill the next.
+    def _fail_same_input(self, blocked: bytes, delivered: int) -> None:
+        """Fail requests with the input of one that killed an engine after so many tokens.
+
+        Only those with as many tokens or fewer: they would kill the next engine.
         """
         for stream in self._all_streams():
-            if any(
-                fingerprint(one) == condemned for one in stream._requests_delivered_at_most(said)
-            ):
-                left = self.blocklist.seconds_left(condemned)
+            same = stream._requests_delivered_at_most(delivered)
+            if any(fingerprint(one) == blocked for one in same):
+                left = self.blocklist.seconds_left(blocked)
                 self._fail_stream(stream, _input_blocked_error(left or 0.0))
 
     def _make_add(
@@ -230,16 +226,17 @@ class EngineClient:
         return AddRequests(number, travelling)
 
     def _without_lost_parent(self, request: Request) -> Request:
-        """Without its parent, if that was held by an engine that is gone."""
+        """The request without its parent, if an earlier engine held that."""
         if request.parent is None or not self.restarts or request.parent in self._held_requests:
             return request
         return replace(request, parent=None)
 
     async def _wait_for_engine(self, requests: int) -> None:
-        """Until another engine is there. Raises EngineAway: it takes long, or many wait already."""
+        """Wait for another engine. Raises EngineAway if that takes long, or many wait already."""
         if self._waiting_requests + requests > MAX_WAITING_REQUESTS:
             raise self._unavailable_error(
-                f"and {self._waiting_requests} requests wait for it already"
+                f"and {self._waiting_requests} requests wait for it already (limit: "
+                f"{MAX_WAITING_REQUESTS})"
             )
         self._waiting_requests += requests
         try:
@@ -258,7 +255,7 @@ class EngineClient:
         return EngineAway(f"the engine is being restarted, {more}: try again", retry_after_s=left)
 
     def fail_streams(self, error: EngineError) -> None:
-        """Abort everything that is open; each stream raises `error`. New ones may be opened."""
+        """Abort all streams; each raises `error`. New streams may be opened."""
         for stream in self._all_streams():
             self._fail_stream(stream, error)
         if self._restored is not None and self._waiting_requests:
@@ -266,7 +263,7 @@ class EngineClient:
             self._restored = asyncio.get_running_loop().create_future()
 
     async def abort(self, request_ids: Iterable[str]) -> None:
-        """End requests now; their streams get the terminal updates. Unknown ids are ignored."""
+        """Abort requests; their streams get the terminal updates. Unknown ids are ignored."""
         ids = list(request_ids)
         self._held_requests.difference_update(ids)
         if self.restart_reason is None:
@@ -277,10 +274,11 @@ class EngineClient:
         self._dispatch([Update(*place, (), "abort") for place in live])
 
     async def abort_named(self, names: Iterable[str], tenant: bytes | None = None) -> int:
-        """End requests whose id without its last -N is one of these names; None: anybody's.
+        """Abort requests whose id without its last -N is one of these names. Returns their number.
 
-        Their streams get the terminal updates. Returns how many requests there were. While the
-        engine is away those of this client are found; EngineAway if there are none.
+        tenant: only requests of this tenant; None: of any. Their streams get the terminal updates.
+        While there is no engine, only requests of this client are found. Raises EngineAway if
+        there are none.
         """
         wanted = frozenset(names)
         if self.restart_reason is None or self._dead_error is not None:
@@ -296,15 +294,15 @@ class EngineClient:
         await self.abort(found)
         return len(found)
 
-    # -- when it dies -----------------------------------------------------------------------------
+    # -- when the engine dies -----------------------------------------------------------------------------
 
     def restart(self, reason: str) -> None:
-        """Have the engine ended, whatever it does, and another started: streams go on there."""
-        log.error("the engine is to be restarted: %s", reason)
+        """Kill the engine and start another, which continues the streams."""
+        log.error("restarting the engine: %s", reason)
         self.transport.restart(reason)
 
     def _on_engine_unavailable(self, loss: EngineUnavailable) -> None:
-        """The engine is gone, and another will come."""
+        """The engine is gone; another is being started."""
         self.restart_reason = loss.reason
         self._restore_expected_at = time.monotonic() + loss.expected_restart_s
         if self._restored is None:
@@ -316,41 +314,41 @@ class EngineClient:
                 reply.set_exception(self._unavailable_error(f"and cannot be asked: {loss.reason}"))
         self._held_requests.clear()
         self._resubmitted.clear()
-        aboard = None if loss.running_ids is None else frozenset(loss.running_ids)
-        condemned = []
+        running = None if loss.running_ids is None else frozenset(loss.running_ids)
+        blocked = []
         for stream in self._all_streams():
-            culprit = stream._record_crash(aboard)
+            culprit = stream._record_crash(running)
             if culprit is not None:
-                condemned.append(self._fail_culprit(stream, culprit))
+                blocked.append(self._fail_culprit(stream, culprit))
                 continue
-            for place, told in stream._unfinished.items():
-                self._prior_timings[place] = told.close_timing(
+            for place, delivered in stream._unfinished.items():
+                self._prior_timings[place] = delivered.close_timing(
                     stream._accepted_at, self.last_heartbeat_at
                 )
-        for found, said in condemned:
-            self._fail_same_input(found, said)
+        for found, count in blocked:
+            self._fail_same_input(found, count)
         self._opening_streams = {
             n: one for n, one in self._opening_streams.items() if not one.closed
         }
         self._prune_observer()
 
     def _prune_observer(self) -> None:
-        """Of what is here no more, and no update will tell the end of."""
+        """Have the observer forget requests whose last update will never come."""
         if self.observer is not None:
             self.observer.retain_requests(self._streams.keys())
 
     def _fail_culprit(self, stream: RequestStream, culprit: Request) -> tuple[bytes, int]:
-        """End it. The culprit's fingerprint, and how many tokens it had said."""
-        said = stream._delivered_count(culprit)
+        """End its stream. Returns its fingerprint, and how many tokens it had delivered."""
+        delivered = stream._delivered_count(culprit)
         deaths = stream._crash_counts[culprit.id]
-        log.error("request %s was aboard %d engines that died: it ends", culprit.id, deaths)
+        log.error("request %s ends: %d engines died while they ran it", culprit.id, deaths)
         often = "twice" if deaths == MAX_CRASHES_ALONE else f"{deaths} times"
-        message = f"the engine died {often} with this request aboard: it is not tried again"
+        message = f"the engine died {often} while it ran this request: it is not tried again"
         self._fail_stream(stream, EngineCrashed(message))
-        return self.block_input(culprit), said
+        return self.block_input(culprit), delivered
 
     def _fail_stream(self, stream: RequestStream, error: Exception) -> None:
-        """End a stream with this error, and its requests in the engine."""
+        """End a stream with this error, and abort its requests."""
         unfinished = stream.unfinished_ids
         number = stream._add_call_id
         stream._fail(error)
@@ -362,7 +360,7 @@ class EngineClient:
         self.remove_stream(stream, unfinished)
 
     def _on_engine_restored(self) -> None:
-        """Another engine is there: it gets all that has not ended."""
+        """Another engine is ready: submit all requests that have not ended."""
         self.restarts += 1
         self.restart_reason = None
         self.last_heartbeat_at = time.monotonic()
@@ -370,13 +368,13 @@ class EngineClient:
             level = int("kv_cache" in self._sleeping_tags)
             self._send(UtilityCall(next(self._call_ids), "sleep", [level, "keep", False]))
         for stream in sorted(self._all_streams(), key=lambda one: one._max_crash_count):
-            self._resubmit(stream)  # who is suspected most is tried last
+            self._resubmit(stream)  # the most suspect last
         if self._restored is not None:
             self._restored.set_result(None)
             self._restored = None
 
     def _resubmit(self, stream: RequestStream) -> None:
-        """What nobody has accepted yet goes all together; what was accepted, each for itself."""
+        """Submit its unfinished requests, together if no engine has accepted them yet."""
         requests = stream._requests_to_resume()
         self._held_requests.update(one.id for one in requests if one.hold)
         if stream._add_call_id is not None:
@@ -388,58 +386,59 @@ class EngineClient:
             self._send(AddRequests(number, [request_to_wire(one)]))
 
     def _send_keepalives(self) -> None:
-        """Let streams say that they live, every now and then while the engine is away."""
+        """Wake all streams every KEEPALIVE_S while there is no engine."""
         if self._restored is not None and self._dead_error is None:
             for stream in self._all_streams():
                 stream._send_keepalive()
             asyncio.get_running_loop().call_later(KEEPALIVE_S, self._send_keepalives)
 
     def _all_streams(self) -> list[RequestStream]:
-        """In the order of their requests."""
+        """All streams, in the order of their requests."""
         return list(dict.fromkeys(self._streams.values()))
 
     # -- the engine between requests ------------------------------------------------------------
 
     async def stats(self) -> SchedulerStats:
-        """Counts of the scheduler, between two steps."""
+        """Counters of the scheduler, between two steps."""
         return await self._call(SchedulerStats, "stats")
 
     async def snapshot(self, rows: int = 0, blocks: bool = False) -> Snapshot:
-        """The engine at this moment: the first so many rows, and the map of blocks if asked for."""
+        """The state of the engine: at most so many rows, with or without the block map."""
         return await self._call(Snapshot, "snapshot", rows, blocks)
 
     async def reset_prefix_cache(self, *, reset_running: bool = False) -> bool:
-        """Forget cached prefixes. False if blocks are in use. reset_running: end all first."""
+        """Empty the prefix cache. False if blocks are in use. reset_running: abort all first."""
         return await self._call(bool, "reset_prefix_cache", reset_running)
 
     async def check(self) -> None:
-        """Prove the invariants of pool and cache. Raises AssertionError."""
+        """Check the invariants of pool and cache. Raises AssertionError."""
         await self._call(type(None), "check")
 
     @property
     def is_sleeping(self) -> bool:
-        """The engine was sent to sleep, or is paused."""
+        """Whether the engine sleeps or is paused."""
         return bool(self._sleeping_tags)
 
     @property
     def sleeping_tags(self) -> frozenset[str]:
-        """What sleeps, of weights, kv_cache and scheduling."""
+        """What sleeps: any of weights, kv_cache, scheduling."""
         return self._sleeping_tags
 
     @property
     def is_paused(self) -> bool:
-        """No steps are made: new requests are accepted and wait."""
+        """Whether no steps are made: new requests are accepted and wait."""
         return "scheduling" in self._sleeping_tags
 
     async def sleep(self, level: int = 1, mode: str = "abort") -> None:
-        """Stop making steps. Level 1 also forgets the KV cache; requests are refused till woken.
+        """Stop making steps. Level 1 also frees the KV cache; requests are refused until wake_up().
 
-        mode, for what runs: "abort" ends it, "wait" lets it end first, "keep" (level 0) freezes it.
+        mode, for running requests: "abort" ends them, "wait" waits for their end, "keep" (level 0)
+        continues them after wake_up().
         """
         await self._enter_sleep(level, mode, clear_cache=False)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> bool:
-        """Undo sleep, for some tags (weights, kv_cache, scheduling) or all. True: fully awake."""
+        """Wake up some tags (weights, kv_cache, scheduling) or all. True if nothing sleeps then."""
         left = await self._call(list[str], "wake_up", None if tags is None else list(tags))
         self._sleeping_tags = frozenset(left)
         return not left
@@ -449,7 +448,7 @@ class EngineClient:
         await self._enter_sleep(0, mode, clear_cache=clear_cache)
 
     async def resume(self) -> None:
-        """Go on after pause()."""
+        """Make steps again after pause()."""
         await self.wake_up()
 
     async def start_profile(self) -> None:
@@ -457,14 +456,14 @@ class EngineClient:
         await self._call(type(None), "start_profile")
 
     async def stop_profile(self) -> str:
-        """Write the trace; its path there."""
+        """Write the trace. Returns its path on the engine's machine."""
         return await self._call(str, "stop_profile")
 
     async def _enter_sleep(self, level: int, mode: str, *, clear_cache: bool) -> None:
         left = await self._call(list[str], "sleep", level, mode, clear_cache)
         self._sleeping_tags = frozenset(left)
 
-    # -- below: words to and from the transport ---------------------------------------------------
+    # -- messages to and from the transport --------------------------------------------------------
 
     async def _call(self, kind: type[T], name: str, *args: Any) -> T:
         if self.restart_reason is not None and self._dead_error is None:
@@ -505,9 +504,7 @@ class EngineClient:
         self._send(AbortRequests(list(unfinished)))
         if self.restart_reason is not None:
             if stream._add_call_id is not None:
-                self._opening_streams.pop(
-                    stream._add_call_id, None
-                )  # its Add went down with the engine
+                self._opening_streams.pop(stream._add_call_id, None)  # lost with the engine
             self._prune_observer()
 
     def _deliver(self, message: MessageFromEngine) -> None:
@@ -534,7 +531,7 @@ class EngineClient:
                 stream._push(update)
 
     def _with_prior_timing(self, update: Update) -> Update:
-        """With the time that its sequence has spent in engines that are gone."""
+        """The update, with the time that its sequence has spent in earlier engines."""
         before = self._prior_timings.get((update.request_id, update.index))
         if before is None or update.timing is None:
             return update
@@ -552,7 +549,7 @@ class EngineClient:
                 self.observer.on_requests_accepted(opened._requests)
         reply = self._pending_calls.get(answer.call_id)
         if reply is None or reply.done():
-            return  # who asked has gone
+            return  # the caller was cancelled
         if answer.error is None:
             reply.set_result(answer.result)
         else:
@@ -566,7 +563,7 @@ class EngineClient:
             self.on_engine_dead(dead)
 
     def _fail_all(self, dead: EngineDead) -> None:
-        """Nothing will be answered any more: say so to everyone who waits."""
+        """Fail all streams and calls: nothing will be answered any more."""
         if self._dead_error is not None:
             return
         self._dead_error = dead
@@ -583,6 +580,6 @@ class EngineClient:
 
 def _input_blocked_error(left_s: float) -> Quarantined:
     return Quarantined(
-        "a request with the same input and parameters has broken a step of the engine, "
+        "a request with the same input and parameters broke a step of the engine, "
         f"or the engine itself: it is not tried again for {left_s:.0f} s"
     )

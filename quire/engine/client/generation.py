@@ -1,9 +1,7 @@
-"""Requests under way: tokens become text, and a sequence whose text is complete is ended.
+"""Text generation: turns the updates of prepared requests into RequestOutputs.
 
-In go requests that quire.text.input_processor prepared; what comes out are RequestOutputs, each
-with the
-place of its prompt among them. The server's routes have a leaner way
-(quire.server.generation.events).
+quire.text.input_processor prepares the requests. Each output comes with the index of its prompt.
+A sequence whose text is complete is ended. Routes of the server use quire.server.generation.events.
 """
 
 from __future__ import annotations
@@ -21,14 +19,14 @@ from quire.text.tokenizing.tokenizer import Tokenizer
 
 
 class IndexedOutput(NamedTuple):
-    """An output of the prompt at `place`."""
+    """An output, and the index of its prompt."""
 
     prompt_index: int
     output: RequestOutput
 
 
 class OutputGeneration:
-    """An iterator of what is new, in batches. Whoever began it calls close()."""
+    """Iterator over new outputs, in batches. The caller must call close()."""
 
     def __init__(
         self,
@@ -39,7 +37,7 @@ class OutputGeneration:
     ) -> None:
         self._stream = stream
         self.request_ids = stream.request_ids
-        self._prompt_indexes = {p.request.id: place for place, p in enumerate(prepared)}
+        self._prompt_indexes = {p.request.id: index for index, p in enumerate(prepared)}
         self._output_processors = [
             RequestOutputProcessor(p, tokenizer, clock=clock) for p in prepared
         ]
@@ -54,19 +52,19 @@ class OutputGeneration:
 
     async def __aiter__(self) -> AsyncIterator[list[IndexedOutput]]:
         async for updates in self._stream:
-            news = [one for update in updates if (one := self._read(update)) is not None]
-            if news:
-                yield news
+            outputs = [one for update in updates if (one := self._read(update)) is not None]
+            if outputs:
+                yield outputs
 
     def _read(self, update: Update) -> IndexedOutput | None:
         if update.finish == "error":
             raise update.to_exception()
-        place = self._prompt_indexes[update.request_id]
-        assembler = self._output_processors[place]
-        output = assembler.push(update)
-        for index in assembler.aborts:
+        prompt_index = self._prompt_indexes[update.request_id]
+        processor = self._output_processors[prompt_index]
+        output = processor.push(update)
+        for index in processor.aborts:
             self._stream.end_sequence(update.request_id, index)
-        return None if output is None else IndexedOutput(place, output)
+        return None if output is None else IndexedOutput(prompt_index, output)
 
 
 async def start_output_generation(
@@ -76,6 +74,6 @@ async def start_output_generation(
     *,
     clock: Clock | None = None,
 ) -> OutputGeneration:
-    """Hand the requests to the engine. Raises RequestError if it refuses one: none is run then."""
+    """Submit the requests. Raises RequestError if the engine refuses one: then none runs."""
     stream = await engine.generate([p.request for p in prepared])
     return OutputGeneration(stream, prepared, tokenizer, clock)

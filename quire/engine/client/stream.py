@@ -96,22 +96,22 @@ class RequestStream:
 
     def _push(self, update: Update) -> None:
         place = (update.request_id, update.index)
-        told = self._unfinished.get(place)
-        if told is None:
-            return  # it was ended here while this was under way
+        delivered = self._unfinished.get(place)
+        if delivered is None:
+            return  # it was ended here while the update was in flight
         if update.finish is not None:
             del self._unfinished[place]
             if update.fault == "step":
                 self._owner.block_input(self._request(update.request_id))
         else:
-            told.tokens.extend(update.token_ids)
+            delivered.tokens.extend(update.token_ids)
             if update.timing is not None:
-                told.timing = update.timing
-        news = self._pending.get(place)
-        if news is None:
+                delivered.timing = update.timing
+        pending = self._pending.get(place)
+        if pending is None:
             self._pending[place] = [update]
         else:
-            news.append(update)
+            pending.append(update)
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -124,7 +124,7 @@ class RequestStream:
         self._wake()
 
     def _requests_to_resume(self) -> list[Request]:
-        """Its requests that have not ended, for another engine."""
+        """Its unfinished requests, for another engine."""
         ids = {request_id for request_id, _ in self._unfinished}
         deaths = self._crash_counts
         found = [one for one in self._requests if one.id in ids]
@@ -134,28 +134,28 @@ class RequestStream:
     def _max_crash_count(self) -> int:
         return max(self._crash_counts.values(), default=0)
 
-    def _requests_delivered_at_most(self, said: int) -> list[Request]:
-        """Those of its requests that have not ended, and have said so many tokens at most."""
+    def _requests_delivered_at_most(self, count: int) -> list[Request]:
+        """Its unfinished requests with so many delivered tokens at most."""
         live = self.unfinished_ids
         return [
-            one for one in self._requests if one.id in live and self._delivered_count(one) <= said
+            one for one in self._requests if one.id in live and self._delivered_count(one) <= count
         ]
 
     def _delivered_count(self, request: Request) -> int:
-        """How many tokens were told of that sequence of it that has come furthest."""
+        """Delivered tokens of its longest unfinished sequence."""
         places = [(request.id, index) for index in range(request.n)]
         return max(
             len(self._unfinished[place].tokens) for place in places if place in self._unfinished
         )
 
-    def _record_crash(self, aboard: frozenset[str] | None) -> Request | None:
-        """An engine died. aboard: whom it ran; None: any. Who must not be aboard another."""
+    def _record_crash(self, running: frozenset[str] | None) -> Request | None:
+        """Count the death of an engine that ran these requests; None: any. Returns the culprit."""
         worst = None
         unfinished_ids = self.unfinished_ids
         for request in self._requests:
-            if request.id in unfinished_ids and (aboard is None or request.id in aboard):
+            if request.id in unfinished_ids and (running is None or request.id in running):
                 deaths = self._crash_counts[request.id] = self._crash_counts.get(request.id, 0) + 1
-                alone = aboard is not None and len(aboard) == 1
+                alone = running is not None and len(running) == 1
                 worst = request if exceeds_crash_limit(deaths, alone=alone) else worst
         return worst
 

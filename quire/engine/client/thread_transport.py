@@ -1,7 +1,7 @@
-"""The engine in a thread of this process: what tests and embedded use take.
+"""Thread transport: runs the engine in a thread of this process, for tests and embedded use.
 
-Messages go in through one queue; what a turn yields comes out in one `call_soon_threadsafe`,
-whatever the number of requests. While there is nothing to do the thread sleeps in the queue.
+Messages go in through one queue. Each batch of outputs comes back in one `call_soon_threadsafe`,
+whatever the number of requests. An idle thread sleeps in the queue.
 """
 
 from __future__ import annotations
@@ -15,22 +15,19 @@ from collections.abc import Callable
 
 from quire.engine.core.engine_core import EngineCore
 from quire.engine.core.engine_rpc import EngineRpc
-from quire.engine.messages import MessageFromEngine, MessageToEngine
+from quire.engine.messages import HEARTBEAT_INTERVAL_S, MessageFromEngine, MessageToEngine
 from quire.engine.supervise.process_pipe import EngineUnavailable
 from quire.errors import EngineDead, Unsupported
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_INTERVAL_S = 1.0
-"""An engine gives a sign of life at least this often, unless a step takes longer."""
-
 
 class _Wakeup:
-    """In the inbox: there may be a step to make. Says nothing."""
+    """In the inbox: there may be a step to make."""
 
 
 class ThreadTransport:
-    """A transport: carries messages between an EngineClient and an engine beside it."""
+    """Carries messages between an EngineClient and an engine in the same process."""
 
     def __init__(self, engine: EngineCore) -> None:
         self.engine = engine
@@ -47,7 +44,7 @@ class ThreadTransport:
         away: Callable[[EngineUnavailable], None],
         back: Callable[[], None],
     ) -> None:
-        """Begin. deliver and die are called on the running event loop; no other engine comes."""
+        """Start. Calls deliver and die on the running event loop, and never away or back."""
         assert self._thread is None, "start() was called twice"
         self._loop = asyncio.get_running_loop()
         self._deliver, self._on_dead = deliver, die
@@ -58,26 +55,26 @@ class ThreadTransport:
         self._inbox.put(message)
 
     def restart(self, reason: str) -> None:
-        """Raises Unsupported: a thread cannot be ended from outside."""
+        """Raises Unsupported: a thread cannot be killed."""
         raise Unsupported(f"an engine in a thread cannot be restarted ({reason})")
 
     async def stop(self) -> None:
-        """End the thread after its step."""
+        """Stop the thread after its step."""
         if self._thread is not None:
             self.close()
             await asyncio.to_thread(self._thread.join)
 
     def close(self) -> None:
-        """Have the thread end after its step."""
+        """Have the thread stop after its step."""
         self._inbox.put(None)
 
-    # Below: the engine's own thread.
+    # -- on the engine's thread
 
     def _run(self) -> None:
         try:
             while self._read_inbox():
-                for _, news in self._rpc.run_step():
-                    self._call_soon(self._deliver, news)
+                for _, batch in self._rpc.run_step():
+                    self._call_soon(self._deliver, batch)
                 self._send_heartbeat()
             self.engine.shutdown()
         except Exception as error:
@@ -86,9 +83,9 @@ class ThreadTransport:
             self._call_soon(self._on_dead, EngineDead(why))
 
     def _read_inbox(self) -> bool:
-        """Obey what was said since the step before, waiting if there is nothing else to do.
+        """Handle the messages since the last step; wait for one if the engine is idle.
 
-        False: the thread is to end.
+        Returns False if the thread should stop.
         """
         try:
             if self._rpc.idle:

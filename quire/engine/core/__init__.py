@@ -1,1 +1,1 @@
-"""Engine loop and its process: one scheduler and one executor, step by step."""
+"""Engine loop and its process: runs one scheduler and one executor, step by step."""

@@ -1,7 +1,7 @@
-"""The engine: scheduler and executor joined, one step at a time. Synchronous, one thread.
+"""Engine core: runs a scheduler and an executor, one step at a time. Synchronous, on one thread.
 
-Knows tokens only. Text, HTTP and processes are others' business; whoever calls step() hands the
-updates on. With steps in flight, step() plans and submits n + 1 before it waits for n.
+Handles tokens only; the caller of step() delivers the updates. With two steps in flight, step()
+plans and submits step n + 1 before it waits for step n.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Owns the scheduler; the only caller of its methods."""
+    """Owner of the scheduler, and the only caller of its methods."""
 
     def __init__(
         self,
@@ -50,43 +50,40 @@ class EngineCore:
         self._in_flight: deque[tuple[StepPlan, StepFuture]] = deque()
         self._running_callback: Callable[[list[str]], None] | None = None
         self._observer = StepObserver()
-        self._halted = False  # a step raised, and nothing is to follow it to the device
+        self._halted = False  # a step raised: no other may be submitted
         self._was_serialized = False
         self._work_ready = threading.Event()
         scheduler.set_ready_callback(self._work_ready.set)
 
     @property
     def idle(self) -> bool:
-        """Nothing to do and nothing under way. Requests may be kept out of the queue."""
+        """Whether there is no step to plan or in flight. Requests may wait for resources."""
         return self._scheduler.idle and not self._in_flight and not self._scheduler.has_ready
 
     @property
     def empty(self) -> bool:
-        """Nothing to do, nothing under way, and nobody is here."""
+        """Whether it is idle without any request."""
         return self.idle and not self._scheduler.any_waiting_for_resources
 
-    def set_ready_callback(self, ring: Callable[[], None]) -> None:
-        """Have ring() called, by any thread, when an idle engine may have become one that is not.
+    def set_ready_callback(self, callback: Callable[[], None]) -> None:
+        """Call callback(), from any thread, when an idle engine may have work, as wait() ends."""
+        self._scheduler.set_ready_callback(callback)
 
-        Without, wait() tells.
-        """
-        self._scheduler.set_ready_callback(ring)
+    def set_running_callback(self, callback: Callable[[list[str]], None]) -> None:
+        """Call callback() with the ids of all running requests before more may harm the engine."""
+        self._running_callback = callback
 
-    def set_running_callback(self, tell: Callable[[list[str]], None]) -> None:
-        """Have tell() called when more requests may harm the engine, with the ids of all."""
-        self._running_callback = tell
-
-    def set_observers(self, *witnesses: StepObserver) -> None:
-        """Have these told of everything from now on."""
-        self._observer = CompositeStepObserver(witnesses)
+    def set_observers(self, *observers: StepObserver) -> None:
+        """Call these observers from now on."""
+        self._observer = CompositeStepObserver(observers)
 
     def wait(self, seconds: float) -> None:
-        """Sleep for so long, or until an idle engine may have become one that is not."""
+        """Sleep for so long, or until an idle engine may have work."""
         if self._work_ready.wait(seconds):
             self._work_ready.clear()
 
     def add(self, request: Request) -> None:
-        """Accept a request. Raises RequestError (TooLong...) and changes nothing if it cannot."""
+        """Accept a request. Raises RequestError (TooLong ...), and changes nothing then."""
         self._scheduler.add(request)
         kept = self._scheduler.is_waiting_for_resources(request.id)
         try:
@@ -99,7 +96,7 @@ class EngineCore:
             self._running_callback(self._scheduler.active_request_ids())
 
     def abort(self, request_id: str) -> list[Update]:
-        """End a request now; its terminal updates. Unknown ids are ignored: they just ended."""
+        """End a request now. Returns its terminal updates. Unknown ids are ignored."""
         self._observer.on_request_abort(request_id)
         return self._time_accounting.attach_timings(self._scheduler.abort(request_id))
 
@@ -110,14 +107,14 @@ class EngineCore:
         self._time_accounting.drop_sequence(request_id, index)
 
     def release(self, request_id: str) -> None:
-        """Give up the blocks of a request that was made with hold=True."""
+        """Release the blocks of a request that has hold=True."""
         self._observer.on_request_release(request_id)
         self._scheduler.release(request_id)
 
     def step(self) -> list[Update]:
-        """Plan one step, apply the oldest under way. Each accepted sequence ends in one update.
+        """Plan one step, apply the oldest in flight. Each accepted sequence ends in one update.
 
-        Raises EngineDead: steps fail, and no request is to blame.
+        Raises EngineDead if steps fail with any request.
         """
         self._time_accounting.enter_step()
         updates = self._apply_admission_changes() if self._scheduler.has_ready else []
@@ -128,21 +125,22 @@ class EngineCore:
         if flying >= depth or (flying and (self._scheduler.idle or self._halted)):
             updates += self._apply_oldest()
         elif self._in_flight and not self._in_flight[-1][0].rows:
-            updates += self._apply_oldest()  # nothing could be planned until a result is in
+            updates += self._apply_oldest()  # the next plan needs its result
         if self._check:
             self.check()
         self._time_accounting.leave_step()
         return updates
 
     def drain(self) -> None:
-        """Wait for steps under way whose sequences have all gone: they keep blocks till then."""
+        """Apply steps in flight whose sequences have all ended: they hold blocks until then."""
         while self._in_flight and self._scheduler.idle:
             self._apply_oldest()
 
     def health_probe_step(self) -> bool:
-        """Compute one made-up token as any other, while nobody is here: that proves the device.
+        """Compute one token of no request in an empty engine, to test the device.
 
-        False: there is no room for it now. Raises what the step raised, EngineError.
+        Returns False if there are requests, or no free block. Raises the error of the step, or
+        EngineError.
         """
         self.drain()
         if not self.empty or self._scheduler.stats().held_blocks:
@@ -154,7 +152,7 @@ class EngineCore:
         return self._executor.apply_model(function)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False if blocks are in use."""
+        """Empty the prefix cache. Returns False if blocks are in use."""
         self.drain()
         if not self._scheduler.reset_prefix_cache():
             return False
@@ -162,7 +160,7 @@ class EngineCore:
         return True
 
     def release_kv_memory(self) -> bool:
-        """Forget cached prefixes and give the KV memory back. False if blocks are in use."""
+        """Empty the prefix cache and free the KV memory. Returns False if blocks are in use."""
         if not self.reset_prefix_cache():
             return False
         self._executor.release_kv_memory()
@@ -170,16 +168,16 @@ class EngineCore:
 
     @property
     def executor(self) -> Executor:
-        """What obeys its plans: for who makes plans of one's own."""
+        """The executor of its plans, for callers that make plans themselves."""
         return self._executor
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that could be had now without preempting anybody."""
+        """Blocks that could be allocated now without a preemption."""
         return self._scheduler.available_blocks
 
     def prewarm(self) -> None:
-        """Make now, beside, what would hold steps up when it is first needed. For idle engines."""
+        """Prepare in the background what would delay steps at its first use. For idle engines."""
         if self._grammars is not None:
             self._grammars.prepare()
 
@@ -187,13 +185,13 @@ class EngineCore:
         return self._scheduler.stats()
 
     def snapshot(self, rows: int = 500, blocks: bool = True) -> Snapshot:
-        """The engine as it is now: at most so many sequences, and whether with the block map."""
+        """The current state: at most so many sequences, with or without the block map."""
         return build_snapshot(
             self._scheduler, self._time_accounting, at=self._clock(), most=rows, blocks=blocks
         )
 
     def check(self) -> None:
-        """Prove the invariants of pool, cache and ledger. Raises AssertionError."""
+        """Check the invariants of pool, cache and time accounting. Raises AssertionError."""
         self._scheduler.check()
         self._time_accounting.check(sum(1 for _ in self._scheduler.sequences()))
 
@@ -211,7 +209,7 @@ class EngineCore:
         return self._time_accounting.attach_timings(ended)
 
     def _submit_step(self) -> None:
-        """Plan and submit. What was planned is in flight whatever happens, Ctrl-C included."""
+        """Plan and submit. A plan is in flight from here on whatever happens, Ctrl-C included."""
         plan = self._scheduler.plan()
         self._time_accounting.record_plan(plan)
         self._publish_running(plan)
@@ -243,22 +241,25 @@ class EngineCore:
         return updates
 
     def _publish_running(self, plan: StepPlan) -> None:
-        """Tell whom the plan may harm, or who may harm it, if that is others than before."""
-        careful = self._scheduler.serialize_steps
-        if self._running_callback is not None and (plan.joins or careful or self._was_serialized):
-            self._running_callback(self._scheduler.active_request_ids(plan if careful else None))
-        self._was_serialized = careful
+        """Publish the running requests if they changed; with serialized steps those of the plan."""
+        serialized = self._scheduler.serialize_steps
+        if self._running_callback is not None and (
+            plan.joins or serialized or self._was_serialized
+        ):
+            self._running_callback(self._scheduler.active_request_ids(plan if serialized else None))
+        self._was_serialized = serialized
 
     # -- when a step raises ---------------------------------------------------------------------
 
     def _recover(self, error: Exception, waited: float) -> list[Update]:
-        """The oldest step raised: all who run are computed anew, in steps that find the culprit.
+        """The oldest step raised: requeue all running requests, and end the culprit once found.
 
-        Raises EngineDead if there is no culprit, as steps fail whoever is in them.
+        The scheduler finds it by planning halves of the requests of the failed step alone. Raises
+        EngineDead if steps fail with any request.
         """
         self._halted = True
         failed = self._fail_oldest(waited)
-        while self._in_flight:  # of those behind it nothing counts any more either
+        while self._in_flight:  # the later ones are void too
             with suppress(Exception):
                 self._in_flight[0][1].wait()
             self._fail_oldest(0.0)
@@ -278,21 +279,21 @@ class EngineCore:
         if not isinstance(error, HookFailed):
             self._verify_device()
         message = f"{type(error).__name__}: {error}"
-        log.error("request %s is ended: steps fail with it alone (%s)", culprit, message)
+        log.error("request %s ends: steps fail with it alone (%s)", culprit, message)
         self._observer.on_request_failed(culprit, message)
         return self._time_accounting.attach_timings(self._scheduler.fail_request(culprit, message))
 
     def _verify_device(self) -> None:
-        """Make a step that is nobody's. Raises EngineDead if it fails too."""
+        """Make a step of no request. Raises EngineDead if it fails too."""
         try:
             self._run_dummy_step()
         except Exception as error:
-            raise EngineDead(f"steps fail whoever is in them: {error}") from error
+            raise EngineDead(f"steps fail with any request: {error}") from error
 
     def _run_dummy_step(self) -> bool:
-        """Make a step that is nobody's, is in no book, and leaves nothing behind.
+        """Make a step of no request, which is not counted and leaves nothing behind.
 
-        False: there is no room for it. Raises what the step raised, EngineError.
+        Returns False if there is no free block. Raises the error of the step, or EngineError.
         """
         plan = self._scheduler.plan_dummy_step()
         if plan is None:
@@ -303,12 +304,12 @@ class EngineCore:
             self._scheduler.finish_dummy_step(plan)
         wrong = {**result.errors, **result.request_errors, **result.non_finite}
         if wrong:
-            raise EngineError(f"a made-up token came to nothing: {wrong[0]}")
+            raise EngineError(f"a step of no request failed: {wrong[0]}")
         return True
 
 
 class _FailedSubmission:
-    """A step that raised before it was under way."""
+    """The future of a step whose submission raised."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

@@ -1,8 +1,8 @@
-"""The engine's half of the protocol (quire.engine.messages), without any socket or thread.
+"""Engine RPC: handles the messages of clients (quire.engine.messages), without socket or thread.
 
-Whoever has the socket calls obey() for each message and turn() for each step, and sends what they
-give. The one idea: a sender owns the requests it added; each turn makes one News for each sender
-that has any. Nothing a sender says can hurt another's requests, or end the engine.
+The owner of the socket calls handle() for each message and run_step() for each step, and sends what
+they return. A client owns the requests it added. Each step makes one OutputBatch per client that
+has outputs. No message of a client can harm another's requests, or end the engine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SLEEPING_RETRY_S = 5.0
 
 
 class _Outbox:
-    """What one sender will be told at the end of the turn."""
+    """Updates and replies for one client, sent after the step."""
 
     __slots__ = ("client_id", "replies", "updates")
 
@@ -57,9 +57,9 @@ class _Outbox:
 
 
 class _OwnedRequest:
-    """A request under way: its owner's box, and which of its sequences live.
+    """An unfinished request: the outbox of its client, and the indexes of its live sequences.
 
-    kept: updates by sequence, if they are wanted at the end only; None: told as they come.
+    held_updates: by sequence, if they are sent at the end only; None: sent as they come.
     """
 
     __slots__ = ("held_updates", "live_indexes", "outbox", "tenant")
@@ -67,28 +67,26 @@ class _OwnedRequest:
     def __init__(self, box: _Outbox, request: Request) -> None:
         self.outbox = box
         self.tenant = request.tenant
-        ended = {i for i, said in enumerate(request.resumed_tokens) if said is None}
+        ended = {i for i, tokens in enumerate(request.resumed_tokens) if tokens is None}
         self.live_indexes = set(range(request.n)) - ended
         params = request.params
         at_end = params.output_kind is RequestOutputKind.FINAL_ONLY and not params.stop_strings
-        at_end = (
-            at_end and not request.engine_crashes
-        )  # how far it came is to be known if it kills again
+        # The client must know how far a request came that may kill the engine again.
+        at_end = at_end and not request.engine_crashes
         self.held_updates: dict[int, list[Update]] | None = {} if at_end else None
 
 
 class EngineRpc:
-    """Serves any number of senders over one engine. Called by one thread."""
+    """Serves any number of clients with one engine. Called by one thread."""
 
     def __init__(self, engine: EngineCore, checks: Iterable[ParamCheck] = ()) -> None:
         self.engine = engine
-        self._param_checks = tuple(checks)  # of logits processors, which live where the engine does
+        self._param_checks = tuple(checks)  # by logits processors, which exist in this process only
         self._outboxes: dict[Any, _Outbox] = {}
         self._owned: dict[str, _OwnedRequest] = {}
         self._sleeping_tags: frozenset[str] = frozenset()
-        self._pending_sleep: tuple[_Outbox, int, frozenset[str]] | None = (
-            None  # waits for the last request
-        )
+        # A sleep() that waits for the last request: its client, its call id, its tags.
+        self._pending_sleep: tuple[_Outbox, int, frozenset[str]] | None = None
         self._profile: TorchProfile | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "stats": self._stats,
@@ -103,7 +101,7 @@ class EngineRpc:
 
     @property
     def idle(self) -> bool:
-        """No step is to be made, and nothing waits to be told."""
+        """Whether there is no step to make and nothing to send."""
         if any(box.updates or box.replies for box in self._outboxes.values()):
             return False
         if "scheduling" in self._sleeping_tags:
@@ -112,25 +110,25 @@ class EngineRpc:
 
     @property
     def empty(self) -> bool:
-        """Nobody is here, and nothing sleeps."""
+        """Whether there are no requests, and nothing sleeps."""
         return self.idle and self.engine.empty and not self._sleeping_tags and not self._owned
 
     @property
     def num_requests(self) -> int:
-        """Here, running or waiting."""
+        """Unfinished requests, running or waiting."""
         return len(self._owned)
 
     @property
     def is_sleeping(self) -> bool:
-        """Something sleeps, or steps are not made."""
+        """Whether something sleeps, steps included."""
         return bool(self._sleeping_tags)
 
     def heartbeat(self) -> HeartbeatMessage:
-        """A sign of life, for every sender."""
+        """The heartbeat, for every client."""
         return HeartbeatMessage(tuple(sorted(self._sleeping_tags)))
 
     def remove_client(self, sender: Any) -> None:
-        """It is gone: end what it asked for, and tell it nothing any more."""
+        """A client is gone: abort its requests, and send it nothing more."""
         box = self._outboxes.get(sender)
         if box is None:
             return
@@ -146,7 +144,7 @@ class EngineRpc:
     # -- messages -----------------------------------------------------------------------------
 
     def handle(self, sender: Any, message: MessageToEngine) -> MessageFromEngine | None:
-        """Do what a message says; what to answer at once. Never raises: faults are answers."""
+        """Handle a message. Returns what to send at once. Never raises: errors become replies."""
         box = self._outboxes.get(sender)
         if box is None:
             box = self._outboxes[sender] = _Outbox(sender)
@@ -168,7 +166,7 @@ class EngineRpc:
     def _reply_with(self, box: _Outbox, number: int, what: Callable[..., Any], *args: Any) -> None:
         try:
             value = what(*args)
-        except Exception as error:  # noqa: BLE001 - a border: it goes to who asked
+        except Exception as error:  # noqa: BLE001 - a border: it goes to the caller
             box.replies.append(CallReply(number, error=error_to_wire(error)))
         else:
             if value is not _DEFERRED:
@@ -177,8 +175,8 @@ class EngineRpc:
     def _handshake(self, hello: Hello) -> MessageFromEngine:
         if hello.protocol != PROTOCOL_VERSION:
             why = (
-                f"{hello.client_name} speaks protocol {hello.protocol}, this engine "
-                f"{PROTOCOL_VERSION}: two versions of quire are mixed; restart all of it"
+                f"{hello.client_name} has protocol version {hello.protocol}, this engine "
+                f"{PROTOCOL_VERSION}: two versions of quire are mixed; restart all processes"
             )
             return EngineDeadMessage(why, version_mismatch=True)
         return EngineReady(PROTOCOL_VERSION)
@@ -233,20 +231,20 @@ class EngineRpc:
             raise RequestError(f"the engine has no call {message.method!r}")
         return function(*message.args)
 
-    # -- turns --------------------------------------------------------------------------------
+    # -- steps --------------------------------------------------------------------------------
 
     def run_step(self) -> list[tuple[Any, OutputBatch]]:
-        """Make a step if there is one to make; what each sender is to be told."""
+        """Make a step if there is one. Returns the batch of each client that has outputs."""
         if "scheduling" not in self._sleeping_tags:
             self._route_updates(self.engine.step())
             if self._pending_sleep is not None and self.engine.empty:
                 self._finish_pending_sleep(self._pending_sleep)
-        told = []
+        batches = []
         for box in self._outboxes.values():
             if box.updates or box.replies:
-                told.append((box.client_id, OutputBatch(box.updates, box.replies)))
+                batches.append((box.client_id, OutputBatch(box.updates, box.replies)))
                 box.updates, box.replies = [], []
-        return told
+        return batches
 
     def _route_updates(self, updates: Iterable[Update]) -> None:
         owners = self._owned
@@ -275,9 +273,9 @@ class EngineRpc:
         return self.engine.stats()
 
     def _abort_named(self, names: Sequence[str], tenant: bytes | None = None) -> int:
-        """End requests by the id that clients know: without its last -N. How many there were.
+        """Abort requests by the id that users have: without its last -N. Returns their number.
 
-        tenant: whose only; None: anybody's.
+        tenant: only requests of this tenant; None: of any.
         """
         wanted = frozenset(names)
         found = [
@@ -299,7 +297,7 @@ class EngineRpc:
         return self.engine.reset_prefix_cache()
 
     def _sleep(self, box: _Outbox, message: UtilityCall) -> Any:
-        """level, mode, clear_cache. "wait" is answered when the last request has ended."""
+        """args: level, mode, clear_cache. "wait" is answered when the last request has ended."""
         level, mode, clear_cache = message.args
         sleep_mode.check_sleep_args(level, mode)
         tags = sleep_mode.tags_at_level(level) | (
@@ -309,20 +307,20 @@ class EngineRpc:
             self._abort_all()
         elif mode == "wait" and not self.engine.empty and not self._sleeping_tags:
             if self._pending_sleep is not None:
-                raise RequestError("the engine is falling asleep already")
+                raise RequestError("a sleep() with mode='wait' is pending already")
             self._pending_sleep = (box, message.call_id, tags)
             return _DEFERRED
         elif mode == "keep" and self._owned and tags & {"kv_cache", "clear"}:
             raise RequestError(
-                "mode='keep' keeps requests, whose KV would be forgotten: use level 0 and no "
+                "mode='keep' keeps requests, but their KV would be freed: use level 0 without "
                 "clear_cache, or another mode",
                 param="mode",
             )
         self._enter_sleep(tags)
         return sorted(self._sleeping_tags)
 
-    def _finish_pending_sleep(self, falling: tuple[_Outbox, int, frozenset[str]]) -> None:
-        box, number, tags = falling
+    def _finish_pending_sleep(self, pending: tuple[_Outbox, int, frozenset[str]]) -> None:
+        box, number, tags = pending
         self._pending_sleep = None
         self._enter_sleep(tags)
         box.replies.append(CallReply(number, sorted(self._sleeping_tags)))
@@ -335,7 +333,7 @@ class EngineRpc:
         self._sleeping_tags |= tags - {"clear"}
 
     def _wake_up(self, tags: list[str] | None = None) -> list[str]:
-        """What still sleeps."""
+        """Returns the tags that still sleep."""
         self._sleeping_tags = sleep_mode.tags_after_wake_up(self._sleeping_tags, tags)
         return sorted(self._sleeping_tags)
 
@@ -345,7 +343,7 @@ class EngineRpc:
         self._profile = TorchProfile.start(None, {})
 
     def _stop_profile(self) -> str:
-        """Where the trace is."""
+        """Returns the path of the trace."""
         if self._profile is None:
             raise RequestError("no profile is being recorded: start one first")
         profile, self._profile = self._profile, None
@@ -353,4 +351,4 @@ class EngineRpc:
 
 
 _DEFERRED = object()
-"""A call that is answered by a later turn."""
+"""The result of a call that is answered after a later step."""

@@ -1,4 +1,4 @@
-"""Python's garbage collector, held back while steps are made.
+"""Garbage collection: runs rarely while steps are made.
 
 A step makes and drops thousands of small objects, which counts as growth and brings on full
 collections; with a thousand prompts in memory each of them looks at millions of token ids.
@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 GC_THRESHOLD = 50_000
-"""Objects more than before, after which young ones are looked at."""
+"""New objects after which a young collection runs."""
 FULL_GC_NEVER = 1 << 30
 
 
 @contextmanager
 def infrequent_gc() -> Iterator[None]:
-    """Within, collect after real growth only. Who collects more seldom already, or never, may."""
+    """Within, collect after real growth only. Keeps a higher threshold or a disabled collector."""
     first, *rest = gc.get_threshold()
     if not first or first >= GC_THRESHOLD:
         yield

@@ -1,10 +1,9 @@
-"""The engine in a process of its own: one thread, which reads what was asked, makes a step, and
-tells. Started by quire.engine.supervise.process_launcher; ends when it is told to, or when its
-starter is gone.
+"""Engine process: one thread reads messages, makes a step, and sends the outputs.
 
-While there are steps to make the socket is only looked at between them; while there are none the
-thread sleeps in it, and wakes once a second to say that it lives. Nothing else in this process runs
-Python, so no step waits for the interpreter's lock.
+quire.engine.supervise.process_launcher starts it. It ends on StopProcess, or when its parent is
+gone. While there are steps to make, the thread reads the socket between them; an idle thread sleeps
+in it, and wakes once a second to send a heartbeat. No other thread of the process runs Python, so
+no step waits for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ from quire.config.options import Options
 from quire.config.vllm_environment import start_process
 from quire.engine import heartbeat_page, message_codec
 from quire.engine.build import EngineCoreBundle, build_engine_core
-from quire.engine.client.thread_transport import HEARTBEAT_INTERVAL_S
 from quire.engine.client.zmq_transport import engine_address
 from quire.engine.core import gc_control
 from quire.engine.core.engine_rpc import EngineRpc
@@ -37,6 +35,7 @@ from quire.engine.core.running_list_shm import RunningListWriter
 from quire.engine.core.step_observer import StepObserver
 from quire.engine.heartbeat_page import HeartbeatWriter
 from quire.engine.messages import (
+    HEARTBEAT_INTERVAL_S,
     CallReply,
     EngineDeadMessage,
     Hello,
@@ -62,91 +61,91 @@ from quire.errors import QuireError, RequestError
 log = logging.getLogger(__name__)
 
 SOCKET_LINGER_MS = 1000
-"""How long the last messages may take to leave."""
+"""How long sending the last messages may take."""
 GC_INTERVAL_S = 300.0
-"""Garbage is collected when there is nothing to do, but at least this often."""
+"""Garbage is collected when the engine is idle, but at least this often."""
 UNBOUNDED_CALLS = frozenset(("start_profile", "stop_profile"))
-"""Calls that may take any time."""
+"""Calls that may take any time: the watchdog waits for them."""
 
 
 def main(fd: int) -> int:
-    """Run one engine, as told over the link; the exit status."""
+    """Run one engine, as the orders over the pipe have it. Returns the exit status."""
     inherited = receive_orders(fd, RunEngine, "quire-engine")
     if inherited is None:
         return 1
-    link, orders = inherited
+    pipe, orders = inherited
     if orders.stacks_fd is not None:
         faulthandler.enable(orders.stacks_fd)
         faulthandler.register(STACK_DUMP_SIGNAL, orders.stacks_fd)
-    beat = HeartbeatWriter(
+    heartbeat = HeartbeatWriter(
         heartbeat_page.create_page() if orders.heartbeat_fd is None else orders.heartbeat_fd
     )
-    beat.mark_starting(os.getpid())
+    heartbeat.mark_starting(os.getpid())
     start_process(level=orders.log_level, style=orders.log_style)  # type: ignore[arg-type]
-    starter = ParentWatch(link, orders.folder)
+    parent = ParentWatch(pipe, orders.folder)
 
     def found(config: EngineConfig, tokenizer: Path | None) -> None:
-        link.send(
+        pipe.send(
             ModelLocated(
                 config=config, tokenizer_folder=None if tokenizer is None else str(tokenizer)
             )
         )
 
     try:
-        bare = build_engine_core(Options.from_flat(orders.options), found, server=orders.server)
+        built = build_engine_core(Options.from_flat(orders.options), found, server=orders.server)
     except QuireError as error:
-        link.send(ProcessFailed(error=error_to_wire(error)))
+        pipe.send(ProcessFailed(error=error_to_wire(error)))
         return 1
-    service = EngineRpc(bare.engine, bare.param_checks)
+    rpc = EngineRpc(built.engine, built.param_checks)
     if orders.running_list_fd is not None:
-        bare.engine.set_running_callback(RunningListWriter(orders.running_list_fd).write)
+        built.engine.set_running_callback(RunningListWriter(orders.running_list_fd).write)
     server = EngineCoreProcess(
-        service,
+        rpc,
         orders.folder,
-        starter,
-        askers=orders.expected_clients,
-        beat=beat,
-        canary_s=bare.config.health.canary_s,
-        witnesses=_build_recorders(orders, bare),
+        parent,
+        clients=orders.expected_clients,
+        heartbeat=heartbeat,
+        probe_interval_s=built.config.health.canary_s,
+        observers=_build_recorders(orders, built),
     )
     gc_control.disable_full_gc()
     server.start_serving()
-    link.send(EngineStarted(config=bare.config, startup_seconds=bare.seconds))
+    pipe.send(EngineStarted(config=built.config, startup_seconds=built.seconds))
     status = server.run()
     if server.death_reason is not None:
-        link.send(ProcessFailed(error=WireError("EngineDead", server.death_reason)))
+        pipe.send(ProcessFailed(error=WireError("EngineDead", server.death_reason)))
         logging.shutdown()
-        os._exit(status)  # what the interpreter would do now may hang over a broken device
+        os._exit(status)  # a regular exit may hang in a broken device
     return status
 
 
-def _build_recorders(orders: RunEngine, bare: EngineCoreBundle) -> Iterator[StepObserver]:
-    """What writes down what the engine does, if anything is to."""
-    said, engine = bare.config.health, bare.engine
-    if said.recorder and orders.recorder_fd is not None:
-        ring = RecordRing(orders.recorder_fd, said.recorder_bytes)
+def _build_recorders(orders: RunEngine, built: EngineCoreBundle) -> Iterator[StepObserver]:
+    """The flight recorder, if it is on."""
+    health, engine = built.config.health, built.engine
+    if health.recorder and orders.recorder_fd is not None:
+        ring = RecordRing(orders.recorder_fd, health.recorder_bytes)
         yield FlightRecorder(ring, lambda: engine.available_blocks)
 
 
 class ParentWatch:
-    """Watches who started us, in a thread that sleeps: a start and a step may take long.
+    """Reads the pipe to the parent process in a thread, as a start and a step may take long.
 
-    Told something, the socket `wake` becomes readable. Without a starter this process ends at once,
-    and takes its folder along.
+    Each message makes `wakeup_socket` readable. Once the parent is gone this process removes its
+    folder and exits at once.
     """
 
-    def __init__(self, link: ProcessPipe, folder: str) -> None:
+    def __init__(self, pipe: ProcessPipe, folder: str) -> None:
         self.wakeup_socket, self._wakeup_sender = socket.socketpair()
         self.wakeup_socket.setblocking(False)
         self.stop_requested = False
         self.gone_clients: deque[str] = deque()
-        """Who asked here and is gone, by name."""
-        self._pipe = link
+        """Names of clients that are gone."""
+        self._pipe = pipe
         self._folder = folder
         threading.Thread(target=self._watch, name="quire-starter", daemon=True).start()
 
     def clear(self) -> None:
-        """Make `wake` readable no more."""
+        """Make `wakeup_socket` unreadable."""
         with suppress(BlockingIOError):
             self.wakeup_socket.recv(1 << 16)
 
@@ -163,7 +162,7 @@ class ParentWatch:
 
 
 class WakeupPipe:
-    """Wakes the thread that sleeps in its sockets. Rung by any thread."""
+    """Wakes the thread that polls `read_end`. Any thread may call wake()."""
 
     def __init__(self) -> None:
         self.read_end, self._write_end = socket.socketpair()
@@ -171,61 +170,61 @@ class WakeupPipe:
         self._write_end.setblocking(False)
 
     def wake(self) -> None:
-        """Make `rung` readable."""
-        with suppress(BlockingIOError):  # it has been rung often enough
+        """Make `read_end` readable."""
+        with suppress(BlockingIOError):  # it is readable already
             self._write_end.send(b"!")
 
     def clear(self) -> None:
-        """Make it so no more."""
+        """Make `read_end` unreadable."""
         with suppress(BlockingIOError):
             self.read_end.recv(1 << 16)
 
 
 class EngineCoreProcess:
-    """A Service at a ZeroMQ ROUTER socket."""
+    """Serves an EngineRpc at a ZeroMQ ROUTER socket."""
 
     def __init__(
         self,
-        service: EngineRpc,
+        rpc: EngineRpc,
         folder: str,
-        starter: ParentWatch,
+        parent: ParentWatch,
         *,
-        askers: int | None = None,
-        beat: HeartbeatWriter | None = None,
-        canary_s: float = 0.0,
-        witnesses: Iterable[StepObserver] = (),
+        clients: int | None = None,
+        heartbeat: HeartbeatWriter | None = None,
+        probe_interval_s: float = 0.0,
+        observers: Iterable[StepObserver] = (),
     ) -> None:
-        """canary_s: idle seconds before a canary, and between two. 0: there is none."""
-        self._heartbeat = beat or HeartbeatWriter(heartbeat_page.create_page())
-        self._probe_interval_s = canary_s
+        """probe_interval_s: idle seconds before a health probe step, and between two. 0: none."""
+        self._heartbeat = heartbeat or HeartbeatWriter(heartbeat_page.create_page())
+        self._probe_interval_s = probe_interval_s
         self._probe_due = 0.0
-        self._rpc = service
+        self._rpc = rpc
         self._folder = folder
-        self._parent = starter
-        self._expected_clients = askers
+        self._parent = parent
+        self._expected_clients = clients
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.set_hwm(0)  # a full queue would drop what a client waits for
+        self._socket.set_hwm(0)  # unlimited: a full queue would drop messages
         self._socket.setsockopt(zmq.LINGER, SOCKET_LINGER_MS)
         self._socket.setsockopt(zmq.MAXMSGSIZE, message_codec.MAX_MESSAGE_BYTES)
         self._socket.bind(engine_address(folder))
         self._wakeup = WakeupPipe()
-        service.engine.set_ready_callback(self._wakeup.wake)
-        service.engine.set_observers(self._heartbeat, *witnesses)
+        rpc.engine.set_ready_callback(self._wakeup.wake)
+        rpc.engine.set_observers(self._heartbeat, *observers)
         self._heartbeat_due = 0.0
         self.death_reason: str | None = None
-        """What it died of."""
-        self._was_busy = True  # since the last time there was nothing to do
+        """The error that ended it."""
+        self._was_busy = True  # since it was last idle
         self._gc_due = time.monotonic() + GC_INTERVAL_S
 
     def start_serving(self) -> None:
-        """Take requests from now on. Raises what is wrong with the device."""
+        """Accept requests from now on. Raises the error of the device, if it has one."""
         if self._probe_interval_s:
             self._run_health_probe()
         self._heartbeat.mark_serving()
 
     def run(self) -> int:
-        """Serve until told to stop; the exit status."""
+        """Serve until StopProcess. Returns the exit status."""
         status = 0
         try:
             while not self._parent.stop_requested:
@@ -243,19 +242,19 @@ class EngineCoreProcess:
         return status
 
     def run_once(self) -> None:
-        """Read, make a step if there is one to make, tell."""
+        """Read messages, make a step if there is one, send the outputs."""
         self._wait()
         self._read_inbox()
         while self._parent.gone_clients:
             self._rpc.remove_client(self._parent.gone_clients.popleft().encode())
-        service = self._rpc
-        self._heartbeat.mark_iteration(working=not service.idle, requests=service.num_requests)
-        for sender, news in service.run_step():
-            self._send(sender, news)
+        rpc = self._rpc
+        self._heartbeat.mark_iteration(working=not rpc.idle, requests=rpc.num_requests)
+        for sender, batch in rpc.run_step():
+            self._send(sender, batch)
         self._send_heartbeat()
 
     def _wait(self) -> None:
-        """Sleep if there is nothing to do, until there is or a sign of life is due."""
+        """If idle, sleep until there is work or a heartbeat is due."""
         if not self._rpc.idle:
             self._was_busy = True
             return
@@ -274,7 +273,7 @@ class EngineCoreProcess:
         self._parent.clear()
 
     def _on_idle(self) -> None:
-        """Nothing came while it slept."""
+        """Idle for a heartbeat interval: collect garbage, prewarm, or probe the device."""
         if self._was_busy:
             self._was_busy = False
             self._collect_garbage()
@@ -283,17 +282,17 @@ class EngineCoreProcess:
             self._run_health_probe()
 
     def _run_health_probe(self) -> None:
-        """Compute a token that nobody asked for. Raises what that raised: the engine is dead."""
+        """Compute a token of no request. Raises the error of the step: the engine is dead then."""
         self._heartbeat.mark_probe(True)
         try:
             if not self._rpc.engine.health_probe_step():
-                log.debug("no canary was sent: there is no room for one")
+                log.debug("health probe step skipped: no free block or slot")
         finally:
             self._heartbeat.mark_probe(False)
         self._probe_due = time.monotonic() + self._probe_interval_s
 
     def _read_inbox(self) -> None:
-        """Obey what was said since the step before."""
+        """Handle the messages since the last step."""
         while True:
             try:
                 sender, *data = self._socket.recv_multipart(zmq.NOBLOCK)
@@ -305,10 +304,12 @@ class EngineCoreProcess:
         try:
             message = message_codec.decode_to_engine(data)
         except (msgspec.DecodeError, RecursionError) as error:
-            log.warning("cannot read what %.60r says: %s", sender, error)
+            log.warning("cannot decode a message of client %.60r: %s", sender, error)
             number = message_codec.call_id_of(data)
             if number is not None:
-                fault = error_to_wire(RequestError(f"the engine cannot read the request: {error}"))
+                fault = error_to_wire(
+                    RequestError(f"the engine cannot decode the request: {error}")
+                )
                 self._send(sender, OutputBatch([], [CallReply(number, error=fault)]))
             return
         unbounded = isinstance(message, UtilityCall) and message.method in UNBOUNDED_CALLS
@@ -323,9 +324,8 @@ class EngineCoreProcess:
             self._unlink_socket()
 
     def _unlink_socket(self) -> None:
-        """When all are in that will come, nobody else can, and no end can leave the socket behind.
-
-        The folder goes too if nobody else keeps anything in it.
+        """Once all expected clients are connected, remove the socket's file: no other can connect,
+        and no crash leaves it behind. A single client needs no folder either.
         """
         if (
             self._expected_clients is not None
@@ -348,7 +348,7 @@ class EngineCoreProcess:
             self._heartbeat_due = now + HEARTBEAT_INTERVAL_S
             self._broadcast(self._rpc.heartbeat())
             if now >= self._gc_due:
-                self._collect_garbage()  # it never was idle
+                self._collect_garbage()  # it was never idle
 
     def _collect_garbage(self) -> None:
         gc_control.collect_garbage()

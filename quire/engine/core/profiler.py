@@ -1,4 +1,4 @@
-"""A trace of what the process does, by torch's profiler, for chrome://tracing or Perfetto."""
+"""Torch profile: traces the process for chrome://tracing or Perfetto."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PROFILE_FOLDER = "quire_profile"
 
 @dataclass(frozen=True, slots=True)
 class TorchProfile:
-    """A recording under way. stop() ends it."""
+    """A running profile. stop() ends it."""
 
     profiler: Any
     path: Path
 
     @classmethod
     def start(cls, prefix: str | None, settings: Mapping[str, Any]) -> TorchProfile:
-        """Begin to record. `settings` go to torch.profiler.profile."""
+        """Start a profile. `settings` are passed to torch.profiler.profile."""
         import torch
 
         name = f"{prefix or 'trace'}-{os.getpid()}-{time.time_ns()}.json"
@@ -30,7 +30,7 @@ class TorchProfile:
         return cls(profiler, Path(PROFILE_FOLDER) / name)
 
     def stop(self) -> Path:
-        """End the recording and write it; its path."""
+        """End the profile and write its trace. Returns the path."""
         self.profiler.stop()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.profiler.export_chrome_trace(str(self.path))

@@ -1,12 +1,12 @@
-"""Whom an engine runs, written where its death cannot take it: a page that its starter has too.
+"""Running list: ids of the requests that an engine runs, in memory shared with its parent.
 
-Who was aboard when an engine died may be what it died of; who only waited cannot. Aboard is who
-runs, and whose grammar is being made. Written before somebody is taken aboard, so the list may name
-some who have left, and misses nobody.
+After a crash these are the suspects; requests that only waited are not. A request counts as running
+while it is in a step or its grammar is being compiled. The list is written before a request starts,
+so it may have some that have ended, and lacks none.
 
-    which of the two halves counts | length, ids | length, ids
+    index of the valid half | length, ids | length, ids
 
-The half that does not count is written, then it counts: a death in between leaves the other.
+The writer fills the other half, then changes the index: a crash in between leaves the old one.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from collections.abc import Iterable
 from typing import IO
 
 HALF_BYTES = 1 << 20
-"""Bytes of ids; pages of it that nobody writes take no memory."""
+"""Bytes of ids; pages that are not written take no memory."""
 LIST_OVERFLOW = 0xFFFF_FFFF
-"""As a length: there were too many to write."""
+"""As a length: there were too many ids to write."""
 _LENGTH = struct.Struct("<I")
 
 
 def create_running_list() -> IO[bytes]:
-    """A file that has no name, in memory: on a disk that is full, writing to one kills who writes.
+    """A file without a name, in memory: writing to a full disk would kill the engine.
 
-    Whoever made it closes it.
+    The caller must close it.
     """
     made = os.fdopen(os.memfd_create("quire-aboard"), "r+b")
     os.truncate(made.fileno(), 1 + 2 * HALF_BYTES)
@@ -35,13 +35,13 @@ def create_running_list() -> IO[bytes]:
 
 
 class RunningListWriter:
-    """Of the engine: its thread alone writes."""
+    """Writer of the list: the engine's thread alone."""
 
     def __init__(self, descriptor: int) -> None:
         self._memory = mmap.mmap(descriptor, 1 + 2 * HALF_BYTES)
 
     def write(self, request_ids: Iterable[str]) -> None:
-        """These are aboard from now on."""
+        """Replace the list."""
         half = 1 - self._memory[0]
         at = 1 + half * HALF_BYTES
         data = "\n".join(dict.fromkeys(request_ids)).encode()
@@ -53,7 +53,7 @@ class RunningListWriter:
 
 
 def read_running_list(file: IO[bytes]) -> list[str] | None:
-    """Who was aboard. None: it may be any."""
+    """The ids of the list. None: any request may run."""
     with mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as memory:
         at = 1 + memory[0] * HALF_BYTES
         (length,) = _LENGTH.unpack_from(memory, at)

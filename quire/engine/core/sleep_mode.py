@@ -1,6 +1,6 @@
-"""What of an engine sleeps, and the words for it. Not here: what falling asleep does.
+"""Sleep mode: checks levels, modes and tags of sleep() and wake_up().
 
-Three things can sleep: the weights and the KV cache (level 1 and up) and the scheduling of steps.
+Three things can sleep: the weights and the KV cache (from level 1 on), and the scheduling of steps.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ SLEEP_TAGS = frozenset(("weights", "kv_cache", "scheduling"))
 
 
 def check_sleep_args(level: int, mode: str) -> None:
-    """Raise RequestError for what sleep() does not take."""
+    """Raises RequestError for arguments that sleep() does not accept."""
     if level not in SLEEP_LEVELS:
         message = "sleep level must be 0 or 1 (2, discarding weights, is not supported yet)"
         raise Unsupported(f"{message}, got {level!r}", param="level")
@@ -25,12 +25,12 @@ def check_sleep_args(level: int, mode: str) -> None:
 
 
 def tags_at_level(level: int) -> frozenset[str]:
-    """What sleeps at a level."""
+    """The tags that sleep at a level."""
     return SLEEP_TAGS if level else frozenset(("scheduling",))
 
 
 def tags_after_wake_up(asleep: frozenset[str], tags: Iterable[str] | None) -> frozenset[str]:
-    """What still sleeps when these (None: all) were woken. Raises RequestError."""
+    """The tags that still sleep after some (None: all) were woken up. Raises RequestError."""
     if tags is None:
         return frozenset()
     woken = frozenset(tags)
@@ -39,4 +39,6 @@ def tags_after_wake_up(asleep: frozenset[str], tags: Iterable[str] | None) -> fr
         message = f"tags must be of {', '.join(sorted(SLEEP_TAGS))}"
         raise RequestError(f"{message}, got {', '.join(sorted(unknown))}", param="tags")
     left = asleep - woken
-    return frozenset() if left == {"scheduling"} else left  # who woke the memory wants to generate
+    return (
+        frozenset() if left == {"scheduling"} else left
+    )  # without memory asleep, steps are made again

@@ -1,9 +1,8 @@
-"""Who is told of all that an engine has its scheduler do, in order, on the engine's thread.
+"""Step observers: see each call that an engine makes of its scheduler, in order, on its thread.
 
-The seam of what looks on: the beat that others read (quire.engine.heartbeat_page), the flight
-recorder
-(quire.engine.recording.flight_recorder). A witness changes nothing, and is quick: it is called in
-every step.
+The heartbeat (quire.engine.heartbeat_page) and the flight recorder
+(quire.engine.recording.flight_recorder) are two. An observer changes nothing, and must be fast: it
+is called in every step.
 """
 
 from __future__ import annotations
@@ -17,63 +16,60 @@ log = logging.getLogger(__name__)
 
 
 class StepObserver:
-    """Sees everything, and does nothing with it: what it is made into says what is of interest."""
+    """Base of observers: does nothing on any event."""
 
     def on_request_added(self, request: Request, *, kept: bool) -> None:
-        """The scheduler took it in. kept: a limit keeps it out of the queue, until let_go()."""
+        """The scheduler accepted a request. kept: it waits for a resource before it is queued."""
 
     def on_admission_change(self, queued: Sequence[str], ended: Sequence[Update]) -> None:
-        """Requests that were kept out: who is in the queue now, and who has ended."""
+        """Requests that waited for a resource: now queued, or ended."""
 
     def on_request_abort(self, request_id: str) -> None:
-        """A request is about to be ended."""
+        """A request is about to be aborted."""
 
     def on_sequence_abort(self, request_id: str, index: int) -> None:
-        """A sequence is about to be ended, by a stop string."""
+        """A sequence is about to be ended by a stop string."""
 
     def on_request_release(self, request_id: str) -> None:
-        """The blocks of a request are held no longer."""
+        """The blocks of a held request are about to be released."""
 
     def on_prefix_cache_reset(self) -> None:
         """The prefix cache was emptied."""
 
     def on_step_planned(self, plan: StepPlan) -> None:
-        """A plan was made, and goes to the executor right now."""
+        """A plan was made; it is submitted next."""
 
     def on_step_submitted(self, plan: StepPlan) -> None:
-        """The executor has it."""
+        """The executor was given the plan."""
 
     def on_step_finished(
         self, plan: StepPlan, updates: Sequence[Update], prompt_tokens: int, seconds: float
     ) -> None:
-        """The oldest plan was applied, and the scheduler learnt this of it."""
+        """The oldest plan was applied. The figures are those of Scheduler.observe_step()."""
 
     def on_step_failed(self, plan: StepPlan) -> None:
-        """The oldest plan raised; the scheduler was told."""
+        """The oldest plan raised; the scheduler has failed it."""
 
     def on_request_failed(self, request_id: str, message: str) -> None:
-        """A request was ended, because steps fail with it."""
+        """A request is about to be ended, because steps fail with it alone."""
 
 
 class CompositeStepObserver(StepObserver):
-    """Several, told one after the other.
-
-    One that raises is told nothing any more: who looks on must not hurt what goes on.
-    """
+    """Calls several observers in order. One that raises is removed: it must not harm the engine."""
 
     def __init__(self, all_of_them: Iterable[StepObserver]) -> None:
         self._observers = tuple(all_of_them)
 
-    def _notify(self, tell: Callable[[StepObserver], None]) -> None:
+    def _notify(self, call: Callable[[StepObserver], None]) -> None:
         for one in self._observers:
             try:
-                tell(one)
+                call(one)
             except Exception:  # noqa: BLE001 - a border, it is logged
                 self._remove(one)
 
-    def _remove(self, witness: StepObserver) -> None:
-        log.exception("%s is switched off: it failed", type(witness).__name__)
-        self._observers = tuple(one for one in self._observers if one is not witness)
+    def _remove(self, observer: StepObserver) -> None:
+        log.exception("%s is switched off: it failed", type(observer).__name__)
+        self._observers = tuple(one for one in self._observers if one is not observer)
 
     def on_request_added(self, request: Request, *, kept: bool) -> None:
         self._notify(lambda one: one.on_request_added(request, kept=kept))

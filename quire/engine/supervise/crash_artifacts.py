@@ -1,8 +1,8 @@
-"""What a process leaves to its starter: stacks of its threads, asked for or of its fault.
+"""Crash artifacts: stacks of the threads of a child process, on request or after a fault.
 
-The process writes them itself, by a handler in C that needs no interpreter (faulthandler), into a
-file that its starter has too. A thread that hangs in native code shows the Python that called it,
-and the kernel says in what it waits.
+The process writes them with a C handler that needs no interpreter (faulthandler), into a file that
+its parent shares. A thread that hangs in native code shows the Python that called it; the kernel
+names what it waits for.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from typing import IO, Protocol
 log = logging.getLogger(__name__)
 
 STACK_DUMP_SIGNAL = signal.SIGUSR1
-"""What has the process write its stacks; see quire.engine.core.process."""
+"""Has the process write its stacks; see quire.engine.core.process."""
 STACK_DUMP_S = 1.0
-"""It gets this long to write them."""
+"""Time for the process to write them."""
 STACK_POLL_S = 0.02
 MAX_STACK_BYTES = 1 << 20
 MAX_THREADS = 64
@@ -38,17 +38,17 @@ class StackDumper(Protocol):
 
 
 def log_thread_stacks(child: StackDumper, what: str, *, asking: bool) -> None:
-    """Log what is wrong with it, and where its threads are. asking: it may be able to say that."""
+    """Log what is wrong with a process, and its threads. asking: also request its stacks."""
     threads = list_threads(child.process.pid)
     log.error("%s. Its threads:\n%s", what, threads)
     stacks = dump_stacks(child) if asking else ""
     if stacks:
-        log.error("where they are:\n%s", stacks.rstrip())
+        log.error("their stacks:\n%s", stacks.rstrip())
 
 
 def dump_stacks(child: StackDumper) -> str:
-    """Have it write the stacks of all its threads, which it does whatever they are at. What came,
-    "" if nothing did: a stopped process writes nothing.
+    """Request the stacks of all its threads. Returns them; "" if none came: a stopped process
+    writes nothing.
     """
     before = _stacks_size(child)
     with contextlib.suppress(ProcessLookupError):
@@ -58,18 +58,18 @@ def dump_stacks(child: StackDumper) -> str:
         time.sleep(STACK_POLL_S)
         size = _stacks_size(child)
         if size == seen > before:
-            break  # nothing more comes
+            break  # it has written all
         seen = size
     return _read_stacks(child, before)
 
 
 def read_crash_stacks(child: StackDumper) -> str:
-    """The stacks that it wrote when it died of a fault; "" if it did not."""
+    """The stacks that it wrote when it died of a fault; "" if it wrote none."""
     return _read_stacks(child, 0)
 
 
 def list_threads(pid: int) -> str:
-    """Its threads as the kernel knows them: name, state, and what each waits for."""
+    """Its threads as the kernel lists them: name, state, and what each waits for."""
     lines = []
     for folder in sorted(Path(f"/proc/{pid}/task").glob("[0-9]*"))[:MAX_THREADS]:
         words = (_read_text(folder / name) for name in ("comm", "stat", "wchan"))
@@ -80,7 +80,7 @@ def list_threads(pid: int) -> str:
 
 
 def strip_paths(text: str) -> str:
-    """Stacks that name modules, not places on this machine."""
+    """Stacks with names of modules in place of paths."""
     return _FILE.sub(lambda found: f'File "{_short_path(found[1])}"', text)
 
 

@@ -1,10 +1,8 @@
-"""Keeps an engine: when its process is gone, another is started, as often as is allowed.
+"""Engine restarter: starts another engine when the process of one is gone, within a budget.
 
-Not here: who hears the links (quire.server.process.supervisor; the thread below for who has no
-supervisor),
-and what becomes of requests (quire.engine.client.engine_client). The one idea: whoever asks an
-engine is told of
-three things only: it is away, it is back, it is dead.
+quire.server.process.supervisor reads the pipes, or EngineRestarterThread where there is no
+supervisor. quire.engine.client.engine_client resumes the requests. Clients get three messages:
+EngineUnavailable, EngineRestored, EngineTerminated.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class RestartBudget:
-    """How often something may be started anew: `most` times within a window."""
+    """Allows `most` restarts within a window."""
 
     def __init__(
         self, most: int, window_s: float, clock: Callable[[], float] = time.monotonic
@@ -52,7 +50,7 @@ class RestartBudget:
         self._restart_times: deque[float] = deque()
 
     def try_take(self) -> bool:
-        """Count one, if it may be."""
+        """Count a restart. Returns False if it is one too many."""
         now = self._clock()
         while self._restart_times and now - self._restart_times[0] >= self._window_s:
             self._restart_times.popleft()
@@ -63,7 +61,7 @@ class RestartBudget:
 
 
 class EngineRestarter:
-    """The engine that there is, or that is being started. Whoever made it calls stop()."""
+    """The current engine, or the one that is being started. The caller must call stop()."""
 
     def __init__(
         self,
@@ -71,77 +69,77 @@ class EngineRestarter:
         restarts: RestartBudget,
         stand_by: Callable[[], EngineChildProcess] | None = None,
     ) -> None:
-        """stand_by: makes a process that can be given to start(). None: nobody stands by."""
+        """stand_by: starts a standby process for start(). None: there is none."""
         self._start = start
         self._start_standby = stand_by
         self._standby: EngineChildProcess | None = None
         self._restart_budget = restarts
         self._start_began_at = time.monotonic()
-        self._last_start_s = 0.0  # the start before
-        self._exit_reason: str | None = None  # what is known of the end of the one that there is
+        self._last_start_s = 0.0  # duration of the last start
+        self._exit_reason: str | None = None  # of the current engine, if known
         self._retired: list[EngineProcessHandle] = []
         self.engine = start(None)
         self.folder = self.engine.folder
-        """Of the first one: it stays until stop(), for those who share it."""
+        """The folder of the first engine: it is shared, and kept until stop()."""
         self.restart_count = 0
-        """How many have taken over."""
+        """How many engines have replaced the first."""
         self.model_located: ModelLocated | None = None
         self.engine_started: EngineStarted | None = None
         self.unavailable: EngineUnavailable | None = None
-        """Told last, if the engine that there is takes no requests yet."""
+        """The message that clients got last, while the current engine is not ready."""
 
-    def handle(self, word: AnyControlMessage) -> AnyControlMessage | None:
-        """Take in a word of the engine's process; what who asks it is to be told.
+    def handle(self, message: AnyControlMessage) -> AnyControlMessage | None:
+        """Handle a message of the engine's process. Returns the message for its clients.
 
-        Raises what kept the first one from starting.
+        Raises the error of the first engine's start.
         """
-        if isinstance(word, ProcessFailed):
+        if isinstance(message, ProcessFailed):
             if self.engine_started is None:
-                raise error_from_wire(word.error)
-            self._exit_reason = word.error.message
-        elif isinstance(word, RestartEngine):
-            self.restart(word.reason)
-        elif isinstance(word, ModelLocated) and self.model_located is None:
-            self.model_located = word
-            return word
-        elif isinstance(word, EngineStarted):
-            return self._on_started(word)
+                raise error_from_wire(message.error)
+            self._exit_reason = message.error.message
+        elif isinstance(message, RestartEngine):
+            self.restart(message.reason)
+        elif isinstance(message, ModelLocated) and self.model_located is None:
+            self.model_located = message
+            return message
+        elif isinstance(message, EngineStarted):
+            return self._on_started(message)
         return None
 
-    def _on_started(self, word: EngineStarted) -> AnyControlMessage:
+    def _on_started(self, message: EngineStarted) -> AnyControlMessage:
         self._last_start_s = time.monotonic() - self._start_began_at
         if self._start_standby is not None:
             self._standby = self._start_standby()
         if self.engine_started is None:
-            self.engine_started = word
-            return word
+            self.engine_started = message
+            return message
         self.unavailable = None
         self.restart_count += 1
-        log.warning("another engine is there after %.1f s", self._last_start_s)
+        log.warning("the new engine is ready after %.1f s", self._last_start_s)
         return EngineRestored(folder=self.engine.folder)
 
     def restart(self, reason: str) -> None:
-        """End the engine at once, whatever it does; lost() is to follow."""
+        """Kill the engine. on_engine_exit() must follow."""
         self._exit_reason = reason
         self.engine.child.process.kill()
 
     def on_engine_exit(self) -> EngineUnavailable | EngineTerminated:
-        """The engine's process is gone: start another, if that may be."""
+        """The engine's process is gone: start another, within the budget."""
         status = self.engine.child.process.wait()
         why = self._exit_reason or f"the engine's process ended: {describe_exit(status)}"
         if self.engine_started is None or not self._restart_budget.try_take():
             return EngineTerminated(reason=why)
-        log.error("%s; another is being started", why)
-        aboard = self.engine.child.running_ids() if self.unavailable is None else []
+        log.error("%s; starting another engine", why)
+        running = self.engine.child.running_ids() if self.unavailable is None else []
         self._retire_engine()
         self._exit_reason = None
         self._start_began_at = time.monotonic()
         try:
             self.engine = self._start(self._take_standby())
         except OSError as error:
-            return EngineTerminated(reason=f"{why}; and another cannot be started: {error}")
+            return EngineTerminated(reason=f"{why}; another cannot be started: {error}")
         self.unavailable = EngineUnavailable(
-            reason=why, expected_restart_s=self._last_start_s, running_ids=aboard
+            reason=why, expected_restart_s=self._last_start_s, running_ids=running
         )
         return self.unavailable
 
@@ -150,15 +148,15 @@ class EngineRestarter:
         return child if child is not None and child.process.poll() is None else None
 
     def _retire_engine(self) -> None:
-        """Clear up after the one that is gone, but for the folder that others share."""
+        """Clean up after the engine that is gone, but keep the shared folder."""
         if self.engine.folder == self.folder:
             self._retired.append(self.engine)
         else:
             self.engine.stop(0.0)
 
     def stop(self, timeout: float | None = None) -> None:
-        """End it, and leave nothing behind. Harmless when called again."""
-        if timeout is None:  # one that starts would not listen
+        """Stop all processes and remove their files. Harmless when called again."""
+        if timeout is None:  # an engine that starts reads no messages
             timeout = (
                 ENGINE_STOP_S
                 if self.engine_started is not None and self.unavailable is None
@@ -171,11 +169,11 @@ class EngineRestarter:
 
 
 class EngineRestarterThread:
-    """A thread that hears an engine's link, for who has no supervisor; it tells over `link`."""
+    """A thread that handles the messages of an engine, and sends those for clients to `pipe`."""
 
-    def __init__(self, keeper: EngineRestarter, watchdog: Watchdog | None = None) -> None:
-        """The engine must have been started, and its first words heard. watchdog: looks at it."""
-        self._restarter = keeper
+    def __init__(self, restarter: EngineRestarter, watchdog: Watchdog | None = None) -> None:
+        """The engine must be started, and EngineStarted handled. watchdog: watches it."""
+        self._restarter = restarter
         self._watchdog = watchdog
         self.pipe, theirs = ProcessPipe.create_pair()
         self._peer_pipe = ProcessPipe(theirs)
@@ -184,11 +182,11 @@ class EngineRestarterThread:
 
     @property
     def folder(self) -> str:
-        """Where the engine's socket is, or will be."""
+        """The folder of the engine's socket."""
         return self._restarter.engine.folder
 
     def stop(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         self.pipe.send(StopProcess())
         self._thread.join()
         self._restarter.stop()
@@ -204,26 +202,25 @@ class EngineRestarterThread:
             self._peer_pipe.close()
 
     def _run_once(self) -> bool:
-        """Wait for words and hear them. False: it is over."""
+        """Wait for messages and handle them. Returns False to stop."""
         pipe = self._restarter.engine.child.pipe
         with selectors.DefaultSelector() as both:
             both.register(self._peer_pipe.fileno(), selectors.EVENT_READ, self._handle_peer)
             both.register(pipe.fileno(), selectors.EVENT_READ, self._handle_engine)
             dog = self._watchdog
-            heard = [
-                key.data() for key, _ in both.select(None if dog is None else dog.check_interval_s)
-            ]
-        if dog is not None and all(heard):
+            timeout = None if dog is None else dog.check_interval_s
+            results = [key.data() for key, _ in both.select(timeout)]
+        if dog is not None and all(results):
             why = dog.check(self._restarter.engine.child)
             if why is not None:
                 self._restarter.restart(why)
-        return all(heard)
+        return all(results)
 
     def _handle_peer(self) -> bool:
-        word = self._peer_pipe.receive()
-        if isinstance(word, RestartEngine):
-            self._restarter.restart(word.reason)
-        return isinstance(word, RestartEngine)
+        message = self._peer_pipe.receive()
+        if isinstance(message, RestartEngine):
+            self._restarter.restart(message.reason)
+        return isinstance(message, RestartEngine)
 
     def _record_death(self) -> None:
         child, built = self._restarter.engine.child, self._restarter.engine_started
@@ -232,12 +229,13 @@ class EngineRestarterThread:
 
     def _handle_engine(self) -> bool:
         pipe = self._restarter.engine.child.pipe
-        word = pipe.receive()
-        if word is None:
+        message = pipe.receive()
+        if message is None:
             self._record_death()
-        told = self._restarter.on_engine_exit() if word is None else self._restarter.handle(word)
-        if told is not None:
-            self._peer_pipe.send(told)
-        if word is not None and pipe.has_message:
+        restarter = self._restarter
+        answer = restarter.on_engine_exit() if message is None else restarter.handle(message)
+        if answer is not None:
+            self._peer_pipe.send(answer)
+        if message is not None and pipe.has_message:
             return self._handle_engine()
-        return not isinstance(told, EngineTerminated)
+        return not isinstance(answer, EngineTerminated)

@@ -1,14 +1,12 @@
-"""Tells from the beat (quire.engine.heartbeat_page) whether an engine gets on with its work.
+"""Liveness: decides from the heartbeat page whether an engine makes progress.
 
-Two questions. A probe asks whether a request that comes now would be worked on: if not, traffic had
-better go elsewhere for a while, so it asks early. The watchdog asks whether the engine will ever
-get on: a no to that ends it, so it asks late, and counts only time in which it was awake itself and
-the process was not kept waiting for a processor. A machine that stood still makes nobody late, nor
-does one that is overloaded.
+Readiness: would a request that comes now be worked on? If not, traffic should go elsewhere for a
+while, so the limits are short. Liveness: will the engine ever make progress? If not, it is killed,
+so the limits are long, and only time counts in which the watchdog was awake and the process did not
+wait for a processor: a suspended or overloaded machine delays no engine.
 
-The event loop of an API process beats on a page of the same kind
-(quire.server.process.api_process_monitor), and is
-watched by the same watchdog.
+An API process has a heartbeat page for its event loop (quire.server.process.api_process_monitor),
+which is checked in the same way.
 """
 
 from __future__ import annotations
@@ -21,17 +19,17 @@ from typing import NamedTuple
 from quire.engine.heartbeat_page import EnginePhase, Heartbeat
 
 READY_SILENCE_S = 3.0
-"""Beyond what is expected of its step, an engine may be silent for so long and count as ready."""
+"""A ready engine may be silent for so long, beyond the expected time of its step."""
 READY_STEP_FACTOR = 3
-"""A step may take so many times what is expected, and the engine counts as ready."""
+"""In a ready engine, a step may take so many times the expected time."""
 ALIVE_STEP_FACTOR = 10
-"""And as alive."""
+"""In a live engine, a step may take so many times the expected time."""
 MAX_STOPPED_S = 2.0
-"""A process that was stopped by a signal for so long will not go on by itself."""
+"""A process that was stopped by a signal for so long is not expected to continue."""
 CHECK_INTERVAL_S = 0.5
-"""How often the watchdog looks."""
+"""How often the watchdog checks."""
 START_TIME_FACTOR = 10
-"""Another start may take so many times what the first one took."""
+"""A restart may take so many times what the first start took."""
 PROCESS_STOPPED = "its process is stopped"
 
 
@@ -43,10 +41,10 @@ class Unhealthy(NamedTuple):
 
 
 def check_readiness(beat: Heartbeat, now: int, state: str | None = None) -> Unhealthy | None:
-    """Why a request that comes now would not be worked on. state: of state_of(beat.pid)."""
+    """Why a request that comes now would not be worked on. state: process_state(beat.pid)."""
     if beat.phase == EnginePhase.STARTING:
         return Unhealthy(
-            "starting", f"the engine starts, for {_seconds(now - beat.beat_at)} s so far"
+            "starting", f"the engine is starting, for {_seconds(now - beat.beat_at)} s so far"
         )
     if beat.phase != EnginePhase.SERVING or (state is not None and state in "XZ"):
         return Unhealthy("gone", "there is no engine")
@@ -54,23 +52,22 @@ def check_readiness(beat: Heartbeat, now: int, state: str | None = None) -> Unhe
         return Unhealthy("stopped", "the engine's process is stopped")
     if beat.unbounded_since:
         return Unhealthy(
-            "occupied", f"the engine is at a profile, {_for_seconds(now - beat.unbounded_since)}"
+            "occupied", f"the engine writes a profile, {_for_seconds(now - beat.unbounded_since)}"
         )
     silent = now - max(beat.progress_at, 0)
     if not beat.working:
         if silent > READY_SILENCE_S * 1e9:
-            return Unhealthy("silent", f"the engine gives no sign of life, {_for_seconds(silent)}")
+            return Unhealthy("silent", f"the engine has sent no heartbeat, {_for_seconds(silent)}")
         return None
     if silent > READY_SILENCE_S * 1e9 + READY_STEP_FACTOR * beat.expected_ns:
         return Unhealthy(
-            "stalled", f"there is work, and none of it gets done, {_for_seconds(silent)}"
+            "stalled", f"the engine has work and makes no progress, {_for_seconds(silent)}"
         )
     return None
 
 
 def process_state(pid: int) -> str | None:
-    """The state of a process in the kernel's letters: T is stopped, t traced, X gone. None: who
-    knows."""
+    """The kernel's letter for the state of a process: T stopped, t traced, X gone. None: unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -81,7 +78,7 @@ def process_state(pid: int) -> str | None:
 
 
 def runqueue_wait_ns(pid: int) -> int:
-    """How long the main thread of a process has waited for a processor; 0 where nobody counts."""
+    """How long the main thread of a process has waited for a processor; 0 if not counted."""
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
     except (OSError, IndexError):
@@ -97,7 +94,7 @@ def _for_seconds(ns: int) -> str:
 
 
 class LivenessMonitor:
-    """The watchdog. look() is called every TICK_S; it says when a process is beyond hope."""
+    """Decides when a process hangs. check() must be called every CHECK_INTERVAL_S."""
 
     def __init__(
         self,
@@ -109,9 +106,9 @@ class LivenessMonitor:
         waited: Callable[[int], int] = runqueue_wait_ns,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        """limit_s: of silence while there is work, beyond what its step may take. 0: never.
+        """limit_s: allowed silence while there is work, beyond the time of the step. 0: any.
 
-        stopped_s: a process that a signal has stopped for so long will not go on by itself.
+        stopped_s: how long a process may be stopped by a signal.
         """
         self._read = read
         self._limit_s = limit_s
@@ -122,22 +119,22 @@ class LivenessMonitor:
         self._runqueue_wait_ns = 0
         self._checked_at = clock()
         self._last_progress = (0, 0)
-        self._silent_s = 0.0  # in which we were awake
-        self._stopped_s: float | None = None  # since it was first seen so
+        self._silent_s = 0.0  # time in which this process was awake
+        self._stopped_s: float | None = None  # since it was first seen stopped
         self._start_time_s: float | None = None
         self.set_start_time(None)
 
     @property
     def is_enabled(self) -> bool:
-        """It is to look at all."""
+        """Whether check() does anything."""
         return self._limit_s > 0
 
     def set_start_time(self, seconds: float | None) -> None:
-        """What a start took. None: nobody knows yet, and a start may take for ever."""
+        """How long a start took. None: not known yet, so a start has no limit."""
         self._start_time_s = seconds
 
     def check(self, pid: int) -> str | None:
-        """What is wrong with the engine of this process, if it will not mend."""
+        """Returns why the process hangs. None: it does not."""
         now = self._clock()
         awake_s = min((now - self._checked_at) / 1e9, 2 * CHECK_INTERVAL_S)
         self._checked_at = now
@@ -148,20 +145,18 @@ class LivenessMonitor:
             return PROCESS_STOPPED if self._stopped_s >= self._max_stopped_s else None
         self._stopped_s = None
         beat = self._read()
-        if beat.pid != pid:  # it has not begun, and this is the page of the one before
+        if beat.pid != pid:  # it has not started: this is the page of the engine before
             beat = Heartbeat(EnginePhase.STARTING, pid)
         return self._check_progress(beat, awake_s - self._runqueue_wait_s(pid))
 
     def _runqueue_wait_s(self, pid: int) -> float:
-        """How long it has waited for a processor since the last look."""
+        """How long it has waited for a processor since the last check."""
         before, self._runqueue_wait_ns = self._runqueue_wait_ns, self._read_runqueue_wait(pid)
-        return (
-            self._runqueue_wait_ns - before
-        ) / 1e9  # nonsense of another process: that begins anew
+        return (self._runqueue_wait_ns - before) / 1e9  # meaningless once after a restart
 
     def _check_progress(self, beat: Heartbeat, had_s: float) -> str | None:
-        """had_s: since the last look it could have worked for so long. Less than nothing, if a long
-        wait for a processor has ended just now: the kernel counts it then.
+        """had_s: how long it could have worked since the last check. It is negative if a long wait
+        for a processor has just ended: the kernel counts it then.
         """
         mark = (beat.pid, beat.progress_at)
         if mark != self._last_progress:
@@ -171,15 +166,15 @@ class LivenessMonitor:
         limit_s = self._silence_limit_s(beat)
         if limit_s is None or self._silent_s <= limit_s:
             return None
-        what = "it is silent"
+        what = "no heartbeat"
         if beat.phase == EnginePhase.STARTING:
-            what = "its start does not end"
+            what = "its start has not finished"
         elif beat.working:
-            what = "its work does not get on"
-        return f"{what}, for {self._silent_s:.0f} s; at most {limit_s:.0f} s are allowed"
+            what = "no step has finished"
+        return f"{what} for {self._silent_s:.0f} s; the limit is {limit_s:.0f} s"
 
     def _silence_limit_s(self, beat: Heartbeat) -> float | None:
-        """Seconds of silence. None: any number."""
+        """Allowed seconds of silence. None: any number."""
         if beat.phase == EnginePhase.STARTING:
             start_s = self._start_time_s
             return None if start_s is None else self._limit_s + START_TIME_FACTOR * start_s

@@ -1,7 +1,6 @@
-"""Starts an engine's process, and ends it so that nothing is left behind.
+"""Process launcher: starts an engine's process, and stops it without leaving anything behind.
 
-Light: imports no torch, so that the process may be started before anything else is imported and
-both get ready side by side.
+Imports no torch, so that the process can start before its parent has imported everything else.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from quire.engine.supervise.process_pipe import (
 from quire.errors import ConfigError, EngineDead
 
 ENGINE_STOP_S = 10.0
-"""Time for an engine to end its step and let go of its device."""
+"""Time for an engine to finish its step and release its device."""
 MAX_SOCKET_FOLDER_CHARS = 80
-"""Characters of a folder in which a socket can be."""
+"""Characters in the path of a folder for a Unix socket: the path of a socket has a limit."""
 
 
 class EngineProcessHandle:
-    """An engine's process and the folder of its socket. Whoever made it calls stop()."""
+    """An engine's process and the folder of its socket. The caller must call stop()."""
 
     def __init__(
         self,
@@ -42,12 +41,12 @@ class EngineProcessHandle:
         log_level: str,
         log_style: str = "text",
         server: bool = False,
-        askers: int | None = None,
+        clients: int | None = None,
         child: EngineChildProcess | None = None,
     ) -> None:
-        """askers: how many processes will connect, once each; None: any number, at any time.
+        """clients: how many processes will connect, once each; None: any number, at any time.
 
-        child: a process that stands by for orders. None: one is started now.
+        child: a standby process that waits for orders. None: a process is started now.
         """
         self.child = child or EngineChildProcess()
         self.folder = _private_folder()
@@ -57,7 +56,7 @@ class EngineProcessHandle:
             log_level=log_level,
             log_style=log_style,
             server=server,
-            expected_clients=askers,
+            expected_clients=clients,
             running_list_fd=self.child.running_list_file.fileno(),
             heartbeat_fd=self.child.heartbeat_file.fileno(),
             stacks_fd=self.child.stacks_file.fileno(),
@@ -72,30 +71,30 @@ class EngineProcessHandle:
             ) from None
 
     def wait_model_located(self) -> ModelLocated:
-        """Wait until the model is found. Raises what went wrong there: ConfigError, NoRoom ..."""
-        word = self._receive()
-        assert isinstance(word, ModelLocated), word
-        return word
+        """Wait until the model is found. Raises the error of the start: ConfigError, NoRoom ..."""
+        message = self._receive()
+        assert isinstance(message, ModelLocated), message
+        return message
 
     def wait_started(self) -> EngineStarted:
-        """Wait until it takes requests. Raises what went wrong there."""
-        word = self._receive()
-        assert isinstance(word, EngineStarted), word
-        return word
+        """Wait until the engine accepts requests. Raises the error of the start."""
+        message = self._receive()
+        assert isinstance(message, EngineStarted), message
+        return message
 
     def _receive(self) -> AnyControlMessage:
-        word = self.child.pipe.receive()
-        if isinstance(word, ProcessFailed):
-            raise error_from_wire(word.error)
-        if word is None:
+        message = self.child.pipe.receive()
+        if isinstance(message, ProcessFailed):
+            raise error_from_wire(message.error)
+        if message is None:
             status = self.child.process.wait()
             raise EngineDead(
-                f"the engine's process ended while it started: {describe_exit(status)}"
+                f"the engine's process ended during its start: {describe_exit(status)}"
             )
-        return word
+        return message
 
     def stop(self, timeout: float = ENGINE_STOP_S) -> int:
-        """End it; its exit status. Harmless when called again."""
+        """Stop the process. Returns its exit status. Harmless when called again."""
         status = self.child.stop(timeout)
         shutil.rmtree(self.folder, ignore_errors=True)
         return status
@@ -104,11 +103,11 @@ class EngineProcessHandle:
 class EngineChildProcess(ChildProcess):
     """A process that imports what an engine needs, and waits for orders.
 
-    What its death must not take with it is written to files that we have too.
+    Running list, heartbeat, stacks and recording are in files that this process shares.
     """
 
     def __init__(self, beat: int | None = None) -> None:
-        """beat: the page of an engine before, for those who read it already."""
+        """beat: the heartbeat page of earlier engines, which has its readers."""
         self.running_list_file = create_running_list()
         self.heartbeat_file = _open_file(
             heartbeat_page.create_page() if beat is None else os.dup(beat)
@@ -119,11 +118,11 @@ class EngineChildProcess(ChildProcess):
         super().__init__("quire.engine.core.process", sockets=files)
 
     def running_ids(self) -> list[str] | None:
-        """Whom it ran last. None: it may be any."""
+        """Ids of the requests that it ran last. None: any request may have run."""
         return read_running_list(self.running_list_file)
 
     def stop(self, timeout: float = STOP_GRACE_S) -> int:
-        """Have it end; kill it if it does not in time. Its exit status."""
+        """Stop it; kill it after the timeout. Returns its exit status."""
         status = super().stop(timeout)
         for file in (
             self.running_list_file,
@@ -140,7 +139,7 @@ def _open_file(descriptor: int) -> IO[bytes]:
 
 
 def _private_folder() -> str:
-    """0700: nobody else may speak to the engine. Short: a unix socket's path has its limit."""
+    """Make a folder with mode 0700 and a short path: no other user may connect to the engine."""
     usual = tempfile.gettempdir()
     return tempfile.mkdtemp(
         prefix="quire-", dir=usual if len(usual) <= MAX_SOCKET_FOLDER_CHARS else "/tmp"

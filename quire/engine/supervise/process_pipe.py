@@ -1,7 +1,7 @@
-"""What processes of one server say to each other besides requests: start, ready, stop.
+"""Process pipe: carries control messages between the processes of a server: start, ready, stop.
 
-A link is one end of a socket pair whose other end only one other process has. So a link that ends
-means that the process over there is gone, however it went: kill -9 included. Words are JSON lines.
+A pipe is one end of a socket pair; one other process has the other end. The end of a pipe means
+that the other process is gone, kill -9 included. Messages are JSON lines.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from quire.config.engine_config import EngineConfig
 from quire.engine.messages import WireError
 
 STOP_GRACE_S = 5.0
-"""Time to end by oneself before one is killed."""
+"""Time for a process to stop before it is killed."""
 
 Orders = TypeVar("Orders", bound="ControlMessage")
 
@@ -34,32 +34,28 @@ class HasFileno(Protocol):
 
 
 class ControlMessage(msgspec.Struct, tag=True, frozen=True, kw_only=True):
-    """Base of all."""
+    """Base of all control messages."""
 
 
 class RunEngine(ControlMessage, frozen=True):
-    """To an engine process: its orders."""
+    """To an engine process: start an engine."""
 
-    options: dict[str, Any]  # of quire.config.options, flat, as far as they were changed
-    folder: str  # where its socket goes; removed with everything in it
+    options: dict[str, Any]  # of quire.config.options, flat: those that differ from the defaults
+    folder: str  # for its socket; removed at the end
     log_level: str
     log_style: str = "text"
     server: bool = True
-    expected_clients: int | None = (
-        None  # how many will connect, once each; None: any number, at any time
-    )
-    running_list_fd: int | None = (
-        None  # file descriptor of a page of quire.engine.core.running_list_shm
-    )
-    heartbeat_fd: int | None = None  # and of one of quire.engine.heartbeat_page
-    stacks_fd: int | None = None  # and of a file for stacks, when it hangs or dies
-    recorder_fd: int | None = None  # and of one for quire.engine.recording.flight_recorder
+    expected_clients: int | None = None  # each connects once; None: any number, at any time
+    running_list_fd: int | None = None  # of quire.engine.core.running_list_shm
+    heartbeat_fd: int | None = None  # of quire.engine.heartbeat_page
+    stacks_fd: int | None = None  # a file for stacks, when it hangs or dies
+    recorder_fd: int | None = None  # of quire.engine.recording.flight_recorder
 
 
 class ModelLocated(ControlMessage, frozen=True):
     """From an engine process: the model is found, and its weights are being read.
 
-    tokenizer: its folder; None if there is to be none. config: but for the number of blocks.
+    config: final but for the number of blocks. tokenizer_folder: None without a tokenizer.
     """
 
     config: EngineConfig
@@ -67,45 +63,39 @@ class ModelLocated(ControlMessage, frozen=True):
 
 
 class EngineStarted(ControlMessage, frozen=True):
-    """From an engine process: it takes requests."""
+    """From an engine process: it accepts requests."""
 
     config: EngineConfig
-    startup_seconds: dict[
-        str, float
-    ]  # what its start was spent on: quire.engine.startup.startup_timer
+    startup_seconds: dict[str, float]  # of quire.engine.startup.startup_timer
 
 
 class RunApiProcess(ControlMessage, frozen=True):
-    """To an API process: its orders. sockets: file descriptors it was started with."""
+    """To an API process: start serving. socket_fds: file descriptors that it inherited."""
 
     options: dict[str, Any]  # of quire.server.options
-    folder: str  # what API processes share
+    folder: str  # shared by API processes
     index: int
     count: int
     socket_fds: list[int]
     log_level: str
     engine_folder: str = ""  # the engine's folder
-    client_name: str = ""  # what the engine knows it by; no two processes have the same
+    client_name: str = ""  # unique at the engine
     incarnation: int = 0  # how many processes had this index before
-    engine_restarts: int = 0  # how many engines have taken over so far
-    engine_heartbeat_fd: int | None = (
-        None  # file descriptor of the engine's page: quire.engine.heartbeat_page
-    )
-    heartbeat_fd: int | None = None  # and of the page of this process
-    stacks_fd: int | None = None  # and of a file for stacks, when it hangs or dies
-    blocked_inputs: tuple[
-        tuple[bytes, float], ...
-    ] = ()  # fingerprints, and for how many seconds yet
+    engine_restarts: int = 0  # how many engines have replaced the first
+    engine_heartbeat_fd: int | None = None  # the engine's page: quire.engine.heartbeat_page
+    heartbeat_fd: int | None = None  # the page of this process
+    stacks_fd: int | None = None  # a file for stacks, when it hangs or dies
+    blocked_inputs: tuple[tuple[bytes, float], ...] = ()  # fingerprints, and seconds left
 
 
 class ServerListening(ControlMessage, frozen=True):
-    """From an API process: it answers. welcome: what to tell people."""
+    """From an API process: it accepts connections. banner: printed for the operator."""
 
     banner: str
 
 
 class ProcessFailed(ControlMessage, frozen=True):
-    """From any: it cannot do what it was started for."""
+    """From any process: it cannot start, or has failed."""
 
     error: WireError
 
@@ -113,48 +103,48 @@ class ProcessFailed(ControlMessage, frozen=True):
 class EngineUnavailable(ControlMessage, frozen=True):
     """To an API process: the engine is gone, and another is being started.
 
-    aboard: ids of the requests that ran there, as far as is known. None: it may have been any.
+    running_ids: ids of the requests that it ran. None: any request may have run.
     """
 
     reason: str
-    expected_restart_s: float  # what a start took the last time
+    expected_restart_s: float  # the time of the last start
     running_ids: list[str] | None = None
 
 
 class EngineRestored(ControlMessage, frozen=True):
-    """To an API process: another engine takes requests, at a socket in this folder."""
+    """To an API process: another engine accepts requests, at a socket in this folder."""
 
     folder: str
 
 
 class ClientGone(ControlMessage, frozen=True):
-    """To an engine process: who called itself so is gone, and wants nothing any more."""
+    """To an engine process: the client of this name is gone."""
 
     client_name: str
 
 
 class RestartEngine(ControlMessage, frozen=True):
-    """From any: the engine is of no use any more. End it at once, and start another."""
+    """From any process: kill the engine, and start another."""
 
     reason: str
 
 
 class InputBlocked(ControlMessage, frozen=True):
-    """From an API process, and on to the others: inputs with this fingerprint are not tried again
-    for a while.
+    """From an API process, forwarded to the others: refuse inputs with this fingerprint for a
+    while.
     """
 
     fingerprint: bytes
 
 
 class EngineTerminated(ControlMessage, frozen=True):
-    """To an API process: the engine is gone for good, or other parts of the server are."""
+    """To an API process: the engine is gone for good, or another part of the server is."""
 
     reason: str
 
 
 class StopProcess(ControlMessage, frozen=True):
-    """To any: end well, now."""
+    """To any process: stop."""
 
 
 AnyControlMessage = (
@@ -179,7 +169,7 @@ def _to_plain(value: Any) -> Any:
         return f"{value.__module__}:{value.__qualname__}"
     if isinstance(value, os.PathLike):
         return os.fspath(value)
-    raise TypeError(f"{value!r} works in one process only")
+    raise TypeError(f"{value!r} cannot be sent to another process")
 
 
 _encoder = msgspec.json.Encoder(enc_hook=_to_plain)
@@ -187,45 +177,45 @@ _decoder: msgspec.json.Decoder[AnyControlMessage] = msgspec.json.Decoder(AnyCont
 
 
 class ProcessPipe:
-    """One end. Not for several threads at a time."""
+    """One end of a pipe. Not thread-safe."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
         self._buffer = b""
         self.peer_closed = False
-        """receive() has found the other end gone."""
+        """Whether receive() has found the other end closed."""
 
     @classmethod
     def create_pair(cls) -> tuple[ProcessPipe, socket.socket]:
-        """A link, and the end to give away."""
+        """Returns a pipe, and the end for the other process."""
         ours, theirs = socket.socketpair()
         return cls(ours), theirs
 
     @classmethod
     def from_fd(cls, fd: int) -> ProcessPipe:
-        """The end that this process was started with."""
+        """The end that this process inherited."""
         return cls(socket.socket(fileno=fd))
 
     def fileno(self) -> int:
         return self._socket.fileno()
 
-    def send(self, word: ControlMessage) -> None:
-        """Say something; to one who is gone, nothing. Raises TypeError for what cannot travel."""
-        line = _encoder.encode(word) + b"\n"
+    def send(self, message: ControlMessage) -> None:
+        """Send a message, if the other process lives. Raises TypeError if it cannot be encoded."""
+        line = _encoder.encode(message) + b"\n"
         try:
             self._socket.sendall(line)
         except OSError:
-            return  # whoever reads our end will be told that it is gone
+            return  # the next receive() reports that the other process is gone
 
-    def try_send(self, word: ControlMessage) -> bool:
-        """send() a short word without waiting. False: who is there has not read for long, and this
-        word is lost.
+    def try_send(self, message: ControlMessage) -> bool:
+        """Send a short message without waiting. Returns False if the other process has not read for
+        long: the message is lost.
         """
-        line = _encoder.encode(word) + b"\n"
+        line = _encoder.encode(message) + b"\n"
         patience = self._socket.gettimeout()
         self._socket.settimeout(0)
         try:
-            self._socket.send(line)  # of so short a line the kernel takes all, or nothing
+            self._socket.send(line)  # the kernel takes all of so short a line, or nothing
         except BlockingIOError:
             return False
         except OSError:
@@ -235,7 +225,7 @@ class ProcessPipe:
         return True
 
     def receive(self, timeout: float | None = None) -> AnyControlMessage | None:
-        """The next word, waited for. None: the other end is gone. Raises TimeoutError."""
+        """Wait for the next message. None: the other end is closed. Raises TimeoutError."""
         self._socket.settimeout(timeout)
         while b"\n" not in self._buffer:
             if not self._fill_buffer():
@@ -254,7 +244,7 @@ class ProcessPipe:
 
     @property
     def has_message(self) -> bool:
-        """receive() has a word already, without reading the socket."""
+        """Whether receive() can return a message without reading the socket."""
         return b"\n" in self._buffer
 
     def close(self) -> None:
@@ -262,23 +252,23 @@ class ProcessPipe:
 
 
 def receive_orders(fd: int, orders: type[Orders], name: str) -> tuple[ProcessPipe, Orders] | None:
-    """In a child: its link and its orders, to begin with. None: there are none to carry out.
+    """Receive the orders of a child process. Returns its pipe and them; None: there are no such.
 
-    Signals are ignored from here on: they are meant for who started us, and that one ends us.
+    Ignores signals from here on: the parent process handles them, and stops this one.
     name: of this process, for `ps` and `top`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    link = ProcessPipe.from_fd(fd)
-    word = link.receive()
-    if not isinstance(word, orders):
+    pipe = ProcessPipe.from_fd(fd)
+    message = pipe.receive()
+    if not isinstance(message, orders):
         return None
     with contextlib.suppress(OSError):
         Path("/proc/self/comm").write_text(name)
-    return link, word
+    return pipe, message
 
 
-# Child processes see the modules that we see, whatever the folder they are started in.
+# Child processes get our sys.path, whatever their working folder.
 _BOOTSTRAP = """
 import importlib, json, sys
 path, module, fd, *args = sys.argv[1:]
@@ -295,19 +285,19 @@ def spawn_process(
     env: Mapping[str, str] | None = None,
     sockets: Sequence[HasFileno] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start `main(fd of the end, *args)` of a module in a process, with some of our sockets."""
+    """Run `main(fd of the end, *args)` of a module in a process that inherits some sockets."""
     path = msgspec.json.encode(sys.path).decode()
     return subprocess.Popen(
         [sys.executable, "-c", _BOOTSTRAP, path, module, str(end.fileno()), *args],
         pass_fds=[end.fileno(), *(one.fileno() for one in sockets)],
         env=env,
         stdin=subprocess.DEVNULL,
-        start_new_session=True,  # a Ctrl-C in the terminal is for us alone
+        start_new_session=True,  # a Ctrl-C in the terminal goes to this process alone
     )
 
 
 class ChildProcess:
-    """A process of ours and the link to it."""
+    """A child process and the pipe to it."""
 
     def __init__(
         self,
@@ -316,13 +306,13 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         sockets: Sequence[HasFileno] = (),
     ) -> None:
-        """Start `main(fd of the link)` of a module, with some of our sockets, or files."""
+        """Run `main(fd of the pipe)` of a module in a process that inherits these sockets."""
         self.pipe, theirs = ProcessPipe.create_pair()
         with theirs:
             self.process = spawn_process(module, theirs, env=env, sockets=sockets)
 
     def stop(self, timeout: float = STOP_GRACE_S) -> int:
-        """Have it end; kill it if it does not in time. Its exit status."""
+        """Stop it; kill it after the timeout. Returns its exit status."""
         if self.process.poll() is None:
             self.pipe.send(StopProcess())
         try:
@@ -333,6 +323,6 @@ class ChildProcess:
         return status
 
     def kill(self) -> int:
-        """End it at once."""
+        """Kill it. Returns its exit status."""
         self.process.kill()
         return self.process.wait()

@@ -57,7 +57,7 @@ def _build_search(
         request.prompt,
         wanted,
         eos_ids=inputs.eos_ids,
-        room=inputs.max_model_len - len(request.prompt),
+        max_new_tokens=inputs.max_model_len - len(request.prompt),
         vocab=inputs.vocab_size,
         priority=request.priority,
         salt=request.salt,

@@ -153,7 +153,7 @@ class ApiServer:
             self._orders.engine_folder,
             self._orders.client_name,
             self._pipe,
-            on_word=self._handle_message,
+            on_message=self._handle_message,
             gone="the server's first process is gone",
         )
         client = EngineClient(transport, on_death=self._on_engine_death)

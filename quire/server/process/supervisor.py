@@ -125,7 +125,7 @@ class Supervisor:
             log_level=self._log_level,
             log_style=self._options.log_format,
             server=True,
-            askers=1
+            clients=1
             if len(self._listeners) == 1 and not self._recovery.max_engine_restarts
             else None,
             child=child or self._watchdog.create_child(),

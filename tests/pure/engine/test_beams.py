@@ -17,14 +17,14 @@ TABLE = {
 }
 
 
-def run(width, rounds, *, room=100, table=TABLE, **params):
+def run(width, rounds, *, max_new_tokens=100, table=TABLE, **params):
     """The search over a table of next-token logprobs; the requests it made, and its result."""
     search = BeamSearch(
         "s",
         (7,),
         BeamSearchParams(width, rounds, **params),
         eos_ids=[EOS],
-        room=room,
+        max_new_tokens=max_new_tokens,
         vocab=10,
         priority=2,
     )
@@ -73,7 +73,7 @@ def test_children_name_their_parents_and_every_request_is_released():
 
 
 def test_the_context_bounds_the_rounds():
-    made, _, _ = run(2, 50, room=3, ignore_eos=True)
+    made, _, _ = run(2, 50, max_new_tokens=3, ignore_eos=True)
     assert len(made) == 3
 
 
@@ -89,7 +89,7 @@ def test_a_search_without_beams_left_is_over():
 
 
 def test_a_failed_request_fails_the_search():
-    search = BeamSearch("s", (7,), BeamSearchParams(1, 2), room=9, vocab=10)
+    search = BeamSearch("s", (7,), BeamSearchParams(1, 2), max_new_tokens=9, vocab=10)
     (request,) = search.next_requests()
     search.add_update(Update(request.id, 0, [], "error", error="out of luck"))
     with pytest.raises(EngineError, match="out of luck"):

@@ -69,7 +69,7 @@ def test_words_that_are_not_of_the_engine_come_to_who_asked_for_them(ends, tmp_p
     heard, away = [], []
 
     async def main():
-        engine = ZmqTransport(tmp_path, "test", theirs, on_word=heard.append)
+        engine = ZmqTransport(tmp_path, "test", theirs, on_message=heard.append)
         engine.start(lambda said: None, lambda dead: None, away.append, lambda: None)
         for word in (
             InputBlocked(fingerprint=PRINT),
