@@ -294,7 +294,7 @@ class EngineClient:
         await self.abort(found)
         return len(found)
 
-    # -- when the engine dies -----------------------------------------------------------------------------
+    # -- when the engine dies -------------------------------------------------------------------
 
     def restart(self, reason: str) -> None:
         """Kill the engine and start another, which continues the streams."""

@@ -67,7 +67,7 @@ def check_readiness(beat: Heartbeat, now: int, state: str | None = None) -> Unhe
 
 
 def process_state(pid: int) -> str | None:
-    """The kernel's letter for the state of a process: T stopped, t traced, X gone. None: unknown."""
+    """The kernel's letter for a process's state: T stopped, t traced, X gone; None: unknown."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
