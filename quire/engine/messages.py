@@ -78,6 +78,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     tenant: bytes
     tenant_limits: TenantLimits
     deadline_at: float | None
+    pooling: str | None
 
 
 class AddRequests(EngineMessage, frozen=True):

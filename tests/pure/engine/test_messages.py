@@ -46,6 +46,7 @@ OTHERS = {
     "tenant": b"\x01\xfe",
     "tenant_limits": TenantLimits(2.0, 3, 4000, None, 0.25),
     "deadline_at": 99.5,
+    "pooling": "last",
 }
 
 
