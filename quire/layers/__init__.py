@@ -7,7 +7,7 @@ from quire.layers.attention import Attention
 from quire.layers.embedding import Embedding, PositionEmbedding
 from quire.layers.linear import ColumnLinear, Linear, LMHead, QKVLinear, RowLinear
 from quire.layers.moe import ExpertActivation, Experts, Router, RoutingMethod
-from quire.layers.norm import AddLayerNorm, AddRMSNorm, LayerNorm, RMSNorm
+from quire.layers.norm import AddLayerNorm, AddRMSNorm, AllHeadsRMSNorm, LayerNorm, RMSNorm
 from quire.layers.param_module import ParamModule
 from quire.layers.rope import Rope, RopeConfig
 from quire.layers.weight_module import WeightModule
@@ -17,6 +17,7 @@ __all__ = [
     "Activation",
     "AddLayerNorm",
     "AddRMSNorm",
+    "AllHeadsRMSNorm",
     "Attention",
     "ColumnLinear",
     "Embedding",

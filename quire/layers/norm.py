@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from quire.distributed.mesh import shard_range
+from quire.kernels.framework import lazy_fusion
 from quire.kernels.layer_norm import layer_norm
 from quire.kernels.rms_norm import rms_norm
-from quire.layers.param_module import VectorModule
-from quire.weights.mapping import InitSpec
+from quire.layers.param_module import ParamModule, VectorModule
+from quire.weights.mapping import InitSpec, WeightShard
 
 
 class RMSNorm(VectorModule):
@@ -34,6 +37,43 @@ class AddRMSNorm(RMSNorm):
     def forward(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:  # type: ignore[override]
         """x, residual [T, E] -> (normed, x + residual)."""
         return rms_norm(x, self.weight, self.eps, residual, self.offset)
+
+
+class AllHeadsRMSNorm(ParamModule):
+    """RMSNorm over all heads of a projection at once. Each rank has the heads of its QKVLinear.
+
+    repeat: ranks may share a head if there are fewer heads than ranks, as they do kv heads.
+    """
+
+    weight: Tensor
+
+    def __init__(self, heads: int, head_dim: int, eps: float, *, repeat: bool = False) -> None:
+        super().__init__()
+        self.heads, self.head_dim, self.eps, self.repeat = heads, head_dim, eps, repeat
+        self.declare("weight")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [T, H, D], heads of this rank, strided views allowed -> the same shape."""
+        flat = x.view(x.shape[0], -1)
+        if self.mesh.tp > 1:
+            return self._norm_sharded(flat).view(x.shape)
+        return rms_norm(flat, self.weight, self.eps)[0].view(x.shape)
+
+    def _norm_sharded(self, x: Tensor) -> Tensor:
+        """The squares are summed over ranks; a head that several ranks have counts on each."""
+        lazy_fusion.flush()  # x is read by torch
+        wide = x.float()
+        squares = self.comm.all_reduce(wide.square().sum(-1, keepdim=True))
+        scale = torch.rsqrt(squares / (x.shape[1] * self.mesh.tp) + self.eps)
+        return (wide * scale * self.weight.float()).to(x.dtype)
+
+    def layout(self, param: str) -> tuple[WeightShard, ...]:
+        heads = shard_range(self.heads, self.mesh, what="heads", repeat=self.repeat)
+        mine = range(heads.start * self.head_dim, heads.stop * self.head_dim)
+        return (WeightShard((self.heads * self.head_dim,), (mine,)),)
+
+    def init_spec(self, param: str) -> InitSpec:
+        return InitSpec(1.0, 0.02)
 
 
 class LayerNorm(VectorModule):
