@@ -159,6 +159,7 @@ class Experts(WeightModule):
 
     def set_param(self, param: str, value: object) -> None:
         """Take a parameter as the loader stacks it, and give it its expert axis."""
-        if isinstance(value, Tensor) and value.dim() == len(self.layout(param)[0].shape):
-            value = value.reshape(self.experts, -1, *value.shape[1:])
+        if isinstance(value, Tensor) and param in self.param_names():
+            if value.dim() == len(self.layout(param)[0].shape):
+                value = value.view(self.experts, -1, *value.shape[1:])
         super().set_param(param, value)

@@ -97,13 +97,29 @@ class WeightModule(ParamModule):
         return spec.init or self.weight_init(matrix)
 
     def take_params(self, matrix: str) -> dict[str, Tensor]:
-        """The loaded values of a matrix, by the method's names. The module drops them."""
+        """The loaded values of a matrix, by the method's names. The module drops them.
+
+        What an inner method has made of them already is `weight`.
+        """
+        made: StoredWeight | StoredExperts | None = self.__dict__.get(
+            matrix
+        ) or self._parameters.get(matrix)
+        if made is not None and matrix not in self._specs:
+            self.set_param(matrix, None)
+            return {"weight": made.dequantize()}
         found = {}
         for param, (of, name, _) in self._specs.items():
             if of == matrix:
                 found[name] = getattr(self, param).detach()
                 self.set_param(param, None)
         return found
+
+    def after_load(self, dtype: torch.dtype) -> None:
+        """A plain weight that a method has made is in the model's dtype as others are."""
+        for matrix in self.matrices:
+            weight = getattr(self, matrix)
+            if weight.kind == self.plain_class.kind and weight.dtype != dtype:
+                self.set_param(matrix, weight.dequantize(dtype))
 
     def set_param(self, param: str, value: object) -> None:
         """Replace a parameter; a tensor that is a whole weight becomes one that multiplies."""

@@ -9,7 +9,7 @@ Model files know none of this; it is done to their modules from outside, by type
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from quire.config.quantization import QuantFacts, read_quantization, reconcile_q
 from quire.distributed.collectives import Collectives, connect
 from quire.distributed.mesh import Mesh
 from quire.errors import ConfigError
-from quire.layers import Attention, ParamModule, Rope, WeightModule
+from quire.layers import Attention, Experts, ParamModule, Rope, WeightModule
 from quire.models.base import Hf, LanguageModel, ModelConfig, field_of
 from quire.quant import mxfp4
 from quire.quant.base import Method
@@ -83,6 +83,8 @@ def build_model(
     if mesh.tp > 1:
         _shard_model(model, mesh, comm or connect(mesh))
     _set_quant_methods(model, reconcile_quantization(config.quantized, quant))
+    if folder is not None and load_format != "dummy":
+        _set_stored_methods(model, [name for name, _ in _checkpoint_shapes(folder, load_format)])
     layers = config.attention_layers()
     layers = layers if stage is None else layers[stage.start : stage.stop]
     assign_kv_tensors(model, groups or group_layers(layers))
@@ -125,14 +127,12 @@ def load_weights(
             raise ConfigError(f"load_format {load_format!r} needs a folder with weights")
         layers = {name: m for name, m in model.named_modules() if isinstance(m, Attention)}
         scales = KvScaleLoader(layers, weights)
-        shapes = mxfp4.dequantized_shapes(
-            scales.without_scales(_checkpoint_shapes(folder, load_format))
-        )
+        shapes = scales.without_scales(_checkpoint_shapes(folder, load_format))
         targets = assign_tensors(leaves, weights, shapes, tied=config.tied)
         tensors = files.iterate_tensors(folder, progress, load_format=load_format)
         with GpuLoader(device) if device.type == "cuda" else nullcontext() as stage:
             filler = WeightLoader(own, finish, dtype=dtype, device=device, stage=stage)
-            filler.load(targets, mxfp4.dequantize_stream(scales.extract_scales(tensors), targets))
+            filler.load(targets, scales.extract_scales(tensors))
     for name, source in tie.items():
         leaves[name].set_param("weight", leaves[source].weight)
 
@@ -149,7 +149,9 @@ def plain_param(model: nn.Module, name: str) -> Tensor:
     """One parameter as a plain tensor, whatever form it is held in. Raises KeyError."""
     path, _, param = name.rpartition(".")
     module = dict(model.named_modules()).get(path)
-    if not isinstance(module, ParamModule) or param not in module.param_names():
+    module = module if isinstance(module, ParamModule) else None
+    known = (*module.param_names(), *getattr(module, "matrices", ())) if module else ()
+    if param not in known:
         raise KeyError(f"no parameter {name!r}")
     value = getattr(module, param)
     return value.detach() if isinstance(value, Tensor) else value.dequantize()
@@ -186,3 +188,12 @@ def _set_quant_methods(model: nn.Module, facts: QuantFacts | None) -> None:
             raise ConfigError(f"config.json: some parts of {name} are quantized and some are not")
         if skipped == {False}:
             module.set_quant_method(method)
+
+
+def _set_stored_methods(model: nn.Module, names: Iterable[str]) -> None:
+    """Give banks whose tensors in the checkpoint are MXFP4 its method, before the one they have."""
+    weights = cast(Weights, model.weights)
+    stored = {weights.target(name)[:2] for name in names if name.endswith("_blocks")}
+    for name, module in model.named_modules():
+        if isinstance(module, Experts) and (name, f"{module.matrices[0]}_blocks") in stored:
+            module.set_quant_method(mxfp4.Method(module.method))

@@ -1,55 +1,57 @@
-"""Experts stored in four bits (MXFP4, as GPT-OSS is published), made plain as they are read.
+"""Experts stored in four bits (MXFP4, as GPT-OSS is published), dequantized layer by layer.
 
     <name>_blocks  [X, rows, inputs / 32, 16] uint8     two e2m1 values a byte, the low half first
     <name>_scales  [X, rows, inputs / 32] uint8         a power of two per 32 values, biased by 127
 
-Not a method of keeping weights: what the model gets is <name> [X, inputs, rows], the way
-unquantized GPT-OSS checkpoints have it. Every value is exact in bfloat16.
+The method is chosen by the tensors of the checkpoint, not by its config.json: a copy saved without
+quantization may keep the setting. Every value is exact in bfloat16. Another method may follow,
+which quantizes what this one has dequantized.
 
 Source: https://www.opencompute.org/documents/ocp-microscaling-formats-mx-v1-0-spec-final-pdf
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from quire.errors import WeightError
+from quire.quant import none
+from quire.quant.base import Method as QuantMethod
+from quire.quant.base import ParamSpec, QuantizableLayer
+from quire.weights.mapping import InitSpec
 
-BLOCKS, SCALES = "_blocks", "_scales"
+BLOCK, BYTES = 32, 16
 VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 BIAS = 127
-Shapes = Iterable[tuple[str, Sequence[int]]]
 
 
-def dequantized_shapes(shapes: Shapes) -> list[tuple[str, Sequence[int]]]:
-    """What `unpacked` makes of tensors of these names and shapes."""
-    found = dict(shapes)
-    plain: list[tuple[str, Sequence[int]]] = []
-    for name, shape in found.items():
-        base = _base_name(name)
-        if base is None or base + BLOCKS not in found or base + SCALES not in found:
-            plain.append((name, shape))
-        elif name.endswith(BLOCKS):
-            plain.append((base, _dequantized_shape(base, shape, found[base + SCALES])))
-    return plain
+class Method:
+    """e2m1 codes on disk; plain weights, or those of the next method, in memory."""
 
+    name = "mxfp4"
+    is_stored = True
 
-def dequantize_stream(
-    tensors: Iterable[tuple[str, Tensor]], targets: Iterable[str]
-) -> Iterator[tuple[str, Tensor]]:
-    """Pass tensors on, those of a pair as one. targets: names of tensors that are wanted."""
-    wanted, waiting = set(targets), dict[str, Tensor]()
-    for name, tensor in tensors:
-        base = _base_name(name)
-        if base is None or base not in wanted:
-            yield name, tensor
-            continue
-        waiting[name] = tensor
-        if base + BLOCKS in waiting and base + SCALES in waiting:
-            yield base, dequantize(waiting.pop(base + BLOCKS), waiting.pop(base + SCALES))
+    def __init__(self, then: QuantMethod | None = None) -> None:
+        self._then = then or none.Method()
+
+    def accepts(self, layer: QuantizableLayer) -> bool:
+        return layer.role == "experts"
+
+    def params(self, layer: QuantizableLayer, matrix: str) -> Mapping[str, ParamSpec]:
+        scales = ParamSpec(dtype=torch.uint8, inputs_per=BLOCK, init=InitSpec(BIAS - 4, 0.0))
+        blocks = ParamSpec(
+            dtype=torch.uint8, inputs_per=BLOCK, trailing=(BYTES,), init=InitSpec(127.0, 30.0)
+        )
+        return {"blocks": blocks, "scales": scales}
+
+    def process_after_load(self, layer: QuantizableLayer) -> None:
+        for matrix in layer.matrices:
+            values = layer.take_params(matrix)
+            plain = dequantize(values["blocks"], values["scales"])
+            layer.set_param(matrix, plain.transpose(1, 2))
+        self._then.process_after_load(layer)
 
 
 def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
@@ -58,23 +60,7 @@ def dequantize(blocks: Tensor, scales: Tensor) -> Tensor:
     pair = torch.stack((values.repeat(16), values.repeat_interleave(16)), -1)  # of every byte
     shape = (*blocks.shape[:2], 32 * blocks.shape[2])
     out = torch.empty(shape, dtype=torch.bfloat16, device=blocks.device)
-    for one, packed, powers in zip(out, blocks, scales):  # an expert at a time: fp32 is wide
+    for one, packed, powers in zip(out, blocks, scales):  # by expert: float32 takes much memory
         wide = pair[packed.long()].flatten(-2)  # [rows, n, 32]
         one.copy_(torch.ldexp(wide, (powers.int() - BIAS)[..., None]).flatten(-2))
     return out.transpose(1, 2)
-
-
-def _base_name(name: str) -> str | None:
-    for tail in (BLOCKS, SCALES):
-        if name.endswith(tail):
-            return name.removesuffix(tail)
-    return None
-
-
-def _dequantized_shape(name: str, blocks: Sequence[int], scales: Sequence[int]) -> tuple[int, ...]:
-    if len(blocks) != 4 or blocks[3] != 16 or tuple(scales) != tuple(blocks[:3]):
-        raise WeightError(
-            f"{name}{BLOCKS} is {list(blocks)} and {name}{SCALES} {list(scales)}; MXFP4 has "
-            "[experts, rows, blocks, 16] and [experts, rows, blocks]"
-        )
-    return blocks[0], 32 * blocks[2], blocks[1]

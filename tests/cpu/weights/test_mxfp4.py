@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from quire.errors import WeightError
 from quire.models.build import build_model, plain_param, read_model_config
-from quire.quant.mxfp4 import dequantize, dequantized_shapes
+from quire.quant.mxfp4 import dequantize
 from tests.cpu.models.peers import peer
 
 NAMES = ("gate_up_proj", "down_proj")
@@ -48,11 +48,48 @@ def test_a_published_checkpoint_loads_as_the_plain_one_does(tmp_path):
         assert torch.equal(plain_param(model, name), want)
 
 
-def test_shapes_are_those_of_the_plain_checkpoint():
-    shapes = [("a_blocks", (2, 8, 3, 16)), ("b", (5,)), ("a_scales", (2, 8, 3)), ("c_scales", (1,))]
-    assert dequantized_shapes(shapes) == [("a", (2, 96, 8)), ("b", (5,)), ("c_scales", (1,))]
+def packed_checkpoint(folder, **changes):
+    """A tiny checkpoint with MXFP4 experts."""
+    peer("gpt_oss", folder)
+    hf = json.loads((folder / "config.json").read_text())
+    tensors = load_file(folder / "model.safetensors")
+    for layer in range(hf["num_hidden_layers"]):
+        for name in NAMES:
+            at = f"model.layers.{layer}.mlp.experts.{name}"
+            experts, inputs, rows = tensors.pop(at).shape
+            tensors[f"{at}_blocks"], tensors[f"{at}_scales"] = packed(experts, rows, inputs)
+    save_file(
+        {k: v for k, v in {**tensors, **changes}.items() if v is not None},
+        folder / "model.safetensors",
+    )
+    return hf
 
 
-def test_scales_that_do_not_fit_their_blocks_are_refused():
-    with pytest.raises(WeightError, match=r"a_blocks is .* a_scales \[2, 8, 4\]"):
-        dequantized_shapes([("a_blocks", (2, 8, 3, 16)), ("a_scales", (2, 8, 4))])
+@pytest.mark.parametrize(
+    ("scales", "problem"),
+    [
+        (
+            torch.zeros(2, 8, 4, dtype=torch.uint8),
+            r"down_proj_scales is \[2, 8, 4\], the model has",
+        ),
+        (None, r"1 missing .*mlp\.experts\.down_proj_scales"),
+    ],
+)
+def test_scales_that_do_not_fit_their_blocks_are_refused(tmp_path, scales, problem):
+    hf = packed_checkpoint(tmp_path, **{"model.layers.0.mlp.experts.down_proj_scales": scales})
+    model_type, config = read_model_config(hf)
+    with pytest.raises(WeightError, match=problem):
+        build_model(model_type, config, folder=tmp_path, dtype=torch.bfloat16, progress=False)
+
+
+def test_another_method_quantizes_what_was_dequantized(tmp_path):
+    model_type, config = read_model_config(packed_checkpoint(tmp_path))
+    settings = {"folder": tmp_path, "dtype": torch.bfloat16, "progress": False}
+    plain = build_model(model_type, config, **settings).layers[0].mlp.experts
+    small = build_model(model_type, config, quant="fp8", **settings).layers[0].mlp.experts
+    for name in NAMES:
+        want, got = getattr(plain, name), getattr(small, name)
+        assert (want.kind, got.kind) == ("plain", "fp8")
+        torch.testing.assert_close(
+            got.dequantize(torch.bfloat16), want.dequantize(), rtol=0.08, atol=0.1
+        )
