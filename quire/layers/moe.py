@@ -13,6 +13,7 @@ Ranks cut F, so each has a slice of every expert; the sum over ranks is whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,9 +158,9 @@ class Experts(WeightModule):
             return [half for one in tensor for half in (one[0::2], one[1::2])]
         return [half for one in tensor for half in one.chunk(2)]
 
-    def set_param(self, param: str, value: object) -> None:
+    def set_param(self, param: str, value: Any) -> None:
         """Take a parameter as the loader stacks it, and give it its expert axis."""
-        if isinstance(value, Tensor) and param in self.param_names():
-            if value.dim() == len(self.layout(param)[0].shape):
-                value = value.view(self.experts, -1, *value.shape[1:])
+        stacked = isinstance(value, Tensor) and param in self.param_names()
+        if stacked and value.dim() == len(self.layout(param)[0].shape):
+            value = value.view(self.experts, -1, *value.shape[1:])
         super().set_param(param, value)

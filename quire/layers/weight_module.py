@@ -101,10 +101,7 @@ class WeightModule(ParamModule):
 
         What an inner method has made of them already is `weight`.
         """
-        made: StoredWeight | StoredExperts | None = self.__dict__.get(
-            matrix
-        ) or self._parameters.get(matrix)
-        if made is not None and matrix not in self._specs:
+        if matrix not in self._specs and (made := getattr(self, matrix, None)) is not None:
             self.set_param(matrix, None)
             return {"weight": made.dequantize()}
         found = {}
