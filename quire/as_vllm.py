@@ -250,7 +250,7 @@ def get_tokenizer(
 
 
 class UsageContext(Enum):
-    """Who uses the engine. quire tells nobody."""
+    """The usage context. quire reports no usage."""
 
     UNKNOWN_CONTEXT = "UNKNOWN_CONTEXT"
     LLM_CLASS = "LLM_CLASS"

@@ -82,7 +82,7 @@ def overview() -> str:
 
 
 def unknown(name: str) -> str:
-    """What to say of a command nobody knows."""
+    """The error message for an unknown command."""
     import difflib
 
     near = difflib.get_close_matches(name, [*COMMANDS, *ALIASES], n=1)

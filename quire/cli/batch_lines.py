@@ -1,10 +1,10 @@
-"""OpenAI batch files: a request a line in, an answer a line out, in the same order.
+"""OpenAI batch files: one request per line in, one answer per line out, in the same order.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {...}}
     {"id": "quire-...", "custom_id": "a", "response": {"status_code": 200, ...}, "error": null}
 
-A line that cannot be understood or is refused gets an answer with an error, and the rest goes on.
-Who answers is a function; nothing here knows an engine.
+A line that cannot be parsed or is refused gets an answer with an error; the other lines are run.
+The caller passes a function that answers a request.
 """
 
 from __future__ import annotations

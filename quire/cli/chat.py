@@ -1,6 +1,6 @@
 """quire chat [MODEL]: talk with a model in this process, or with --url of a server.
 
-/help lists what can be said besides. A line that ends in \\ goes on in the next. Ctrl-C ends an
+/help lists the commands. A line that ends in \\ continues in the next. Ctrl-C ends an
 answer, Ctrl-D the conversation.
 """
 
@@ -84,7 +84,7 @@ def _template_variables(args: argparse.Namespace) -> dict[str, Any]:
 
 
 class ChatBackend(Protocol):
-    """Whoever answers."""
+    """The model or server that answers."""
 
     def generate(self, messages: Sequence[dict[str, str]]) -> GenerationResult:
         """Print the answer to a conversation, and return it."""

@@ -1,6 +1,6 @@
 """quire complete [MODEL]: complete lines of text, in this process or with --url at a server.
 
-A line that ends in \\ goes on in the next. Ctrl-C ends an answer, Ctrl-D all.
+A line that ends in \\ continues in the next. Ctrl-C ends an answer, Ctrl-D all.
 """
 
 from __future__ import annotations

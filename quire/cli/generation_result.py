@@ -30,7 +30,7 @@ class GenerationStats:
 
 @dataclass(frozen=True, slots=True)
 class GenerationResult:
-    """What was said, and how."""
+    """The generated text with its statistics."""
 
     text: str
     stats: GenerationStats

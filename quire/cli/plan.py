@@ -78,7 +78,7 @@ def build_plan(options: Options, *, server: bool = True) -> tuple[MemoryPlan, st
 
 
 def device_facts(options: Options) -> DeviceFacts:
-    """A GPU of gpu_memory if that was said, else this machine; as many as ranks are planned."""
+    """A GPU of gpu_memory if given, else this machine; as many as there are ranks."""
     ranks = options.parallel.tensor_parallel_size
     said = options.cache.gpu_memory
     if said is not None and options.device.device != "cpu":

@@ -143,7 +143,7 @@ async def call_app(
     async def receive() -> dict[str, Any]:
         if inbox:
             return inbox.pop()
-        await asyncio.Event().wait()  # nobody hangs up here
+        await asyncio.Event().wait()  # there is no client that could disconnect
         raise AssertionError("unreachable")
 
     async def send(message: dict[str, Any]) -> None:

@@ -79,7 +79,7 @@ def options_from_namespace(args: argparse.Namespace) -> tuple[Options, ServerOpt
     """The same, of a command line that is parsed already. Other names in it are left alone."""
     server_options = server_options_from(_apply_structured_output_flags(args))
     if server_options.log_format == "json":
-        vllm_environment.start_process(style="json")  # what is said of the other flags is JSON, too
+        vllm_environment.start_process(style="json")  # notes on other flags are logged as JSON, too
     own = {one.name for one in fields(ServerOptions)}
     others = {name: value for name, value in vars(args).items() if name not in own}
     options = vllm_environment.apply_environment(options_from(argparse.Namespace(**others)))
@@ -88,7 +88,7 @@ def options_from_namespace(args: argparse.Namespace) -> tuple[Options, ServerOpt
 
 
 def _apply_structured_output_flags(args: argparse.Namespace) -> argparse.Namespace:
-    """The parsers that are said among other things of structured output, as flags of their own."""
+    """Parsers given in the structured output config, as flags of their own."""
     given = vars(args).get("structured_outputs_config")
     if given is None:
         return args
@@ -196,7 +196,7 @@ def server_options_from(args: argparse.Namespace) -> ServerOptions:
 
 
 def _check_combinations(made: ServerOptions) -> None:
-    """What must be said together, and files that must be there."""
+    """Check flags that need each other, and files that must exist."""
     if made.ssl_certfile is None and (made.ssl_keyfile or made.ssl_ca_certs):
         raise ConfigError("ssl_keyfile and ssl_ca_certs need ssl_certfile")
     if made.ssl_cert_reqs and made.ssl_ca_certs is None:
@@ -217,7 +217,7 @@ def _check_combinations(made: ServerOptions) -> None:
 
 
 def _check_parsers(made: ServerOptions) -> None:
-    """That parsers are said whole and exist. What "auto" means is known when there is a model."""
+    """Check that the parsers exist and their flags are complete. "auto" is resolved with the model."""
     if made.enable_auto_tool_choice and made.tool_call_parser is None:
         raise ConfigError("enable_auto_tool_choice needs tool_call_parser (a name, or auto)")
     if made.reasoning_parser_plugin is not None and made.reasoning_parser is None:

@@ -41,7 +41,7 @@ class ChatParsing:
     tools: Sequence[Any]
     variables: Mapping[str, object] | None
     continues_final_message: bool
-    """The answers go on with the last message of their conversation."""
+    """The answers continue the last message of their conversation."""
     choice: ToolChoicePolicy
     parallel_tool_calls: bool
     structured_defaults: StructuredDefaults
@@ -151,7 +151,7 @@ def build_chat_parsing(
     house: StructuredDefaults,
     eos_ids: frozenset[int],
 ) -> ChatParsing | None:
-    """None: nothing is bound or read. Raises ConfigError for parsers nobody knows, RequestError."""
+    """None: no constraint and no parser. Raises ConfigError for unknown parsers, RequestError."""
     tools = talk.tools or ()
     asked = parse_tool_choice(talk.tool_choice, list(tools_by_name(tools)))
     made = build_answer_parser_factory(talk.parsers, tokenizer, chat_template)

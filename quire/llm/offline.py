@@ -1,7 +1,7 @@
-"""LLM: what offline scripts call. Takes prompts, returns finished outputs in the same order.
+"""LLM, the offline API: prompts in, finished outputs in the same order out.
 
-Everything a caller asked for is checked before anything runs, so a bad prompt among many leaves
-the engine as it was. Owned state: outputs that finished before anybody asked for them.
+All prompts and parameters are checked before anything runs, so a bad prompt among many leaves the
+engine as it was. Owned state: outputs that finished before they were collected.
 """
 
 from __future__ import annotations
@@ -368,7 +368,7 @@ class LLM:
             for one in prepared:
                 self.llm_engine.submit(one)
                 ids.append(one.request.id)
-        except BaseException:  # Ctrl-C too: nobody would collect them
+        except BaseException:  # Ctrl-C too: the outputs would never be collected
             self.llm_engine.abort_request(ids)
             raise
         self._order += ids

@@ -1,9 +1,9 @@
-"""The edge where what a caller asked for becomes a core Request.
+"""Builds core Requests from prompts and SamplingParams.
 
-Everything that needs a tokenizer, a vocabulary or the engine's limits is checked here, and nothing
-after this point refuses a request for what it says. Not here: the forms of prompts
-(quire.text.prompts), ranges of single fields (SamplingParams itself). The caller's SamplingParams
-is never written to: a clone goes into the request.
+Everything that needs a tokenizer, a vocabulary or the engine's limits is checked here: a request
+that passes is not refused later for its content. The forms of prompts are in quire.text.prompts,
+the ranges of single fields in SamplingParams. The caller's SamplingParams is never modified: the
+request gets a clone.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ TOKENIZATION_KEYS = (
 )
 MAX_BAD_WORD_TOKENS = 1024
 MAX_CACHED_WORD_CHARS = 64
-"""Of a bad word whose tokens are remembered."""
+"""Longest bad word whose tokens are cached, in characters."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A request, and what the text side must remember of it.
+    """A request with the data that the text side needs later.
 
-    params: as asked (a clone). request.params may differ: best_of asks for logprobs by itself.
+    params: as given (a clone). request.params may differ: best_of adds logprobs.
     """
 
     request: Request
@@ -64,7 +64,7 @@ class InputProcessor:
     eos_ids: of the model's configs; the tokenizer's own EOS is added.
     max_logprobs: the most a request may ask for; -1 for the whole vocabulary.
     checks: further ones of the params (engine-wide logits processors); they raise ValueError.
-    constrain: what a form that is asked for means; None: forms are not served.
+    constrain: makes the constraint of a structured output; None: not served.
     """
 
     def __init__(
@@ -110,8 +110,8 @@ class InputProcessor:
         """Check a prompt and its parameters and make a Request of them.
 
         tokenization: `tokenization_kwargs` of the callers' API (TOKENIZATION_KEYS).
-        constraint: what params.structured_outputs means, if who calls knows it better.
-        thinking: what params.thinking_token_budget means: only who knows the model's marks can say.
+        constraint: overrides what params.structured_outputs means.
+        thinking: what params.thinking_token_budget means, given the model's reasoning tags.
         Raises: RequestError, TooLong, Unsupported.
         """
         asked = self._params(params)
@@ -203,7 +203,7 @@ class InputProcessor:
             )
 
     def _truncate_text(self, text: str, how: TokenizationOptions) -> str:
-        """Text that is cut anyway is cut before it is tokenized, well outside of what is kept."""
+        """Truncate a long text before it is tokenized, well outside of the part that is kept."""
         bound = self._char_bound(text)
         if bound is None or len(text) <= bound:
             return text
@@ -381,7 +381,7 @@ class InputProcessor:
 
 
 def _check_allowed_tokens_remain(params: SamplingParams, stop: StopConditions) -> None:
-    """Raise RequestError if no token may be the first: only the request is to blame for that."""
+    """Raise RequestError if the parameters allow no token at all."""
     if params.allowed_token_ids is None:
         return
     banned = {ids[0] for ids in params.bad_words_token_ids if len(ids) == 1}

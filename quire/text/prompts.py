@@ -1,9 +1,9 @@
-"""The forms a prompt may have -> token ids and text.
+"""Parses the forms of a prompt into token ids and text.
 
     "text"   [1, 2, 3]   {"prompt": "text"}   {"prompt_token_ids": [1, 2, 3], "prompt": "text"?}
 
-and in dicts an optional `cache_salt`. What this build cannot do (media, embeddings, encoders) is
-refused by name. Not here: lengths and sampling (quire.text.input_processor).
+and in dicts an optional `cache_salt`. Unsupported inputs (media, embeddings, encoders) are refused
+by name. Lengths and sampling: quire.text.input_processor.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _from_dict(prompt: Mapping[str, object]) -> ParsedPrompt:
     if text is not None and not isinstance(text, str):
         if ids is not None:
             raise _invalid_prompt("prompt must be text", text)
-        ids, text = text, None  # {"prompt": [ids]} is seen in the wild
+        ids, text = text, None  # some clients send {"prompt": [ids]}
     salt = check_cache_salt(prompt.get("cache_salt"))
     if ids is not None:
         return ParsedPrompt(text, check_token_ids(ids, "prompt_token_ids"), salt)

@@ -43,7 +43,7 @@ class RequestResult:
 
 @dataclass(frozen=True, slots=True)
 class BenchEndpoint:
-    """Whom to ask, and what every body has."""
+    """The server, and the fields of each request body."""
 
     http: Any
     url: str

@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     work = decode_prompts(build_requests(args, args.vocab_size), args.tokenizer)
     times = compute_start_times(len(work), rate, args.burstiness, random.Random(args.workload_seed))
     extra = _extra_body_fields(args)
-    describe_run(args, "")  # what is wrong with it is told before the load
+    describe_run(args, "")  # errors are reported before the load
     answers, began, seconds, model = asyncio.run(_run_benchmark(args, work, times, extra))
     found = describe_run(args, model) | summarize(answers, seconds, wanted, metrics, limits)
     _print_result(found, metrics)
@@ -164,7 +164,7 @@ def _extra_body_fields(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _resolve_endpoint(args: argparse.Namespace) -> str:
-    """The path to ask: what was said, or the backend's. Settles the backend, too."""
+    """The request path: the given one, or the backend's. Decides the backend, too."""
     if args.backend is None:
         args.backend = "openai-chat" if "/chat/" in (args.endpoint or "") else "openai"
     endpoint = args.endpoint or ENDPOINTS[args.backend]

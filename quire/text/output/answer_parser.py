@@ -33,7 +33,7 @@ _EXAMPLE_TOOLS = ({"type": "function", "function": {"name": "f", "parameters": {
 
 @dataclass(frozen=True, slots=True)
 class ParserOptions:
-    """What is said of parsers: names, "auto" or None, and plug-in files."""
+    """Parser options: names, "auto" or None, and plug-in files."""
 
     reasoning: str | None = None
     tools: str | None = None
@@ -45,7 +45,7 @@ class ParserOptions:
 class PromptTail:
     """How a prompt ends, for the reader of its answer.
 
-    begun: the text of its last message, if the answer goes on with it. variables: of the template.
+    begun: the text of its last message, if the answer continues it. variables: of the template.
     """
 
     prompt: str = ""
@@ -167,7 +167,7 @@ def build_answer_parser_factory(
 
 @lru_cache(maxsize=4)
 def content_only_factory(tokenizer: Tokenizer) -> AnswerParserFactory:
-    """Of a model of which nobody said how it writes reasoning and calls."""
+    """For a model without reasoning and tool-call format."""
     backend = tokenizer.backend
     hidden = (backend.id_to_token(i) or "" for i in backend.special_ids)
     return AnswerParserFactory(tokenizer, None, None, special_token_strings(hidden))
@@ -180,7 +180,7 @@ def _template_source(tokenizer: Tokenizer, chat_template: str | None, tools: obj
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """The text of a message that an answer goes on with."""
+    """The text of a message that an answer continues."""
     content = message.get("content")
     if isinstance(content, str):
         return content

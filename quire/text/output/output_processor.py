@@ -1,13 +1,11 @@
-"""Updates of the engine -> the outputs that callers see.
+"""Turns engine updates into the outputs that callers see.
 
-Not here: the order of steps, or what a finished token is (the scheduler said so already). One
-`RequestOutputProcessor` per request, one `Answer` per sequence. The one idea: an answer is only
-ever appended
-to; what an output holds is a slice of it, chosen by the output kind. When nothing needs the text
-before the end (FINAL_ONLY without stop strings), no text is made before the end.
+One `RequestOutputProcessor` per request, one `SequenceOutput` per sequence. A sequence output only
+grows; an output holds a slice of it, chosen by the output kind. When no text is needed before the
+end (FINAL_ONLY without stop strings), none is made before the end.
 
-Two faces: push() makes the outputs that callers of LLM know; read() is what push() does first, and
-all a server needs that streams thousands of pieces a second.
+push() makes the outputs of LLM. process() is the first half of push(), and all that a server needs
+which streams thousands of pieces a second.
 """
 
 from __future__ import annotations
@@ -43,8 +41,8 @@ Clock = Callable[[], float]
 class RequestOutputProcessor:
     """All answers to one request. push() every update of it, in order.
 
-    aborts: sequences that the last push() ended by a stop string; the engine must be told
-    (abort_sequence) and later updates of them are ignored.
+    aborts: sequences that the last push() ended by a stop string; the caller must
+    pass them to the engine (abort_sequence); later updates of them are ignored.
     """
 
     def __init__(

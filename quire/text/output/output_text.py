@@ -36,7 +36,7 @@ class OutputText(Protocol):
 
 
 class NoText:
-    """The text of a sequence nobody wants text of."""
+    """No text: the caller asked for token ids only."""
 
     stop: str | None = None
 

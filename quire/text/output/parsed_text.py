@@ -104,7 +104,7 @@ def merge_pieces(pieces: Iterable[ParsedPiece]) -> list[ParsedPiece]:
 
 
 def _can_merge(a: ParsedPiece, b: ParsedPiece) -> bool:
-    """Whether b only goes on with what a is about."""
+    """Whether b only continues a."""
     if a.note or b.note:
         return False
     if a.call is not None or b.call is not None:

@@ -1,10 +1,8 @@
 """Stop strings over a moving window.
 
-Not here: stop tokens (quire.core.scheduling.stop_check). The one idea: only the last max(len)-1
-characters of what
-was pushed can begin a stop string that is not yet complete, so only they are kept for searching,
-and only they are held back. The match that ends earliest wins; of two that end together the
-longer, so that no other stop string is left in the text.
+Only the last max(len) - 1 characters of the text can begin a stop string that is not complete yet,
+so only they are kept for searching and held back. The match that ends earliest wins; of two that
+end together the longer one, so that no other stop string is left in the text.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""DeepSeek V3.1 and V3.2: reason where the template was told to (`thinking`)."""
+"""DeepSeek V3.1 and V3.2: reasoning is on if the template variable is set: (`thinking`)."""
 
 from __future__ import annotations
 

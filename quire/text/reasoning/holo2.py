@@ -1,4 +1,4 @@
-"""Holo2: reasons unless the template was told not to."""
+"""Holo2: reasoning is on unless the template variable turns it off."""
 
 from __future__ import annotations
 

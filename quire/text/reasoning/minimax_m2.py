@@ -1,4 +1,4 @@
-"""MiniMax M2: everything before </think> is reasoning, whoever opened it."""
+"""MiniMax M2: everything before </think> is reasoning, with or without an opening tag."""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
     <|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi.
 
-analysis is reasoning; final, and commentary to nobody, are content. Messages to a recipient are
+analysis is reasoning; final, and commentary without a recipient, are content. Messages to a
+recipient are
 calls, and left as they are for the reader of tools.
 """
 

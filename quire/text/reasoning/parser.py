@@ -26,8 +26,8 @@ _match_space = re.compile(f"[{WHITESPACE}]*").match
 class ReasoningParser:
     """The reader of one answer. Begins as the prompt ended.
 
-    begun: the text of a message in the prompt that the answer goes on with. spans: [start, end)
-    of stretches of reasoning in the text, None where it goes on; they are certain up to `sure`.
+    begun: the text of a message in the prompt that the answer continues. spans: [start, end)
+    of stretches of reasoning in the text, None while it is open; they are certain up to `sure`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class ReasoningParser:
         self._pending_space: list[str] = []
         self._header = ""
         self._pending = ""
-        self._at_mode_start = True  # nothing but white space was said in this mode
+        self._at_mode_start = True  # only white space so far in this mode
         self._prefix = dialect.prefix
         prompt, begun = prompt.rstrip(WHITESPACE), begun.strip(WHITESPACE)
         goes_on = bool(begun) and prompt.endswith(begun)
@@ -56,7 +56,7 @@ class ReasoningParser:
             self._resume(begun)
 
     def _resume(self, begun: str) -> None:
-        """Be where the text so far leads to; of it nothing is told."""
+        """Advance to the state after this text, without output."""
         self._prefix = ""
         self.push(begun, last=False)
         if self._mode.kind is ModeKind.HEADER:
@@ -189,7 +189,7 @@ class ReasoningParser:
     # -- from mode to mode --------------------------------------------------------------------
 
     def _transition(self, turn: ModeTransition, mark: str, place: int) -> int:
-        """Into the next mode; where in the data to go on."""
+        """Enter the next mode. Returns the position in the data to continue at."""
         if turn.keep == "before":
             self._flush_space()
             self._emit(mark)

@@ -151,7 +151,7 @@ class ChatTemplate:
         return self._special_tokens | given
 
     def _render_continued(self, messages: Sequence[Any], values: dict[str, object]) -> str:
-        """Render up to the end of the last message's text, so that the model goes on with it.
+        """Render up to the end of the last message's text, so that the model continues it.
 
         A mark at the end of that text shows where to cut. Its own trailing space shows whether
         the template trims the text; then the text's end is trimmed too.

@@ -1,8 +1,8 @@
-"""Does a chat template want a message's content as text ("string") or as parts ("openai")?
+"""Detects whether a chat template expects content as text ("string") or as parts ("openai").
 
-Read from the syntax tree: a loop over a message's content means parts. Names are followed through
-`set`, loops over messages and arguments of macros, without regard to scope: a name that stands for
-content anywhere is taken to stand for it everywhere.
+The syntax tree decides: a loop over a message's content means parts. Names are followed through
+`set`, loops over messages and arguments of macros, without regard to scope: a name that refers to
+content in one place is taken to refer to it everywhere.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""Where chat templates run: Jinja's immutable sandbox, with bounds.
+"""Renders chat templates in Jinja's immutable sandbox, with limits.
 
-A template is somebody else's program. Bounded here: characters of the result, turns of loops and
-calls of macros together (`MAX_LOOP_ITERATIONS`), the time they take (`SECONDS`), the length of
-`range`, of strings
-and lists made by `+`, `*`, `~` and `%`, and the size of powers. A bound that is passed raises
-RequestError. Values go in as plain data, so no method of a rich object can be called. Who must not
-be held up says how long it has (`in_a_hurry`), and is told when that is over.
+Limits: characters of the result; loop iterations and macro calls together (`MAX_LOOP_ITERATIONS`);
+the time they take (`MAX_SECONDS`); the length of `range`, of strings and lists made by `+`, `*`,
+`~` and `%`; the size of powers. A passed limit raises RequestError. Values are plain data, so no
+method of a rich object can be called. A caller that must not block sets a deadline
+(`render_deadline`) and gets an exception when it has passed.
 
-That bounds what a user can make of a template that the operator chose: between two turns it goes
-once over what he sent. It does not bound what a template's author can: time and memory inside one
-filter or method (`|center`, `.format` with a huge width). What a stranger wrote therefore runs in a
-process that can be killed (quire.text.templates.render_pool).
+This limits what a user can do with a template that the operator chose: each iteration passes over
+the request once. It does not limit what a template's author can do: time and memory inside one
+filter or method (`|center`, `.format` with a huge width). A template from a request is therefore
+rendered in a process that can be killed (quire.text.templates.render_pool).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Messages as callers send them -> messages as chat templates expect them.
+"""Converts messages from the form of the API to the form that chat templates expect.
 
-Not here: templates. The one idea: every dialect (content as text or as parts, arguments as JSON
-text, `reasoning` by two names, the developer role) is settled before a template sees anything.
-Unknown roles and unknown keys are kept: some template may want them.
+All variants (content as text or as parts, arguments as JSON text, `reasoning` under two names, the
+developer role) are normalized before a template sees them. Unknown roles and keys are kept: a
+template may use them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Those who render chat templates that requests bring: worker processes, a few, hired when needed.
+"""Pool of worker processes that render chat templates from requests, started when needed.
 
-A template that takes too much costs its worker's life and nothing else; who comes next gets another
-worker. One request's template holds up at most one worker, and for a bounded time; who waits, waits
-outside of the threads that other requests need.
+A template over its limits costs its worker's life and nothing else: the next job gets a new worker.
+One request's template blocks at most one worker, for a bounded time. Requests that wait for a
+worker occupy no thread.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class TemplateRenderPool:
     def _run_job(self, job: RenderJob) -> str:
         try:
             word = self._send_job(job)
-        except WorkerExited as gone:  # one stray death is nobody's fault
+        except WorkerExited as gone:  # one crash may be accidental
             log.warning("a process that renders chat templates ended (%s)", gone)
             word = self._retry_job(job)
         if isinstance(word, RenderResult):

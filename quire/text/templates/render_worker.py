@@ -36,7 +36,7 @@ CACHE_SIZE = 8
 MAX_MEMORY_GROWTH = 1 << 26
 """Bytes that jobs may leave behind, all together: then the worker ends."""
 NICENESS = 5
-"""Behind engines and those who answer, but not behind everybody."""
+"""Lower priority than engines and API processes."""
 
 
 class RenderJob(msgspec.Struct, frozen=True, tag=True):

@@ -134,7 +134,7 @@ class _PieceDetokenizer:
         except UnicodeDecodeError as e:
             if e.reason == "unexpected end of data":
                 return ""
-            # the new byte does not go on with what was open; it may open another character
+            # the new byte does not continue the open character; it may open another
             holes, self._open = self._open[:-1], self._open[-1:]
             if not holes:
                 return self.finish()

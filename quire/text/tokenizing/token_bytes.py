@@ -21,7 +21,7 @@ _REPLACEMENT_CHAR = "\ufffd"
 
 
 def special_tokens(tokenizer: Tokenizer) -> dict[int, str]:
-    """id -> name of what stands for itself and not for text: special tokens, and added tokens that
+    """id -> name of tokens that are not text: special tokens, and added tokens that
     look like marks (`<tool_call>`), flagged as special or not."""
     backend = tokenizer.backend
     looks = {

@@ -132,7 +132,7 @@ def byte_level_decoder() -> Callable[[str], TokenPiece]:
     def make(token: str) -> TokenPiece:
         try:
             return bytes([byte_of[char] for char in token])
-        except KeyError:  # an added token outside the alphabet stands for itself
+        except KeyError:  # an added token outside the alphabet is its own text
             return token.encode("utf-8")
 
     return make
@@ -150,7 +150,7 @@ def _byte_alphabet() -> dict[int, str]:
 
 
 def longest_token_chars(backend: TokenizerBackend) -> int:
-    """Most characters that one token stands for; 0: no bound.
+    """Most characters of one token; 0: no bound.
 
     Only byte-level and byte-fallback BPE keep every character as its own ids.
     """

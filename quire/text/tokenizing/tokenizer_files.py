@@ -1,9 +1,7 @@
-"""What a model's folder says about its tokenizer, read and brought into one form.
+"""Reads a model folder's files about its tokenizer into one form.
 
-Not here: the tokenizer itself (quire.text.tokenizing.tokenizer). The one idea: the many generations
-of files
-(tokenizer_config.json, special_tokens_map.json, added_tokens.json, chat_template.jinja, …) are
-read once into `TokenizerFiles`; nobody else knows their names.
+The generations of files (tokenizer_config.json, special_tokens_map.json, added_tokens.json,
+chat_template.jinja, ...) are read once into `TokenizerFiles`; no other module uses their names.
 """
 
 from __future__ import annotations
@@ -58,7 +56,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_tokenizer_files(folder: Path) -> TokenizerFiles:
-    """Read what stands beside the tokenizer in this folder."""
+    """Read the files beside the tokenizer in this folder."""
     config = read_json(folder / "tokenizer_config.json")
     special_map = read_json(folder / "special_tokens_map.json")
     merged = special_map | {k: v for k, v in config.items() if v is not None}

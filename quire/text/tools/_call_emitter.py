@@ -1,8 +1,8 @@
-"""The calls of one text as they are told: numbered, named, given ids, and never told too early.
+"""Emits the calls of one text: indexed, named, with ids, and never too early.
 
-A call is told when its name is known and its arguments have begun as arguments must. From then on
-what is read of them is told at once. With `eager` off a call is told when it is whole, or not at
-all: then even markup that breaks in the middle of the arguments comes back as content.
+A call is emitted when its name is known and its arguments have begun as arguments must. From then
+on its arguments are emitted as they are parsed. With `eager` off only complete calls are emitted:
+then even markup that breaks in the middle of the arguments becomes content again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALPHABET = string.ascii_letters + string.digits
 
 
 class CallEmitter:
-    """What was told of calls so far, and the one being read."""
+    """The calls emitted so far, and the one being parsed."""
 
     def __init__(
         self,
@@ -41,13 +41,13 @@ class CallEmitter:
         self._eager = eager
         self._ids = ids
         self.completed = 0
-        """Calls that were told whole."""
+        """Complete calls that were emitted."""
         self.started = 0
         """Calls that were announced."""
         self.open = False
-        """A call was announced and is not whole yet."""
+        """A call was announced and is not complete yet."""
         self.arguments_complete = False
-        """The arguments of a call without a name so far are all read."""
+        """All arguments are parsed of a call that has no name yet."""
         self._expecting = False
         self._name = ""
         self._id = ""
@@ -55,7 +55,7 @@ class CallEmitter:
 
     @property
     def name(self) -> str:
-        """Of the call being read; "" while it is not known."""
+        """Of the call being parsed; "" while unknown."""
         return self._name
 
     @property
@@ -65,7 +65,7 @@ class CallEmitter:
 
     @property
     def declared_tool(self) -> Tool | None:
-        """What was declared of the call being read."""
+        """The declaration of the function being called."""
         return self.tools.get(self._name)
 
     def set_name(self, name: str, *, bare: bool, own_id: str = "") -> None:
@@ -124,7 +124,7 @@ class CallEmitter:
         self._reset()
 
     def complete_without_arguments(self) -> None:
-        """The call said nothing of arguments."""
+        """The call has no arguments."""
         declared_tool = self.declared_tool
         if declared_tool is None or declared_tool.has_required:
             raise MalformedMarkup(f"a call of {self._name!r} without arguments")
@@ -134,7 +134,7 @@ class CallEmitter:
         self.complete_call()
 
     def abandon_call(self, end: ToolCallOutcome) -> bool:
-        """The call being read goes no further. False if nothing was told of it."""
+        """End the call being parsed. Returns False if nothing of it was emitted."""
         completed = self.open and self._eager
         if completed:
             self._emit_delta(ParsedCallDelta(self.started - 1, outcome=end))
@@ -154,7 +154,7 @@ class CallEmitter:
 
     @property
     def suppressed(self) -> int:
-        """Calls that were read and not told because only one may be."""
+        """Calls that were parsed and not emitted because only one is allowed."""
         return 0 if self._max_calls is None else max(self.completed - self._max_calls, 0)
 
     def _new_id(self) -> str:

@@ -88,7 +88,7 @@ def render_value(how: CallTemplate, item: object) -> str:
 
 
 def param_frame(how: CallTemplate, key: str, *, text: bool) -> tuple[str, str]:
-    """What stands before and after the value of a parameter. text: the value is marked as text."""
+    """The text before and after the value of a parameter. text: the value is marked as text."""
     begin, _, end = how.param.partition("«value»")
     known = {"key": key, "type": how.text_attribute if text else how.json_attribute}
     return _fill(begin, known), _fill(end, known)

@@ -119,7 +119,7 @@ def coerce_to_json(text: str, kinds: frozenset[str]) -> str:
 
 
 class ValueEmitter:
-    """One value as it comes: told at once if it can only be text, else when it is whole."""
+    """Emits a value as it streams in: at once if it can only be text, else when it is complete."""
 
     def __init__(self, tell: TextSink, kinds: frozenset[str], *, trim: bool) -> None:
         self._emit = tell
@@ -152,7 +152,7 @@ class ValueEmitter:
         self._emit(coerce_to_json("".join(self._parts), self._kinds) if self._kinds else '"')
 
     def truncate(self) -> None:
-        """The text ended here: of an object or array its beginning is told, of a scalar nothing."""
+        """The text ended here: emit the beginning of an object or array, nothing of a scalar."""
         text = "".join(self._parts)
         if not self._kinds.isdisjoint({"object", "array"}) and text.lstrip()[:1] in ("{", "["):
             self._emit(json_prefix(text))

@@ -1,4 +1,4 @@
-"""How each kind of step is walked. One method a kind; what the kinds mean is said in base."""
+"""Executes the steps of call syntaxes: one method per kind of step (see base)."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _NUMBERED = re.compile(r":\d+\Z")
 
 
 class StepParser:
-    """Walks steps over a source; what it finds goes to `calls`, `content` and `reasoning`."""
+    """Executes steps over a text; its results go to `calls`, `content` and `reasoning`."""
 
     def __init__(
         self, src: TextCursor, calls: CallEmitter, content: TextSink, reasoning: TextSink
@@ -49,14 +49,14 @@ class StepParser:
         self._emit_content = content
         self._emit_reasoning = reasoning
         self._bare = False
-        self._completed_before = 0  # calls told before this form
+        self._completed_before = 0  # calls emitted before this syntax
 
     def close(self) -> None:
-        """Nothing is walked any more: let go of who is told."""
+        """Release the emitter: no step will be executed any more."""
         self._emit_content = self._emit_reasoning = lambda text: None
 
     def parse(self, steps: Sequence[SyntaxStep], *, bare: bool) -> ParserCoroutine[None]:
-        """Walk a form. Malformed where the text is not what the steps say; Cut where it ends.
+        """Execute a syntax. Malformed where the text does not match the steps; Cut where it ends.
 
         bare: only declared functions are calls.
         """
@@ -111,7 +111,7 @@ class StepParser:
             )
 
     def _commit(self) -> None:
-        """What was read belongs to calls that were told; if none was, it may come back."""
+        """Commit the parsed text to emitted calls; without one, it may become content again."""
         if self._emitter.completed > self._completed_before:
             self._cursor.commit()
 
@@ -153,7 +153,7 @@ class StepParser:
         self._emitter.complete_call()
 
     def _parse_objects(self, step: ObjectStep) -> ParserCoroutine[None]:
-        """A list of calls, or calls that stand alone."""
+        """A list of calls, or calls without a list."""
         if (yield from self._cursor.peek_nonspace()) == "{":
             while (yield from self._cursor.peek_nonspace()) == "{":
                 yield from self._parse_object(step)
@@ -175,7 +175,7 @@ class StepParser:
             yield from self._parse_members(step, before)
         except UnexpectedEnd:
             if calls.completed > before:
-                self._cursor.take_rest()  # what follows the arguments says nothing of the call
+                self._cursor.take_rest()  # the text after the arguments is not part of the call
             raise
         if calls.completed == before:
             if not calls.name:
@@ -300,4 +300,4 @@ class StepParser:
 
 
 def _ignore(text: str) -> None:
-    """For a value that says nothing of the call."""
+    """For a value that is not part of the call."""

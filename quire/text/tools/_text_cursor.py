@@ -1,12 +1,12 @@
-"""The text of a model as it comes, read by walks.
+"""Cursor over the text of a model as it streams in, for generator-based parsers.
 
-A walk is a generator that yields when it needs more text than there is, so it reads like a plain
-recursive-descent parser and yet streams. The idea that keeps any cut of the text harmless: a walk
-decides only on what it has seen whole (it waits while what follows could still become another
-thing), and consumes only what it has decided on. What is left unconsumed while a walk waits is
-therefore shorter than the longest literal, and time is linear whatever the pushes are.
+A parser is a generator that yields when it needs more text than there is, so it is written as a
+plain recursive-descent parser. Results do not depend on how the text is cut: a parser decides only
+on text it has seen completely (it waits while the next characters could still become another
+literal), and consumes only what it has decided on. The unconsumed rest is therefore shorter than
+the longest literal, and time is linear whatever the chunks are.
 
-Consumed text is kept until it is settled, so that it can come back as content.
+Consumed text is kept until it is settled, so that it can become content again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SPACE_RUN = re.compile(r"[ \t\r\n]*")
 
 
 class MalformedMarkup(Exception):
-    """The markup makes no sense here. The first argument says why."""
+    """The markup is invalid here. The first argument is the reason."""
 
 
 class UnexpectedEnd(Exception):
@@ -52,7 +52,7 @@ class TextCursor:
         self.pos = 0
         self.last = False
         self.steps = 0
-        """Of work done: each is bounded by a constant, or by the characters that it consumes."""
+        """Work units: each is bounded by a constant, or by the characters that it consumes."""
         self._committed = 0  # of what is consumed, buf[_mark:pos] and _held are not settled
         self._uncommitted: list[str] = []
 
@@ -66,7 +66,7 @@ class TextCursor:
         self.last = last
 
     def commit(self) -> None:
-        """What was consumed has been told; it will not come back."""
+        """Settle the consumed text: it was emitted and will not become content again."""
         self._committed = self.pos
         if self._uncommitted:
             self._uncommitted = []
@@ -159,9 +159,9 @@ class TextCursor:
         return (yield from self.peek())
 
     def read_until(self, ends: Sequence[str], tell: TextSink) -> ParserCoroutine[str]:
-        """Tell text up to the first of `ends`, consume that one and return it.
+        """Emit text up to the first of `ends`, consume that one and return it.
 
-        Cut if there is none; the beginning of one that the text ends in is not told.
+        Raises Cut if there is none; a partial literal at the end of the text is not emitted.
         """
         plain = text_before_pattern(ends)
         while True:

@@ -1,8 +1,9 @@
-"""Values that models write, told as JSON: strict JSON, JSON with a weak model's slips, literals of
+"""Parses the values that models write and emits JSON: strict JSON, JSON with a weak model's slips,
+literals of
 Python, and the notations of families that have their own quotes.
 
 One walk with an explicit stack, so that depth costs no recursion. Strings are scanned as strings:
-markup in them is text. What is told is at every moment the beginning of valid JSON, written as
+markup in them is text. The emitted text is always the beginning of valid JSON, written as
 json.dumps would, and a value that was read to its end is valid JSON. Nothing is ever evaluated.
 """
 
@@ -205,7 +206,7 @@ def _read_word(src: TextCursor, *, bare: bool, stop: str) -> ParserCoroutine[str
 
 
 def _plain_scalar(word: str, language: ValueSyntax) -> str | None:
-    """A number or a word that stands for a value, as JSON; None if it is neither."""
+    """A number or a literal name of a value, as JSON; None if it is neither."""
     if _NUMBER.fullmatch(word):
         return word
     known = _WORDS.get(word) or _PYTHON_WORDS.get(word)
@@ -238,7 +239,7 @@ _STRING_RUN = {
 def parse_string(
     src: TextCursor, tell: TextSink, language: ValueSyntax = JSON
 ) -> ParserCoroutine[None]:
-    """A quoted string, which begins here, told with its quotes."""
+    """A quoted string, which begins here, emitted with its quotes."""
     quote = src.buf[src.pos]
     if language.python:
         quote = yield from src.match_literal((quote * 3, quote * 2, quote))

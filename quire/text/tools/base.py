@@ -1,8 +1,7 @@
-"""What a dialect of tool calls is made of: declarations, which quire.text.tools.parser walks.
+"""Declarations of tool-call formats, which quire.text.tools.parser executes.
 
-A dialect is a few forms; a form begins with a literal in the text and goes on with steps. Between
-steps whitespace means nothing. No step has code of its own here, and no dialect has any: what a
-dialect cannot say, the machine cannot read.
+A format is a few syntaxes; a syntax begins with a literal in the text, and steps follow. Whitespace
+between steps is skipped. Steps and formats are data without code.
 
     hermes      <tool_call>  Object  </tool_call>
     qwen3       <tool_call>  Many( <function=  Name  Params )  </tool_call>
@@ -27,7 +26,7 @@ class LiteralStep:
 
 @dataclass(frozen=True, slots=True)
 class CloseStep:
-    """One of these literals ends what was told. Where the text ends instead, that is no fault."""
+    """One of these literals ends the call. The end of the text does so too, without an error."""
 
     texts: tuple[str, ...]
     optional: bool = False
@@ -35,21 +34,21 @@ class CloseStep:
 
 @dataclass(frozen=True, slots=True)
 class SkipStep:
-    """Text up to a literal that says nothing of the call."""
+    """Text up to a literal; it is skipped."""
 
     end: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NameStep:
-    """The function's name, up to one of `end`, or to one of `before`, which stays for the next."""
+    """The function's name, up to one of `end`, or up to one of `before`, which is not consumed."""
 
     end: tuple[str, ...] = ()
     before: tuple[str, ...] = ()
     id_after: str = ""
     """The one of `end` after which an id comes, up to another."""
     numbered: bool = False
-    """functions.NAME:IDX, which is the call's id as well."""
+    """functions.NAME:IDX, which is also the call's id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class ArgumentsStep:
 
 @dataclass(frozen=True, slots=True)
 class ObjectStep:
-    """A JSON object that is a call, or (`many`) a JSON list of them, or some one after another."""
+    """A JSON object that is a call, or (`many`) a JSON list of calls, or several in a row."""
 
     name: tuple[str, ...] = ("name",)
     arguments: tuple[str, ...] = ("arguments", "parameters")
@@ -81,13 +80,13 @@ class ParamsStep:
     close: tuple[str, ...]
     """What ends the parameters, and the call."""
     value_open: str = ""
-    """After the key; what stands before it are attributes."""
+    """After the key; the text before it holds attributes."""
     outer: tuple[str, ...] = ()
     """What comes after `close`: ends the parameters too if `close` was forgotten."""
     trim: bool = False
     """One newline after the opening and one before the closing tag belong to the layout."""
     text_mark: str = ""
-    """The attribute of a value that is text, whatever the schema says."""
+    """The attribute of a value that is text, whatever type the schema gives."""
     json_mark: str = ""
     """The attribute of a value that is JSON."""
 
@@ -102,7 +101,7 @@ class PythonCallsStep:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyMessageStep:
-    """A message of the harmony format: who it is for decides what its body is."""
+    """A message of the harmony format: its recipient decides what its body is."""
 
     body: str
     """Ends the header."""
@@ -115,7 +114,7 @@ class HarmonyMessageStep:
 
 @dataclass(frozen=True, slots=True)
 class RepeatStep:
-    """The steps once or more often. Without separators the first step must be a Mark."""
+    """The steps, one or more times. Without separators the first step must be a LiteralStep."""
 
     steps: tuple[SyntaxStep, ...]
     separators: tuple[str, ...] = ()
@@ -154,8 +153,8 @@ class CallSyntax:
     reread_chars: int = 0
     """Characters at the end of `begin` that the first step reads again."""
     bare: bool = False
-    """Nothing but `begin` marks it: only at the beginning of a line is it looked for, only a
-    declared function is a call, and what is no call is content without a note."""
+    """Only `begin` marks it: it is looked for at the beginning of a line only, only a declared
+    function is a call, and other text is content without a note."""
 
 
 ArgumentNotation = Literal["json", "params", "python", "braces"]
@@ -163,8 +162,8 @@ ArgumentNotation = Literal["json", "params", "python", "braces"]
 
 @dataclass(frozen=True, slots=True)
 class CallTemplate:
-    """How a model writes calls. «name» «arguments» «params» «key» «value» «id» stand for
-    themselves; «begin» is Written.begin of the next message where calls are messages."""
+    """How a model writes calls. «name» «arguments» «params» «key» «value» «id» are placeholders;
+    «begin» is CallTemplate.begin of the next message where calls are messages."""
 
     call: str
     before: str = ""
@@ -180,7 +179,7 @@ class CallTemplate:
     json_attribute: str = ""
     """«type» of a text and of another value."""
     name_in_json: bool = False
-    """The name stands in a JSON string."""
+    """The name is inside a JSON string."""
 
 
 @dataclass(frozen=True)
@@ -191,16 +190,16 @@ class ToolFormat:
     syntaxes: tuple[CallSyntax, ...]
     template: CallTemplate
     template_markers: tuple[tuple[str, ...], ...] = ()
-    """A chat template with all texts of one of these is of this dialect ..."""
+    """A chat template that contains all texts of one of these has this format ..."""
     excluded_markers: tuple[str, ...] = ()
-    """... unless it has one of these."""
+    """... unless it contains one of these."""
     id_style: Literal["hex", "nine", "numbered"] = "hex"
     """chatcmpl-tool-<hex>, nine letters and digits, functions.NAME:IDX."""
     ignored: tuple[str, ...] = ()
-    """Literals that mean nothing where they stand alone."""
+    """Literals that have no meaning on their own."""
 
     def detect(self, template: str) -> bool:
-        """Whether a chat template teaches this dialect."""
+        """Whether a chat template uses this format."""
         if any(text in template for text in self.excluded_markers):
             return False
         return any(all(text in template for text in texts) for texts in self.template_markers)
@@ -217,7 +216,7 @@ class ToolFormat:
 
 
 def closing_literals(steps: Iterable[SyntaxStep]) -> tuple[str, ...]:
-    """All literals by which these steps can end."""
+    """All literals with which these steps can end."""
     found: list[str] = []
     for step in steps:
         if isinstance(step, CloseStep):
@@ -246,7 +245,7 @@ class Tool:
 
 
 def tools_by_name(tools: Sequence[Mapping[str, object]]) -> dict[str, Tool]:
-    """Tools as callers write them ({"type": "function", "function": {...}}), by name."""
+    """Tools in the form of the API ({"type": "function", "function": {...}}), by name."""
     found: dict[str, Tool] = {}
     for tool in tools:
         function = tool.get("function", tool)

@@ -1,10 +1,9 @@
-"""The one machine that reads every dialect of tool calls, as the text comes.
+"""Streaming parser of tool calls, for every format.
 
-It looks for the marks of a dialect's forms in the text; where one stands it walks the form's
-steps. What makes no sense comes back as content, from what was last told on, with a note; the
-machine goes on with the character it could not take, so no text is read twice and time is linear.
-
-Not here: the dialects (a file each beside this one), and how values become JSON (_values, _typed).
+It looks for the literals that begin a format's syntaxes and then executes the steps of that syntax.
+Text that does not match becomes content again, from the last emitted position, with a note. The
+parser continues at the character that did not match, so no text is read twice and time is linear.
+Formats are in files beside this one; values become JSON in _value_parsers and _schema_coercion.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ def new_hex_id() -> str:
 
 
 class ToolParser:
-    """Reads the text of one sequence in one dialect.
+    """Parses the text of one sequence in one format.
 
-    tools: what was declared, as callers write it. It gives values between tags their types, and
-    tells calls from other text where nothing else does.
-    parallel: False tells the first call only. eager: False tells a call when it is whole or not
-    at all. ids: a source of fresh hex texts.
+    tools: the declared tools, in the form of the API. They give values between tags their types,
+    and in formats without markup they tell calls from other text.
+    parallel: False emits the first call only. eager: False emits a call when it is complete.
+    ids: a source of new hex texts.
     """
 
     def __init__(
@@ -75,9 +74,9 @@ class ToolParser:
             self._cursor, self._emitter, self._emit_content, self._emit_reasoning
         )
         self._syntax = dialect.syntaxes[0]
-        self._completed_before = 0  # calls told whole before this form
+        self._completed_before = 0  # complete calls before this syntax
         self._stray_closers: frozenset[str] = frozenset()  # closings that a broken form left behind
-        self._new_line = True  # nothing stands before this on its line
+        self._new_line = True  # at the beginning of a line
         self._no_content_yet = True  # no content yet
         self._after_call = False  # nothing but whitespace since a call
         self._openers = dialect.openers
@@ -88,16 +87,16 @@ class ToolParser:
 
     @property
     def steps(self) -> int:
-        """Of work done so far; linear in the text however it was cut."""
+        """Work done so far; linear in the text, whatever its chunks."""
         return self._cursor.steps
 
     @property
     def completed_calls(self) -> int:
-        """Whole calls so far, told or not."""
+        """Complete calls so far, emitted or not."""
         return self._emitter.completed
 
     def push(self, text: str, *, last: bool = False) -> list[ParsedPiece]:
-        """What `text` adds, as far as it is certain. last: nothing follows."""
+        """The pieces that `text` adds, as far as they are certain. last: no text follows."""
         self._cursor.push(text, last)
         next(self._coroutine, None)
         if last:  # each holds the parser: it would be left to the collector
@@ -189,7 +188,7 @@ class ToolParser:
 
     @property
     def _has_completed_call(self) -> bool:
-        """This form has told whole calls."""
+        """This syntax has emitted complete calls."""
         return self._emitter.completed > self._completed_before
 
     def _reject(self, why: str) -> None:

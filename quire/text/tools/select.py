@@ -1,8 +1,8 @@
-"""Which dialect of tool calls a model speaks: by name, by its chat template, or out of a file.
+"""Selects the tool-call format of a model: by name, by its chat template, or from a plug-in file.
 
 Names are file names of this folder and entry points of the group quire.tool_parsers; a dash in a
-name counts as an underscore. A plug-in, however it comes, is a module with a FORMAT, or with a
-Parser that is called as quire.text.tools.parser.ToolParser is, without the dialect.
+name counts as an underscore. A plug-in is a module with a FORMAT, or with a Parser that has
+the arguments of quire.text.tools.parser.ToolParser without the format.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOOL_FORMATS = PluginRegistry("quire.text.tools", group="quire.tool_parsers")
 
 
 class MakeToolParser(Protocol):
-    """Makes a reader of one text."""
+    """Makes a parser of one text."""
 
     def __call__(
         self,
@@ -41,12 +41,12 @@ class MakeToolParser(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ToolParserFactory:
-    """A dialect, ready to make readers."""
+    """A format, ready to make parsers."""
 
     name: str
     make: MakeToolParser
     format: ToolFormat | None
-    """None for a plug-in that reads in its own way."""
+    """None for a plug-in with a Parser of its own."""
 
     def create(
         self,
@@ -60,16 +60,16 @@ class ToolParserFactory:
         return self.make(tools, parallel=parallel, eager=eager, ids=ids)
 
     def call_frame(self, name: str, place: int = 0) -> CallFrame | None:
-        """What is written around the arguments of a call of a function; None if that is unknown."""
+        """The text around the arguments of a call; None if it is unknown."""
         return None if self.format is None else call_frame(self.format, name, place)
 
 
 def select_tool_parser(
     name: str, *, template: str | None = None, plugin: str | None = None
 ) -> ToolParserFactory:
-    """The dialect of this name, or with "auto" the one that the chat template teaches.
+    """The format of this name, or with "auto" the one that the chat template uses.
 
-    plugin: path of a Python file; its dialect has the file's name, or its own. Raises ConfigError.
+    plugin: path of a Python file; its format has the file's name, or its own. Raises ConfigError.
     """
     own = _from_file(plugin) if plugin else None
     if name == AUTO:
@@ -104,7 +104,7 @@ def _make_from_format(dialect: ToolFormat) -> MakeToolParser:
 
 
 def _from_file(path: str) -> ToolParserFactory:
-    """The dialect of a plug-in file. The file is run: it is the operator's own code."""
+    """The format of a plug-in file. The file is executed: it is the operator's own code."""
     chosen = _from_module(Path(path).stem.replace("-", "_"), load_plugin_file(path, "tool parser"))
     return (
         ToolParserFactory(chosen.format.name, chosen.make, chosen.format)
@@ -130,7 +130,7 @@ def _detect_one(template: str | None) -> ToolParserFactory:
 
 
 def detect_tool_formats(template: str) -> list[str]:
-    """Names of the dialects that a chat template teaches. Of several names for one, its own."""
+    """Names of the formats that a chat template uses. Of several names for one format, its own."""
     found: dict[int, str] = {}
     for name in TOOL_FORMATS.names():
         module = TOOL_FORMATS.load(name)
