@@ -15,6 +15,7 @@ import random
 
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
@@ -50,7 +51,7 @@ class Loop:
             limits.append(InterTokenLatencyLimit(target_s))
         kv = KVCache(BlockPool(56000), 16)
         self.scheduler = Scheduler(
-            kv, limits, Fifo(), max_seqs=1024, max_len=4096, steps_in_flight=DEPTH
+            kv, Fifo(), **by_contract(limits), max_seqs=1024, max_len=4096, steps_in_flight=DEPTH
         )
         self.host_s = host_s
         self.left = 4 * clients

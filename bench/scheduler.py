@@ -18,6 +18,7 @@ import time
 
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
@@ -30,7 +31,7 @@ def decoding(sequences: int, depth: int) -> Scheduler:
     kv = KVCache(BlockPool(sequences * 80), 16)
     limits = [TokenBudget(8192), MaxSeqsLimit(sequences)]
     scheduler = Scheduler(
-        kv, limits, Fifo(), max_seqs=sequences, max_len=32_768, steps_in_flight=depth
+        kv, Fifo(), **by_contract(limits), max_seqs=sequences, max_len=32_768, steps_in_flight=depth
     )
     stop = StopConditions(max_tokens=1000, eos_ids=frozenset({2}), token_ids=frozenset({7, 8}))
     for i in range(sequences):

@@ -1,4 +1,4 @@
-"""What the scheduler says about itself: one moment, and counters since its start."""
+"""SchedulerStats: the state of a scheduler at one moment, and its counters since the start."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class SchedulerStats:
     prefix_query_tokens: int
     prefix_hit_tokens: int
     following: int = 0  # of the waiting: their sibling computes the prompt
-    kept: int = 0  # of the waiting: a limit keeps them out of the queue
+    waiting_for_resources: int = 0  # of the waiting: not in the queue yet
     failed_steps: int = 0  # that raised
-    failures_of_nobody: int = 0  # of those, with all that came of it: nobody was to blame
-    blamed: int = 0  # requests that were ended, because steps fail with them
-    corrupt_rows: int = 0  # sequences that were ended, because their logits were no numbers
+    unattributed_failures: int = 0  # of those, with their trials: no request was to blame
+    failed_requests: int = 0  # ended because steps fail with them
+    corrupt_rows: int = 0  # sequences that ended because their logits were not finite
 
     @property
     def usage(self) -> float:

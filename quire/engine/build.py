@@ -34,9 +34,9 @@ from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostBlockPool
-from quire.core.scheduling.limits.base import Limit
-from quire.core.scheduling.limits.grammar_wait import GrammarProvider as GrammarSource
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.grammar_wait import GrammarProvider as GrammarSource
+from quire.core.scheduling.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.base import StepBudget, by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
@@ -436,14 +436,16 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
     order = FairQueue(Priority if said.policy == "priority" else Fifo)
     return Scheduler(
         kv,
-        [
-            FaultIsolationLimit(),
-            build_admission_control(said),
-            TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
-            *build_limits(said, order, MIN_LONG_PROMPT_CHUNK[config.device.kind]),
-            GrammarWait(grammars, said.max_model_len, missing=missing),
-        ],
         order,
+        **by_contract(
+            [
+                FaultIsolationLimit(),
+                build_admission_control(said),
+                TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
+                *build_limits(said, order, MIN_LONG_PROMPT_CHUNK[config.device.kind]),
+                GrammarWait(grammars, said.max_model_len, missing=missing),
+            ]
+        ),
         max_seqs=said.max_num_seqs,
         max_len=said.max_model_len,
         preemption=said.preemption_mode,
@@ -468,10 +470,12 @@ def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
     )
 
 
-def build_limits(said: SchedulerSection, queue: WaitingQueue, least_of_long: int) -> list[Limit]:
+def build_limits(
+    said: SchedulerSection, queue: WaitingQueue, least_of_long: int
+) -> list[StepBudget]:
     """In order: each sees what those before it left of the wish. queue: who waits."""
     budget = TokenBudget(said.max_num_batched_tokens)
-    limits: list[Limit] = []
+    limits: list[StepBudget] = []
     if said.long_prefill_token_threshold:
         limits.append(PrefillChunkLimit(said.long_prefill_token_threshold))
     limits += [budget, MaxSeqsLimit(said.max_num_seqs)]

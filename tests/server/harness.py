@@ -12,6 +12,7 @@ import time
 from contextlib import contextmanager
 
 import uvicorn
+from quire.core.scheduling.limits.grammar_wait import GrammarWait
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from quire.core.admission.admission_control import AdmissionControl
@@ -19,7 +20,7 @@ from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostBlockPool
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.shortest_prompt_first import ShortestPromptFirst
@@ -258,8 +259,8 @@ def make_engine(executor, *, blocks=BLOCKS, seqs=64, depth=1, check=False, host=
     ]
     scheduler = Scheduler(
         kv,
-        limits,
         order,
+        **by_contract(limits),
         max_seqs=seqs,
         max_len=MAX_LEN,
         steps_in_flight=depth,

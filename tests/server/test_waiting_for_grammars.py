@@ -121,7 +121,7 @@ def test_a_client_that_gives_up_while_it_waits_leaves_nothing_behind(engine):
         stream = await client.generate([request()])
         stream.close()
         stats = await client.stats()
-        assert (stats.waiting, stats.kept) == (0, 0)
+        assert (stats.waiting, stats.waiting_for_resources) == (0, 0)
         assert not +grammars.held
         await client.stop()
 
@@ -152,7 +152,7 @@ def test_an_engine_in_a_process_sleeps_and_is_woken(engine, tmp_path):
         thread.join(10)
         asker.close()
         context.term()
-    assert made.stats().kept == 0
+    assert made.stats().waiting_for_resources == 0
 
 
 def news(asker):

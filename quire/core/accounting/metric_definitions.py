@@ -22,8 +22,8 @@ def gauges(now: Snapshot) -> MetricValues:
         "num_requests_running": {"": stats.running},
         "num_requests_waiting": {"": stats.waiting},
         "num_requests_waiting_by_reason": {
-            "capacity": stats.waiting - stats.following - stats.kept,
-            "deferred": stats.following + stats.kept,
+            "capacity": stats.waiting - stats.following - stats.waiting_for_resources,
+            "deferred": stats.following + stats.waiting_for_resources,
         },
         "num_requests_swapped": {"": stats.swapped},
         "kv_cache_usage_perc": {"": stats.usage},
@@ -44,8 +44,8 @@ def counters(now: Snapshot) -> MetricValues:
         "prefix_cache_hits": {"": stats.prefix_hit_tokens},
         "num_preemptions": {"": stats.preemptions},
         "engine_failed_steps": {"": stats.failed_steps},
-        "engine_failures_of_nobody": {"": stats.failures_of_nobody},
-        "requests_blamed": {"": stats.blamed},
+        "engine_failures_of_nobody": {"": stats.unattributed_failures},
+        "requests_blamed": {"": stats.failed_requests},
         "corrupt_rows": {"": stats.corrupt_rows},
         "prompt_tokens": {"": counted.answered_tokens},
         "prompt_tokens_by_source": {

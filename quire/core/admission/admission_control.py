@@ -15,7 +15,7 @@ from collections.abc import Callable
 from quire.core.admission.prefill_backlog import PrefillBacklog
 from quire.core.admission.tenant_usage import TenantUsageTable
 from quire.core.admission.ttft_estimator import TTFTEstimator
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.snapshot import AdmissionStats
 from quire.core.types import Request, Sequence
 from quire.errors import Overloaded
@@ -31,7 +31,7 @@ CHARGE_EVERY = 16
 """Steps between two counts of what was generated."""
 
 
-class AdmissionControl(Limit):
+class AdmissionControl(StepBudget, Admission, StepListener):
     """max_requests, max_tokens: None is no bound. most: prompt tokens of a step at most.
 
     Let in whatever the bounds are: forks of a held request, and what a gone engine had.
@@ -70,7 +70,7 @@ class AdmissionControl(Limit):
         self._check_queue(request)
         self._check_deadline(request)
 
-    def add_request(self, request: Request) -> bool:
+    def add_request(self, request: Request) -> None:
         self.backlog.add_request(request)
         self._tenant_usage.charge_prompt(request, self._clock())
         tokens = len(request.prompt)
@@ -79,7 +79,6 @@ class AdmissionControl(Limit):
             if self._mean_prompt_tokens
             else tokens
         )
-        return False
 
     def remove_request(self, request: Request) -> None:
         self.backlog.remove_request(request)

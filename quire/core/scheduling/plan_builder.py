@@ -5,7 +5,9 @@ Adding a row and removing it again are exact opposites, limits included.
 
 from __future__ import annotations
 
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from collections.abc import Sequence as Seq
+
+from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.types import (
     UNKNOWN,
     BlockCopy,
@@ -20,7 +22,9 @@ from quire.core.types import (
 class PlanBuilder:
     """rows: in order; a sequence has at most one."""
 
-    def __init__(self, limits: list[Limit], sequences: int, *, speculative: bool = False) -> None:
+    def __init__(
+        self, budgets: Seq[StepBudget], sequences: int, *, speculative: bool = False
+    ) -> None:
         self.rows: list[Row] = []
         self.joins: list[Sequence] = []
         self.changed_tables: list[Sequence] = []
@@ -31,30 +35,30 @@ class PlanBuilder:
         self.swapped: list[Sequence] = []  # among those, who went to the host
         self._num_drafts = 0
         self._speculative = speculative
-        self._limits = limits
-        for limit in limits:
-            limit.begin_step(sequences)
+        self._budgets = budgets
+        for budget in budgets:
+            budget.begin_step(sequences)
 
     def allowed_tokens(self, seq: Sequence, drafts: int = 0) -> int:
         """How many of its pending tokens, and of so many drafts behind them, the limits allow."""
         n = seq.pending + drafts
-        for limit in self._limits:
-            n = limit.allow(seq, n)
+        for budget in self._budgets:
+            n = budget.allow(seq, n)
         return n
 
     def may_be_overtaken(self, seq: Sequence) -> bool:
         """Whether a limit refuses this sequence only, so that those behind it may go first."""
         n = seq.pending
-        for limit in self._limits:
-            n = limit.allow(seq, n)
+        for budget in self._budgets:
+            n = budget.allow(seq, n)
             if not n:
-                return limit.allows_overtaking
+                return budget.allows_overtaking
         return False
 
     @property
     def full(self) -> bool:
         """Whether no further row of any sequence fits."""
-        return any(limit.full() for limit in self._limits)
+        return any(budget.full() for budget in self._budgets)
 
     def free_decode_rows(self) -> int:
         """At least so many further rows of one token each no limit would refuse.
@@ -63,17 +67,17 @@ class PlanBuilder:
         """
         if self._speculative:
             return 0
-        return min([limit.free_decode_rows() for limit in self._limits], default=NO_BOUND)
+        return min([budget.free_decode_rows() for budget in self._budgets], default=NO_BOUND)
 
     def take_decode_rows(self, rows: int) -> None:
         """Count rows of one token that were added without asking, within slack()."""
-        for limit in self._limits:
-            limit.take_decode_rows(rows)
+        for budget in self._budgets:
+            budget.take_decode_rows(rows)
 
     def add(self, seq: Sequence, n: int) -> None:
         """Give the sequence a row of its next n tokens: pending ones, then drafts."""
-        for limit in self._limits:
-            limit.take(seq, n)
+        for budget in self._budgets:
+            budget.take(seq, n)
         start, drafts = seq.planned, max(n - seq.pending, 0)
         seq.drafts = seq.drafts[:drafts]
         wants = Wants.NOTHING
@@ -94,8 +98,8 @@ class PlanBuilder:
                 self._num_drafts -= row.drafts
                 if row.wants is Wants.TOKEN:
                     seq.tokens.pop()
-                for limit in self._limits:
-                    limit.undo(seq, row.count)
+                for budget in self._budgets:
+                    budget.undo(seq, row.count)
                 return
 
     def build(self, step: int, leaves: tuple[int, ...]) -> StepPlan:

@@ -26,7 +26,7 @@ class RequestGroup:
     followers: dict[Sequence, None]
     num_unfinished: int
     hold: bool
-    pending_resources: int = 0  # limits that keep it out of the queue
+    waits_for_resources: bool = False
 
     @classmethod
     def create(

@@ -24,7 +24,7 @@ from quire.core.scheduler_stats import SchedulerStats as SchedulerStats
 from quire.core.scheduling import dummy_step
 from quire.core.scheduling.block_allocation import BlockAllocator
 from quire.core.scheduling.inflight_steps import InflightStep, InflightSteps
-from quire.core.scheduling.limits.base import Limit
+from quire.core.scheduling.limits.base import Admission, StepBudget, StepListener
 from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.scheduling.plan_builder import PlanBuilder
 from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
@@ -32,6 +32,7 @@ from quire.core.scheduling.replay_state import ReplayState
 from quire.core.scheduling.scheduler_counters import SchedulerCounters
 from quire.core.scheduling.sequence_registry import SequenceRegistry
 from quire.core.scheduling.stop_check import StopResult, append_tokens
+from quire.core.scheduling.waiting import ResourceProvider, ResourceWaits
 from quire.core.types import (
     UNKNOWN,
     Request,
@@ -75,9 +76,12 @@ class Scheduler:
     def __init__(
         self,
         kv: KVCache,
-        limits: list[Limit],
         order: WaitingQueue,
         *,
+        budgets: Seq[StepBudget],
+        admissions: Seq[Admission] = (),
+        listeners: Seq[StepListener] = (),
+        resources: Seq[ResourceProvider] = (),
         max_seqs: int,
         max_len: int,
         preemption: Literal["recompute", "swap"] = "recompute",
@@ -91,7 +95,10 @@ class Scheduler:
         propose: tokens that may follow those of a sequence, for one without proposals in results.
         """
         self._kv = kv
-        self._limits = limits
+        self._budgets = list(budgets)
+        self._admissions = list(admissions)
+        self._listeners = list(listeners)
+        self._resources = ResourceWaits(resources)
         self._max_len = max_len
         self._preempts_by_swap = preemption == "swap"
         self._inflight = InflightSteps(steps_in_flight)
@@ -123,56 +130,52 @@ class Scheduler:
     @property
     def has_ready(self) -> bool:
         """let_go() would do something."""
-        return self.any_waiting_for_resources and any(
-            limit.has_wait_results for limit in self._limits
-        )
+        return self.any_waiting_for_resources and self._resources.has_results
 
     def set_ready_callback(self, ring: Callable[[], None]) -> None:
         """Have ring() called, by any thread, whenever `decided` may have become true."""
-        for limit in self._limits:
-            limit.set_ready_callback(ring)
+        self._resources.set_ready_callback(ring)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
         check_request(request, self._registry.groups)
         check_length(request, self._kv, self._max_len)
-        for limit in self._limits:
-            limit.check_request(request)
-        asked: list[Limit] = []
-        kept = 0
+        for admission in self._admissions:
+            admission.check_request(request)
+        self._resources.check_request(request)
+        waits = self._resources.add_request(request)
+        added: list[Admission | ResourceWaits] = [self._resources]
         try:
-            for limit in self._limits:
-                kept += limit.add_request(request)
-                asked.append(limit)
-            self._registry.add_request(request, self._max_len, kept=kept)
+            for admission in self._admissions:
+                admission.add_request(request)
+                added.append(admission)
+            self._registry.add_request(request, self._max_len, waits=waits)
         except Exception:
             self._registry.groups.pop(request.id, None)
-            for limit in asked:
-                limit.remove_request(request)
+            for one in added:
+                one.remove_request(request)
             raise
 
     @property
     def serialize_steps(self) -> bool:
         """Each step is to be over before the next is planned."""
-        return any([limit.serialize_steps for limit in self._limits])  # noqa: C419 twice as fast
+        return any([one.serialize_steps for one in self._listeners])  # noqa: C419 twice as fast
 
     def is_waiting_for_resources(self, request_id: str) -> bool:
         """A limit keeps the request out of the queue."""
         family = self._registry.groups.get(request_id)
-        return family is not None and family.pending_resources > 0
+        return family is not None and family.waits_for_resources
 
     def enqueue_ready(self) -> EnqueueResult:
         """Queue whom no limit keeps out any longer, and end those who can never run."""
         queued: list[str] = []
         ended: list[Update] = []
-        for limit in self._limits:
-            for request_id, error in limit.wait_results():
-                if request_id not in self._registry.groups:
-                    continue
-                if error is not None:
-                    ended += self._fail_never_runnable(request_id, error)
-                elif self._registry.resource_ready(request_id):
-                    queued.append(request_id)
+        for request_id, error in self._resources.results():
+            if error is not None:
+                ended += self._fail_never_runnable(request_id, error)
+            else:
+                self._registry.enqueue_ready(request_id)
+                queued.append(request_id)
         return EnqueueResult(queued, ended)
 
     def fail_request(self, request_id: str, message: str) -> list[Update]:
@@ -224,7 +227,7 @@ class Scheduler:
         """Choose the work of one step. Every plan must go to apply() or fail(), in order."""
         step = self._inflight.next_step
         draft = PlanBuilder(
-            self._limits,
+            self._budgets,
             len(self._running) + len(self._waiting_queue),
             speculative=self._max_drafts > 0,
         )
@@ -376,8 +379,8 @@ class Scheduler:
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
         """Tell the limits how long a step took that was applied, and what it did of prompts."""
-        for limit in self._limits:
-            limit.observe_step(prompt_tokens, seconds)
+        for listener in self._listeners:
+            listener.observe_step(prompt_tokens, seconds)
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[Update]:
         """Record what the model said. Rows of sequences that left meanwhile are dropped.
@@ -428,7 +431,7 @@ class Scheduler:
         culprit = None
         if rows:
             self._counters.failed_steps += 1
-            found = [limit.observe_step_failure(rows) for limit in self._limits]
+            found = [listener.observe_step_failure(rows) for listener in self._listeners]
             culprit = next((one for one in found if one is not None), None)
         back = self._registry.requeue_all()
         return FailedStep([seq.request.id for seq in back], culprit)
@@ -543,8 +546,9 @@ class Scheduler:
         self._registry.finish(seq)
         self._prompt_logprobs.pop(seq)
         if not family.num_unfinished:
-            for limit in self._limits:
-                limit.remove_request(request)
+            self._resources.remove_request(request)
+            for admission in self._admissions:
+                admission.remove_request(request)
 
     @property
     def available_blocks(self) -> int:
@@ -552,8 +556,8 @@ class Scheduler:
         return self._kv.pool.available
 
     def stats(self) -> SchedulerStats:
-        acquitted = sum(limit.unattributed_failures for limit in self._limits)
-        return self._counters.stats(self._kv, self._registry, failures_of_nobody=acquitted)
+        acquitted = sum(one.unattributed_failures for one in self._listeners)
+        return self._counters.stats(self._kv, self._registry, unattributed_failures=acquitted)
 
     def sequences(self) -> Iterator[Sequence]:
         """Those alive: who runs, in order of admission, who waits, in the queue or kept out of it,
@@ -572,7 +576,10 @@ class Scheduler:
 
     def limit_stats(self) -> list[object]:
         """What limits have to tell a snapshot."""
-        return [told for limit in self._limits if (told := limit.stats()) is not None]
+        return [
+            *self._resources.stats(),
+            *(one for admission in self._admissions if (one := admission.stats()) is not None),
+        ]
 
     @property
     def max_seqs(self) -> int:

@@ -50,7 +50,7 @@ class SchedulerCounters:
             )
 
     def stats(
-        self, kv: KVCache, roster: SequenceRegistry, failures_of_nobody: int
+        self, kv: KVCache, roster: SequenceRegistry, unattributed_failures: int
     ) -> SchedulerStats:
         """With how things are at this moment."""
         pool, host, kept = kv.pool, kv.host_pool, len(roster.waiting_for_resources)
@@ -68,9 +68,9 @@ class SchedulerCounters:
             prefix_query_tokens=self.query_tokens,
             prefix_hit_tokens=self.hit_tokens,
             following=roster.num_followers,
-            kept=kept,
+            waiting_for_resources=kept,
             failed_steps=self.failed_steps,
-            failures_of_nobody=failures_of_nobody,
-            blamed=self.failed_requests,
+            unattributed_failures=unattributed_failures,
+            failed_requests=self.failed_requests,
             corrupt_rows=self.corrupt_rows,
         )

@@ -68,43 +68,40 @@ class SequenceRegistry:
 
     # -- coming -------------------------------------------------------------------------------
 
-    def add_request(self, request: Request, max_len: int, *, kept: int = 0) -> None:
+    def add_request(self, request: Request, max_len: int, *, waits: bool = False) -> None:
         """Queue the sequences of a request, or have them follow the first.
 
-        kept: as many limits keep them out of the queue.
+        waits: they stay out of the queue until enqueue_ready().
         """
         family = RequestGroup.create(request, max_len, self._kv.new_tables)
-        family.pending_resources = kept
+        family.waits_for_resources = waits
         self.groups[request.id] = family
         leader = family.leader
         if request.parent is not None:
             parent, length = best_parent(self.groups[request.parent], leader)
             self._fork(parent, leader, length)
             leader.cached = leader.computed
-        self._enqueue(leader, kept=kept > 0)
+        self._enqueue(leader, waits=waits)
         if family.shared_len:
             self.num_followers += len(family.followers)
         else:
             num_followers, family.followers = family.followers, {}
             for seq in num_followers:
-                self._enqueue(seq, kept=kept > 0)
+                self._enqueue(seq, waits=waits)
 
-    def _enqueue(self, seq: Sequence, *, kept: bool) -> None:
-        if kept:
+    def _enqueue(self, seq: Sequence, *, waits: bool) -> None:
+        if waits:
             self.waiting_for_resources[seq] = None
         else:
             self.waiting_queue.push(seq)
 
-    def resource_ready(self, request_id: str) -> bool:
-        """A limit keeps a request out no longer. True: none does, and it is in the queue now."""
+    def enqueue_ready(self, request_id: str) -> None:
+        """Queue a request whose resources are ready."""
         family = self.groups[request_id]
-        family.pending_resources -= 1
-        if family.pending_resources:
-            return False
+        family.waits_for_resources = False
         for seq in [seq for seq in family.sequences if seq in self.waiting_for_resources]:
             del self.waiting_for_resources[seq]
             self.waiting_queue.push(seq)
-        return True
 
     def fork_followers(self, leader: Sequence) -> None:
         """Let the others of a request share its prompt, once that is computed."""
@@ -189,7 +186,7 @@ class SequenceRegistry:
             family.leader = next(iter(family.followers))
             del family.followers[family.leader]
             self.num_followers -= 1
-            if family.pending_resources:
+            if family.waits_for_resources:
                 self.waiting_for_resources[family.leader] = None
             else:
                 self.waiting_queue.requeue(family.leader)
@@ -254,7 +251,7 @@ class SequenceRegistry:
         groups = self.groups.values()
         for family in groups:
             out = sum(seq in self.waiting_for_resources for seq in family.sequences)
-            assert bool(out) == (family.pending_resources > 0 and family.num_unfinished > 0), (
+            assert bool(out) == (family.waits_for_resources and family.num_unfinished > 0), (
                 f"{out} kept out: {family}"
             )
         assert self.num_followers == sum(len(family.followers) for family in groups)

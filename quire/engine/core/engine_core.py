@@ -16,7 +16,7 @@ from typing import Any
 
 from quire.core.accounting.snapshot_builder import build_snapshot
 from quire.core.accounting.time_accounting import TimeAccounting
-from quire.core.scheduling.limits.grammar_wait import GrammarProvider
+from quire.core.scheduling.grammar_wait import GrammarProvider
 from quire.core.scheduling.scheduler import FailedStep, Scheduler, SchedulerStats
 from quire.core.snapshot import Snapshot
 from quire.core.types import Request, StepPlan, Update

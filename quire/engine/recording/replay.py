@@ -18,7 +18,7 @@ import msgspec
 from quire.config.engine_config import EngineConfig
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
-from quire.core.scheduling.limits.grammar_wait import CompileOutcome, GrammarProvider
+from quire.core.scheduling.grammar_wait import CompileOutcome, GrammarProvider
 from quire.core.scheduling.scheduler import Scheduler
 from quire.core.snapshot import GrammarStats
 from quire.core.tenant_limits import UNRESTRICTED, TenantLimits

@@ -58,7 +58,7 @@ class _CacheEntry:
 
 
 class GrammarCache:
-    """One per engine. Implements quire.core.scheduling.limits.grammar_wait.GrammarProvider."""
+    """One per engine. Implements quire.core.scheduling.grammar_wait.GrammarProvider."""
 
     def __init__(
         self, clerks: CompilePool, bounds: CacheBounds = CacheBounds(), *, early: bool = False

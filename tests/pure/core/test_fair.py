@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.limits.token_budget import TokenBudget
@@ -35,7 +36,9 @@ class Loop:
             TenantKVQuota(self.order, blocks, kv.max_blocks),
             *(TokenBudget(BUDGET), MaxSeqsLimit(seats)),
         ]
-        self.scheduler = Scheduler(kv, limits, self.order, max_seqs=seats, max_len=400)
+        self.scheduler = Scheduler(
+            kv, self.order, **by_contract(limits), max_seqs=seats, max_len=400
+        )
         self.given, self.first, self.steps, self.made = {}, [], 0, 0
 
     def add(self, tenant, prompt=8, output=4, weight=1.0, tokens=None, **fields):

@@ -21,7 +21,7 @@ class NoSlack(TokenBudget):
 def slowly(run):
     """Send every row of a run through the general rule."""
     scheduler = run.scheduler
-    scheduler._limits.append(NoSlack(10**9))
+    scheduler._budgets.append(NoSlack(10**9))
     scheduler._slow_rows = lambda flight, result: set(range(len(flight.plan.rows)))
     return run
 

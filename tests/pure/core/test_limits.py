@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.admission.admission_control import AdmissionControl
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.base import NO_BOUND, StepBudget, StepListener, by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.itl_target import (
     LONG_PROMPT_STEPS,
@@ -29,17 +29,45 @@ from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.plan_builder import PlanBuilder
 from quire.core.types import SequenceState, Wants
-from quire.errors import TooLong, Unsupported
-from tests.pure.core.made import FakeGrammars, bound, request, sequence
+from quire.errors import TooLong
+from tests.pure.core.made import request, sequence
+from tests.pure.core.workload import Run, Setup
+
+
+class OneLongRow(StepBudget, StepListener):
+    """A budget that no hub names: one row of several tokens in a step, and none after a slow one."""
+
+    def __init__(self, most=1):
+        self.most = self.left = most
+        self.slow = False
+
+    def begin_step(self, sequences):
+        self.left = 0 if self.slow else self.most
+
+    def allow(self, seq, want):
+        return want if want <= 1 or self.left else 0
+
+    def take(self, seq, n):
+        self.left -= n > 1
+
+    def undo(self, seq, n):
+        self.left += n > 1
+
+    def free_decode_rows(self):
+        return NO_BOUND
+
+    def observe_step(self, prompt_tokens, seconds):
+        self.slow = seconds > 1
+
 
 MAKERS = {
     "tokens": lambda k: TokenBudget(3 * k),
     "whole": lambda k: WholePromptLimit(3 * k),
     "seats": MaxSeqsLimit,
+    "one long row": OneLongRow,
     "chunk": PrefillChunkLimit,
     "partial": PartialPrefillLimit,
     "long": lambda k: LongPrefillLimit(k, 5),
-    "grammars": lambda k: GrammarWait(None, 9),
     "suspects": lambda k: suspects(k, marked=False, accused=0),
     "suspects, marked": lambda k: suspects(k, marked=True, accused=0),
     "suspects, accused": lambda k: suspects(k, marked=False, accused=k),
@@ -326,68 +354,28 @@ def test_a_decoding_row_is_never_held_back():
     assert limit.allow(prompt_of(9), 9) == 0
 
 
-# -- grammars ----------------------------------------------------------------------------------
+# -- a new budget -------------------------------------------------------------------------------
 
 
-def asked(limit, *requests):
-    for one in requests:
-        limit.check_request(one)
-        assert limit.add_request(one) == (one.constraint is not None)
+def test_a_new_budget_needs_no_change_elsewhere():
+    budget = OneLongRow()
+    run = Run(
+        Setup(more=[budget]), [request(f"r{i}", range(10 * i, 10 * i + 5), 9) for i in range(4)]
+    )
+    for one in run.requests:
+        run.add(one)
+    plan = run.scheduler.plan()
+    assert [row.count for row in plan.rows] == [5]
+    run.model.submit(plan)
+    run.scheduler.apply(plan, run.model.wait())
+    run.scheduler.observe_step(5, 9.0)
+    plan = run.scheduler.plan()
+    assert [row.count for row in plan.rows] == [1]
 
 
-def test_a_request_without_a_constraint_is_not_kept():
-    limit = GrammarWait(FakeGrammars(), 100)
-    asked(limit, request("a"))
-    assert not limit.has_wait_results
-
-
-def test_all_who_wait_for_a_grammar_are_let_go_with_it():
-    grammars = FakeGrammars()
-    limit = GrammarWait(grammars, 100)
-    first, other = bound(1), bound(2)
-    asked(limit, request("a", constraint=first), request("b", constraint=other))
-    asked(limit, request("c", constraint=first))
-    assert not limit.has_wait_results
-    grammars.tick()
-    assert limit.has_wait_results
-    assert list(limit.wait_results()) == [("a", None), ("c", None)]
-    asked(limit, request("d", constraint=first))
-    assert list(limit.wait_results()) == [("d", None)]
-
-
-def test_a_grammar_that_fails_is_the_fault_of_the_request():
-    grammars = FakeGrammars()
-    limit = GrammarWait(grammars, 100)
-    asked(limit, request("a", constraint=bound(0, fails=True)))
-    [(name, error)] = limit.wait_results()
-    assert (name, str(error)) == ("a", "no")
-
-
-@pytest.mark.parametrize(
-    ("most", "prompt", "max_len", "param"),
-    [(5, 3, 100, None), (4, 3, 100, "max_tokens"), (9, 3, 8, None), (9, 3, 7, "prompt")],
-)
-def test_a_text_that_cannot_be_whole_is_refused(most, prompt, max_len, param):
-    grammars = FakeGrammars()
-    limit = GrammarWait(grammars, max_len)
-    asked(limit, request("a", range(prompt), most, constraint=bound(0, 5)))
-    [(_, error)] = limit.wait_results()
-    assert (error and error.param) == param
-    assert error is None or "5 tokens" in str(error) or "takes 5" in str(error)
-
-
-def test_what_ended_while_it_waited_is_not_named_and_holds_nothing():
-    grammars = FakeGrammars()
-    limit = GrammarWait(grammars, 100)
-    gone, other = request("a", constraint=bound(1)), request("b", constraint=bound(1))
-    asked(limit, gone, other)
-    limit.remove_request(gone)
-    grammars.tick()
-    assert list(limit.wait_results()) == [("b", None)]
-    limit.remove_request(other)
-    assert not +grammars.held
-
-
-def test_without_grammars_a_constraint_is_refused_at_once():
-    with pytest.raises(Unsupported, match="tokenizer"):
-        GrammarWait(None, 100).check_request(request("a", constraint=bound()))
+def test_a_part_is_in_each_list_whose_contract_it_implements():
+    door, isolation, budget = AdmissionControl(), FaultIsolationLimit(), TokenBudget(4)
+    lists = by_contract([door, isolation, budget])
+    assert lists["budgets"] == [door, isolation, budget]
+    assert lists["admissions"] == lists["listeners"] == [door, isolation]
+    assert lists["resources"] == []

@@ -7,7 +7,7 @@ import pytest
 from quire.core.accounting.snapshot_builder import build_snapshot
 from quire.core.accounting.time_accounting import TimeAccounting
 from quire.core.kv.block_pool import BlockPool, BlockState
-from quire.core.scheduling.limits.base import Limit
+from quire.core.scheduling.limits.base import Admission
 from quire.core.snapshot import (
     TIME_BUCKETS,
     AdmissionStats,
@@ -110,7 +110,7 @@ def test_a_block_may_be_held_more_often_than_a_byte_can_say():
     assert states.count(BlockState.FREE) == 2
 
 
-class Tells(Limit):
+class Tells(Admission):
     def stats(self):
         return GrammarStats(waiting=3)
 

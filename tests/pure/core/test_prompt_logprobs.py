@@ -3,6 +3,7 @@
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
 from quire.core.params import SamplingParams
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
 from quire.core.scheduling.prompt_logprobs_buffer import PromptLogprobsBuffer
@@ -37,7 +38,7 @@ def test_a_preempted_prompt_that_is_judged_is_not_taken_from_the_cache():
     """Another may have filled the cache further than it was judged."""
     for judged in (None, 0):
         kv = KVCache(BlockPool(8), 4)
-        scheduler = Scheduler(kv, [TokenBudget(8)], Fifo(), max_seqs=4, max_len=32)
+        scheduler = Scheduler(kv, Fifo(), **by_contract([TokenBudget(8)]), max_seqs=4, max_len=32)
         scheduler.add(Request("old", (1, 2, 3), StopConditions(25)))
         params = SamplingParams(prompt_logprobs=judged)
         scheduler.add(Request("young", tuple(range(10, 24)), StopConditions(12), params))

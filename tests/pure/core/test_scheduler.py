@@ -8,6 +8,7 @@ import pytest
 
 from quire.core.kv.block_pool import BlockState
 from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.base import Admission, StepListener
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.types import (
     UNKNOWN,
@@ -317,7 +318,7 @@ def test_all_who_run_when_a_step_fails_go_back_in_their_order_and_say_what_they_
 
 
 def test_whom_a_limit_blames_ends_and_nobody_else():
-    class Knows(MaxSeqsLimit):
+    class Knows(MaxSeqsLimit, StepListener):
         def observe_step_failure(self, rows):
             return rows[-1].request.id
 
@@ -332,7 +333,7 @@ def test_whom_a_limit_blames_ends_and_nobody_else():
     assert isinstance(updates[0].to_exception(), StepFailed)
     scheduler.check()
     assert {row[0] for row in rows(step(scheduler)[0])} == {"a"}
-    assert scheduler.stats().blamed == 1
+    assert scheduler.stats().failed_requests == 1
 
 
 def test_a_spoilt_row_ends_and_nobody_finds_what_it_computed():
@@ -404,15 +405,15 @@ def test_what_breaks_at_admission_ends_that_one(caplog, monkeypatch):
 def test_a_limit_that_breaks_on_a_request_refuses_it_and_keeps_nothing():
     forgotten = []
 
-    class First(MaxSeqsLimit):
+    class First(Admission):
         def remove_request(self, request):
             forgotten.append(request.id)
 
-    class Breaks(MaxSeqsLimit):
+    class Breaks(Admission):
         def add_request(self, request):
             raise OSError("no room")
 
-    scheduler = engine([], limits=[First(9), Breaks(9)])
+    scheduler = engine([], limits=[First(), Breaks()])
     with pytest.raises(OSError, match="no room"):
         scheduler.add(request("a"))
     assert forgotten == ["a"]
@@ -725,7 +726,7 @@ def test_others_pass_a_request_that_is_kept_out_whatever_the_order():
     scheduler = engine([*waiting, request("plain")], grammars=FakeGrammars())
     assert rows(step(scheduler)[0]) == [("plain", 0, 0, 3)]
     stats = scheduler.stats()
-    assert (stats.running, stats.waiting, stats.kept) == (1, 200, 200)
+    assert (stats.running, stats.waiting, stats.waiting_for_resources) == (1, 200, 200)
 
 
 def test_a_scheduler_where_all_are_kept_out_is_idle_until_one_is_let_go():

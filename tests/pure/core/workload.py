@@ -14,7 +14,8 @@ from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec, SlidingWindowSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostBlockPool
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.prefill_limits import (
@@ -113,8 +114,8 @@ class Setup:
         order = FairQueue(inner) if self.fair else inner()
         scheduler = Scheduler(
             kv,
-            self.limits(order, kv),
             order,
+            **by_contract(self.limits(order, kv)),
             max_seqs=self.slots,
             max_len=max_len,
             preemption="swap" if self.swap else "recompute",

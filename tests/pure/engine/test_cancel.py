@@ -11,7 +11,8 @@ import pytest
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostBlockPool
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
@@ -35,8 +36,8 @@ class Scene:
         self.kv = KVCache(BlockPool(BLOCKS), 4, host=HostBlockPool(host), prefix_caching=False)
         self.scheduler = Scheduler(
             self.kv,
-            [TokenBudget(16), MaxSeqsLimit(SEQS), GrammarWait(self.grammars, 100)],
             Fifo(),
+            **by_contract([TokenBudget(16), MaxSeqsLimit(SEQS), GrammarWait(self.grammars, 100)]),
             max_seqs=SEQS,
             max_len=100,
             steps_in_flight=depth,
@@ -75,7 +76,7 @@ def waiting_behind_others(scene):
 def kept_for_its_grammar(scene):
     scene.add("it", constraint=bound(100))
     scene.steps(2)
-    assert scene.engine.stats().kept == 1
+    assert scene.engine.stats().waiting_for_resources == 1
 
 
 def in_the_middle_of_its_prompt(scene):

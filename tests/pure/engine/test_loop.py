@@ -6,6 +6,7 @@ import pytest
 
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.isolation_limit import TRIAL_STEPS, FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
@@ -25,8 +26,8 @@ def engine_over(executor, depth=1):
     kv = KVCache(BlockPool(64), 4)
     scheduler = Scheduler(
         kv,
-        [FaultIsolationLimit(), TokenBudget(16), MaxSeqsLimit(8)],
         Fifo(),
+        **by_contract([FaultIsolationLimit(), TokenBudget(16), MaxSeqsLimit(8)]),
         max_seqs=8,
         max_len=100,
         steps_in_flight=depth,
@@ -99,7 +100,7 @@ def test_a_step_that_fails_once_is_made_again_and_nobody_notices(depth, where, c
     assert said["b", 0] == (expected((1, 2), 5), "length", None)
     assert said["c", 0] == said["c", 1] == (expected((3, 4), 5), "length", None)
     stats = engine.stats()
-    assert (stats.failed_steps, stats.failures_of_nobody, stats.blamed) == (1, 1, 0)
+    assert (stats.failed_steps, stats.unattributed_failures, stats.failed_requests) == (1, 1, 0)
     assert stats.held_blocks == 0
 
 
@@ -171,7 +172,7 @@ def test_of_those_with_whom_steps_fail_each_is_ended_and_nobody_else(depth, wher
             else:
                 assert (tokens, finish) == (want, "length")
     stats = engine.stats()
-    assert stats.blamed == len(poison)
+    assert stats.failed_requests == len(poison)
     assert stats.held_blocks == stats.running == stats.waiting == 0
 
 
@@ -200,7 +201,7 @@ def test_those_with_whom_steps_fail_only_together_are_not_to_blame(depth, caplog
         engine.add(request(name))
     said = said_by(drain(engine))
     assert set(map(str, said.values())) == {str((expected((1, 2, 3), 5), "length", None))}
-    assert engine.stats().failures_of_nobody > 0
+    assert engine.stats().unattributed_failures > 0
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -214,7 +215,7 @@ def test_a_device_that_fails_whoever_is_there_is_nobody_s_fault(depth, caplog):
         engine.add(request(name, max_tokens=9))
     with pytest.raises(EngineDead, match="with any request: device fault"):
         drain(engine)
-    assert engine.stats().blamed == 0
+    assert engine.stats().failed_requests == 0
     assert engine.stats().waiting == 3
 
 
@@ -281,7 +282,9 @@ def test_a_suspect_for_whom_there_is_no_room_lets_others_finish():
     executor = Poisoned("wait")
     kv = KVCache(BlockPool(6), 4)
     limits = [FaultIsolationLimit(), TokenBudget(16), MaxSeqsLimit(8)]
-    engine = EngineCore(Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=24), executor, check=True)
+    engine = EngineCore(
+        Scheduler(kv, Fifo(), **by_contract(limits), max_seqs=8, max_len=24), executor, check=True
+    )
     engine.add(request("old", range(12), 8))
     updates = engine.step()
     engine.add(request("big", range(16), 4, engine_crashes=1))

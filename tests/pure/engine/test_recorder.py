@@ -20,7 +20,6 @@ from quire.config.engine_config import (
     SchedulerSection,
 )
 from quire.core.params import SamplingParams
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.itl_target import InterTokenLatencyLimit
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import Request, SequenceState, StopConditions
@@ -150,9 +149,8 @@ class Again(Setup):
         ]
 
     def again(self, config, grammars):
-        kept, self.grammars = self.grammars, None
+        kept, self.grammars = self.grammars, grammars
         scheduler, _, _ = self.build()
-        scheduler._limits.append(GrammarWait(grammars, 10_000))
         self.grammars = kept
         return scheduler
 

@@ -7,7 +7,8 @@ from quire.core.admission.admission_control import AdmissionControl
 from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.kv_cache import KVCache
 from quire.core.params import RequestOutputKind, SamplingParams
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.grammar_wait import GrammarWait
+from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit
 from quire.core.scheduling.limits.token_budget import TokenBudget
 from quire.core.scheduling.order.fifo import Fifo
@@ -39,7 +40,7 @@ def service(grammars=None, most=None, checks=()):
     kv = KVCache(BlockPool(64), 4)
     door = AdmissionControl(max_requests=most, clock=lambda: 0.0)
     limits = [door, TokenBudget(64), MaxSeqsLimit(8), GrammarWait(grammars, 100)]
-    scheduler = Scheduler(kv, limits, Fifo(), max_seqs=8, max_len=100)
+    scheduler = Scheduler(kv, Fifo(), **by_contract(limits), max_seqs=8, max_len=100)
     engine = EngineCore(scheduler, Forgetful(lambda tokens: len(tokens)), check=True)
     return EngineRpc(engine, checks)
 

@@ -1,64 +1,33 @@
-"""Reasons for a sequence to get fewer tokens than it wants this step.
+"""Contracts that a scheduler works with: StepBudget, Admission, StepListener.
 
-A feature that constrains scheduling is a Limit in a file of its own. The scheduler knows the
-protocol and no feature's name; undo() is why preemption needs no feature code either. Order
-matters: a limit sees what those before it left of the wish.
+A feature that constrains scheduling is a class in a file of its own, which implements one or
+several of them. The scheduler takes a list of each and names no feature. The order of budgets
+matters: each sees what those before it left of the tokens asked for.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
-from typing import NamedTuple
+from typing import TypedDict
 
+from quire.core.scheduling.waiting import ResourceProvider
 from quire.core.types import Request, Sequence
-from quire.errors import EngineError, RequestError
 
 NO_BOUND = sys.maxsize
 
 
-class WaitResult(NamedTuple):
-    """A request need not be kept out of the queue any longer."""
+class StepBudget:
+    """Bounds how many tokens of which sequences a step computes.
 
-    request_id: str
-    error: RequestError | EngineError | None = None
-    """Why it can never run."""
-
-
-class Limit:
-    """allow() is pure and 0 <= allow(seq, want) <= want; take() and undo() are exact opposites.
-
-    All three are called while seq.planned does not yet count the tokens in question.
+    allow() is pure and 0 <= allow(seq, want) <= want; take() and undo() are exact opposites, so
+    preemption needs no code here. All three are called while seq.planned does not yet count the
+    tokens in question. `want` may exceed seq.pending: what is beyond are drafts.
     """
 
     allows_overtaking: bool = False
-    """Whether sequences that wait behind one it refuses may go before that one."""
-
-    def check_request(self, request: Request) -> None:
-        """Raise TooLong if the request could never run under this limit."""
-
-    def add_request(self, request: Request) -> bool:
-        """Whether it must stay out of the queue until verdicts() names it.
-
-        Called once, after every limit has accepted it; what it needs from elsewhere is sent for.
-        """
-        return False
-
-    def wait_results(self) -> Iterable[WaitResult]:
-        """Who need not be kept out any longer; each is named once. Asked while any is kept out."""
-        return ()
-
-    @property
-    def has_wait_results(self) -> bool:
-        """Whether verdicts() would name somebody."""
-        return False
-
-    def set_ready_callback(self, ring: Callable[[], None]) -> None:
-        """Have ring() called, by any thread, whenever `decided` may have become true."""
-
-    def remove_request(self, request: Request) -> None:
-        """All sequences of a request that was accepted have ended, wherever they were."""
+    """Whether sequences that wait behind a refused one may start before it."""
 
     def begin_step(self, sequences: int) -> None:
         """Start a step. sequences: how many run or wait."""
@@ -71,38 +40,75 @@ class Limit:
         """Count n tokens of the sequence, which allow() granted."""
 
     def undo(self, seq: Sequence, n: int) -> None:
-        """Forget that take(seq, n) happened."""
+        """Revert take(seq, n)."""
 
     def full(self) -> bool:
         """Whether no further row of any sequence would be granted now."""
         return False
 
     def free_decode_rows(self) -> int:
-        """At least so many further rows of one token would be granted now, whoever asks.
+        """A lower bound of the rows of one token that would be granted now, to any sequence.
 
-        What lets a step of plain decoding pass without a call per sequence; 0 is always true.
+        It lets a step of plain decoding pass without a call per sequence; 0 is always correct.
         """
         return 0
 
     def take_decode_rows(self, rows: int) -> None:
-        """take() for so many rows of the last token each; called only within slack()."""
+        """take() for so many rows of one token each, within free_decode_rows()."""
+
+
+class Admission:
+    """Accepts or refuses requests, and follows those it accepted to their end."""
+
+    def check_request(self, request: Request) -> None:
+        """Raise RequestError or Overloaded to refuse the request."""
+
+    def add_request(self, request: Request) -> None:
+        """Every admission has accepted the request. Called once."""
+
+    def remove_request(self, request: Request) -> None:
+        """All sequences of an added request have ended, wherever they were."""
+
+    def stats(self) -> object | None:
+        """One of the types in quire.core.snapshot for a snapshot of the engine, or None."""
+        return None
+
+
+class StepListener:
+    """Observes what became of steps."""
 
     serialize_steps: bool = False
-    """Whether a step is to be over before the next is planned."""
+    """Whether a step must be over before the next is planned."""
 
     unattributed_failures: int = 0
-    """Inquiries into steps that raised which found nobody to blame."""
+    """Failed steps, with their trials, after which no request was to blame."""
+
+    def observe_step(self, prompt_tokens: int, seconds: float) -> None:
+        """A step with so many prompt tokens was applied; it took so long from the one before."""
 
     def observe_step_failure(self, rows: Seq[Sequence]) -> str | None:
-        """A step of these raised; they are about to go back to the queue, to be computed anew.
+        """A step of these sequences raised; all running ones are about to be computed anew.
 
-        The id of the request to blame, if this limit knows.
+        Returns the id of the request to blame, if that is known.
         """
         return None
 
-    def stats(self) -> object | None:
-        """What a snapshot has of it: one of the types in quire.core.snapshot, and found by that."""
-        return None
 
-    def observe_step(self, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many tokens of prompts took so long, from the one before it."""
+class Contracts(TypedDict):
+    """Keyword arguments of a Scheduler."""
+
+    budgets: list[StepBudget]
+    admissions: list[Admission]
+    listeners: list[StepListener]
+    resources: list[ResourceProvider]
+
+
+def by_contract(parts: Iterable[object]) -> Contracts:
+    """Sort parts by the contracts they implement, in their order. One part may be in several."""
+    parts = list(parts)
+    return {
+        "budgets": [one for one in parts if isinstance(one, StepBudget)],
+        "admissions": [one for one in parts if isinstance(one, Admission)],
+        "listeners": [one for one in parts if isinstance(one, StepListener)],
+        "resources": [one for one in parts if isinstance(one, ResourceProvider)],
+    }

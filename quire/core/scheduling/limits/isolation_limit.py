@@ -16,14 +16,14 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from quire.core.scheduling.fault_isolation import FaultBisection
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, StepListener
 from quire.core.types import Request, Sequence, SequenceState
 
 TRIAL_STEPS = 3
 """Steps in which one that was aboard a death says tokens alone. At most so many were in line."""
 
 
-class FaultIsolationLimit(Limit):
+class FaultIsolationLimit(StepBudget, Admission, StepListener):
     """An engine has one, before all other limits."""
 
     allows_overtaking = True
@@ -48,10 +48,9 @@ class FaultIsolationLimit(Limit):
 
     # -- who is suspected ---------------------------------------------------------------------
 
-    def add_request(self, request: Request) -> bool:
+    def add_request(self, request: Request) -> None:
         if request.engine_crashes:
             self._crash_suspects[request.id] = None
-        return False
 
     def observe_step_failure(self, rows: Seq[Sequence]) -> str | None:
         ids = [seq.request.id for seq in rows]

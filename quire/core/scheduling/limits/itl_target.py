@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.limits.base import NO_BOUND, StepBudget, StepListener
 from quire.core.types import Sequence, SequenceState
 
 MIN_PROMPT_TOKENS = 64
@@ -62,7 +62,7 @@ class _StepPromptTokens:
     long_tokens: int = 0
 
 
-class InterTokenLatencyLimit(Limit):
+class InterTokenLatencyLimit(StepBudget, StepListener):
     """left = what the target allows - prompt tokens taken in this step, if somebody decodes.
 
     left_of_long: the same of the lower target; long ones count for both.

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from quire.core.scheduling.limits.base import Limit
+from quire.core.scheduling.limits.base import StepBudget
 from quire.core.types import Sequence
 
 
-class MaxSeqsLimit(Limit):
+class MaxSeqsLimit(StepBudget):
     """left = seats - rows taken in this step, never negative."""
 
     def __init__(self, seats: int) -> None:

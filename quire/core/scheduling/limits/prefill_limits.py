@@ -6,11 +6,11 @@ rows never are, so none of these limits touches them.
 
 from __future__ import annotations
 
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.types import Sequence
 
 
-class PrefillChunkLimit(Limit):
+class PrefillChunkLimit(StepBudget):
     """A row has at most `most` tokens, unless alone (long_prefill_token_threshold)."""
 
     def __init__(self, most: int) -> None:
@@ -28,7 +28,7 @@ class PrefillChunkLimit(Limit):
         return NO_BOUND
 
 
-class PartialPrefillLimit(Limit):
+class PartialPrefillLimit(StepBudget):
     """At most `most` partial rows in a step (max_num_partial_prefills). After TokenBudget."""
 
     allows_overtaking = True

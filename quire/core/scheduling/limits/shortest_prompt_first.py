@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import islice
 
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.types import Sequence, SequenceState
 
@@ -24,7 +24,7 @@ OLDEST_SHARE = 0.25
 MAX_BACKOFF = 31
 
 
-class ShortestPromptFirst(Limit):
+class ShortestPromptFirst(StepBudget):
     """queue: who waits. room: tokens of prompts that the limits before leave in this step.
 
     After those limits.

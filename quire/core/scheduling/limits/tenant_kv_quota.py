@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.limits.base import NO_BOUND, StepBudget
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.types import NO_BLOCK, Sequence, SequenceState
 
@@ -20,7 +20,7 @@ IDLE_CHARGE_EVERY = 16
 """Steps between two settlings while nobody waits."""
 
 
-class TenantKVQuota(Limit):
+class TenantKVQuota(StepBudget):
     """blocks: of the cache. most_blocks: that a sequence of so many tokens needs."""
 
     allows_overtaking = True

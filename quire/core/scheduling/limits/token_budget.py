@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from quire.core.scheduling.limits.base import NO_BOUND, Limit
+from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget
 from quire.core.types import Request, Sequence, SequenceState
 from quire.errors import TooLong
 
 
-class TokenBudget(Limit):
+class TokenBudget(StepBudget):
     """left = per_step - tokens taken in this step, never negative."""
 
     def __init__(self, per_step: int) -> None:
@@ -37,7 +37,7 @@ class TokenBudget(Limit):
         self.left -= rows
 
 
-class WholePromptLimit(Limit):
+class WholePromptLimit(StepBudget, Admission):
     """A prompt is computed whole or not yet (enable_chunked_prefill=False). After TokenBudget.
 
     A sequence that was preempted has its outputs to recompute too, which may pass the budget, and

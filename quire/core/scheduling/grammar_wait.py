@@ -1,17 +1,18 @@
-"""A request whose output is bound waits outside of the queue until its grammar is compiled.
+"""Grammars as named resources: a request with a constraint waits until its grammar is compiled.
 
-Others pass meanwhile, and a step costs nothing for it. What it asks for is held until its last
-sequence has ended, so that whoever samples finds it there, preemptions or not. A form that cannot
-be compiled, or a text that cannot be whole within the request's length, ends that request alone.
+The grammar is held until the last sequence of the request has ended, so that the sampler finds it,
+preemptions or not. A grammar that cannot be compiled, or whose shortest text exceeds the length of
+the request, ends that request alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import partial
 from typing import Protocol
 
 from quire.core.constraint import Constraint
-from quire.core.scheduling.limits.base import NO_BOUND, Limit, WaitResult
+from quire.core.scheduling.waiting import ResourceProvider, ResourceWaits
 from quire.core.snapshot import GrammarStats
 from quire.core.types import Request
 from quire.errors import EngineError, RequestError, TooLong, Unsupported
@@ -55,8 +56,11 @@ class GrammarProvider(Protocol):
         ...
 
 
-class GrammarWait(Limit):
-    """grammars: None, and requests that need one are refused, with what is `missing`."""
+class GrammarWait(ResourceProvider):
+    """Provides compiled grammars; the name of one is its constraint.
+
+    grammars: None refuses requests that need one, with what is `missing`.
+    """
 
     def __init__(
         self, grammars: GrammarProvider | None, max_len: int, *, missing: str = "a tokenizer"
@@ -64,7 +68,6 @@ class GrammarWait(Limit):
         self._grammars = grammars
         self._max_len = max_len
         self._missing = missing
-        self._waiting: dict[Constraint, dict[str, Request]] = {}
 
     def check_request(self, request: Request) -> None:
         if request.constraint is None:
@@ -74,41 +77,32 @@ class GrammarWait(Limit):
             raise Unsupported(message, param="structured_outputs")
         self._grammars.check_constraint(request.constraint)
 
-    def add_request(self, request: Request) -> bool:
+    def request(self, request: Request) -> Iterable[Hashable]:
         if request.constraint is None or self._grammars is None:
-            return False
+            return ()
         self._grammars.acquire(request.constraint)
-        self._waiting.setdefault(request.constraint, {})[request.id] = request
-        return True
+        return (request.constraint,)
+
+    def release(self, request: Request) -> None:
+        if request.constraint is not None and self._grammars is not None:
+            self._grammars.release(request.constraint)
 
     @property
-    def has_wait_results(self) -> bool:
+    def has_outcomes(self) -> bool:
         return self._grammars is not None and self._grammars.has_outcomes
 
-    def set_ready_callback(self, ring: Callable[[], None]) -> None:
-        if self._grammars is not None:
-            self._grammars.set_outcome_callback(ring)
-
-    def wait_results(self) -> Iterator[WaitResult]:
+    def report(self, waits: ResourceWaits) -> None:
         if self._grammars is None:
             return
         for constraint, outcome in self._grammars.outcomes():
-            for request in self._waiting.pop(constraint, {}).values():
-                if isinstance(outcome, int):
-                    yield WaitResult(request.id, self._length_error(request, outcome))
-                else:
-                    yield WaitResult(request.id, outcome)
+            if isinstance(outcome, int):
+                waits.ready(constraint, partial(self._length_error, least=outcome))
+            else:
+                waits.failed(constraint, outcome)
 
-    def remove_request(self, request: Request) -> None:
-        if request.constraint is None or self._grammars is None:
-            return
-        waiting = self._waiting.get(request.constraint)
-        if waiting is not None and waiting.pop(request.id, None) is not None and not waiting:
-            del self._waiting[request.constraint]
-        self._grammars.release(request.constraint)
-
-    def free_decode_rows(self) -> int:
-        return NO_BOUND
+    def set_outcome_callback(self, callback: Callable[[], None]) -> None:
+        if self._grammars is not None:
+            self._grammars.set_outcome_callback(callback)
 
     def stats(self) -> GrammarStats | None:
         return None if self._grammars is None else self._grammars.stats()
