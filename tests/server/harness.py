@@ -12,7 +12,7 @@ import time
 from contextlib import contextmanager
 
 import uvicorn
-from quire.core.scheduling.limits.grammar_wait import GrammarWait
+from quire.core.scheduling.grammar_wait import GrammarWait
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from quire.core.admission.admission_control import AdmissionControl
