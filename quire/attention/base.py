@@ -1,4 +1,4 @@
-"""What an attention backend is. A backend owns no memory: it is given the KV cache and a batch.
+"""Contract of an attention backend. A backend owns no memory: it is given the KV cache and a batch.
 
 `plan` runs once per step, `run` once per layer. The step is an argument of the model's forward
 pass; nothing is looked up globally.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class BackendCapabilities:
-    """What a backend can do. `select` compares; nobody asks a backend questions."""
+    """What a backend can do, as data that `select_backend` compares with the needs of a model."""
 
     devices: frozenset[str]
     dtypes: frozenset[torch.dtype]
@@ -80,7 +80,7 @@ class Backend(Protocol):
     """A way to attend over the paged cache."""
 
     supports_prefill_graphs: bool
-    """Whether a step with prompts can be captured: layers make nothing of what the host knows."""
+    """Whether a step with prompts can be captured: no layer depends on values of the host."""
 
     def __init__(self, cache: list[Tensor]) -> None:
         """cache: one [N, 2, K, B, D] per layer place."""

@@ -1,7 +1,7 @@
 """The backend over FlashAttention 3, used only when it is asked for and installed.
 
-Tried with a stand-in for the package only: what it is given is tested, its answers are not. Our
-own kernels are the default; measure before you choose this one.
+It is tested with a fake of the package: its arguments are tested, its results are not. Our own
+kernels are the default; measure before you choose this one.
 
 Source: package flash-attn-3, module flash_attn_interface, flash_attn_with_kvcache
 """
@@ -35,7 +35,7 @@ CAPS = BackendCapabilities(
 
 @dataclass(frozen=True, slots=True)
 class FlashAttentionStep:
-    """One step. The tables are the rows' own: the package knows no indirection."""
+    """One step. The tables are the rows' own: the package has no indirection."""
 
     attend: Callable[..., Tensor]
     cache: list[Tensor]
@@ -78,7 +78,7 @@ class Backend:
         self.attend = _load_package().flash_attn_with_kvcache
 
     def plan(self, batch: AttentionMetadata) -> AttentionStep:
-        # blocks before a window have been given back (-1): any block will do, nobody looks at it
+        # blocks before a window have been given back (-1): any block will do, it is not read
         tables = [
             (t if batch.rows is None else t.index_select(0, batch.rows)).clamp(min=0)
             for t in batch.tables

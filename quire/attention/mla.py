@@ -1,7 +1,8 @@
-"""The backend of latent attention: one latent per token in the cache, shared by all query heads.
+"""Backend of latent attention: one latent per token in the cache, shared by all query heads.
 
 Which tokens are attended in the latent space and which by keys and values is the op's choice.
-`run`, the ordinary interface, has no meaning here: a latent layer calls `room` and `attend`.
+`run`, the ordinary interface, has no meaning here: a latent layer calls `cache_and_slots` and
+`attend`.
 
 Axes: T tokens in the step, H query heads, P size of a query without its rotated part, R rotated
 size, L latent size, V size of a value, N blocks, B block size.

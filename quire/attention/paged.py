@@ -1,4 +1,4 @@
-"""The backend over our own paged_attention op: reference, C++ on CPU, Triton on CUDA.
+"""Backend over our own paged_attention op: reference, C++ on CPU, Triton on CUDA.
 
 It owns the counters by which the parts of a split context find their last one: zeros between
 launches, and of this backend alone, so that two engines on one device never share them.

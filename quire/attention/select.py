@@ -29,7 +29,7 @@ class BackendRequirements:
 
 
 class AttentionBackendChoice(NamedTuple):
-    """The chosen backend, and for each one looked at a line that says why or why not."""
+    """The chosen backend, and a line for each candidate: why it is taken or not."""
 
     name: str
     reasons: tuple[str, ...]

@@ -1,6 +1,6 @@
-"""What config.json says of a quantized checkpoint, or a user of weights to be made smaller.
+"""Reads the quantization that config.json describes, or that the user has chosen.
 
-Reads words only: tensors are the business of quire.quant. Two dialects name the same thing, e4m3
+Tensors are handled by quire.quant. Two dialects name the same thing, e4m3
 weights with float32 scales: quant_method "fp8" (DeepSeek, Qwen, transformers) and
 "compressed-tensors" (llm-compressor). Everything else is refused by name.
 
@@ -25,7 +25,7 @@ ONLINE_METHODS = {
     "fp8_block": BLOCK,
     "fp8_per_block": BLOCK,
 }
-"""What `quantization` may say of a plain checkpoint -> inputs that share a scale; 0: a row."""
+"""Values of `quantization` for a plain checkpoint -> inputs that share a scale; 0: a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class QuantFacts:
     """How linear layers hold their weights."""
 
     method: str  # a file of quire.quant
-    quant_method: str  # quant_method of the checkpoint, or what was asked for
+    quant_method: str  # quant_method of the checkpoint, or the value of the option
     block: int = 0  # side of the squares that share a scale; 0: one scale per output
     is_stored: bool = False  # the checkpoint has eight bits and scales; else they are made on load
     scale: str = "weight_scale"  # the scales' name beside `weight`
@@ -59,7 +59,7 @@ def read_quantization(hf: Json, asked: str | None = None) -> QuantFacts | None:
 
 
 def reconcile_quantization(found: QuantFacts | None, asked: str | None) -> QuantFacts | None:
-    """What the checkpoint has and what was asked for, in one."""
+    """What the checkpoint has and the option, in one."""
     if found is not None:
         if asked in (None, found.method, found.quant_method):
             return found
@@ -80,11 +80,11 @@ def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
         raise ConfigError(f"config.json: {key} is {found!r}; it must be an object")
     dialect = found.get("quant_method", "unnamed")
     if dialect == "mxfp4":
-        return None  # made plain as it is read (quire.quant.mxfp4)
+        return None  # found by its tensors (quire.quant.mxfp4)
     reader = {"fp8": _read_fp8, "compressed-tensors": _read_compressed_tensors}.get(dialect)
     if reader is None:
         raise ConfigError(
-            f"config.json: {key} asks for the quantization method {dialect!r}; supported: "
+            f"config.json: {key} has the quantization method {dialect!r}; supported: "
             "unquantized checkpoints, fp8, compressed-tensors with 8-bit floats, and mxfp4"
         )
     return reader(found)
@@ -160,8 +160,8 @@ MAX_PATTERN_LENGTH = 256
 
 def _require_value(key: str, value: object, *allowed: object) -> None:
     if value not in allowed:
-        words = " or ".join(repr(one) for one in allowed)
-        raise ConfigError(f"config.json: {key} is {value!r}; supported: {words}")
+        options = " or ".join(repr(one) for one in allowed)
+        raise ConfigError(f"config.json: {key} is {value!r}; supported: {options}")
 
 
 def _read_skip_names(found: Json, key: str) -> tuple[str, ...]:
@@ -173,7 +173,7 @@ def _read_skip_names(found: Json, key: str) -> tuple[str, ...]:
 
 
 def _check_pattern(pattern: str, key: str) -> None:
-    """Raise ConfigError for one that may take for ever: it is somebody else's."""
+    """Raise ConfigError for one that may take for ever: it comes from an untrusted file."""
     wild = len(_WILDCARD.findall(pattern))
     if wild > MAX_WILDCARDS or _REPEATED_GROUP.search(pattern) or len(pattern) > MAX_PATTERN_LENGTH:
         why = (

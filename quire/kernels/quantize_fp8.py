@@ -1,10 +1,10 @@
-"""Rows of activations to e4m3, each with the scale that its largest magnitude asks for.
+"""Quantizes rows of activations to e4m3, each with the scale of its largest magnitude.
 
     scale = max(|x|) / 448          over the row, or over each 128 inputs of it
     q     = x * (1 / scale)         rounded to nearest even
 
 The largest element becomes exactly +-448, so nothing saturates; a row with an infinity or a NaN
-becomes NaN, so trouble stays visible. With a `static` scale, of a checkpoint that fixed one, q is
+becomes NaN, so the fault stays visible. With a `static` scale, of a checkpoint that fixed one, q is
 clamped instead. Axes: T tokens in the step, I inputs.
 """
 

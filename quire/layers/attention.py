@@ -1,6 +1,6 @@
-"""The attention layer: what a backend must know of it, and where its KV lives.
+"""Attention layer: the facts that a backend reads, and the place of its KV in the cache.
 
-It has no parameters. `group` and `place` are given by models/build.py from the KV layout.
+It has no parameters. models/build.py sets `group` and `place` from the KV layout.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Attention(nn.Module):
         self.window = window  # a position sees this many last ones, itself included
         self.softcap = softcap
         self.sinks = sinks  # [H] logits that join the softmax and have no value
-        self.alibi = alibi  # [H] what a score loses per position of distance
+        self.alibi = alibi  # [H] subtracted from a score per position of distance
         self.k_scale = self.v_scale = 1.0  # of an fp8 cache: what is stored is x / scale
-        self.group = 0  # whose block tables
+        self.group = 0  # of layers that share block tables
         self.place = 0  # which of the cache's tensors
 
     def shard(self, mesh: Mesh) -> None:

@@ -1,4 +1,4 @@
-"""Tables of vectors: of tokens, and of positions in models that learn them."""
+"""Embedding tables: of tokens, and of positions in models that learn them."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Mixture of experts: a router that chooses, and the bank of experts it chooses from.
+"""Mixture of experts: a router, and the bank of experts from which it chooses.
 
     experts(x, *router(x))                        [T, E] -> [T, E]
 
 A bank is two stacked parameters, gate_up_proj [X, 2F, E] (gate rows first) and down_proj
-[X, E, F]. Checkpoints hold them as one tensor per expert and projection (`Weights.experts` says
-under which names), or as one tensor for all experts. Shared experts are an ordinary MLP of the
+[X, E, F]. Checkpoints hold them as one tensor per expert and projection (under the names
+of `Weights.experts`), or as one tensor for all experts. Shared experts are an ordinary MLP of the
 model file, added with `add`, or with `gated_add` if they have a gate.
 
 Ranks cut F, so each has a slice of every expert; the sum over ranks is whole.

@@ -1,7 +1,7 @@
-"""A module that owns parameters, and knows how checkpoint tensors and ranks cut them.
+"""Base of modules that own parameters: how checkpoint tensors fill them and ranks cut them.
 
-It is not the loader: it answers the loader's questions (quire.weights.mapping.Holder). Built on
-the meta device it has shapes only; `shard` may cut them; `put` brings the values.
+It implements the loader's contract (quire.weights.mapping.ParamOwner). A module is built on the
+meta device, with shapes only; `shard` may cut them; `set_param` brings the values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from quire.weights.mapping import InitSpec, WeightShard, stored_shape, unsharded
 
 
 class ParamModule(nn.Module):
-    """Parameters have the shape that `layout` says, before and after `shard`."""
+    """Parameters have the shape of their `layout`, before and after `shard`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class ParamModule(nn.Module):
         return tuple(self._param_names)
 
     def shard(self, mesh: Mesh, comm: Collectives) -> None:
-        """Become this rank's share. Only before values are there: parameters are emptied."""
+        """Become this rank's share, before values are loaded: parameters are emptied."""
         self.mesh, self.comm = mesh, comm
         for name in self._param_names:
             self.set_param(name, torch.empty(stored_shape(self.layout(name)), device="meta"))

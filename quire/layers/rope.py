@@ -31,15 +31,15 @@ class RopeConfig:
 
 
 class Rope(nn.Module):
-    """Rotates queries and keys. `fill` must come before the first forward."""
+    """Rotates queries and keys. `set_table` must come before the first forward."""
 
     def __init__(self, config: RopeConfig, max_len: int) -> None:
         super().__init__()
         self.config, self.max_len = config, max_len
-        self._table = torch.empty(0)  # filled by `fill`
+        self._table = torch.empty(0)  # until `set_table`
 
     def set_table(self, tables: dict[tuple[RopeConfig, int], Tensor], device: torch.device) -> None:
-        """Take the table from `tables`, which is given it if it has none like this yet."""
+        """Take the table from `tables`, where the first layer of a kind puts it."""
         key = (self.config, self.max_len)
         if key not in tables:
             with torch.device("cpu"):
@@ -48,7 +48,7 @@ class Rope(nn.Module):
 
     @property
     def table(self) -> Tensor:
-        """As RopeConfig.table says."""
+        """The table of RopeConfig.table."""
         return self._table
 
     def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:

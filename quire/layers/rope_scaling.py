@@ -1,9 +1,9 @@
-"""How models stretch rotary positions beyond their training length.
+"""Scalings of rotary positions beyond the length of training.
 
 Each scaling gives the R/2 angular frequencies (float32) and a factor on cosine and sine. All are
 functions of the longest sequence served, never of the current one: a key once cached keeps its
 angle. "dynamic" and "longrope", which transformers switches by the sequence at hand, thus take the
-side that `max_len` asks for; with max_len <= the training length both are unscaled.
+side that fits `max_len`; with max_len <= the training length both are unscaled.
 
 Source: linear, dynamic: kaiokendev, bloc97 and emozilla; yarn: arXiv 2309.00071; longrope: arXiv
 2402.13753; llama3: Llama 3.1 reference code.

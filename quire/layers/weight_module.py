@@ -1,4 +1,4 @@
-"""A module whose weight matrices are stored and multiplied as its quantization method decides."""
+"""Base of modules with weight matrices, stored and multiplied by a quantization method."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class WeightModule(ParamModule):
         raise NotImplementedError
 
     def layout(self, param: str) -> tuple[WeightShard, ...]:
-        if param not in self._layouts:  # the loader asks once per tensor of a bank: thousands
+        if param not in self._layouts:  # the loader needs it for each tensor of a bank
             found = self._specs.get(param)
             self._layouts[param] = (
                 found[2].layout(self.weight_layout(found[0]))

@@ -106,7 +106,7 @@ def section_of(hf: Hf, layer_type: str | None = None) -> RopeSection:
 def rope_of(
     hf: Hf, head_dim: int, *, theta: float = 10000.0, section: RopeSection | None = None
 ) -> RopeConfig:
-    """The rotary settings of a model. theta: the base if the config does not say."""
+    """The rotary settings of a model. theta: the base if the config has none."""
     part = section or section_of(hf)
     base = part.number("rope_theta", field_of(hf, "rope_theta", float, default=theta))
     share = field_of(hf, "partial_rotary_factor", float, default=1.0)
@@ -120,7 +120,7 @@ def rope_of(
 
 
 def scaled_max_len(hf: Hf, section: RopeSection | None = None) -> int:
-    """Positions a model serves when its scaling stretches what max_position_embeddings says."""
+    """Positions a model serves when its scaling stretches max_position_embeddings."""
     part = section or section_of(hf)
     if part.kind in ("linear", "dynamic"):
         return int(part.max_positions * part.factor)

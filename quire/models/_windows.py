@@ -1,4 +1,4 @@
-"""Reads which layers slide a window, in the ways config.json files say it."""
+"""Reads which layers slide a window, from the fields that config.json files have for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 
 
 def windows_of(hf: Hf, window: int | None, default: list[str]) -> Windows:
-    """Per layer, the window or None. `layer_types` says which; `default` if it is absent."""
+    """Per layer, the window or None. By `layer_types`; by `default` if it is absent."""
     kinds = field_of(hf, "layer_types", list, default=default)
     if len(kinds) != len(default):
         raise ConfigError(

@@ -41,7 +41,7 @@ _REQUIRED: Any = object()
 
 
 CarriedStates = tuple[Tensor, "Tensor | None"]
-"""What one layer hands to the next: its output [T, E], and the residual it is added to, if any."""
+"""Between two layers: the output of the first [T, E], and the residual it is added to, if any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class ModelConfig:
     norm_eps: float
     act: str  # a key of layers.KINDS
     tied: bool  # the output head is the token embedding
-    dtype: str | None  # what the checkpoint says it is stored in
+    dtype: str | None  # of the checkpoint, if config.json has it
     quantized: QuantFacts | None = None  # how it holds its weights; None: plainly
     windows: tuple[int | None, ...] = ()  # per layer; (): every layer sees everything
     embed_scale: float = 1.0  # of token embeddings
@@ -145,7 +145,7 @@ class ModelConfig:
 def sizes_of(hf: Hf, *, act: str = "hidden_act", tied: bool = False) -> dict[str, Any]:
     """The fields of ModelConfig that most config.json files name alike.
 
-    act: the name of the activation's field. tied: what a config means that does not say.
+    act: the name of the activation's field. tied: the default of tie_word_embeddings.
     """
     heads = field_of(hf, "num_attention_heads", int)
     hidden = field_of(hf, "hidden_size", int)
@@ -172,6 +172,6 @@ def sizes_of(hf: Hf, *, act: str = "hidden_act", tied: bool = False) -> dict[str
 
 
 def dtype_of(hf: Hf) -> str | None:
-    """The dtype a checkpoint says it is stored in, under its newer or its older name."""
+    """The dtype of the checkpoint, under its newer or its older name."""
     key = "dtype" if hf.get("dtype") is not None else "torch_dtype"
     return field_of(hf, key, str, default=None)

@@ -1,9 +1,9 @@
-"""From a config and a checkpoint to a model that runs.
+"""Builds a model that runs, of a config and a checkpoint.
 
     describe on meta -> ranks (mesh) -> quantization method -> rotary tables, KV places
                      -> strict load, layer by layer, each packed at once -> eval
 
-Model files know none of this; it is done to their modules from outside, by type and name.
+Model files contain none of this; it is done to their modules from outside, by type and name.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ MODELS = PluginRegistry("quire.models")
 
 
 def read_model_config(hf: Hf) -> tuple[str, ModelConfig]:
-    """(model type, Config) of a parsed config.json. Raises ConfigError for what we cannot run."""
+    """(model type, Config) of a parsed config.json. Raises ConfigError for unsupported models."""
     model_type = field_of(hf, "model_type", str)
     if model_type not in (known := MODELS.names()):
         near = difflib.get_close_matches(model_type[:80], known, n=1, cutoff=0.7)
@@ -69,8 +69,8 @@ def build_model(
     """Build a model and fill it.
 
     folder: where the checkpoint is; None only with load_format "dummy", which draws from `seed`.
-    comm: how the ranks of the mesh talk, if not in the usual way.
-    quant: how to quantize a plain checkpoint, e.g. "fp8"; the checkpoint's own way needs no word.
+    comm: the collectives among the ranks of the mesh; None: the usual ones.
+    quant: how to quantize a plain checkpoint, e.g. "fp8"; a quantized checkpoint needs none.
     stage: numbers of the layers of this pipeline stage; None: all.
     groups: the KV layout, if the engine has decided on one.
     Raises WeightError if checkpoint and model differ in any tensor.
@@ -138,7 +138,7 @@ def load_weights(
 
 
 def assign_kv_tensors(model: nn.Module, groups: Sequence[KVCacheGroup]) -> None:
-    """Tell every attention layer whose block tables it uses and which tensor of the cache."""
+    """Set the block tables and the tensor of the cache that every attention layer uses."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     for g, group in enumerate(groups):
         for i, layer in enumerate(group.layers):

@@ -1,4 +1,4 @@
-"""DeepSeek-V3 and R1: V2 whose experts are chosen by corrected sigmoid scores, group by group.
+"""DeepSeek-V3 and R1: V2 with experts chosen by corrected sigmoid scores, group by group.
 
 The layers after the last, which predict further tokens (MTP), are left in the checkpoint.
 

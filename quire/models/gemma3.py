@@ -27,8 +27,8 @@ class Config(gemma3_text.Config):
     def from_hf(cls, hf: Hf) -> gemma3_text.Config:
         text = field_of(hf, "text_config", dict)
         outer = {key: hf.get(key) for key in ("dtype", "torch_dtype", "tie_word_embeddings")}
-        said = {key: value for key, value in outer.items() if value is not None}
-        return gemma3_text.Config.from_hf({**text, **said})
+        given = {key: value for key, value in outer.items() if value is not None}
+        return gemma3_text.Config.from_hf({**text, **given})
 
 
 class Model(gemma3_text.Model):

@@ -1,4 +1,4 @@
-"""Mistral: Llama whose every layer may slide a window.
+"""Mistral: Llama with a sliding window in every layer, if at all.
 
 Source: model_type "mistral", https://huggingface.co/mistralai; transformers modeling_mistral.py
 """

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral whose MLPs are a choice of two among a few wide experts.
+"""Mixtral: Mistral with a few wide experts for an MLP, two of them for each token.
 
 Source: model_type "mixtral", https://huggingface.co/mistralai/Mixtral-8x7B-v0.1; transformers
         modeling_mixtral.py

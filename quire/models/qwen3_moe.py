@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 whose MLPs are, in all or some layers, a choice of experts.
+"""Qwen3-MoE: Qwen3 with experts in place of the MLP, in all or some layers.
 
 Source: model_type "qwen3_moe", https://huggingface.co/Qwen/Qwen3-30B-A3B; transformers
         modeling_qwen3_moe.py

@@ -5,7 +5,7 @@
 
 A method is one file of quire.quant, or an entry point of the group "quire.quant"; its kernels are
 in quire.kernels. Which method a layer has is chosen by the checkpoint's config.json or the user
-(quire.config.quantization). A method may wrap another: it asks the inner one first, then replaces
+(quire.config.quantization). A method may wrap another: it calls the inner one first, then replaces
 the weight by one that multiplies through the inner weight.
 
 Axes: O outputs, I inputs of a weight [O, I].

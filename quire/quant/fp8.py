@@ -1,4 +1,4 @@
-"""Weights in e4m3 with float32 scales, read from a checkpoint or made as a plain one is loaded.
+"""FP8 method: e4m3 weights with float32 scales, of a checkpoint or made as a plain one is loaded.
 
 On load a layer is quantized when its last tensor has come, and its plain form freed, so the peak
 is the small model plus one layer. A checkpoint's scales are parameters that it must fill: one per

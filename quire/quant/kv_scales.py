@@ -1,7 +1,7 @@
-"""The scales of cached keys and values that a checkpoint brings, put onto its attention layers.
+"""Scales of cached keys and values: read from a checkpoint and set on the attention layers.
 
-They are numbers of the layer, not parameters: a cache in the model's dtype does without. Each maker
-of checkpoints has names of its own for them. A checkpoint may have them for some layers only;
+They are numbers of the layer, not parameters: a cache in the model's dtype needs none. Each tool
+that writes checkpoints has its own names for them. A checkpoint may have them for some layers only;
 without, a scale is 1.
 """
 

@@ -1,7 +1,7 @@
 """Which files of a model's folder (or hub listing) matter, and which of them are missing.
 
-Not here: what is in them. No torch, no network. The one idea: one format per model, safetensors
-before .bin, and an index, if there is one, says which files there must be.
+One format is read per model, safetensors before .bin. An index, if there is one, lists the files
+that must be present. No torch, no network.
 """
 
 from __future__ import annotations

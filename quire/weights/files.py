@@ -1,8 +1,7 @@
-"""A model's weights as they lie on disk: which files, what is in them, one tensor after another.
+"""Weight files of a model on disk, read one tensor after another.
 
-Not here: finding or fetching the folder (quire.weights.hub), mapping names to parameters
-(quire.weights.mapping, load). The one idea: safetensors are mapped, not read, so a tensor costs
-memory only while somebody uses it; pickles are opened weights-only, so they cannot run code.
+Safetensors are mapped, not read, so a tensor costs memory only while it is used. Pickles are opened
+weights-only, so they cannot run code.
 torch is imported only where a tensor is made: headers are for tools without it.
 """
 
@@ -57,7 +56,7 @@ def iterate_tensors(
     for path in _with_progress(files, safe, progress):
         for name, tensor in _iterate_safetensors(path) if safe else _iterate_pickled(path):
             if index and index.get(name, path.name) != path.name:
-                continue  # a copy: the index says which file counts
+                continue  # a copy: the index names the file that counts
             if name in seen:
                 raise WeightError(f"{name} is in both {seen[name]} and {path.name}")
             seen[name] = path.name

@@ -1,8 +1,8 @@
-"""Carries tensors from mapped files to a GPU as fast as the bus goes.
+"""Copies tensors from mapped files to a GPU at the speed of the bus.
 
-Not here: which tensor goes where (load.py). The one idea: a file's pages cannot be copied to the
-device by its own engine, pinned memory can; so several threads fill pinned buffers from the pages
-(which is when they are read) and each sends its own on while it fills the next.
+The copy engine of a device cannot read a file's pages, but it can read pinned memory. So several
+threads fill pinned buffers from the pages (which is when they are read), and each sends one buffer
+while it fills the next.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CudaEvent = torch.cuda.Event
 
 @dataclass  # no slots: those would be shared between threads
 class _CopyStream(threading.local):
-    """What one thread owns: a stream, and two buffers with the events that say they are sent."""
+    """What one thread owns: a stream, and two buffers with the events after their copies."""
 
     stream: torch.cuda.Stream | None = None
     buffers: list[Tensor] = field(default_factory=list)
@@ -66,28 +66,28 @@ class GpuLoader:
         return [self._pool.submit(self._copy_piece, one, piece, ready) for one, piece in pairs]
 
     def wait(self, copies: list[Future[CudaEvent]]) -> None:
-        """Let the current stream go on only when these have arrived. Raises what they raised."""
+        """Make the current stream wait for these copies. Raises what they raised."""
         stream = torch.cuda.current_stream(self._device)
         for copy in copies:
             stream.wait_event(copy.result())
 
     def _copy_piece(self, target: Tensor, source: Tensor, ready: CudaEvent) -> CudaEvent:
         """One piece, in a thread of the pool."""
-        lane = self._copy_stream
-        if lane.stream is None:
-            lane.stream = torch.cuda.Stream(self._device)
-            lane.buffers = [
+        own = self._copy_stream
+        if own.stream is None:
+            own.stream = torch.cuda.Stream(self._device)
+            own.buffers = [
                 torch.empty(BUFFER_BYTES, dtype=torch.uint8, pin_memory=True) for _ in "12"
             ]
-            lane.copied = [CudaEvent() for _ in lane.buffers]
-        lane.index = 1 - lane.index
-        lane.copied[lane.index].synchronize()
-        part = lane.buffers[lane.index][: target.nbytes].view(target.dtype).view(target.shape)
+            own.copied = [CudaEvent() for _ in own.buffers]
+        own.index = 1 - own.index
+        own.copied[own.index].synchronize()
+        part = own.buffers[own.index][: target.nbytes].view(target.dtype).view(target.shape)
         _copy_to_pinned(part, source)
-        with torch.cuda.stream(lane.stream):
-            lane.stream.wait_event(ready)
+        with torch.cuda.stream(own.stream):
+            own.stream.wait_event(ready)
             target.copy_(part, non_blocking=True)
-            lane.copied[lane.index].record()
+            own.copied[own.index].record()
             done = CudaEvent()
             done.record()
         return done
@@ -106,7 +106,7 @@ def _split_pieces(target: Tensor, source: Tensor) -> Iterator[tuple[Tensor, Tens
 
 
 def _copy_to_pinned(part: Tensor, source: Tensor) -> None:
-    """Without torch's own threads where bytes are just copied: there are enough of us."""
+    """Without torch's own threads where bytes are just copied: the pool has enough."""
     if source.dtype == part.dtype and source.is_contiguous():
         flat = source.detach().reshape(-1).view(torch.uint8).numpy()
         np.copyto(part.reshape(-1).view(torch.uint8).numpy(), flat)

@@ -1,7 +1,7 @@
 """Tensor names, dtypes and shapes of safetensors files, from their headers alone. No torch.
 
-Not here: the tensors (quire.weights.files.iterate). The one idea: a header is untrusted input, so
-every number in it is checked against the file before anybody uses it.
+A header is untrusted input, so every number in it is checked against the file before it is used.
+The tensors are read by quire.weights.files.
 
     8 bytes   length n of the header, little endian
     n bytes   JSON: {name: {dtype, shape, data_offsets: [begin, end)}, "__metadata__": {...}}
@@ -42,7 +42,7 @@ BITS = {
 
 
 class TensorHeader(NamedTuple):
-    """What a file says of one tensor. dtype in the format's own words: BF16, F32, ..."""
+    """The header of one tensor. dtype is the format's own name: BF16, F32, ..."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -64,7 +64,7 @@ def read_headers(folder: Path) -> dict[str, TensorHeader]:
     for path in weight_files(folder, "safetensors"):
         for name, header in read_file_headers(path).items():
             if index and name in index and index[name] != path.name:
-                continue  # a copy: the index says which file counts
+                continue  # a copy: the index names the file that counts
             if name in found:
                 raise WeightError(f"{name} is in both {found[name].file.name} and {path.name}")
             found[name] = header
@@ -119,13 +119,13 @@ def _parse(text: bytes, path: Path) -> dict[str, dict[str, Any]]:
 
 
 class _DuplicateKey(ValueError):
-    """A key stands twice in one JSON object."""
+    """A key occurs twice in one JSON object."""
 
 
 def _reject_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) != len(pairs):
-        raise _DuplicateKey("a name stands in it twice")
+        raise _DuplicateKey("a name occurs in it twice")
     return made
 
 

@@ -1,7 +1,7 @@
 """Where a model's files are: a local folder, the Hugging Face hub (cache first), or ModelScope.
 
-Not here: reading any file of it (quire.weights.files). No torch. The one idea: `resolve` returns a
-folder on this disk that holds everything the caller wants, or an error that says what to do.
+Returns a folder on this disk that holds everything that was requested, or raises an error with what
+to do. No torch.
 Whatever Hugging Face's own variables say (HF_HOME, HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN,
 HF_ENDPOINT) holds, because huggingface_hub itself reads them.
 """
@@ -26,7 +26,7 @@ Contents = Literal["model", "config", "tokenizer"]
 """model: everything. config: all but weights. tokenizer: config.json may be absent as well."""
 
 TIMEOUT_S = 10.0
-"""How long the hub may take to say what a model consists of."""
+"""Seconds that the hub may take to list the files of a model."""
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 

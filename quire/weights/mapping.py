@@ -1,8 +1,7 @@
-"""Which checkpoint tensor fills which parameter, as data. Reads no file.
+"""Mapping of checkpoint tensors to parameters, as data. Reads no file.
 
-A model says with `Weights` how its names differ from the checkpoint's; a layer says with
-`WeightShard`s
-how tensors lie in a parameter. `assign` matches both against the checkpoint's headers, strictly:
+`Weights` of a model holds how its names differ from the checkpoint's; `WeightShard`s of a layer
+hold how tensors fill a parameter. `assign_tensors` matches both with the headers, strictly:
 
     every tensor is used once or is named in `ignore`; every parameter is filled exactly once;
     every shape agrees. Otherwise one WeightError lists all that is wrong.
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_LISTED = 12
-"""Names listed per kind of trouble; a wrong model class would list thousands."""
+"""Names listed per kind of problems; a wrong model class would list thousands."""
 
 
 class InitSpec(NamedTuple):
@@ -89,17 +88,17 @@ class ParamOwner(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """How a checkpoint's names and tensors differ from the model's."""
+    """Differences between a checkpoint's names and tensors and the model's."""
 
     strip: tuple[str, ...] = ()  # prefixes; the first that a name has is cut off
     rename: Mapping[str, str] = field(default_factory=dict)  # components of a path: theirs -> ours
     fuse: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # ours <- theirs, in order
     experts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # one tensor per expert:
     # "gate_up_proj": ("gate_proj", "up_proj") takes bank.experts.7.up_proj.weight as part 15
-    transpose: tuple[str, ...] = ()  # layers whose weight is stored [I, O]
+    transpose: tuple[str, ...] = ()  # layers with a weight stored [I, O]
     ignore: tuple[str, ...] = ()  # patterns of checkpoint names that carry nothing we need
     absent: tuple[str, ...] = ()  # prefixes of our paths that this model or its stage leaves out
-    tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, when the config says so
+    tie: Mapping[str, str] = field(default_factory=dict)  # layer <- layer, if tied
 
     def module_path(self, path: str) -> str:
         """What the model calls a module that the checkpoint calls `path`, fused layers aside."""
@@ -155,7 +154,7 @@ class ParamTarget(NamedTuple):
 
 @dataclass(slots=True)
 class MappingErrors:
-    """What does not fit, by kind."""
+    """Tensors and parameters that do not fit, by kind."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -163,7 +162,7 @@ class MappingErrors:
     duplicated: list[str] = field(default_factory=list)
 
     def raise_if_any(self) -> None:
-        """Raise a WeightError that lists every kind of trouble, if there is any."""
+        """Raise a WeightError that lists every kind of problems, if there is any."""
         kinds = [
             ("missing in the checkpoint", self.missing),
             ("unexpected in the checkpoint", self.unexpected),
@@ -187,7 +186,7 @@ def assign_tensors(
     shapes: (name, shape) of every tensor in the checkpoint.
     tied: layers in `weights.tie` have no tensor of their own; copies in the checkpoint are skipped.
     """
-    trouble, targets = MappingErrors(), {}
+    problems, targets = MappingErrors(), {}
     skipped = frozenset(weights.tie) if tied else frozenset()
     filled: set[tuple[str, str, int]] = set()
     for name, shape in shapes:
@@ -196,24 +195,24 @@ def assign_tensors(
         if target.layer in skipped or weights.ignores(name, target.layer):
             continue
         if holder is None or target.param not in holder.param_names():
-            trouble.unexpected.append(name)
+            problems.unexpected.append(name)
             continue
         layout = holder.layout(target.param)
         if target.shard is not None and target.shard >= len(layout):
-            trouble.unexpected.append(name)  # an expert the config does not count
+            problems.unexpected.append(name)  # an expert the config does not count
             continue
         which = range(len(layout)) if target.shard is None else (target.shard,)
         slots = {(target.layer, target.param, part) for part in which}
         wanted = checkpoint_shape(holder, target)
         if not _shape_matches(tuple(shape), wanted, layout[0].broadcastable):
-            trouble.misshaped.append(f"{name} is {list(shape)}, the model has {list(wanted)}")
+            problems.misshaped.append(f"{name} is {list(shape)}, the model has {list(wanted)}")
         elif name in targets or filled & slots:
-            trouble.duplicated.append(name)
+            problems.duplicated.append(name)
         targets[name] = target
         filled |= slots
     slots_of = _required_slots(holders, weights, skipped)
-    trouble.missing = list(dict.fromkeys(name for name, slot in slots_of if slot not in filled))
-    trouble.raise_if_any()
+    problems.missing = list(dict.fromkeys(name for name, slot in slots_of if slot not in filled))
+    problems.raise_if_any()
     return targets
 
 

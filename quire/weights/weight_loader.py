@@ -1,11 +1,11 @@
-"""Fills a model's parameters: from a checkpoint's tensors, or at random in a known way.
+"""Fills a model's parameters, from a checkpoint's tensors or with dummy values of a seed.
 
 A layer is finished (packed, say) as soon as its last tensor has come, and its unpacked form freed,
 so the peak is the model plus one layer. Each parameter owns its memory: nothing refers to the
-checkpoint's file afterwards. Which tensor goes where was decided by `mapping.assign`.
+checkpoint's file afterwards. `mapping.assign_tensors` has decided which tensor goes where.
 
-On a GPU the copies are under way in threads (stage.py) while the next tensors are looked up, so a
-layer is finished a little after its last tensor has come.
+On a GPU the copies are under way in threads (gpu_loader.py) while the next tensors are looked up,
+so a layer is finished a little after its last tensor has come.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from quire.weights.mapping import (
 )
 
 MAX_AWAITING_LAYERS = 8
-"""Holders whose copies may be under way: enough to keep the bus busy, few enough to hold twice."""
+"""Layers with copies under way: enough to keep the bus busy, few enough to hold twice."""
 DUMMY_BLOCK_SIZE = 1_048_573
 """Random numbers drawn for a whole dummy model. Prime, so that rows of a matrix differ."""
 
@@ -39,7 +39,7 @@ H = TypeVar("H", bound=ParamOwner)
 
 
 class WeightLoader(Generic[H]):
-    """Puts tensors into holders, and calls `finish` on each holder that is complete."""
+    """Puts tensors into modules, and calls `finish` on each that is complete."""
 
     def __init__(
         self,
@@ -60,8 +60,8 @@ class WeightLoader(Generic[H]):
         ] = {}  # value, parts still to come
         self._params_left = {name: len(holder.param_names()) for name, holder in holders.items()}
         self._gpu_loader = stage
-        self._copies: dict[str, list[Future[CudaEvent]]] = {}  # under way, by holder
-        self._awaiting_copies: deque[str] = deque()  # holders that have all but these
+        self._copies: dict[str, list[Future[CudaEvent]]] = {}  # under way, by layer
+        self._awaiting_copies: deque[str] = deque()  # layers that have all but these
 
     def load(
         self, targets: Mapping[str, ParamTarget], tensors: Iterable[tuple[str, Tensor]]

@@ -1,7 +1,7 @@
-"""How much memory the KV cache may have: the most direct thing that was said, and what is free.
+"""Size of the KV cache: from the most direct option that is given, and from what is free.
 
-Not here: what a block or a step takes (plan.py). Part of resolve(): pure, every choice with its
-reason.
+Part of resolve(): pure, every choice with its reason. memory_plan.py has the sizes of blocks and
+steps.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SHARED_GPU_RESERVE = GIB // 4
 """Left free on a GPU that others use too: they allocate in pieces, and at any time."""
 CPU_KV_BYTES = 4 * GIB
 CPU_PREFIX_FACTOR = 4
-"""On a CPU, whose memory is everybody's, a share of it is not filled beyond this many times what
-the seats can use: the rest would hold ever older prefixes."""
+"""On a CPU, memory is shared with other processes: the cache does not exceed this many times what
+max_num_seqs can use. The rest would hold ever older prefixes."""
 
 
 def resolve_kv_memory(
     options: Options, model: ModelFacts, device: DeviceFacts, shape: EngineShape, why: DecisionLog
 ) -> MemoryPlan:
-    """Bytes for the cache, by the most direct thing that was said."""
+    """Bytes for the cache, by the most direct option that is given."""
     cache = options.cache
     allowed, reason = _allowed_bytes(options, device)
     kv_bytes = most = sized_by = None
@@ -71,7 +71,7 @@ def _is_utilization_given(options: Options) -> bool:
 
 
 def _allowed_bytes(options: Options, device: DeviceFacts) -> tuple[int, str]:
-    """Bytes quire may fill, weights included: what was said, and on a GPU no more than is free."""
+    """Bytes quire may fill, weights included: by the options, and on a GPU no more than is free."""
     share = options.cache.gpu_memory_utilization
     if options.cache.gpu_memory is not None:
         size, reason = int(options.cache.gpu_memory * (share or 1.0)), "what gpu_memory leaves"
@@ -91,12 +91,12 @@ def _allowed_bytes(options: Options, device: DeviceFacts) -> tuple[int, str]:
 
 
 def may_reduce_max_model_len(options: Options, device: DeviceFacts, plan: MemoryPlan) -> bool:
-    """A CPU where nothing was said of length or memory: serve what fits rather than refuse."""
-    said = options.model.max_model_len is not None or _is_utilization_given(options)
+    """A CPU without an option for length or memory: serve what fits rather than refuse."""
+    given = options.model.max_model_len is not None or _is_utilization_given(options)
     cache = options.cache
-    said = said or cache.kv_cache_memory_bytes is not None or bool(cache.cpu_kvcache_space)
-    said = said or cache.num_gpu_blocks_override is not None
-    return device.kind == "cpu" and not said and plan.max_fitting_len < plan.shape.max_model_len
+    given = given or cache.kv_cache_memory_bytes is not None or bool(cache.cpu_kvcache_space)
+    given = given or cache.num_gpu_blocks_override is not None
+    return device.kind == "cpu" and not given and plan.max_fitting_len < plan.shape.max_model_len
 
 
 def fit_max_model_len(plan: MemoryPlan, model: ModelFacts, why: DecisionLog) -> MemoryPlan:
@@ -104,7 +104,7 @@ def fit_max_model_len(plan: MemoryPlan, model: ModelFacts, why: DecisionLog) -> 
     wanted = model.max_len or DEFAULT_MAX_LEN
     length = min(wanted, plan.max_fitting_len)
     if length < 1:
-        return plan  # require_room says what is missing
+        return plan  # require_kv_memory raises
     if length < wanted:
         log.warning("max_model_len is %d: the model's %d does not fit in memory", length, wanted)
     reason = "auto: the model's" if length == wanted else "auto: the longest that fits"

@@ -1,12 +1,12 @@
-"""Where the memory of a device goes: weights, one step's activations, and the rest for KV.
+"""Plan of a device's memory: weights, one step's activations, and the rest for KV.
 
 Arithmetic over facts and options; no tensor, no device call. The engine sizes its cache with the
 same functions that `quire plan` prints, so the two cannot disagree.
 
-    allowed = weights + activations + overhead + KV room       KV room = num_blocks * block_bytes
+    allowed = weights + activations + overhead + KV memory     KV memory = num_blocks * block_bytes
 
 On a GPU these are predictions: before it sizes the cache an engine measures its worst step, and
-`refit` puts what was measured in their place.
+`apply_measurements` puts what was measured in their place.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts,
 
 
 def activation_bytes(model: ModelFacts, shape: EngineShape) -> int:
-    """Of the worst step: every token of the budget at once, every seat sampled."""
+    """Of the worst step: every token of the budget at once, max_num_seqs rows sampled."""
     if shape.device == "cpu":
         return _cpu_step_bytes(model, shape)
     steps = (
@@ -201,9 +201,9 @@ def plan_memory(
     kv_bytes: int | None = None,
     most_bytes: int | None = None,
 ) -> MemoryPlan:
-    """The plan of one rank. kv_bytes: KV room as given; most_bytes: a cap; num_blocks: as given.
+    """The plan of one rank. kv_bytes: KV memory as given; most_bytes: a cap; num_blocks: as given.
 
-    Never raises for want of room: `require_room` does.
+    Does not raise if too little is free: `require_kv_memory` does.
     """
     layers = rank_layers(model.layers, shape.ranks)
     groups = group_layers(layers, hybrid=shape.hybrid)
@@ -215,10 +215,10 @@ def plan_memory(
     weights += model.rotary * shape.max_model_len * 4
     activations = activation_bytes(model, shape)
     overhead = CUDA_OVERHEAD_BYTES if shape.device == "cuda" else 0
-    room = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
+    available = allowed_bytes - weights - activations - overhead if kv_bytes is None else kv_bytes
     if most_bytes is not None:
-        room = min(room, most_bytes)
-    blocks = max(0, room // block) if num_blocks is None else num_blocks
+        available = min(available, most_bytes)
+    blocks = max(0, available // block) if num_blocks is None else num_blocks
     return MemoryPlan(
         shape=shape,
         device_bytes=device_bytes,
@@ -226,7 +226,7 @@ def plan_memory(
         weight_bytes=weights,
         activation_bytes=activations,
         overhead_bytes=overhead,
-        kv_available_bytes=room,
+        kv_available_bytes=available,
         token_bytes=sum(one.width * itemsize for one in layers),
         block_bytes=block,
         num_blocks=blocks,
@@ -241,14 +241,14 @@ def apply_measurements(
     plan: MemoryPlan, *, weights: int, activations: int, overhead: int, num_blocks: int | None
 ) -> MemoryPlan:
     """The plan with measured bytes in place of predicted ones. num_blocks: as given, not fitted."""
-    room = plan.allowed_bytes - weights - activations - overhead
-    blocks = max(0, room // plan.block_bytes) if num_blocks is None else num_blocks
+    available = plan.allowed_bytes - weights - activations - overhead
+    blocks = max(0, available // plan.block_bytes) if num_blocks is None else num_blocks
     return replace(
         plan,
         weight_bytes=weights,
         activation_bytes=activations,
         overhead_bytes=overhead,
-        kv_available_bytes=room,
+        kv_available_bytes=available,
         num_blocks=blocks,
         max_fitting_len=find_max_fitting_len(plan.groups, plan.shape, blocks),
     )
@@ -261,7 +261,7 @@ def require_kv_memory(plan: MemoryPlan) -> None:
     length = plan.shape.max_model_len
     need = f"{gib(plan.max_len_kv_bytes)} of KV for one sequence of max_model_len={length}"
     available = gib(max(plan.kv_available_bytes, 0))
-    room = f"{available} ({plan.num_blocks} blocks of {plan.shape.block_size})"
+    blocks = f"{available} ({plan.num_blocks} blocks of {plan.shape.block_size})"
     spent = f"weights {gib(plan.weight_bytes)}, activations {gib(plan.activation_bytes)}"
     if plan.overhead_bytes:
         spent += f", context and libraries {gib(plan.overhead_bytes)}"
@@ -280,7 +280,7 @@ def require_kv_memory(plan: MemoryPlan) -> None:
         cures.append(f"gpu_memory={gib(wanted + wanted // 100)}")
     cures.append(f"num_gpu_blocks_override={blocks_per_sequence(plan.groups, plan.shape, length)}")
     raise NoRoom(
-        f"needs {need}; there is room for {room} of {gib(plan.allowed_bytes)} allowed "
+        f"needs {need}; there is room for {blocks} of {gib(plan.allowed_bytes)} allowed "
         f"({spent}). What would fit: {'; '.join(cures)}"
     )
 

@@ -81,7 +81,7 @@ class Fp8Weight(StoredWeight):
         return self.data.nbytes + self.scale.nbytes
 
     def dequantize(self, dtype: torch.dtype | None = None) -> Tensor:
-        """The plain matrix [O, I], in float32 if not said otherwise, as a new tensor."""
+        """The plain matrix [O, I], float32 by default, as a new tensor."""
         scale = (
             expand_block_scales(self.scale, *self.shape) if self.block_size else self.scale[:, None]
         )

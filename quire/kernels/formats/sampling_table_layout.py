@@ -1,6 +1,6 @@
-"""What a row asks of sampling, as a line of numbers in a table on the device, one line a slot.
+"""Layout of the table of sampling parameters on the device: a line of numbers per slot.
 
-So one launch serves any mix of rows, and a captured graph goes on serving whoever holds the slot:
+So one launch serves any mix of rows, and a captured graph serves each request that gets the slot:
 
     word 0  temperature, float32 (0: greedy), below; top_k, int32 (0: all), above
     word 1  top_p, float64
@@ -9,7 +9,7 @@ So one launch serves any mix of rows, and a captured graph goes on serving whoev
     word 4  repetition penalty, float32, below; frequency penalty, float32, above
     word 5  presence penalty, float32
 
-Not here: how the table is filled (quire.sampling.slot_param_table).
+quire.sampling.slot_param_table fills the table.
 """
 
 from __future__ import annotations
