@@ -85,7 +85,7 @@ def test_naming_what_the_checkpoint_has_is_no_contradiction(asked):
 @pytest.mark.parametrize(
     ("said", "asked", "says"),
     [
-        ({"quant_method": "awq"}, None, "asks for the quantization method 'awq'; supported"),
+        ({"quant_method": "awq"}, None, "has the quantization method 'awq'; supported"),
         ({}, "awq", "quantization must be one of fp8, .* got 'awq'"),
         (COMPRESSED, "fp8_block", "quantized already .compressed-tensors."),
         ("fp8", None, "quantization_config is 'fp8'; it must be an object"),
