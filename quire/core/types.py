@@ -90,6 +90,9 @@ class Request:
     deadline_at: float | None = None
     # when nobody wants its first token any more, by the clock of arrived_at
     pooling: str | None = None  # how hidden states are pooled; None: tokens are generated
+    extra_content: tuple[tuple[int, bytes], ...] = ()
+    """(offset, digest): content other than token ids, such as media, which starts at an offset of
+    the prompt. It separates cached blocks from there on; `salt` does from the start."""
 
 
 @dataclass(slots=True, eq=False)

@@ -79,6 +79,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     tenant_limits: TenantLimits
     deadline_at: float | None
     pooling: str | None
+    extra_content: tuple[tuple[int, bytes], ...]
 
 
 class AddRequests(EngineMessage, frozen=True):
@@ -195,7 +196,7 @@ def fingerprint(request: Request) -> bytes:
         request.prompt,
         (stop.max_tokens, stop.min_tokens, sorted(stop.eos_ids), sorted(stop.token_ids)),
         sorted((name, repr(params[name])) for name in params.keys() - _OUTPUT_ONLY_PARAMS),
-        (request.n, request.constraint, request.thinking),
+        (request.n, request.constraint, request.thinking, request.extra_content),
     )
     return sha256(repr(asked).encode()).digest()
 

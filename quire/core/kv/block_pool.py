@@ -18,6 +18,7 @@ from collections.abc import Sequence as Seq
 from enum import IntEnum
 
 from quire.core.kv.eviction_queue import EvictionQueue
+from quire.core.kv.tiers.base import Tier
 
 BlockKey = bytes
 
@@ -38,9 +39,11 @@ _STATE_OF_REFS = bytes([BlockState.FREE, BlockState.HELD, *[BlockState.SHARED] *
 class BlockPool:
     """The one owner of block ids [0, size)."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, tiers: Seq[Tier] = ()) -> None:
         assert num_blocks > 0, num_blocks
         self.size = num_blocks
+        self._tiers = tuple(tiers)
+        self._evicted: dict[int, BlockKey] = {}  # by the allocation in progress
         self._refs = [0] * num_blocks
         self._free: deque[int] = deque(range(num_blocks))
         self._eviction_queue = EvictionQueue()
@@ -70,6 +73,10 @@ class BlockPool:
             return None
         self._eviction_queue.charge(tenant, n)
         taken = [self._allocate_one() for _ in range(n)]
+        if self._evicted:
+            for tier in self._tiers:
+                tier.offer([*self._evicted], [*self._evicted.values()])
+            self._evicted.clear()
         if tenant:
             self._tenant_of.update(dict.fromkeys(taken, tenant))
         return taken
@@ -179,7 +186,10 @@ class BlockPool:
             block = self._free.popleft()
         else:
             block = self._eviction_queue.pop()
-            del self._block_of[self._key_of.pop(block)]
+            key = self._key_of.pop(block)
+            del self._block_of[key]
+            if self._tiers:
+                self._evicted[block] = key
             self._eviction_queue.credit(self._tenant_of.pop(block, b""))
         self._refs[block] = 1
         return block

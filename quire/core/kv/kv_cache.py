@@ -4,7 +4,7 @@ A sequence has one table per layer group; all tables are equally long and entry 
 [i * B, (i + 1) * B). Entries whose block slid out of a group's window are NO_BLOCK. All groups
 draw from one pool. Content is known by chained keys, so a key stands for all tokens before it:
 
-    key(i) = SHA-256(key(i - 1) | token ids of block i)       key(-1) = SHA-256(salt)
+    key(i) = SHA-256(key(i - 1) | token ids | extra content of block i)   key(-1) = SHA-256(salt)
 
 and a group's copy of it is filed under key(i) + group number. This is the scheduler's private
 helper: it writes `tables`, `keys`, `computed` and `planned` of sequences, and nobody else's state.
@@ -17,6 +17,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from hashlib import sha256
+from struct import pack
 
 from quire.core.kv.block_pool import BlockKey, BlockPool
 from quire.core.kv.cache_spec import CacheSpec, FullAttentionSpec
@@ -229,8 +230,17 @@ class KVCache:
         for i in range(len(keys), n):
             parent = keys[-1] if keys else sha256(seq.request.salt).digest()
             chunk = array("i", seq.tokens[i * size : (i + 1) * size]).tobytes()
-            keys.append(sha256(parent + chunk).digest())
+            keys.append(sha256(parent + chunk + self._extra_content(seq, i)).digest())
         return keys[:n]
+
+    def _extra_content(self, seq: Sequence, block: int) -> bytes:
+        """What a block holds other than token ids: digests, each with its offset in the block."""
+        size = self.block_size
+        return b"".join(
+            pack("<II", at % size, len(digest)) + digest
+            for at, digest in seq.request.extra_content
+            if at // size == block
+        )
 
     # -- forks ------------------------------------------------------------------------------
 

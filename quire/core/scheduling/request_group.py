@@ -73,6 +73,7 @@ def _shared_prefix_len(parent: Sequence, child: Sequence) -> int:
         return 0
     if parent.state is SequenceState.SWAPPED:
         return 0
-    most = min(parent.computed, child.prompt_len - 1)
+    differing = {*parent.request.extra_content} ^ {*child.request.extra_content}
+    most = min(parent.computed, child.prompt_len - 1, *(at for at, _ in differing))
     a, b = parent.tokens[:most], child.tokens[:most]
     return most if a == b else next(i for i, (x, y) in enumerate(zip(a, b)) if x != y)

@@ -48,6 +48,7 @@ KEY_BYTES = 8
 MAX_KEYS = 1 << 16
 """Block keys in a state record: writing more would delay a step."""
 PRIVATE_FIELDS = (
+    "extra_content",
     "id",
     "prompt",
     "params",

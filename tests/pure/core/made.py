@@ -18,7 +18,16 @@ def request(id="r", prompt=(1, 2, 3), max_tokens=4, **fields):
 def sequence(prompt=(1, 2, 3), *, tables=1, index=0, output=(), **fields):
     asked = {
         k: fields.pop(k)
-        for k in ("id", "salt", "priority", "arrived_at", "read_prefix_cache", "stop", "tenant")
+        for k in (
+            "id",
+            "salt",
+            "priority",
+            "arrived_at",
+            "read_prefix_cache",
+            "stop",
+            "tenant",
+            "extra_content",
+        )
         if k in fields
     }
     made = request(prompt=prompt, **asked)

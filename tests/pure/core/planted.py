@@ -38,7 +38,7 @@ BUGS = (
     Bug(
         "a block's key leaves out the blocks before it",
         "kv/kv_cache.py",
-        "keys.append(sha256(parent + chunk).digest())",
+        "keys.append(sha256(parent + chunk + self._extra_content(seq, i)).digest())",
         "keys.append(sha256(sha256(seq.request.salt).digest() + chunk).digest())",
     ),
     Bug(
@@ -68,8 +68,8 @@ BUGS = (
     Bug(
         "an evicted block keeps its old content in the map",
         "kv/block_pool.py",
-        "            del self._block_of[self._key_of.pop(block)]\n",
-        "            self._key_of.pop(block)\n",
+        "key = self._key_of.pop(block)\n            del self._block_of[key]\n",
+        "key = self._key_of.pop(block)\n",
     ),
     Bug(
         "the head of a sequence is evicted before its tail",
@@ -128,7 +128,7 @@ BUGS = (
     Bug(
         "limits do not get back what a preempted row took",
         "scheduling/plan_builder.py",
-        "                    limit.undo(seq, row.count)\n",
+        "                    budget.undo(seq, row.count)\n",
         "                    pass\n",
     ),
     Bug(
@@ -194,8 +194,8 @@ BUGS = (
     Bug(
         "a fork shares a token that the parent has not computed",
         "scheduling/request_group.py",
-        "most = min(parent.computed, child.prompt_len - 1)",
-        "most = min(len(parent.tokens), child.prompt_len - 1)",
+        "most = min(parent.computed, child.prompt_len - 1, ",
+        "most = min(len(parent.tokens), child.prompt_len - 1, ",
     ),
     Bug(
         "prompt logprobs computed twice are told twice",

@@ -171,3 +171,39 @@ def test_check_sees_holds_that_differ():
     [block] = pool.allocate(1)
     with pytest.raises(AssertionError, match="held"):
         pool.check({block: 2})
+
+
+class FakeTier:
+    """Takes all that is offered."""
+
+    def __init__(self):
+        self.offered = []
+
+    def lookup(self, keys):
+        known = [key for _, key in self.offered]
+        return next((i for i, key in enumerate(keys) if key not in known), len(keys))
+
+    def load(self, keys, blocks):
+        return ("load", *keys)
+
+    def offer(self, blocks, keys):
+        self.offered += zip(blocks, keys, strict=True)
+
+
+def test_what_is_evicted_is_offered_to_each_tier_once_and_in_order():
+    tiers = FakeTier(), FakeTier()
+    pool = BlockPool(4, tiers)
+    blocks = pool.allocate(3)
+    for block, key in zip(blocks, (b"a", b"b", b"c")):
+        pool.cache_block(block, key)
+    pool.free(blocks)
+    assert pool.allocate(1) is not None  # a free one
+    assert not tiers[0].offered
+    taken = pool.allocate(2)
+    assert tiers[0].offered == tiers[1].offered == list(zip(taken, (b"c", b"b")))
+    assert tiers[0].lookup([b"c", b"b", b"a"]) == 2
+    pool.free(taken)
+    assert pool.allocate(2) is not None
+    assert len(tiers[0].offered) == 2, "they had no content"
+    assert pool.allocate(1) is not None
+    assert [key for _, key in tiers[0].offered] == [b"c", b"b", b"a"]

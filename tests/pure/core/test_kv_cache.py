@@ -92,6 +92,30 @@ def test_only_the_same_salt_hits_and_only_who_reads(fields, hit):
     assert matched(kv, range(8), **fields).computed == hit
 
 
+@pytest.mark.parametrize(
+    ("mine", "hit"),
+    [
+        (((5, b"cat"),), 8),  # the same
+        (((5, b"dog"),), 4),  # another image, in the second block
+        (((6, b"cat"),), 4),  # the same at another place of the block
+        ((), 4),
+        (((5, b"cat"), (9, b"dog")), 8),  # one more, behind what is cached
+        (((1, b"cat"), (5, b"cat")), 0),
+    ],
+)
+def test_text_before_other_content_hits_and_text_behind_it_does_not(mine, hit):
+    kv = cache()
+    done(kv, range(8), extra_content=((5, b"cat"),))
+    assert matched(kv, range(12), extra_content=mine).computed == hit
+
+
+def test_what_follows_a_block_with_content_is_not_found_behind_other_content():
+    kv = cache()
+    done(kv, range(16), extra_content=((5, b"cat"),))
+    assert matched(kv, range(20), extra_content=((5, b"dog"),)).computed == 4
+    assert matched(kv, range(20), extra_content=((5, b"cat"),)).computed == 16
+
+
 def test_the_same_block_behind_another_beginning_is_not_a_hit():
     kv = cache()
     done(kv, (1, 1, 1, 1, 2, 2, 2, 2))

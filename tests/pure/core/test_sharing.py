@@ -14,6 +14,7 @@ from quire.core.scheduling.limits.shortest_prompt_first import MAX_BACKOFF, Shor
 from quire.core.scheduling.limits.tenant_kv_quota import TenantKVQuota
 from quire.core.scheduling.order.fair import FairQueue
 from quire.core.scheduling.order.fifo import Fifo
+from quire.core.scheduling.request_group import _shared_prefix_len
 from quire.core.tenant_limits import TenantLimits
 from quire.core.types import SequenceState
 from tests.pure.core.made import request, sequence
@@ -210,3 +211,12 @@ def test_one_of_a_tenant_may_always_run_and_who_is_at_its_share_is_passed_over()
     limit.begin_step(3)
     assert list(order) == [other, next_one]
     assert order.pop() is other
+
+
+@pytest.mark.parametrize(
+    ("content", "shared"), [(((5, b"cat"),), 9), (((5, b"dog"),), 5), ((), 5), (((2, b"x"),), 2)]
+)
+def test_a_fork_shares_nothing_behind_other_content(content, shared):
+    parent = sequence(prompt=range(9), extra_content=((5, b"cat"),), computed=9)
+    child = sequence(prompt=range(12), extra_content=content)
+    assert _shared_prefix_len(parent, child) == shared

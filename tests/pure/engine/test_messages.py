@@ -47,6 +47,7 @@ OTHERS = {
     "tenant_limits": TenantLimits(2.0, 3, 4000, None, 0.25),
     "deadline_at": 99.5,
     "pooling": "last",
+    "extra_content": ((3, b"\x02digest"), (9, b"")),
 }
 
 
