@@ -1,8 +1,7 @@
-"""Every environment variable quire reads, typed, in one place. No other file reads os.environ.
+"""Environment variables: reads all that quire uses, typed. No other file reads os.environ.
 
-They are for debugging and for what must be known before options exist. Anything that changes
-results or speed in production is an option, not a variable. What VLLM_* variables mean here is in
-quire.config.vllm_environment.
+They are for debugging, and for settings that are needed before options exist. Settings that change
+results or speed in production are options. VLLM_* variables: quire.config.vllm_environment.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Env:
-    """What the environment says. Field docstrings are the help of `quire env`."""
+    """The values of all variables. Field docstrings are the help of `quire env`."""
 
     check: bool
-    """QUIRE_CHECK=1: prove the pool's and the cache's invariants after every step."""
+    """QUIRE_CHECK=1: check the invariants of block pool and cache after every step."""
     log_level: str
     """QUIRE_LOGGING_LEVEL (or VLLM_LOGGING_LEVEL): DEBUG, INFO, WARNING, ERROR."""
     trace_function: bool
@@ -50,7 +49,7 @@ def _flag(*names: str, default: bool = False) -> bool:
 
 
 def _text(*names: str) -> str | None:
-    """The first of the variables that is set to something."""
+    """The value of the first variable that is set and not empty."""
     return next((os.environ[name] for name in names if os.environ.get(name)), None)
 
 
@@ -83,7 +82,7 @@ def vllm_variables() -> Mapping[str, str]:
 
 
 def client_api_key() -> str | None:
-    """OPENAI_API_KEY: what a command that is a client sends if it is not told a key."""
+    """OPENAI_API_KEY: the key that client commands send if none is given."""
     return _text("OPENAI_API_KEY")
 
 
@@ -100,6 +99,6 @@ def child_environment(**changes: str) -> dict[str, str]:
 
 
 def sandbox_environment() -> dict[str, str]:
-    """The environment of a child that runs what strangers send: what Python needs, no secret."""
+    """The environment of a child that handles untrusted input: what Python needs, no secrets."""
     kept = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "PATH", "VIRTUAL_ENV", "SYSTEMROOT")
     return {name: value for name, value in os.environ.items() if name.startswith(kept)}

@@ -1,34 +1,34 @@
-"""Every error quire raises on purpose.
+"""Error tree: every error that quire raises on purpose.
 
 QuireError
 ├── ConfigError              bad options; raised before anything starts
-│   ├── NoRoom               memory does not suffice; has the numbers and the knobs
-│   └── WeightError          the checkpoint does not fit the model; has the list
-├── RequestError             the caller's fault; has `param`           → 400
-│   ├── TooLong              prompt + max_tokens cannot ever fit       → 400
+│   ├── NoRoom               too little memory; has the numbers and the options
+│   └── WeightError          the checkpoint does not fit the model; lists the tensors
+├── RequestError             an invalid request; has `param`           → 400
+│   ├── TooLong              prompt + max_tokens can never fit         → 400
 │   ├── UnknownModel                                                   → 404
 │   └── Unsupported          valid, but this model or build cannot     → 501
 ├── Overloaded               try later; has `retry_after_s`            → 429
-└── EngineError              our fault; ends this request              → 500
-    ├── HookFailed           a function that the engine was given raised
-    ├── StepFailed           its step fails, and nobody else's does    → 500
-    ├── NotFinite            the model's numbers came to nothing       → 500
-    ├── EngineCrashed        the request was aboard two that died      → 500
-    ├── Quarantined          the same input did one of those before    → 422
+└── EngineError              a fault of the engine; ends the request   → 500
+    ├── HookFailed           a logits processor raised
+    ├── StepFailed           steps fail with this request alone        → 500
+    ├── NotFinite            its logits are NaN or infinite            → 500
+    ├── EngineCrashed        engines died while they ran it            → 500
+    ├── Quarantined          the same input did so before              → 422
     ├── EngineAway           it is being restarted; `retry_after_s`    → 503
-    ├── ShuttingDown         the server ends; ask another              → 503
+    ├── ShuttingDown         the server stops                          → 503
     └── EngineDead           ends the process
 
-Raise the narrowest. The arrows are quire.server's business; nobody else knows HTTP. A broken
-invariant is not here: that is an `assert`. ConfigError and RequestError are also ValueErrors,
-because that is what scripts written for this kind of engine catch.
+Raise the narrowest class. quire.server maps them to HTTP status codes (the arrows). A broken
+invariant is an `assert`. ConfigError and RequestError are also ValueErrors, because scripts written
+for other engines catch those.
 """
 
 from __future__ import annotations
 
 
 class QuireError(Exception):
-    """Base of all of them."""
+    """Base of all errors of quire."""
 
 
 class ConfigError(QuireError, ValueError):
@@ -36,7 +36,7 @@ class ConfigError(QuireError, ValueError):
 
 
 class NoRoom(ConfigError):
-    """Memory does not suffice. The message gives need, room and what would fit."""
+    """Too little memory. The message has the need, what is free, and what would fit."""
 
 
 class WeightError(ConfigError):
@@ -44,7 +44,7 @@ class WeightError(ConfigError):
 
 
 class RequestError(QuireError, ValueError):
-    """The caller's fault. `param` is the caller's word for the offending field."""
+    """An invalid request. `param` is the name of the invalid field in the request."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
@@ -66,7 +66,7 @@ class Unsupported(RequestError):
 class Overloaded(QuireError):
     """Try again later.
 
-    reason: which bound it was, one word; numbers: what is told beside the message, by name.
+    reason: one word for the limit that was reached; numbers: further figures by name.
     """
 
     def __init__(
@@ -84,15 +84,15 @@ class Overloaded(QuireError):
 
 
 class EngineError(QuireError, RuntimeError):
-    """Our fault; ends one request."""
+    """A fault of the engine; ends one request."""
 
 
 class HookFailed(EngineError):
-    """A function that the engine was given (a logits processor) raised on a whole batch."""
+    """A logits processor raised on a whole batch."""
 
 
 class StepFailed(EngineError):
-    """A step of the engine fails with this request, alone, and with no other."""
+    """Steps fail with this request alone."""
 
 
 class NotFinite(EngineError):
@@ -100,11 +100,11 @@ class NotFinite(EngineError):
 
 
 class EngineCrashed(EngineError):
-    """The request was aboard two engines that died: a third is not risked."""
+    """Two engines died while they ran the request: it is not tried again."""
 
 
 class Quarantined(EngineError):
-    """The same input has broken a step, or an engine: it is not tried again for a while."""
+    """The same input broke a step or an engine: it is not tried again for a while."""
 
 
 class EngineAway(EngineError):
@@ -116,7 +116,7 @@ class EngineAway(EngineError):
 
 
 class ShuttingDown(EngineError):
-    """The server ends, and this request did not end in time."""
+    """The server stops, and this request did not end in time."""
 
 
 class EngineDead(EngineError):

@@ -1,6 +1,6 @@
-"""Logging set-up, called once by each process, never at import. Modules use logging.getLogger.
+"""Logging: sets up the loggers of a process, when called, never at import.
 
-Also the trace of function calls, for finding what hangs: trace_functions().
+Also traces function calls, to find what hangs: trace_functions().
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Literal, TextIO
 FORMAT = "%(levelname)s %(asctime)s [%(name)s] %(message)s"
 DATE_FORMAT = "%m-%d %H:%M:%S"
 LOGGERS = ("quire", "uvicorn")
-"""Whose records we show; the root logger is the user's."""
+"""Loggers whose records are shown. The root logger belongs to the user."""
 _PLAIN = frozenset([*vars(logging.makeLogRecord({})), "message", "asctime", "color_message"])
 """Attributes that every record has; others came with `extra=`."""
 
@@ -30,9 +30,9 @@ Style = Literal["text", "json"]
 
 
 class BestEffortStream:
-    """A stream for people to read: what it cannot take is lost, and nobody fails of it.
+    """A stream that loses what it cannot write, without an error.
 
-    A log may lie on a disk that is full, or be a pipe whose reader has gone.
+    A log may be on a full disk, or a pipe without a reader.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -62,7 +62,7 @@ def setup(
     prefix: str = "",
     stream: Literal["stderr", "stdout"] = "stderr",
 ) -> None:
-    """Show records from `level` on. A later call changes what an earlier one set.
+    """Show records from `level` on. A later call replaces the settings of an earlier one.
 
     The root logger and a user's own set-up are left alone.
     """
@@ -75,7 +75,7 @@ def setup(
         logger = logging.getLogger(name)
         ours = [one for one in logger.handlers if isinstance(one, QuireLogHandler)]
         if not ours and (logger.handlers or logging.getLogger().handlers):
-            continue  # the user has configured logging: their word counts
+            continue  # the user has configured logging
         for one in ours:
             logger.removeHandler(one)
         handler = QuireLogHandler(sys.stdout if stream == "stdout" else sys.stderr)
@@ -84,11 +84,11 @@ def setup(
 
 
 def setup_from_file(path: Path) -> None:
-    """Set logging up as a JSON file of `logging.config.dictConfig` says. Raises ValueError."""
+    """Set up logging from a JSON file for `logging.config.dictConfig`. Raises ValueError."""
     try:
         logging.config.dictConfig(json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, AttributeError, ImportError) as error:
-        raise ValueError(f"cannot set logging up from {path}: {error}") from None
+        raise ValueError(f"cannot set up logging from {path}: {error}") from None
 
 
 class QuireLogHandler(logging.StreamHandler):
@@ -96,7 +96,7 @@ class QuireLogHandler(logging.StreamHandler):
 
 
 class JsonLinesFormatter(logging.Formatter):
-    """One JSON object a line; what came with `extra=` is in it."""
+    """One JSON object per line, with the attributes of `extra=`."""
 
     def format(self, record: logging.LogRecord) -> str:
         at = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
@@ -116,10 +116,10 @@ class JsonLinesFormatter(logging.Formatter):
 def trace_functions() -> Path:
     """Write each call of a function of quire, and each return, to a file. Returns its path.
 
-    For finding what hangs or crashes: the last call without a return is where. Very slow.
+    To find what hangs or crashes: it is the last call without a return. Very slow.
     """
     descriptor, path = tempfile.mkstemp(prefix=f"quire-calls-{os.getpid()}-", suffix=".log")
-    # It stays open as long as the process lives, and a crash loses no line
+    # It stays open as long as the process lives; a crash loses no line.
     lines = open(descriptor, "w", buffering=1, encoding="utf-8")  # noqa: SIM115
     tracer = CallTracer(lines.write, str(Path(__file__).parent) + os.sep)
     threading.setprofile(tracer)
@@ -128,7 +128,7 @@ def trace_functions() -> Path:
 
 
 def is_tracing() -> bool:
-    """trace_functions() was called in this process."""
+    """Whether trace_functions() was called in this process."""
     return isinstance(sys.getprofile(), CallTracer)
 
 

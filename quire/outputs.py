@@ -1,10 +1,7 @@
-"""What callers get back. Plain data with the field names that users of vLLM know; standard library
-only.
+"""Outputs: plain data that callers get, with vLLM's field names. Standard library only.
 
-Not here: how it is put together (quire.text.output.output_processor), nor anything of the wire
-formats.
-`FlatLogprobs` is the one container with a thought in it: many positions' logprobs in six flat
-lists, so that a long answer makes a handful of objects for the garbage collector and not thousands.
+quire.text.output.output_processor builds them. `FlatLogprobs` keeps the logprobs of many positions
+in six flat lists, so that a long answer is a few objects for the garbage collector, not thousands.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from quire.errors import RequestError
 
 @dataclass(slots=True)
 class Logprob:
-    """Of one token at one position. rank: 1 is the most likely of the vocabulary."""
+    """The logprob of one token at one position. rank: 1 is the most likely token."""
 
     logprob: float
     rank: int | None = None
@@ -26,7 +23,7 @@ class Logprob:
 
 
 class FlatLogprobs(Sequence["dict[int, Logprob] | None"]):
-    """Reads like a list of dicts; position i is entries [start_indices[i], end_indices[i])."""
+    """A list of dicts in columns; position i has entries [start_indices[i], end_indices[i])."""
 
     def __init__(self) -> None:
         self.start_indices: list[int] = []
@@ -118,7 +115,7 @@ PromptLogprobs = list[dict[int, Logprob] | None] | FlatLogprobs
 
 @dataclass(slots=True)
 class RequestStateStats:
-    """When things happened to a request. `_ts` and arrival_time: monotonic clock, seconds."""
+    """Times and counts of a request. `_ts` and arrival_time: monotonic clock, seconds."""
 
     num_generation_tokens: int = 0
     num_preemptions: int = 0
@@ -141,7 +138,7 @@ class FunctionCall:
 
 @dataclass
 class ToolCall:
-    """A call that a model asks for; `dataclasses.asdict` makes what a message wants to have."""
+    """A tool call of a model; `dataclasses.asdict` makes the entry for a message."""
 
     id: str
     function: FunctionCall
@@ -152,10 +149,10 @@ class ToolCall:
 class CompletionOutput:
     """One answer to a prompt.
 
-    finish_reason: "stop", "length", "abort", "error", "repetition", or None while it goes on.
+    finish_reason: "stop", "length", "abort", "error", "repetition", or None before the end.
     stop_reason: the stop string or stop token id that ended it; None on EOS.
-    reasoning, tool_calls: what chat() read in the text if it was asked to; `text` is the rest, and
-    finish_reason may be "tool_calls". notes: what looked like them and made no sense.
+    reasoning, tool_calls: parsed from the text by chat() on request; `text` is the rest, and
+    finish_reason may be "tool_calls". notes: invalid tool calls and the like.
     """
 
     index: int
@@ -188,7 +185,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """The answer(s) to one prompt, or news of them, by the request's output kind."""
+    """The answers to one prompt, in full or what is new, depending on the output kind."""
 
     request_id: str
     prompt: str | None
@@ -206,7 +203,7 @@ class RequestOutput:
     kv_transfer_params: dict[str, object] | None = None
     ec_transfer_params: dict[str, object] | None = None
     error: str | None = None  # why, when an output's finish_reason is "error"
-    fault: RequestError | None = None  # the error, where the request is to blame for it
+    fault: RequestError | None = None  # the error, if the request caused it
 
     def __repr__(self) -> str:
         return (
@@ -242,7 +239,7 @@ class BeamSearchOutput:
 
 
 class TensorLike(Protocol):
-    """What is needed of a tensor here; this module knows no tensor library."""
+    """The part of a tensor that is used here, without a tensor library."""
 
     @property
     def shape(self) -> Sequence[int]: ...
@@ -262,7 +259,7 @@ class PoolingOutput:
 def _vector(pooled: PoolingOutput, what: str) -> list[float]:
     if len(pooled.data.shape) != 1:
         shape = tuple(pooled.data.shape)
-        raise ValueError(f"{what} is made of a one-dimensional tensor; this one has shape {shape}")
+        raise ValueError(f"{what} needs a one-dimensional tensor, got shape {shape}")
     values = pooled.data.tolist()
     assert isinstance(values, list), type(values)
     return values
@@ -311,8 +308,8 @@ class ScoringOutput:
             value = value[0]
         if not isinstance(value, int | float):
             shape = tuple(pooling_output.data.shape)
-            raise ValueError(  # noqa: TRY004  the type of a tensor's content is its value
-                f"a score is made of one number; this tensor has shape {shape}"
+            raise ValueError(  # noqa: TRY004  the content of a tensor is a value
+                f"a score needs a tensor with one number, got shape {shape}"
             )
         return ScoringOutput(float(value))
 

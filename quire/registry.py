@@ -1,4 +1,4 @@
-"""Plug-ins found by file name. `quire/models/qwen3.py` is the model "qwen3"; nothing lists it."""
+"""Plug-in registry: finds plug-ins by file name. `quire/models/qwen3.py` is the model "qwen3"."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from typing import Any
 from quire.errors import ConfigError
 
 FRAMEWORK_MODULES = frozenset({"base", "build", "parser", "select"})
-"""Modules of a plug-in folder that are no plug-ins: contract, and what chooses or assembles."""
+"""Modules of a plug-in folder that are not plug-ins: its contract, selection and assembly."""
 
 
 class PluginRegistry:
     """One kind of plug-in: the modules of a package, plus entry points of a group.
 
-    group: of the entry points; the package's name if not given.
+    group: of the entry points; default: the name of the package.
     """
 
     def __init__(self, package: str, group: str | None = None) -> None:
@@ -31,7 +31,7 @@ class PluginRegistry:
 
     @functools.cached_property
     def _entry_points(self) -> dict[str, EntryPoint]:
-        """By name. Looked for once: what is installed does not change while we run."""
+        """Entry points by name. Read once: installed packages do not change meanwhile."""
         return {entry.name: entry for entry in entry_points(group=self.group)}
 
     @functools.cached_property
@@ -45,7 +45,7 @@ class PluginRegistry:
         return sorted(self._module_names | self._entry_points.keys())
 
     def read_literal(self, name: str, constant: str) -> Any:
-        """A constant of a plug-in's file that is a literal, without importing it. None: absent."""
+        """Read a literal constant of a plug-in's file without importing it. None: absent."""
         entry = self._entry_points.get(name)
         spec = find_spec(entry.module if entry else f"{self.package}.{name}")
         source = Path(spec.origin).read_text() if spec is not None and spec.origin else ""
@@ -55,7 +55,7 @@ class PluginRegistry:
         return None
 
     def load(self, name: str) -> ModuleType:
-        """Import one plug-in, and only that one. Unknown names get the nearest suggestions."""
+        """Import one plug-in. Raises ConfigError for an unknown name, with similar names."""
         names = self.names()
         if name not in names:
             near = difflib.get_close_matches(name, names, n=3)

@@ -7,7 +7,6 @@ Why, which `quire explain` prints. Nothing is written after this: the config is 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -445,8 +444,3 @@ def resolve_sampling(options: Options, model: ModelFacts, why: DecisionLog) -> S
     if defaults:
         why.record("sampling.defaults", defaults, "the generation config")
     return SamplingSection(defaults=defaults, eos_ids=model.eos_ids)
-
-
-def format_decisions(why: Iterable[Decision]) -> list[str]:
-    """One line per choice."""
-    return [f"{one.field} = {one.value}: {one.reason}" for one in why]

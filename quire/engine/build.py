@@ -1,7 +1,7 @@
-"""The composition root: options and facts become a config, and the config becomes an engine.
+"""Composition root: resolves options and facts to a config, and builds the engine from it.
 
-The only place that knows all parts. Each part is given its section or plain values. What takes long
-(importing torch's world, reading weights, loading the tokenizer) happens here, once.
+The only module that imports all parts. Each part gets its section of the config, or plain values.
+Slow work (importing torch, reading weights, loading the tokenizer) runs here, once.
 """
 
 from __future__ import annotations
@@ -80,18 +80,17 @@ from quire.weights.files import resolve_model_folder as resolve_folder
 log = logging.getLogger(__name__)
 
 StartTextSetup = Callable[[EngineConfig, Callable[[], Path]], None]
-"""Begins what has to do with text, beside the rest: given the config and how to find the folder of
-the tokenizer."""
+"""Starts the text side concurrently: given the config and a function for the tokenizer's folder."""
 
 
 MIN_LONG_PROMPT_CHUNK = {cpu.name: 2, cuda.name: 32}
-"""Tokens of a long prompt beside decoding rows at least. A GPU computes 32 as fast as one; a CPU
-takes as long for each, and more the longer the context."""
+"""Least tokens of a long prompt in a step with decoding rows. A GPU computes 32 as fast as one; a
+CPU takes as long for each, and longer with more context."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineCoreBundle:
-    """An engine that knows tokens only."""
+    """An engine without its text side."""
 
     engine: EngineCore
     config: EngineConfig
@@ -107,7 +106,7 @@ class EngineCoreBundle:
 
 @dataclass(frozen=True, slots=True)
 class EngineBundle(EngineCoreBundle):
-    """An engine and what its users need beside it."""
+    """An engine with its text side."""
 
     tokenizer: Tokenizer | None
     input_processor: InputProcessor
@@ -115,7 +114,7 @@ class EngineBundle(EngineCoreBundle):
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A model found and read as far as its small files go."""
+    """A model that was found, as its small files describe it."""
 
     folder: Path
     model_type: str
@@ -124,72 +123,73 @@ class ModelDescription:
 
 
 def build_engine(options: Options, *, server: bool = False) -> EngineBundle:
-    """Make everything that `options` asks for. Raises ConfigError, NoRoom or WeightError."""
-    with _startup(options) as receipt:
+    """Build an engine with its text side. Raises ConfigError, NoRoom or WeightError."""
+    with _startup(options) as timer:
         loading: list[Future[Tokenizer | None]] = []
 
         def load(config: EngineConfig, folder: Callable[[], Path]) -> None:
             def load_tokenizer() -> Tokenizer | None:
                 return load_engine_tokenizer(config, None if skips_tokenizer(config) else folder())
 
-            loading.append(receipt.run_concurrently("tokenizer", load_tokenizer))
+            loading.append(timer.run_concurrently("tokenizer", load_tokenizer))
 
-        bare = _resolve_and_assemble(options, receipt, server=server, texts=load)
+        bundle = _resolve_and_assemble(options, timer, server=server, texts=load)
         tokenizer = loading[0].result()
-        receipt.lap("tokenizer")
-        made = {one.name: getattr(bare, one.name) for one in fields(bare)}
-        made["seconds"] = receipt.seconds()
-        inputs = build_input_processor(bare.config, tokenizer, checks=bare.param_checks)
+        timer.lap("tokenizer")
+        made = {one.name: getattr(bundle, one.name) for one in fields(bundle)}
+        made["seconds"] = timer.seconds()
+        inputs = build_input_processor(bundle.config, tokenizer, checks=bundle.param_checks)
         built = EngineBundle(**made, tokenizer=tokenizer, input_processor=inputs)
-    _log_ready(built, receipt)
+    _log_ready(built, timer)
     return built
 
 
 def build_engine_core(
     options: Options, found: Callable[[EngineConfig, Path | None], None], *, server: bool = False
 ) -> EngineCoreBundle:
-    """Make the engine alone. Text is another process's business: `found` is told, in a thread,
-    the config so far and the folder of the tokenizer. Raises as build() does.
+    """Build an engine without its text side, which is in another process. Raises as build_engine().
+
+    found: called in a thread with the config so far and the folder of the tokenizer.
     """
-    with _startup(options) as receipt:
+    with _startup(options) as timer:
 
-        def tell(config: EngineConfig, folder: Callable[[], Path]) -> None:
+        def start_text(config: EngineConfig, folder: Callable[[], Path]) -> None:
             work = lambda: found(config, None if skips_tokenizer(config) else folder())  # noqa: E731
-            told.append(receipt.run_concurrently("tokenizer files", work))
+            futures.append(timer.run_concurrently("tokenizer files", work))
 
-        told: list[Future[None]] = []
-        bare = _resolve_and_assemble(options, receipt, server=server, texts=tell)
-        told[0].result()
-        bare = replace(bare, seconds=receipt.seconds())
-    _log_ready(bare, receipt)
-    return bare
+        futures: list[Future[None]] = []
+        bundle = _resolve_and_assemble(options, timer, server=server, texts=start_text)
+        futures[0].result()
+        bundle = replace(bundle, seconds=timer.seconds())
+    _log_ready(bundle, timer)
+    return bundle
 
 
 def skips_tokenizer(config: EngineConfig) -> bool:
-    """There is to be no tokenizer."""
+    """Whether the engine has no tokenizer."""
     return config.model.skip_tokenizer_init
 
 
 @contextmanager
 def _startup(options: Options) -> Iterator[StartupTimer]:
-    with StartupTimer() as receipt:
+    with StartupTimer() as timer:
         if options.device.device != cpu.name:
-            receipt.run_concurrently("CUDA driver", _initialize_driver)
-        yield receipt
+            timer.run_concurrently("CUDA driver", _initialize_driver)
+        yield timer
 
 
 def _resolve_and_assemble(
-    options: Options, receipt: StartupTimer, *, server: bool, texts: StartTextSetup
+    options: Options, timer: StartupTimer, *, server: bool, texts: StartTextSetup
 ) -> EngineCoreBundle:
     environment = env.read()
     found = describe_model(options, environment)
-    receipt.lap("model files")
+    timer.lap("model files")
     resolved = resolve_config(found, options, environment, server=server)
-    receipt.lap("config")
-    bare = _assemble(found, resolved, options, environment, receipt, texts)
-    for one in bare.decisions:
+    timer.lap("config")
+    bundle = _assemble(found, resolved, options, environment, timer, texts)
+    for one in bundle.decisions:
         log.debug("%s = %s: %s", one.field, one.value, one.reason)
-    return bare
+    return bundle
 
 
 def _assemble(
@@ -197,10 +197,10 @@ def _assemble(
     resolved: ResolvedConfig,
     options: Options,
     environment: env.Env,
-    receipt: StartupTimer,
+    timer: StartupTimer,
     texts: StartTextSetup,
 ) -> EngineCoreBundle:
-    """The parts, in the order that lets slow ones run beside each other."""
+    """Build the parts, in the order in which slow ones can run concurrently."""
     config, plan, why = resolved
     backend_select.check_backend(config.structured.backend)
     device = torch_device(config.device.kind)
@@ -208,9 +208,9 @@ def _assemble(
     compilers = None
     if device.type == cuda.name:
         compilers = _start_compilers(config, environment)  # first: it has much to read
-        opening.append(receipt.run_concurrently("CUDA context", lambda: _open_cuda_context(device)))
+        opening.append(timer.run_concurrently("CUDA context", lambda: _open_cuda_context(device)))
         opening.append(
-            receipt.run_concurrently("Triton", lambda: _import_triton(config, environment))
+            timer.run_concurrently("Triton", lambda: _import_triton(config, environment))
         )
     texts(config, lambda: _tokenizer_folder(found.folder, config, options, environment))
     held = torch.cuda.memory_allocated(device) if opening else 0
@@ -219,11 +219,11 @@ def _assemble(
         ranks = start_ranks(config, options)
     else:
         model = load_model(found.model_type, found.config, found.folder, config, device)
-    receipt.lap("weights")
+    timer.lap("weights")
     for one in opening:
         one.result()
     if opening:
-        receipt.lap("context")
+        timer.lap("context")
     processors = load_processors(config.model.logits_processors, config, device)
 
     tokenizer = lambda: _tokenizer_folder(found.folder, config, options, environment)  # noqa: E731
@@ -237,23 +237,23 @@ def _assemble(
 
     if device.type == cuda.name:
         started = gpu_startup.start_on_gpu(
-            half, config, plan, _memory_situation(options, held), device, receipt, compilers
+            half, config, plan, _memory_situation(options, held), device, timer, compilers
         )
         config, plan = started.config, started.plan
         why = tuple(_with_measured_blocks(one, config) for one in why)
-        engine = _build_core(
+        engine = build_core(
             config, *started.engine_parts, check=environment.check, grammars=grammars
         )
     else:
-        engine = _build_core(config, *half(config), check=environment.check, grammars=grammars)
-    receipt.lap("engine")
+        engine = build_core(config, *half(config), check=environment.check, grammars=grammars)
+    timer.lap("engine")
     checks: list[ParamCheck] = [check_params] if several else []
     checks += [one.validate_params for one in processors if hasattr(one, "validate_params")]
-    return EngineCoreBundle(engine, config, plan, why, tuple(checks), receipt.seconds())
+    return EngineCoreBundle(engine, config, plan, why, tuple(checks), timer.seconds())
 
 
 def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
-    """A choice that was made again when the memory of the steps was known."""
+    """The decision, with the number of blocks after the memory of steps was measured."""
     blocks = config.cache.num_blocks
     if why.field != "cache.num_blocks" or why.value == blocks:
         return why
@@ -261,9 +261,9 @@ def _with_measured_blocks(why: Decision, config: EngineConfig) -> Decision:
 
 
 def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituation:
-    """What was said of memory, and who holds some already. held: torch, for other engines here."""
-    said = options.cache
-    fixed = said.num_gpu_blocks_override is not None or said.kv_cache_memory_bytes is not None
+    """Memory options and memory in use. held: by torch, for other engines of this process."""
+    section = options.cache
+    fixed = section.num_gpu_blocks_override is not None or section.kv_cache_memory_bytes is not None
     before = cuda.device_properties()
     return gpu_startup.MemorySituation(
         held_by_others=before.total_bytes - before.free_bytes,
@@ -274,13 +274,13 @@ def _memory_situation(options: Options, held: int) -> gpu_startup.MemorySituatio
 
 
 def _initialize_driver() -> None:
-    """Wake the driver, and let Triton read itself: both are needed, neither needs the options."""
+    """Initialize the driver and hash Triton's sources: neither needs the options."""
     if cuda.available():
         kernel_cache.compute_compiler_key()
 
 
 def _open_cuda_context(device: torch.device) -> None:
-    """The driver's second or two, beside what the interpreter does meanwhile."""
+    """Open the CUDA context: it takes a second or two, outside the interpreter."""
     cuda.open_context()
     torch.zeros(1, device=device)
 
@@ -300,53 +300,53 @@ def _kernel_folder(config: EngineConfig, environment: env.Env) -> Path:
 
 
 def _start_compilers(config: EngineConfig, environment: env.Env) -> CompilerProcess | None:
-    """A process that will compile what the folder lacks, if that is all: it needs time to begin."""
+    """Start a process that compiles kernels, if none are compiled yet: it needs time to start."""
     folder = _kernel_folder(config, environment)
     return CompilerProcess(folder) if kernel_store.is_empty(folder) else None
 
 
-def _log_ready(built: EngineCoreBundle, receipt: StartupTimer) -> None:
+def _log_ready(built: EngineCoreBundle, timer: StartupTimer) -> None:
     config = built.config
     log.info(
         "%s ready in %.2f s: %d blocks of %d tokens; sequences of %d tokens, %.1f of those at once",
         config.model.name,
-        receipt.total,
+        timer.total,
         config.cache.num_blocks,
         config.cache.block_size,
         config.scheduler.max_model_len,
         built.memory_plan.concurrency,
     )
     if config.device.kind == cuda.name:
-        for line in format_table(built.seconds, receipt.seconds_before):
+        for line in format_table(built.seconds, timer.seconds_before):
             log.info("  %s", line)
 
 
 def torch_device(kind: str) -> torch.device:
-    """The device of this engine's tensors: the CPU, or the first visible GPU."""
+    """The device of the engine's tensors: the CPU, or the first visible GPU."""
     return torch.device("cpu") if kind == cpu.name else torch.device(kind, 0)
 
 
 def describe_model(options: Options, environment: env.Env) -> ModelDescription:
     """Find the model and read its small files. No weights are read."""
-    said = options.model
-    folder = _model_folder(said.model, said.revision, options, environment)
+    section = options.model
+    folder = _model_folder(section.model, section.revision, options, environment)
     config_folder = (
         folder
-        if said.hf_config_path is None
-        else _model_folder(said.hf_config_path, said.revision, options, environment)
+        if section.hf_config_path is None
+        else _model_folder(section.hf_config_path, section.revision, options, environment)
     )
-    hf = read_hf_config(config_folder, said.hf_overrides)
+    hf = read_hf_config(config_folder, section.hf_overrides)
     model_type, model_config = read_model_config(hf)
     weights = None
     if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
         weights = count_weights_in_headers(read_headers(folder), tied=has_tied_embeddings(hf))
     facts = read_model_facts(
         folder,
-        name=said.model,
+        name=section.model,
         config_folder=config_folder,
-        overrides=said.hf_overrides,
-        generation_config=said.generation_config,
-        override_generation_config=said.override_generation_config,
+        overrides=section.hf_overrides,
+        generation_config=section.generation_config,
+        override_generation_config=section.override_generation_config,
         weights=weights,
     )
     layers = model_config.attention_layers()
@@ -356,15 +356,15 @@ def describe_model(options: Options, environment: env.Env) -> ModelDescription:
 def resolve_config(
     found: ModelDescription, options: Options, environment: env.Env, *, server: bool = False
 ) -> ResolvedConfig:
-    """Options and facts to config. Raises ConfigError, NoRoom."""
+    """Resolve options and facts to a config. Raises ConfigError, NoRoom."""
     return resolve(options, found.facts, device_facts(options, environment), server=server)
 
 
 def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
-    """The device asked for, or the best there is, as it is now. Raises ConfigError."""
+    """The requested device, or the best available, with its free memory. Raises ConfigError."""
     threads = environment.num_threads or cpu.available_cores()
-    said = options.device.device
-    if said == "cuda" or (said == "auto" and cuda.available()):
+    section = options.device.device
+    if section == "cuda" or (section == "auto" and cuda.available()):
         found, now = cuda.device_properties(), cuda.memory()
         return DeviceFacts(
             kind=cuda.name,
@@ -385,20 +385,8 @@ def device_facts(options: Options, environment: env.Env) -> DeviceFacts:
     )
 
 
-def build_core_over(
-    config: EngineConfig,
-    executor: Executor,
-    *,
-    check: bool = False,
-    grammars: GrammarSource | None = None,
-) -> EngineCore:
-    """Scheduler and engine over an executor. No device: tests give it a fake one."""
-    scheduler = build_scheduler(config, grammars)
-    return _build_core(config, scheduler, executor, check=check, grammars=grammars)
-
-
 def missing_for_structured_output(config: EngineConfig) -> str | None:
-    """What structured output needs and this engine has not."""
+    """What structured output needs and this engine lacks."""
     if skips_tokenizer(config):
         return "a tokenizer"
     if config.parallel.tensor > 1:
@@ -406,7 +394,7 @@ def missing_for_structured_output(config: EngineConfig) -> str | None:
     return None if config.sampling.eos_ids else "a token that ends the text"
 
 
-def _build_core(
+def build_core(
     config: EngineConfig,
     scheduler: Scheduler,
     executor: Executor,
@@ -414,17 +402,20 @@ def _build_core(
     check: bool,
     grammars: GrammarSource | None = None,
 ) -> EngineCore:
-    said = config.observe
-    if said.profile is not None:
-        trace = StepProfiler(Path(said.profile), skip=said.profile_skip, steps=said.profile_steps)
+    """Join scheduler and executor, with a profiler if the config has one."""
+    section = config.observe
+    if section.profile is not None:
+        trace = StepProfiler(
+            Path(section.profile), skip=section.profile_skip, steps=section.profile_steps
+        )
         executor = Profiled(executor, trace)
     depth = config.scheduler.steps_in_flight
     return EngineCore(scheduler, executor, steps_in_flight=depth, check=check, grammars=grammars)
 
 
 def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None) -> Scheduler:
-    """The deciding part of an engine, and the block pool it decides about."""
-    cache, said = config.cache, config.scheduler
+    """Build the scheduler, with its block pool."""
+    cache, section = config.cache, config.scheduler
     missing = missing_for_structured_output(config) or "workers that compile grammars"
     kv = KVCache(
         BlockPool(cache.num_blocks),
@@ -433,37 +424,37 @@ def build_scheduler(config: EngineConfig, grammars: GrammarSource | None = None)
         prefix_caching=cache.prefix_caching,
         host=HostBlockPool(cache.num_host_blocks),
     )
-    order = FairQueue(Priority if said.policy == "priority" else Fifo)
+    order = FairQueue(Priority if section.policy == "priority" else Fifo)
     return Scheduler(
         kv,
         order,
         **by_contract(
             [
                 FaultIsolationLimit(),
-                build_admission_control(said),
+                build_admission_control(section),
                 TenantKVQuota(order, cache.num_blocks, kv.max_blocks),
-                *build_limits(said, order, MIN_LONG_PROMPT_CHUNK[config.device.kind]),
-                GrammarWait(grammars, said.max_model_len, missing=missing),
+                *build_limits(section, order, MIN_LONG_PROMPT_CHUNK[config.device.kind]),
+                GrammarWait(grammars, section.max_model_len, missing=missing),
             ]
         ),
-        max_seqs=said.max_num_seqs,
-        max_len=said.max_model_len,
-        preemption=said.preemption_mode,
-        steps_in_flight=said.steps_in_flight,
+        max_seqs=section.max_num_seqs,
+        max_len=section.max_model_len,
+        preemption=section.preemption_mode,
+        steps_in_flight=section.steps_in_flight,
     )
 
 
-def build_admission_control(said: SchedulerSection) -> AdmissionControl:
-    """Who may come in. It is the first to be asked: a request sent away costs nothing else."""
+def build_admission_control(section: SchedulerSection) -> AdmissionControl:
+    """Build admission control. It is the first limit: a refused request costs nothing else."""
     return AdmissionControl(
-        max_requests=said.max_num_queued_reqs,
-        max_tokens=said.max_num_queued_tokens,
-        most=said.max_num_batched_tokens,
+        max_requests=section.max_num_queued_reqs,
+        max_tokens=section.max_num_queued_tokens,
+        most=section.max_num_batched_tokens,
     )
 
 
 def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
-    """One spec per layer group."""
+    """One cache spec per layer group."""
     return tuple(
         FullAttentionSpec() if g.window is None else SlidingWindowSpec(g.window)
         for g in cache.groups
@@ -471,28 +462,30 @@ def cache_specs(cache: CacheSection) -> tuple[CacheSpec, ...]:
 
 
 def build_limits(
-    said: SchedulerSection, queue: WaitingQueue, least_of_long: int
+    section: SchedulerSection, queue: WaitingQueue, least_of_long: int
 ) -> list[StepBudget]:
-    """In order: each sees what those before it left of the wish. queue: who waits."""
-    budget = TokenBudget(said.max_num_batched_tokens)
+    """The limits in order: each sees what those before it allow. queue: waiting sequences."""
+    budget = TokenBudget(section.max_num_batched_tokens)
     limits: list[StepBudget] = []
-    if said.long_prefill_token_threshold:
-        limits.append(PrefillChunkLimit(said.long_prefill_token_threshold))
-    limits += [budget, MaxSeqsLimit(said.max_num_seqs)]
-    target = said.inter_token_target_s
+    if section.long_prefill_token_threshold:
+        limits.append(PrefillChunkLimit(section.long_prefill_token_threshold))
+    limits += [budget, MaxSeqsLimit(section.max_num_seqs)]
+    target = section.inter_token_target_s
     pace = InterTokenLatencyLimit(target, least_of_long=least_of_long) if target else None
     if pace is not None:
         limits.append(pace)
-    if said.chunked_prefill:
+    if section.chunked_prefill:
         room = lambda: budget.left if pace is None else min(budget.left, pace.prompt_tokens_left())  # noqa: E731
         limits.append(ShortestPromptFirst(queue, room))
     else:
-        limits.append(WholePromptLimit(said.max_num_batched_tokens))
-    if said.max_num_partial_prefills:
-        limits.append(PartialPrefillLimit(said.max_num_partial_prefills))
-    if said.max_long_partial_prefills and said.long_prefill_token_threshold:
+        limits.append(WholePromptLimit(section.max_num_batched_tokens))
+    if section.max_num_partial_prefills:
+        limits.append(PartialPrefillLimit(section.max_num_partial_prefills))
+    if section.max_long_partial_prefills and section.long_prefill_token_threshold:
         limits.append(
-            LongPrefillLimit(said.max_long_partial_prefills, said.long_prefill_token_threshold)
+            LongPrefillLimit(
+                section.max_long_partial_prefills, section.long_prefill_token_threshold
+            )
         )
     return limits
 
@@ -512,8 +505,8 @@ def _model_folder(name: str, revision: str | None, options: Options, environment
 def _tokenizer_folder(
     folder: Path, config: EngineConfig, options: Options, environment: env.Env
 ) -> Path:
-    """Where the tokenizer is; it is fetched if it is not the model's own."""
-    said = config.model
-    if options.model.tokenizer is None and said.tokenizer_revision == said.revision:
+    """The folder of the tokenizer; downloaded if it is not the model's own."""
+    section = config.model
+    if options.model.tokenizer is None and section.tokenizer_revision == section.revision:
         return folder
-    return _model_folder(said.tokenizer, said.tokenizer_revision, options, environment)
+    return _model_folder(section.tokenizer, section.tokenizer_revision, options, environment)

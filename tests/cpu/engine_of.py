@@ -16,7 +16,7 @@ from quire.config.engine_config import (
 from quire.config.memory.kv_layout import block_bytes, group_layers
 from quire.core.params import SamplingParams
 from quire.core.types import Request, StopConditions
-from quire.engine.build import build_core_over
+from quire.engine.build import build_core, build_scheduler
 from quire.engine.startup.executor_setup import build_executor
 from quire.models.build import build_model, read_model_config
 
@@ -146,7 +146,8 @@ def engine_of(
         observe=ObserveSection(log_stats=False, log_level=None),
     )
     half = build_executor(model, config, processors, grammars)
-    engine = build_core_over(config, half, check=True, grammars=grammars)
+    scheduler = build_scheduler(config, grammars)
+    engine = build_core(config, scheduler, half, check=True, grammars=grammars)
     engine._scheduler._max_drafts, engine._scheduler._propose_drafts = drafts, propose
     return engine
 

@@ -44,7 +44,7 @@ def test_logging_can_be_left_to_the_user_or_sent_elsewhere(tmp_path):
     path.write_text(json.dumps({"version": 1, "root": {"level": "CRITICAL"}}))
     assert python(f"{SAY}.info('here')", VLLM_LOGGING_CONFIG_PATH=str(path)).stderr == ""
     path.write_text("{")
-    assert "cannot set logging up from" in python(SAY, VLLM_LOGGING_CONFIG_PATH=str(path)).stderr
+    assert "cannot set up logging from" in python(SAY, VLLM_LOGGING_CONFIG_PATH=str(path)).stderr
 
 
 def test_json_lines_hold_what_came_with_extra():

@@ -6,7 +6,7 @@ from quire.config.facts import DeviceFacts, model_facts
 from quire.config.memory.kv_memory import SHARED_GPU_RESERVE
 from quire.config.memory.memory_plan import apply_measurements
 from quire.config.options import Options
-from quire.config.resolve import format_decisions, resolve
+from quire.config.resolve import resolve
 from quire.errors import ConfigError, NoRoom
 
 GIB = 2**30
@@ -231,9 +231,11 @@ def test_an_override_of_the_generation_config_that_means_nothing_is_told(caplog)
 
 
 def test_every_choice_can_be_explained():
-    lines = format_decisions(run().decisions)
-    assert any(line.startswith("cache.num_blocks = ") for line in lines)
-    assert any(line.startswith("model.dtype = bfloat16: the checkpoint's") for line in lines)
+    reasons = {one.field: (one.value, one.reason) for one in run().decisions}
+    assert "cache.num_blocks" in reasons
+    dtype, reason = reasons["model.dtype"]
+    assert dtype == "bfloat16"
+    assert reason.startswith("the checkpoint's")
 
 
 def test_beside_others_a_gpu_engine_takes_what_is_free(caplog):
