@@ -31,7 +31,7 @@ def hire(what=""):
 
 @dataclass
 class Built:
-    least: int
+    min_tokens: int
     size: int
     pid: int
 
@@ -48,11 +48,11 @@ class Load:
         self.prepared.set()
 
     def __call__(self, done):
-        if done.dumped == b"ok not":
+        if done.grammar_data == b"ok not":
             raise ValueError("cannot be built")
-        if done.dumped == b"ok oh":
+        if done.grammar_data == b"ok oh":
             raise Panic("cannot be built")
-        return Built(done.least["least"], 1000, done.least["pid"])
+        return Built(done.min_completion["least"], 1000, done.min_completion["pid"])
 
 
 class Pool:
@@ -143,7 +143,7 @@ def test_a_worker_that_cannot_begin_early_is_told_of_when_it_is_needed(pool):
 def test_nothing_is_started_before_somebody_asks(pool):
     to = pool()
     assert to.clerks.workers == []
-    assert not to.grammars.settled
+    assert not to.grammars.has_outcomes
 
 
 def test_a_grammar_is_compiled_in_another_process_and_built_here(pool):
@@ -238,7 +238,7 @@ def test_a_worker_that_gets_nowhere_is_killed_by_the_clock_and_the_form_is_not_t
     assert isinstance(error, EngineError)
     assert "too busy" in str(error)
     to.release("sleep 1000")
-    assert to.stats.kept == 0
+    assert to.stats.cached == 0
 
 
 @pytest.mark.parametrize("form", ["eat 800", "eat 800000"])
@@ -290,7 +290,7 @@ def test_a_form_whose_workers_somebody_kills_is_not_at_fault_and_is_tried_again(
         assert isinstance(error, EngineError)
         assert "killed, twice" in str(error)
         to.release("be_killed")
-    assert to.stats.kept == 0
+    assert to.stats.cached == 0
 
 
 @pytest.mark.parametrize(("what", "why"), [("broken", "no tokenizer here"), ("dead", "ended")])
@@ -301,7 +301,7 @@ def test_a_worker_that_cannot_start_is_nobodys_fault_and_is_tried_again(pool, wh
         assert isinstance(error, EngineError)
         assert why in str(error)
         to.release("ok")
-    assert to.stats.kept == 0
+    assert to.stats.cached == 0
     assert to.stats.failed == 2
 
 
