@@ -1,9 +1,8 @@
-"""Forms: what text is allowed, in terms that every backend can compile.
+"""Grammar AST: nodes that define which texts are allowed.
 
-A form is a value: frozen, hashable, and JSON text when it travels (dump, load). The server's and
-LLM's words (response_format, structured_outputs, tool_choice) become forms once, at the edge.
-Not here: whether a form is allowed (quire.grammar.frontends.validate), how it is compiled (the
-backends).
+A node is a frozen, hashable value, and JSON text when it is sent to a process (dump_node,
+load_node). The server and LLM turn response_format, structured_outputs and tool_choice into nodes
+once; quire.grammar.frontends.validate checks them and quire.grammar.backends compiles them.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ class JsonNode:
     whitespace: bool = True
     """Spaces and line breaks between tokens, at most two in a row; False: none at all."""
     closed: bool = False
-    """Objects hold what the schema names and no more, where it does not say."""
+    """Objects have no properties that the schema does not name, unless it allows others itself."""
     whitespace_pattern: str | None = None
     """A regular expression for the white space between JSON tokens, in place of `whitespace`."""
 
@@ -53,14 +52,14 @@ class UserGrammarNode:
 
 @dataclass(frozen=True, slots=True)
 class LiteralNode:
-    """Exactly this text. A special token's name within it stands for the token."""
+    """Exactly this text. A special token's name within it is the token."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class UntilNode:
-    """Any text, up to and with the first place where `mark` stands."""
+    """Any text, up to and with the first `terminator`."""
 
     terminator: str
 
@@ -91,7 +90,7 @@ class RepeatNode:
 
 @dataclass(frozen=True, slots=True)
 class TagNode:
-    """What stands between two marks."""
+    """Content between two marks."""
 
     begin: str
     content: GrammarNode
@@ -100,7 +99,7 @@ class TagNode:
 
 @dataclass(frozen=True, slots=True)
 class TaggedTextNode:
-    """Any text, in which a trigger may only stand where one of the tags begins.
+    """Any text, in which a trigger occurs only where one of the tags begins.
 
     Each tag begins with one of the triggers.
     """
@@ -146,7 +145,7 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def has_user_grammar(form: GrammarNode) -> bool:
-    """Whether a caller's own grammar stands in it."""
+    """Whether it contains a grammar of a caller."""
     if isinstance(form, UserGrammarNode):
         return True
     if isinstance(form, SequenceNode | AlternationNode):

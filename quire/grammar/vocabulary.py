@@ -1,7 +1,4 @@
-"""A model's vocabulary as grammar backends need it: plain data, which may travel to a process.
-
-Made from a tokenizer by quire.engine.startup.vocabulary: nothing here knows tokenizers.
-"""
+"""Vocabulary of a model as plain data, made by quire.engine.startup.vocabulary from a tokenizer."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """What each id stands for in a text."""
+    """The text of each token id."""
 
     tokens: tuple[bytes, ...]
-    """Bytes by id; b"" for ids that stand for nothing: no mask ever allows those."""
+    """Bytes by id; b"" for ids without text: no mask allows those."""
     special_tokens: tuple[tuple[int, str], ...]
     """Ids of marks and their names: never part of free text, only where a form names them."""
     eos_token_ids: tuple[int, ...]
     """Any of them ends a text, where it may end."""
     size: int
-    """Of the logits: a mask has as many bits. Ids past `tokens` stand for nothing."""
+    """Of the logits: a mask has as many bits. Ids past `tokens` have no text."""
 
     def __post_init__(self) -> None:
         if not self.eos_token_ids:
@@ -44,7 +41,7 @@ class SpecialTokenNames:
         self._any = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     def split(self, text: str) -> list[str | int]:
-        """A text in pieces: ids where names stand, and the texts between."""
+        """A text in pieces: ids for names, and the texts between."""
         found: list[str | int] = []
         start = 0
         for name in self._any.finditer(text):

@@ -1,1 +1,1 @@
-"""What an answer is bound to, where that takes text and grammar: calls, what follows reasoning."""
+"""Grammars of answers with tool calls and reasoning."""

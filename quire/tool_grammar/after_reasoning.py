@@ -1,10 +1,8 @@
-"""Forms behind reasoning: what an answer is bound to begins where its thoughts end.
+"""Puts the form of an answer after its reasoning.
 
-    the prompt ends in <think>     thoughts </think> form
-    it says nothing of it          form, or <think> thoughts </think> form
-    it ends in </think>            form
-
-Not here: what marks mean (quire.text.reasoning), how long thoughts may be (quire.sampling).
+the prompt ends in <think>       thoughts </think> form
+the prompt has no such mark      form, or <think> thoughts </think> form
+the prompt ends in </think>      form
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ class AnswerGrammar:
     content: GrammarNode | None = None
     calls: GrammarNode | None = None
     is_unconstrained: bool = False
-    """Calls stand in text that is free."""
+    """Calls are within free text."""
 
     def combined(self) -> GrammarNode:
         """Either."""
@@ -61,7 +59,7 @@ def answer_with_reasoning(
     *,
     begun: str = "",
 ) -> GrammarNode:
-    """The whole answer to this prompt. begun: the text of the message that it goes on with."""
+    """The whole answer to this prompt. begun: the text of the message that it continues."""
     mode = ReasoningParser(dialect, prompt, variables, begun=begun).mode
     if dialect.channels is not None:
         return _channel_messages(bound, dialect.channels, mode, goes_on=bool(begun))
@@ -105,7 +103,7 @@ def _rest_of_reasoning(
 def _after_marker(
     bound: AnswerGrammar, dialect: ReasoningFormat, mark: str, turn: ModeTransition
 ) -> GrammarNode | None:
-    """What may follow a mark that ends a thought; None: it may not stand there."""
+    """What may follow a mark that ends a thought; None: the mark is not allowed there."""
     into = _target_mode(dialect, turn)
     if turn.keep != "after":
         return _optionally_wrapped(bound, dialect, into, spaced=True)
@@ -143,7 +141,7 @@ def _wrapped_content(content: GrammarNode, mode: ParserMode) -> GrammarNode:
 
 
 def _without_reasoning(bound: AnswerGrammar, mode: ParserMode) -> GrammarNode:
-    """Where the prompt said that no thought comes. It may have opened marks around the content."""
+    """After a prompt that excludes thoughts. It may have opened marks around the content."""
     wraps = [mark for mark, turn in mode.transitions.items() if turn.target == "rest"]
     if bound.content is None or not wraps:
         return bound.combined()
@@ -191,7 +189,7 @@ def thinking_budget(
     *,
     begun: str = "",
 ) -> ThinkingBudget | None:
-    """The budget in tokens of this model. None: the dialect tells no thoughts apart."""
+    """The budget in tokens of this model. None: the format has no marks of thoughts."""
     mode = ReasoningParser(dialect, prompt, variables, begun=begun).mode
     if dialect.channels is not None:
         begin, end = dialect.channels.reasoning, dialect.channels.end

@@ -1,11 +1,11 @@
-"""Calls of functions as forms: what a model of a dialect writes when it calls, and nothing else.
+"""Grammars of function calls in the format of a model.
 
     calls      one or more calls, and no other text         tool_choice required, or a function
     among      text in which any call is one of these       strict functions under tool_choice auto
-    listed     calls as a JSON list                         where a dialect has no form for them
+    listed     calls as a JSON list                         where a format has no form for them
     arguments  the arguments of one function, bare JSON     the same, for a function that was named
 
-How the text is read again: quire.text.tools, quire.text.output.json_tool_parser.
+quire.text.tools and quire.text.output.json_tool_parser parse the text.
 """
 
 from __future__ import annotations
@@ -79,9 +79,9 @@ def _repeated_calls(
     most: int | None,
     lead: Sequence[GrammarNode] = (),
 ) -> GrammarNode:
-    """One or more of them. lead: what may stand before the first.
+    """One or more of them. lead: what may come before the first.
 
-    What stands between two is joined to the second, and what stands before all to the first: lexers
+    Text between two is joined to the second, and text before all to the first: lexers
     of backends do not come back from where one mark could have ended to take it for another.
     """
     how = dialect.template
@@ -206,7 +206,7 @@ def _param(how: CallTemplate, step: ParamsStep, tool: Tool, one: FunctionParamet
 
 
 def _value_slot(how: CallTemplate, step: ParamsStep, tool: Tool, key: str) -> TaggedValue:
-    """Where the value of a parameter stands."""
+    """The place of a parameter's value."""
     begin, end = param_frame(how, key, text=True)
     typed = param_frame(how, key, text=False) if how.json_attribute else None
     return TaggedValue(begin, end, step.value_close, schema_types(tool, key), typed)
@@ -306,7 +306,7 @@ def _non_call_lines(bare: Sequence[str], marks: Sequence[str]) -> tuple[RegexNod
     """Lines of which none begins as calls do: some that a call may follow, and a whole text.
 
     bare: what begins calls at the beginning of a line. marks: what begins them anywhere; of such
-    not even two characters may stand in the text.
+    not even two characters may be in the text.
     """
     starts, firsts = _char_set(mark[0] for mark in bare), _char_set(mark[0] for mark in marks)
     seconds = _char_set(mark[1] for mark in marks)
@@ -321,5 +321,5 @@ def _non_call_lines(bare: Sequence[str], marks: Sequence[str]) -> tuple[RegexNod
 
 
 def _char_set(chars: Iterable[str]) -> str:
-    """As they stand in a class of characters."""
+    """As they are written in a class of characters."""
     return "".join(re.escape(char) for char in sorted(set(chars)))

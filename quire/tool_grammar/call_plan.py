@@ -1,12 +1,12 @@
-"""How the calls of an answer are written and read, decided from what was asked and what can be.
+"""Decides how the calls of an answer are written and parsed.
 
-    tool_choice               where a parser knows how calls are written    where none does
-    required, a function      calls in the model's own way                  plain JSON (text.forced)
+    tool_choice               where a parser has a call format              where none does
+    required, a function      calls in the model's own format               plain JSON
     auto, strict functions    text in which calls are as declared           text, as it comes
-    auto                      text in which calls are read                  text, as it comes
+    auto                      text in which calls are parsed                text, as it comes
 
-What a dialect cannot write of a schema is forced as plain JSON too. In front of all of it reasoning
-may stand (quire.tool_grammar.after_reasoning).
+Schemas that a format cannot express are forced as plain JSON too. Reasoning may come before all of
+it (quire.tool_grammar.after_reasoning).
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ ToolDefinitions = Sequence[Mapping[str, object]]
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPlan:
-    """What becomes of calls in one answer.
+    """How the calls of one answer are forced and parsed.
 
-    bound: what the answer has to be, reasoning aside; None: it is free. own, listed, named: who
-    reads calls in it: the parser of the model, that of a plain list, or that of one function's
-    arguments; none of them: all of it is content.
+    bound: the form of the answer without reasoning; None: it is free. own, listed, named: the parser
+    of its calls: that of the model, of a plain list, or of one function's arguments; none of them:
+    all of it is content.
     """
 
     answer: AnswerGrammar | None = None
@@ -96,7 +96,7 @@ def callable_tools(tools: ToolDefinitions, choice: ToolChoicePolicy) -> list[Too
 
 
 def strict_names(tools: ToolDefinitions) -> frozenset[str]:
-    """Functions whose calls are to be as their schemas say, and not only as a rule."""
+    """Functions with calls that must be valid under their schemas."""
     inner = (tool.get("function", tool) for tool in tools)
     found = (one for one in inner if isinstance(one, Mapping) and one.get("strict") is True)
     return frozenset(str(one.get("name")) for one in found)
@@ -117,7 +117,7 @@ def _plan_required(
             form = call_grammar.calls_grammar(chosen.format, functions, most=most, ends=ends)
             return ToolCallPlan(AnswerGrammar(None, form), tools, chosen)
     except InexpressibleSchema:
-        pass  # plain JSON can say everything
+        pass  # plain JSON can express everything
     if choice.function is not None:
         return ToolCallPlan(
             AnswerGrammar(None, call_grammar.arguments_node(functions[0])),
@@ -142,7 +142,7 @@ def _plan_auto(
     """Text, or calls, or text with calls in it."""
     dialect = chosen.format
     if dialect is None:
-        message = f"the tool parser {chosen.name!r} does not say how calls are written"
+        message = f"the tool parser {chosen.name!r} has no format of calls"
         raise RequestError(f"{message}, so they cannot be bound to schemas", param="tools")
     strict = strict_names(tools)
     functions = [

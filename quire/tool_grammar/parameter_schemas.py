@@ -1,9 +1,4 @@
-"""Looks into the JSON Schemas of functions, as far as calls in a dialect need it.
-
-Whether a schema can be honoured at all is said by quire.grammar.frontends.validate; here a schema
-is only cut
-into the schemas of its parts.
-"""
+"""Splits the JSON schemas of functions into the schemas of their parameters."""
 
 from __future__ import annotations
 
@@ -49,7 +44,7 @@ class FunctionParameters:
 def arguments_schema(schema: JsonSchema) -> dict[str, object]:
     """The schema of a function's arguments, which are an object.
 
-    Where properties are named and nothing is said of others, there are no others: a function takes
+    Where properties are named and others are not mentioned, there are no others: a function takes
     the arguments that it takes.
     """
     if not schema:
@@ -63,7 +58,7 @@ def arguments_schema(schema: JsonSchema) -> dict[str, object]:
 
 
 def function_parameters(root: JsonSchema) -> FunctionParameters:
-    """The parameters one by one. Raises Inexpressible where the schema says more than that."""
+    """The parameters one by one. Raises Inexpressible where the schema has more than that."""
     schema = resolve_schema(arguments_schema(root), root)
     if schema.get("type") not in ("object", ["object"], None):
         raise InexpressibleSchema("arguments that are no object")
@@ -91,7 +86,7 @@ def _is_required(one: FunctionParameter) -> bool:
 
 
 def is_assertion(word: str) -> bool:
-    """Whether a keyword forbids anything. Names that nobody knows mean nothing in JSON Schema."""
+    """Whether a keyword forbids anything. JSON Schema ignores unknown keywords."""
     return word not in ANNOTATION_KEYWORDS and word in _ASSERTING
 
 

@@ -1,4 +1,4 @@
-"""What the answers to one prompt go by, besides sampling: made at the edge, for each prompt."""
+"""Constraints of the answers to one prompt besides sampling, made for each prompt."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def _answer_grammar(
 
 
 def _may_reason(tokenizer: Tokenizer) -> bool:
-    """Whether free text of the model may hold thoughts, though nobody is to tell them apart: their
+    """Whether free text of the model may contain thoughts that are not parsed: their
     marks are tokens, which forms never allow unless they name them."""
     return len(tokenizer.encode("<think>", add_special_tokens=False)) == 1
 
@@ -95,7 +95,7 @@ def build_thinking_budget(
     if tokens is None:
         return None
     if readers is None or readers.reasoning is None:
-        message = "thinking_token_budget needs to know how thoughts are told from text"
+        message = "thinking_token_budget needs a reasoning parser"
         raise RequestError(f"{message} (--reasoning-parser)", param="thinking_token_budget")
     tokenizer = readers.tokenizer
 

@@ -1,9 +1,9 @@
-"""Which calls an answer may, must or must not make: `tool_choice`, in the words of OpenAI's chat.
+"""Parses `tool_choice` of OpenAI's chat API: which calls an answer may, must or must not make.
 
     none | auto | required | {"type": "function", "function": {"name"}}
     {"type": "allowed_tools", "allowed_tools": {"mode", "tools"}}
 
-Other dialects translate theirs. Not here: what follows from it (quire.tool_grammar.call_plan).
+Other APIs are translated into it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ALLOWED = "'none', 'auto', 'required' or the choice of a function"
 
 @dataclass(frozen=True, slots=True)
 class ToolChoicePolicy:
-    """What is asked for. said: somebody did; else it is what is usual."""
+    """The choice of a request. said: it was given; else it is the default."""
 
     mode: ToolChoiceMode
     is_explicit: bool = False
@@ -38,7 +38,7 @@ class ToolChoicePolicy:
 def parse_tool_choice(
     given: object, names: Sequence[str], param: str = "tool_choice"
 ) -> ToolChoicePolicy:
-    """What `tool_choice` asks for. names: of the functions declared. Raises RequestError."""
+    """Parse `tool_choice`. names: of the functions declared. Raises RequestError."""
     if given is None:
         return ToolChoicePolicy("auto")
     if isinstance(given, str):
@@ -48,7 +48,7 @@ def parse_tool_choice(
     else:
         raise RequestError(f"{param} must be {_ALLOWED}, got {given!r:.80}", param=param)
     if made.is_required and not names:
-        raise RequestError(f"{param} asks for a call: tools must be given", param=param)
+        raise RequestError(f"{param} requires a call: tools must be given", param=param)
     wanted = {made.function} if made.function is not None else made.allowed or set()
     for name in sorted(one for one in wanted if one is not None):
         if name not in names:

@@ -1,12 +1,12 @@
-"""Values of arguments as forms, in the notations that are not JSON through and through.
+"""Grammars of argument values in notations other than plain JSON.
 
-    between tags     strings as they stand, other values as JSON         Tagged
+    between tags     strings as they are, other values as JSON           Tagged
     literals         of Python, or with quotes and keys of their own     literal()
 
-What a form allows, the reader of the dialect (quire.text.tools) reads into a value that the schema
-allows: that is the contract, and where it cannot be kept Inexpressible is raised. It is narrower
-than the schema in places: text between tags cannot hold the tag that ends it. One gap is left: a
-string within JSON between tags can, and then the reader sees the value end there.
+The parser of the format (quire.text.tools) reads every text of such a grammar as a value that is
+valid under the schema; where that is impossible Inexpressible is raised. The grammar is narrower
+than the schema in places: text between tags cannot contain the tag that ends it. One gap is left: a
+string within JSON between tags can, and the parser then ends the value there.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _MARKUP_PATTERN = re.compile(r"(?<!\\)\.|\[\^|\\[SWDPsp]|<")
 
 @dataclass(frozen=True, slots=True)
 class TaggedValue:
-    """Where a value stands between tags.
+    """Tags around a value.
 
     close: the tag that ends it, which `after` holds. kinds: as what the reader takes it. typed: the
-    tags say whether it is text or JSON; then these are those of text, and `json` those of JSON.
+    tags define whether it is text or JSON; then these are those of text, and `json` those of JSON.
     """
 
     before: str
@@ -84,7 +84,7 @@ class TaggedValue:
         return _one_of([text for value in values if (text := self._round_trip(value)) is not None])
 
     def _string_value(self, schema: JsonSchema, root: JsonSchema, *, mixed: bool) -> GrammarNode:
-        """A value that is a string, as it stands."""
+        """A value that is a string, as it is."""
         words = assertion_keywords(schema) - {"type"}
         before, after = LiteralNode(self.before), LiteralNode(self.after)
         values = _values(schema)
@@ -102,7 +102,7 @@ class TaggedValue:
         return SequenceNode((before, UntilNode(self.close), *([LiteralNode(rest)] if rest else [])))
 
     def _unambiguous_text(self) -> GrammarNode:
-        """Text that nobody takes for a number, a list or an object."""
+        """Text that is no number, list or object."""
         first = RegexNode(rf"[^\s0-9+\-(\[{{{re.escape(self.close[0])}]")
         layout = self.after[: self.after.index(self.close)]
         empty = [LiteralNode(self.close), *([LiteralNode(layout + self.close)] if layout else [])]
@@ -237,7 +237,7 @@ def _split_values(schema: JsonSchema) -> tuple[list[JsonSchema], list[object]]:
 
 
 def _split_untyped(schema: JsonSchema, words: set[str]) -> tuple[list[JsonSchema], list[object]]:
-    """What the reader takes such a value for, and where it says nothing: text."""
+    """The type that the parser gives to such a value; by default text."""
     if words & {"allOf", "not", "if", "$dynamicRef", "$recursiveRef"}:
         raise InexpressibleSchema(f"{min(words)!r} for what may be a string")
     if words & {"properties", "items"}:
@@ -319,7 +319,7 @@ class LiteralNotation:
         return SequenceNode((LiteralNode(self.template.quote), UntilNode(self.template.quote)))
 
     def _limited_string(self, schema: JsonSchema, words: set[str]) -> GrammarNode | None:
-        """Such a string in the notation's own quotes, if there is a way to say it."""
+        """Such a string in the notation's own quotes, if it can be written."""
         quote = "'" if self._python else self.template.quote
         try:
             pattern = _pattern(schema, words, "'\\" if self._python else quote[0])

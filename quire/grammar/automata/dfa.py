@@ -1,8 +1,8 @@
-"""Sets of texts that regular expressions describe: do two meet, what is left without a third.
+"""Deterministic automata of regular expressions: intersection, difference, matching.
 
-A Texts is a deterministic automaton that is made as it is walked: each state is a tuple of sets of
-states, one set for each expression. Bounded: what grows too large raises TooComplex, which says
-nothing about the caller's schema being wrong, only that it cannot be decided here.
+RegexDfa builds its states as it is walked: each state is a tuple of state sets, one for each
+expression. Its size is bounded; a larger one raises DfaTooComplex, which means that the question
+stays open, and not that the expression is wrong.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
-"""Regular expressions as trees: read from what ECMA-262, Python and Rust share, written for all.
+"""Regular expressions as trees, read from the common part of ECMA-262, Python and Rust.
 
-    parse(pattern)  -> Node       refuses what no linear-time engine has: lookaround, references
-    whole(node)     -> Node       the same without ^ and $: it matches the text as a whole
-    text(node)      -> str        a spelling that Rust, Python and xgrammar read alike
+    parse_regex(pattern)  -> RegexExpr    refuses lookaround and references: no linear-time engine
+    without_anchors(node) -> RegexExpr    matches the text as a whole
+    to_pattern(node)      -> str          a spelling that Rust and Python read alike
 
-Where dialects differ (`\\w`, `.`, `$` before a line break) a tree means what all of them take.
-Sets of texts (automata) are in quire.grammar.automata.dfa.
+Where dialects differ (`\\w`, `.`, `$` before a line break) a tree matches what all of them match.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ _ALL_SPACE: CharRanges = (
     *((0x2028, 0x2029), (0x202F, 0x202F), (0x205F, 0x205F), (0x3000, 0x3000), (0xFEFF, 0xFEFF)),
 )
 _ASSIGNED = 0x40000
-"""No letters or digits stand further up."""
+"""No letters or digits have higher code points."""
 _NARROW = {"d": _DIGIT, "w": _WORD, "s": _SPACE}
 _CONTROLS = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "a": 7, "e": 27}
 _COMPLEMENTARY_CLASSES = re.compile(r"\\s.*\\S|\\S.*\\s|\\d.*\\D|\\D.*\\d|\\w.*\\W|\\W.*\\w")
@@ -201,7 +200,7 @@ class _RegexParser:
         return RegexRepeat(node, *count)
 
     def count(self) -> tuple[int, int | None] | None:
-        """The count that stands here, if one does."""
+        """The count at this position, if there is one."""
         sign = self.peek()
         if sign in ("*", "+", "?"):
             self.position += 1
@@ -289,7 +288,7 @@ class _RegexParser:
         return CharClass(self.case_folded(self.escaped(self.wide)))
 
     def escaped(self, wide: bool) -> CharRanges:
-        """The characters that the escape behind a backslash stands for."""
+        """The characters of the escape after a backslash."""
         letter = self.take()
         if letter in "dDwWsS":
             return _named_class(letter, wide)
@@ -399,7 +398,7 @@ def _is_single_char(ranges: CharRanges) -> bool:
 
 
 def parse_regex(pattern: str, wide: bool = False) -> RegexExpr:
-    """The tree. Raises RequestError that says what a grammar cannot follow, and where.
+    """The tree. Raises RequestError with what a grammar cannot follow, and where.
 
     wide: what any of the dialects takes, to be excluded; else what all of them take.
     """
@@ -474,7 +473,7 @@ def _add_lengths(parts: list[tuple[int, int | None]]) -> tuple[int, int | None]:
 
 
 def has_anchor(node: RegexExpr) -> bool:
-    """^ or $ stands somewhere in it."""
+    """It contains ^ or $."""
     if isinstance(node, RegexRepeat):
         return has_anchor(node.part)
     if isinstance(node, RegexSequence | RegexAlternation):
@@ -486,8 +485,8 @@ def has_anchor(node: RegexExpr) -> bool:
 
 
 def without_anchors(node: RegexExpr, search: bool = True) -> RegexExpr:
-    """The node without anchors. search: it may match anywhere within the text, so that what may
-    stand around it becomes part of it; False: it matches as a whole as it is."""
+    """The node without anchors. search: it may match anywhere within the text, so that any text
+    around it becomes part of it; False: it matches as a whole as it is."""
     return _expand_anchors(node, open_left=search, open_right=search)
 
 
@@ -519,7 +518,7 @@ def _flatten(node: RegexExpr) -> tuple[RegexExpr, ...]:
 
 
 def _split_anchored_choice(parts: tuple[RegexExpr, ...]) -> list[RegexExpr] | None:
-    """Alternatives of a sequence whose first or last part is a choice with an anchor in it."""
+    """Alternatives of a sequence with a choice with an anchor as its first or last part."""
     for place in (0, -1):
         if not parts or not has_anchor(parts[place]):
             continue

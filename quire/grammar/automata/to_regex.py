@@ -1,4 +1,4 @@
-"""Forms that are regular, as regular expressions."""
+"""Converts grammar nodes that are regular into regular expressions."""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
-"""The contract of grammar backends, which step code relies on and every backend is tested against.
+"""Contract of grammar backends.
 
-    compiler.compile(form) -> Grammar     slow: never on the step loop
-    (quire.grammar.compilation.grammar_cache)
-    grammar.matcher()      -> Matcher     quick: one for each sequence
-    matcher.accept / fill / rollback      each step
+    compiler.compile(form) -> CompiledGrammar    slow: runs in a compile worker
+    grammar.matcher()      -> Matcher            fast: one for each sequence
+    matcher.accept / fill_bitmask / rollback     in each step
 
-A mask is a row of 32-bit words over the model's vocabulary: bit t % 32 of word t // 32 says whether
-token t may come next; bits past the vocabulary are 0. The end of the text is one of the
-vocabulary's end tokens, which masks allow where the text may end. After an end only ends follow: a
+A mask is a row of 32-bit words over the model's vocabulary: bit t % 32 of word t // 32 is set if
+token t may come next; bits past the vocabulary are 0. One of the vocabulary's end tokens ends the
+text; masks allow them where the text may end. After an end token only end tokens are allowed, so a
 mask is never empty.
 """
 
@@ -77,7 +76,7 @@ class CompiledGrammar(Protocol):
 
     @property
     def compiler(self) -> GrammarCompiler:
-        """Who made it: its name is that of the backend, never "auto"."""
+        """Its compiler, named like the backend, never "auto"."""
         ...
 
     def matcher(self) -> Matcher:
@@ -97,7 +96,7 @@ class GrammarCompiler(Protocol):
     name: str
 
     def compile(self, form: GrammarNode) -> CompiledGrammar:
-        """Raises RequestError with what is wrong with the form, or what it asks too much."""
+        """Raises RequestError if the form is wrong or takes too much work."""
         ...
 
     def load(self, dumped: bytes) -> CompiledGrammar:

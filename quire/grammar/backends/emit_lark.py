@@ -1,8 +1,8 @@
-"""Forms -> the text that llguidance compiles: Lark with %json, special tokens by id, lazy lexemes.
+"""Writes grammar nodes as Lark text for llguidance: %json, special tokens by id, lazy lexemes.
 
-llguidance cuts text into lexemes, each as long as can be. So what is regular and stands together
-becomes one lexeme, in which nothing is cut; and any text up to a mark is a lazy one. Special
-tokens are in no lexeme: they are named by id, and free text never holds them.
+llguidance cuts a text into lexemes and makes each as long as possible. So adjacent regular parts
+become one lexeme, and free text up to a mark becomes a lazy lexeme. Special tokens are named by id
+and are part of no lexeme: free text never contains them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ WHITESPACE = r"[ \n\r\t]{1,2}"
 LARK_OPTIONS = '%llguidance {"no_forcing": true}\n'
 """Forcing takes tokens from text as a tokenizer would; and loops for ever on some grammars."""
 USER_GRAMMAR_MARKER = "// written by a caller"
-"""Stands in grammars that hold one of a caller's: they may be ambiguous without end."""
+"""Marks grammars that contain one of a caller: they may be ambiguous without end."""
 _ANY = "/[\\x00-\U0010ffff]*/"
 
 
@@ -134,7 +134,7 @@ class _LarkWriter:
     # -- forms ------------------------------------------------------------------------------
 
     def _sequence(self, parts: Iterable[GrammarNode]) -> str:
-        """What is regular and stands together is one lexeme."""
+        """Adjacent regular parts are one lexeme."""
         made: list[str] = []
         run: list[regex_ast.RegexExpr] = []
         for part in _flatten(parts):
@@ -269,7 +269,7 @@ class _LarkRules:
         return self._sequence(expr.parts)
 
     def _sequence(self, parts: Iterable[ebnf.EbnfExpr]) -> str:
-        """What is regular and stands together is one lexeme, unless that were too long a one."""
+        """Adjacent regular parts are one lexeme, unless it would be too long."""
         made: list[str] = []
         run: list[regex_ast.RegexExpr] = []
         for part in parts:

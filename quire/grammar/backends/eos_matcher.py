@@ -1,7 +1,7 @@
-"""What all backends' matchers share: where a text may end, and what an end token does.
+"""EosMatcher adds the end of the text to a backend's matcher.
 
-A backend's own matcher (Raw) knows the form; end tokens, of which a model may have several and of
-which a form may name some, are counted here.
+The raw matcher of a backend follows the form. A model may have several end tokens and a form may
+name some of them; EosMatcher counts those that end the text.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class RawMatcher(Protocol):
     def rollback(self, tokens: int) -> None: ...
 
     def fill_mask(self, words: MaskWords) -> None:
-        """Bits of what the form allows here. An end token that the form does not name may stand
-        there too, but only where the text is whole."""
+        """Bits of what the form allows here. An end token that the form does not name may be set
+        too, but only where the text is whole."""
         ...
 
     def count_accepted(self, tokens: Sequence[int]) -> int:

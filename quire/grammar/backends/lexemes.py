@@ -1,9 +1,8 @@
-"""Regular expressions beside other parts of a grammar, for a reader that reads lexemes.
+"""Writes regular expressions as lexemes of llguidance that can be next to other parts.
 
-llguidance reads each lexeme as far as it goes: one that another begins with is lost where both may
-stand. So text that is narrow (few characters at each place) is spelled out, each character a
-lexeme, of which none begins another; and what is wide is joined with as much of what follows it as
-makes clear where it ends.
+llguidance reads each lexeme as far as possible: one lexeme is lost where another begins with it. So
+narrow text (few characters at each place) is spelled out with one lexeme for each character, and
+wide text is joined with as much of what follows as makes its end clear.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ MAX_SPELLED_CHARS = 1_000
 MAX_WIDTH = 4
 """Characters at one place, to be narrow."""
 MAX_INSPECTED = 200
-"""Characters of an expression whose end is looked for."""
+"""Characters of an expression in which a clear end is searched."""
 
 
 class LexemeWriter:
@@ -58,7 +57,7 @@ class LexemeWriter:
         return self.sequence([RegexAlternation(tuple(nodes))])
 
     def has_clear_end(self, parts: Iterable[RegexExpr]) -> bool:
-        """Whether a row of parts says itself where it ends."""
+        """Whether a row of parts has a clear end."""
         expression, has_clear_end = self._write_sequence(list(flatten(parts)))
         return expression is not None and has_clear_end
 
@@ -87,7 +86,7 @@ class LexemeWriter:
         return " ".join(made) or '""', has_clear_end
 
     def _write_inline(self, node: RegexExpr) -> str | None:
-        """A part that others may stand beside as they like; None: it must be a lexeme."""
+        """A part that can be next to any other; None: it must be a lexeme."""
         if is_narrow(node):
             return (
                 self._write_chars(node)
@@ -135,7 +134,7 @@ def spell_chars(text: Iterable[str]) -> str:
 
 
 def lark_count(least: int, most: int | None) -> str:
-    """How often what stands before it is repeated; at most 0 times is none of Lark's counts."""
+    """The count of the part before it; Lark has no count of at most 0."""
     return f"{{{max(least, 0)},{'' if most is None else most}}}"
 
 
@@ -149,7 +148,7 @@ def flatten(nodes: Iterable[RegexExpr]) -> Iterable[RegexExpr]:
 
 
 def is_narrow(node: RegexExpr) -> bool:
-    """Whether few characters may stand at each place, and the text has an end."""
+    """Whether few characters are possible at each place, and the text has an end."""
     if isinstance(node, CharClass):
         return 0 < sum(last - first + 1 for first, last in node.ranges) <= MAX_WIDTH
     if isinstance(node, regex_ast.RegexRepeat):
@@ -192,7 +191,7 @@ def first_chars(node: RegexExpr) -> CharRanges:
 
 
 def _lexemes_overlap(rows: Sequence[Sequence[RegexExpr]]) -> bool:
-    """Whether a lexeme that one of them begins with goes on where another has ended."""
+    """Whether a lexeme that one of them begins with is longer than another."""
     heads = [_first_lexeme(row) for row in rows]
     for head, row in zip(heads, rows):
         for other, beside in zip(heads, rows):

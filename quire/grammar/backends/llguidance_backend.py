@@ -1,7 +1,7 @@
-"""The backend over llguidance: grammars as Lark text, matchers that never raise.
+"""Backend over llguidance: compiles Lark text, and wraps matchers that never raise.
 
-Its matchers enter an error state instead: what their work costs in one step is bounded by fuel,
-and a matcher that ran out of it has a `fault`. Compiling and filling give up the GIL.
+Fuel bounds the work of one step; a matcher that uses it up enters an error state and has a `fault`.
+Compiling and filling masks release the GIL.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SIZE_PER_BYTE = 60
 
 
 class _TokenizerAdapter:
-    """What llguidance asks a tokenizer."""
+    """The tokenizer interface of llguidance."""
 
     def __init__(self, vocabulary: Vocabulary, end: int) -> None:
         missing = vocabulary.size - len(vocabulary.tokens)
@@ -205,7 +205,7 @@ class FuelMeter:
 
     @property
     def fault(self) -> str | None:
-        """Why it may not go on."""
+        """Why it may not continue."""
         if self.left > 0:
             return None
         return (
@@ -314,7 +314,7 @@ def _draw_token(words: MaskWords, chance: random.Random) -> int:
 
 
 def _limits(grammar: str) -> LLParserLimits:
-    """What it may take. A grammar is a caller's own where lark.OWN says so."""
+    """Limits of a grammar, lower where it contains one of a caller."""
     return LLParserLimits(
         initial_lexer_fuel=FUEL,
         step_lexer_fuel=STEP_FUEL,

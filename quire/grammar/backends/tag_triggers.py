@@ -1,4 +1,4 @@
-"""Which tags of a form begin with which trigger, and what may not stand in the text between."""
+"""Groups the tags of a form by trigger, and lists what free text must not contain."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from quire.grammar.vocabulary import SpecialTokenNames
 def tags_by_trigger(
     form: TaggedTextNode, names: SpecialTokenNames
 ) -> tuple[list[str], dict[str, list[TagNode]]]:
-    """(what may not stand in free text, trigger -> its tags).
+    """(what free text must not contain, trigger -> its tags).
 
     Of triggers that begin alike the shorter counts. One that ends within a special token's name
-    goes on to the end of it: the token comes whole.
+    is extended to its end: the token comes whole.
     """
     if form.min_tags and not form.tags:
         raise RequestError("tags are asked for, and none is given")

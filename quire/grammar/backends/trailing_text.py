@@ -1,6 +1,6 @@
-"""Whether more stands behind a part of a form that has no clear end.
+"""Finds forms in which a part follows text without a clear end.
 
-A reader of lexemes takes such a part as far as it goes: what stands behind it never comes.
+A lexer reads such text as far as possible, so the part that follows it is never reached.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _sequence_continues(parts: Iterable[GrammarNode]) -> bool:
 
 
 def _has_open_end(form: GrammarNode) -> bool:
-    """Whether it may end with any text, which could as well go on."""
+    """Whether it may end with any text, which could be longer as well."""
     if isinstance(form, TaggedTextNode):
         return not (form.min_tags and form.only_first) or any(map(_has_open_end, form.tags))
     if isinstance(form, AlternationNode):
@@ -114,7 +114,7 @@ def _json_first_chars(form: JsonNode) -> regex_ast.CharRanges:
     try:
         schema = json.loads(form.schema)
     except (ValueError, RecursionError):
-        schema = None  # the compiler says so
+        schema = None  # the compiler refuses it
     kind = schema.get("type") if isinstance(schema, dict) else None
     chars = _BEGINS.get(kind) if isinstance(kind, str) else None
     chars = "".join(_BEGINS.values()) if chars is None else chars
@@ -122,7 +122,7 @@ def _json_first_chars(form: JsonNode) -> regex_ast.CharRanges:
 
 
 def _chars(nodes: Sequence[regex_ast.RegexExpr]) -> regex_ast.CharRanges:
-    """Characters that stand anywhere in them."""
+    """Characters that occur anywhere in them."""
     found: regex_ast.CharRanges = ()
     for node in nodes:
         if isinstance(node, regex_ast.CharClass):

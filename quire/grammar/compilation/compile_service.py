@@ -1,4 +1,4 @@
-"""Compiling and building over one vocabulary: what a worker does, and what is done with it here."""
+"""CompileService compiles grammars over one vocabulary and loads what a worker compiled."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from quire.grammar.vocabulary import Vocabulary
 
 
 class GrammarWithCompletion:
-    """A grammar that is built, with what closes its texts. Shared by all who are bound to it."""
+    """A built grammar with its completion plan, shared by all sequences that use it."""
 
     def __init__(
         self, grammar: CompiledGrammar, closer: CompletionPlan | None, least: MinCompletion
@@ -49,7 +49,7 @@ class CompileService:
 
     @cached_property
     def token_classes(self) -> TokenClasses:
-        """What closing knows of the tokens."""
+        """Token classes for length-aware closing."""
         return TokenClasses(self.vocabulary)
 
     def prepare(self) -> None:

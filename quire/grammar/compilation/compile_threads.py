@@ -1,8 +1,8 @@
-"""Threads that have grammars compiled: each has a worker, and builds here what passed there.
+"""Threads that pass compile jobs to worker processes and load the results.
 
-A clerk takes tasks from one queue and puts them, with what came of them, into another; that is all
-that it shares with the engine's thread. The first one starts with the first task, another when one
-job keeps others waiting: somebody's monster holds up nobody else.
+A thread takes tasks from one queue and puts the results into another, and shares nothing else with
+the engine's thread. The first task starts the first thread. Another one starts when a job is
+slow and others wait behind it.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ log = logging.getLogger(__name__)
 
 MAX_THREADS = 2
 SLOW_COMPILE_S = 1.0
-"""A job of so many seconds has those behind it go to another clerk."""
+"""A job that takes longer starts another thread for the jobs behind it."""
 FIRST_IDLE_TIMEOUT_S = 900.0
 IDLE_TIMEOUT_S = 60.0
-"""A worker that has had nothing to do for so long ends: of the first clerk, of others."""
+"""Idle time after which a worker ends: of the first thread, of others."""
 SHUTDOWN_TIMEOUT_S = 5.0
-"""How long a clerk may take to end."""
+"""How long a thread may take to end."""
 
 CompileError = RequestError | EngineError
 
@@ -79,11 +79,11 @@ class GrammarLoader(Protocol):
 
 @dataclass(slots=True, eq=False)
 class CompileTask:
-    """One grammar on its way. A clerk writes what is below `wanted`."""
+    """One grammar to compile. The compile thread writes the fields after `wanted`."""
 
     constraint: Constraint
-    wanted: bool = True  # somebody waits for it
-    outcome: CacheableGrammar | CompileError | None = None  # None at the end: nobody waited
+    wanted: bool = True  # a request waits for it
+    outcome: CacheableGrammar | CompileError | None = None  # None at the end: no request waited
     cacheable: bool = True
     seconds: float = 0.0
 
@@ -125,7 +125,7 @@ class CompilePool:
             self._add()
 
     def close(self) -> None:
-        """End workers and clerks. What is not done stays undone."""
+        """End workers and threads. Unfinished tasks stay unfinished."""
         with self._lock:
             self._closed = True
             clerks = list(self._threads)
@@ -150,7 +150,7 @@ class CompilePool:
 
 
 class _CompileThread:
-    """One thread, and the worker it has hired."""
+    """One thread and its worker."""
 
     def __init__(self, clerks: CompilePool, *, is_first: bool) -> None:
         self._pool = clerks
@@ -196,10 +196,10 @@ class _CompileThread:
             assert self._pool._vocabulary is not None
             self._pool._load.prepare(self._pool._vocabulary)
         except EngineError as error:
-            log.warning("%s", error)  # who needs a grammar is told
+            log.warning("%s", error)  # requests that need a grammar get the error
 
     def _next(self) -> CompileTask | _PrepareRequest | None:
-        """The next task, waited for. None: the clerk ends."""
+        """Wait for the next task. None: the thread ends."""
         todo = self._pool._queue
         try:
             return todo.get(timeout=FIRST_IDLE_TIMEOUT_S if self._is_first else IDLE_TIMEOUT_S)
@@ -244,8 +244,9 @@ class _CompileThread:
             return self._ready_worker().compile(job, self._on_wait)
         except CompileWorkerCrashed as error:
             if error.killed:
-                told = "the process that compiles grammars was killed, twice: does memory run out?"
-                raise EngineError(told) from None
+                raise EngineError(
+                    "the process that compiles grammars was killed, twice: does memory run out?"
+                ) from None
             raise RequestError(
                 "compiling the grammar of the structured output crashed, twice: it may need more "
                 f"than {job.memory >> 20} MiB of memory"
@@ -258,7 +259,7 @@ class _CompileThread:
         if self._worker is None:
             clerks = self._pool
             worker = self._worker = CompileWorkerClient(clerks._launch)
-            if clerks._closed:  # who closed could not see it
+            if clerks._closed:  # close() could not see it
                 worker.kill()
             try:
                 clerks._vocabulary = worker.begin(clerks._vocabulary)
@@ -268,7 +269,7 @@ class _CompileThread:
         return self._worker
 
     def _on_wait(self) -> None:
-        """Now and then while a job goes on."""
+        """Called now and then while a job runs."""
         if time.monotonic() - self._started_at > SLOW_COMPILE_S and not self._pool._queue.empty():
             self._pool._add()
 

@@ -1,14 +1,14 @@
-"""Grammars are compiled in a process of its own, which nothing that a client sends can harm.
+"""Worker process that compiles grammars, isolated from the engine.
 
     engine                                   worker
     Start, once                    ──▶
-                                   ◀──       Began: it knows the vocabulary
+                                   ◀──       WorkerReady: the vocabulary is loaded
     Job                            ──▶
-                                   ◀──       Done, Refused, Failed, or its end: it took too much
+                                   ◀──       Done, Refused, Failed, or its end: over a limit
 
-Each word is msgpack behind its length. This is the worker's side and the words;
-quire.grammar.compilation.worker_client
-has the other side. Who it is that compiles is said by whoever starts it.
+A process, because llguidance cannot be interrupted: `multipleOf: 2147483648` takes over 20 s.
+Each message is msgpack with a length prefix; quire.grammar.compilation.worker_client is the other
+side.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def run_worker(
     try:
         vocabulary = start.vocabulary or find()
         compiles = begin(vocabulary)
-    except Exception as error:  # noqa: BLE001 - the border: it goes to who asked
+    except Exception as error:  # noqa: BLE001 - the boundary: sent to the client
         with suppress(OSError):
             pipe.send(WorkerFailed(f"{type(error).__name__}: {error}"))
         return 1

@@ -1,9 +1,9 @@
-"""Who may go at full speed beside an engine, and how somebody gives way to everybody.
+"""Lowers the priority of compile jobs that would slow an engine down.
 
-A core that an engine keeps busy leaves next to nothing to one who gives way: a hundredth, or less.
-So what comes now and then goes at full speed, and only what comes in floods, or takes long, is put
-behind everybody else. Threads of a process have priorities of their own, on Linux; and nobody can
-have his priority back, so what is to give way is done in a thread that ends.
+On a core that an engine keeps busy a thread of low priority gets a hundredth of the time. So short,
+rare jobs run at full priority, and only floods and long jobs run at low priority. Threads
+have priorities of their own on Linux, and an unprivileged thread cannot raise its priority again:
+what runs at low priority runs in a thread that ends.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ SHARE = 0.005
 kernels use all cores, a step that meets it takes twice as long: so few do not show in a p99."""
 
 POLL_S = 0.1
-"""How often it is looked at what somebody has used."""
+"""Interval at which the processor time of a thread is read."""
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 T = TypeVar("T")
@@ -51,10 +51,10 @@ class CpuBudget:
 
 
 def lower_priority(thread: int | None = None, *, idly: bool = False) -> None:
-    """Put a thread (by its native id; this one) behind everybody, for the rest of its life.
+    """Give a thread (by its native id; this one) the lowest priority until it ends.
 
-    idly: it may starve, and leaves its core within microseconds when anybody wants it; who is nice
-    may first use up a slice of milliseconds. Not for threads that hold what others wait for.
+    idly: it may starve, and leaves its core within microseconds when another thread is ready; a
+    nice one may first use up a slice of milliseconds. Not for threads that hold what others wait for.
     """
     number = threading.get_native_id() if thread is None else thread
     with suppress(OSError, AttributeError):
@@ -106,7 +106,7 @@ class _ThrottledRun(Generic[T]):
 
 
 def _thread_cpu_seconds(thread: threading.Thread) -> float | None:
-    """Processor time of a thread; None where nobody says, or when it has ended."""
+    """Processor time of a thread; None where it is not available, or the thread has ended."""
     try:
         said = Path(f"/proc/self/task/{thread.native_id}/stat").read_bytes()
     except OSError:

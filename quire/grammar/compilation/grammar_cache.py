@@ -1,13 +1,12 @@
-"""Compiled grammars: made beside the engine, kept while they are used, and for some time after.
+"""Cache of compiled grammars, which tracks the requests that use them.
 
-    ask ──▶ waiting ──▶ submitted ──▶ used ──▶ unused ──▶ forgotten
-                           │ ▲
-                  a clerk: has it compiled by a worker process, and builds it here
+    requested ──▶ waiting ──▶ submitted ──▶ in use ──▶ unused ──▶ evicted
+                                 │ ▲
+                       compile thread: a worker compiles, the thread loads
 
-All of it but the clerks (quire.grammar.compilation.compile_threads) belongs to the engine's thread.
-What is asked for
-stays until it is released, so a grammar is there as long as a sequence needs it; what nobody uses
-is kept as far as there is room. How much may be in use at a time has a bound, too: others wait.
+Only the engine's thread uses the cache; compile threads (compile_threads) return results to it. A
+grammar in use is never evicted; unused ones are kept within limits of count and memory. Limits also
+bound how many may be in use at a time: other requests wait.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ from quire.grammar.compilation.compile_threads import (
 )
 
 MAX_SUBMITTED = 16
-"""Jobs that are submitted before one is done: clerks need not wait for the engine's next step."""
+"""Jobs that are submitted before one is done: threads need not wait for the engine's next step."""
 RETRY_S = 2.0
 _FAULT_BYTES = 500
 
 
 @dataclass(frozen=True, slots=True)
 class CacheBounds:
-    """What is kept that nobody uses; what may be in use at a time, and may wait."""
+    """Limits of unused grammars, of grammars in use, and of grammars that wait."""
 
     cache_size: int = 512
     cache_memory: int = 1 << 26
@@ -47,7 +46,7 @@ class CacheBounds:
 
 @dataclass(slots=True, eq=False)
 class _CacheEntry:
-    """A constraint that somebody asked for, or whose outcome is kept."""
+    """A constraint that a request uses, or with an outcome that is kept."""
 
     constraint: Constraint
     users: int = 0
@@ -91,7 +90,7 @@ class GrammarCache:
             raise Overloaded(f"{here}: try again later", retry_after_s=RETRY_S)
 
     def acquire(self, constraint: Constraint) -> None:
-        """Have it compiled, and kept until release(); outcomes() will tell."""
+        """Have it compiled, and kept until release(); outcomes() returns the result."""
         entry = self._entries.get(constraint)
         if entry is None:
             entry = self._entries[constraint] = _CacheEntry(constraint)
@@ -109,7 +108,7 @@ class GrammarCache:
         self._submit()
 
     def release(self, constraint: Constraint) -> None:
-        """One who asked needs it no longer."""
+        """One request does not need it any more."""
         entry = self._entries[constraint]
         entry.users -= 1
         if entry.users:
@@ -176,7 +175,7 @@ class GrammarCache:
     # -- below --------------------------------------------------------------------------------
 
     def _submit(self) -> None:
-        """Give the clerks what they may have now."""
+        """Submit what the limits allow now."""
         bounds = self._bounds
         while (
             self._waiting
@@ -191,7 +190,7 @@ class GrammarCache:
             self._compile_pool.submit(entry.task)
 
     def _record_outcome(self, task: CompileTask) -> None:
-        """Note what came of a task. Of one that nobody wanted any more nothing did."""
+        """Take the outcome of a task. A task that no request wanted any more has none."""
         self._submitted -= 1
         entry = self._entries[task.constraint]
         entry.task = None
@@ -217,7 +216,7 @@ class GrammarCache:
         self._evict()
 
     def _discard(self, entry: _CacheEntry) -> None:
-        """It was not compiled: forget it, unless somebody has asked for it again."""
+        """It was not compiled: forget it, unless a request needs it again."""
         if entry.users:
             self._waiting[entry.constraint] = entry
             self._waiting_bytes += len(entry.constraint.form)

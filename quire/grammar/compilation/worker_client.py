@@ -1,6 +1,4 @@
-"""A worker process (quire.grammar.compilation.compile_worker), seen from who hired it: one job at a
-time, limited.
-"""
+"""Client of a compile worker process: one job at a time, within limits of time and memory."""
 
 from __future__ import annotations
 
@@ -28,13 +26,13 @@ from quire.sandbox.worker_handle import (
 from quire.sandbox.worker_loop import JobFailed, JobOutOfMemory, JobRefused
 
 STARTUP_TIMEOUT_S = 120.0
-"""Seconds of the clock until a worker knows its vocabulary."""
+"""Wall-clock seconds until a worker has loaded its vocabulary."""
 
 log = logging.getLogger(__name__)
 
 
 class CompileWorkerCrashed(EngineError):
-    """The worker ended. killed: somebody else did it."""
+    """The worker ended. killed: by a signal from outside."""
 
     def __init__(self, message: str, *, killed: bool = False) -> None:
         super().__init__(message)
@@ -42,7 +40,7 @@ class CompileWorkerCrashed(EngineError):
 
 
 class CompileWorkerClient:
-    """One worker. Who has it calls begin() first, and close() in the end."""
+    """One worker. Callers call begin() first and close() at the end."""
 
     def __init__(self, hire: StartWorker) -> None:
         """Start one. Raises EngineError."""
@@ -72,7 +70,7 @@ class CompileWorkerClient:
             raise EngineError(f"{late}: this machine is too busy") from None
         except WorkerExited as gone:
             ended = f"the process that compiles grammars ended while it started ({gone})"
-            raise EngineError(f"{ended}; what it printed says why") from None
+            raise EngineError(f"{ended}; its output has the reason") from None
         if isinstance(word, WorkerFailed):
             raise EngineError(f"grammars cannot be compiled: {word.message}")
         if not isinstance(word, WorkerReady):
@@ -111,7 +109,7 @@ class CompileWorkerClient:
         self.close()
         if isinstance(word, JobOutOfMemory):
             raise limit_exceeded_error(job, memory=True)
-        raise CompileWorkerCrashed(f"the process that compiles grammars said {type(word).__name__}")
+        raise CompileWorkerCrashed(f"the process that compiles grammars sent {type(word).__name__}")
 
     @property
     def pid(self) -> int:
@@ -123,7 +121,7 @@ class CompileWorkerClient:
         return self._worker.is_alive
 
     def kill(self) -> None:
-        """End the process, from any thread; who waits for it is told that it has ended."""
+        """End the process, from any thread; a waiting thread gets CompileWorkerCrashed."""
         self._worker.kill()
 
     def close(self) -> None:
@@ -132,7 +130,7 @@ class CompileWorkerClient:
 
 
 def limit_exceeded_error(job: CompileJob, *, memory: bool = False) -> RequestError:
-    """What to tell of a job that met a limit."""
+    """The error of a job that met a limit."""
     if memory:
         what = f"{job.memory >> 20} MiB of memory"
         option = "grammar_compile_memory"

@@ -1,10 +1,10 @@
-"""Grammars that callers write: EBNF of the GBNF kind (`root ::= "a" | [0-9]+`), read into rules.
+"""Parses EBNF of the GBNF kind (`root ::= "a" | [0-9]+`) into rules.
 
-    is_ebnf(text)      which of the two kinds of text it is: the other one is Lark
-    Rules(text)        its rules, read and checked
+    is_ebnf(text)      EBNF; otherwise the text is Lark
+    Rules(text)        the rules, parsed and checked
 
-Strings in either quotes, classes, `.`, groups, `* + ? {m,n}`, comments behind `#`, special tokens
-as `<name>` or `<[id]>`. A rule ends where the next begins: line breaks mean nothing else.
+It reads strings in either quotes, classes, `.`, groups, `* + ? {m,n}`, comments after `#` and
+special tokens as `<name>` or `<[id]>`. A rule ends where the next begins, whatever the line breaks.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LETTERS = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "b": "\b", "0
 
 @dataclass(frozen=True, slots=True)
 class RuleRef:
-    """What another rule says."""
+    """A reference to another rule."""
 
     name: str
 
@@ -194,7 +194,7 @@ def as_regex(text: str) -> regex_ast.RegexExpr | None:
 
 
 def _unroll(name: str, rule: EbnfExpr) -> EbnfExpr:
-    """The rule without its own name, where that stands only at the end, or only at the start.
+    """The rule without its own name, where that is only at the end, or only at the start.
 
     `x ::= a x | b` is `a* b`, and `x ::= x a | b` is `b a*`: how people write what repeats.
     """
@@ -282,7 +282,7 @@ def _may_be_empty(expr: EbnfExpr, empty: Set[str]) -> bool:
 
 
 def _first_rules(expr: EbnfExpr, empty: Set[str]) -> Iterator[tuple[str, bool]]:
-    """Rules that its texts may begin with, and whether something stands before that is empty."""
+    """Rules that its texts may begin with, and whether a part that may be empty comes before."""
     if isinstance(expr, RuleRef):
         yield expr.name, False
     elif isinstance(expr, EbnfRepeat):

@@ -1,9 +1,4 @@
-"""The words of callers -> forms: what StructuredOutputsParams mean.
-
-Not here: whether it can be honoured (quire.grammar.frontends.validate); what stands before it in an
-answer,
-reasoning or tool calls (quire.tool_grammar).
-"""
+"""Converts StructuredOutputsParams into grammar nodes and constraints."""
 
 from __future__ import annotations
 
@@ -22,7 +17,7 @@ ANY_OBJECT = '{"type":"object"}'
 
 @dataclass(frozen=True, slots=True)
 class StructuredDefaults:
-    """What the engine's options say where a request does not."""
+    """The engine's options, for what a request leaves open."""
 
     backend: str = "auto"
     disable_any_whitespace: bool = False

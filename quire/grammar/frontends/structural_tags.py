@@ -1,10 +1,10 @@
-"""Structural tags -> forms: the JSON in which callers write down forms of whole answers.
+"""Converts structural tags, the JSON notation for the form of whole answers, into grammar nodes.
 
-    {"structures": [{"begin", "schema", "end"}], "triggers": [...]}       the older way
+    {"structures": [{"begin", "schema", "end"}], "triggers": [...]}       the older notation
     {"type": "structural_tag", "format": {"type": ..., ...}}              a tree of formats
 
-What of the tree is read stands in _READERS. A field that would change what is allowed and is not
-read here is refused, with its place.
+_READERS lists the fields that are read. Any other field that would change what is allowed is
+refused with its place.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def structural_tag_to_node(given: object, style: JsonNode) -> GrammarNode:
 
 @dataclass(frozen=True, slots=True)
 class _TagValue:
-    """A value within the tag, and where it stands."""
+    """A value within the tag, and its place."""
 
     value: Any
     pointer: str
@@ -201,14 +201,14 @@ def _is_any_text(place: _TagValue) -> bool:
 
 
 def _sequence(place: _TagValue) -> GrammarNode:
-    """Any text goes as far as what stands behind it first occurs."""
+    """Any text ends where what follows it first occurs."""
     parts: list[GrammarNode] = []
     free = False
     for one in place.child("elements").children():
         made = one.to_node()
         if free:
             if not isinstance(made, LiteralNode):
-                message = f"{PARAM} at {one.pointer}: behind any_text only a const_string can stand"
+                message = f"{PARAM} at {one.pointer}: only a const_string can follow any_text"
                 raise RequestError(message, param=PARAM)
             parts[-1] = UntilNode(made.text)
         else:

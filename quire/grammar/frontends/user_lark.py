@@ -1,7 +1,7 @@
-"""Lark text that callers write, before a backend reads it.
+"""Prepares Lark text of callers for llguidance.
 
-Special tokens that it names become ids, as `<[3]>`, and JSON within it gets bounds for its white
-space where it does not set its own.
+Names of special tokens become ids, as `<[3]>`, and %json gets a bound for white space where the
+caller sets none.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def prepare_user_lark(text: str, names: SpecialTokenNames, whitespace: str) -> s
 
 
 def has_json(text: str) -> bool:
-    """Whether a JSON schema stands within it."""
+    """Whether it contains a JSON schema."""
     return any(found["json"] for found in _PIECE.finditer(text))
 
 

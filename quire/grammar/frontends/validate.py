@@ -1,11 +1,9 @@
-"""Whether a form may be asked for, decided at the edge: before a request costs anything.
+"""Validates grammar nodes before a request is queued, and rewrites their schemas.
 
-    constraint(form) -> Constraint   or RequestError: where, why, and what would do instead
+    build_constraint(form) -> Constraint   or RequestError with the place and the reason
 
-Pure Python, from microseconds to a few milliseconds; no backend is imported. Schemas are rewritten
-into keywords that the backends honour (quire.grammar.frontends.json_schema). Not here: compiling,
-which may still
-find a form too much (quire.grammar.compilation.grammar_cache).
+Pure Python, from microseconds to a few milliseconds, without a backend. The compiler may still find
+that a form takes too much work (quire.grammar.compilation).
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ MAX_TEXT_CHARS = 262_144
 MAX_REPEATS = 10_000
 MAX_SPACING_CHARS = 256
 CACHE_SIZE = 64
-"""Grammars whose check is remembered."""
+"""Checked grammars that are cached."""
 
 _SPACES = regex_ast.RegexRepeat(regex_ast.CharClass(((9, 10), (13, 13), (32, 32))), 0, None)
 
@@ -253,7 +251,7 @@ def _check_encodable(text: str, what: str) -> None:
 
 
 def _check_counts(form: RepeatNode) -> None:
-    _check_text(form.separator, "what stands between repeated parts")
+    _check_text(form.separator, "the separator of repeated parts")
     most = form.min_count if form.max_count is None else form.max_count
     if not 0 <= form.min_count <= most:
         raise RequestError(f"a part is repeated from {form.min_count} to {form.max_count} times")

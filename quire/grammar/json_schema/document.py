@@ -5,7 +5,7 @@
 
 The constructor checks every subschema that the root reaches: values of keywords have the right
 type and are within limits, references stay within the document. Keywords that JSON Schema does not
-define are ignored, as its specification says; `Document.ignored` lists them.
+define are ignored, as its specification requires; `Document.ignored` lists them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ ONE = frozenset(
         *("additionalProperties", "propertyNames", "unevaluatedItems", "unevaluatedProperties"),
     }
 )
-"""Keywords whose value is a schema."""
+"""Keywords with a schema as value."""
 NAMED = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies"})
-"""Keywords whose value is an object of schemas."""
+"""Keywords with an object of schemas as value."""
 BESIDE = frozenset(
     {"allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"}
 )
-"""Keywords whose schemas apply to the same value."""
+"""Keywords that apply schemas to the same value."""
 ANNOTATIONS = frozenset(
     {
         *("title", "description", "default", "examples", "example", "deprecated", "$comment"),

@@ -1,6 +1,6 @@
 """Formats of strings as regular expressions, each within what validators take.
 
-Where a format is wider than a regular expression can say, or validators differ, the expression is
+Where a format is wider than a regular expression, or validators differ, the expression is
 narrower: every text that it matches is of the format. A format without an entry is refused.
 """
 
@@ -42,7 +42,7 @@ _H16 = "[0-9a-fA-F]{1,4}"
 
 
 def _ipv6() -> str:
-    """All places where "::" can stand, and the end as two groups or as an IPv4 address."""
+    """All places of "::", and the end as two groups or as an IPv4 address."""
     end = f"(?:{_H16}:{_H16}|{_IPV4})"
     cases = [f"(?:{_H16}:){{6}}{end}"]
     for before in range(6):  # groups before "::", then at most 5 - before and the end
@@ -127,13 +127,13 @@ _PATTERNS = {
     "directory-path": r"[^\x00]+",
 }
 MOST_LENGTH = {"hostname": 253, "idn-hostname": 253, "email": 254, "idn-email": 254}
-"""Characters, where the format has a limit that its expression does not say."""
+"""Characters, where the format has a limit beside its expression."""
 
 DISTINCT = frozenset({"date", "time", "date-time", "uuid", "ipv4", "ipv6"})
 """Formats without a common text."""
 
 NO_EFFECT = frozenset({"password", "binary", "float", "double", "decimal"})
-"""Say how a value is shown or kept, not which it is."""
+"""Formats of how a value is shown or kept, not of which it is."""
 
 _BITS = {8: "8", 16: "16", 32: "32", 64: "64"}
 INTEGERS = {f"int{name}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n, name in _BITS.items()} | {
@@ -143,7 +143,7 @@ INTEGERS = {f"int{name}": (-(2 ** (n - 1)), 2 ** (n - 1) - 1) for n, name in _BI
 
 
 KNOWN = frozenset({*_PATTERNS, *INTEGERS, *NO_EFFECT})
-"""Formats that are enforced, or that say nothing about the value."""
+"""Formats that are enforced, or that allow every value."""
 
 
 @functools.cache

@@ -23,7 +23,7 @@ FARTHEST = 1e18
 DIGITS = 15
 """Of such a bound: llguidance reads numbers of more digits inexactly."""
 LEAST = Decimal("1e-22")
-"""Stands for the least number over 0: llguidance misreads bounds that exclude 0."""
+"""Replaces the least number over 0: llguidance misreads bounds that exclude 0."""
 EXACT = 2**53
 """Whole numbers up to here are different floats."""
 MOST_STEP = 10_000
@@ -73,7 +73,7 @@ def read_exactly(value: float) -> bool:
 
 
 def range_of(part: Part) -> NumberRange:
-    """What the bounds and the format of a subschema say."""
+    """The range that the bounds and the format of a subschema define."""
     least, most = formats.INTEGERS.get(part.get("format"), (None, None))
     lows = [Limit(exact(least), False, "format")] if least is not None else []
     highs = [Limit(exact(most), False, "format")] if most is not None else []
@@ -91,7 +91,7 @@ def range_of(part: Part) -> NumberRange:
 
 
 def counts(part: Part, word: str) -> NumberRange:
-    """What a subschema says about its length or count: Length, Items or Properties."""
+    """The range of a length or count: Length, Items or Properties."""
     low, high = part.get(f"min{word}", 0), part.get(f"max{word}")
     most = None if high is None else Limit(exact(high), False, f"max{word}")
     return NumberRange(Limit(exact(low), False, f"min{word}"), most)
@@ -167,7 +167,7 @@ def _between(low: Limit | None, high: Limit | None) -> Iterator[dict[str, Any]]:
 
 
 def _before(end: Limit | None, start: Limit | None) -> bool:
-    """A range that ends here lies wholly before one that starts there."""
+    """A range that ends here is wholly before one that starts there."""
     if end is None or start is None:
         return False
     return end.value < start.value or (end.value == start.value and (end.open or start.open))

@@ -22,7 +22,7 @@ MOST_VALUES = 64
 
 
 class Overlap:
-    """Comparisons within one document, whose number has a bound."""
+    """Comparisons within one document, of bounded number."""
 
     def __init__(self, document: Document, steps: int) -> None:
         self.document = document
@@ -111,7 +111,7 @@ class Overlap:
 
 
 def _inner(part: Part, name: str | None) -> Iterator[Part]:
-    """What the subschema says about a property; None: about the first item."""
+    """Schemas of a property; None: of the first item."""
     if name is None:
         first, rest = part.items()
         yield from first[:1] or ([rest] if rest is not None else [])

@@ -49,11 +49,11 @@ MOST_ARRAYS = 256
 MOST_TEXT = 1 << 21
 """Characters of the result."""
 MOST_CACHED = 32_768
-"""Characters of a schema whose outcome is kept: requests bring the same ones again."""
+"""Characters of a schema that is cached: requests repeat schemas."""
 MOST_NEGATED = 4
 """References and choices within one negation."""
 UNSUPPORTED = {
-    "contains": ("array", "say in items what each item is"),
+    "contains": ("array", "define each item in items"),
     "unevaluatedItems": ("array", "use items"),
     "unevaluatedProperties": ("object", "use additionalProperties"),
     "$dynamicRef": ("", "use $ref"),
@@ -76,7 +76,7 @@ class Rewritten:
 
 def rewrite(text: str, closed: bool = False) -> Rewritten:
     """The schema for llguidance. closed: objects have no properties that the schema does not name,
-    unless it says so. Raises UnsupportedSchema."""
+    unless it allows others itself. Raises UnsupportedSchema."""
     found = (_cached if len(text) <= MOST_CACHED else _outcome)(text, closed)
     if isinstance(found, Rewritten):
         return found
@@ -113,7 +113,7 @@ class SchemaWriter:
         self._names: dict[str, str] = {}
         self._waiting: deque[Part] = deque()
         self._endless: set[str] = set()
-        """Places of definitions whose values need a value of the same definition, without end."""
+        """Places of definitions that need a value of the same definition, without end."""
 
     def whole(self) -> Written:
         """The root with the definitions that it refers to."""
@@ -175,7 +175,7 @@ class SchemaWriter:
         return shared_kinds(self.overlap.parts(self.document.target(part))) <= kinds
 
     def _applied(self, part: Part, closed: bool) -> Iterator[Written]:
-        """What keywords say that apply other schemas to the same value."""
+        """Schemas that keywords apply to the same value."""
         if "$ref" in part.value:
             yield self._reference(self.document.target(part))
         for one in (*part.several("allOf"), *_conditions(part)):
@@ -218,7 +218,7 @@ class SchemaWriter:
         if found is False:
             refuse(
                 part.at("oneOf"),
-                "its options overlap, and a grammar cannot tell where",
+                "its options overlap, and a grammar cannot express where",
                 "use anyOf, or give each option a property with a const of its own",
             )
         return found

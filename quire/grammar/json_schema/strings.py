@@ -55,7 +55,7 @@ def is_writable(text: str) -> bool:
 
 
 def matches(node: RegexExpr, text: str) -> bool | None:
-    """Whether a pattern matches the text. None: the pattern is too large to tell."""
+    """Whether a pattern matches the text. None: the pattern is too large."""
     try:
         return dfa.fully_matches(node, text)
     except dfa.DfaTooComplex:
@@ -116,14 +116,14 @@ def not_of(values: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def not_matching(part: Part) -> Iterator[dict[str, Any]]:
-    """Strings that the pattern of a subschema does not match, if it is small enough to tell."""
+    """Strings that the pattern of a subschema does not match, if the pattern is small enough."""
     for node in wide_nodes(part):
         if (left := without(regex.ANY_TEXT, node)) is not None and left != NO_MATCH:
             yield {"type": "string", "pattern": anchored(left)}
 
 
 def without(node: RegexExpr, other: RegexExpr) -> RegexExpr | None:
-    """Texts of the first that the second does not match. None: they are too large to tell."""
+    """Texts of the first that the second does not match. None: they are too large."""
     try:
         return dfa.difference([node], [other])
     except dfa.DfaTooComplex:

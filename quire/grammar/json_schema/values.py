@@ -80,5 +80,5 @@ def _is_writable(value: Value, part: Part) -> bool:
         return all(_is_writable(one, part) for one in value)
     if is_number(value) and not numbers.read_exactly(value):
         word = "const" if "const" in part.value else "enum"
-        refuse(part.at(word), f"the number {value!r} has too many digits", "say it as text")
+        refuse(part.at(word), f"the number {value!r} has too many digits", "use a string")
     return not isinstance(value, str) or strings.is_writable(value)

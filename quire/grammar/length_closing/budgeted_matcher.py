@@ -1,18 +1,12 @@
-"""Length-aware closing: constrained text is whole at any budget from an announced least upwards.
+"""BudgetedMatcher: completes constrained text within its token budget.
 
-    Guide(matcher, closer)    one for each sequence, in place of its matcher;
-    quire.grammar.length_closing.completion_plan
+A drawn token cannot be taken back, so each mask allows only tokens after which the text can be
+completed in what is left. `left` counts the tokens that may be drawn, this one included and the end
+token not.
 
-A token that was drawn cannot be taken back, so the mask before must leave only tokens after which
-the text can still be closed in what is left. `left` counts the tokens that may still be drawn, the
-one that the mask is for included; the end token is not counted.
-
-Far from its budget a text is free, and all that is done is a sum: how far the end can be at most
-(quire.grammar.length_closing.completion_bounds). Where that does not fit, a way to the end is
-looked for on the matcher
-(quire.grammar.length_closing.shortest_completion). Where the way is so long that a single token
-might make it too long, only
-tokens stay allowed that were tried (quire.grammar.length_closing.token_probe).
+Far from the budget the only work is a sum: how far away the end can be at most (completion_bounds).
+Where that does not fit, a path to the end is searched on the matcher (shortest_completion). Where a
+single token might make the path too long, only tokens that were tried stay allowed (token_probe).
 """
 
 from __future__ import annotations
@@ -52,7 +46,7 @@ class _MatcherState(NamedTuple):
 
 
 class BudgetedMatcher:
-    """A matcher with a budget. Without a closer it lets everything through."""
+    """A matcher with a budget. Without a completion plan it allows all that the matcher allows."""
 
     def __init__(self, matcher: Matcher, closer: CompletionPlan | None = None) -> None:
         self.matcher = matcher
@@ -69,7 +63,7 @@ class BudgetedMatcher:
         """Ways that led on from a token before, the latest first. Of this text alone: what is
         allowed in one must not depend on others."""
         self._string: int | None = None
-        """Within a string where anything may stand: tokens that follow a quote with text before it,
+        """Within a string of any text: tokens that follow a quote with text before it,
         at most."""
         self._unmasked_tokens = 0
         """Tokens that were taken since the last mask."""
@@ -158,8 +152,8 @@ class BudgetedMatcher:
         ]
 
     def _reuse_string_mask(self, words: MaskWords, left: int, quoted: int) -> bool:
-        """Still within the string that was tried: the way leads from here too, so nobody has to try
-        again. False: that is not so, or not known."""
+        """Still within the string that was tried: the path leads from here too, without another
+        try. False: that is not so, or not known."""
         closer, way = self._plan, self._path
         assert closer is not None
         assert closer.quote is not None
@@ -311,7 +305,7 @@ class BudgetedMatcher:
 
     @property
     def forced(self) -> bool:
-        """The budget, not the model, chose how the text goes on to its end."""
+        """The budget, not the model, chose how the text ends."""
         return self._forced_at is not None
 
     @property

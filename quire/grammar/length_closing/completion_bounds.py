@@ -1,13 +1,12 @@
-"""How much farther off the end of a text can come by one token, found from its form.
+"""Upper bounds of how many tokens one more token can add to the shortest completion of a text.
 
-    bounds(form, spelling) -> Bounds    None: a recursive grammar of the user's own, or one in Lark
+    completion_bounds(form, token_classes)    None: a recursive grammar of a caller, or Lark
 
-Upper bounds in tokens, none of them a guess at what a text costs now: that is found on the matcher
-itself (quire.grammar.length_closing.shortest_completion). They decide how early a budget must be
-looked after.
+They are computed from the form and decide how early a matcher has to search for a completion
+(shortest_completion).
 
-    jump    a value, a property, another item, a tag is begun: the cheapest that it then needs
-    slack   a character chose between alternatives, or stands within a pattern, a name, an enum
+    jump    a value, a property, another item or a tag is begun: its cheapest text
+    slack   a character chose between alternatives, or is within a pattern, a name or an enum
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from quire.grammar.length_closing.min_example import ShortestExample
 from quire.grammar.length_closing.token_classes import TokenClasses
 
 NUMBER = 4
-"""Tokens that a number is from its end, at most, where no bound says more: -1.5e+ is one."""
+"""Tokens to the end of a number, at most, without bounds: -1.5e+ is one."""
 MAX_TOKENS_PER_CHAR = 6
 """Bytes of one character: \\u0000."""
 MAX_LITERALS = 256
@@ -50,7 +49,7 @@ class CompletionBounds:
     mark: int
     """Tokens of a mark's rest, at most."""
     plain: bool
-    """JSON alone: what lies between openers of values cannot begin anything."""
+    """JSON alone: text between the openers of values begins nothing."""
     marks: tuple[str, ...] = ()
     """What ends free text, and what begins a tag in it."""
     literals: tuple[str, ...] = ()
@@ -132,7 +131,7 @@ class _NodeCosts:
         return self._composite_cost(form)
 
     def _pattern_cost(self, node: regex_ast.RegexExpr | None) -> _Cost:
-        """Of a pattern that is all of the text, or of a caller's grammar that says no more."""
+        """Of a pattern that is the whole text, or of a regular grammar of a caller."""
         if node is None:
             raise _UnknownError
         self.name_pattern(node, in_json=False)
@@ -222,8 +221,8 @@ class _JsonCosts:
         return _Cost(low, self.dearest + self.name + 2, slack)
 
     def _optional_cost(self, schemas: tuple[Any, ...]) -> tuple[int, int]:
-        """Of a value that may be begun though nothing asks for it: the way to the end has no part
-        of it before."""
+        """Of a value that may be begun though it is optional: the completion has no part of it
+        before."""
         found = self._value_cost(schemas)
         self.dearest = max(self.dearest, found[1])
         return found
@@ -343,7 +342,7 @@ def _min_bytes(node: regex_ast.RegexExpr) -> int:
 def _max_remaining_bytes(node: regex_ast.RegexExpr) -> int:
     """Bytes to the end of a match from the worst place within it.
 
-    Of alternatives the worst; of a count what it still asks at its beginning: what a place takes
+    Of alternatives the worst; of a count what it still needs at its beginning: what a place takes
     from a node is its own rest, then the cheapest of what follows.
     """
     if isinstance(node, regex_ast.CharClass):
@@ -376,7 +375,7 @@ def _short_match(node: regex_ast.RegexExpr) -> str:
 
 
 def _literal_runs(node: regex_ast.RegexExpr) -> list[str]:
-    """Texts that stand in a pattern as they are: what may have to come where anything may."""
+    """Literal texts of a pattern: they may be needed where any text is possible."""
     if isinstance(node, regex_ast.RegexSequence):
         found, run = [], ""
         for part in node.parts:

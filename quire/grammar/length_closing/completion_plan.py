@@ -1,10 +1,9 @@
-"""What closing has to know of a form, and what the guides of one grammar share.
+"""Completion data of a form: its shortest text, bounds, and what matchers of one grammar share.
 
-    plan(form, matcher, spelling) -> Least   slow, in the pool's worker; plain data
-    closer_of(least, spelling) -> Closer     once for each grammar, in the engine's process
+    find_min_completion(form, matcher, token_classes)  slow, in the compile worker; plain data
+    build_completion_plan(...) -> CompletionPlan       once for each grammar, in the engine
 
-A way is tokens that lead to the end of a text. Not here: following one
-(quire.grammar.length_closing.budgeted_matcher).
+A path is the tokens that complete a text.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class MinCompletion:
     """What closing has to know of a form. Plain data, which goes over a pipe."""
 
     min_tokens: int | None = None
-    """Fewest tokens that a whole text takes; None: nobody closes this form."""
+    """Fewest tokens of a whole text; None: texts of this form are not completed."""
     path: TokenPath = ()
     """That text."""
     bounds: CompletionBounds | None = None
@@ -164,7 +163,7 @@ class CompletionPlan:
         return words
 
     def stays_in_string(self, token: int) -> bool:
-        """Within a string it goes on within it."""
+        """Within a string, the token stays within it."""
         return bool(self.within[token >> 5] >> (token & 31) & 1)
 
     def max_growth(self, token: int) -> int:
@@ -173,7 +172,7 @@ class CompletionPlan:
 
 
 def _mark_ending_tokens(marks: Sequence[str], spelling: TokenClasses) -> list[int]:
-    """Tokens that may end a mark that stands before them in part, or that hold one."""
+    """Tokens that may end a mark that begins before them, or that contain one."""
     found: list[int] = []
     for mark in marks:
         data = mark.encode()

@@ -1,11 +1,10 @@
-"""A short text of a form, made from the form itself: what a search for one begins with.
+"""Builds a short text of a form from the form itself, as the start of a search.
 
-    Shortest().of(form) -> str | None     None: it has none that is easily made
-    Shortest().members, .values           what has to stand in JSON objects, and as values
+    ShortestExample().find(form) -> str | None     None: no text is easily made
+    ShortestExample().members, .values             members of JSON objects, and values
 
-Nothing relies on them being right: each is tried on the matcher before it is used. Schemas are
-read as quire.grammar.frontends.json_schema rewrites them; what else stands in them is not looked
-at.
+Results are hints: each is tried on the matcher before it is used. Schemas are read as
+quire.grammar.json_schema.rewrite writes them; other keywords are skipped.
 """
 
 from __future__ import annotations
@@ -195,7 +194,7 @@ class _SchemaExamples:
         return tuple(found)
 
     def _unnamed_members(self, case: Together, count: int) -> list[str | None]:
-        """Members whose names the schema does not list."""
+        """Members with names that the schema does not list."""
         if count <= 0:
             return []
         for pattern, one in (pair for p in case for pair in p.get("patternProperties", {}).items()):

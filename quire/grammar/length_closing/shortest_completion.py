@@ -1,8 +1,8 @@
-"""Finds a short way to end a text, by trying it on the matcher: what it finds is sure.
+"""Searches for a short completion of a text by trying tokens on the matcher.
 
-Best first. What is tried first at a place: what closes something; where any letter is allowed (the
-inside of a string, free text), what ends that; then what the form names; then what the mask has.
-A text is made of bytes here, and written in as few tokens as can be when it is found.
+Best first. The order of trying: what closes something; within a string or free text, what ends it;
+then names and constants of the form; then the tokens of the mask. The search works on bytes and
+writes the result in as few tokens as possible.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ STRUCTURE = frozenset((b"}", b"]", b'"', b",", b":", b"{", b"["))
 DEFERRED_COST = 20
 """How much worse each later choice at a place is thought to be than the one before it."""
 OPENED, WITHIN, FORCED = 8, 4, 1
-"""What a step costs that opens something; one that goes on within one thing (0.000...); one that
-has no other beside it. What closes, or stands in the form at length, costs nothing."""
+"""Cost of a step that opens something; of one that continues one thing (0.000...); of one without
+alternatives. What closes something, or is a literal of the form, costs nothing."""
 MAX_PATH_TOKENS = 1200
 MAX_MOVES = 40
 FILLER_CHARS = b"~^`|@;$&%#*?qZJ_="
-"""Where two of these that the form does not name may stand, anything may."""
+"""Where two of these that the form does not name are allowed, any text is."""
 
 TokenMove = tuple[int, ...]
 MoveCandidates = Iterator[tuple[TokenMove, bool]]
@@ -145,11 +145,11 @@ class CompletionSearch:
         return AllowedTokens(matcher, self.token_classes)
 
     def is_free_text(self, mask: AllowedTokens) -> bool:
-        """Anything may stand here that is no end of it."""
+        """Any text is allowed here."""
         return bool(self.garbage) and all(map(mask.allows, self.garbage))
 
     def is_outside_string(self, mask: AllowedTokens) -> bool:
-        """Where anything may stand: a line break may too, so it is no string of JSON."""
+        """Any text is allowed, and a line break too, so it is no string of JSON."""
         return self._line is not None and mask.allows(self._line)
 
     def tokenize(self, text: str) -> TokenMove | None:
@@ -249,7 +249,7 @@ class CompletionSearch:
         self, matcher: SteppableMatcher, ahead: list[TokenMove], begun: Sequence[TokenMove]
     ) -> MoveCandidates:
         """What may come next, the likeliest way to the end first, and whether nothing else may. The
-        matcher has to stand at the same place whenever the next one is asked for."""
+        matcher has to be at the same place whenever the next one is requested."""
         mask = self.allowed_tokens(matcher)
         only = mask.forced_token()
         if only is not None:

@@ -1,7 +1,7 @@
-"""What the tokens of a vocabulary are made of: looked up when a text has to be closed.
+"""Classes of the tokens of a vocabulary, looked up when a text has to be completed.
 
-One for each vocabulary and process, built once (a second for 150,000 tokens), never changed.
-Classes of tokens are rows of bits as masks are (quire.grammar.backends.base).
+One object for each vocabulary and process, built once (a second for 150,000 tokens) and never
+changed. A class is a row of bits, like a mask (quire.grammar.backends.base).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class TokenClasses:
         return [self.ids[piece] for piece in self._sorted[first:last]]
 
     def tokens_containing(self, text: bytes) -> list[int]:
-        """Tokens in which this stands, and perhaps a few more."""
+        """Tokens that contain this, and perhaps a few more."""
         found = []
         at = self._joined.find(text)
         while at >= 0:

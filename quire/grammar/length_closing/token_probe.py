@@ -1,7 +1,7 @@
-"""One mask near the budget: which tokens may come, after which the text can still be closed.
+"""Narrows one mask near the budget to the tokens after which the text can still be completed.
 
-Tokens are tried on the matcher: alone, or for all tokens of a class by one that is as bad as any of
-them. The way that is known is always one of them.
+Tokens are tried on the matcher: one by one, or one for a class of tokens that is at least as bad as
+each of them. The known path is always one of them.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ EFFORT_PER_MASK = 100
 MAX_PROBED = 12
 """Tokens that are tried before a step."""
 MAX_LISTED = 2000
-"""Where more short tokens may come, they are pieces of a text that the form says much of."""
+"""With more short tokens than this the form names much of the text."""
 MAX_FOUND = 24
 """Where the end may come farther off than this, looking for it with such effort is in vain."""
 MIN_SLACK_TOKENS = 8
 """Tokens by which a way that is known from elsewhere must be shorter than it has to be: where there
-is less room, the shortest is looked for, if it could be much shorter."""
+is less left, the shortest is searched, if it could be much shorter."""
 SHORT_PATH = 4
 MAX_PATHS = 6
 LIKELY_FIRST_BYTES = b',"{[}]:tfn-.0123456789'
@@ -56,7 +56,7 @@ class TokenProbe:
         self.tried: dict[int, TokenPath] = {}
         """A way for each token that was tried alone and may come."""
         self.string: int | None = None
-        """Within a string where anything may stand: tokens that follow a quote with text before it,
+        """Within a string of any text: tokens that follow a quote with text before it,
         at most."""
         self.allowed = words & closer.token_classes.eos_mask
         self.alternatives: list[TokenPath] = []
@@ -86,7 +86,7 @@ class TokenProbe:
         path = self.path
         if self._is_path_valid(tokens, path):
             return path
-        for begun in (path, path[1:]):  # a number's end may stand before its next digit
+        for begun in (path, path[1:]):  # a number may end before its next digit
             same = self.plan.advance(begun, tokens[-1]) if begun else None
             if same is not None and self._is_path_valid(tokens, same):
                 return same if len(same) <= self.rest else None
@@ -126,7 +126,7 @@ class TokenProbe:
         return leads_to_end(self.matcher, (*tokens, *way), self.plan.end)
 
     def _probe_classes(self, wide: bool) -> None:
-        """Where anything may stand: what keeps within it, and what ends a string with its quote."""
+        """Within any text: what stays within it, and what ends a string with its quote."""
         plan = self.plan
         slack = plan.bounds.mark if wide else plan.bounds.within
         if self._all_affordable([(one,) for one in plan.search.garbage], slack):
