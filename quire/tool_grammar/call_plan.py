@@ -34,9 +34,9 @@ ToolDefinitions = Sequence[Mapping[str, object]]
 class ToolCallPlan:
     """How the calls of one answer are forced and parsed.
 
-    bound: the form of the answer without reasoning; None: it is free. own, listed, named: the parser
-    of its calls: that of the model, of a plain list, or of one function's arguments; none of them:
-    all of it is content.
+    bound: the form of the answer without reasoning; None: it is free. own, listed, named: the
+    parser of its calls: that of the model, of a plain list, or of one function's arguments; none of
+    them: all of it is content.
     """
 
     answer: AnswerGrammar | None = None

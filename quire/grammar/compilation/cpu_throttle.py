@@ -54,7 +54,7 @@ def lower_priority(thread: int | None = None, *, idly: bool = False) -> None:
     """Give a thread (by its native id; this one) the lowest priority until it ends.
 
     idly: it may starve, and leaves its core within microseconds when another thread is ready; a
-    nice one may first use up a slice of milliseconds. Not for threads that hold what others wait for.
+    nice one may first use up a slice of milliseconds. Not for threads that hold locks.
     """
     number = threading.get_native_id() if thread is None else thread
     with suppress(OSError, AttributeError):
