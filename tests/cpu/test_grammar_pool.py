@@ -151,7 +151,7 @@ def test_a_grammar_is_compiled_in_another_process_and_built_here(pool):
     assert to.get("ok") == 2
     built = to.grammars.get(Constraint("ok"))
     assert [built.pid] == to.clerks.workers != [os.getpid()]
-    assert (to.stats.compiled, to.stats.kept, to.stats.waiting) == (1, 1, 0)
+    assert (to.stats.compiled, to.stats.cached, to.stats.waiting) == (1, 1, 0)
     assert to.stats.compile_seconds > 0
 
 
@@ -175,7 +175,7 @@ def test_the_second_who_asks_gets_it_at_once(pool):
     to = pool()
     to.get("ok")
     to.ask("ok")
-    assert to.grammars.settled
+    assert to.grammars.has_outcomes
     assert list(to.grammars.outcomes()) == [(Constraint("ok"), 2)]
     assert (to.stats.compiled, to.stats.hits) == (1, 1)
 
@@ -185,7 +185,7 @@ def test_two_who_wait_for_one_grammar_have_it_compiled_once(pool):
     to.ask("ok", "ok")
     to.wait("ok")
     to.release("ok")
-    assert to.grammars.get(Constraint("ok")).least == 2
+    assert to.grammars.get(Constraint("ok")).min_tokens == 2
     assert (to.stats.compiled, to.stats.failed) == (1, 0)
 
 
@@ -220,7 +220,7 @@ def test_a_fault_of_our_code_is_ours_ends_one_form_alone_and_is_not_remembered(
         to.release(form)
     assert "Traceback" in caplog.text
     assert to.get("ok") == 2
-    assert (to.stats.failed, to.stats.hits, to.stats.kept) == (2, 0, 1)
+    assert (to.stats.failed, to.stats.hits, to.stats.cached) == (2, 0, 1)
 
 
 def test_what_takes_too_much_time_is_killed_and_said_so(pool):
@@ -339,7 +339,7 @@ def test_the_ones_used_longest_ago_are_forgotten_and_those_in_use_are_not(pool):
     to.release("ok 2", "ok 3")
     assert [c.form for c in to.grammars._entries] == ["ok 2", "ok 3"]
     to.get("ok 3")
-    assert to.grammars.get(Constraint("ok 3")).least == 4
+    assert to.grammars.get(Constraint("ok 3")).min_tokens == 4
 
 
 def test_memory_bounds_what_is_kept(pool):
@@ -357,7 +357,7 @@ def test_a_flood_keeps_no_more_than_it_may_and_all_get_theirs(pool):
     most, left = 0, set(forms)
     while left:
         found = to.wait_any()
-        most = max(most, to.stats.kept)
+        most = max(most, to.stats.cached)
         to.release(*found)
         left -= set(found)
     assert most <= 11
@@ -369,9 +369,9 @@ def test_too_many_that_wait_are_turned_away_but_not_those_that_are_known(pool):
     to.get("ok")
     to.ask("ok 1", "ok 2")
     with pytest.raises(Overloaded, match="2 grammars"):
-        to.grammars.accept(Constraint("ok 3"))
-    to.grammars.accept(Constraint("ok"))
-    to.grammars.accept(Constraint("ok 1"))
+        to.grammars.check_constraint(Constraint("ok 3"))
+    to.grammars.check_constraint(Constraint("ok"))
+    to.grammars.check_constraint(Constraint("ok 1"))
 
 
 def test_forms_that_wait_take_bounded_memory(pool):
@@ -379,7 +379,7 @@ def test_forms_that_wait_take_bounded_memory(pool):
     to.get("ok")
     to.ask("ok " + "x" * 90)
     with pytest.raises(Overloaded):
-        to.grammars.accept(Constraint("ok and more"))
+        to.grammars.check_constraint(Constraint("ok and more"))
 
 
 def test_closing_ends_workers_in_the_middle_of_a_job(pool):

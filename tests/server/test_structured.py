@@ -132,7 +132,7 @@ def test_the_options_of_the_server_hold(tokenizer):
         assert ask(running, CHAT, response_format=FORMAT).status_code == 200
         running.wait_idle()
     assert json.loads(forms[0].form)["whitespace"] is False
-    assert forms[0].backend == "xgrammar"
+    assert forms[0].backend == "llguidance"
 
 
 def test_labels_of_a_schema_are_told_of_and_what_nobody_knows_too(server):

@@ -8,6 +8,7 @@ Read by what computes lengths of texts (quire.grammar.length_closing).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 Schema = dict[str, Any]
@@ -89,10 +90,10 @@ def types(case: Together) -> set[str]:
     return found
 
 
-def value_lists(case: Together) -> list[list[Any]]:
+def value_lists(case: Together) -> list[Sequence[Any]]:
     """The constants that each of them lists, where they list some."""
     return [
-        one["enum"] if "enum" in one else [one["const"]]
+        one["enum"] if "enum" in one else (one["const"],)
         for one in case
         if "enum" in one or "const" in one
     ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,6 +208,8 @@ class _JsonCosts:
         self.changed = True
         self.looked: set[tuple[int, ...]] = set()
         """In this round."""
+        self._enums: dict[int, tuple[int, int]] = {}
+        self._keys: dict[str, int] = {}
 
     def cost(self) -> _Cost:
         """Of the root; jump is of the worst value anywhere in it."""
@@ -258,7 +260,14 @@ class _JsonCosts:
             low, high = max(low, cost[0]), max(high, cost[1])
         return low, high
 
-    def _enum_cost(self, values: list[Any]) -> tuple[int, int]:
+    def _enum_cost(self, values: Sequence[Any]) -> tuple[int, int]:
+        if not isinstance(values, list):  # no part of the schema: its id may be used again
+            return self._new_enum_cost(values)
+        if id(values) not in self._enums:
+            self._enums[id(values)] = self._new_enum_cost(values)
+        return self._enums[id(values)]
+
+    def _new_enum_cost(self, values: Sequence[Any]) -> tuple[int, int]:
         costs = []
         for value in values:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
@@ -317,11 +326,14 @@ class _JsonCosts:
 
     def _key_cost(self, name: str) -> int:
         """Tokens of a name with its quotes, colon and comma, at most."""
+        if name in self._keys:
+            return self._keys[name]
         text = json.dumps(name, ensure_ascii=False)[1:]
         self.owner.names.add(name)
         self.owner.literals.add(text + ":")
         cost = self.owner.farthest(text.encode()) + 3
         self.leaf, self.name = max(self.leaf, cost), max(self.name, cost)
+        self._keys[name] = cost
         return cost
 
 

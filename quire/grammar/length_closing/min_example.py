@@ -9,6 +9,7 @@ quire.grammar.json_schema.rewrite writes them; other keywords are skipped.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
@@ -255,9 +256,13 @@ def _string(case: Together) -> str | None:
         return None
     if not patterns:
         return _dumped("a" * least)
-    nodes = [parse_search(one) for one in patterns]
-    found = _shortest_match(nodes, least, None if most == math.inf else int(most))
+    found = _shortest_string(tuple(patterns), least, None if most == math.inf else int(most))
     return None if found is None else _dumped(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _shortest_string(patterns: tuple[str, ...], least: int, most: int | None) -> str | None:
+    return _shortest_match([parse_search(one) for one in patterns], least, most)
 
 
 def _shortest_match(
