@@ -1,6 +1,6 @@
 """A small vocabulary, and forms over it with texts that are and are not theirs.
 
-Shared by the tests of each backend: llguidance needs Python only, xgrammar brings torch.
+Cases of the contract of grammar backends.
 A text is a str, in which names of special tokens stand for those, or a list of characters, in
 which they are spelled out.
 """
@@ -257,4 +257,4 @@ CASES = [
     ),
     Case("a grammar within a form", SequenceNode((LiteralNode("<think>"), UserGrammarNode('root ::= "(" root ")" | "x"'), LiteralNode("!"))), ["<think>((x))!"], ["x!"], by_oracle=False),
 ]  # fmt: skip
-"""What both backends compile alike."""
+"""What every backend compiles alike."""

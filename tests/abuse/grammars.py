@@ -212,8 +212,7 @@ def _empty_fields():
     for backend in ("nobody", "", "../x", "os", "xgrammar:nobody"):
         both = {"guided_regex": "a+", "guided_decoding_backend": backend}
         yield Case(id=f"backend: {backend}", origin="16 18 llama.cpp#19051", fields=both)
-    heavy = ("xgrammar",) if LONG else ()  # its first use imports torch in a worker
-    for backend in (*heavy, "guidance", "outlines", "lm-format-enforcer", "auto"):
+    for backend in ("xgrammar", "guidance", "outlines", "lm-format-enforcer", "auto"):
         both = {"guided_regex": "a+", "guided_decoding_backend": backend}
         yield Case(id=f"backend: {backend}", origin="16 18", fields=both, expect="either")
     tag = json.dumps({"type": "structural_tag", "format": {"type": "any_text"}})
