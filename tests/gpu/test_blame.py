@@ -100,9 +100,9 @@ def test_a_step_that_raises_is_made_again_in_halves(setup, always, monkeypatch, 
 
     join = made._executor.runner._sampler.join
 
-    def joins(slot, seq):
-        mine[slot] = seq.request.id
-        join(slot, seq)
+    def joins(joined):
+        mine[joined.slot] = joined.request_id
+        join(joined)
 
     def breaks(inputs, prompts):
         computed = compute(inputs, prompts)

@@ -130,7 +130,7 @@ def test_an_impossible_option_is_refused_before_torch_is_there(tmp_path):
     code = (
         "import sys, time; t = time.perf_counter()\n"
         "from quire.platform import cuda\nfrom quire.config.options import Options\n"
-        "facts = cuda.facts()\n"
+        "facts = cuda.device_properties()\n"
         "assert 'torch' not in sys.modules\n"
         "print(time.perf_counter() - t)"
     )
