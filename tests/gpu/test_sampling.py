@@ -1,8 +1,8 @@
 """Sampling on a GPU: the host's tokens, exact distributions, no company, no waiting, replayable."""
 
 import math
-import warnings
 import random
+import warnings
 
 import numpy as np
 import pytest
