@@ -38,7 +38,7 @@ class Env:
 
 
 SECRETS = ("api_key",)
-"""Fields whose values are not shown."""
+"""Fields that are shown without their values."""
 
 
 def _flag(*names: str, default: bool = False) -> bool:

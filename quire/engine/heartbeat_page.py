@@ -23,7 +23,7 @@ from quire.core.types import StepPlan, Update
 from quire.engine.core.step_observer import StepObserver
 
 TOKEN_BASE_COST = 1024
-"""Tokens of context whose attention costs as much as the rest of a token's work. A low value: small
+"""Tokens of context that cost as much in attention as the rest of a token's work. Low: small
 models reach that early, and an estimate should rather be too long."""
 DEFAULT_STEP_S = 60.0
 """The expected time of a step before any has finished."""

@@ -1,8 +1,8 @@
 """Beam search: runs rounds of one-token requests over an engine. Makes no engine calls itself.
 
 Each round requests one token per live beam with the 2 * beam_width best logprobs, and keeps the
-best beam_width continuations. A child has the request of its beam as parent, whose KV is held
-until then, so no token is computed twice.
+best beam_width continuations. A child has the request of its beam as parent. The KV of a
+parent is held until then, so no token is computed twice.
 
     round 0      prompt ──┬─ a ──┬─ aa
     round 1               └─ b   ├─ ab      requests "name/0/0", "name/1/0", "name/1/1", ...

@@ -133,7 +133,7 @@ class EngineClient:
         # (request id, index) -> the time that a sequence has spent in earlier engines
         self._prior_timings: dict[tuple[str, int], SequenceTiming] = {}
         self._resubmitted: dict[int, RequestStream] = {}  # by the call id of AddRequests
-        self._held_requests: set[str] = set()  # requests whose KV this engine keeps for others
+        self._held_requests: set[str] = set()  # this engine keeps their KV for other requests
         self._pending_calls: dict[int, asyncio.Future[Any]] = {}
         self._opening_streams: dict[int, RequestStream] = {}  # by the call id of AddRequests
         self._call_ids = itertools.count()
@@ -274,7 +274,7 @@ class EngineClient:
         self._dispatch([Update(*place, (), "abort") for place in live])
 
     async def abort_named(self, names: Iterable[str], tenant: bytes | None = None) -> int:
-        """Abort requests whose id without its last -N is one of these names. Returns their number.
+        """Abort requests with one of these names: an id without its last -N. Returns their number.
 
         tenant: only requests of this tenant; None: of any. Their streams get the terminal updates.
         While there is no engine, only requests of this client are found. Raises EngineAway if
@@ -333,7 +333,7 @@ class EngineClient:
         self._prune_observer()
 
     def _prune_observer(self) -> None:
-        """Have the observer forget requests whose last update will never come."""
+        """Have the observer forget requests that will get no last update."""
         if self.observer is not None:
             self.observer.retain_requests(self._streams.keys())
 

@@ -1,7 +1,7 @@
 """Text generation: turns the updates of prepared requests into RequestOutputs.
 
 quire.text.input_processor prepares the requests. Each output comes with the index of its prompt.
-A sequence whose text is complete is ended. Routes of the server use quire.server.generation.events.
+A sequence ends once its text is complete. Routes of the server use quire.server.generation.events.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ class StreamOwner(Protocol):
     """What a stream needs of the client that made it."""
 
     def end_sequence(self, request_id: str, index: int) -> None:
-        """Have the engine end a sequence whose text is complete."""
+        """Have the engine end a sequence: its text is complete."""
         ...
 
     def remove_stream(self, stream: RequestStream, unfinished_ids: tuple[str, ...]) -> None:
@@ -81,7 +81,7 @@ class RequestStream:
         return tuple({request_id for request_id, _ in self._unfinished})
 
     def end_sequence(self, request_id: str, index: int) -> None:
-        """End a sequence whose text is complete (a stop string). No update follows."""
+        """End a sequence: its text is complete (a stop string). No update follows."""
         if self._unfinished.pop((request_id, index), None) is not None:
             self._owner.end_sequence(request_id, index)
 

@@ -101,7 +101,7 @@ class EngineCore:
         return self._time_accounting.attach_timings(self._scheduler.abort(request_id))
 
     def abort_sequence(self, request_id: str, index: int) -> None:
-        """End one sequence whose text is complete (a stop string). No update follows."""
+        """End one sequence: its text is complete (a stop string). No update follows."""
         self._observer.on_sequence_abort(request_id, index)
         self._scheduler.abort_sequence(request_id, index)
         self._time_accounting.drop_sequence(request_id, index)
@@ -132,7 +132,7 @@ class EngineCore:
         return updates
 
     def drain(self) -> None:
-        """Apply steps in flight whose sequences have all ended: they hold blocks until then."""
+        """Apply steps in flight if all their sequences have ended: they hold blocks until then."""
         while self._in_flight and self._scheduler.idle:
             self._apply_oldest()
 
@@ -309,7 +309,7 @@ class EngineCore:
 
 
 class _FailedSubmission:
-    """The future of a step whose submission raised."""
+    """The future of a step that could not be submitted."""
 
     def __init__(self, error: BaseException) -> None:
         self._error = error

@@ -39,7 +39,7 @@ def disable_full_gc() -> None:
     """For a process that makes steps: freeze, and let full collections come by collect() alone."""
     freeze_gc_heap()
     first, second, _ = gc.get_threshold()
-    if first:  # 0: somebody switched it off
+    if first:  # 0: it is switched off
         gc.set_threshold(max(first, GC_THRESHOLD), second, FULL_GC_NEVER)
 
 

@@ -29,7 +29,7 @@ def create_running_list() -> IO[bytes]:
 
     The caller must close it.
     """
-    made = os.fdopen(os.memfd_create("quire-aboard"), "r+b")
+    made = os.fdopen(os.memfd_create("quire-running"), "r+b")
     os.truncate(made.fileno(), 1 + 2 * HALF_BYTES)
     return made
 

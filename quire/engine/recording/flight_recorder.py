@@ -372,5 +372,5 @@ class FlightRecorder(StepObserver):
 
 
 def request_digest(request_id: str) -> str:
-    """The name of a request in a recording: to find a request whose id is known."""
+    """The name of a request in a recording, to find it by its id."""
     return sha256(request_id.encode()).hexdigest()[:12]

@@ -88,8 +88,8 @@ class KnownBlocks:
         self.keys[place] = max(known, known[:since] + more, key=len)
 
     def has_unknown_content(self, place: tuple[int, int], blocks: int) -> bool:
-        """Whether no other known sequence has one of its first blocks: one has whose last keys
-        are not in the recording, as it had not ended.
+        """Whether no other known sequence has one of its first blocks. A sequence that had not
+        ended computed it then: its last keys are not in the recording.
         """
         return any(self._key_counts[key] == 1 for key in self.keys.get(place, [])[:blocks])
 
