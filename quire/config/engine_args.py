@@ -1,6 +1,6 @@
 """EngineArgs: the options as one flat object, the face that scripts know.
 
-It holds what was said and checks it; Options is made from it. Every name that quire accepts is a
+It holds what was given and checks it; Options is made from it. Every name that quire accepts is a
 field, so `LLM(**dataclasses.asdict(EngineArgs(...)))` works.
 """
 
@@ -21,18 +21,18 @@ def _post_init(self: Any) -> None:
 
 
 def _options(self: Any) -> Options:
-    """The options tree of what was said."""
-    said = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+    """The options tree of the given values."""
+    given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     defaults = {spec.name: spec.default for spec in option_specs().values()}
-    return Options.from_flat({name: v for name, v in said.items() if v != defaults.get(name)})
+    return Options.from_flat({name: v for name, v in given.items() if v != defaults.get(name)})
 
 
 def _repr(self: Any) -> str:
-    """What was said, without the hundreds of defaults, and without secrets."""
-    said = [
+    """The given values, without defaults and secrets."""
+    given = [
         f for f in dataclasses.fields(self) if getattr(self, f.name) not in (None, f.default, {})
     ]
-    shown = [f"{f.name}={getattr(self, f.name)!r}" for f in said if f.name != "hf_token"]
+    shown = [f"{f.name}={getattr(self, f.name)!r}" for f in given if f.name != "hf_token"]
     return f"{type(self).__name__}({', '.join(shown)})"
 
 

@@ -1,10 +1,9 @@
-"""What can be said: every option of the engine, once.
+"""Options: every option of the engine, once.
 
 The command line, YAML files, keywords of LLM() and EngineArgs, and the help text are all made from
 these classes; a field's docstring is its help. Sections group what is resolved together; names are
-unique over the whole tree, so users say them flat. An option may be None or "auto"; what that
-becomes is decided in resolve.py, with the reason. Names of other engines that mean nothing here
-are in foreign.py.
+unique over the whole tree, so users give them flat. An option may be None or "auto"; resolve.py
+decides its value, with the reason. vLLM's options without a meaning here are in vllm_options.py.
 """
 
 from __future__ import annotations
@@ -77,7 +76,7 @@ class ModelOptions:
     seed: int = 0
     """Seeds the requests that bring no seed of their own."""
     max_model_len: int | Literal["auto"] | None = option(None, low=-1, parse="count")
-    """Longest prompt + output. None: what the model says; auto or -1: the longest that fits."""
+    """Longest prompt + output. None: the limit of the model; auto or -1: the longest that fits."""
     hf_config_path: str | None = None
     """Folder or name where config.json is, if not with the model."""
     revision: str | None = None
@@ -135,8 +134,8 @@ class CacheOptions:
     kv_cache_memory_bytes: int | None = option(None, low=1, parse="bytes")
     """Bytes for the KV cache alone; overrides the two above."""
     cpu_kvcache_space: float | None = option(None, low=0)
-    """GiB for the KV cache if the device is a CPU; gives way to kv_cache_memory_bytes. None or 0:
-    as gpu_memory_utilization says."""
+    """GiB for the KV cache if the device is a CPU; kv_cache_memory_bytes overrides it. None or 0:
+    by gpu_memory_utilization."""
     num_gpu_blocks_override: int | None = option(None, low=1)
     """Number of KV blocks; overrides all of the above."""
     kv_cache_dtype: Literal["auto", "bfloat16", "float16", "float32", "fp8", "fp8_e4m3"] = "auto"
@@ -232,46 +231,45 @@ class RecoveryOptions:
     """What happens when the engine's process dies, or an API process does."""
 
     max_engine_restarts: int = option(5, low=0)
-    """So often another engine takes over within engine_restart_window, and every request goes on
-    where it was. One more ends the server. 0: the first does. API processes are started anew as
-    often."""
+    """Engine restarts within engine_restart_window; every request is continued. One more death
+    ends the server. 0: the first death does. API processes are restarted as often."""
     engine_restart_window: float = option(600.0, above=0)
     """Seconds in which restarts are counted."""
     engine_standby: bool = False
-    """Keep a process ready that has imported all that an engine needs: if that dies, another is
-    there some seconds sooner. Takes 170 MB of memory."""
+    """Keep a process ready that has imported what an engine needs, so that a restart takes some
+    seconds less. Takes 170 MB of memory."""
     engine_restart_wait: float = option(30.0, low=0)
-    """Seconds for which a new request waits for an engine that is being restarted; then it gets
-    503 with Retry-After."""
+    """Seconds that a new request waits for an engine that is being restarted; then it gets 503 with
+    Retry-After."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthOptions:
-    """How a server knows whether its engine gets on, and what it keeps for when it does not."""
+    """Health checks of the engine, and what is recorded for when it fails."""
 
     watchdog_seconds: float = option(60.0, low=0)
-    """An engine that has work and gets nothing done for so long, beyond ten times what its step
-    should take, is ended: stacks are logged, another takes over, streams go on. 0: never."""
+    """Restart an engine that has work and makes no progress for so many seconds, beyond ten times
+    the expected time of its step. Stacks are logged, and streams are continued. 0: never."""
     canary_interval: float = option(30.0, low=0)
-    """After so many idle seconds, and so often, one made-up token is computed to see that the
-    device works. 0: never."""
+    """Compute one token of no request after so many idle seconds, and as often, to test the
+    device. 0: never."""
     flight_recorder: bool = True
     """Keep the last steps in memory, and write them to a file when the engine dies or hangs: for
     `quire replay`. Without prompts and answers."""
     flight_recorder_size: int = option(8 << 20, low=1 << 20, parse="bytes")
-    """Bytes of memory for them; 8 MiB are some 40,000 steps of 32 requests."""
+    """Bytes of memory for the flight recorder; 8 MiB hold some 40,000 steps of 32 requests."""
     flight_recorder_dir: str | None = None
-    """Folder for the files; the latest ten are kept. None: recordings, in QUIRE_CACHE."""
+    """Folder for recordings; the latest ten are kept. None: recordings, in QUIRE_CACHE."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveOptions:
-    """What is told about the run."""
+    """Logs, statistics and profiles."""
 
     disable_log_stats: bool = False
     """Log no statistics."""
     fail_on_environ_validation: bool = False
-    """A VLLM_* environment variable that nobody knows is an error, not a warning."""
+    """An unknown VLLM_* environment variable is an error, not a warning."""
     profile: str | None = None
     """Folder for a trace of some steps, by torch's profiler. None: no trace."""
     profile_skip: int = option(20, low=0)
@@ -392,14 +390,14 @@ def option_specs() -> dict[str, OptionSpec]:
     for section, kind in section_classes().items():
         hints = get_type_hints(kind)
         for f in fields(kind):
-            assert f.name not in found, f"{f.name} stands in {section} and {found[f.name].section}"
+            assert f.name not in found, f"{f.name} is in {section} and {found[f.name].section}"
             default = f.default_factory() if f.default_factory is not MISSING else f.default
             found[f.name] = OptionSpec(f.name, section, hints[f.name], default, **f.metadata)
     return found
 
 
 def unknown_option_error(name: str) -> ConfigError:
-    """The error for a name nobody knows."""
+    """The error for an unknown name."""
     known = [*option_specs(), *vllm_options.option_names()]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else "`quire serve --help` lists them all"

@@ -1,7 +1,7 @@
-"""Options (what was said) + facts (what is true) → config (what will happen). Pure.
+"""Resolve: computes the config from options and facts. Pure.
 
-One function per section; each choice that was not simply asked for is kept with its reason as a
-Why, which `quire explain` prints. Nothing is written after this: the config is frozen.
+One function per section. Each value that was not given as an option is recorded with its reason as
+a Decision, which `quire explain` prints. The config is frozen.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ SAMPLING_KEYS = {
 
 
 class ResolvedConfig(NamedTuple):
-    """A config, the memory plan it stands on, and why it is so."""
+    """A config, its memory plan, and the decisions with their reasons."""
 
     config: EngineConfig
     plan: MemoryPlan
@@ -124,7 +124,7 @@ def resolve_memory_plan(
 ) -> MemoryPlan:
     """The choices that memory depends on, and what follows from them. Raises ConfigError.
 
-    Not NoRoom: whoever goes on calls require_room().
+    It does not raise NoRoom: the caller calls require_room().
     """
     model = _without_windows(options, model, why)
     dtype = resolve_dtype(options, model, device, why)
@@ -251,12 +251,12 @@ def resolve_max_num_seqs(
     if asked is not None:
         return int(why.record("scheduler.max_num_seqs", asked, "asked for"))
     if device.kind == "cpu":
-        seats, reason = (128, "a server on a CPU") if server else (256, "offline on a CPU")
+        max_num_seqs, reason = (128, "a server on a CPU") if server else (256, "offline on a CPU")
     elif device.total_bytes >= 70 * GIB:
-        seats, reason = 1024, f"a device of {gib(device.total_bytes)}"
+        max_num_seqs, reason = 1024, f"a device of {gib(device.total_bytes)}"
     else:
-        seats, reason = 256, f"a device of {gib(device.total_bytes)}"
-    return int(why.record("scheduler.max_num_seqs", seats, reason))
+        max_num_seqs, reason = 256, f"a device of {gib(device.total_bytes)}"
+    return int(why.record("scheduler.max_num_seqs", max_num_seqs, reason))
 
 
 def resolve_max_num_batched_tokens(
@@ -347,7 +347,7 @@ def _resolve_max_queued_requests(
     if asked is not None or not server:
         return asked or None
     most = max(8 * shape.max_num_seqs, QUEUED_REQUESTS)
-    return int(why.record(name, most, "a server: a queue without end helps nobody"))
+    return int(why.record(name, most, "a server: an unlimited queue only adds waiting"))
 
 
 def _resolve_max_queued_tokens(
@@ -358,7 +358,7 @@ def _resolve_max_queued_tokens(
     if asked is not None or not server:
         return asked or None
     most = max(16 * shape.max_model_len, QUEUED_TOKENS)
-    return int(why.record(name, most, "a server: a queue without end helps nobody"))
+    return int(why.record(name, most, "a server: an unlimited queue only adds waiting"))
 
 
 def _resolve_long_prefill_threshold(options: Options, shape: EngineShape, why: DecisionLog) -> int:
@@ -407,26 +407,26 @@ def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: Decisio
 
 
 def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> ModelSection:
-    said = options.model
+    section = options.model
     return ModelSection(
-        name=said.model,
+        name=section.model,
         model_type=model.model_type,
-        tokenizer=said.tokenizer or said.model,
-        tokenizer_mode=said.tokenizer_mode,
-        skip_tokenizer_init=said.skip_tokenizer_init,
-        trust_remote_code=said.trust_remote_code,
+        tokenizer=section.tokenizer or section.model,
+        tokenizer_mode=section.tokenizer_mode,
+        skip_tokenizer_init=section.skip_tokenizer_init,
+        trust_remote_code=section.trust_remote_code,
         dtype=shape.dtype,
         quantization=shape.quantization,
-        seed=said.seed,
+        seed=section.seed,
         vocab=model.vocab,
-        revision=said.revision,
-        tokenizer_revision=said.tokenizer_revision or said.revision,
-        served_names=said.served_model_name or (said.model,),
-        chat_template=said.chat_template,
-        max_logprobs=said.max_logprobs,
-        logprobs_mode=said.logprobs_mode,
-        logits_processors=said.logits_processors or (),
-        disable_sliding_window=said.disable_sliding_window,
+        revision=section.revision,
+        tokenizer_revision=section.tokenizer_revision or section.revision,
+        served_names=section.served_model_name or (section.model,),
+        chat_template=section.chat_template,
+        max_logprobs=section.max_logprobs,
+        logprobs_mode=section.logprobs_mode,
+        logits_processors=section.logits_processors or (),
+        disable_sliding_window=section.disable_sliding_window,
     )
 
 

@@ -45,7 +45,7 @@ class OptionParser(argparse.ArgumentParser):
         return found
 
     def report_unknown(self, extra: Sequence[str]) -> NoReturn:
-        """Report arguments nobody knows, with the nearest names."""
+        """Report unknown arguments, with similar names."""
         flags = [one for one in extra if one.startswith("-")] or list(extra)
         parts = []
         for flag in flags:
@@ -84,7 +84,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         for spec in option_specs().values():
             if spec.section == section:
                 _add_option(group, spec)
-    others = parser.add_argument_group(VLLM_GROUP_TITLE, "Accepted; what becomes of them is said.")
+    others = parser.add_argument_group(
+        VLLM_GROUP_TITLE, "Accepted for compatibility; the log names their effect."
+    )
     for name in vllm_options.option_names():
         _add_vllm_option(others, name)
 
