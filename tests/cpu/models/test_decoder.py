@@ -1,6 +1,7 @@
 """The decoder skeleton: pipeline stages, given vectors and taps, over models that differ most."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from quire.models.base import HiddenTaps
 from quire.models.build import build_model, read_model_config
 from tests.cpu.models.harness import Stepper
-from tests.cpu.models.peers import prompt_of, tiny
+from tests.cpu.models.peers import peer, prompt_of, tiny
 
 VARIANTS = ["llama", "opt_post_norm_projected", "gpt2", "gemma2", "deepseek_v3"]
 
@@ -73,3 +74,13 @@ def test_a_tap_after_the_last_layer_is_what_the_last_norm_reads(built):
     assert set(taps.hidden) == taps.layers
     torch.testing.assert_close(model.finish(taps.hidden[config.layers - 1], None), want)
     assert not torch.equal(taps.hidden[0], taps.hidden[config.layers - 1])
+
+
+def test_a_stage_loads_its_share_of_a_checkpoint(tmp_path):
+    peer("llama", tmp_path)
+    model_type, config = read_model_config(json.loads((tmp_path / "config.json").read_text()))
+    settings = {"folder": tmp_path, "dtype": torch.float32, "progress": False}
+    whole = build_model(model_type, config, **settings).layers[1]
+    stage = build_model(model_type, config, stage=range(1, 2), **settings).layers
+    assert torch.equal(stage[1].input_layernorm.weight, whole.input_layernorm.weight)
+    assert not list(stage[0].parameters())
