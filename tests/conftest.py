@@ -40,6 +40,8 @@ def often():
 def pytest_collection_modifyitems(items):
     """Leave the long tier out, and say which tests one process of pytest-xdist must run in turn."""
     for item in items:
+        if hasattr(item.module, "serving"):
+            item.add_marker(pytest.mark.slow("starts `quire serve`, whose processes import torch"))
         if not tiers.LONG and (long := item.get_closest_marker("long")):
             item.add_marker(pytest.mark.skip(reason=f"--long: {long.args[0]}"))
         if item.get_closest_marker("xdist_group") is None:
@@ -47,9 +49,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: order_of(item.path))
 
 
+ONE_SERVER = {"test_forced_calls.py", "test_tools_end_to_end.py", "test_docs_run.py"}
+"""Files whose tests share the real servers of tests/server/conftest.py."""
+
+
 def group_of(item):
     """The folder where one server is shared, else the file: its fixtures are made once."""
     folder = item.path.relative_to(HERE).parts[0]
+    if item.path.name in ONE_SERVER:
+        return "real server"
     return folder if folder in ("abuse", "clients") else str(item.path.relative_to(HERE))
 
 

@@ -1,8 +1,15 @@
+import threading
+
 import httpx
 import openai
 import pytest
 
 from tests.server.harness import Server, make_tokenizer
+from tests.server.running import SMALL, serving
+
+PARSERS = (
+    "--enable-reasoning --reasoning-parser auto --enable-auto-tool-choice --tool-call-parser auto"
+)
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +35,22 @@ def client(server):
 def http(server):
     with httpx.Client(base_url=server.url, timeout=20) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def real_server():
+    """One `quire serve embedded` for all tests that only ask it something."""
+    with serving("embedded", *SMALL, "--enable-dev-routes", "--enable-responses-store") as running:
+        threading.Thread(target=running.process.stdout.read, daemon=True).start()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def reading_server():
+    """The same, which reads thoughts and calls."""
+    with serving("embedded", *SMALL, *PARSERS.split()) as running:
+        threading.Thread(target=running.process.stdout.read, daemon=True).start()
+        yield running
 
 
 @pytest.fixture(autouse=True)

@@ -26,6 +26,8 @@ from quire.errors import EngineDead, EngineError, RequestError, Unsupported
 from tests.server.harness import MAX_LEN, Executor, Reciter, make_engine
 from tests.server.running import wait_until
 
+pytestmark = pytest.mark.slow("an engine in a process of its own imports torch")
+
 PROMPT = "hello"
 
 

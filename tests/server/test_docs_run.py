@@ -22,35 +22,20 @@ from quire import cli
 from quire.cli import serve_flags
 from quire.config.command_line.option_parser import OptionParser
 from tests.doc_blocks import PAGES, ROOT, all_blocks, blocks, commands
-from tests.server.running import SMALL, serving
+
+pytestmark = pytest.mark.slow("runs what every page of the documents shows, each in a process")
 
 ADDRESS = "http://127.0.0.1:8000"
 CLIENTS = sorted((ROOT / "examples/clients").iterdir())
 READING = {"tool_calls.py", "reasoning.py"}
 """Those whose server has to read thoughts and calls."""
-PARSERS = "--reasoning-parser auto --enable-auto-tool-choice --tool-call-parser auto"
 ASKED = "What is the capital of France?\n\n"
 SAME = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.fixture(scope="module")
-def url():
-    """A server of its own process, on any free port."""
-    words = [sys.executable, "-m", "quire", "serve", "--enable-dev-routes"]
-    words += ["--enable-responses-store", "--port", "0", "--kv-cache-memory-bytes", "128MiB"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        said = []
-        for line in process.stdout:
-            said.append(line)
-            if found := re.search(r"curl (?:\S+ )*?(http://[0-9.]+:\d+)", line):
-                yield found[1]
-                break
-        else:
-            raise AssertionError("".join(said))
-    finally:
-        process.terminate()
-        process.communicate(timeout=60)
+def url(real_server):
+    return real_server.url
 
 
 def run_python(text, names, where):
@@ -153,9 +138,8 @@ def test_a_command_in_a_sentence_is_one_that_quire_takes(page, command):
 
 
 @pytest.fixture(scope="module")
-def reading_url():
-    with serving("embedded", *SMALL, *PARSERS.split()) as running:
-        yield running.url
+def reading_url(reading_server):
+    return reading_server.url
 
 
 @pytest.mark.parametrize("path", CLIENTS, ids=lambda path: path.name)

@@ -41,9 +41,13 @@ NAMED = {"type": "function", "function": {"name": "add"}}
 
 @pytest.fixture(scope="module", params=["hermes", "no parser"])
 def running(request):
-    flags = FLAGS.split() if request.param == "hermes" else []
-    with serving("embedded", *SMALL, *flags) as made:
-        made.reads = bool(flags)
+    if request.param == "no parser":
+        made = request.getfixturevalue("real_server")
+        made.reads = False
+        yield made
+        return
+    with serving("embedded", *SMALL, *FLAGS.split()) as made:
+        made.reads = True
         yield made
 
 

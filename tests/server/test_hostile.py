@@ -9,6 +9,8 @@ import pytest
 
 from tests.server.harness import Server
 
+pytestmark = pytest.mark.slow("hundreds of requests at once, and the most sequences there may be")
+
 COMPLETE = "/v1/completions"
 SMALL = b'{"prompt":"a","max_tokens":1}'
 

@@ -32,6 +32,8 @@ from tests import tiers
 from tests.clients.sse import named_events, openai_chunks, read
 from tests.server.harness import Server
 
+pytestmark = pytest.mark.slow("sends every route of the OpenAPI document generated requests")
+
 EXAMPLES = tiers.amount(16, 2000)
 TIMEOUT_S = 20
 CHECKS = [status_code_conformance, content_type_conformance, response_schema_conformance]

@@ -6,9 +6,6 @@ import anthropic
 import openai
 import pytest
 
-from tests.server.running import SMALL, serving
-
-FLAGS = "--enable-reasoning --reasoning-parser qwen3 --enable-auto-tool-choice --tool-call-parser"
 ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 FUNCTION = {
     "name": "get_weather",
@@ -24,9 +21,8 @@ GREEDY = {"model": "embedded", "temperature": 0, "max_tokens": 300}
 
 
 @pytest.fixture(scope="module")
-def url():
-    with serving("embedded", *SMALL, *FLAGS.split(), "auto") as running:
-        yield running.url
+def url(reading_server):
+    return reading_server.url
 
 
 @pytest.fixture(scope="module")

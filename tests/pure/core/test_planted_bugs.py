@@ -17,7 +17,13 @@ SEEDS = 40
 ALL = (*BUGS, *BLAME)
 
 
-@pytest.mark.parametrize("number", range(len(ALL)), ids=[bug.what for bug in ALL])
+CASES = [
+    pytest.param(i, id=bug.what, marks=pytest.mark.long("a second each") if i % 2 else ())
+    for i, bug in enumerate(ALL)
+]
+
+
+@pytest.mark.parametrize("number", CASES)
 def test_a_planted_bug_is_caught(number):
     command = [sys.executable, "-m", "tests.pure.core.planted", str(number), str(SEEDS)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
