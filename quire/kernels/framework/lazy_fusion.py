@@ -172,7 +172,7 @@ def _fuse_linear(
     bias: Tensor | None = None,
 ) -> None:
     chain = queue.pending
-    if _small_m_module(weight, x.shape[0]).supports(x, weight, bias):
+    if _gpu_module("linear.small_m_linear").supports(x, weight, bias):
         if chain and not (len(chain) == 1 and _fuses_into_linear(chain[0], x, weight)):
             queue.flush()
         queue.enqueue("linear", launch, out, x, weight, bias)
@@ -195,10 +195,8 @@ def _fuse_act_mul(
     if chain and chain[-1].op == "linear" and chain[-1].outputs is x:
         weight = chain[-1].args[1]
         if x.shape[0] == 1 or not isinstance(weight, Fp8Weight):
-            quiet = queue.memory_idle
-            _launch_linear(
-                queue.pop_all(), _gpu_module("linear.gemv").FusedActivation(kind, out), quiet
-            )
+            memory_idle, act = queue.memory_idle, _gpu_module("linear.gemv").FusedActivation
+            _launch_linear(queue.pop_all(), act(kind, out), memory_idle)
             return
     if chain:
         queue.flush()
@@ -208,7 +206,7 @@ def _fuse_act_mul(
         launch(out, x, kind)
 
 
-def _launch_linear(chain: list[PendingOp], act: Any, quiet: bool) -> None:
+def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
     """A chain that ends in a product: of one row, of a few, or of quantized rows."""
     rows, weight = chain[-1].args[0].shape[0], chain[-1].args[1]
     if rows > 1 and isinstance(weight, Fp8Weight):
@@ -218,7 +216,9 @@ def _launch_linear(chain: list[PendingOp], act: Any, quiet: bool) -> None:
     if len(chain) == 2:
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
         norm = _gpu_module("linear.gemv").FusedNorm(inner, norm_weight, eps, residual, offset, y, r)
-    _small_m_module(weight, rows).launch(chain[-1].outputs, *chain[-1].args, norm, act, quiet)
+    _gpu_module("linear.small_m_linear").launch(
+        chain[-1].outputs, *chain[-1].args, norm, act, memory_idle
+    )
 
 
 def _launch_quantized_linear(chain: list[PendingOp]) -> None:
@@ -239,15 +239,6 @@ def _launch_quantized_linear(chain: list[PendingOp]) -> None:
             rows, inner, norm_weight, eps, residual, offset, y, made_r
         )
     _gpu_module("linear.fp8_linear").scaled_mm(chain[1].outputs, *rows, weight, bias)
-
-
-def _small_m_module(weight: object, rows: int) -> Any:
-    """The kernels that multiply so many rows by such a weight, if they take them."""
-    if rows == 1:
-        return _gpu_module("linear.gemv_fp8" if isinstance(weight, Fp8Weight) else "linear.gemv")
-    return _gpu_module(
-        "linear.quantize_fused" if isinstance(weight, Fp8Weight) else "linear.small_m_linear"
-    )
 
 
 def _fuse_moe_router(
@@ -369,16 +360,12 @@ def _fuse_paged_attention(
     """Attention reads the chain's q and cache, and nobody reads q or k after it (AttentionStep)."""
     chain = queue.pending
     if chain and chain[-1].op == "kv_write" and chain[-2].outputs[0] is q:
-        body = _gpu_module("attention.paged_attention_fused")
+        body = _gpu_module("attention.paged_attention")
         heads, slots = _qkv_inputs(chain), chain[-1].args[3]
-        extras = body.parse_extras(q, contexts, *features, **named)
-        if (
-            extras is not None
-            and chain[-1].args[2] is cache
-            and body.supports(*heads, slots, cache)
+        if chain[-1].args[2] is cache and body.launch_fused(
+            out, q, heads, slots, cache, tables, contexts, *features, **named
         ):
             queue.pop_all()
-            body.launch(out, *heads, slots, cache, tables, contexts, extras)
             return
     queue.launch_unfused(launch, out, q, cache, tables, q_starts, contexts, *features, **named)
 

@@ -16,10 +16,10 @@ FEW = Sizes(T=3, E=48, F=24, H=3, K=1, D=16)
 def started(monkeypatch):
     """Names of the fused kernels that were started."""
     from quire.kernels.gpu.attention import norm_rope_write
-    from quire.kernels.gpu.linear import gemv, small_m_linear
+    from quire.kernels.gpu.linear import gemv, gemv_rows, small_m_gemm
 
     names = []
-    for module in (gemv, small_m_linear, norm_rope_write):
+    for module in (gemv, gemv_rows, small_m_gemm, norm_rope_write):
         real, name = module.launch, module.__name__.rpartition(".")[2]
 
         def launch(*args, real=real, name=name, **kwargs):
@@ -77,13 +77,7 @@ def test_one_row_is_four_products_and_one_pass_over_heads(started):
 
 def test_a_few_rows_are_multiplied_and_activated_together(started):
     layer(FEW, inputs(FEW, "cpu"))
-    assert started == [
-        "small_m_linear",
-        "norm_rope_write",
-        "small_m_linear",
-        "small_m_linear",
-        "small_m_linear",
-    ]
+    assert started == ["gemv_rows", "norm_rope_write", "gemv_rows", "small_m_gemm", "gemv_rows"]
 
 
 def test_a_norm_that_somebody_holds_is_not_left_out(started):

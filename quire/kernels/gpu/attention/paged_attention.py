@@ -1,4 +1,12 @@
-"""The GPU body of paged_attention: one launch for single queries, one for the rest of the step."""
+"""Dispatcher of paged attention on the GPU: picks the kernels of a step by shape and device.
+
+    paged_attention_decode           sequences of one query, long contexts split among programs
+    paged_attention_fused            the same with norms, rotation and cache write in one kernel
+    paged_attention_prefill          sequences of several queries
+    paged_attention_prefill_hopper   the same on Hopper, with Gluon
+
+Nothing else imports these modules. How a launch is split is in split_plan.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +19,7 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from quire.kernels.gpu.attention import paged_attention_fused as fused
 from quire.kernels.gpu.attention.paged_attention_decode import decode_kernel
 from quire.kernels.gpu.attention.paged_attention_prefill import prefill_kernel
 from quire.kernels.gpu.attention.split_plan import (
@@ -84,6 +93,29 @@ def launch(
             return
         tiles = plan_prefill_tiles(q, cache.shape[2])
         prefill(outs, q, k, v, cache, tables, q_starts, contexts, decodes, extras, tiles)
+
+
+def launch_fused(
+    out: Tensor,
+    q: Tensor,
+    qkv: tuple[Any, ...],
+    slots: Tensor,
+    cache: Tensor,
+    tables: Tensor,
+    contexts: Tensor,
+    *features: Any,
+    **named: Any,
+) -> bool:
+    """Start attention with the norms, rotation and cache write before it, if one kernel can.
+
+    qkv: q, k, v, positions, cos_sin, interleaved, norms, as they are before all of that.
+    features, named: the arguments of paged_attention after contexts.
+    """
+    extras = fused.parse_extras(q, contexts, *features, **named)
+    if extras is None or not fused.supports(*qkv, slots, cache):
+        return False
+    fused.launch(out, *qkv, slots, cache, tables, contexts, extras)
+    return True
 
 
 @functools.cache

@@ -277,12 +277,12 @@ def launch(
     bias: Tensor | None = None,
     norm: FusedNorm | None = None,
     act: FusedActivation | None = None,
-    quiet: bool = False,
+    memory_idle: bool = False,
     cut: GemvPlan | None = None,
 ) -> None:
     """z [1, O] = weight @ x; with a norm, x is what the norm makes. Fills norm's and act's too.
 
-    quiet: the kernel before leaves memory idle (attention does), so weights may come early.
+    memory_idle: the kernel before leaves memory idle (attention does), so weights may come early.
     """
     total, inputs = weight.shape
     outputs = total if act is None else total // 2
@@ -302,7 +302,7 @@ def launch(
         (
             outputs, inputs, norm is not None, add, bias is not None,
             None if act is None else act.kind, rows, columns, times,
-            ahead or (quiet and times > 1), PDL_ENABLED,
+            ahead or (memory_idle and times > 1), PDL_ENABLED,
         ),
         warps=warps,
         pdl=PDL_ENABLED,

@@ -1,8 +1,11 @@
-"""Two to eight rows times a plain weight: which of the two ways, as measured.
+"""One to eight rows times a weight matrix: picks the kernel that was fastest when measured.
 
-Small weights are gone before a pipeline through shared memory has filled: their rows are loaded
-whole (gpu/gemv_rows.py), as long as the sums, once a row, do not take longer than the loads. All
-others go through the tensor cores (gpu/skinny.py), which beats the library up to about eight rows.
+    one row           gemv.py, or gemv_fp8.py for weights in e4m3: whole rows of W in registers
+    small weights     gemv_rows.py: they are loaded before a pipeline through shared memory fills.
+                      Good while the sums, one per row, take no longer than the loads
+    other weights     small_m_gemm.py: tensor cores, faster than cuBLAS up to about eight rows
+
+Several rows over e4m3 weights are quantized first (quantize_fused.py, fp8_linear.py).
 """
 
 from __future__ import annotations
@@ -10,19 +13,25 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quire.kernels.gpu.linear import gemv_rows, small_m_gemm
+from quire.kernels.formats.fp8_weight import Fp8Weight
+from quire.kernels.gpu.linear import gemv, gemv_fp8, gemv_rows, quantize_fused, small_m_gemm
 from quire.kernels.gpu.linear.gemv import FusedActivation, FusedNorm
 
 MAX_ROWS = 8
-"""Rows of the largest step that goes one of these ways."""
+"""Rows of the largest step that these kernels multiply."""
 
 _SMALL_WEIGHT = 4_500_000  # numbers of a weight
 _SMALL_WEIGHT_ROWS = 4
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether these rows can go this way: half precision, packed, few."""
-    if not isinstance(weight, Tensor) or not 1 < x.shape[0] <= MAX_ROWS:
+    """Whether lazy fusion may hold this product: half precision, packed, few rows or e4m3."""
+    if isinstance(weight, Fp8Weight):
+        body = gemv_fp8 if x.shape[0] == 1 else quantize_fused
+        return body.supports(x, weight, bias)
+    if x.shape[0] == 1:
+        return gemv.supports(x, weight, bias)
+    if not isinstance(weight, Tensor) or x.shape[0] > MAX_ROWS or not x.shape[0]:
         return False
     if x.dtype not in (torch.bfloat16, torch.float16) or x.dtype != weight.dtype:
         return False
@@ -34,16 +43,21 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 def launch(
     z: Tensor,
     x: Tensor,
-    weight: Tensor,
+    weight: Tensor | Fp8Weight,
     bias: Tensor | None = None,
     norm: FusedNorm | None = None,
     act: FusedActivation | None = None,
-    quiet: bool = False,
+    memory_idle: bool = False,
 ) -> None:
-    """z [T, O] = x @ weight.T + bias; fills act's result too. As gemv.launch; norm: never here."""
-    assert norm is None, "the norm of several rows is launched before"
-    small = act is None and weight.numel() <= _SMALL_WEIGHT and x.shape[0] <= _SMALL_WEIGHT_ROWS
-    if small:
+    """z [T, O] = x @ weight.T + bias; fills the results of norm (of one row only) and act too.
+
+    memory_idle: the kernel before leaves memory idle (attention does), so weights may come early.
+    """
+    if isinstance(weight, Fp8Weight):
+        gemv_fp8.launch(z, x, weight, bias, norm, act, memory_idle)
+    elif x.shape[0] == 1:
+        gemv.launch(z, x, weight, bias, norm, act, memory_idle)
+    elif act is None and weight.numel() <= _SMALL_WEIGHT and x.shape[0] <= _SMALL_WEIGHT_ROWS:
         gemv_rows.launch(z, x, weight, bias)
     else:
         small_m_gemm.launch(z, x, weight, bias, act)
