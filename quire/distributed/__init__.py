@@ -1,1 +1,1 @@
-"""Who computes what when several processes share a model, and how they talk."""
+"""Tensor, pipeline and data parallelism: the mesh of processes and their collectives."""

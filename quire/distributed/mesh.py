@@ -1,4 +1,4 @@
-"""The place of one process among those that share a model. One immutable value.
+"""Mesh: the sizes of the parallel axes, and the rank of this process in each. Immutable.
 
     rank = ((dp_rank * pp) + pp_rank) * tp + tp_rank        neighbours share tensors
 
@@ -14,7 +14,7 @@ from quire.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Sizes of the axes, and which process this is. The default is one process, alone."""
+    """Sizes of the axes, and the rank of this process. The default is a single process."""
 
     tp: int = 1
     pp: int = 1
@@ -48,9 +48,9 @@ class Mesh:
 
 
 def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:
-    """The units of this tp rank, of `units` equal ones that cannot be cut.
+    """The units of this tp rank, of `units` equal ones that cannot be split.
 
-    repeat: fewer units than ranks are allowed; then neighbours hold the same one (kv heads).
+    repeat: fewer units than ranks are allowed; neighbours then hold the same one (kv heads).
     """
     tp, rank = mesh.tp, mesh.tp_rank
     if units % tp == 0:
@@ -66,7 +66,7 @@ def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> r
 
 
 def uneven_shard_range(total: int, mesh: Mesh) -> range:
-    """This tp rank's strip of `total` rows that need not divide: all but the last are equal."""
+    """This tp rank's range of `total` rows that need not divide: all but the last are equal."""
     size = -(-total // mesh.tp)
     start = min(mesh.tp_rank * size, total)
     return range(start, min(start + size, total))

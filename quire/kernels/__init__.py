@@ -1,1 +1,1 @@
-"""Ops: one file per op with reference and test cases; bodies in native/ (C++) and gpu/ (Triton)."""
+"""Ops: a file per op with reference and test cases; bodies in native/ (C++) and gpu/ (Triton)."""

@@ -1,4 +1,4 @@
-"""Activations, alone and gated: act(x), and act(gate) * up over the two halves of one tensor.
+"""Activations, plain and gated: act(x), and act(gate) * up over the two halves of one tensor.
 
 fp32 inside, rounded once to the dtype of x. Axes: T tokens in the step, F MLP width.
 """

@@ -1,4 +1,4 @@
-"""Two element-wise ops: the residual add that no norm follows, and the soft cap of logits."""
+"""Two element-wise ops: the residual add without a norm, and the soft cap of logits."""
 
 from __future__ import annotations
 

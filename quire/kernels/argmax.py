@@ -1,4 +1,4 @@
-"""The greatest logit of each row: greedy sampling, and the check that a row is sound."""
+"""Argmax: the greatest logit of each row, for greedy sampling and to check that a row is finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Collectives: sum, gather and copy tensors among the processes that share a model.
+"""Collectives sum, gather and copy tensors among the processes that share a model.
 
 They are ops, so on a GPU every kernel that lazy fusion holds is launched before they read. `group`
 is a torch.distributed backend (gloo or NCCL); None is a group of one process, where they change
@@ -18,7 +18,7 @@ from quire.kernels.framework.op import op
 from quire.kernels.native.op_tape import refuse_recording
 
 Group = Any
-"""torch.distributed.ProcessGroupGloo or ProcessGroupNCCL; the stubs of torch know neither."""
+"""torch.distributed.ProcessGroupGloo or ProcessGroupNCCL. Any: torch's stubs lack parts of both."""
 
 
 def _cases(device: torch.device) -> Iterator[dict[str, Any]]:

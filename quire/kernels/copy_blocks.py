@@ -1,7 +1,7 @@
-"""Copy whole blocks between caches: copy on write, swap out to host memory, swap back in.
+"""Block copy moves whole KV blocks between caches: copy on write, swap out to the host, swap in.
 
-One call copies the same block pairs in every tensor (one tensor per layer place), all the way
-across devices if need be. Not an op with cases: there is nothing to compute.
+One call copies the same block pairs in every tensor (one tensor per layer place), also
+across devices. It is not an op with cases: it computes nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Add what a shared expert says, as far as its gate lets it through.
+"""Gated add: adds the output of a shared expert, weighted by its gate.
 
     y = x + sigmoid(gate) * shared        in fp32, then x.dtype
 

@@ -1,4 +1,4 @@
-"""File new keys and values into the paged cache.
+"""KV write stores new keys and values in the paged cache.
 
     slot = block * B + offset in the block; a negative slot is padding and is skipped
     an fp8 cache holds x / scale, clamped to +-448, the most e4m3 can hold

@@ -1,4 +1,4 @@
-"""What log probabilities need of each row: its mass, how many tokens beat one, and the k best."""
+"""Logprob ranks: log-sum-exp of each row, the rank of one token, and the k best tokens."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quire.kernels.framework.op import op
 
 
 class LogprobStats(NamedTuple):
-    """How the tokens of n rows stand. Values are log probabilities, or logits if asked for."""
+    """Logprob statistics of n rows. Values are log probabilities, or logits if requested."""
 
     shifts: Tensor  # [n] float64: what was taken off the logits, log(sum(exp(row))) or 0
     values: Tensor  # [n] float64, of the chosen token
@@ -37,7 +37,7 @@ def _cases(device: torch.device) -> Iterator[dict[str, Any]]:
 
 @op(cases=_cases, gpu="sampling.logprob_ranks")
 def logprob_ranks(logits: Tensor, chosen: Tensor, k: int, as_logits: bool = False) -> LogprobStats:
-    """Where the chosen token of each row stands, and which are the k best.
+    """The rank of the chosen token of each row, and the k best tokens.
 
     logits: [n, V], any float dtype, not changed. chosen: [n] int32 or int64. k: 0 to V.
     """

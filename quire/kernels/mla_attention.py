@@ -1,4 +1,4 @@
-"""Causal attention over a paged cache of latents, from which keys and values of all heads are made.
+"""MLA attention: causal attention over a paged cache of latents, the source of keys and values.
 
     a token's latent has L + R numbers: a compressed part and a rotated part, shared by all heads
     key of head h = (up[h, :P] @ compressed | rotated)      value of head h = up[h, P:] @ compressed
@@ -7,7 +7,7 @@
 Both can be done without keys and values: q . (up @ c) = (q @ up) . c, and the sum of weighted
 values is up @ the sum of weighted latents. That reads L + R numbers a token whatever H is, for more
 arithmetic per pair: right for a row that decodes. Where a step brings many queries at once, keys
-and values of all tokens are made after all, and each pair costs P + R + V instead of 2 L + R.
+and values of all tokens are computed instead, and each pair costs P + R + V instead of 2 L + R.
 
 Axes: T query tokens, S sequences, H query heads, P size of a query without its rotated part,
 R rotated size, L compressed size, V size of a value, N blocks, B block size, W table width.

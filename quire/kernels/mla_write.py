@@ -1,4 +1,4 @@
-"""Finish a step's queries and latents for latent attention, and file the latents in the cache.
+"""MLA write finishes a step's queries and latents, and stores the latents in the cache.
 
     compressed part   normed (RMS) and written
     rotated part      turned by the token's position and written

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and with what weight: the router's product, scores and choice.
+"""MoE router chooses the experts of each token and their weights: product, scores, choice.
 
     scores = softmax or sigmoid of (x @ weight.T + bias)      fp32 throughout, never rounded
     choice = the top k of scores (+ correction), within the best groups if there are groups

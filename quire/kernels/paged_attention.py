@@ -1,11 +1,11 @@
-"""Causal attention of the last tokens of several sequences over their paged keys and values.
+"""Paged attention: causal attention of the last tokens of sequences over their cached keys, values.
 
     sequence s owns query rows [q_starts[s], q_starts[s+1]): the LAST of its contexts[s] tokens
-    the token at position p stands in block tables[s, p // B], at offset p % B
+    the token at position p is in block tables[s, p // B], at offset p % B
     position p sees positions [0, p], with a window w only (p - w, p]
 
-One contract for decoding (one row a sequence), chunks of prompts and prefix hits. Nothing gathers
-a whole context: work goes by tiles of queries and chunks of keys, so memory is linear.
+One contract for decoding (one row a sequence), chunks of prompts and prefix hits. No step gathers
+a whole context: work is done by tiles of queries and chunks of keys, so memory is linear.
 
     score = bend(q . k * scale) + slope * (key's position - query's position)
     bend    softcap * tanh(x / softcap), or nothing;  slope: ALiBi, one per head, or nothing
@@ -100,7 +100,7 @@ def _with(case: dict[str, Any], features: list[str], rows: list[tuple[int, int]]
 def _new_tokens(
     case: dict[str, Any], kv_heads: int, rows: list[tuple[int, int]]
 ) -> dict[str, Tensor]:
-    """k and v of the step's own tokens, as views of one tensor, as they stand in the cache."""
+    """k and v of the step's own tokens, as views of one tensor, as they are in the cache."""
     cache, tables = case["cache"], case["tables"].long()
     parts = []
     for s, (n, context) in enumerate(rows):
@@ -213,7 +213,7 @@ def paged_attention(
     of another dtype than q if it is fp8: then a key is k_scale times what is there. tables: [M, W]
     int32; entries wholly before the window may be -1. q_starts: [S+1] int32. contexts: [S] int32,
     the step's tokens included; 0 is a padding row, which yields zeros. sinks, alibi: [H].
-    rows: [S] int32, where in `tables` each sequence stands; None: in order.
+    rows: [S] int32, the row of `tables` of each sequence; None: in order.
 
     The rest only makes it faster: the first `decodes` sequences have one query each; no context
     exceeds max_context; k, v: [T, K, D], the step's own keys and values; counters: zeros, int32,

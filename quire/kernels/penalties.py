@@ -1,12 +1,12 @@
-"""Penalties for what a sequence has seen, and the counts they go by.
+"""Penalties for tokens that a sequence already contains, and the token counts they use.
 
     repetition  logit / r if positive, * r if not: once for each token of prompt or output
     frequency   logit - f * (times in the output)
     presence    logit - p if in the output
 
-Counts are a table [slots, V] of int16: 0 unseen, the sign bit for the prompt, below it how often it
-was put out. Learning a draw is one number, so graphs can do it. The factors lie in the slots' lines
-(quire.kernels.sample).
+Counts are a table [slots, V] of int16: 0 unseen, the sign bit for the prompt, the other bits
+the outputs. To count a token is to add one number, so graphs can do it. The factors are in the
+slots' rows of the sampling table (quire.kernels.sample).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from quire.kernels.formats.sampling_table_layout import build_table, unpack_pena
 from quire.kernels.framework.op import op
 
 MAX_COUNT = 0x7FFF
-"""Most outputs of a token that are told apart."""
+"""Greatest count of a token that is stored."""
 
 _PENALTIES = [(1.0, 0.0, 0.0), (1.3, 0.0, 0.0), (1.0, 0.5, 0.0), (0.8, -0.2, 1.5), (2.0, 0.1, -0.3)]
 
@@ -83,11 +83,11 @@ def _update_token_counts_cases(device: torch.device) -> Iterator[dict[str, Any]]
 def update_token_counts(ids: Tensor, slots: Tensor, counts: Tensor) -> Tensor:
     """One more output of each row's slot: change counts in place, and return them.
 
-    ids: [R] int32 or int64. slots: [R] int32, each at most once; negative: nobody's.
+    ids: [R] int32 or int64. slots: [R] int32, each at most once; negative: padding.
     """
     at, where = slots.long().clamp(min=0), ids.long()
     had = counts[at, where]
     more = (had & ~MAX_COUNT) | ((had & MAX_COUNT) + (had & MAX_COUNT < MAX_COUNT))
-    # Nobody's rows add nothing to slot 0: sums of differences do not depend on their order.
+    # Padding rows add nothing to slot 0: sums of differences do not depend on their order.
     change = torch.where(slots >= 0, more - had, 0).to(torch.int16)
     return counts.index_put_((at, where), change, accumulate=True)

@@ -1,9 +1,9 @@
-"""Rotary position embedding: turn pairs of query and key channels by an angle of the position.
+"""Rotary position embedding rotates pairs of query and key channels by an angle of the position.
 
     pairs (i, i + R/2)        the usual halves ("neox")
     pairs (2i, 2i + 1)        interleaved (GPT-J, original Llama)
 
-The angles come from a table: every scaling rule (linear, yarn, llama3, ...) is its business.
+The angles come from a table, which applies every scaling rule (linear, yarn, llama3, ...).
 
 Axes: T tokens in the step, H query heads, K kv heads, D head size, R rotated channels,
 P positions.

@@ -1,11 +1,10 @@
-"""A token for each row of logits: greedy, or drawn from what min_p, top_k and top_p leave.
+"""Sampling picks a token per row of logits: greedy, or drawn from what min_p, top_k, top_p keep.
 
-What a row asks lies in its slot's line (quire.kernels.formats.sampling_table_layout); what it has
-seen, if anyone has
-penalties, in its counts (quire.kernels.penalties).
+The parameters of a row are in its slot's row of the sampling table
+(quire.kernels.formats.sampling_table_layout); its token counts are in quire.kernels.penalties.
 
-The draw is a walk through the kept tokens in id order to a share of their mass; the share is
-Philox(seed, outputs so far) and nothing else, so a row's token is the same in any company.
+The draw walks through the kept tokens in id order up to a share of their mass. The share is
+Philox(seed, outputs so far) only, so a row's token does not depend on the batch.
 """
 
 from __future__ import annotations
@@ -82,7 +81,7 @@ def sample(
     """Choose a token for each row.
 
     logits: [R, V], any float dtype, rows contiguous, not changed. slots: [R] int32 lines of the
-    table; negative: nobody's row, whose results mean nothing but are in range. outputs: [R] int32,
+    table; negative: a padding row, whose results mean nothing but are in range. outputs: [R] int32,
     tokens each sequence has put out already. table: [slots, WORDS] int64. scaled: the logits are
     divided by the temperature already. counts: [slots, V] int16; None: there are no penalties.
     """

@@ -1,6 +1,6 @@
-"""Masks of allowed tokens over rows of logits: what is not allowed becomes -inf.
+"""Token masks set the logits of tokens that are not allowed to -inf.
 
-A mask is a row of 32-bit words: bit t % 32 of word t // 32 says whether token t may come next (see
+A mask is a row of 32-bit words: bit t % 32 of word t // 32 is set if token t may come next (see
 quire.grammar.backends.base). Allowed logits keep their bits, whatever they are.
 
 Axes: R rows of logits, V vocabulary, n masks, W words of one: ceil(V / 32).
@@ -59,7 +59,7 @@ def token_mask(logits: Tensor, words: Tensor, rows: Tensor) -> Tensor:
     """Change logits [R, V], any float dtype, in place, and return them.
 
     words: [n, W] int32. rows: [n] int32, the row of the logits that each mask is for, each at most
-    once; negative: nobody's. Rows without a mask stay.
+    once; negative: padding. Rows without a mask stay.
     """
     live = rows >= 0
     at = rows[live].long()

@@ -1,4 +1,4 @@
-"""What the engine must know of the machine it runs on. One file per kind of device."""
+"""Facts of the machine that every kind of device reports. Each kind has a file of its own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Of one device, in bytes."""
+    """Memory of one device, in bytes."""
 
     total: int
     free: int  # available to a new allocation now

@@ -1,4 +1,4 @@
-"""The CPU as a device: memory within the container's limit, threads within its affinity."""
+"""CPU device: reports memory within the container's limit, and cores within its affinity."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def memory() -> DeviceMemory:
 
 
 def available_cores() -> int:
-    """Cores this process may run on. Hyper-threads count: the scheduler gave them to us."""
+    """Cores this process may run on. Hyper-threads count."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _read_cgroup_number(path: Path) -> int | None:
-    """A number from a cgroup file; None where there is no such file or it says "max"."""
+    """A number from a cgroup file; None if there is no such file or it holds "max"."""
     try:
         text = path.read_text().strip()
     except OSError:

@@ -1,8 +1,8 @@
-"""The CUDA device this process would use, asked of the driver itself: no torch, nothing at import.
+"""CUDA device: reports the device this process would use, by the driver itself, without torch.
 
-Not here: tensors, streams, the allocator. The one idea: libcuda and NVML through ctypes answer in
-milliseconds what torch would answer after seconds of import, so an impossible option is refused at
-once; and a context opened here (ctypes lets go of the GIL) is the one torch finds later.
+libcuda and NVML through ctypes answer in milliseconds what torch would answer after seconds of
+import, so an impossible option is refused at once. torch finds a context opened here later (ctypes
+releases the GIL). Nothing happens at import.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class CudaDeviceProperties:
     sm_count: int
     total_bytes: int
     free_bytes: int
-    shared_memory_per_block: int  # one block may have this much shared memory
+    shared_memory_per_block: int  # limit of shared memory for one block
     l2_bytes: int
     device_count: int  # visible devices
     uuid: str
@@ -40,7 +40,7 @@ class CudaDeviceProperties:
 
 @dataclass(frozen=True, slots=True)
 class _NoCudaDevice:
-    """Why there is no device."""
+    """The reason why there is no device."""
 
     reason: str
 
@@ -51,7 +51,7 @@ def available() -> bool:
 
 
 def device_properties() -> CudaDeviceProperties:
-    """The device, with the memory free now. Raises ConfigError where there is none, with why."""
+    """The device, with the memory free now. Raises: ConfigError if there is none."""
     found = _probe_device()
     if isinstance(found, _NoCudaDevice):
         raise ConfigError(f"device='cuda': {found.reason}; use device='cpu'")
@@ -66,7 +66,7 @@ def memory() -> DeviceMemory:
 
 
 def open_context() -> None:
-    """Make (or find) the context torch will use. Takes a second of driver time, none of the GIL."""
+    """Create or find the context that torch will use: a second of driver time, without the GIL."""
     device_properties()
     driver = _driver()
     device, context = ctypes.c_int(), ctypes.c_void_p()
@@ -75,7 +75,7 @@ def open_context() -> None:
 
 
 def memory_by_process() -> list[tuple[int, int]]:
-    """(process id, bytes) of everybody who holds memory of the device, where NVML tells."""
+    """(process id, bytes) of each process that holds memory of the device, if NVML reports it."""
     found = _probe_device()
     handle = None if isinstance(found, _NoCudaDevice) else _nvml_device(found.uuid)
     if handle is None:
@@ -83,17 +83,17 @@ def memory_by_process() -> list[tuple[int, int]]:
     nvml, device = handle
     count = ctypes.c_uint(64)
     entries = (_NvmlProcess * 64)()
-    ask = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)
-    if ask is None or ask(device, ctypes.byref(count), entries) != 0:
+    query = getattr(nvml, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+    if query is None or query(device, ctypes.byref(count), entries) != 0:
         return []
     unknown = ctypes.c_ulonglong(-1).value
     return [(e.pid, e.used) for e in entries[: count.value] if e.used != unknown]
 
 
 def own_memory_bytes() -> int | None:
-    """Bytes of the device that are ours, the context included; None where nobody can tell.
+    """Device bytes of this process, the context included; None if they are unknown.
 
-    In a container NVML may know this process by another number than it does itself.
+    In a container NVML may use another process id than the process itself.
     """
     return dict(memory_by_process()).get(os.getpid())
 
@@ -113,7 +113,7 @@ class _NvmlProcess(ctypes.Structure):
 
 @functools.cache
 def _probe_device() -> CudaDeviceProperties | _NoCudaDevice:
-    """Asked once: devices do not come and go under a process. free_bytes is that of now."""
+    """Probed once: devices do not change under a process. free_bytes is that of the probe."""
     if _torch_is_for_cpu():
         return _NoCudaDevice("this torch is a build for the CPU")
     try:
@@ -186,7 +186,7 @@ def _attribute(driver: ctypes.CDLL, device: ctypes.c_int, which: int) -> int:
 
 
 def _free_by_nvml(uuid: str) -> int | None:
-    """NVML needs no context, so the question itself takes no memory. None: NVML cannot tell."""
+    """Free bytes by NVML, which needs no context and so takes no memory. None: unknown to NVML."""
     handle = _nvml_device(uuid)
     if handle is None:
         return None

@@ -1,9 +1,9 @@
-"""The folder of compiled GPU kernels: how it is laid out, and how it travels. No Triton.
+"""Kernel store: lays out the folder of compiled GPU kernels, and packs it to travel. No Triton.
 
-    <folder>/kernels/triton-<version>-sm<capability>/<kernel's own key>/...    as Triton lays it out
+    <folder>/kernels/triton-<version>-sm<capability>/<kernel's own key>/...    Triton's own layout
 
-The one idea: Triton's key of a kernel holds its source, its constants and the compiler, so what one
-machine compiled can be added to the folder of another at will; what does not fit is never found.
+Triton's key of a kernel holds its source, its constants and the compiler, so kernels compiled on
+one machine can be added to the folder of any other: one that does not fit is never found.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from pathlib import Path
 from quire.errors import ConfigError
 
 GROUP_PREFIX = "__grp__"
-"""Triton's list of the files of one kernel, with full paths: the one thing that cannot travel."""
+"""Prefix of Triton's list of a kernel's files: it has full paths, so it must be rewritten."""
 
 
 def kernel_folder(cache_dir: Path, version: str, capability: tuple[int, int]) -> Path:
-    """Where the kernels of one compiler and one kind of GPU are kept."""
+    """The folder of kernels of one compiler version and one compute capability."""
     major, minor = capability
     return cache_dir / "kernels" / f"triton-{version}-sm{major}{minor}"
 
 
 def is_empty(folder: Path) -> bool:
-    """Whether a folder of kernels holds none, or is not there."""
+    """Whether a folder of kernels is empty or missing."""
     return not folder.is_dir() or not any(folder.iterdir())
 
 
 @dataclass(frozen=True, slots=True)
 class KernelStoreInfo:
-    """What a cache folder holds, per compiler and GPU."""
+    """Number and bytes of kernels of one compiler and GPU in a cache folder."""
 
     name: str
     kernels: int

@@ -1,12 +1,11 @@
-"""Kernels compiled in processes of their own, beside an engine that starts.
+"""Compiler process: compiles GPU kernels beside an engine that starts.
 
-usage: python -m quire.kernels.framework.compiler FOLDER, with a Task as JSON on standard input
+usage: python -m quire.kernels.framework.compiler FOLDER, with a KernelCompileTask as JSON on stdin
 
-Not here: which kernels (quire.kernels.framework.kernel_precompile). The one idea: the process is
-begun early, so that it
-has read torch and Triton when the engine knows what it lacks; it then forks compilers, which is
-cheap because it is small and has no device. A fork of the engine itself cost it ten seconds: every
-page that either wrote to afterwards had to be copied.
+The process starts early, so it has imported torch and Triton by the time the engine has found which
+kernels are missing (quire.kernels.framework.kernel_precompile). It then forks compilers, which is
+cheap because it is small and has no device. A fork of the engine itself cost ten seconds: every
+page that either side wrote to afterwards had to be copied.
 """
 
 from __future__ import annotations
@@ -40,12 +39,12 @@ log = logging.getLogger(__name__)
 POLL_S = 0.03
 PR_SET_PDEATHSIG = 1
 MAX_KERNELS = 1 << 13
-"""Numbers that a pipe holds: it takes 64 KiB."""
+"""Kernel indices that fit in a pipe of 64 KiB."""
 _INDEX = struct.Struct("<I")
 
 
 class KernelSpec(msgspec.Struct, frozen=True):
-    """Where a kernel is found, and what it is to be compiled for."""
+    """A kernel's module and name, and the specialization to compile."""
 
     module: str
     name: str
@@ -53,7 +52,7 @@ class KernelSpec(msgspec.Struct, frozen=True):
 
 
 class KernelCompileTask(msgspec.Struct, frozen=True):
-    """What to compile for which target: the first `urgent` ones before all others."""
+    """Kernels to compile for a target, the first `num_urgent` before all others."""
 
     target: tuple[str, int, int]  # backend, capability, threads of a warp
     kernels: tuple[KernelSpec, ...]
@@ -62,7 +61,7 @@ class KernelCompileTask(msgspec.Struct, frozen=True):
 
 
 class CompilerProcess:
-    """A process that waits for its task. Whoever began it asks or ends it."""
+    """A child process that waits for one task. The owner sends the task, or stops the process."""
 
     def __init__(self, folder: Path) -> None:
         """folder: where Triton keeps what it compiles."""
@@ -73,7 +72,7 @@ class CompilerProcess:
         )
 
     def stop(self) -> None:
-        """Nothing is to be compiled, or no more."""
+        """End the process, with or without a task."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -83,10 +82,10 @@ class CompilerProcess:
     def compile_and_load(
         self, wanted: Sequence[MissingKernel], urgent: int, count: int, seconds: float
     ) -> list[MissingKernel]:
-        """Have all compiled into the folder, and load the first `urgent` as they come.
+        """Have all kernels compiled into the folder, and load the first `urgent` when ready.
 
-        The process goes on with the others after this has returned, so late kernels are found in
-        the folder. Returns those of the urgent that did not come within `seconds`.
+        The process compiles the others after this has returned, so late kernels are found in the
+        folder. Returns: the urgent kernels that were not ready within `seconds`.
         """
         from triton.runtime import driver
 
@@ -111,13 +110,13 @@ class CompilerProcess:
 
     def _send_task(self, task: KernelCompileTask) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # it has died: then nothing comes
+        with contextlib.suppress(OSError):  # the process has died: no kernel will be ready
             self._process.stdin.write(msgspec.json.encode(task))
             self._process.stdin.close()
 
 
 def longest_first(wanted: Sequence[MissingKernel]) -> list[MissingKernel]:
-    """In the order in which to begin: long sources take long, and none of those should be last."""
+    """Sort by length of source: long ones take long, and none of those should start last."""
     return sorted(wanted, key=lambda one: -len(one.function.src))
 
 
@@ -130,21 +129,21 @@ def _kernel_spec(wanted: MissingKernel) -> KernelSpec:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Read what compiling needs, wait for the task, and carry it out."""
+    """Import all that compiling needs, wait for the task, and run it."""
     _exit_with_parent()
     logs.setup(env.read().log_level)
     (folder,) = argv
     kernel_precompile.set_cache_dir(Path(folder))
     kernel_precompile.compute_compiler_key()
     _import_gpu_kernels()
-    said = sys.stdin.buffer.read()
-    if said:
-        run_task(msgspec.json.decode(said, type=KernelCompileTask))
+    task = sys.stdin.buffer.read()
+    if task:
+        run_task(msgspec.json.decode(task, type=KernelCompileTask))
     return 0
 
 
 def _import_gpu_kernels() -> None:
-    """Import every kernel of ours: children then have them all."""
+    """Import every GPU kernel of quire, so that forked children have them."""
     package = importlib.import_module("quire.kernels.gpu")
     for one in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
         with contextlib.suppress(ImportError):
@@ -152,7 +151,7 @@ def _import_gpu_kernels() -> None:
 
 
 def run_task(task: KernelCompileTask) -> None:
-    """Compile it all in forked children; returns when they have ended."""
+    """Compile all kernels in forked children; return when they have ended."""
     from triton.backends.compiler import GPUTarget
 
     began = time.monotonic()
@@ -170,7 +169,7 @@ def run_task(task: KernelCompileTask) -> None:
 
 
 class _CompileQueue:
-    """Kernels in the order in which compilers take them: a pipe that holds all their numbers."""
+    """Queue of kernels that the compilers share: a pipe that holds all their indices."""
 
     def __init__(self, task: KernelCompileTask) -> None:
         assert len(task.kernels) < MAX_KERNELS, len(task.kernels)  # they all fit in the pipe
@@ -183,12 +182,12 @@ class _CompileQueue:
         os.close(self._fd)
 
     def compile_all(self) -> None:
-        """In a child: compile until none is left; what can wait with less haste."""
-        hasty = True
+        """In a child: compile until none is left; kernels that are not urgent at lower priority."""
+        urgent = True
         while len(word := os.read(self._fd, _INDEX.size)) == _INDEX.size:
             (i,) = _INDEX.unpack(word)
-            if hasty and i >= self._task.num_urgent:
-                hasty = False
+            if urgent and i >= self._task.num_urgent:
+                urgent = False
                 os.nice(10)
             self._compile(self._task.kernels[i])
 
@@ -197,13 +196,13 @@ class _CompileQueue:
         try:
             function = getattr(importlib.import_module(kernel.module), kernel.name)
             function.preload(kernel.specialization)
-        except Exception:  # it fails again, and tells, where it is used
-            log.debug("%s does not compile ahead", kernel.name, exc_info=True)
+        except Exception:  # it fails again, and is reported, at its launch
+            log.warning("kernel %s cannot be compiled ahead", kernel.name, exc_info=True)
         log.debug("%.2f s: %s", time.monotonic() - began, kernel.name)
 
 
 def _fork_compiler(line: _CompileQueue, target: Any) -> int:
-    """A child that compiles what it finds in the line, and ends; its process id."""
+    """Fork a child that compiles from the queue and ends. Returns: its process id."""
     pid = os.fork()
     if pid:
         return pid
@@ -224,7 +223,7 @@ def _exit_with_parent() -> None:
 
 @dataclass(frozen=True, slots=True)
 class _FixedTargetDriver:
-    """Triton's driver as far as compiling asks for it."""
+    """Triton's driver, as far as compiling uses it."""
 
     target: Any
 

@@ -1,10 +1,8 @@
-"""Many GPU kernels compiled at once, by rehearsing the steps that need them.
+"""Kernel precompilation: finds the GPU kernels that a step lacks, to compile them side by side.
 
-Not here: kernels, which steps (quire.engine.startup.warmup), what the folder of compiled kernels
-looks like
-(quire.platform.kernel_store). The one idea: Triton asks a hook before it compiles, and a hook may
-say no; so a step run with such a hook tells all the kernels it needs without waiting for any, and
-they are then compiled side by side, in processes.
+Triton calls a hook before it compiles, and the hook may skip the launch. So a traced step reports
+all the kernels it needs without waiting for any. quire.engine.startup.warmup chooses the steps;
+quire.platform.kernel_store lays out the folder of compiled kernels.
 """
 
 from __future__ import annotations
@@ -22,19 +20,19 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MissingKernel:
-    """A kernel that a rehearsal would have compiled."""
+    """A kernel that a traced step would have compiled."""
 
     name: str
     function: Any  # triton.runtime.JITFunction
     specialization: str
 
     def load_or_compile(self) -> None:
-        """Compile it (or read it from the folder) for the current device."""
+        """Compile the kernel, or read it from the folder, for the current device."""
         self.function.preload(self.specialization)
 
 
 def set_cache_dir(cache_dir: Path) -> None:
-    """Make Triton keep what it compiles in the folder. Before the first kernel."""
+    """Make Triton keep compiled kernels in the folder. Call before the first kernel."""
     from triton import knobs
 
     try:
@@ -48,14 +46,14 @@ def set_cache_dir(cache_dir: Path) -> None:
 
 
 def cache_dir() -> Path:
-    """Where Triton keeps what it compiles."""
+    """The folder in which Triton keeps compiled kernels."""
     from triton import knobs
 
     return Path(knobs.cache.dir)
 
 
 def compute_compiler_key() -> None:
-    """Let Triton make the part of its keys that names the compiler: it reads 400 MB for that."""
+    """Compute the part of Triton's cache keys that names the compiler: it reads 400 MB for that."""
     from triton.runtime import cache
 
     key = getattr(cache, "triton_key", None)
@@ -67,13 +65,13 @@ _trace_depth = 0
 
 
 def is_tracing() -> bool:
-    """Whether launches are skipped now: an op may then go through kernels of other steps too."""
+    """Whether launches are skipped now: an op may then also call kernels of other steps."""
     return _trace_depth > 0
 
 
 @contextmanager
 def trace_missing_kernels(note: Callable[[MissingKernel], None]) -> Iterator[None]:
-    """Within, kernels not compiled yet are noted, once each, and their launches are skipped."""
+    """Within, `note` receives each kernel not compiled yet once, and its launches are skipped."""
     from triton import knobs
 
     seen: set[tuple[str, str]] = set()
@@ -100,11 +98,11 @@ def trace_missing_kernels(note: Callable[[MissingKernel], None]) -> Iterator[Non
 
 
 class _NotCached(Exception):
-    """A kernel is not in the folder."""
+    """Raised where a kernel is not in the folder."""
 
 
 def load_cached(wanted: Sequence[MissingKernel]) -> list[MissingKernel]:
-    """Load what the folder holds; the others, which have to be compiled."""
+    """Load the kernels that the folder holds. Returns: the others, which have to be compiled."""
     from triton import knobs
     from triton.runtime.cache import FileCacheManager
 
@@ -123,8 +121,8 @@ def load_cached(wanted: Sequence[MissingKernel]) -> list[MissingKernel]:
                 one.load_or_compile()
             except _NotCached:
                 missing.append(one)
-            except Exception:  # it fails again, and tells, where it is used
-                log.debug("%s cannot be made ready", one.name, exc_info=True)
+            except Exception:  # it fails again, and is reported, at its launch
+                log.debug("kernel %s cannot be loaded", one.name, exc_info=True)
                 missing.append(one)
     finally:
         knobs.cache.manager_class = before

@@ -1,19 +1,16 @@
-"""Ops on the GPU that are launched later than they are called, so that neighbours become one.
+"""Lazy fusion launches GPU ops later than they are called, so that neighbours become one kernel.
 
-    rms_norm -> linear -> act_mul                   one row: a single kernel (gpu/gemv*.py)
-                linear -> act_mul                   a few rows: a single kernel (gpu/few_rows.py)
-    rms_norm -> moe_router                          few rows: the router's blocks normalise them
-    rms_norm of q, of k -> rope -> kv_write         any rows: one pass from qkv to the cache
-    ... -> paged_attention                          one query a sequence: attention in it as well
-    rms_norm -> or act_mul -> linear over e4m3      many rows: made and quantized in one pass
+    rms_norm -> linear -> act_mul              one row: one kernel (gpu/linear/gemv*.py)
+                linear -> act_mul              a few rows: one kernel (gpu/linear/small_m_linear.py)
+    rms_norm -> moe_router                     few rows: the router's blocks normalise them
+    rms_norm of q, of k -> rope -> kv_write    any rows: one pass from qkv to the cache
+    ... -> paged_attention                     one query per sequence: attention in it as well
+    rms_norm or act_mul -> linear over e4m3    many rows: computed and quantized in one pass
 
-An op that may begin or go on such a chain is held until the next op is called: it either joins or
-has everything held launched first, in order. So at most five ops wait, and what an op returns is
-allocated when it is called. Models do not know; whoever reads results with anything but ops calls
-`flush` first. A result inside a chain is left out only when nothing but the chain refers to it,
-which Python's reference counts and the storage's say; else the ops are launched one by one.
-
-Not here: kernels. State: one queue a thread, held by it alone.
+An op that may be part of a chain is pending until the next op either joins it or has it launched,
+in order. Results are allocated at the call. Code that reads a result with anything but an op calls
+`flush` first. A result inside a chain is dropped only if nothing else refers to it, by Python's
+reference counts and the storage's. Each thread has a queue of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +38,7 @@ class PendingOp(NamedTuple):
 
 
 class FusionQueue:
-    """The ops held by one thread: a chain in which each one reads what one before it returns."""
+    """Pending ops of one thread: a chain in which each op reads the result of one before it."""
 
     def __init__(self) -> None:
         self.pending: list[PendingOp] = []
@@ -51,7 +48,7 @@ class FusionQueue:
     def submit(
         self, op: str, launch: Callable[..., None], outs: Any, args: Any, kwargs: Any
     ) -> None:
-        """Take over an op whose results are allocated: launch it, hold it, or fuse it."""
+        """Launch, hold or fuse an op whose results are allocated."""
         rule = _FUSION_RULES.get(op) if self.enabled else None
         if rule is not None:
             rule(self, launch, outs, *args, **kwargs)
@@ -73,12 +70,12 @@ class FusionQueue:
         launch(outs, *args, **named)
 
     def pop_all(self) -> list[PendingOp]:
-        """What is held, for whoever launches it now."""
+        """Return the pending ops, which the caller launches, and leave none."""
         pending, self.pending, self.memory_idle = self.pending, [], False
         return pending
 
     def flush(self) -> None:
-        """Launch what is held, as far as it is fused."""
+        """Launch the pending ops, fused as far as they are."""
         memory_idle, pending = self.memory_idle, self.pop_all()
         if not pending:
             return
@@ -105,19 +102,19 @@ def submit(op: str, launch: Callable[..., None], outs: Any, args: Any, kwargs: A
 
 
 def flush() -> None:
-    """Launch what is pending. Before anything but an op reads what an op returned."""
+    """Launch the pending ops. Needed before anything but an op reads the result of an op."""
     if _thread_state.queue.pending:
         _thread_state.queue.flush()
 
 
 def discard() -> None:
-    """Forget what is pending: whoever asked for it has failed."""
+    """Drop the pending ops of a step that has failed."""
     _thread_state.queue.pop_all()
 
 
 @contextmanager
 def disabled() -> Iterator[None]:
-    """Within, this thread launches each op by itself: for tests and for finding a fault."""
+    """Within, this thread launches each op by itself, for tests and for fault isolation."""
     flush()
     queue = _thread_state.queue
     before, queue.enabled = queue.enabled, False
@@ -146,7 +143,7 @@ def _fuse_rms_norm(
     offset: float = 0.0,
 ) -> None:
     args = (x, weight, eps, residual, offset)
-    if x.dim() == 3 and residual is None:  # of heads: the second may stand beside the first
+    if x.dim() == 3 and residual is None:  # of heads: that of k may follow that of q
         chain = queue.pending
         if chain and not (len(chain) == 1 and _is_head_norm(chain[0])):
             queue.flush()
@@ -181,7 +178,7 @@ def _fuse_linear(
 
 
 def _fuses_into_linear(held: PendingOp, x: Tensor, weight: object) -> bool:
-    """Whether a product of x can take this op in."""
+    """Whether a product of x can be fused with this op before it."""
     quantized = x.shape[0] > 1 and isinstance(weight, Fp8Weight)
     if held.op == "rms_norm":
         return held.outputs[0] is x and x.dim() == 2 and (x.shape[0] == 1 or quantized)
@@ -222,9 +219,9 @@ def _launch_linear(chain: list[PendingOp], act: Any, memory_idle: bool) -> None:
 
 
 def _launch_quantized_linear(chain: list[PendingOp]) -> None:
-    """Rows that a norm or an activation makes are quantized as they are made."""
+    """Quantize the rows of a norm or an activation in the kernel that computes them."""
     made = chain[0].op if len(chain) == 2 else None
-    # an activation is known to its own entry, to the product's, and to nobody else
+    # references to an activation: its own entry and the product's
     if made is None or (made == "act_mul" and not _is_unreferenced(chain[0].outputs, 2)):
         _launch_each(chain)
         return
@@ -232,7 +229,7 @@ def _launch_quantized_linear(chain: list[PendingOp]) -> None:
     rows = _gpu_module("linear.quantize_fp8").empty_quantized(*x.shape, weight.block_size, x.device)
     if made == "act_mul":
         _gpu_module("linear.quantize_fused").act_mul_quantize(rows, *chain[0].args)
-    else:  # whoever else reads the normed rows finds them
+    else:  # the normed rows are stored too: other ops may read them
         (y, r), (inner, norm_weight, eps, residual, offset) = chain[0].outputs, chain[0].args
         made_r = None if residual is None else r
         _gpu_module("linear.quantize_fused").rms_norm_quantize(
@@ -284,7 +281,7 @@ def _fuse_rope(
 
 
 def _is_qk_norm_pair(chain: list[PendingOp], q: Tensor, k: Tensor) -> bool:
-    """Whether what is held is the norm of these queries and the norm of these keys."""
+    """Whether the pending ops are the norm of these queries and the norm of these keys."""
     if len(chain) != 2 or not all(_is_head_norm(held) for held in chain):
         return False
     return chain[0].outputs[0] is q and chain[1].outputs[0] is k
@@ -307,7 +304,7 @@ def _fuse_kv_write(
         norms = chain[:-1]
         if norms:
             q_raw, k_raw = norms[0].args[0], norms[1].args[0]
-        # a norm's result is known to its entry, to the rope's, and to nobody else
+        # references to a norm's result: its own entry and the rope's
         if _gpu_module("attention.norm_rope_write").supports(
             q_raw, k_raw, v, cos_sin, cache, slots
         ) and all(_is_unreferenced(held.outputs[0], 2) for held in norms):
@@ -317,7 +314,7 @@ def _fuse_kv_write(
 
 
 class _QKVInputs(NamedTuple):
-    """What a chain of [norms,] rope and kv_write begins with."""
+    """Inputs of a chain of [norms,] rope and kv_write."""
 
     q: Tensor
     k: Tensor
@@ -357,7 +354,7 @@ def _fuse_paged_attention(
     *features: Any,
     **named: Any,
 ) -> None:
-    """Attention reads the chain's q and cache, and nobody reads q or k after it (AttentionStep)."""
+    """Attention reads the chain's q and cache; no op reads q or k after it (AttentionStep)."""
     chain = queue.pending
     if chain and chain[-1].op == "kv_write" and chain[-2].outputs[0] is q:
         body = _gpu_module("attention.paged_attention")
@@ -371,7 +368,7 @@ def _fuse_paged_attention(
 
 
 def _is_unreferenced(result: Tensor, held: int) -> bool:
-    """Whether only the `held` references of the chain lead to a result, and no view of it does."""
+    """Whether the chain's `held` references are the only ones to a result, and it has no view."""
     if sys.getrefcount(result) - _REFCOUNT_OVERHEAD > held:
         return False
     handle = result.untyped_storage()  # a tensor and this handle: two uses
@@ -383,7 +380,7 @@ def _refcount(thing: object) -> int:
 
 
 def _measure_refcount_overhead() -> int:
-    """What asking adds to a count: it differs between versions of Python."""
+    """References that the query itself adds: they differ between versions of Python."""
     box = (object(),)
     return _refcount(box[0]) - 1
 
@@ -392,13 +389,13 @@ _REFCOUNT_OVERHEAD = _measure_refcount_overhead()
 
 
 def _gpu_module(name: str) -> Any:
-    """A module of kernels, imported when first needed."""
+    """A module of GPU kernels, imported at its first use."""
     module = sys.modules.get(f"quire.kernels.gpu.{name}")
     return module if module is not None else import_module(f"quire.kernels.gpu.{name}")
 
 
 _MEMORY_IDLE_OPS = {"paged_attention", "mla_attention"}
-"""Ops that wait more than they read: the weights of what follows may come meanwhile."""
+"""Ops that leave memory idle: the next kernel may prefetch its weights meanwhile."""
 
 _FUSION_RULES: dict[str, Callable[..., None]] = {
     "rms_norm": _fuse_rms_norm,

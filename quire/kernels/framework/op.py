@@ -4,8 +4,8 @@
     native      compiled C++ on CPU tensors; returns NotImplemented for arguments it does not take
     gpu         Triton, in a module of quire/kernels/gpu, imported at the first call on CUDA
 
-The decorated function *is* the reference. `cases` are the arguments the tests walk over, so there
-is no second list to keep in step. A gpu module has two functions of the op's own arguments:
+The decorated function *is* the reference. `cases` are the arguments that the tests use.
+A gpu module has two functions of the op's own arguments:
 
     outputs(*args)         allocates what the op returns; NotImplemented: the reference must do it
     launch(outs, *args)    starts the kernels that fill it; never waits for the device
@@ -45,7 +45,7 @@ class Op:
 
 
 class GpuBody:
-    """The module that holds an op's GPU kernels; loaded when first asked for."""
+    """The module of an op's GPU kernels, imported at its first use."""
 
     __slots__ = ("_launch", "_module", "_outputs")
 
@@ -83,7 +83,7 @@ def op(
     native: Callable[..., Any] | None = None,
     gpu: str | None = None,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """File the decorated reference with its kernels, and return the function that picks one."""
+    """Register the decorated reference with its kernels; return the function that picks one."""
 
     def wrap(reference: Callable[P, R]) -> Callable[P, R]:
         name = reference.__name__
@@ -103,7 +103,7 @@ def op(
                     lazy_fusion.submit(name, body.launch, out, args, kwargs)
                     return out
             if where == "cuda":
-                lazy_fusion.flush()  # the reference reads what ops before it returned
+                lazy_fusion.flush()  # the reference reads results of ops before it
             return reference(*args, **kwargs)
 
         return call

@@ -1,1 +1,1 @@
-"""Triton bodies of the ops, one file per op of the same name. See quire/kernels/framework/op.py."""
+"""GPU bodies of the ops in Triton, by family. See quire/kernels/framework/op.py."""

@@ -1,4 +1,4 @@
-"""All-reduce on the GPU by NCCL, in place, in the order of the current stream."""
+"""All-reduce by NCCL: in place, in the order of the current stream."""
 
 from __future__ import annotations
 

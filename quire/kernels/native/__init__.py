@@ -1,1 +1,1 @@
-"""The CPU kernels in C++: source, build, loader, tape. Optional: else the references run."""
+"""Native CPU kernels in C++: source, build, loader, tape. Without them the references run."""

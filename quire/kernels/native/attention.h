@@ -101,7 +101,7 @@ struct State {
 };
 
 template <class T>
-struct Room {  // one rank's working memory
+struct Buffers {  // one rank's working memory
   T *q, *k, *v, *weights;
   float* scores;
   State part, whole;
@@ -110,7 +110,7 @@ struct Room {  // one rank's working memory
     n += CHUNK * (s.steps * 4 + s.width * s.bytes);
     return (n + 16 * 64 + 4095) / 4096 * 4096;
   }
-  Room(char* at, const Shape& s) {
+  Buffers(char* at, const Shape& s) {
     auto cut = [&](long n) {
       char* here = at;
       at += (n + 63) / 64 * 64;
@@ -137,7 +137,7 @@ INLINE void reset(const State& s, long rows, long width) {
 alignas(64) const char NOTHING[4096] = {};
 
 // The chunk's keys of one kv head, row by row; zeros where there is none to see. The value of a key
-// lies `to_values` bytes further.
+// is `to_values` bytes further.
 struct Rows {
   const char* at[CHUNK];
   long to_values;
@@ -171,7 +171,7 @@ struct Feed {
   long row, at = 0;
   Feed(const Rows& rows, long bytes, bool wanted)
       : rows(rows), bytes(bytes), row(wanted ? 0 : 2 * CHUNK) {}
-  INLINE void ask(long lines) {
+  INLINE void prefetch(long lines) {
     for (; lines > 0 && row < 2 * CHUNK; lines--) {
       const char* base = row < CHUNK ? rows.at[row] : rows.value(row - CHUNK);
       __builtin_prefetch(base + at, 0, 2);
@@ -193,7 +193,7 @@ void pack_keys(const Rows& keys, Feed& feed, long count, long size, long steps, 
     for (; k + 16 <= whole; k += 16) {
       transpose16(rows, panel + k * PANEL, PANEL);
       for (auto& row : rows) row += 16;
-      feed.ask(16);
+      feed.prefetch(16);
     }
     for (long left = k; left < whole; left++)
       for (long i = 0; i < 16; i++) panel[left * PANEL + i] = rows[i][left - k];
@@ -240,7 +240,7 @@ void pack_values(const Rows& keys, Feed& feed, long count, long size, T* out) {
   for (long column = 0; column < size; column += PANEL) {
     const long n = size - column < PANEL ? size - column : PANEL;
     for (long step = 0; step < end; step++) {
-      feed.ask(2);
+      feed.prefetch(2);
       panel_values(keys, step * per, column, n,
                    out + (column * CHUNK / per + step * PANEL) * per);
     }
@@ -321,7 +321,7 @@ template <class T>
 struct Worker {
   const AttentionArgs& a;
   const Shape& s;
-  Room<T> room;
+  Buffers<T> buffers;
   Rows keys = {}, later = {};
   Item after = {};  // what this rank does next; count 0 if nothing
 
@@ -329,7 +329,7 @@ struct Worker {
     const long rows = item.count * s.group, start = a.starts[item.sequence] + item.first;
     for (long i = 0; i < rows; i++) {
       const long token = start + i / s.group, head = item.kv_head * s.group + i % s.group;
-      memcpy((char*)room.q + i * s.steps * 4,
+      memcpy((char*)buffers.q + i * s.steps * 4,
              (const T*)a.q + token * a.q_token + head * a.q_head, a.size * sizeof(T));
     }
   }
@@ -364,27 +364,27 @@ struct Worker {
     const long bytes = a.size * (long)sizeof(T);
     const bool wanted = rows <= (bytes >= 128 ? 64 : 16) && find_later(item, span, start + CHUNK);
     Feed feed(later, bytes, wanted);
-    pack_keys(keys, feed, to - start, a.size, s.steps, room.k);
-    pack_values(keys, feed, to - start, a.size, room.v);
-    feed.ask(2 * CHUNK * bytes);  // what a short chunk had no time for
-    product<T>((const char*)room.q + skip * s.steps * 4, s.steps * 4, rows - skip,
-               (const char*)room.k, s.steps * PANEL * 4, panels, s.steps,
-               room.scores + skip * CHUNK, CHUNK, false);
+    pack_keys(keys, feed, to - start, a.size, s.steps, buffers.k);
+    pack_values(keys, feed, to - start, a.size, buffers.v);
+    feed.prefetch(2 * CHUNK * bytes);  // what a short chunk had no time for
+    product<T>((const char*)buffers.q + skip * s.steps * 4, s.steps * 4, rows - skip,
+               (const char*)buffers.k, s.steps * PANEL * 4, panels, s.steps,
+               buffers.scores + skip * CHUNK, CHUNK, false);
     for (long i = skip; i < rows; i++) {
       const long position = span.first + i / s.group;
       const long low = a.window ? position - a.window + 1 - start : 0;
       const Mask mask{low > from - start ? low : from - start, position + 1 - start};
-      soften(a, room.scores + i * CHUNK, room.weights + i * CHUNK, panels * PANEL, mask,
-             room.part.best[i], room.part.total[i], room.part.out + i * s.width, s.width);
+      soften(a, buffers.scores + i * CHUNK, buffers.weights + i * CHUNK, panels * PANEL, mask,
+             buffers.part.best[i], buffers.part.total[i], buffers.part.out + i * s.width, s.width);
     }
-    product<T>((const char*)(room.weights + skip * CHUNK), CHUNK * sizeof(T), rows - skip,
-               (const char*)room.v, CHUNK / per * PANEL * 4, s.width / PANEL,
-               (to - start + per - 1) / per, room.part.out + skip * s.width, s.width, true);
+    product<T>((const char*)(buffers.weights + skip * CHUNK), CHUNK * sizeof(T), rows - skip,
+               (const char*)buffers.v, CHUNK / per * PANEL * 4, s.width / PANEL,
+               (to - start + per - 1) / per, buffers.part.out + skip * s.width, s.width, true);
   }
 
-  // The item's rows over [part.low, part.high) of its span -> room.part
+  // The item's rows over [part.low, part.high) of its span -> buffers.part
   void segment(const Item& item, const Span& span, const Span& part) {
-    reset(room.part, item.count * s.group, s.width);
+    reset(buffers.part, item.count * s.group, s.width);
     for (long start = part.low / CHUNK * CHUNK; start < part.high; start += CHUNK)
       chunk(item, span, start);
   }
@@ -407,14 +407,14 @@ struct Worker {
     copy_queries(item);
     if (segments == 1) {  // folding it into nothing would change no bit
       segment(item, span, span);
-      return write(item, room.part);
+      return write(item, buffers.part);
     }
-    reset(room.whole, rows, s.width);
+    reset(buffers.whole, rows, s.width);
     for (long n = 0; n < segments; n++) {
       segment(item, span, segment_of(span, n));
-      fold(room.whole, room.part, rows, s.width);
+      fold(buffers.whole, buffers.part, rows, s.width);
     }
-    write(item, room.whole);
+    write(item, buffers.whole);
   }
 };
 
@@ -443,26 +443,26 @@ struct Load {  // how much there is to do
 // Floats of one stored part: best, total, out of every row.
 INLINE long part_floats(const Shape& s) { return s.rows * (s.width + 2); }
 
-INLINE long room_bytes(const AttentionArgs& a, const Shape& s) {
-  return a.dtype ? Room<bf16>::bytes(s) : Room<float>::bytes(s);
+INLINE long buffer_bytes(const AttentionArgs& a, const Shape& s) {
+  return a.dtype ? Buffers<bf16>::bytes(s) : Buffers<float>::bytes(s);
 }
 
 inline Plan plan(const AttentionArgs& a, int threads) {
   const Shape s(a);
   const Load load(a, s, threads);
   const long parts = load.split ? load.pieces * part_floats(s) * 4 : 0;
-  return {load.work > 32768, threads * room_bytes(a, s) + parts};
+  return {load.work > 32768, threads * buffer_bytes(a, s) + parts};
 }
 
 template <class T>
 void attend_split(const AttentionArgs& a, const Team& team, const Shape& s) {
-  Worker<T> worker{a, s, Room<T>(team.scratch + team.rank * room_bytes(a, s), s)};
-  float* parts = (float*)(team.scratch + team.size * room_bytes(a, s));
+  Worker<T> worker{a, s, Buffers<T>(team.scratch + team.rank * buffer_bytes(a, s), s)};
+  float* parts = (float*)(team.scratch + team.size * buffer_bytes(a, s));
   auto state = [&](long piece) {
     float* at = parts + piece * part_floats(s);
     return State{at, at + s.rows, at + 2 * s.rows};
   };
-  const State own = worker.room.part;
+  const State own = worker.buffers.part;
   Items items(a, s, true);
   Item item;
   long u = team.take(1), next;
@@ -474,20 +474,20 @@ void attend_split(const AttentionArgs& a, const Team& team, const Shape& s) {
     if (item.cut >= segments) continue;
     const Span part = segment_of(span, item.cut);
     worker.copy_queries(item);
-    worker.room.part = segments == 1 ? own : state(u);
+    worker.buffers.part = segments == 1 ? own : state(u);
     worker.segment(item, part, part);
     if (segments == 1) worker.write(item, own);
   }
-  worker.room.part = own;
+  worker.buffers.part = own;
   team.barrier();
   Items again(a, s, true);
   long turn = 0;
   for (u = 0; again.seek(u, item); u += item.cuts) {
     const long rows = item.count * s.group, segments = segments_of(span_of(a, item));
     if (segments == 1 || turn++ % team.size != team.rank) continue;
-    reset(worker.room.whole, rows, s.width);
-    for (long n = 0; n < segments; n++) fold(worker.room.whole, state(u + n), rows, s.width);
-    worker.write(item, worker.room.whole);
+    reset(worker.buffers.whole, rows, s.width);
+    for (long n = 0; n < segments; n++) fold(worker.buffers.whole, state(u + n), rows, s.width);
+    worker.write(item, worker.buffers.whole);
   }
 }
 
@@ -496,7 +496,7 @@ void attend(const AttentionArgs& a, const Team& team) {
   const Shape s(a);
   const Load load(a, s, team.size);
   if (load.split) return attend_split<T>(a, team, s);
-  Worker<T> worker{a, s, Room<T>(team.scratch + team.rank * room_bytes(a, s), s)};
+  Worker<T> worker{a, s, Buffers<T>(team.scratch + team.rank * buffer_bytes(a, s), s)};
   Items items(a, s, false);
   Item item;
   for (bool more = items.seek(team.take(1), item); more; item = worker.after) {

@@ -1,4 +1,4 @@
-"""Compile the C++ kernels with the machine's compiler, once, into a cache.
+"""Native build: compiles the C++ kernels with the machine's compiler, once, into a cache.
 
 The file name carries a digest of the sources, the flags and the CPU, so a stale or foreign library
 is never loaded. A library appears by rename, whole or not at all; a lock keeps two processes from

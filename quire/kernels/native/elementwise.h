@@ -245,7 +245,7 @@ void mask(const MaskArgs& a, U lowest, const Team& team) {
   long from, to;
   team.share(a.masks, from, to);
   for (long i = from; i < to; i++) {
-    if (a.rows[i] < 0) continue;  // nobody's
+    if (a.rows[i] < 0) continue;  // padding
     U* x = (U*)a.x + a.rows[i] * a.x_row;
     const uint32_t* words = a.words + i * a.width;
     for (long w = 0; w < a.vocab / 32; w++, x += 32) {

@@ -1,8 +1,8 @@
-"""The compiled kernels as a loaded library, or nothing; and the one way to call into it.
+"""Native library: loads the compiled CPU kernels, if there are any, and calls into them.
 
-Loaded on first use, once per process. A call packs its arguments as 8-byte fields (the structs of
-the C++ side, in order) and runs them as a program of one op; while this thread records a tape, the
-same bytes are also appended to it, and results come from the tape's arena.
+It is loaded at first use, once per process. A call packs its arguments as 8-byte fields (the
+structs of the C++ side, in order) and runs them as a program of one op. While this thread records a
+tape, the same bytes are also appended to it, and results come from the tape's arena.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class NativeLibrary:
 
 
 class OpRecording(Protocol):
-    """What a tape under recording looks like from here."""
+    """The interface of a tape that is being recorded."""
 
     thread: int
 
@@ -62,7 +62,7 @@ class OpRecording(Protocol):
 
 @functools.cache
 def load_library() -> NativeLibrary | None:
-    """The library, built and loaded by the first call; None if it is not to be had."""
+    """The library, built and loaded by the first call; None if it is unavailable."""
     settings = env.read()
     if settings.cpu_isa == "none":
         return None
@@ -76,7 +76,7 @@ def load_library() -> NativeLibrary | None:
 
 
 def available() -> bool:
-    """Whether compiled kernels are there; the first call builds and loads them."""
+    """Whether there are compiled kernels; the first call builds and loads them."""
     return load_library() is not None
 
 
@@ -92,7 +92,7 @@ def thread_recording() -> OpRecording | None:
 
 
 class NativeOp:
-    """One op of the library: `Call(NORM, "qqd")(pointer, size, eps)` packs and runs it."""
+    """One op of the library: `NativeOp(NORM, "qqd")(pointer, size, eps)` packs and runs it."""
 
     def __init__(self, op: int, fields: str) -> None:
         self._struct = struct.Struct("=qq" + fields)
@@ -115,7 +115,7 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 
 
 def empty_huge_pages(count: int, dtype: torch.dtype) -> Tensor:
-    """A new flat tensor on large pages if the system gives them: for weights that are streamed."""
+    """A new flat tensor on huge pages if the system has them, for weights that are streamed."""
     data = torch.empty(count, dtype=dtype)
     found = load_library()
     if found is not None:

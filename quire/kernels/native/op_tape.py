@@ -1,12 +1,12 @@
-"""Record the native ops of a forward pass once, replay them with one call.
+"""Op tape: records the native ops of a forward pass once and replays them with one call.
 
-What a CUDA graph is to a GPU: a decode step of a small model is a hundred ops of a microsecond,
-and Python needs ten to issue each. While a function is recorded it runs as ever, and each native
-call is also kept as bytes, raw pointers inside. So:
+It is for the CPU what a CUDA graph is for a GPU: a decode step of a small model is a hundred ops of
+a microsecond, and Python needs ten to issue each. A function runs as usual while it is recorded,
+and each native call is also kept as bytes with raw pointers. So:
 
-    inputs    live in tensors that stay where they are; the caller writes them, then replays
+    inputs    are in tensors whose addresses stay; the caller writes them, then replays
     outputs   are overwritten by the next recording or replay of ANY tape
-    between   intermediate results live in an arena, reused as tensors die, shared by all tapes
+    between   intermediate results are in an arena, reused as tensors die, shared by all tapes
 
 Any torch op that computes would be missing from the tape: recording then fails, naming it, and
 leaves nothing behind. Only the recording thread is recorded. One tape runs at a time.
@@ -61,11 +61,11 @@ _VIEW_OPS = frozenset(
         "view_as",
     }
 )
-"""aten ops that only look at a tensor differently."""
+"""aten ops that return a view and compute nothing."""
 
 
 class NotRecordableError(QuireError):
-    """The function does something a tape cannot repeat. The message names it."""
+    """Raised where a function does what a tape cannot repeat. The message names it."""
 
 
 def refuse_recording(what: str) -> None:
@@ -103,12 +103,12 @@ class Arena:
         return torch.frombuffer(block, dtype=dtype, count=count).view(*shape)
 
     def _allocate(self, size: int) -> int:
-        for i, (address, room) in enumerate(self._free_spans):
-            if room >= size:
-                if room == size:
+        for i, (address, free) in enumerate(self._free_spans):
+            if free >= size:
+                if free == size:
                     del self._free_spans[i]
                 else:
-                    self._free_spans[i] = (address + size, room - size)
+                    self._free_spans[i] = (address + size, free - size)
                 return address
         self._add_chunk(size)
         return self._allocate(size)
@@ -199,10 +199,10 @@ class TapeRecorder:
         self.arena = Arena()
 
     def record(self, function: Callable[[], R]) -> OpTape[R]:
-        """Run `function` once and keep what it did. Its tensors' addresses must not change after.
+        """Run `function` once and keep its ops. Its tensors' addresses must not change afterwards.
 
-        Raises NotRecordable, and then the function's side effects (cache writes) may be partial:
-        run it again eagerly.
+        Raises: NotRecordableError; the function's side effects (cache writes) may then be
+        partial: run it again eagerly.
         """
         if not library.available():
             raise NotRecordableError("there are no native kernels on this machine")

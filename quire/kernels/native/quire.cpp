@@ -1,9 +1,9 @@
-// The library's face: quire_run executes a program, a list of ops with their arguments.
+// The library's entry points: quire_run executes a program, a list of ops with their arguments.
 //
 //     program = { int64 op, int64 bytes of arguments, arguments } ...
 //
 // An eager call is a program of one op; a tape is a long one. Arguments are 8-byte fields in the
-// order of the structs; the Python side packs them in the same order (see ops.py beside this).
+// order of the structs; the Python side packs them in the same order (see library.py).
 #include <sys/mman.h>
 
 #include <cstdlib>
@@ -43,7 +43,7 @@ struct Step {  // one entry of a program
   const Step* next() const { return (const Step*)((const char*)(this + 1) + bytes); }
 };
 
-// Every rank walks the program. Ops too small to share run on rank 0; a barrier stands between two
+// Every rank walks the program. Ops too small to share run on rank 0; a barrier is between two
 // ops unless both are of that kind.
 void walk(const void* given, const Team& team) {
   const Program& program = *(const Program*)given;
@@ -61,7 +61,7 @@ void walk(const void* given, const Team& team) {
       mine.next = team.next + (turn & 1);
       op.run(step->args(), mine);
       turn++;
-      // The other counter: nobody uses it between the barriers around this op.
+      // The other counter: it is not used between the barriers around this op.
       if (team.rank == 0) team.next[turn & 1].store(0, std::memory_order_relaxed);
     } else if (team.rank == 0) {
       std::atomic<long> next{0};
@@ -124,13 +124,13 @@ void quire_run(const void* at, long bytes) {
     parallel |= p.parallel;
     if (p.scratch > need) need = p.scratch;
   }
-  char* room = scratch.need(need);
+  char* memory = scratch.need(need);
   if (parallel && threads > 1) {
     Pool* shared = get_pool();
     std::unique_lock<std::mutex> hold(shared->busy, std::try_to_lock);
-    if (hold.owns_lock()) return shared->run(walk, &program, room);
+    if (hold.owns_lock()) return shared->run(walk, &program, memory);
   }
-  walk(&program, Team{0, 1, room, nullptr, nullptr, nullptr});
+  walk(&program, Team{0, 1, memory, nullptr, nullptr, nullptr});
 }
 
 // Ask for large pages under fresh memory: streaming a weight then misses the TLB 512 times less.

@@ -1,5 +1,5 @@
 // Vectors of floats as wide as the machine has, in GCC/Clang vector extensions.
-// The one idea: every kernel is written once over `vf`; only the bf16 dot product, the bf16
+// Every kernel is written once over `vf`; only the bf16 dot product, the bf16
 // rounding and the 16x16 transpose have an AVX-512 body beside the portable one.
 #pragma once
 #include <cmath>

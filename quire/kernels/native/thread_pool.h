@@ -1,6 +1,6 @@
 // Threads that run one program together: every rank walks the same list of ops.
 // The caller is rank 0. Workers spin for a moment after a program, so that the next one finds them
-// awake, then sleep: an idle engine burns nothing. A forked child starts threads of its own.
+// awake, then sleep: an idle engine uses no CPU. A forked child starts threads of its own.
 // A second caller at the same time runs its program alone; results do not depend on the ranks.
 #pragma once
 #include <pthread.h>
@@ -78,7 +78,7 @@ class Pool {
       wake_.notify_all();
     }
     job(program, team(0));
-    team(0).barrier();  // nobody touches the program after this
+    team(0).barrier();  // no thread touches the program after this
   }
 
   std::mutex busy;

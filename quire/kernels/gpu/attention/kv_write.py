@@ -1,4 +1,4 @@
-"""File new keys and values into the paged cache: one program a token, all its heads at once.
+"""KV write kernel: stores new keys and values in the paged cache, one program per token.
 
 An fp8 cache stores x / scale, clamped to what e4m3 can hold.
 """

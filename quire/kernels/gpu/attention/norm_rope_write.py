@@ -1,10 +1,10 @@
-"""From the qkv product to the cache in one pass: norms of heads, rotation, keys and values filed.
+"""Norm, rotation and cache write in one pass over the qkv product.
 
     q' = rope(norm(q))    k' = rope(norm(k)) -> the cache, and [T, K, D]    v -> the cache
 
-Rounded where the separate ops round, so the values are theirs. A program has one token and a
-group of heads: of queries, or of keys with their values. Not here: whether the ops that this
-replaces may be left out (quire.kernels.framework.lazy_fusion).
+Rounded where the separate ops round, so the values are the same. A program has one token and a
+group of heads: of queries, or of keys with their values. quire.kernels.framework.lazy_fusion
+decides whether the separate ops may be left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the attention kernels share: scores in log2 units, and one step of the online softmax.
+"""Online softmax: scores in log2 units and one softmax step, shared by the attention kernels.
 
-Everything here is inlined into the decode, prefill and merge kernels. Scores are kept times
+All functions are inlined into the decode, prefill and merge kernels. Scores are kept times
 log2(e), because the hardware's exponential is base two. A row that has seen nothing has the
 running maximum LOWEST, finite, so that no difference of two infinities can arise.
 """

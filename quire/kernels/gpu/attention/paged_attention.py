@@ -120,7 +120,7 @@ def launch_fused(
 
 @functools.cache
 def _prefill_hopper_module(device: torch.device) -> Any:
-    """The kernel for Hopper's prompts, where there is one and a Triton whose Gluon we know."""
+    """The Hopper prefill kernel, if the device and Triton's version of Gluon fit."""
     if device.type != "cuda" or not triton.__version__.startswith("3.6."):
         return None
     if torch.cuda.get_device_capability(device) != (9, 0):

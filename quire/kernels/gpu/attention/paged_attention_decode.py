@@ -1,11 +1,11 @@
-"""Attention of one query token a sequence: split along the context, one launch.
+"""Decode attention kernel: one query token per sequence, split along the context, in one launch.
 
 A program holds all query heads of one KV head of one sequence, so each key and value is read once.
-It takes a stretch of the sequence's own context; how long is decided here, from the context, so a
+It takes a range of the sequence's context, whose length the kernel computes from the context, so a
 captured graph serves every length. The last program of a sequence's KV head to finish merges.
 
-The length of a stretch depends on the context and on `splits`, nothing else of the batch. The
-merge goes in the order of the stretches: which program came last does not show in the result.
+The length of a range depends on the context and on `splits`, on nothing else of the batch. Parts
+are merged in the order of the ranges, so the result does not depend on which program was last.
 
 Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """
@@ -77,7 +77,7 @@ def store_or_merge(acc, total, top, part_ptr, stats_ptr, done_ptr, out_ptr, sink
             used, splits,
             K: tl.constexpr, G: tl.constexpr, D: tl.constexpr, GP: tl.constexpr,
             DP: tl.constexpr, SPLIT: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
-    """Store the result, or a part of it; whoever stores the last part merges them all."""
+    """Store the result, or a part of it; the program that stores the last part merges them all."""
     g = tl.arange(0, GP)
     d = tl.arange(0, DP)
     real = (g < G)[:, None] & (d < D)[None, :]

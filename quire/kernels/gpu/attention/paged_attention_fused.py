@@ -1,14 +1,12 @@
-"""One decode step of a layer's attention from the raw qkv product: norms of heads, rotation, the
-new key and value filed, and attention, in one launch.
+"""Fused decode attention: head norms, rotation, cache write and attention of a layer in one launch.
 
-Every program turns its own queries (a few hundred values; cheaper than a launch). The program
-whose stretch ends with the newest token turns that key too, files it, and starts its softmax from
-it: the newest token is not read back. All other keys were filed by earlier steps, so the first
-tile of them is on its way before the kernel waits for the one before it: right as long as a step
-begins with a kernel that waits for all before it (the runner's gather is launched without pdl).
-
-Rounded where the separate ops round. Not here: whether they may be left out
-(quire.kernels.framework.lazy_fusion).
+Every program norms and rotates its own queries (a few hundred values; cheaper than a launch). The
+program whose range ends with the newest token does the same with that key, stores it, and starts
+its softmax from it, so the newest token is not read back. Earlier steps stored all other keys, so
+the first tile of them is loaded before the kernel waits for the previous one. That is right as long
+as a step begins with a kernel that waits for all before it (the runner's gather is launched without
+pdl). Rounded where the separate ops round; quire.kernels.framework.lazy_fusion decides whether they
+may be left out.
 
 Axes: S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """

@@ -1,7 +1,7 @@
-"""Put the stretches of one sequence's context together: a softmax over parts of a softmax.
+"""Merge of split attention: combines the parts of one sequence's context, a softmax over softmaxes.
 
-Not a kernel of its own: whoever finishes last of the programs that share a context calls it. It
-goes through the parts in their order, MERGE at a time, so the result is one fixed sum.
+It is inlined, not a kernel: the last program to finish of those that share a context calls it. It
+reads the parts in their order, MERGE at a time, so the result is one fixed sum.
 """
 
 from __future__ import annotations

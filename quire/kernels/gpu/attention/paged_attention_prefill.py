@@ -1,13 +1,13 @@
-"""Causal attention of several query tokens a sequence: prompts, chunks of prompts, drafts.
+"""Prefill attention kernel: several query tokens per sequence (prompts, chunks of prompts, drafts).
 
-A program holds a tile of query tokens times all query heads of one KV head. It goes over the
-cached prefix through the block table, then over the step's own keys and values where the
-projection left them (FRESH): no table, no gather, and for a new prompt that is all there is.
-Without FRESH it reads everything through the table. Tiles that every query sees whole need no mask.
+A program holds a tile of query tokens times all query heads of one KV head. It reads the cached
+prefix through the block table, then over the step's own keys and values where the projection left
+them (FRESH): no table, no gather, and for a new prompt that is all there is. Without FRESH it reads
+everything through the table. Tiles that every query sees whole need no mask.
 
-A few new tokens behind a long prefix make few programs. SPLIT shares such a prefix out: each
-program takes a stretch of it, the last of them the step's own keys too, and whoever finishes last
-merges. How long a stretch is, is decided here: a captured graph serves every context.
+A few new tokens behind a long prefix make few programs. SPLIT divides such a prefix: each program
+takes a range of it, the last of them the step's own keys too, and the program that finishes last
+merges. The kernel computes the ranges, so a captured graph serves every context.
 
 Axes: T tokens, S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """

@@ -1,15 +1,15 @@
-"""Causal attention of prompts on Hopper: a loader warp and two warpgroups that multiply.
+"""Prefill attention on Hopper: a loader warp and two warpgroups that multiply.
 
-The loader's one thread asks the bulk copy engine for whole blocks of the cache, which land in
-shared memory as the matrix units read them; nobody computes an address. Each warpgroup has 64 rows
-(queries times heads) of its own and runs the product of the next keys while it takes the
+The loader's one thread has the bulk copy engine (TMA) fetch whole blocks of the cache, which arrive
+in shared memory as the matrix units read them; no program computes an address. Each warpgroup has
+64 rows (queries times heads) of its own and runs the product of the next keys while it takes the
 exponentials of the last: the matrix units wait for neither.
 
-A few new tokens behind a long prefix make few programs: as many as the device has room for then
-share the keys of a tile (SPLIT), and of each warpgroup's rows the last to finish merges the parts.
+A few new tokens behind a long prefix make few programs: as many as the device can run then share
+the keys of a tile (SPLIT), and of each warpgroup's rows the last to finish merges the parts.
 
 Only what most prompts need is here: causal, 16-bit values, heads of 64 or 128, whole blocks of
-the cache in a tile. The rest is quire.kernels.gpu.attention.paged_attention_prefill's.
+the cache in a tile. paged_attention_prefill does the rest.
 
 Axes: T tokens, S sequences, K kv heads, G query heads of one KV head, D head size, B block size.
 """
@@ -131,7 +131,7 @@ window,
 
 @gluon.jit
 def _zero_tail(tile, from_row, N: gl.constexpr, D: gl.constexpr):
-    """Zero a tile of values from a row on: nobody has written there, and 0 * NaN is NaN."""
+    """Zero a tile of values from a row on: it is not written there, and 0 * NaN is NaN."""
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0])
     blocks = tile._reinterpret(tile.dtype, [N // 16 * (D // HALF), 16, HALF], tile.layout)
     r = gl.arange(0, 16, gl.SliceLayout(1, lines))

@@ -1,7 +1,7 @@
-"""How attention's launches are cut into programs, from what the host knows. No kernels here.
+"""Split plans: how attention's launches are divided into programs, from what the host has.
 
-The host never knows the contexts of a captured step: it fixes how many stretches a context may be
-cut into, and the kernel decides on the device how long they are.
+The host does not have the contexts of a captured step: it fixes how many ranges a context may be
+split into at most, and the kernel computes on the device how long they are.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from quire.kernels.gpu.runtime.int_math import next_power_of_2
 
 MAX_DECODE_SPLITS = 32
-"""Stretches of a context at most: what the last program merges one after the other."""
+"""Greatest number of ranges of a context: the last program merges them one after the other."""
 
 RESIDENT_PER_SM = 3
 """Programs of a decode kernel that a multiprocessor holds at once (by shared memory)."""
@@ -31,7 +31,7 @@ MIN_SPLIT_KEYS = 1024
 
 
 class AttentionExtras(NamedTuple):
-    """What a layer and a step may ask for beyond plain causal attention."""
+    """Features of a layer and a step beyond plain causal attention."""
 
     scale: float
     window: int | None = None
@@ -52,7 +52,7 @@ class AttentionExtras(NamedTuple):
 
 
 class SplitPlan(NamedTuple):
-    """A decode launch: keys a turn, keys in the least stretch, stretches at most, how it is run."""
+    """A decode launch: keys per iteration, keys of the shortest range, most ranges, options."""
 
     tile_keys: int
     min_chunk: int
@@ -68,7 +68,7 @@ class SplitPlan(NamedTuple):
 
 
 class PrefillTiles(NamedTuple):
-    """A prefill launch: rows (queries times heads), keys a turn, how it is run.
+    """A prefill launch: rows (queries times heads), keys per iteration, launch options.
 
     tma: the bulk copy engine brings the keys and values.
     """
@@ -101,14 +101,14 @@ def plan_decode(
     return cut._replace(splits=splits, max_splits=cut.splits)
 
 
-def _plan_few_programs(room: int, wide: bool) -> SplitPlan:
+def _plan_few_programs(per_sm: int, wide: bool) -> SplitPlan:
     """A multiprocessor for each program: wide ones, which take a stretch at once.
 
     Time goes into fetching instructions, each used once: eight warps have the fewest, and no
     pipeline around a loop that hardly turns.
     """
     tile = 64 if wide else 128
-    return SplitPlan(tile, tile, 8, 1 if room >= 8 else 3, min(room, 16))
+    return SplitPlan(tile, tile, 8, 1 if per_sm >= 8 else 3, min(per_sm, 16))
 
 
 def _plan_many_programs(programs: int, at_once: int, tile: int) -> SplitPlan:
@@ -172,10 +172,10 @@ def plan_prefill_splits(
     float32 nothing is shared: a result must not depend on the rest of the step.
     """
     full = max(tokens * q.shape[1] // (kv_heads * rows), 1) * kv_heads  # programs that have work
-    room = min(at_once // full, MAX_PREFILL_SPLITS)
-    if q.dtype == torch.float32 or min(room, longest // MIN_SPLIT_KEYS) < 2:
+    most = min(at_once // full, MAX_PREFILL_SPLITS)
+    if q.dtype == torch.float32 or min(most, longest // MIN_SPLIT_KEYS) < 2:
         return PrefillSplits()
-    splits = max(1, min(room, min(longest, extras.max_context or longest) // MIN_SPLIT_KEYS))
+    splits = max(1, min(most, min(longest, extras.max_context or longest) // MIN_SPLIT_KEYS))
     cells, counters = tiles * kv_heads * splits * rows, extras.counters
     part = torch.empty(cells * q.shape[2], dtype=torch.float32, device=q.device)
     stats = torch.empty(cells * 2, dtype=torch.float32, device=q.device)

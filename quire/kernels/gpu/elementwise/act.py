@@ -1,4 +1,4 @@
-"""act(x), element by element."""
+"""Activation kernel: act(x), element by element."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _act(x_ptr, y_ptr, units, UNIT: tl.constexpr, KIND: tl.constexpr, BLOCK: tl.
 
 
 def flat_grid(n: int) -> tuple[Grid, int, int]:
-    """(grid, units, UNIT): a length said in units of 16 keeps the masked loads 16 bytes wide."""
+    """(grid, units, UNIT): a length in units of 16 keeps the masked loads 16 bytes wide."""
     unit = 16 if n % 16 == 0 else 1
     return (cdiv(n, BLOCK), 1, 1), n // unit, unit
 

@@ -1,4 +1,4 @@
-"""act(gate) * up over the halves of each row."""
+"""Gated activation kernel: act(gate) * up over the halves of each row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arithmetic of activations, for kernels to build in. fp32 in and out."""
+"""Activation arithmetic, inlined into kernels. fp32 in and out."""
 
 from __future__ import annotations
 

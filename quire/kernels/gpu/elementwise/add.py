@@ -1,4 +1,4 @@
-"""x + y, element by element."""
+"""Add kernel: x + y, element by element."""
 
 from __future__ import annotations
 

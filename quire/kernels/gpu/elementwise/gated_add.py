@@ -1,4 +1,4 @@
-"""x + sigmoid(gate) * shared, a gate per row."""
+"""Gated add kernel: x + sigmoid(gate) * shared, one gate per row."""
 
 from __future__ import annotations
 

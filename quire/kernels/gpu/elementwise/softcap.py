@@ -1,4 +1,4 @@
-"""cap * tanh(x / cap), element by element."""
+"""Soft cap kernel: cap * tanh(x / cap), element by element."""
 
 from __future__ import annotations
 

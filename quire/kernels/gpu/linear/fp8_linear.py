@@ -1,4 +1,4 @@
-"""The product of e4m3 rows and an e4m3 weight on the GPU.
+"""FP8 linear: the product of e4m3 rows and an e4m3 weight on the GPU.
 
 The library's kernels where they take the shape (inputs and outputs in multiples of 16; for blocks,
 scales in rows of 16 bytes), else the Triton product below, which takes any; few rows have a file of
@@ -161,7 +161,7 @@ def scaled_mm_supports(q: Tensor, weight: Fp8Weight) -> bool:
 def _blockwise_scaled_mm(
     out: Tensor, q: Tensor, scale: Tensor, weight: Fp8Weight, bias: Tensor | None
 ) -> None:
-    """With the room behind the rows, if they need it: what is computed there nobody reads."""
+    """With padding after the rows, if they need it: its results are not read."""
     (rows, inputs), outputs = q.shape, out.shape[1]
     most = quantize_fp8.padded_rows(rows)
     if most != rows:
@@ -169,7 +169,7 @@ def _blockwise_scaled_mm(
             scale.stride(0) != most
             or out.untyped_storage().nbytes() < most * outputs * out.itemsize
         ):
-            triton_scaled_mm(out, q, scale, weight, bias)  # rows of somebody who left no room
+            triton_scaled_mm(out, q, scale, weight, bias)  # rows without padding
             return
         q = q.as_strided((most, inputs), (inputs, 1))
         scale = scale.as_strided((scale.shape[0], most), (most, 1))

@@ -1,12 +1,12 @@
-"""A few e4m3 rows times an e4m3 weight: the weights are what moves, and each is read once.
+"""FP8 small-M GEMM kernel: a few e4m3 rows times an e4m3 weight, each weight read once.
 
 A program streams a band of rows of W through shared memory several stages deep, and multiplies it
-by all rows of x at once. W stands left of the product, so the few rows of x are its narrow side.
+by all rows of x at once. W is the left operand, so the few rows of x are its narrow side.
 Where there are too few bands to keep all memory busy, each is cut along the inputs, and the
 program that is done last adds the parts up, always in the same order.
 
-Sums in float32, scaled at the end, or by blocks after each 128 inputs. Not here: one row
-(gpu/gemv_fp8.py); as many rows as fill a tile of the library's products (gpu/fp8_linear.py).
+Sums in float32, scaled at the end, or by blocks after each 128 inputs. gemv_fp8.py has one row;
+fp8_linear.py has as many rows as fill a tile of the library's products.
 Axes: T rows, I inputs, O outputs.
 """
 
@@ -103,7 +103,7 @@ def _fp8_small_m_gemm(
         cell = tl.arange(0, BN)[:, None] * TP + t[None, :]
         parts = part_ptr + band * (PARTS * BN * TP) + cell
         tl.store(parts + part * (BN * TP), acc)
-        tl.debug_barrier()  # all of the part is written before the ticket says so
+        tl.debug_barrier()  # all of the part is written before the counter is increased
         if tl.atomic_add(ticket_ptr + band, 1, sem="acq_rel") != PARTS - 1:
             return
         acc = tl.zeros((BN, TP), tl.float32)

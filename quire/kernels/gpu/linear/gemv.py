@@ -1,14 +1,12 @@
-"""One row times a weight matrix, at the speed of memory, with what stands before and after it.
+"""GEMV kernel: one row times a weight, with the ops before and after it, at memory bandwidth.
 
     r = x + residual;  y = norm(r)      each program does the whole row: no launch of its own
     z = W y + bias                      each program has a few rows of W, whole, in registers
     a = act(gate) * up                  a program has rows of both halves
 
-A decode step reads every weight once, so time is bytes; what is lost is lost between kernels. A
-program therefore loads its first rows of W, and asks for the others to come to L2, before it
-waits for the kernel before it (programmatic dependent launch).
-
-Rounded where the separate ops round. Not here: more than one row (gpu/skinny.py).
+A decode step reads every weight once, so time is bytes, plus the gaps between kernels. A program
+therefore loads its first rows of W, and prefetches the others to L2, before it waits for the
+previous kernel (programmatic dependent launch). Rounded where the separate ops round.
 Axes: I inputs, O outputs (of one half, if there are halves).
 """
 
@@ -36,7 +34,7 @@ from quire.kernels.gpu.runtime.pdl import (
 
 
 class FusedNorm(NamedTuple):
-    """The rms_norm before the product, and what it returns."""
+    """The rms_norm before the product, and its results."""
 
     x: Tensor
     weight: Tensor
@@ -48,17 +46,17 @@ class FusedNorm(NamedTuple):
 
 
 class FusedActivation(NamedTuple):
-    """The act_mul after the product, and what it returns."""
+    """The act_mul after the product, and its result."""
 
     kind: str
     out: Tensor
 
 
 class GemvPlan(NamedTuple):
-    """How a product is cut: rows of W at once, columns at once, times a program does so, warps.
+    """Split of a product: rows of W at once, columns at once, repeats per program, warps.
 
-    ahead: before it waits for its forerunner, a program asks for the rows it has not loaded yet
-    to come to L2 (where it has loaded all, it asks for those: more is then in flight).
+    prefetch: before it waits for the previous kernel, a program prefetches to L2 the rows that it
+    has not loaded yet (all its rows, if it has loaded all: more is then in flight).
     """
 
     rows: int
@@ -100,7 +98,7 @@ def load_vector(x_ptr, k, I: tl.constexpr, BK: tl.constexpr, C: tl.constexpr):
 def load_normed_vector(x_ptr, res_ptr, ws, y_ptr, r_ptr, k, eps, offset, I: tl.constexpr, BK:
 tl.constexpr,
             C: tl.constexpr, ADD: tl.constexpr):  # fmt: skip
-    """The row the product reads. The first program writes it down for whoever else wants it."""
+    """The row that the product reads. The first program stores it for other readers."""
     xs = load_vector(x_ptr, k, I, BK, C)
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     if ADD:
@@ -220,7 +218,7 @@ MAX_INPUTS = 32768
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether one row of x can go this way: half precision, packed, not too long."""
+    """Whether this kernel multiplies this row of x: half precision, packed, not too long."""
     if (
         not isinstance(weight, Tensor)
         or x.shape[0] != 1
@@ -256,7 +254,7 @@ def _padded(inputs: int, columns: int) -> float:
 
 
 def tuned_plan(kind: str, outputs: int, inputs: int, pair: bool) -> GemvPlan | None:
-    """The cut that was fastest where it was measured (quire/kernels/tuned/gemv.json)."""
+    """The plan that was fastest where it was measured (quire/kernels/tuned/gemv.json)."""
     values = _tuning_table()[kind].get(f"{outputs}x{inputs}{' pair' if pair else ''}")
     if values is None:
         return None

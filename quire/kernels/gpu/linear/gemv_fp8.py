@@ -1,10 +1,10 @@
-"""One row times a weight matrix in e4m3: as gpu/gemv.py, the row quantized on the way in.
+"""FP8 GEMV kernel: one row times a weight in e4m3, as gemv.py, with the row quantized before.
 
     q, xs = quantize(norm(x + residual))         each program does the whole row
     z     = xs * ws[o] * sum_i q[i] * w[o, i]    channels
     z     = sum_i (q[i] * xs[b] * ws[o / 128, b]) * w[o, i]    blocks, b = i / 128
 
-The bytes are half of bf16's, so what is not bytes weighs double. Same rounding as fp8_linear.
+The bytes are half of bf16's, so all other costs weigh double. Same rounding as fp8_linear.
 Axes: I inputs, O outputs (of one half, if there are halves).
 """
 
@@ -179,7 +179,7 @@ def _scale_and_bias(
 
 
 @triton.jit
-def _dot_row_tiles(w_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, C: tl.constexpr,
+def _load_tiles(w_ptr, n, k, O: tl.constexpr, W: tl.constexpr, BW: tl.constexpr, C: tl.constexpr,
           PAIR: tl.constexpr):  # fmt: skip
     """Rows n of W, and of its other half if there are two: tiles of both, one after the other."""
     tiles = _load_weight_words(w_ptr, n, k, O, W, BW, C)
@@ -243,7 +243,7 @@ def _gemv_fp8(
     k = tl.arange(0, BK)
     word = tl.arange(0, BW)
     n = first + tl.arange(0, BN)
-    tiles = _dot_row_tiles(w_ptr, n, word, O, W, BW, C, PAIR)
+    tiles = _load_tiles(w_ptr, n, word, O, W, BW, C, PAIR)
     if NORM:
         norm = load_vector(norm_ptr, k, I, BK, C)
     if PDL:
@@ -265,7 +265,7 @@ def _gemv_fp8(
         if PAIR:
             up_scales = _apply_block_scales(own, ws_ptr, O + first, I, BK, C)
     for _ in range(TIMES - 1):
-        ahead = _dot_row_tiles(
+        ahead = _load_tiles(
             w_ptr, n + BN, word, O, W, BW, C, PAIR
         )  # in flight while these are summed
         _multiply_and_store(tiles, qs, scales, up_scales, n, ws_ptr, bias_ptr, z_ptr, a_ptr,
@@ -277,7 +277,7 @@ def _gemv_fp8(
 
 
 def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
-    """Whether one row of x can go this way: half precision, packed, no scale fixed beforehand."""
+    """Whether this kernel multiplies this row: half precision, packed, no static scale."""
     if not isinstance(weight, Fp8Weight) or weight.input_scale is not None or x.shape[0] != 1:
         return False
     if x.dtype not in (torch.bfloat16, torch.float16) or x.stride(1) != 1:
@@ -289,7 +289,7 @@ def supports(x: Tensor, weight: object, bias: Tensor | None) -> bool:
 
 
 def plan_gemv_fp8(outputs: int, inputs: int, pair: bool) -> GemvPlan:
-    """As gemv.cut_of, with two loads of 16 numbers a row; powers of two, so that the rows of a
+    """As plan_gemv, with two loads of 16 numbers a row; powers of two, so that the rows of a
     program lie in one block of weights.
     """
     found = tuned_plan("e4m3", outputs, inputs, pair)

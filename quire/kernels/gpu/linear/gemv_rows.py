@@ -1,11 +1,11 @@
-"""A few rows times a weight matrix, without the tensor cores: gpu/gemv.py once a row.
+"""GEMV of a few rows without the tensor cores: gemv.py once per row, the weights loaded once.
 
     z[t] = W x[t] + bias        a[t] = act(gate) * up
 
 A program holds a few whole rows of W in registers and multiplies them by one row of x after the
 other; those it reads from the nearest cache. So the weights are loaded as early and as widely as
-for one row, which for so few rows matters more than who multiplies. Each row's sum is made in the
-order in which one row alone would make it: the result does not depend on the number of rows.
+for one row, which for so few rows matters more than the unit that multiplies. Each row is summed in
+the order of a single row: the result does not depend on the number of rows.
 
 Axes: T rows, I inputs, O outputs (of one half, if there are halves).
 """

@@ -1,8 +1,6 @@
-"""The matrix product: cuBLAS for plain weights, into a tensor that exists already.
+"""Matrix product: cuBLAS for plain weights, into a tensor that exists already.
 
-One row is held back by quire.kernels.framework.lazy_fusion and goes to gpu/gemv.py. Weights in e4m3
-have a file of
-their own, gpu/fp8_linear.py.
+Lazy fusion takes few rows to small_m_linear.py; weights in e4m3 have fp8_linear.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Rows to e4m3 on the GPU: a program reads a row once, finds its scale, writes a byte a number.
+"""FP8 quantization of rows: a program reads a row once, finds its scale and writes e4m3.
 
 A row stays in registers between finding the largest magnitude and rounding, so the pass costs three
-bytes an element. `scale_row` and `scale_groups` are also the tail of the kernels that make the
-row themselves (gpu/quantize_fused.py). Division is the exact one: the CPU's bits are these bits.
+bytes an element. `scale_row` and `scale_groups` also end the kernels that compute
+the row themselves (quantize_fused.py). The division is exact: results equal the CPU's bits.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def outputs(x: Tensor, block: int = 0, static: Tensor | None = None) -> tuple[Te
 def empty_quantized(
     rows: int, inputs: int, block: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Room for quantized rows and their scales. By groups, behind it for `padded` rows."""
+    """Buffers for quantized rows and their scales. By groups, with space for `padded` rows."""
     if not block:
         q = torch.empty(rows, inputs, dtype=E4M3, device=device)
         return q, torch.empty(rows, dtype=torch.float32, device=device)

@@ -1,8 +1,8 @@
-"""Quantized rows straight from the kernel that makes the row: a norm, or a gated activation.
+"""Fused quantization: a norm or a gated activation that returns its rows in e4m3.
 
 The row is rounded to the model's dtype first, as it would be if it went through memory, so fusing
-changes no bit of q but what the norm's own sum may differ by. What is saved is a write and a read
-of the row: of the gated activation, two passes of three.
+changes no bit of q except where the norm's own sum differs. It saves a write and a read of the row:
+of the gated activation, two passes of three.
 """
 
 from __future__ import annotations

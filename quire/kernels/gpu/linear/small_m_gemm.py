@@ -1,13 +1,13 @@
-"""Few rows times a weight matrix on the tensor cores, with the activation after it.
+"""Small-M GEMM kernel: few rows times a weight on the tensor cores, with the activation after it.
 
     z = x W^T + bias        a = act(gate) * up
 
-The weights are what moves: a program streams a band of rows of W through shared memory several
-stages deep and multiplies it by rows of x, all at once if they are few. W stands left of the
-product, so that the few rows of x are its narrow side (8 wide at least). Sums run along the
-inputs in one order, whatever the number of rows. Rounded where the separate ops round.
+Time is the bytes of the weights. A program streams a band of rows of W through shared memory
+several stages deep and multiplies it by rows of x, all at once if they are few. W is the left
+operand of the product, so that the few rows of x are its narrow side (8 wide at least). Sums run
+along the inputs in one order, whatever the number of rows. Rounded where the separate ops round.
 
-Not here: one row (gpu/gemv.py); as many rows as fill the library's tiles.
+small_m_linear.py chooses between this and the kernels for fewer rows.
 Axes: T rows, I inputs, O outputs (of one half, if there are halves).
 """
 
@@ -102,7 +102,7 @@ def _small_m_gemm(
 class SmallMPlan(NamedTuple):
     """How a product is cut: rows of W and rows of x a program takes, columns a stage, stages.
 
-    ahead: a program asks for its whole band to come to L2 before it waits for its forerunner.
+    ahead: a program prefetches its whole band to L2 before it waits for the previous kernel.
     """
 
     rows: int

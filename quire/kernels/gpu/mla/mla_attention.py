@@ -1,8 +1,8 @@
-"""Latent attention on the GPU: which kernels a step takes, and the products around them.
+"""MLA dispatcher on the GPU: picks the kernels of a step, and runs the products around them.
 
     rows that decode      queries to latent space, mla_decode, values from it
-    a few queries each    the same, one by one or in tiles (mla_cached)
-    prompts and chunks    keys and values are made and mla_prompt attends: for what is in the cache
+    a few queries each    the same, one by one or in tiles (mla_prefill_mqa)
+    prompts and chunks    keys and values are computed for mla_prefill_mha: for what is in the cache
                           before the step, some positions of each sequence at a time, then for the
                           step's own tokens
 
@@ -145,15 +145,15 @@ class MLAPrefill(NamedTuple):
         """What tokens before the step give, so many positions of each sequence at a time."""
         tokens, heads, _ = self.q.shape
         sequences, wide = self.contexts.shape[0] - first, self.cache.shape[4]
-        room = min(past, max(tokens, MIN_CHUNK_TOKENS) // sequences)
-        some = self.q.new_empty((sequences * room, wide))
+        window = min(past, max(tokens, MIN_CHUNK_TOKENS) // sequences)
+        some = self.q.new_empty((sequences * window, wide))
         wide = self.out.shape[1]
         sums = torch.empty((tokens, wide), dtype=torch.float32, device=self.q.device)
         running = PartialAttention(sums, sums.new_empty((tokens, heads)), False)
         where = (self.cache, self.tables, self.q_starts, self.contexts, rows, first)
-        for low in range(0, past, room):
-            gather_latents(some, self.q_rope.shape[2], *where, low, room)
-            keys = ProjectedKV(self.up_project(some), some[:, self.up.shape[2] :], low, room)
+        for low in range(0, past, window):
+            gather_latents(some, self.q_rope.shape[2], *where, low, window)
+            keys = ProjectedKV(self.up_project(some), some[:, self.up.shape[2] :], low, window)
             self.attend_mha(running, keys, first)
             running = running._replace(started=True)
         return running

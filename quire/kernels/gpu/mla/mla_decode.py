@@ -1,4 +1,4 @@
-"""Rows that decode, against cached latents: split along the context, the parts merged after.
+"""MLA decode kernel: decoding rows against cached latents, split along the context, then merged.
 
     grid (head tiles, sequences, splits)
 
@@ -155,7 +155,7 @@ def _merge_from_latent(
     BX: tl.constexpr,  # parts at a time
     C: tl.constexpr,  # outputs of a program
 ):
-    """For few rows: sum the parts of one head again for every few outputs, and go on from them."""
+    """For few rows: sum the parts of a head again for every few outputs, and continue."""
     s = tl.program_id(1).to(tl.int64)
     h = tl.program_id(0)
     v = tl.program_id(2) * C + tl.arange(0, C)

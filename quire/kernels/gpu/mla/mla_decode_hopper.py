@@ -1,9 +1,9 @@
-"""Rows that decode with many heads, on Hopper: a loader warp and two warpgroups that multiply.
+"""MLA decode on Hopper for many heads: a loader warp and two warpgroups that multiply.
 
     grid (tiles of 64 heads, sequences, splits), as in mla_decode, which merges the splits
 
 With 128 heads a latent of 1,152 bytes is multiplied 278,000 times: the matrix units are the bound,
-and must not wait for memory. The loader's one thread asks the bulk copy engine for whole blocks of
+and must not wait for memory. The loader's one thread has the bulk copy engine fetch whole blocks of
 the cache while both warpgroups multiply the latents before them; they share the 64 rows, each has
 half of the keys of a product and half of the channels of the sums.
 
@@ -59,7 +59,7 @@ def _load(cache_tiles, k_smem, r_smem, full, empty, table, first, last, count,
 
 @gluon.jit
 def _zero_tail(tile, from_row, N: gl.constexpr):
-    """Zero a tile's compressed parts from a row on: nobody wrote there, and 0 * NaN is NaN."""
+    """Zero a tile's compressed parts from a row on: it is not written there, and 0 * NaN is NaN."""
     lines: gl.constexpr = gl.BlockedLayout([1, 8], [4, 8], [8, 1], [1, 0])
     parts = tile._reinterpret(tile.dtype, [L // LINE, N, LINE], gl.NVMMASharedLayout(128, 16))
     r = gl.arange(0, N, gl.SliceLayout(1, lines))

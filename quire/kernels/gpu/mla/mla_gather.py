@@ -1,4 +1,4 @@
-"""Copies latents out of the paged cache, so that a matrix product can make keys and values of them.
+"""Latent gather kernel: copies latents out of the paged cache to compute keys and values.
 
     grid (tiles of positions, sequences)
 
@@ -16,17 +16,17 @@ from quire.kernels.gpu.runtime.int_math import cdiv
 POSITIONS = 16
 
 
-@kernel("first", "low", "room")
+@kernel("first", "low", "window")
 def _gather(
     cache_ptr,
     tables_ptr,
     starts_ptr,
     contexts_ptr,
     rows_ptr,
-    out_ptr,  # [sequences * room, L + R]
+    out_ptr,  # [sequences * window, L + R]
     first,
     low,
-    room,
+    window,
     L: tl.constexpr,
     R: tl.constexpr,
     STRIDE_N: tl.constexpr,
@@ -39,14 +39,14 @@ def _gather(
     i = tl.program_id(0) * C + tl.arange(0, C)
     queries = tl.load(starts_ptr + s + 1) - tl.load(starts_ptr + s)
     past = tl.load(contexts_ptr + s) - queries
-    real = (i < room) & (low + i < past)
+    real = (i < window) & (low + i < past)
     table = s.to(tl.int64)
     if HAS_ROWS:
         table = tl.load(rows_ptr + s).to(tl.int64)
     token = low + i
     block = tl.load(tables_ptr + table * TABLE_ROW + token // B, mask=real, other=0)
     row = block.to(tl.int64) * STRIDE_N + (token % B) * (L + R)  # the pool can pass 2**31
-    to = (tl.program_id(1).to(tl.int64) * room + i) * (L + R)
+    to = (tl.program_id(1).to(tl.int64) * window + i) * (L + R)
     c = tl.arange(0, L)
     r = L + tl.arange(0, R)
     x = tl.load(cache_ptr + row[:, None] + c[None, :], mask=real[:, None], other=0.0)
@@ -65,16 +65,16 @@ def gather_latents(
     rows: Tensor | None,
     first: int,
     low: int,
-    room: int,
+    window: int,
 ) -> None:
-    """Positions [low, low + room) before the step, of each sequence from `first` on, to `out`.
+    """Positions [low, low + window) before the step, of each sequence from `first` on, to `out`.
 
-    out: [sequences * room, L + R]; rows of positions that a sequence has not stay as they are.
+    out: [sequences * window, L + R]; rows of positions past a sequence stay as they are.
     """
     consts = (out.shape[1] - rotated, rotated, cache.stride(0), tables.stride(0), cache.shape[3])
     _gather(
-        (cdiv(room, POSITIONS), contexts.shape[0] - first, 1),
+        (cdiv(window, POSITIONS), contexts.shape[0] - first, 1),
         (cache, tables, q_starts, contexts, rows, out),
-        (first, low, room),
+        (first, low, window),
         (*consts, rows is not None, POSITIONS),
     )

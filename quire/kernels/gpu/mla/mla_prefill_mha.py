@@ -1,4 +1,4 @@
-"""Rows of prompts and chunks against tokens whose keys and values have been made.
+"""MLA prefill with computed keys and values: rows of prompts and chunks, multi-head attention.
 
     grid (heads, query tiles)
 
@@ -80,11 +80,11 @@ def _attend_keys(
     return acc, best, total
 
 
-@kernel("scale", "first", "sequences", "low", "room")
+@kernel("scale", "first", "sequences", "low", "window")
 def _prefill_mha_kernel(
     q_ptr,  # [T, H, P]
     rope_ptr,  # [T, H, R]
-    kv_ptr,  # [T or sequences * room, H, P + V]
+    kv_ptr,  # [T or sequences * window, H, P + V]
     rotated_ptr,  # as many rows of [R], LATENT_ROW apart
     starts_ptr,
     contexts_ptr,
@@ -94,8 +94,8 @@ def _prefill_mha_kernel(
     scale,
     first,  # sequence; those before it decode
     sequences,
-    low,  # PAST: the keys are positions [low, low + room) of each sequence
-    room,
+    low,  # PAST: the keys are positions [low, low + window) of each sequence
+    window,
     H: tl.constexpr,
     P: tl.constexpr,
     V: tl.constexpr,
@@ -142,8 +142,8 @@ def _prefill_mha_kernel(
             total = tl.where(before > float("-inf"), 1.0, 0.0)
             acc = tl.load(sum_ptr + out_at, mask=wanted, other=0.0)
         if PAST:
-            keys_at = (s - first).to(tl.int64) * room
-            count = tl.minimum(tl.maximum(tl.load(contexts_ptr + s) - queries - low, 0), room)
+            keys_at = (s - first).to(tl.int64) * window
+            count = tl.minimum(tl.maximum(tl.load(contexts_ptr + s) - queries - low, 0), window)
         else:
             keys_at = q_start.to(tl.int64)
             count = queries
@@ -168,7 +168,7 @@ def _prefill_mha_kernel(
 
 
 class ProjectedKV(NamedTuple):
-    """Keys and values made of latents. low, room: of tokens before the step, see _prompt."""
+    """Keys and values made of latents. low, window: of tokens before the step, see the kernel."""
 
     kv: Tensor  # [rows, H, P + V]
     rotated: Tensor  # [rows, R], may be strided

@@ -1,4 +1,4 @@
-"""Rows of prompts and chunks against cached latents: tiles of queries times heads.
+"""MLA prefill over cached latents: rows of prompts and chunks in tiles of queries times heads.
 
     grid (head tiles, query tiles)
 

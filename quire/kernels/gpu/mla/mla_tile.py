@@ -1,4 +1,4 @@
-"""The inner loop of latent attention: a tile of query rows sweeps over the latents of one sequence.
+"""MLA inner loop: a tile of query rows sweeps over the latents of one sequence.
 
 All heads share the latents, so a tile packs heads (and queries, where there are few heads) into
 its rows: that is what fills the matrix units. A block of latents is loaded once and used twice,
@@ -95,7 +95,7 @@ def attend_latents(
     acc = tl.zeros([M, L], tl.float32)
     for at in range(start, end, BN):
         token = at + n
-        live = token < end  # what lies beyond may be stale, NaN included
+        live = token < end  # values beyond may be stale, NaN included
         block = tl.load(table_ptr + token // B, mask=live, other=0)
         row = block.to(tl.int64) * STRIDE_N + (token % B) * (L + R)  # the pool can pass 2**31
         row = tl.multiple_of(row, 16)

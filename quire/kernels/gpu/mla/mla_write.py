@@ -1,4 +1,4 @@
-"""Queries and latents of a step finished and filed: one program a token and part.
+"""MLA write kernel: finishes queries and latents of a step and stores the latents.
 
 Part 0 of a token is its latent, the others are heads. A program reads the token's row of the angle
 table once for all its heads; nothing is read twice.
@@ -100,13 +100,13 @@ def _mla_write_kernel(
         slot = tl.load(slots_ptr + t)
         filed = slot >= 0
         latent_at = latent_ptr + t * (L + R)
-        room = cache_ptr + slot * (L + R)  # blocks are contiguous, so slots are
+        row_ptr = cache_ptr + slot * (L + R)  # blocks are contiguous, so slots are
         tl.store(latent_at + c, x.to(latent_ptr.dtype.element_ty), mask=live)
-        tl.store(room + c, x.to(cache_ptr.dtype.element_ty), mask=live & filed)
+        tl.store(row_ptr + c, x.to(cache_ptr.dtype.element_ty), mask=live & filed)
         one = tl.full([1, 1], 1, tl.int1)
         rotated = kv_ptr + t * KV_ROW + L
         _rotate_rows(rotated, latent_at + L, cos, sin, one, R, R, 1, R, HALF, PAIRS)
-        _rotate_rows(rotated, room + L, cos, sin, one & filed, R, R, 1, R, HALF, PAIRS)
+        _rotate_rows(rotated, row_ptr + L, cos, sin, one & filed, R, R, 1, R, HALF, PAIRS)
 
 
 def outputs(

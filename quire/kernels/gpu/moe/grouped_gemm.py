@@ -1,9 +1,8 @@
-"""Matrix products of many rows with many experts' weights: each row with its own expert's.
+"""Grouped GEMM kernel: many rows, each times the weights of its own expert.
 
-Rows are sorted by expert (moe_sort). A tile is BLOCK_M sorted rows of one expert; how many tiles
-there are only the device knows, so the grid is the most there can be, and a block finds its tile
-from the experts' starts or leaves. Tiles of one expert run side by side and share its weights in
-the cache.
+Rows are sorted by expert (moe_sort). A tile is BLOCK_M sorted rows of one expert; only the device
+has the number of tiles, so the grid is the greatest possible, and a block finds its tile from the
+experts' starts or returns. Tiles of one expert run side by side and share its weights in the cache.
 """
 
 from __future__ import annotations

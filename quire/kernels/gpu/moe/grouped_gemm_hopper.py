@@ -1,13 +1,12 @@
-"""Products of very many rows with many experts' weights on Hopper: a loader, and warps to multiply.
+"""Grouped GEMM on Hopper for very many rows: a loader warp, and warps that multiply.
 
 A persistent program takes tiles of 128 sorted rows by 256 columns in turn. Its loader is ahead by
 some steps, across tiles too: weights come through the bulk copy engine, rows of the first product
-are gathered where they stand among the tokens. Two warpgroups multiply 64 rows each, so that one
+are gathered from their places among the tokens. Two warpgroups multiply 64 rows each, so that one
 writes its results while the other still multiplies.
 
-Only many rows in 16 bits are here; the rest is quire.kernels.gpu.moe.grouped_gemm's. Which tile
-belongs
-to which expert is written down first (`table`), since only the device knows.
+Only many rows in 16 bits are here; grouped_gemm does the rest. A table of tiles and their experts
+is written first (`table`), since only the device has it.
 
 Axes: P pairs, E hidden, F width of an expert, X experts.
 """
@@ -313,7 +312,7 @@ def supports(x: Tensor, down: Tensor, gate: ExpertActivation) -> bool:
 
 
 def build_tile_table(starts: Tensor, pairs: int) -> Tensor:
-    """Where each tile of sorted rows begins, and whose it is: for both products."""
+    """The start and the expert of each tile of sorted rows, for both products."""
     experts, rows, block = len(starts) - 1, ROWS.value, 32
     most = min(pairs, pairs // rows + experts) + GROUP.value
     blocks = cdiv(most, block)

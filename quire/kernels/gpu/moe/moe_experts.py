@@ -1,4 +1,4 @@
-"""Experts on the GPU: which launches make up the op, by the number of rows.
+"""MoE dispatcher on the GPU: picks the launches of the op by the number of rows.
 
     few rows    up, down                          quire.kernels.gpu.moe.moe_small_m
     more        sort, gate_up, down, sum          quire.kernels.gpu.{moe_sort,grouped_gemm}

@@ -1,10 +1,9 @@
-"""Experts in e4m3 on the GPU: rows quantized once a token, sorted, multiplied, gated, and again.
+"""FP8 experts on the GPU: rows quantized once per token, sorted, multiplied, gated, multiplied.
 
     sort; quantize x; gate_up and gate; quantize h; down; weighted sum
 
-Like quire.kernels.gpu.moe.grouped_gemm, whose tiles these are, but the products are scaled: by
-blocks
-after each 128 inputs, by channels at the end. Few rows go the same way as many.
+As grouped_gemm, with the same tiles, but the products are scaled: by blocks after each 128 inputs,
+by channels at the end. Few rows take the same path as many.
 """
 
 from __future__ import annotations
@@ -169,7 +168,7 @@ def expert_outputs(
     gate_up_bias: Tensor | None,
     down_bias: Tensor | None,
 ) -> Tensor:
-    """What each pair's expert says, unweighted: [P, E]."""
+    """The output of each pair's expert, unweighted: [P, E]."""
     (tokens, top), (experts, size, width) = ids.shape, down.shape
     order, starts = sort_by_expert(ids, experts)
     tile = fp8_grouped_tile(tokens * top, experts, x.dtype == torch.float32)

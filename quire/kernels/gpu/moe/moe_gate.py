@@ -1,4 +1,4 @@
-"""The gate between an expert's two products, for kernels to build in. fp32 in and out."""
+"""Expert gate: the activation between an expert's two products, inlined. fp32 in and out."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The router on the GPU: product, scores and choice in one launch.
+"""Router kernel: product, scores and choice in one launch.
 
 Few rows: many blocks share a row's product, since one alone would wait on memory for longer than
-the rest takes; the last of them to finish (a ticket counter says which) chooses. Many rows: a
+the rest takes; the last of them to finish (found by a counter) chooses. Many rows: a
 block has some rows and all experts, so it chooses from its registers.
 """
 
@@ -238,7 +238,7 @@ def outputs(
 
 
 class RouterNorm(NamedTuple):
-    """An RMSNorm of what comes in, whose result the router reads: the arguments of the op."""
+    """The RMSNorm whose result the router reads: the arguments of that op."""
 
     x: Tensor
     weight: Tensor

@@ -1,10 +1,10 @@
-"""Experts for a few rows: matrix-vector products that read the chosen experts' weights only.
+"""Small-M experts: matrix-vector products that read the weights of the chosen experts only.
 
     up      program (f, pair)    some rows of gate and up of one pair's expert -> h [P, F]
     down    program (e, t)       some outputs of one token, over all its experts, weighted
 
 A pair is a token and one of its experts. The bound is memory, so each program has its loads in
-flight at once; `down` knows the experts before `up` has ended and fetches their weights meanwhile.
+flight at once; `down` has the experts before `up` has ended and fetches their weights meanwhile.
 """
 
 from __future__ import annotations

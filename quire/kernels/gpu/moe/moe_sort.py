@@ -1,11 +1,11 @@
-"""Puts (token, expert) pairs in the order of experts, on the device: no count reaches the host.
+"""MoE sort puts (token, expert) pairs in the order of experts, on the device, without the host.
 
     starts [X + 1]    expert i has the sorted positions [starts[i], starts[i + 1])
     order  [P]        sorted position -> pair; pair p is token p // k
 
 Some thousand pairs: one block per expert reads all of them twice, which costs less than a second
-launch. More: pairs draw numbers from one of their expert's counters, then go to where it says.
-Those of one expert then stand in any order; what becomes of a row does not depend on where it is.
+launch. More: each pair takes its position from one of its expert's counters. The pairs of one
+expert are then in any order; the result of a row does not depend on its position.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows of the embedding table, one program for a piece of a row."""
+"""Embedding kernel: rows of the embedding table, one program per piece of a row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LayerNorm on the GPU: a program holds whole rows and reads them once."""
+"""LayerNorm kernel: a program holds whole rows and reads them once."""
 
 from __future__ import annotations
 

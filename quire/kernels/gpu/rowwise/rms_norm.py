@@ -1,6 +1,6 @@
-"""RMSNorm on the GPU: a program holds whole rows, so memory is read and written once.
+"""RMSNorm kernel: a program holds whole rows, so memory is read and written once.
 
-Small rows (heads) go several to a program, or launch and tail would cost more than the bytes.
+A program has several small rows (heads), or launch and tail would cost more than the bytes.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def supports(x: Tensor, others: tuple[Tensor | None, ...], residual: Tensor | No
 
 
 def empty_rows(x: Tensor) -> Tensor:
-    """Packed room for [T, E] like x. empty_like costs the host a third of what empty does."""
+    """A packed buffer [T, E] like x. empty_like costs the host a third of what empty does."""
     if x.is_contiguous():
         return torch.empty_like(x)
     return torch.empty(x.shape, dtype=x.dtype, device=x.device)

@@ -1,4 +1,4 @@
-"""Rotary embedding on the GPU: one launch turns queries and keys; a program has a token's heads."""
+"""RoPE kernel: one launch rotates queries and keys; a program has a token's heads."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Starting Triton kernels for two microseconds of host time instead of fifteen.
+"""Fast launch starts Triton kernels in two microseconds of host time instead of fifteen.
 
-Triton's own call binds arguments, asks what each looks like and prints its options into a key,
-every time. Here the first call of a kind goes that way; the compiled kernel it gives is kept under
-a key of dtypes and constants, and later calls hand pointers straight to its launcher.
+Triton's own call binds arguments, inspects each and prints its options into a key, every time. Here
+the first call of a kind does that; the compiled kernel is kept under a key of dtypes and constants,
+and later calls pass pointers straight to its launcher.
 
-A kernel's parameters come in this order: tensors, numbers, constexprs. Numbers are not
-specialised on (a step's T changes all the time); strides and sizes of a model are constexprs.
+A kernel's parameters come in this order: tensors, numbers, constexprs. Kernels are not specialised
+on numbers (a step's T changes all the time); strides and sizes of a model are constexprs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Grid = tuple[int, int, int]
 
 
 class TritonKernel:
-    """A jitted function and its compiled forms. `interpreted`: it runs on the CPU, for tests."""
+    """A jitted function and its compiled forms. interpreted: it runs on the CPU, for tests."""
 
     def __init__(
         self, body: Callable[..., None], numbers: Sequence[str], jit: Callable[..., Any]
@@ -41,10 +41,10 @@ class TritonKernel:
         pdl: bool = False,
         tiles: tuple[Any, ...] = (),
     ) -> None:
-        """Start the kernel on the current stream. pdl: it may start before its forerunner ends.
+        """Start the kernel on the current stream. pdl: it may start before the previous one ends.
 
-        tiles: tensor descriptors, parameters between the tensors and the numbers; what there is
-        to tell apart of them, the constexprs say.
+        tiles: tensor descriptors, parameters between the tensors and the numbers. The constexprs
+        must distinguish all that differs in them.
         """
         pointers = [0 if t is None else t.data_ptr() for t in tensors]
         key: tuple[Any, ...] = (consts, warps, stages, pdl)
@@ -80,15 +80,15 @@ class TritonKernel:
             self._jit[grid](*args)
             return
         done = self._jit[grid](*args, num_warps=warps, num_stages=stages, launch_pdl=pdl)
-        if done is not None:  # None: a rehearsal, which notes the kernel and skips its launch
+        if done is not None:  # None: a trace, which notes the kernel and skips its launch
             self._compiled[key] = _launch_handle(done)
 
 
 def _launch_handle(compiled: Any) -> tuple[Any, Any, tuple[Any, ...]]:
-    """(launcher, function, what stands between it and the arguments).
+    """(launcher, function, the arguments between it and the kernel's own).
 
     The launcher is a Python call around a C one, which allocates scratch memory. A kernel that
-    needs none is started by the C one, where this is the Triton whose signature we know.
+    needs none is started by the C one, if Triton's version is one whose signature is known.
     """
     run, function, packed = compiled.run, compiled.function, compiled.packed_metadata
     no_hooks = (None, None, None)
@@ -105,5 +105,5 @@ def _launch_handle(compiled: Any) -> tuple[Any, Any, tuple[Any, ...]]:
 def kernel(
     *numbers: str, jit: Callable[..., Any] = triton.jit
 ) -> Callable[[Callable[..., None]], TritonKernel]:
-    """Make a Triton body a Kernel. numbers: names of its parameters that are plain numbers."""
+    """Make a Triton body a TritonKernel. numbers: its parameters that are plain numbers."""
     return lambda body: TritonKernel(body, numbers, jit)

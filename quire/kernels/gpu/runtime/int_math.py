@@ -1,4 +1,4 @@
-"""Arithmetic of grids and tiles for the host: Triton's own takes microseconds a call."""
+"""Integer arithmetic of grids and tiles for the host: Triton's own takes microseconds per call."""
 
 from __future__ import annotations
 

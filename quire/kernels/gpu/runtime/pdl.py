@@ -1,8 +1,8 @@
 """Programmatic dependent launch: a kernel's start overlaps the end of the one before it.
 
-A kernel launched with pdl=True may begin while its forerunner runs. Every program of it must wait
-before it reads or writes what any earlier kernel may write or read, and must wait at all, or a
-third kernel could overtake the first. Weights may be touched before.
+A kernel launched with pdl=True may begin while the previous one runs. Each of its programs must
+wait before it accesses memory that an earlier kernel may write or read, and must wait in any case,
+or a third kernel could overtake the first. Weights may be read before the wait.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 PDL_ENABLED = not triton.knobs.runtime.interpret
-"""Whether kernels are launched so: all but those that the interpreter runs."""
+"""Whether kernels are launched this way: all but those that the interpreter runs."""
 
 
 @triton.jit
 def wait_for_previous_kernel():
-    """Until the kernel before is done and its memory is seen."""
+    """Wait until the previous kernel is done and its writes are visible."""
     gdc_wait()
 
 
 @triton.jit
 def launch_dependents():
-    """The next kernel may begin once every program of this one has said so, or ended."""
+    """Let the next kernel begin once every program of this one has called this, or ended."""
     gdc_launch_dependents()
 
 
 @triton.jit
 def prefetch_l2(ptr, BYTES: tl.constexpr):
-    """Ask for a stretch of device memory to be brought into L2: one thread, one instruction."""
+    """Prefetch a range of device memory into L2: one thread, one instruction."""
     tl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .u32 t; mov.u32 t, %tid.x; setp.eq.u32 p, t, 0;"
         " @p cp.async.bulk.prefetch.L2.global [$1], $2; mov.u32 $0, 0; }",

@@ -1,7 +1,7 @@
-"""What surrounds a forward pass on the GPU: table entries in, inputs gathered, results out.
+"""Step I/O kernels write table entries, gather a forward pass's inputs and store its results.
 
-Not ops: there is no model in them. The runner's device state (tables, last tokens) is read and
-written here and nowhere else, by slot, so the host sends only what is new.
+They are not ops: they contain nothing of a model. Only they read and write the runner's device
+state (tables, last tokens), by slot, so the host sends only what is new.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _load_decode_inputs_kernel(
     BOXES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program, so that its last act can be to turn the page."""
+    """One program, so that it can advance to the next box at its end."""
     box = tl.load(state_ptr)
     inbox_ptr += box * 6 * stride  # written before the launch, so plain loads see it
     for start in range(0, rows, BLOCK):
@@ -214,7 +214,7 @@ def load_decode_inputs(
     boxes: int,
     block_size: int,
 ) -> None:
-    """Fetch a decode step's integers from the box whose turn it is, and gather as `gather` does.
+    """Load a decode step's integers from the current box, and gather as `gather_inputs` does.
 
     inbox: [boxes * 6 * stride] int32, pinned; of a box: token ids (negative: the slot's last),
     positions, contexts, rows, row slots (negative: padding), outputs. words: [6, stride] int32 on
@@ -239,9 +239,9 @@ def store_decode_results(
     outbox: Tensor,
     stride: int,
 ) -> None:
-    """Keep each row's token as its slot's last, and deliver ids and tops to the host's box.
+    """Keep each row's token as its slot's last, and write ids and tops to the host's box.
 
-    outbox: [boxes * 2 * stride] int32, pinned. The others as in `finish`.
+    outbox: [boxes * 2 * stride] int32, pinned. The others as in `store_results`.
     """
     rows = chosen.shape[0]
     _store_decode_results_kernel(

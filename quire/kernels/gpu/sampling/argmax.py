@@ -1,4 +1,4 @@
-"""The greatest of each row in two launches: the greatest of each part, then where it stands.
+"""Argmax in two launches: the greatest value of each part of a row, then its index.
 
 Parts keep the value only; the second launch reads the one part that holds the greatest once more.
 So the pass over the vocabulary does no index arithmetic, and a single row uses many processors.

@@ -1,4 +1,4 @@
-"""Log probabilities on the GPU: one pass over the vocabulary, then a few groups of each row.
+"""Logprob ranks on the GPU: one pass over the vocabulary, then a few groups of each row.
 
 scan    top and mass of each group of 64 logits
 rank    a program a row: its mass, how many beat the chosen token, the candidates for the best

@@ -1,4 +1,4 @@
-"""Penalties on the GPU: a pass over the rows that have any, the others' programs return at once."""
+"""Penalties on the GPU: a pass over the rows that have any; other programs return at once."""
 
 from __future__ import annotations
 

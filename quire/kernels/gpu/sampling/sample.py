@@ -1,12 +1,13 @@
-"""Choosing tokens on the GPU without a sort of the vocabulary.
+"""Sampling kernels: choose tokens on the GPU without sorting the vocabulary.
 
     scan    all rows, all processors: top and mass of each group of 64 logits
     settle  a program a row: greedy and plain rows are done; others find a bound that every kept
-            token reaches, and file the tokens that reach it; few of them are cut at once
+            token reaches, and store the tokens that reach it; few of them are cut at once
     cut     a large program a row, for rows with many tokens filed, and for those with too many to
             file, which are searched whole
 
-Each is exact: bounds only leave out what cannot stay. A program whose row is done returns at once.
+Each is exact: bounds only drop tokens that cannot be kept. The program of a finished row returns
+at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Counting what was drawn, on the GPU: one number a row."""
+"""Token counts kernel: counts the sampled token of each row."""
 
 from __future__ import annotations
 

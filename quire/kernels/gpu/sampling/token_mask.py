@@ -1,4 +1,4 @@
-"""Masks of allowed tokens on the GPU: one pass over the masked rows that reads no logit."""
+"""Token mask kernel: one pass over the masked rows, which reads no logit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _BLOCK = 4096
 def _mask_kernel(
     x_ptr,  # [R, V], in place
     words_ptr,  # [n, W]
-    rows_ptr,  # [n]; negative: nobody's
+    rows_ptr,  # [n]; negative: padding
     STEP: tl.constexpr,  # of x, from row to row
     V: tl.constexpr,
     W: tl.constexpr,

@@ -1,7 +1,7 @@
-"""Rows of logits by groups of 64: what the sampling kernels share.
+"""Vocabulary groups: rows of logits by groups of 64, shared by the sampling kernels.
 
-One pass over the vocabulary leaves two numbers a group, its greatest logit and its mass. They say
-which groups can hold a token that matters, so all that follows reads a few groups, not the row.
+One pass over the vocabulary leaves two numbers a group, its greatest logit and its mass. From
+them follow the groups that can hold a relevant token, so all later passes read a few groups.
 
 Masses are sums of integers, so they are the same whatever the dtype, the batch and the grid.
 
@@ -79,7 +79,7 @@ def nan_max(x, axis: tl.constexpr):
 
 @triton.jit
 def table_row_of(slots_ptr, table_ptr, r):
-    """Where row r's line is, and its slot; nobody's row reads the first one's."""
+    """Where row r's line is, and its slot; a padding row reads the first one's."""
     slot = tl.maximum(tl.load(slots_ptr + r), 0).to(tl.int64)
     return table_ptr + slot * ROW_WORDS, slot
 
@@ -261,7 +261,7 @@ def kth_bound(tops, k):
 def _list_groups(chosen, groups, list_ptr):
     """The chosen groups, in order, for all threads to read. Returns how many there are."""
     places = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.debug_barrier()  # whoever read what was filed before is done
+    tl.debug_barrier()  # the readers of the earlier candidates are done
     tl.store(list_ptr + places, groups, mask=chosen)
     tl.debug_barrier()  # other threads read it than wrote it
     return tl.sum(chosen.to(tl.int32))
