@@ -98,7 +98,7 @@ def launch(
 def launch_fused(
     out: Tensor,
     q: Tensor,
-    qkv: tuple[Any, ...],
+    qkv: Any,
     slots: Tensor,
     cache: Tensor,
     tables: Tensor,
