@@ -84,6 +84,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow("starts a process that compiles five kernels")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 def test_a_rehearsal_names_each_missing_kernel_once_and_they_compile_side_by_side(tmp_path):
     (tmp_path / "made_up.py").write_text(KERNELS)

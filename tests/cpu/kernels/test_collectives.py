@@ -11,6 +11,7 @@ from quire.distributed.collectives import ProcessGroupCollectives
 from quire.kernels.native.op_tape import NotRecordableError, TapeRecorder
 
 
+@pytest.mark.slow("starts processes that import torch: 2 s each")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_sums_gathers_and_copies_between_processes_are_exact(ranks, tmp_path):
     command = [sys.executable, "-m", "tests.cpu.kernels.ranks", str(tmp_path / "rendezvous")]

@@ -112,9 +112,15 @@ def launch_fused(
     features, named: the arguments of paged_attention after contexts.
     """
     extras = fused.parse_extras(q, contexts, *features, **named)
-    if extras is None or not fused.supports(*qkv, slots, cache):
+    q_raw, k, v, positions, cos_sin, interleaved, norms = qkv
+    if extras is None or not fused.supports(
+        q_raw, k, v, positions, cos_sin, interleaved, norms, slots, cache
+    ):
         return False
-    fused.launch(out, *qkv, slots, cache, tables, contexts, extras)
+    fused.launch(
+        out, q_raw, k, v, positions, cos_sin, interleaved, norms, slots, cache, tables, contexts,
+        extras,
+    )  # fmt: skip
     return True
 
 
