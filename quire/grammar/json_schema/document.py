@@ -1,7 +1,7 @@
 """JSON Schema documents: reading, limits, references.
 
-    Document(text).root -> Part     one subschema with its JSON pointer
-    Document.target(part) -> Part   the subschema that its `$ref` names
+    Document(text).root -> Subschema     one subschema with its JSON pointer
+    Document.target(part) -> Subschema   the subschema that its `$ref` names
 
 The constructor checks every subschema that the root reaches: values of keywords have the right
 type and are within limits, references stay within the document. Keywords that JSON Schema does not
@@ -63,7 +63,7 @@ Value = Any
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class Subschema:
     """One subschema of a document."""
 
     value: Value
@@ -81,31 +81,31 @@ class Part:
         escaped = (str(step).replace("~", "~0").replace("/", "~1") for step in steps)
         return "/".join((self.place, *escaped))
 
-    def one(self, word: str) -> Part | None:
+    def one(self, word: str) -> Subschema | None:
         """The schema under a keyword."""
         given = self.get(word)
         return None if given is None else self.child(given, word)
 
-    def several(self, word: str) -> list[Part]:
+    def several(self, word: str) -> list[Subschema]:
         """The schemas of a list."""
         return [self.child(one, word, place) for place, one in enumerate(self.get(word, ()))]
 
-    def named(self, word: str) -> dict[str, Part]:
+    def named(self, word: str) -> dict[str, Subschema]:
         """The schemas of an object."""
         return {name: self.child(one, word, name) for name, one in self.get(word, {}).items()}
 
-    def items(self) -> tuple[list[Part], Part | None]:
+    def items(self) -> tuple[list[Subschema], Subschema | None]:
         """Schemas of the first items and of all others, in new spelling or old."""
         if isinstance(self.get("items"), list):
             return self.several("items"), self.one("additionalItems")
         return self.several("prefixItems"), self.one("items")
 
-    def child(self, value: Value, *steps: str | int) -> Part:
+    def child(self, value: Value, *steps: str | int) -> Subschema:
         """A subschema of this one."""
-        if isinstance(value, Part):  # of a schema that is made of others
+        if isinstance(value, Subschema):  # of a schema that is made of others
             return value
         base = self.base if _identity(value) is None else _joined(self.base, _identity(value))
-        return Part(value, self.at(*steps), urldefrag(base)[0])
+        return Subschema(value, self.at(*steps), urldefrag(base)[0])
 
 
 class UnsupportedSchema(RequestError):
@@ -128,12 +128,12 @@ class Document:
         self.ignored: set[str] = set()
         """Keywords and formats that the specification does not define."""
         value = _loaded(text)
-        self.root = Part(value, "", urldefrag(_joined("", _identity(value)))[0])
-        self._named: dict[str, Part] = {}
+        self.root = Subschema(value, "", urldefrag(_joined("", _identity(value)))[0])
+        self._named: dict[str, Subschema] = {}
         self._name_targets(self.root, 0)
         self._check_all()
 
-    def target(self, part: Part) -> Part:
+    def target(self, part: Subschema) -> Subschema:
         """The subschema that `$ref` names. Raises UnsupportedSchema."""
         given = part.value["$ref"]
         uri, fragment = urldefrag(_joined(part.base, given))
@@ -158,7 +158,7 @@ class Document:
                 refuse(part.at("$ref"), f"the schema has nothing at {given!r}")
         return found
 
-    def _name_targets(self, part: Part, depth: int) -> None:
+    def _name_targets(self, part: Subschema, depth: int) -> None:
         """Find what `$id` and anchors name."""
         if not isinstance(part.value, dict) or depth > 2 * MOST_DEPTH:
             return
@@ -205,7 +205,7 @@ class Document:
                 here.append(waiting[-1][0].place)
         _check_loops(beside)
 
-    def _checked(self, part: Part, word: str, given: Value) -> list[Part]:
+    def _checked(self, part: Subschema, word: str, given: Value) -> list[Subschema]:
         """Check one keyword; the schemas within it."""
         if word in CHECKS:
             is_good, what = CHECKS[word]

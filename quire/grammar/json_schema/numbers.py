@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from quire.grammar.json_schema import formats
-from quire.grammar.json_schema.document import Part, refuse, shown
+from quire.grammar.json_schema.document import Subschema, refuse, shown
 
 GREATEST = 9_223_372_036_854_774_784
 """The greatest whole number that fits into 64 bits both as an integer and as a float."""
@@ -34,7 +34,7 @@ MOST_BARRED = 64
 """Numbers that are left out one by one."""
 
 
-class Limit(NamedTuple):
+class RangeEnd(NamedTuple):
     """One end of a range."""
 
     value: Fraction
@@ -47,8 +47,8 @@ class Limit(NamedTuple):
 class NumberRange(NamedTuple):
     """A range of numbers. None: no end."""
 
-    low: Limit | None
-    high: Limit | None
+    low: RangeEnd | None
+    high: RangeEnd | None
 
     def meets(self, other: NumberRange) -> bool:
         """Some number may be within both."""
@@ -56,7 +56,7 @@ class NumberRange(NamedTuple):
 
     def has(self, value: float) -> bool:
         """The number is within the range."""
-        only = Limit(exact(value), False, "const")
+        only = RangeEnd(exact(value), False, "const")
         return self.meets(NumberRange(only, only))
 
 
@@ -72,32 +72,32 @@ def read_exactly(value: float) -> bool:
     return mantissa <= EXACT and -22 <= int(digits.exponent) <= 22
 
 
-def range_of(part: Part) -> NumberRange:
+def range_of(part: Subschema) -> NumberRange:
     """The range that the bounds and the format of a subschema define."""
     least, most = formats.INTEGERS.get(part.get("format"), (None, None))
-    lows = [Limit(exact(least), False, "format")] if least is not None else []
-    highs = [Limit(exact(most), False, "format")] if most is not None else []
+    lows = [RangeEnd(exact(least), False, "format")] if least is not None else []
+    highs = [RangeEnd(exact(most), False, "format")] if most is not None else []
     for found, plain, strict in (
         (lows, "minimum", "exclusiveMinimum"),
         (highs, "maximum", "exclusiveMaximum"),
     ):
         beyond = part.get(strict)
         if part.get(plain) is not None:  # draft 4 has true for what excludes this bound
-            found.append(Limit(exact(part.value[plain]), beyond is True, plain))
+            found.append(RangeEnd(exact(part.value[plain]), beyond is True, plain))
         if beyond is not None and not isinstance(beyond, bool):
-            found.append(Limit(exact(beyond), True, strict))
+            found.append(RangeEnd(exact(beyond), True, strict))
     low = max(lows, key=lambda one: (one.value, one.open), default=None)
     return NumberRange(low, min(highs, key=lambda one: (one.value, not one.open), default=None))
 
 
-def counts(part: Part, word: str) -> NumberRange:
+def counts(part: Subschema, word: str) -> NumberRange:
     """The range of a length or count: Length, Items or Properties."""
     low, high = part.get(f"min{word}", 0), part.get(f"max{word}")
-    most = None if high is None else Limit(exact(high), False, f"max{word}")
-    return NumberRange(Limit(exact(low), False, f"min{word}"), most)
+    most = None if high is None else RangeEnd(exact(high), False, f"max{word}")
+    return NumberRange(RangeEnd(exact(low), False, f"min{word}"), most)
 
 
-def written(part: Part, whole: bool) -> dict[str, Any]:
+def written(part: Subschema, whole: bool) -> dict[str, Any]:
     """The keywords of numbers, for llguidance. whole: every number of the schema is an integer."""
     low, high = range_of(part)
     made: dict[str, Any] = {}
@@ -124,7 +124,7 @@ def is_whole(value: float) -> bool:
     return exact(value).denominator == 1
 
 
-def multiples(part: Part) -> list[float] | None:
+def multiples(part: Subschema) -> list[float] | None:
     """The numbers of a subschema, where they are few multiples of a fraction; else None."""
     low, high = range_of(part)
     step = exact(part.get("multipleOf", 1))
@@ -138,7 +138,7 @@ def multiples(part: Part) -> list[float] | None:
     return [float(at * step) for at in range(first, last + 1)]
 
 
-def outside(part: Part) -> Iterator[dict[str, Any]]:
+def outside(part: Subschema) -> Iterator[dict[str, Any]]:
     """Numbers beyond the bounds of a subschema."""
     low, high = range_of(part)
     if low is not None:
@@ -150,12 +150,12 @@ def outside(part: Part) -> Iterator[dict[str, Any]]:
 def not_of(values: list[float]) -> Iterator[dict[str, Any]]:
     """Numbers but these, if there are any."""
     if values and len(values) <= MOST_BARRED:
-        ends = [None, *(Limit(one, True, "enum") for one in sorted({*map(exact, values)})), None]
+        ends = [None, *(RangeEnd(one, True, "enum") for one in sorted({*map(exact, values)})), None]
         for low, high in itertools.pairwise(ends):
             yield from _between(low, high)
 
 
-def _between(low: Limit | None, high: Limit | None) -> Iterator[dict[str, Any]]:
+def _between(low: RangeEnd | None, high: RangeEnd | None) -> Iterator[dict[str, Any]]:
     made: dict[str, Any] = {"type": "number"}
     if low is not None:
         made["minimum"] = _fraction(low, True)
@@ -166,14 +166,14 @@ def _between(low: Limit | None, high: Limit | None) -> Iterator[dict[str, Any]]:
         yield made
 
 
-def _before(end: Limit | None, start: Limit | None) -> bool:
+def _before(end: RangeEnd | None, start: RangeEnd | None) -> bool:
     """A range that ends here is wholly before one that starts there."""
     if end is None or start is None:
         return False
     return end.value < start.value or (end.value == start.value and (end.open or start.open))
 
 
-def _whole(bound: Limit, is_low: bool) -> int:
+def _whole(bound: RangeEnd, is_low: bool) -> int:
     """The bound of integers: the outermost that a float holds exactly."""
     sign = 1 if is_low else -1
     value = math.ceil(sign * bound.value)
@@ -185,7 +185,7 @@ def _whole(bound: Limit, is_low: bool) -> int:
     return sign * value
 
 
-def _fraction(bound: Limit, is_low: bool) -> float:
+def _fraction(bound: RangeEnd, is_low: bool) -> float:
     """The bound as a number of few digits: itself, or the next one within the range."""
     rounding = ROUND_CEILING if is_low else ROUND_FLOOR
     context = Context(prec=DIGITS, rounding=rounding)
@@ -201,7 +201,7 @@ def _fraction(bound: Limit, is_low: bool) -> float:
     return float(value)
 
 
-def _step(part: Part, value: float) -> float | int:
+def _step(part: Subschema, value: float) -> float | int:
     """The step, if it is exact and makes few states."""
     step, places = exact(value), 0
     while (step * 10**places).denominator != 1 and places < 30:

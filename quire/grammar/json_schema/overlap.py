@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from quire.grammar.automata import dfa
 from quire.grammar.json_schema import formats, numbers, strings
-from quire.grammar.json_schema.document import Document, Part, Value, pattern, refuse
+from quire.grammar.json_schema.document import Document, Subschema, Value, pattern, refuse
 from quire.grammar.json_schema.values import KINDS, kind, own_values, shared_kinds, token
 
 MOST_DEPTH = 6
@@ -29,15 +29,15 @@ class Overlap:
         self._left = steps
         self._known: dict[tuple[str, str, frozenset[str]], bool] = {}
 
-    def spend(self, part: Part) -> None:
+    def spend(self, part: Subschema) -> None:
         """Count one step. Raises UnsupportedSchema when none is left."""
         self._left -= 1
         if self._left < 0:
             refuse(part.place, "the schema has too many cases", "ask for a simpler one")
 
-    def parts(self, part: Part, words: Sequence[str] = ("allOf",)) -> list[Part]:
+    def parts(self, part: Subschema, words: Sequence[str] = ("allOf",)) -> list[Subschema]:
         """The subschema and all that these keywords and references apply beside it."""
-        found: dict[str, Part] = {}
+        found: dict[str, Subschema] = {}
         waiting = [part]
         while waiting:
             one = waiting.pop()
@@ -52,7 +52,9 @@ class Overlap:
                 waiting.append(self.document.target(one))
         return list(found.values())
 
-    def disjoint(self, one: Part, two: Part, kinds: frozenset[str] = KINDS, depth: int = 0) -> bool:
+    def disjoint(
+        self, one: Subschema, two: Subschema, kinds: frozenset[str] = KINDS, depth: int = 0
+    ) -> bool:
         """No value of these types is valid under both: proven."""
         key = (one.place, two.place, kinds)
         if key not in self._known:
@@ -60,7 +62,7 @@ class Overlap:
             self._known[key] = depth <= MOST_DEPTH and self._disjoint(one, two, kinds, depth)
         return self._known[key]
 
-    def _disjoint(self, one: Part, two: Part, kinds: frozenset[str], depth: int) -> bool:
+    def _disjoint(self, one: Subschema, two: Subschema, kinds: frozenset[str], depth: int) -> bool:
         self.spend(one)
         mine, others = self.parts(one), self.parts(two)
         shared = kinds & shared_kinds([*mine, *others])
@@ -74,7 +76,9 @@ class Overlap:
             if part.get(word)
         )
 
-    def _differ(self, name: str, mine: list[Part], others: list[Part], depth: int) -> bool:
+    def _differ(
+        self, name: str, mine: list[Subschema], others: list[Subschema], depth: int
+    ) -> bool:
         """No value of the type is valid under both."""
         a, b = _values(mine, name), _values(others, name)
         if a is not None and b is not None:
@@ -95,7 +99,7 @@ class Overlap:
         is_counted = name not in ("null", "boolean")
         return is_counted and any(not a.meets(b) for a in ranges[0] for b in ranges[1])
 
-    def _inside_differs(self, mine: list[Part], others: list[Part], depth: int) -> bool:
+    def _inside_differs(self, mine: list[Subschema], others: list[Subschema], depth: int) -> bool:
         """Some property that one of them requires, or the first item, has no value for both."""
         needed = [name for part in (*mine, *others) for name in part.get("required", ())]
         first = any(part.get("minItems", 0) > 0 for part in (*mine, *others))
@@ -110,7 +114,7 @@ class Overlap:
         return False
 
 
-def _inner(part: Part, name: str | None) -> Iterator[Part]:
+def _inner(part: Subschema, name: str | None) -> Iterator[Subschema]:
     """Schemas of a property; None: of the first item."""
     if name is None:
         first, rest = part.items()
@@ -127,12 +131,12 @@ def _inner(part: Part, name: str | None) -> Iterator[Part]:
     yield from found or ([rest] if rest is not None else [])
 
 
-def _values(parts: list[Part], name: str) -> list[Value] | None:
+def _values(parts: list[Subschema], name: str) -> list[Value] | None:
     lists = [values for part in parts for values in own_values(part)]
     return [one for one in min(lists, key=len) if kind(one) == name] if lists else None
 
 
-def _may_hold(value: Value, parts: list[Part]) -> bool:
+def _may_hold(value: Value, parts: list[Subschema]) -> bool:
     """The value may be valid under all of them."""
     if isinstance(value, str):
         nodes = [n for p in parts for n in (*strings.wide_nodes(p), *strings.lengths(p))]
@@ -142,7 +146,7 @@ def _may_hold(value: Value, parts: list[Part]) -> bool:
     return True
 
 
-def _patterns_differ(mine: list[Part], others: list[Part]) -> bool:
+def _patterns_differ(mine: list[Subschema], others: list[Subschema]) -> bool:
     named = [{part.get("format") for part in group} & formats.DISTINCT for group in (mine, others)]
     if all(named) and not named[0] & named[1]:
         return True

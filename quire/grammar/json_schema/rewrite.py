@@ -23,7 +23,7 @@ from quire.grammar.automata.regex_ast import NO_MATCH
 from quire.grammar.json_schema import numbers, strings
 from quire.grammar.json_schema.document import (
     Document,
-    Part,
+    Subschema,
     UnsupportedSchema,
     Value,
     pattern,
@@ -111,7 +111,7 @@ class SchemaWriter:
         self.closed = closed
         self.overlap = Overlap(document, STEPS)
         self._names: dict[str, str] = {}
-        self._waiting: deque[Part] = deque()
+        self._waiting: deque[Subschema] = deque()
         self._endless: set[str] = set()
         """Places of definitions that need a value of the same definition, without end."""
 
@@ -131,7 +131,7 @@ class SchemaWriter:
 
     # -- what is valid ----------------------------------------------------------------------
 
-    def positive(self, part: Part, closed: bool) -> Written:
+    def positive(self, part: Subschema, closed: bool) -> Written:
         """The subschema for llguidance. closed: as in rewrite, of this object."""
         self.overlap.spend(part)
         if isinstance(part.value, bool):
@@ -167,14 +167,14 @@ class SchemaWriter:
             made = {}
         return False if not kinds or values == [] else _all_of(made, every)
 
-    def _implied(self, part: Part, kinds: frozenset[str]) -> bool:
+    def _implied(self, part: Subschema, kinds: frozenset[str]) -> bool:
         """What the subschema refers to allows no other types, so that its own `type` can go:
         llguidance merges no siblings into a reference that is recursive."""
         if "$ref" not in part.value:
             return False
         return shared_kinds(self.overlap.parts(self.document.target(part))) <= kinds
 
-    def _applied(self, part: Part, closed: bool) -> Iterator[Written]:
+    def _applied(self, part: Subschema, closed: bool) -> Iterator[Written]:
         """Schemas that keywords apply to the same value."""
         if "$ref" in part.value:
             yield self._reference(self.document.target(part))
@@ -191,7 +191,7 @@ class SchemaWriter:
                 refuse(barred.place, NO_NEGATION)
             yield _any_of(ways)
 
-    def _reference(self, target: Part) -> Written:
+    def _reference(self, target: Subschema) -> Written:
         if isinstance(target.value, bool) or target.place in self._endless:
             return target.value is True
         if target.place not in self._names:
@@ -199,7 +199,7 @@ class SchemaWriter:
             self._waiting.append(target)
         return {"$ref": f"#/$defs/{self._names[target.place]}"}
 
-    def _one_of(self, part: Part, closed: bool) -> Written:
+    def _one_of(self, part: Subschema, closed: bool) -> Written:
         """anyOf of the options, each without the values of those that it overlaps."""
         options = [one for one in part.several("oneOf") if one.value is not False]
         allowed = kinds_of(part)
@@ -223,14 +223,14 @@ class SchemaWriter:
             )
         return found
 
-    def _meet(self, one: Part, two: Part, kinds: frozenset[str]) -> bool:
+    def _meet(self, one: Subschema, two: Subschema, kinds: frozenset[str]) -> bool:
         """Some value of these types may be valid under both options."""
         first, second = sorted((one, two), key=lambda given: given.place)
         return not self.overlap.disjoint(first, second, kinds)
 
     # -- arrays and objects -----------------------------------------------------------------
 
-    def _write_array(self, part: Part, made: dict[str, Any], every: list[Written]) -> None:
+    def _write_array(self, part: Subschema, made: dict[str, Any], every: list[Written]) -> None:
         first, rest = part.items()
         if first:
             made["prefixItems"] = [self.positive(one, self.closed) for one in first]
@@ -256,7 +256,7 @@ class SchemaWriter:
             arrays = [[*one] for size in sizes for one in choose(values, size)]
             every.append(_any_of([_without("array"), {"enum": arrays}]))
 
-    def _listed(self, part: Part) -> list[Value] | None:
+    def _listed(self, part: Subschema) -> list[Value] | None:
         """All values that a subschema may have, where it lists them."""
         parts = self.overlap.parts(part)
         for one in parts:
@@ -267,7 +267,7 @@ class SchemaWriter:
         return flags if kinds <= {"null", "boolean"} else None
 
     def _write_object(
-        self, part: Part, made: dict[str, Any], every: list[Written], names: list[str]
+        self, part: Subschema, made: dict[str, Any], every: list[Written], names: list[str]
     ) -> None:
         """names: properties that are allowed where the subschema does not speak of others."""
         named = part.named("properties")
@@ -298,7 +298,7 @@ class SchemaWriter:
         if "minProperties" in part.value or "maxProperties" in part.value:
             self._write_count(part, made, every)
 
-    def _write_names(self, part: Part, made: dict[str, Any]) -> None:
+    def _write_names(self, part: Subschema, made: dict[str, Any]) -> None:
         """propertyNames as properties or as a pattern of names."""
         parts = self.overlap.parts(part)
         words = {word for one in parts if isinstance(one.value, dict) for word in one.value}
@@ -325,7 +325,7 @@ class SchemaWriter:
                 properties[name] = False
         made["additionalProperties"] = False
 
-    def _write_count(self, part: Part, made: dict[str, Any], every: list[Written]) -> None:
+    def _write_count(self, part: Subschema, made: dict[str, Any], every: list[Written]) -> None:
         """minProperties and maxProperties as choices between sets of properties."""
         required, named = made.get("required", []), made.get("properties", {})
         optional = [name for name in named if named[name] is not False and name not in required]
@@ -352,7 +352,7 @@ class SchemaWriter:
             ways = ({"properties": dict.fromkeys(one, False)} if one else True for one in dropped)
             every.append(_any_of([*itertools.islice(ways, MOST_WAYS)]))
 
-    def _gathered(self, part: Part) -> list[str]:
+    def _gathered(self, part: Subschema) -> list[str]:
         """Names that a subschema with properties or allOf, and all that is applied beside it, give
         to properties. Empty: whatever it applies is closed by itself."""
         names: dict[str, None] = {}
@@ -364,7 +364,7 @@ class SchemaWriter:
 
     # -- what is not valid ------------------------------------------------------------------
 
-    def _negative(self, part: Part, depth: int = 0) -> Iterator[Written]:
+    def _negative(self, part: Subschema, depth: int = 0) -> Iterator[Written]:
         """Schemas of values that are not valid under the subschema: of some of them, or all."""
         self.overlap.spend(part)
         if part.value is False:
@@ -383,10 +383,10 @@ class SchemaWriter:
         if barred is not None:
             yield self.positive(barred, False)
 
-    def _other(self, part: Part, depth: int) -> Written:
+    def _other(self, part: Subschema, depth: int) -> Written:
         return _any_of([*itertools.islice(self._negative(part, depth + 1), 4)])
 
-    def _unlike(self, part: Part, depth: int) -> Iterator[Written]:
+    def _unlike(self, part: Subschema, depth: int) -> Iterator[Written]:
         """Complements of the keywords of single types, one by one."""
         kinds = kinds_of(part)
         values = [*own_values(part)]
@@ -422,7 +422,7 @@ class SchemaWriter:
             yield {"type": "array", "prefixItems": [way], "minItems": 1}
 
 
-def _conditions(part: Part) -> Iterator[Part]:
+def _conditions(part: Subschema) -> Iterator[Subschema]:
     """`if` and dependencies, in other keywords."""
     condition, then, other = part.one("if"), part.one("then"), part.one("else")
     if condition is not None and (then or other):
@@ -510,7 +510,7 @@ def _fits(way: Written, kinds: frozenset[str], needed: set[str]) -> bool:
     if isinstance(way, bool):
         return way
     types = way.get("type")
-    if types is not None and not kinds_of(Part({"type": types}, "", "")) & kinds:
+    if types is not None and not kinds_of(Subschema({"type": types}, "", "")) & kinds:
         return False
     return not any(
         one is False and name in needed for name, one in way.get("properties", {}).items()

@@ -16,7 +16,7 @@ from quire.grammar.automata.regex_ast import (
     RegexSequence,
 )
 from quire.grammar.json_schema import formats
-from quire.grammar.json_schema.document import Part, pattern, refuse
+from quire.grammar.json_schema.document import Subschema, pattern, refuse
 
 UNWRITTEN: regex.CharRanges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Control characters without an escape of one letter. No text has them, because escapes by number
@@ -62,7 +62,7 @@ def matches(node: RegexExpr, text: str) -> bool | None:
         return None
 
 
-def nodes(part: Part) -> list[RegexExpr]:
+def nodes(part: Subschema) -> list[RegexExpr]:
     """The pattern and the format of a subschema: what every dialect of patterns matches."""
     found = []
     if part.get("pattern") is not None:
@@ -71,7 +71,7 @@ def nodes(part: Part) -> list[RegexExpr]:
     return [*found, node] if node is not None else found
 
 
-def lengths(part: Part) -> list[RegexExpr]:
+def lengths(part: Subschema) -> list[RegexExpr]:
     """The lengths of a subschema as a pattern."""
     least, most = int(part.get("minLength", 0)), part.get("maxLength")
     if not least and most is None:
@@ -79,13 +79,13 @@ def lengths(part: Part) -> list[RegexExpr]:
     return [RegexRepeat(CharClass(regex.ALL_CHARS), least, None if most is None else int(most))]
 
 
-def wide_nodes(part: Part) -> list[RegexExpr]:
+def wide_nodes(part: Subschema) -> list[RegexExpr]:
     """The pattern of a subschema: what some dialect of patterns matches."""
     given = part.get("pattern")
     return [] if given is None else [pattern(given, part.at("pattern"), wide=True)]
 
 
-def written(part: Part, every: list[Any]) -> dict[str, Any]:
+def written(part: Subschema, every: list[Any]) -> dict[str, Any]:
     """The keywords of strings, for llguidance. every: further schemas that must hold."""
     made: dict[str, Any] = {
         word: int(part.value[word]) for word in ("minLength", "maxLength") if word in part.value
@@ -115,7 +115,7 @@ def not_of(values: list[str]) -> Iterator[dict[str, Any]]:
     yield {"type": "string", "pattern": f"^{_other_text(tree)}$"}
 
 
-def not_matching(part: Part) -> Iterator[dict[str, Any]]:
+def not_matching(part: Subschema) -> Iterator[dict[str, Any]]:
     """Strings that the pattern of a subschema does not match, if the pattern is small enough."""
     for node in wide_nodes(part):
         if (left := without(regex.ANY_TEXT, node)) is not None and left != NO_MATCH:

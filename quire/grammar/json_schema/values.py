@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from typing import Any
 
 from quire.grammar.json_schema import numbers, strings
-from quire.grammar.json_schema.document import Part, Value, is_number, refuse
+from quire.grammar.json_schema.document import Subschema, Value, is_number, refuse
 
 NUMBERS = frozenset({"integer", "fraction"})
 """The two kinds of numbers: the type `number` is both."""
 KINDS = NUMBERS | {"null", "boolean", "string", "array", "object"}
 
 
-def kinds_of(part: Part) -> frozenset[str]:
+def kinds_of(part: Subschema) -> frozenset[str]:
     """Types that the subschema's own `type`, `const` and `enum` allow."""
     found = KINDS if part.value is not False else frozenset()
     given = part.get("type")
@@ -27,7 +27,7 @@ def kinds_of(part: Part) -> frozenset[str]:
     return found
 
 
-def shared_kinds(parts: Iterable[Part]) -> frozenset[str]:
+def shared_kinds(parts: Iterable[Subschema]) -> frozenset[str]:
     """Types that all of them allow."""
     return frozenset.intersection(KINDS, *map(kinds_of, parts))
 
@@ -54,7 +54,7 @@ def _plain(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value == int(value) else value
 
 
-def own_values(part: Part) -> Iterable[list[Value]]:
+def own_values(part: Subschema) -> Iterable[list[Value]]:
     """The lists of `const` and `enum`."""
     if isinstance(part.value, dict):
         if "const" in part.value:
@@ -63,7 +63,7 @@ def own_values(part: Part) -> Iterable[list[Value]]:
             yield part.value["enum"]
 
 
-def listed(part: Part) -> list[Value] | None:
+def listed(part: Subschema) -> list[Value] | None:
     """The constants of a subschema that can be written. None: it lists none."""
     lists = [{token(value): value for value in values} for values in own_values(part)]
     if not lists:
@@ -72,7 +72,7 @@ def listed(part: Part) -> list[Value] | None:
     return [value for value in found if _is_writable(value, part)]
 
 
-def _is_writable(value: Value, part: Part) -> bool:
+def _is_writable(value: Value, part: Subschema) -> bool:
     """Refuse numbers of too many digits. False: the value has control characters."""
     if isinstance(value, dict):
         return all(_is_writable(one, part) for pair in value.items() for one in pair)
