@@ -23,7 +23,7 @@ from quire import LLM, SamplingParams
 from quire.core.params import RequestOutputKind
 from quire.runner.gpu import cuda_worker
 
-PARTS = ("plan", "prepare", "launch", "wait", "apply")
+PARTS = ("plan", "build", "launch", "wait", "apply")
 
 
 class Clock:
@@ -31,11 +31,11 @@ class Clock:
 
     def __init__(self, engine):
         self.seconds = dict.fromkeys(PARTS, 0.0)
-        runner, scheduler = engine._executor.runner, engine._scheduler
+        executor, scheduler = engine._executor, engine._scheduler
         for owner, name in (
             (scheduler, "plan"),
-            (runner, "prepare"),
-            (runner, "launch"),
+            (executor._inputs, "build"),
+            (executor.runner, "launch"),
             (scheduler, "apply"),
         ):
             setattr(owner, name, self._timed(name, getattr(owner, name)))
@@ -132,7 +132,7 @@ def graph_alone(llm, rows, count=30):
     if graph is None:
         return None
     torch.cuda.synchronize()
-    with lane.scope():
+    with lane.execution_context():
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         graph.replay()
         start.record()

@@ -1,6 +1,7 @@
-"""What a kind of device must do for the runner. host.py does it on the CPU, cuda.py on a GPU.
+"""Contract of a device worker: what the CPU's and the GPU's do for the ModelRunner.
 
-The runner calls a lane in plan order, from one thread at a time.
+The runner calls a worker in plan order, from one thread at a time. The workers are in
+quire.runner.cpu.cpu_worker and quire.runner.gpu.cuda_worker.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ T = TypeVar("T")
 
 
 class StepHandle(Protocol):
-    """A step that was started, and may be done."""
+    """A step that was started."""
 
     def wait(self) -> StepResult:
         """Block until it is done; may be called again after an interruption."""
@@ -32,7 +33,7 @@ class DeviceWorker(Protocol):
     """The device's half of a step."""
 
     def execution_context(self) -> AbstractContextManager[object]:
-        """All that a step does is done within."""
+        """The context in which a step runs."""
         ...
 
     def synchronize(self) -> None:
@@ -40,11 +41,11 @@ class DeviceWorker(Protocol):
         ...
 
     def recover(self) -> None:
-        """A step raised half way, and nothing is under way. Raises EngineDead: so it stays."""
+        """Prepare for more steps after one raised. Raises EngineDead if the device is lost."""
         ...
 
     def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
-        """Bring the block tables up to the step."""
+        """Write the block table entries that the step adds."""
         ...
 
     def swap_out(self, pairs: Sequence[BlockCopy]) -> None:
@@ -64,13 +65,13 @@ class DeviceWorker(Protocol):
         ...
 
     def release_kv_memory(self) -> None:
-        """Every block's content is gone; give back what memory can be given back."""
+        """Give the KV memory back to the system; every block's content is lost."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class CompletedStep:
-    """A step whose result is there."""
+    """A step that is done."""
 
     result: StepResult
 
@@ -83,21 +84,25 @@ def build_step_result(
     ids: Sequence[int],
     logprobs: Mapping[int, TokenLogprobs],
     extras: Iterable[Mapping[str, Any]],
-    verdicts: RowErrors,
-    binding: GrammarMasks | None = None,
+    row_errors: RowErrors,
+    grammar_masks: GrammarMasks | None = None,
 ) -> StepResult:
     """The step's result by the plan's rows, from what was sampled for rows [R] of the inputs.
 
-    extras: what parts add to fields of the result. binding: of the sampling, committed.
+    extras: what parts add to fields of the result. grammar_masks: of the sampling, committed.
     """
     rows, ends = inputs.sampled_rows, {}
     kept = inputs.accepted(ids)
-    errors, refusals, spoilt = verdicts
-    if binding is not None:
-        ends = _by_plan_row(binding.ends, rows, kept)
-        refusals = {**refusals, **binding.refusals}
-        errors = {i: text for i, text in errors.items() if i not in refusals} | binding.errors
-        spoilt = {i: text for i, text in spoilt.items() if i not in refusals and i not in errors}
+    errors, request_errors, non_finite = row_errors
+    if grammar_masks is not None:
+        ends = _by_plan_row(grammar_masks.ends, rows, kept)
+        request_errors = {**request_errors, **grammar_masks.refusals}
+        errors = {
+            i: text for i, text in errors.items() if i not in request_errors
+        } | grammar_masks.errors
+        non_finite = {
+            i: text for i, text in non_finite.items() if i not in request_errors and i not in errors
+        }
     if inputs.decode_only:
         tokens: list[tuple[int, ...]] = list(zip(ids))
     else:
@@ -112,8 +117,8 @@ def build_step_result(
         tokens,
         logprobs=scored,
         errors=_by_plan_row(errors, rows, kept),
-        request_errors=_by_plan_row(refusals, rows, kept),
-        non_finite=_by_plan_row(spoilt, rows, kept),
+        request_errors=_by_plan_row(request_errors, rows, kept),
+        non_finite=_by_plan_row(non_finite, rows, kept),
         finish_reasons=ends,
     )
     for fields in extras:

@@ -1,9 +1,9 @@
-"""Makes the KV tensors of one device: one per place, each [N, 2, K, B, D], or
-[N, 1, 1, B, D] where values are part of the keys.
+"""KV tensors of one device: allocates one per place, [N, 2, K, B, D], or [N, 1, 1, B, D] where
+values are part of the keys.
 
-On the CPU they are zero pages that cost nothing until written, so a large pool is free until used,
-and that go back to the system when an idle engine is put to sleep. On a GPU they are views of one
-allocation whose content is whatever was there: kernels read only what was written.
+On the CPU they are zero pages that cost nothing until written, so a large pool is free until used;
+they go back to the system when an idle engine sleeps. On a GPU they are views of one allocation
+without defined content: kernels read only what was written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Where a step's time goes: named ranges, off unless asked for, and traces of some steps.
+"""Profiler: names ranges of a step's time, and records traces of some steps.
 
-The ranges show in torch's profiler, and in Nsight Systems through NVTX. Off, a range costs a
-function call. Not here: counting device idle time (bench/host.py).
+The ranges show in torch's profiler, and in Nsight Systems through NVTX. While they are off, a range
+costs a function call. bench/host.py counts the device's idle time.
 """
 
 from __future__ import annotations

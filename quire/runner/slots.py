@@ -1,7 +1,7 @@
-"""Which block table entries a step adds to the device's rows ("slots").
+"""Slot tables: find the block table entries that a step adds to the device's rows ("slots").
 
 A running sequence keeps one slot for its whole life, so nothing is reordered when sequences come
-and go. The tables themselves lie with the device; this knows how much of each the device has.
+and go. The tables themselves are on the device; SlotTables counts how much of each was sent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SlotTables:
         self._sequences: list[Sequence | None] = [None] * shape.max_seqs
 
     def collect_updates(self, plan: StepPlan) -> list[BlockTableUpdate]:
-        """What the plan adds: joins and moved ones whole, others by what was appended."""
+        """The entries that the plan adds: joined and changed tables whole, others by their end."""
         for slot in plan.leaves:
             self._sequences[slot] = None
         for seq in plan.joins:

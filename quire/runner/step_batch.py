@@ -70,7 +70,7 @@ class StepBatch:
 
 
 def build_step_batch(plan: StepPlan) -> StepBatch:
-    """Copy everything step `plan` needs, but for block tables. The plan has rows."""
+    """Copy what the forward pass of a plan with rows needs, without block tables."""
     seqs, starts, counts, wants, _ = zip(*plan.rows)
     if counts.count(1) == len(counts) and wants.count(Wants.TOKEN) == len(wants):
         return _build_decode_batch(seqs, starts)
@@ -78,7 +78,7 @@ def build_step_batch(plan: StepPlan) -> StepBatch:
 
 
 def _build_decode_batch(seqs: tuple, starts: tuple[int, ...]) -> StepBatch:
-    """The step that comes a thousand times for one of the other kind: few passes over the rows."""
+    """The most frequent step by far: few passes over the rows."""
     rows = range(len(seqs))
     slots = [seq.slot for seq in seqs]
     positions = np.array(starts, dtype=np.int32)

@@ -114,14 +114,14 @@ def _two_of_a_kind(layers: Sequence[nn.Module]) -> list[nn.Module]:
 
 
 def _layer_kind(layer: nn.Module) -> str:
-    """What a layer is made of: classes, sizes and switches, but not where its cache lies."""
+    """What a layer is made of: classes, sizes and switches, without its place in the cache."""
     plain = (bool, int, float, str, type(None))
     parts = []
     for name, module in layer.named_modules():
-        said = {k: v if isinstance(v, plain) else type(v) for k, v in vars(module).items()}
+        fields = {k: v if isinstance(v, plain) else type(v) for k, v in vars(module).items()}
         shapes = [tuple(p.shape) for p in module.parameters(recurse=False)]
-        said = {k: v for k, v in said.items() if k not in ("group", "place")}
-        parts.append((name, type(module), list(said.items()), shapes))
+        fields = {k: v for k, v in fields.items() if k not in ("group", "place")}
+        parts.append((name, type(module), list(fields.items()), shapes))
     return repr(parts)
 
 

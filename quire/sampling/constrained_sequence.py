@@ -1,8 +1,8 @@
-"""One sequence whose next token is not the model's alone to choose.
+"""Constrained sequence: narrows the tokens of one sequence by a grammar, a thinking budget, or
+both.
 
-It is bound to a grammar, through a guide, or to a budget of thinking, or to both. The guide decides
-what may come and when the text ends; min_tokens and the budget then narrow its masks, as far as
-they leave something.
+The matcher decides which tokens are allowed and when the text ends; min_tokens and the budget then
+narrow its masks, as far as they leave a token.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ T = TypeVar("T")
 
 
 class MatcherFactory(Protocol):
-    """A grammar that was compiled."""
+    """A compiled grammar."""
 
     @property
     def fill_all(self) -> FillBitmasks:
-        """Fills the masks of many of its matchers."""
+        """Fills the masks of many of its matchers at once."""
         ...
 
     def guide(self) -> BudgetedMatcher:
-        """A fresh one, for one sequence."""
+        """A new matcher, for one sequence."""
         ...
 
 
 class GrammarLookup(Protocol):
-    """Where grammars are; quire.grammar.compilation.grammar_cache."""
+    """Holds compiled grammars: quire.grammar.compilation.grammar_cache."""
 
     def get(self, constraint: Constraint) -> MatcherFactory:
-        """One that is known to be ready."""
+        """The grammar of a constraint, which is compiled."""
         ...
 
 
@@ -58,10 +58,10 @@ class ConstrainedSequence:
     max_outputs: int  # outputs at which it ends
     min_outputs: int  # outputs before which no token of `ends` may come
     end_ids: tuple[int, ...]
-    accepted_ahead: bool = False  # its next output is taken in already
-    finished: bool = False  # it has ended: what is in flight for it means nothing
+    accepted_ahead: bool = False  # its next output is accepted already
+    finished: bool = False  # it has ended: its tokens in flight are dropped
     error: str | None = None  # why it must end
-    refusal: str | None = None  # the same, where its request is to blame
+    refusal: str | None = None  # the same, if its request is at fault
 
     @classmethod
     def from_join(cls, joined: SlotJoin, ready: MatcherFactory | None) -> ConstrainedSequence:
@@ -80,7 +80,7 @@ class ConstrainedSequence:
         return made
 
     def needs_mask(self, outputs: int) -> bool:
-        """Whether the token behind so many outputs needs a mask, as far as is known."""
+        """Whether the token after so many outputs may need a mask."""
         if self.finished:
             return False
         return self.guide is not None or (
@@ -88,12 +88,12 @@ class ConstrainedSequence:
         )
 
     def accept_ahead(self, token: int) -> bool:
-        """Take in the next output before it is settled, if the grammar allows it."""
+        """Accept the next output before it is committed, if the grammar allows it."""
         self.accepted_ahead = self.guide is not None and self.guide.accept(token)
         return self.accepted_ahead
 
     def is_grammar_only(self, outputs: int) -> bool:
-        """A grammar alone has a say behind so many outputs, and narrow() would change nothing."""
+        """Whether only the grammar applies after so many outputs, and narrow_mask() would not."""
         guide = self.guide
         return (
             guide is not None
@@ -104,9 +104,9 @@ class ConstrainedSequence:
         )
 
     def accept(self, token: int, left: int | None = None) -> FinishKind | None:
-        """Take in the next output; how the text ends with it, if it does.
+        """Accept the next output. Returns how the text ends with it, if it does.
 
-        left: how many might have come, of an output that another stay in a slot has drawn.
+        left: tokens that were left when an earlier stay in a slot drew the output.
         """
         if self.reasoning_budget is not None:
             self.reasoning_budget.accept(token)
@@ -130,7 +130,7 @@ class ConstrainedSequence:
         return "length" if guide.forced else "stop"
 
     def run_guarded(self, what: Callable[P, T], *args: P.args, **named: P.kwargs) -> T | None:
-        """What it gives; what it raises ends this sequence and no other."""
+        """Its result; an exception ends this sequence and no other."""
         try:
             return what(*args, **named)
         except Exception as error:
@@ -144,7 +144,7 @@ class ConstrainedSequence:
         return self.error is not None or self.refusal is not None
 
     def narrow_mask(self, words: MaskWords, outputs: int) -> None:
-        """Take from the matcher's mask what else may not come behind so many outputs."""
+        """Clear in the matcher's mask what else may not follow so many outputs."""
         if self.guide is not None:
             self.guide.apply_budget(words, self.max_outputs - outputs)
             self.refusal = self.guide.matcher.fault

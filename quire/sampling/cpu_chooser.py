@@ -1,4 +1,4 @@
-"""Choosing tokens on the CPU: random rows in two groups, plain and cut, through numpy."""
+"""CPU chooser: chooses tokens through numpy, random rows in two groups, unfiltered and filtered."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class CpuChooserRows:
 
 
 class CpuChooser:
-    """The `Lane` of tensors on the CPU."""
+    """The TokenChooser of tensors on the CPU."""
 
     def __init__(self, vocab: int, max_seqs: int) -> None:
         self.scratch = ScratchBuffers(vocab, max_seqs)
@@ -47,7 +47,7 @@ class CpuChooser:
     def prepare_rows(
         self, batch: SlotBatch, params: list[SamplingParams], scaled: bool
     ) -> CpuChooserRows:
-        """Make ready for a batch."""
+        """Prepare a batch."""
         plain: list[int] = []
         cut: list[int] = []
         for row, p in enumerate(params):
@@ -62,7 +62,7 @@ class CpuChooser:
         )
 
     def can_draw_before_mask(self, params: SamplingParams) -> bool:
-        """Whether a row of these may draw before it is masked, and draw_again() if it must."""
+        """Whether a row may draw before it is masked, and redraw_masked() if needed."""
         return params.greedy or _is_unfiltered(params)
 
     def _build_batch(
@@ -78,13 +78,13 @@ class CpuChooser:
         return build_top_k_top_p_batch(rows, len(params), asked, torch.device("cpu"))
 
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Every row takes its greatest."""
+        """Every row takes its greatest logit."""
         return argmax_rows(logits, self.scratch)
 
     def choose(
         self, logits: Tensor, rows: CpuChooserRows, positions: Sequence[int]
     ) -> tuple[Tensor, Tensor, None]:
-        """Greedy rows and each group of random ones by themselves."""
+        """Choose for greedy rows and for each group of random ones separately."""
         if not rows.random:
             return *argmax_rows(logits, self.scratch), None
         draws = [self._draw(logits, rows, group, positions) for group in range(len(rows.random))]
@@ -122,7 +122,7 @@ class CpuChooser:
         return sample_rows(logits, cuts, shares, self.scratch)
 
     def processed(self, logits: Tensor, rows: CpuChooserRows, choice: None) -> Tensor:
-        """Cut once more: the draw did not keep where."""
+        """Filter once more: the draw did not keep which tokens it had."""
         final = logits.float().clone()
         for cuts in rows.random:
             where = slice(None) if cuts.device_rows is None else cuts.device_rows

@@ -1,4 +1,4 @@
-"""Choosing tokens where nobody may wait for them: two ops over a table of what the slots ask.
+"""GPU chooser: chooses tokens with two ops over a table of the slots' parameters, without waiting.
 
 Everything here starts work and returns. Any mix of greedy and random rows is one launch.
 """
@@ -33,7 +33,7 @@ class GpuChooserRows:
 
 
 class GpuChooser:
-    """The `Lane` of tensors on a GPU. `table` is read by captured graphs too."""
+    """The TokenChooser of tensors on a GPU. Captured graphs read `table` too."""
 
     scratch: ScratchBuffers | None = None
 
@@ -49,7 +49,7 @@ class GpuChooser:
     def prepare_rows(
         self, batch: SlotBatch, params: list[SamplingParams], scaled: bool
     ) -> GpuChooserRows:
-        """Make ready for a batch."""
+        """Prepare a batch."""
         self.table.flush()
         divisor = None
         if not scaled and any(p.temperature != 1.0 and not p.greedy for p in params):
@@ -62,7 +62,7 @@ class GpuChooser:
         )
 
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Every row takes its greatest."""
+        """Every row takes its greatest logit."""
         return argmax(logits)
 
     def choose(
@@ -78,7 +78,7 @@ class GpuChooser:
     def processed(
         self, logits: Tensor, rows: GpuChooserRows, choice: SampledTokens | None
     ) -> Tensor:
-        """The same cut that the draw found."""
+        """Filter as the draw did."""
         x = logits.float()
         if choice is None:
             return x

@@ -1,7 +1,7 @@
-"""Small tensors on their way to the device and back, without anyone waiting.
+"""Copies of small tensors to the device and back, without waiting.
 
-A GPU copies asynchronously from and to pinned memory only. Torch's pool hands pinned memory out
-again only when the copies that use it are done, so nothing here needs a fence of its own.
+A GPU copies asynchronously from and to pinned memory only. Torch's pool reuses pinned memory only
+when the copies that use it are done, so nothing here needs an event of its own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Log probabilities: of the chosen token, of the k best, of any ids, with ranks.
+"""Log probabilities: scores the chosen token, the k best, or any ids, with ranks.
 
-Rank: 1 + the number of tokens whose logit is strictly greater, so equal tokens share the better
-rank. Among equal tokens the lower id is listed first. Not here: which logits are scored (raw or
-processed; quire.sampling.sampler knows). Only rows that ask are scored.
+Rank: 1 + the number of tokens with a strictly greater logit, so equal tokens share the better rank.
+Among equal tokens the lower id is listed first. Only rows that return logprobs are scored;
+quire.sampling.sampler decides whether raw or processed logits are.
 """
 
 from __future__ import annotations
@@ -91,10 +91,8 @@ def score_top_k(
     logits: [n, V], any float dtype, not changed. chosen: [n] int. k: 0 or more, or ALL.
     scratch: the host's; None: the logits are not on the host. as_logits: logits, not logprobs.
     """
-    standing = _compute_stats(logits, chosen, k, scratch, as_logits)
-    return LogprobScores(
-        chosen, standing.values, standing.ranks, standing.top_ids, standing.top_values
-    )
+    stats = _compute_stats(logits, chosen, k, scratch, as_logits)
+    return LogprobScores(chosen, stats.values, stats.ranks, stats.top_ids, stats.top_values)
 
 
 def score_ids(
@@ -106,11 +104,11 @@ def score_ids(
     as_logits: bool = False,
 ) -> LogprobScores:
     """Score the chosen token of each row, then the given ids [n, C] in their order."""
-    standing = _compute_stats(logits, chosen, 0, scratch, as_logits)
+    stats = _compute_stats(logits, chosen, 0, scratch, as_logits)
     picked = logits.gather(1, ids.long())
     beaten = [(logits > picked[:, c : c + 1]).sum(-1) for c in range(ids.shape[1])]
-    ranks, values = torch.stack(beaten, 1) + 1, picked.double() - standing.shifts[:, None]
-    return LogprobScores(chosen, standing.values, standing.ranks, ids, values, ranks)
+    ranks, values = torch.stack(beaten, 1) + 1, picked.double() - stats.shifts[:, None]
+    return LogprobScores(chosen, stats.values, stats.ranks, ids, values, ranks)
 
 
 def _compute_stats(

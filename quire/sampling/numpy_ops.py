@@ -1,4 +1,4 @@
-"""Row arithmetic on the CPU, row by row through numpy.
+"""Numpy operations: row arithmetic on the CPU, one row after the other.
 
 Why not torch: an operation costs 2 to 10 us however small, and torch's argmax, comparisons, sorts
 and exp are 2 to 12 times slower on one core than numpy's (bench/sampler.py). With that few
@@ -91,14 +91,14 @@ def _search_cumulative(running: np.ndarray, share: float) -> int:
 
 
 def draw_filtered(
-    z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams], share: Tensor
+    z: Tensor, buffer: Tensor, params: Sequence[TopKTopPParams], share: Tensor
 ) -> Tensor:
     """Draw among what the cuts leave of each row, in column order. [B] int64.
 
     z: [B, V] float32, best 0. buffer: [B, width], 0 from V on.
     """
     found = []
-    for (columns, weights), u in zip(_filter_each(z, buffer, asked), share.tolist()):
+    for (columns, weights), u in zip(_filter_each(z, buffer, params), share.tolist()):
         at = _search_cumulative(weights.cumsum(dtype=np.float64), u) if len(columns) else -1
         found.append(columns.item(at) if at >= 0 else 0)
     return torch.tensor(found)
@@ -136,13 +136,13 @@ def _set_bits(mask: np.ndarray) -> np.ndarray:
 
 
 def filter_rows(
-    z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams]
+    z: Tensor, buffer: Tensor, params: Sequence[TopKTopPParams]
 ) -> tuple[Tensor, Tensor]:
-    """What min_p, top_k and top_p leave of each row of z (see choose).
+    """What min_p, top_k and top_p leave of each row of z (see draw_filtered).
 
     Returns columns [B, C] in order and weights [B, C] float32, 0 where cut off or padding.
     """
-    kept = list(_filter_each(z, buffer, asked))
+    kept = list(_filter_each(z, buffer, params))
     shape = (len(kept), max(1, *(len(columns) for columns, _ in kept)))
     columns, weights = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
     for row, (c, w) in enumerate(kept):
@@ -151,21 +151,23 @@ def filter_rows(
 
 
 def _filter_each(
-    z: Tensor, buffer: Tensor, asked: Sequence[TopKTopPParams]
+    z: Tensor, buffer: Tensor, params: Sequence[TopKTopPParams]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """keep() with each row's columns and weights as long as they are."""
+    """filter_rows() with each row's columns and weights as long as they are."""
     mass = (
-        _row_masses(z, buffer) if any(cut.needs_full_mass for cut in asked) else [0.0] * len(asked)
+        _row_masses(z, buffer)
+        if any(cut.needs_full_mass for cut in params)
+        else [0.0] * len(params)
     )
     view = z.numpy()
-    flat = np.flatnonzero(view >= _row_bounds(z, asked, mass))
-    ends = flat.searchsorted(np.arange(1, len(asked) + 1) * view.shape[1])
-    rows = np.repeat(np.arange(len(asked)), np.diff(ends, prepend=0))
+    flat = np.flatnonzero(view >= _row_bounds(z, params, mass))
+    ends = flat.searchsorted(np.arange(1, len(params) + 1) * view.shape[1])
+    rows = np.repeat(np.arange(len(params)), np.diff(ends, prepend=0))
     columns = flat - rows * view.shape[1]
     values = view[rows, columns]
     weights = np.exp(values)
     start = 0
-    for cut, all_of_it, end in zip(asked, mass, ends.tolist()):
+    for cut, all_of_it, end in zip(params, mass, ends.tolist()):
         own = weights[start:end]
         _filter_row(own, values[start:end], cut, all_of_it)
         yield columns[start:end], own
@@ -179,14 +181,14 @@ def _row_masses(z: Tensor, buffer: Tensor) -> list[float]:
     return masses
 
 
-def _row_bounds(z: Tensor, asked: Sequence[TopKTopPParams], mass: list[float]) -> np.ndarray:
+def _row_bounds(z: Tensor, params: Sequence[TopKTopPParams], mass: list[float]) -> np.ndarray:
     """A logit per row that every kept token reaches. [B, 1] float32."""
     groups = z.shape[1] // GROUP_SIZE
     tops = None
-    if any(0 < cut.top_k <= groups for cut in asked):
+    if any(0 < cut.top_k <= groups for cut in params):
         tops = z[:, : groups * GROUP_SIZE].reshape(len(z), groups, GROUP_SIZE).amax(-1).numpy()
-    bounds = [MIN_FLOAT32] * len(asked)
-    for row, cut in enumerate(asked):
+    bounds = [MIN_FLOAT32] * len(params)
+    for row, cut in enumerate(params):
         if cut.min_p > 0:
             bounds[row] = math.log(cut.min_p) - BOUND_MARGIN
         if tops is not None and 0 < cut.top_k <= groups:
@@ -215,7 +217,7 @@ def _filter_row(weights: np.ndarray, values: np.ndarray, cut: TopKTopPParams, ma
 
 
 def _apply_top_p(weights: np.ndarray, limit: float) -> None:
-    """Zero what lies past the limit, greatest first, equal ones in order."""
+    """Zero what is past the limit, greatest first, equal ones in order."""
     if len(weights) > SORT_LIMIT and np.count_nonzero(weights) > SORT_LIMIT:
         _apply_top_p_histogram(weights, limit)
         return
@@ -226,7 +228,7 @@ def _apply_top_p(weights: np.ndarray, limit: float) -> None:
 
 
 def _apply_top_p_histogram(weights: np.ndarray, limit: float) -> None:
-    """Find the histogram bin in which the limit lies, and sort only that.
+    """Find the histogram bin that has the limit, and sort only that.
 
     A bin is the upper bits of a float, so bins are in order of weight.
     """
@@ -254,7 +256,7 @@ def top_k_columns(x: Tensor, k: int) -> Tensor:
 
 
 def _top_k_row(view: np.ndarray, bound: float, k: int) -> np.ndarray:
-    """best() of one row, of which at least k columns reach the bound."""
+    """top_k_columns() of one row, of which at least k columns reach the bound."""
     columns = np.flatnonzero(view >= np.float32(bound))  # all of them if it is -inf
     if len(columns) < k:  # NaN: any list will do
         columns = np.arange(len(view))

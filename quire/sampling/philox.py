@@ -1,10 +1,10 @@
-"""Random numbers that depend on nothing but (seed, position): a counter goes in, bits come out.
+"""Philox: random numbers that depend only on (seed, position); a counter goes in, bits come out.
 
     key      the sequence's seed, 64 bits
     counter  the token's position among the outputs, and which of its draws it is
 
-So a draw is the same whatever the batch, the slot, the preemption or the device. Host side and
-vectorised; `Uniforms` keeps a window of draws per slot so that a step costs one lookup.
+So a draw is the same in any batch, slot or device, and after preemption. On the host, vectorised;
+`Uniforms` keeps a window of draws per slot so that a step costs one lookup.
 
 Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011), Philox 4x32-10.
 """

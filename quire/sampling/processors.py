@@ -1,10 +1,9 @@
-"""Engine-wide logits processors: classes a user gives, which see whole batches.
+"""Engine-wide logits processors: classes of the user that process whole batches.
 
-Not here: functions of a single request (quire.sampling.steps.request_processors). The interface is
-the one
-users of this kind of engine write against. Row i of the logits is index i of the batch; how the
-batch changed since the last step comes as a BatchUpdate, to be obeyed in the order removed, added,
-moved. An instance keeps state per index; None means nobody came, went or moved.
+Functions of a single request are in quire.sampling.steps.request_processors. The interface is the
+one that users of this kind of engine write against. Row i of the logits is index i of the batch;
+changes of the batch since the last step come as a BatchUpdate, to be applied in the order removed,
+added, moved. An instance keeps state per index; None means that the batch did not change.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ class BatchUpdate:
 
 
 class RowsFailed(Exception):
-    """An `apply` that knows which rows it could not do, and did the others in place."""
+    """Raised by an `apply` that failed on some rows, and did the others in place."""
 
     def __init__(self, rows: dict[int, str]) -> None:
         super().__init__(f"rows {sorted(rows)} failed")
@@ -79,7 +78,7 @@ class LogitsProcessor:
 
 
 class AdapterLogitsProcessor(LogitsProcessor):
-    """Lets per-request functions serve engine-wide: one for each request that wants it."""
+    """Runs per-request functions engine-wide: one for each request that has one."""
 
     def __init__(self, vllm_config: Any, device: torch.device, is_pin_memory: bool) -> None:
         super().__init__(vllm_config, device, is_pin_memory)
@@ -158,7 +157,7 @@ def _class_of(name: str) -> type:
 
 @dataclass(slots=True)
 class _SequenceTokens:
-    """What a processor is shown of one sequence. Compared by identity: one per stay in a slot."""
+    """One sequence as a processor sees it. Compared by identity: one per stay in a slot."""
 
     params: SamplingParams
     prompt: list[int]
@@ -166,7 +165,7 @@ class _SequenceTokens:
 
 
 class EngineLogitsProcessors:
-    """The engine-wide processors as a `Step`, and the batch order they believe in."""
+    """The engine-wide processors as a SamplingStep, and the batch order that they have."""
 
     def __init__(self, processors: Sequence[LogitsProcessor]) -> None:
         self.argmax_changing = [p for p in processors if not p.is_argmax_invariant()]
@@ -193,7 +192,7 @@ class EngineLogitsProcessors:
         return _EngineProcessorsEdit(self, [self._tokens[slot] for slot in batch.slots])
 
     def update_batch(self, rows: list[_SequenceTokens]) -> None:
-        """Tell all processors what the batch is now."""
+        """Send all processors the changes of the batch."""
         update = None
         if len(rows) != len(self._batch_order) or any(
             a is not b for a, b in zip(rows, self._batch_order)
@@ -206,7 +205,7 @@ class EngineLogitsProcessors:
     def run(
         self, processors: list[LogitsProcessor], logits: Tensor, errors: dict[int, str]
     ) -> None:
-        """Apply to all rows. Raises HookFailed: nobody knows which rows were done."""
+        """Apply to all rows. Raises HookFailed: it is unknown which rows were done."""
         try:
             for processor in processors:
                 given = processor.apply(logits)
@@ -232,7 +231,7 @@ class _EngineProcessorsEdit(LogitsEdit):
 
 
 def diff_batches(old: Sequence[_SequenceTokens], new: Sequence[_SequenceTokens]) -> BatchUpdate:
-    """The update that turns one batch order into another. Whoever stays is moved, not re-added."""
+    """The update that turns one batch order into another. A sequence that stays is moved."""
     staying = {id(one) for one in new}
     known = {id(one) for one in old}
     removed = [i for i, one in enumerate(old) if id(one) not in staying]

@@ -1,7 +1,7 @@
-"""Whole-row arithmetic over logits on the CPU. Each row's result depends on that row alone.
+"""Row operations: whole-row arithmetic over logits on the CPU, block by block.
 
-Not here: what the numbers mean; the arithmetic itself, which is quire.sampling.numpy_ops's. The one
-idea: big batches go block by block through one scratch that stays in the CPU's cache.
+Each row's result depends on that row alone. Large batches go through one scratch that stays in the
+CPU's cache. The arithmetic itself is quire.sampling.numpy_ops's.
 
 Axes: B rows of a block, V vocab.
 """

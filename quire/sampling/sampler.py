@@ -1,17 +1,16 @@
-"""From logits [R, V] to one token per row. Owns the sampling state of every slot.
+"""Sampler: chooses one token per row from logits [R, V]. Owns the sampling state of every slot.
 
 The order of a row's steps:
 
-    logprobs (raw)  masks of what the row is bound to
+    logprobs (raw)  masks of constrained rows
     allowed ids, bad words, min_tokens, bias, penalties, custom processors
     | greedy: the greatest logit, of equal ones the lowest id
     | random: temperature, custom processors that keep the greatest, min_p, top_k, top_p, draw
     logprobs (processed)
 
-The one idea: a `BatchSamplingPlan` holds all a batch of slots needs, made once and used while the
-same slots
-come back, so a parameter that no row sets costs nothing and an all-greedy batch is one argmax.
-Rows do not touch each other: a row's token and logprobs are the same bits in any company.
+A `BatchSamplingPlan` holds what a batch of slots needs and is reused while the same slots come
+back, so a parameter that no row sets costs nothing and an all-greedy batch is one argmax. Rows do
+not affect each other: a row's token and logprobs are the same bits in any batch.
 
 Source: the order is that of vLLM V1's sampler, which users rely on.
 """
@@ -54,10 +53,10 @@ from quire.sampling.steps.request_processors import RequestLogitsProcessors
 log = logging.getLogger(__name__)
 
 GREEDY_PARAMS = SamplingParams(temperature=0.0)
-"""Of who cannot have what it asks: it is sampled all the same, and nobody reads that."""
+"""Of sequences that could not be joined: they are sampled, and their tokens are not read."""
 
 ChooserKind = Literal["greedy", "random", "penalised"]
-"""What rows can be chosen by tensors alone; each serves what those before it do."""
+"""How rows can be chosen by tensors alone; each kind includes those before it."""
 
 
 class Sampler:
@@ -75,8 +74,8 @@ class Sampler:
         asynchronous: bool | None = None,
     ) -> None:
         """`processors`: engine-wide ones (quire.sampling.processors.load_processors).
-        grammars: of the requests that have a constraint; None: there are none of those.
-        asynchronous: nothing waits for results, as a GPU needs it; None: if the device is one.
+        grammars: of the requests with a constraint; None: no request has one.
+        asynchronous: nothing waits for results, as a GPU needs; None: True on a GPU.
         """
         self.vocab = vocab
         self.device = torch.device(device)
@@ -92,9 +91,9 @@ class Sampler:
             asynchronous = self.device.type != "cpu"
         self._gpu_chooser = GpuChooser(vocab, max_seqs, self.device) if asynchronous else None
         self._cpu_chooser = CpuChooser(vocab, max_seqs) if self._gpu_chooser is None else None
-        lane = self._gpu_chooser or self._cpu_chooser
-        assert lane is not None
-        self._chooser: TokenChooser = lane
+        chooser = self._gpu_chooser or self._cpu_chooser
+        assert chooser is not None
+        self._chooser: TokenChooser = chooser
         self._penalties: SamplingStep = CpuPenalties(vocab, max_seqs)
         if self._gpu_chooser is not None:
             self._penalties = self._gpu_chooser.penalties
@@ -162,33 +161,33 @@ class Sampler:
             step.leave(slot)
 
     def recover(self) -> None:
-        """A sampling raised half way: forget it. Its slots are to be joined anew."""
+        """Drop what a failed sampling left half done. Its slots are joined anew."""
         self._plan = None
         self._constrained_slots.recover()
 
     def warm_up(self, dtype: torch.dtype) -> None:
-        """Run what bound rows need once for nothing. dtype: of the model's logits."""
+        """Run the kernels of constrained rows once. dtype: of the model's logits."""
         words = torch.zeros((1, -(-self.vocab // 32)), dtype=torch.int32, device=self.device)
         for kind in {dtype, torch.float32}:
             logits = torch.zeros((1, self.vocab), dtype=kind, device=self.device)
             token_mask(logits, words, torch.full_like(words[0, :1], -1))
 
     def prepare_masks(self, slots: tuple[int, ...], positions: OutputCounts) -> GrammarMasks | None:
-        """What the rows of the next sampling are bound to; None: nothing.
+        """The grammar masks of the next sampling; None: no row is constrained.
 
-        If it has `masks`, they are to be applied before `choose`; `sample` does so by itself. Then
-        it is to be told where the tokens are. positions: as for `sample`.
+        If they have `needs_masks`, apply them before `choose`; `sample` does so by itself. Then
+        call their set_fetch(). positions: as for `sample`.
         """
-        ventures = frozenset[int]()
+        optimistic = frozenset[int]()
         if self._cpu_chooser is not None and self._constrained_slots.has_constrained:
-            ventures = self._get_plan(slots).optimistic_rows
-        return self._constrained_slots.prepare_masks(slots, positions, ventures)
+            optimistic = self._get_plan(slots).optimistic_rows
+        return self._constrained_slots.prepare_masks(slots, positions, optimistic)
 
     def kind(self, slots: Sequence[int]) -> ChooserKind | None:
-        """How `choose` can serve these slots; None: it cannot, `sample` must.
+        """How `choose` can serve these slots; None: only `sample` can.
 
-        To be called before each choose or replay of one, after the step's joins: what the slots
-        ask is on its way to the device when this returns.
+        Call it before each choose or replay of one, after the step's joins: it starts the copy of
+        the slots' parameters to the device.
         """
         if self._gpu_chooser is not None:
             self._gpu_chooser.table.flush()
@@ -203,10 +202,10 @@ class Sampler:
     ) -> tuple[Tensor, Tensor]:
         """A token for each row, from device tensors alone: a graph can capture it.
 
-        logits: [R, V], not changed. row_slots: [R] int32, -1 for rows that nobody reads. outputs:
+        logits: [R, V], not changed. row_slots: [R] int32, -1 for rows that are not read. outputs:
         [R] int32, tokens each sequence has put out already. Both are ignored if kind is greedy.
         Penalised rows learn their tokens here, so each step of theirs is chosen once.
-        Returns ids [R] int32 and each row's best logit [R] float32 (see Sampled.tops).
+        Returns ids [R] int32 and each row's best logit [R] float32 (see SamplerOutput.top_logits).
         """
         if kind == "greedy":
             return argmax(logits)
@@ -223,55 +222,56 @@ class Sampler:
         logits: Tensor,
         slots: Sequence[int],
         positions: Sequence[int],
-        binding: GrammarMasks | None = None,
+        grammar_masks: GrammarMasks | None = None,
     ) -> SamplerOutput:
         """Choose a token for each row.
 
         logits: [R, V], row i of slot slots[i]; they may be overwritten. positions[i]: how many
-        outputs the sequence has already; with its seed it fixes the draw. binding: of these slots.
+        outputs the sequence has already; with its seed it determines the draw.
+        grammar_masks: of these slots.
         """
-        recipe = self._get_plan(tuple(slots))
-        masks = None if binding is None or not binding.needs_masks else binding
-        if recipe.is_all_greedy and masks is None:
+        plan = self._get_plan(tuple(slots))
+        masks = None if grammar_masks is None or not grammar_masks.needs_masks else grammar_masks
+        if plan.is_all_greedy and masks is None:
             return SamplerOutput(*self._chooser.greedy(logits))
-        return self._sample(logits, recipe, positions, masks)
+        return self._sample(logits, plan, positions, masks)
 
     def _sample(
         self,
         logits: Tensor,
-        recipe: BatchSamplingPlan,
+        plan: BatchSamplingPlan,
         positions: Sequence[int],
         masks: GrammarMasks | None,
     ) -> SamplerOutput:
-        faults = dict(recipe.row_errors)
-        due = [edit for edit in recipe.edits if edit.is_due(positions)]
+        faults = dict(plan.row_errors)
+        due = [edit for edit in plan.edits if edit.is_due(positions)]
         work = logits.float().contiguous() if due else logits
         changes = work.data_ptr() == logits.data_ptr() and (bool(due) or masks is not None)
-        raw = self._raw_rows(logits, recipe, changes=changes)
+        raw = self._raw_rows(logits, plan, changes=changes)
         if masks is not None:
             masks.apply_masks(work)
         for edit in due:
             edit.apply(work, positions, faults)
-        if recipe.scale is not None:
-            self._processors.run(self._processors.argmax_invariant, work.div_(recipe.scale), faults)
-        ids, tops, choice = self._chooser.choose(work, recipe.chooser_rows, positions)
+        if plan.scale is not None:
+            self._processors.run(self._processors.argmax_invariant, work.div_(plan.scale), faults)
+        ids, tops, choice = self._chooser.choose(work, plan.chooser_rows, positions)
         if masks is not None and self._cpu_chooser is not None:
             again = masks.rejected(ids, tops)
             if again is not None:
                 at = again.rows.long()
-                drawn = self._cpu_chooser.redraw_masked(work, recipe.chooser_rows, positions, again)
+                drawn = self._cpu_chooser.redraw_masked(work, plan.chooser_rows, positions, again)
                 ids[at], tops[at] = drawn
-        for edit in recipe.edits:
+        for edit in plan.edits:
             edit.on_sampled(ids)
-        made = SamplerOutput(ids, tops, faults, maskable_rows=recipe.maskable_rows)
-        if recipe.logprob_groups:
+        made = SamplerOutput(ids, tops, faults, maskable_rows=plan.maskable_rows)
+        if plan.logprob_groups:
             if raw is None:
-                final = self._chooser.processed(work, recipe.chooser_rows, choice)
-                raw = [_select_rows(final, asking.at) for asking in recipe.logprob_groups]
-            made.scored = [self._score(ids, *pair) for pair in zip(recipe.logprob_groups, raw)]
+                final = self._chooser.processed(work, plan.chooser_rows, choice)
+                raw = [_select_rows(final, group.at) for group in plan.logprob_groups]
+            made.scored = [self._score(ids, *pair) for pair in zip(plan.logprob_groups, raw)]
         return made
 
-    # --- recipes ---
+    # --- plans ---
 
     def _get_plan(self, slots: tuple[int, ...]) -> BatchSamplingPlan:
         if self._plan is None or self._plan.slots != slots:
@@ -305,37 +305,37 @@ class Sampler:
     def _optimistic_rows(
         self, slots: Sequence[int], params: Sequence[SamplingParams]
     ) -> frozenset[int]:
-        lane, particular = self._cpu_chooser, self._general_slots | self._penalized_slots
-        if lane is None:
+        chooser, particular = self._cpu_chooser, self._general_slots | self._penalized_slots
+        if chooser is None:
             return frozenset()
         rows = enumerate(zip(slots, params, strict=True))
         return frozenset(
-            i for i, (slot, p) in rows if slot not in particular and lane.can_draw_before_mask(p)
+            i for i, (slot, p) in rows if slot not in particular and chooser.can_draw_before_mask(p)
         )
 
     # --- logprobs ---
 
     def _raw_rows(
-        self, logits: Tensor, recipe: BatchSamplingPlan, *, changes: bool
+        self, logits: Tensor, plan: BatchSamplingPlan, *, changes: bool
     ) -> list[Tensor] | None:
-        """Per group of askers their rows, as the model gave them. None if others are scored.
+        """Per logprob group its rows of raw logits. None if processed logits are scored.
 
-        changes: the logits will be written to.
+        changes: the logits will be overwritten.
         """
         if self._mode.startswith("processed"):
             return None
-        rows = [_select_rows(logits, asking.at) for asking in recipe.logprob_groups]
+        rows = [_select_rows(logits, group.at) for group in plan.logprob_groups]
         return [x.clone() if x is logits and changes else x for x in rows]
 
-    def _score(self, ids: Tensor, asking: LogprobGroup, logits: Tensor) -> ScoredRows:
+    def _score(self, ids: Tensor, group: LogprobGroup, logits: Tensor) -> ScoredRows:
         as_logits = self._mode.endswith("_logits")
-        chosen, k, scratch = _select_rows(ids, asking.at), asking.request.k, self._chooser.scratch
-        if asking.ids is None:
+        chosen, k, scratch = _select_rows(ids, group.at), group.request.k, self._chooser.scratch
+        if group.ids is None:
             scores = score_top_k(logits, chosen, k, scratch, as_logits=as_logits)
-            return ScoredRows(asking.rows, k, scores)
-        listed = asking.ids.expand(len(asking.rows), -1)
+            return ScoredRows(group.rows, k, scores)
+        listed = group.ids.expand(len(group.rows), -1)
         scores = score_ids(logits, chosen, listed, scratch, as_logits=as_logits)
-        return ScoredRows(asking.rows, listed.shape[1], scores)
+        return ScoredRows(group.rows, listed.shape[1], scores)
 
 
 def _select_rows(x: Tensor, at: Tensor | None) -> Tensor:

@@ -1,4 +1,4 @@
-"""What one sampling chose: on the device (Sampled), and on its way to the host (Fetched)."""
+"""Sampler output: what one sampling chose, on the device and on its way to the host."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class ScoredRows:
 
 
 class RowErrors(NamedTuple):
-    """Rows whose sequences must end, and why; a row is in one of them at most."""
+    """Rows with sequences that must end, and why; a row is in at most one of them."""
 
-    errors: dict[int, str]  # what was done for this row raised
+    errors: dict[int, str]  # its sampling raised
     refusals: dict[int, str]  # its request leaves no token
-    non_finite: dict[int, str]  # its logits are no numbers
+    non_finite: dict[int, str]  # its logits are not finite
 
     @property
     def all(self) -> dict[int, str]:
@@ -60,16 +60,16 @@ class HostSamplerOutput:
 
     @property
     def all_errors(self) -> dict[int, str]:
-        """Row -> why its sequence must end. Its token means nothing."""
+        """Row -> why its sequence must end. Its token must not be used."""
         return self.row_errors.all
 
     @property
     def row_errors(self) -> RowErrors:
-        """Of the rows whose tokens mean nothing."""
+        """The rows with tokens that must not be used."""
         return find_row_errors(self._top_logits.numpy(), self._row_errors, self._maskable_rows)
 
     def logprobs(self) -> dict[int, TokenLogprobs]:
-        """Row -> logprobs, of the rows that asked."""
+        """Row -> logprobs, of the rows that return them."""
         found: dict[int, TokenLogprobs] = {}
         for one in self._scored:
             found.update(zip(one.rows, one.scores.to_lists([one.count] * len(one.rows))))
@@ -78,10 +78,10 @@ class HostSamplerOutput:
 
 @dataclass(slots=True)
 class SamplerOutput:
-    """What one sampling chose. Reading `verdicts` or logprobs here waits for the device."""
+    """What one sampling chose. Reading `row_errors` or logprobs here waits for the device."""
 
-    token_ids: Tensor  # [R] on the device; nobody may write to it
-    top_logits: Tensor  # [R] each row's best logit: not finite if the row is spoilt
+    token_ids: Tensor  # [R] on the device; read-only
+    top_logits: Tensor  # [R] each row's best logit: not finite if its logits are not
     raised: dict[int, str] = field(default_factory=dict)  # rows that raised
     scored: list[ScoredRows] = field(default_factory=list)
     maskable_rows: frozenset[int] = frozenset()  # rows whose requests may leave no token
@@ -94,16 +94,16 @@ class SamplerOutput:
 
     @property
     def all_errors(self) -> dict[int, str]:
-        """Row -> why its sequence must end. Its token means nothing."""
+        """Row -> why its sequence must end. Its token must not be used."""
         return self.row_errors.all
 
     @property
     def row_errors(self) -> RowErrors:
-        """Of the rows whose tokens mean nothing."""
+        """The rows with tokens that must not be used."""
         return find_row_errors(self.top_logits.cpu().numpy(), self.raised, self.maskable_rows)
 
     def logprobs(self) -> dict[int, TokenLogprobs]:
-        """Row -> logprobs, of the rows that asked."""
+        """Row -> logprobs, of the rows that return them."""
         return HostSamplerOutput(
             self.token_ids, self.top_logits, {}, frozenset(), self.scored
         ).logprobs()
@@ -116,21 +116,21 @@ NO_TOKEN_ALLOWED = (
 
 
 def find_row_errors(
-    tops: np.ndarray, faults: Mapping[int, str], banning: AbstractSet[int]
+    top_logits: np.ndarray, raised: Mapping[int, str], maskable_rows: AbstractSet[int]
 ) -> RowErrors:
-    """tops: each row's best logit. banning: rows whose requests may leave no token."""
-    made = RowErrors(dict(faults), {}, {})
-    finite = np.isfinite(tops)
+    """top_logits: each row's best logit. maskable_rows: rows that may be left without a token."""
+    made = RowErrors(dict(raised), {}, {})
+    finite = np.isfinite(top_logits)
     if finite.all():
         return made
     for row in np.flatnonzero(~finite).tolist():
-        if row in faults:
+        if row in raised:
             continue
-        if tops[row] == -np.inf and row in banning:
+        if top_logits[row] == -np.inf and row in maskable_rows:
             made.refusals[row] = NO_TOKEN_ALLOWED
         else:
             made.non_finite[row] = (
-                f"the model's logits are not finite ({_describe(float(tops[row]))})"
+                f"the model's logits are not finite ({_describe(float(top_logits[row]))})"
             )
     return made
 

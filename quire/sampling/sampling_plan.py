@@ -1,4 +1,4 @@
-"""All that sampling one batch of slots needs, but its logits and positions."""
+"""Batch sampling plan: what sampling one batch of slots needs, without its logits and positions."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from quire.sampling.row_ops import ScratchBuffers
 from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 ChooserRows = Any
-"""What a lane needs to know of a batch's rows."""
+"""A batch's rows as a chooser reads them; each chooser has its own type."""
 
 
 class TokenChooser(Protocol):
-    """How tokens are chosen on one kind of device. Rows do not touch each other."""
+    """Chooses tokens on one kind of device. Rows do not affect each other."""
 
     @property
     def scratch(self) -> ScratchBuffers | None:
-        """What the host scores with; None: scored by an op."""
+        """Buffers for scoring on the host; None: an op scores."""
         ...
 
     def join(self, slot: int, params: SamplingParams, seed: int) -> None:
@@ -31,14 +31,14 @@ class TokenChooser(Protocol):
     def prepare_rows(
         self, batch: SlotBatch, params: list[SamplingParams], scaled: bool
     ) -> ChooserRows:
-        """Make ready for a batch, after its slots have joined.
+        """Prepare a batch, after its slots have joined.
 
-        scaled: logits will come divided by the temperature.
+        scaled: logits are already divided by the temperature.
         """
         ...
 
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Ids and best logits when every row takes the greatest."""
+        """Ids and best logits if every row takes the greatest."""
         ...
 
     def choose(
@@ -53,7 +53,7 @@ class TokenChooser(Protocol):
 
 
 class LogprobRequest(NamedTuple):
-    """The logprobs a row wants: of the k best, or of these ids."""
+    """The logprobs of a row: of the k best tokens, or of these ids."""
 
     k: int
     ids: tuple[int, ...] | None
@@ -61,26 +61,24 @@ class LogprobRequest(NamedTuple):
 
 @dataclass(slots=True)
 class LogprobGroup:
-    """Rows that want the same, scored together so that none pays for another's k."""
+    """Rows with the same request, scored together so that none pays for another's k."""
 
     request: LogprobRequest
     rows: list[int]
     at: Tensor | None  # the same on the device; None: all, in order
-    ids: Tensor | None  # [1, C]: the ids wanted
+    ids: Tensor | None  # [1, C]: the ids to score
 
 
 @dataclass(slots=True)
 class BatchSamplingPlan:
-    """Made once for a batch and used while the same slots come back."""
+    """Made once for a batch and reused while the same slots come back."""
 
     slots: tuple[int, ...]
     edits: list[LogitsEdit]
     has_random: bool  # some row draws
     chooser_rows: ChooserRows
     logprob_groups: list[LogprobGroup]
-    optimistic_rows: frozenset[
-        int
-    ]  # rows whose tokens are drawn of their logits alone, and may be again
+    optimistic_rows: frozenset[int]  # rows that may draw before they are masked, and draw again
     scale: Tensor | None  # [R, 1] temperatures, if processors must see scaled logits
     row_errors: dict[int, str]  # rows that could not be joined
     maskable_rows: frozenset[int]  # rows that may leave no token
@@ -91,25 +89,25 @@ class BatchSamplingPlan:
 
 
 def logprob_request_of(p: SamplingParams) -> LogprobRequest | None:
-    """What a request wants; None: no logprobs."""
+    """The logprobs of a request; None: none."""
     if p.logprob_token_ids:
         return LogprobRequest(0, tuple(p.logprob_token_ids))
     return None if p.logprobs is None else LogprobRequest(p.logprobs, None)
 
 
 def group_logprob_requests(batch: SlotBatch, params: list[SamplingParams]) -> list[LogprobGroup]:
-    """The rows that want logprobs, by what they want."""
+    """The rows with logprobs, by request."""
     groups: dict[LogprobRequest, list[int]] = {}
     for row, p in enumerate(params):
-        ask = logprob_request_of(p)
-        if ask is not None:
-            groups.setdefault(ask, []).append(row)
+        request = logprob_request_of(p)
+        if request is not None:
+            groups.setdefault(request, []).append(row)
     return [
         LogprobGroup(
-            ask,
+            request,
             rows,
             None if len(rows) == len(params) else batch.tensor(rows),
-            None if ask.ids is None else batch.tensor([list(ask.ids)]),
+            None if request.ids is None else batch.tensor([list(request.ids)]),
         )
-        for ask, rows in groups.items()
+        for request, rows in groups.items()
     ]

@@ -1,6 +1,7 @@
-"""What each slot's row asks, in a table on the device that kernels and captured graphs read.
+"""Slot parameter table: each slot's sampling parameters on the device, for kernels and captured
+graphs.
 
-The host keeps the same lines and sends only those that changed, all in one copy: a slot that goes
+The host keeps the same rows and sends only those that changed, all in one copy: a slot that goes
 from one greedy sequence to the next sends nothing.
 """
 
@@ -16,7 +17,7 @@ from quire.sampling.h2d import to_device
 
 
 class SlotParamTable:
-    """`lines` is the device's copy; it is up to date after `flush`."""
+    """`rows` is the device's copy; it is up to date after `flush`."""
 
     def __init__(self, vocab: int, max_seqs: int, device: torch.device) -> None:
         self.rows: Tensor = torch.zeros((max_seqs, ROW_WORDS), dtype=torch.int64, device=device)
@@ -27,14 +28,14 @@ class SlotParamTable:
         self._dirty_slots.update(range(max_seqs))
 
     def write(self, slot: int, params: SamplingParams, seed: int) -> None:
-        """The slot now asks this."""
+        """Set the slot's parameters."""
         made = _encode_params(params, seed, self._vocab)
         if (self._host_rows[slot] != made).any():
             self._host_rows[slot] = made
             self._dirty_slots.add(slot)
 
     def flush(self) -> None:
-        """Start the copy of what changed."""
+        """Start the copy of the rows that changed."""
         if not self._dirty_slots:
             return
         slots = np.array(sorted(self._dirty_slots), np.int64)

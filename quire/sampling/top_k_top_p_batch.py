@@ -1,4 +1,4 @@
-"""The random rows of a batch: how each divides, cuts and draws. Data, made once per batch."""
+"""Top-k and top-p batch: the parameters of the random rows of a batch, made once per batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 class TopKTopPParams(NamedTuple):
-    """What one row asks. Neutral: min_p 0, top_k 0, top_p 1."""
+    """The parameters of one row. Neutral: min_p 0, top_k 0, top_p 1."""
 
     temperature: float
     min_p: float
@@ -38,7 +38,7 @@ class TopKTopPBatch:
 def build_top_k_top_p_batch(
     numbers: list[int], total: int, asked: list[TopKTopPParams], device: torch.device
 ) -> TopKTopPBatch:
-    """Gather what rows `numbers` of `total` ask."""
+    """Gather the parameters of rows `numbers` of `total`."""
     temperatures = [cut.temperature for cut in asked]
     return TopKTopPBatch(
         row_indices=numbers,

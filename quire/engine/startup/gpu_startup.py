@@ -1,8 +1,8 @@
-"""Start-up of an engine on a GPU, from a filled model to one that is ready. One call per engine.
+"""GPU start-up: brings an engine from a filled model to ready, once per engine.
 
-Not here: how each thing is done (warm.py), which device (build.py). Kernels compile in other
-processes once the steps that need them were rehearsed; then the cache gets what the worst step, as
-measured, leaves of the memory.
+A trace of the steps finds the kernels that they need, which compile in other processes; then the
+largest step is measured, and the KV cache gets what it leaves of the memory. warmup.py has the
+single stages.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ MAX_THREAD_COMPILES = 4
 COMPILE_TIMEOUT_S = 60.0
 """After this, processes that compile are given up."""
 MAX_OVERHEAD_BYTES = 2048 * MIB
-"""More than any driver and library take: then somebody else did."""
+"""More than any driver and library take: then it is memory of other processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class GpuStartupResult:
 
 @dataclass(frozen=True, slots=True)
 class MemorySituation:
-    """What was said and is true of the memory before the engine takes any."""
+    """Options about memory, and the memory in use before the engine takes any."""
 
     held_by_others: int  # processes
     held_by_torch: int  # other engines of this process
@@ -68,23 +68,23 @@ def start_on_gpu(
     make: Callable[[EngineConfig], SchedulerAndExecutor],
     config: EngineConfig,
     plan: MemoryPlan,
-    room: MemorySituation,
+    situation: MemorySituation,
     device: torch.device,
-    receipt: StartupTimer,
+    timer: StartupTimer,
     compilers: CompilerProcess | None,
 ) -> GpuStartupResult:
     """Bring an engine up. make: build both halves for a config. Raises NoRoom.
 
-    compilers: waiting for what the folder of kernels lacks, if it was known to lack much.
+    compilers: a process that waits for kernels, if the folder of kernels was known to lack many.
     """
-    weights = torch.cuda.memory_allocated(device) - room.held_by_torch
+    weights = torch.cuda.memory_allocated(device) - situation.held_by_torch
     small = warmup.profiling_config(config, plan.shape)
-    cold = compile_kernels(make(small), small, receipt, compilers)
+    cold = compile_kernels(make(small), small, timer, compilers)
     _free_device_memory(device)  # now, not in the middle of what is measured
-    half = make(small)  # a rehearsal may leave anything behind
+    half = make(small)  # a trace may leave anything behind
     peak = warmup.measure_peak_memory(half, small)
     kv_bytes = small.cache.num_blocks * small.cache.block_bytes
-    own = torch.cuda.memory_allocated(device) - room.held_by_torch
+    own = torch.cuda.memory_allocated(device) - situation.held_by_torch
     kept = own - weights - kv_bytes  # buffers of a half
     log.debug(
         "measured: weights %d, the worst step %d (%d with gaps), captured ones %d, buffers %d",
@@ -92,14 +92,14 @@ def start_on_gpu(
     )  # fmt: skip
     del half
     _free_device_memory(device)
-    receipt.lap("worst step")
-    config, plan = size_kv_cache(config, plan, room, peak, weights, kept, device)
+    timer.lap("worst step")
+    config, plan = size_kv_cache(config, plan, situation, peak, weights, kept, device)
     half = make(config)
     torch.cuda.synchronize(device)
-    receipt.lap("KV cache")
+    timer.lap("KV cache")
     warmup.capture_graphs(half, config, seconds=0 if cold else warmup.CAPTURE_S)
     torch.cuda.synchronize(device)
-    receipt.lap("capture")
+    timer.lap("capture")
     _log_memory(plan, device)
     return GpuStartupResult(half, config, plan)
 
@@ -107,12 +107,12 @@ def start_on_gpu(
 def compile_kernels(
     half: SchedulerAndExecutor,
     config: EngineConfig,
-    receipt: StartupTimer,
+    timer: StartupTimer,
     compilers: CompilerProcess | None,
 ) -> bool:
-    """Find the kernels the steps need and make them ready. True: the folder lacked many.
+    """Find the kernels that the steps need and load them. True: the folder lacked many.
 
-    Then only those of the first steps are there; processes go on with the others.
+    Then only those of the first steps are loaded; processes continue with the others.
     """
     wanted: list[kernel_precompile.MissingKernel] = []
     urgent: list[kernel_precompile.MissingKernel] = []
@@ -121,9 +121,9 @@ def compile_kernels(
             warmup.trace_kernels(half, config)
             urgent = list(wanted)
             warmup.trace_kernels_by_size(half, config)
-    except Exception:  # whatever is wrong shows again, and is told, when it is run for real
-        log.debug("the rehearsal ended early: kernels compile as they come", exc_info=True)
-    receipt.lap("rehearsal")
+    except Exception:  # the error is raised and reported again when the step really runs
+        log.debug("the trace ended early: kernels compile as they are used", exc_info=True)
+    timer.lap("rehearsal")
     absent, others = (
         kernel_precompile.load_cached(urgent),
         kernel_precompile.load_cached(wanted[len(urgent) :]),
@@ -135,13 +135,13 @@ def compile_kernels(
         missing = compilers.compile_and_load(missing, len(absent), count, COMPILE_TIMEOUT_S)
     elif compilers is not None:
         compilers.stop()
-    # Only now in threads: the rehearsal's calls into torch would wait for the GIL behind them all.
+    # Only now in threads: the trace's calls into torch would wait for the GIL behind them all.
     with ThreadPoolExecutor(min(MAX_COMPILERS, cpu.available_cores())) as pool:
         errors = [
             one.exception() for one in [pool.submit(kernel.load_or_compile) for kernel in missing]
         ]
-    receipt.lap("compile")
-    failed = sum(error is not None for error in errors)  # where they are used they tell why
+    timer.lap("compile")
+    failed = sum(error is not None for error in errors)  # they raise where they are used
     log.debug(
         "%d kernels, %d for the first steps; the folder lacked %d and %d; %d failed",
         len(wanted), len(urgent), len(absent), len(others), failed,
@@ -152,17 +152,17 @@ def compile_kernels(
 def size_kv_cache(
     config: EngineConfig,
     plan: MemoryPlan,
-    room: MemorySituation,
+    situation: MemorySituation,
     peak: PeakMemory,
     weights: int,
     kept: int,
     device: torch.device,
 ) -> tuple[EngineConfig, MemoryPlan]:
-    """Config and plan with a cache of the size that the measured peak leaves."""
+    """Config and plan with a cache in the memory that the measured peak leaves."""
     free, total = torch.cuda.mem_get_info(device)
     reserved = torch.cuda.memory_reserved(device)
     own = cuda.own_memory_bytes()
-    overhead = (total - free - room.held_by_others if own is None else own) - reserved
+    overhead = (total - free - situation.held_by_others if own is None else own) - reserved
     if not 0 < overhead < MAX_OVERHEAD_BYTES:  # others have come or gone meanwhile
         overhead = plan.overhead_bytes
     steps = kept + peak.reserved_bytes + FRAGMENTATION_RESERVE + SMALL_BLOCK_RESERVE
@@ -175,12 +175,12 @@ def size_kv_cache(
         weights=weights,
         activations=steps,
         overhead=overhead,
-        num_blocks=plan.num_blocks if room.has_fixed_blocks else None,
+        num_blocks=plan.num_blocks if situation.has_fixed_blocks else None,
     )
-    if room.can_shrink_max_len and 0 < plan.max_fitting_len < plan.shape.max_model_len:
+    if situation.can_shrink_max_len and 0 < plan.max_fitting_len < plan.shape.max_model_len:
         log.warning("max_model_len is %d: no longer sequence fits in memory", plan.max_fitting_len)
         plan = replace(plan, shape=replace(plan.shape, max_model_len=plan.max_fitting_len))
-    if not room.has_fixed_blocks:
+    if not situation.has_fixed_blocks:
         require_kv_memory(plan)
     warmup.check_cache_fits(plan, free - steps)
     scheduler = replace(config.scheduler, max_model_len=plan.shape.max_model_len)
@@ -189,7 +189,7 @@ def size_kv_cache(
 
 
 def _free_device_memory(device: torch.device) -> None:
-    """Give what a dropped half held back to the driver, so that the cache can be one piece."""
+    """Give the memory of dropped engine parts to the driver, so that the cache can be one piece."""
     gc.collect()
     torch.cuda.synchronize(device)
     torch._C._cuda_clearCublasWorkspaces()  # one per stream, and the half had its own

@@ -1,7 +1,8 @@
-"""The grammars of an engine: workers that find the vocabulary in the tokenizer's folder.
+"""Grammar set-up: starts the workers that compile an engine's grammars.
 
-The engine's process needs no tokenizer for it: the first worker reads one and says what its tokens
-are. Nothing is started, and little imported, before the first request that needs a grammar.
+The engine's process needs no tokenizer for it: the first worker reads one from the tokenizer's
+folder and returns the vocabulary. Nothing is started, and little imported, before the first request
+that needs a grammar.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ LARGE_VOCAB = 32_000
 """Tokens of a vocabulary of which grammars' parts take long to make, a quarter of a second of it
 with the interpreter's lock where there are 150,000."""
 SWITCH_INTERVAL_S = 0.0005
-"""After so long the interpreter's lock is given to who waits for it."""
+"""After so long a waiting thread gets the interpreter's lock."""
 
 
 class VocabularySource(msgspec.Struct, frozen=True):
@@ -48,18 +49,18 @@ class VocabularySource(msgspec.Struct, frozen=True):
 
 def build_grammars(config: EngineConfig, folder: Callable[[], Path]) -> GrammarCache:
     """The grammars of an engine. folder: of its tokenizer; asked for when it is first needed."""
-    said = config.structured
-    clerks = CompilePool(
+    structured = config.structured
+    pool = CompilePool(
         lambda: _start_worker(config, folder()),
         _InProcessGrammarLoader(),
-        seconds=said.compile_seconds,
-        memory=said.compile_memory,
+        seconds=structured.compile_seconds,
+        memory=structured.compile_memory,
     )
     return GrammarCache(
-        clerks,
+        pool,
         CacheBounds(
-            cache_size=said.cache_size,
-            cache_memory=said.cache_memory,
+            cache_size=structured.cache_size,
+            cache_memory=structured.cache_memory,
             use_size=2 * config.scheduler.max_num_seqs,
         ),
         early=config.model.vocab >= LARGE_VOCAB,
@@ -98,9 +99,9 @@ class _InProcessGrammarLoader:
             with self._exclusive():
                 from quire.grammar.compilation.compile_service import CompileService
 
-                workshop = self._compile_service or CompileService(vocabulary)
-                workshop.prepare()
-                self._compile_service = workshop
+                service = self._compile_service or CompileService(vocabulary)
+                service.prepare()
+                self._compile_service = service
 
     def __call__(self, done: CompileResult) -> CacheableGrammar:
         assert self._compile_service is not None, "nothing is prepared"
@@ -118,9 +119,9 @@ class _InProcessGrammarLoader:
                 sys.setswitchinterval(usual)
 
 
-def main(fd: int, said: str) -> int:
+def main(fd: int, source: str) -> int:
     """Work as a worker; the exit status."""
-    where = msgspec.json.decode(said, type=VocabularySource)
+    where = msgspec.json.decode(source, type=VocabularySource)
 
     def find() -> Vocabulary:
         from quire.engine.startup.vocabulary import build_vocabulary

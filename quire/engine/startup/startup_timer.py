@@ -1,7 +1,7 @@
-"""What start-up was spent on: every second of it under a name.
+"""Startup timer: names every second of an engine's start.
 
-Not here: starting anything. The one idea: the thread that starts an engine does one thing after
-another (laps, which add up to the whole), and what others do meanwhile is listed beside them.
+The thread that starts an engine does one thing after another (laps, which add up to the whole);
+what other threads do at the same time is listed beside them.
 """
 
 from __future__ import annotations

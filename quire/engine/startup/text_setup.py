@@ -1,6 +1,6 @@
-"""The text half of an engine, from its config: the tokenizer, and what makes requests.
+"""Text set-up: builds the tokenizer and the input processor of an engine from its config.
 
-Needs no torch, so that a process that only speaks to people starts fast and stays small.
+It needs no torch, so that an API process starts fast and stays small.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ ParamCheck = Callable[[SamplingParams], None]
 
 
 def load_engine_tokenizer(config: EngineConfig, folder: Path | None) -> Tokenizer | None:
-    """The tokenizer in this folder, as the config says; None for None."""
+    """The tokenizer in this folder, by the config; None for None."""
     if folder is None:
         return None
-    said = config.model
-    return load_tokenizer(folder, said.tokenizer_mode, trust_remote_code=said.trust_remote_code)
+    model = config.model
+    return load_tokenizer(folder, model.tokenizer_mode, trust_remote_code=model.trust_remote_code)
 
 
 def build_input_processor(
@@ -60,11 +60,11 @@ def _default_params(config: EngineConfig) -> SamplingParams:
 
 
 def structured_defaults(config: EngineConfig) -> StructuredDefaults:
-    """How texts with a form are written and compiled, where a request does not say."""
-    said = config.structured
+    """Defaults of structured outputs, for requests that do not set them."""
+    structured = config.structured
     return StructuredDefaults(
-        said.backend,
-        disable_any_whitespace=said.disable_any_whitespace,
-        disable_additional_properties=said.disable_additional_properties,
-        enable_in_reasoning=said.enable_in_reasoning,
+        structured.backend,
+        disable_any_whitespace=structured.disable_any_whitespace,
+        disable_additional_properties=structured.disable_additional_properties,
+        enable_in_reasoning=structured.enable_in_reasoning,
     )

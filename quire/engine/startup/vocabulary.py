@@ -1,4 +1,4 @@
-"""A tokenizer -> the vocabulary that grammars are compiled over: bytes of every id."""
+"""Vocabulary of a tokenizer: the bytes of every token id, which grammars are compiled over."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""What an engine on a GPU does before its first request: compile, measure, size the cache, capture.
+"""Warm-up of an engine on a GPU: traces, measures and captures its steps before the first request.
 
-Not here: the order of start-up (build.py), what is kept of kernels
-(quire.kernels.framework.kernel_precompile). The one
-idea: made-up requests are run through the very scheduler, runner and sampler that will serve, once
-with a small throw-away cache, to see what the largest step takes; the cache gets the rest.
+Dummy requests run through the scheduler, runner and sampler that will serve, first with a small
+temporary cache, to see what the largest step takes; the cache gets the rest.
 
-    rehearse    launches skipped, every kernel that is missing noted and compiled in other threads
-    measure     the worst step for real: its peak, and what the device's libraries took
-    settle_in   with the real cache: memory set aside, the largest and the smallest graph captured
+    trace_kernels        launches skipped, every missing kernel noted and compiled in other threads
+    measure_peak_memory  the largest step for real: its peak, and what the device's libraries took
+    capture_graphs       with the real cache: memory set aside, largest and small graphs captured
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ from quire.runner.gpu.mixed_batch_graphs import (
 log = logging.getLogger(__name__)
 
 DUMMY_VOCAB = 2
-"""Tokens that made-up prompts are made of: every model has the first two."""
+"""Tokens of dummy prompts: every model has the first two."""
 SMALL_TENSOR_BYTES = MIB // 2
 """Bytes of a tensor that torch keeps apart from larger ones."""
 
@@ -54,10 +52,10 @@ PROMPT_CHUNK = 64
 CAPTURE_S = 0.6
 """Spent on graphs before ready; the others are captured when their steps occur."""
 CAPTURED_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Rows of decode steps whose launch takes longer than their work."""
+"""Rows of decode steps that take longer to launch than to compute."""
 
 SchedulerAndExecutor = tuple[Scheduler, Executor]
-"""What runs plans: the deciding and the obeying part of an engine."""
+"""The two parts of an engine: what makes plans and what runs them."""
 
 ALL_FEATURES = SamplingParams(
     temperature=0.7,
@@ -69,7 +67,7 @@ ALL_FEATURES = SamplingParams(
 )
 """All that makes a step large, at once."""
 WITH_PROMPT_LOGPROBS = replace(ALL_FEATURES, prompt_logprobs=1)
-"""And that of one row with a long prompt: rows of the logits are judged some hundred at a time."""
+"""And prompt logprobs of one long prompt: its logits are scored some hundred rows at a time."""
 GREEDY = SamplingParams(temperature=0.0)
 RANDOM = SamplingParams(temperature=0.7)
 
@@ -84,14 +82,14 @@ class PeakMemory:
 
 
 def worst_step_lengths(config: EngineConfig) -> list[int]:
-    """Query tokens per row of the largest step: every seat taken, every token of the budget used.
+    """Query tokens per row of the largest step: every slot and every token of the budget used.
 
     One row is as long as can be: what is done for a whole prompt is largest there.
     """
-    said = config.scheduler
-    rows = min(said.max_num_seqs, said.max_num_batched_tokens)
-    longest = max(said.max_model_len - 2, 1)
-    left = said.max_num_batched_tokens
+    scheduler = config.scheduler
+    rows = min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    longest = max(scheduler.max_model_len - 2, 1)
+    left = scheduler.max_num_batched_tokens
     counts = []
     for others in reversed(range(rows)):
         counts.append(min(left - others, longest))
@@ -101,13 +99,13 @@ def worst_step_lengths(config: EngineConfig) -> list[int]:
 
 def captured_step_lengths(config: EngineConfig) -> list[int]:
     """Query tokens per row of the largest step with prompts that is captured; [] if none is."""
-    said = config.scheduler
-    mould = largest_graph_shape(said.max_num_batched_tokens, said.max_num_seqs)
-    if mould is None:
+    scheduler = config.scheduler
+    shape = largest_graph_shape(scheduler.max_num_batched_tokens, scheduler.max_num_seqs)
+    if shape is None:
         return []
     prompts = PROMPT_ROW_COUNTS[0] - 1
-    each = min((mould.tokens - mould.decodes) // prompts, max(said.max_model_len - 2, 1))
-    return [1] * mould.decodes + [each] * prompts if each > 1 else []
+    each = min((shape.tokens - shape.decodes) // prompts, max(scheduler.max_model_len - 2, 1))
+    return [1] * shape.decodes + [each] * prompts if each > 1 else []
 
 
 def profiling_config(config: EngineConfig, shape: EngineShape) -> EngineConfig:
@@ -129,9 +127,9 @@ def run_dummy_requests(
     tokens: int = 1,
     first: SamplingParams | None = None,
 ) -> None:
-    """Run made-up requests to their end: `tokens` outputs each. Nothing else may be running.
+    """Run dummy requests to their end: `tokens` outputs each. Nothing else may be running.
 
-    first: what the first of them asks, if it is not what all ask.
+    first: the params of the first of them, if they differ.
     """
     scheduler, executor = half
     for i, count in enumerate(counts):
@@ -149,7 +147,7 @@ def trace_kernels(half: SchedulerAndExecutor, config: EngineConfig) -> None:
 
     Inside quire.kernels.framework.kernel_precompile.trace_missing_kernels. Results mean nothing;
     new tensors are zeros, so that what
-    does run reads valid indexes. Of layers that are alike two run: more would ask for no others.
+    does run reads valid indexes. Of layers that are alike two run: more need no other kernels.
     """
     executor = half[1]
     with _traced(executor):
@@ -163,7 +161,7 @@ def trace_kernels(half: SchedulerAndExecutor, config: EngineConfig) -> None:
 
 
 def trace_kernels_by_size(half: SchedulerAndExecutor, config: EngineConfig) -> None:
-    """As rehearse, at every size of step that kernels may treat apart."""
+    """As trace_kernels, at every size of step that kernels may treat apart."""
     rows, longest = config.scheduler.max_num_seqs, worst_step_lengths(config)[0]
     with _traced(half[1]):
         for size in _trace_sizes(rows):
@@ -181,7 +179,7 @@ def _trace_sizes(most: int) -> list[int]:
 
 
 def _doublings(most: int) -> list[int]:
-    """Fewer sizes, for what is told apart coarsely: doublings, and one between each two."""
+    """Fewer sizes, for what kernels distinguish coarsely: doublings, and one between each two."""
     found = {n for k in range(most.bit_length()) for n in (1 << k, 3 << k >> 1)}
     return sorted(n for n in found if n <= most)
 
@@ -194,10 +192,11 @@ def measure_peak_memory(half: SchedulerAndExecutor, config: EngineConfig) -> Pea
             half, [1], RANDOM
         )  # the library takes its workspace at the first product
         captured, _ = _peak_of(half, lambda: run_dummy_requests(half, [1] * rows, RANDOM))
-        moulded = captured_step_lengths(config)
-        if moulded:
+        captured_lengths = captured_step_lengths(config)
+        if captured_lengths:
             captured = max(
-                captured, _peak_of(half, lambda: run_dummy_requests(half, moulded, RANDOM))[0]
+                captured,
+                _peak_of(half, lambda: run_dummy_requests(half, captured_lengths, RANDOM))[0],
             )
         step, reserved = _peak_of(
             half,
@@ -237,10 +236,10 @@ def _traced(executor: Executor) -> Iterator[None]:
 def capture_graphs(half: SchedulerAndExecutor, config: EngineConfig, seconds: float) -> None:
     """Take from the driver what steps will need, and capture the hottest graphs.
 
-    Afterwards no step asks the driver for memory. The worst step is gone through once more, for
-    what it allocates: the pieces it leaves with torch then have the sizes that steps ask for, so
+    Afterwards no step allocates from the driver. The worst step is traced once more, for
+    what it allocates: the pieces it leaves with torch then have the sizes that steps need, so
     there is one for each whatever the step's size. `seconds` bounds what is captured beyond the
-    largest step's graphs, in whose memory all others find room.
+    largest step's graphs, which all others share memory with.
     """
     rows, executor = config.scheduler.max_num_seqs, half[1]
     with _out_of_memory_as_no_room(config):
@@ -273,13 +272,13 @@ def _capture_small_graphs(half: SchedulerAndExecutor, rows: int, seconds: float)
 
 
 def check_cache_fits(plan: MemoryPlan, free_bytes: int) -> None:
-    """Say what the driver will say anyway, with the numbers, before asking it."""
+    """Raise NoRoom, with the numbers, before the driver would fail."""
     need = plan.num_blocks * plan.block_bytes
     if need > free_bytes:
         raise NoRoom(
             f"the KV cache needs {gib(need)}, but only {gib(max(free_bytes, 0))} of the GPU are "
             "free: another process has taken the rest since; lower gpu_memory_utilization, or "
-            "say gpu_memory or kv_cache_memory_bytes"
+            "set gpu_memory or kv_cache_memory_bytes"
         )
 
 
@@ -288,9 +287,9 @@ def _out_of_memory_as_no_room(config: EngineConfig) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError as error:
-        said = config.scheduler
+        scheduler = config.scheduler
         raise NoRoom(
-            f"the largest step (max_num_batched_tokens={said.max_num_batched_tokens}, "
-            f"max_num_seqs={said.max_num_seqs}) does not fit in the GPU's memory: lower one of "
-            f"these, or free memory. The driver said: {error}"
+            f"the largest step (max_num_batched_tokens={scheduler.max_num_batched_tokens}, "
+            f"max_num_seqs={scheduler.max_num_seqs}) does not fit in the GPU's memory: lower "
+            f"one of these, or free memory. The driver's error: {error}"
         ) from error

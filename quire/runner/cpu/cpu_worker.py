@@ -1,6 +1,6 @@
-"""Steps on the CPU: numpy arrays that torch tensors share, tapes for decode steps, no waiting.
+"""CPU worker: runs steps on numpy arrays that torch tensors share, decode steps from tapes.
 
-`compute` returns when the step is done. Under overlap the executor calls it in a thread of its own.
+`compute` returns when the step is done. To overlap, the executor calls it in a thread of its own.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class CpuWorker:
         shape = (slots.max_seqs, slots.width)
         self.tables = [np.full(shape, NO_BLOCK, dtype=np.int32) for _ in range(slots.groups)]
         self._last_token = np.zeros(slots.max_seqs, dtype=np.int32)
-        # else masks filled beside the kernels would hold one of their threads up, and so all
+        # without a spare core, filling masks would delay one of the kernels' threads, and so all
         native = library.load_library()
         self._has_spare_core = native is not None and cpu.available_cores() > native.threads
         self._tapes = None
@@ -71,10 +71,10 @@ class CpuWorker:
         return _one_torch_thread()
 
     def synchronize(self) -> None:
-        """A step is done when compute() returns."""
+        """Nothing to wait for: a step is done when compute() returns."""
 
     def recover(self) -> None:
-        """Nothing of a step lasts but what joins write anew."""
+        """Nothing to do: joins write all state of a slot anew."""
 
     def write_tables(self, changes: Sequence[BlockTableUpdate]) -> None:
         for group, slot, at, blocks in changes:
@@ -98,14 +98,14 @@ class CpuWorker:
     def _compute(self, inputs: StepBatch, parts: Collection[StepPart]) -> StepResult:
         late = np.nonzero(inputs.token_ids == UNKNOWN)[0]
         inputs.token_ids[late] = self._last_token[inputs.token_slots[late]]
-        binding = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        if binding is not None and self._has_spare_core:
-            binding.start_fill()
+        grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
+        if grammar_masks is not None and self._has_spare_core:
+            grammar_masks.start_fill()
         attention_metadata = self.attention_metadata(inputs)
         if inputs.decode_only and self._tapes is not None and not parts:
             logits = self._tapes.logits(inputs, attention_metadata)
             if logits is not None:
-                return self._sample(inputs, logits, (), binding)
+                return self._sample(inputs, logits, (), grammar_masks)
         step = StepInputs(
             token_ids=torch.from_numpy(inputs.token_ids),
             positions=torch.from_numpy(inputs.positions),
@@ -117,10 +117,10 @@ class CpuWorker:
         if not inputs.sampled_rows:
             return build_step_result(inputs, (), {}, extras, RowErrors({}, {}, {}))
         chosen = hidden if inputs.decode_only else hidden[torch.from_numpy(inputs.sampled_tokens)]
-        return self._sample(inputs, self._model.logits(chosen), extras, binding)
+        return self._sample(inputs, self._model.logits(chosen), extras, grammar_masks)
 
     def attention_metadata(self, inputs: StepBatch) -> AttentionMetadata:
-        """The attention backend's view of the step."""
+        """The step as the attention backend reads it."""
         width = -(-inputs.max_context // self._block_size)
         blocks = inputs.positions // self._block_size
         offsets = inputs.positions % self._block_size
@@ -145,22 +145,22 @@ class CpuWorker:
         inputs: StepBatch,
         logits: Tensor,
         extras: Sequence[Mapping[str, Any]],
-        binding: GrammarMasks | None,
+        grammar_masks: GrammarMasks | None,
     ) -> StepResult:
-        """One token for each of the rows that logits [R, V] speaks of."""
+        """A token for each row of logits [R, V]."""
         slots = inputs.sampled_slots
-        sampled = self._sampler.sample(logits, slots, inputs.num_outputs.tolist(), binding)
+        sampled = self._sampler.sample(logits, slots, inputs.num_outputs.tolist(), grammar_masks)
         ids = sampled.token_ids.tolist()
         if inputs.next_drafts:  # of a row the last that counts
             kept = inputs.accepted(ids)
             self._last_token[[slots[i] for i in kept]] = [ids[i] for i in kept]
         else:
             self._last_token[list(slots)] = ids
-        if binding is not None:
-            binding.set_fetch(lambda: (ids, sampled.top_logits.numpy()))
-            binding.commit_tokens()
+        if grammar_masks is not None:
+            grammar_masks.set_fetch(lambda: (ids, sampled.top_logits.numpy()))
+            grammar_masks.commit_tokens()
         return build_step_result(
-            inputs, ids, sampled.logprobs(), extras, sampled.row_errors, binding
+            inputs, ids, sampled.logprobs(), extras, sampled.row_errors, grammar_masks
         )
 
 

@@ -1,9 +1,9 @@
-"""Decode steps replayed from tapes instead of run through Python.
+"""Tape cache: replays decode steps from recorded tapes instead of running them in Python.
 
-A decode-only step has one token a row and samples every row, so its shape is its number of rows.
-Rows are padded up to a few sizes; the first step of a size records a tape (which also runs it),
-later ones write their inputs into the buffers the tape reads, and replay. A model whose forward
-pass does something a tape cannot repeat runs eagerly for ever: that is logged once.
+A decode-only step has one token per row and samples every row, so its shape is its number of rows.
+Rows are padded to a few sizes; the first step of a size records a tape (and runs), later ones write
+their inputs into the buffers that the tape reads, and replay. If a model's forward pass does
+something that a tape cannot repeat, its steps run eagerly; that is logged once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from quire.runner.step_batch import StepBatch
 log = logging.getLogger(__name__)
 
 _RECORDER_LOCK = threading.Lock()
-"""The kernels have one recorder; a second engine of this process waits its turn."""
+"""The kernels have one recorder, which the engines of this process share."""
 
 
 class TapeCache:

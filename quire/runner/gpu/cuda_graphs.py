@@ -1,11 +1,11 @@
-"""Steps replayed from CUDA graphs: one launch in place of hundreds.
+"""CUDA graph cache: replays steps from graphs, with one launch in place of hundreds.
 
-A decode-only step is run at one of a few sizes, one with prompts in one of a few shapes
-(quire.runner.gpu.mixed_batch_graphs). The very first of a kind runs kernel by kernel, to
-see whether anything in it waits for the device; then a size is captured when it is first needed and
-replayed from then on. Capturing takes the host as long as launching, so it costs nothing while the
-GPU is busy for longer than that; else a somewhat larger graph that is there serves for a while.
-All graphs share one memory pool, which they may because one stream runs them one after another.
+A decode-only step runs at one of a few sizes, one with prompts in one of a few shapes
+(quire.runner.gpu.mixed_batch_graphs). The first of a kind runs kernel by kernel, to see whether
+anything in it waits for the device; then a size is captured when it is first needed and replayed
+afterwards. Capturing takes the host as long as launching, so it costs nothing while the GPU is busy
+for longer than that; else a somewhat larger graph serves for a while. All graphs share one memory
+pool, because one stream runs them one after another.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from quire.sampling.sampler import ChooserKind
 log = logging.getLogger(__name__)
 
 MAX_PADDING_RATIO = 1.25
-"""A graph of at most this many times the rows serves for the time being."""
+"""A graph of at most this many times the rows is used until the size has its own."""
 
 STEPS_BEFORE_CAPTURE = 24
-"""So many steps, after which a size of its own is captured."""
+"""Steps of a size before it is captured."""
 
 MAX_CAPTURE_FAILURES = 3
-"""So many captures may fail before no more are tried."""
+"""Failed captures after which no more are tried."""
 
 GraphKey = tuple[Any, ChooserKind | None]
 """The size of a step, and how its rows are sampled; None: not in the graph."""
@@ -70,7 +70,7 @@ class CudaGraphCache:
         self.pool = pool or GraphMemoryPool()
         self._captured: dict[GraphKey, torch.cuda.CUDAGraph] = {}
         self._misses: Counter[GraphKey] = Counter()
-        self._sync_free_kinds: set[ChooserKind | None] = set()  # kinds whose bodies never wait
+        self._sync_free_kinds: set[ChooserKind | None] = set()  # kinds with bodies that never wait
         self._capture_seconds = 0.02  # seconds the last capture took
         self._failures = 0
         self.capturing = False
@@ -108,7 +108,7 @@ class CudaGraphCache:
         return waited and len(self._captured) < most
 
     def run(self, size: Hashable, kind: ChooserKind | None) -> None:
-        """Launch a step of a size that size_for() gave, or worth() let through."""
+        """Launch a step of a size from size_for(), or one that should_use_graph() accepted."""
         graph = self._captured.get((size, kind))
         if graph is None and not self._eager:
             if kind not in self._sync_free_kinds:
@@ -159,7 +159,7 @@ class CudaGraphCache:
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Within, steps run kernel by kernel: what they run is not what later ones will."""
+        """Within, steps run kernel by kernel: they are not what later steps run."""
         before, self._eager = self._eager, True
         try:
             yield
@@ -167,7 +167,7 @@ class CudaGraphCache:
             self._eager = before
 
     def clear(self) -> None:
-        """Drop all graphs: what they refer to has moved."""
+        """Drop all graphs: the addresses in them are no longer valid."""
         self._captured.clear()
         self._misses.clear()
         self.pool.handle = None

@@ -1,10 +1,10 @@
-"""Steps on a CUDA GPU: everything is launched on one stream, nothing waits but `PendingStep.wait`.
+"""CUDA worker: launches each step on one stream; nothing waits but `PendingStep.wait`.
 
-The rows live on the device: block tables and the last token of every slot. A step uploads a few
-integers a row and gathers its inputs there; a token goes from one step to the next without a visit
-to the host, so step n + 1 can be in line before step n is done. A decode-only step is one graph
-with model, logits, sampling and write-back in it, and so is a step with few enough tokens of
-prompts, filled up to a mould that has come before; any other is launched kernel by kernel.
+The state of the slots is on the device: block tables and last tokens. A step uploads a few integers
+per row and gathers its inputs there; a token goes from one step to the next without the host, so
+step n + 1 is enqueued before step n is done. A decode-only step is one graph with model, logits,
+sampling and write-back in it, and so is a step with few tokens of prompts, padded to a shape that
+has occurred before; any other is launched kernel by kernel.
 
 Axes: T tokens in the step, S rows, R sampled rows, M slots, W table width, G layer groups.
 """
@@ -118,7 +118,7 @@ class CudaWorker:
         self._stream.synchronize()
 
     def recover(self) -> None:
-        """An error that the context keeps is raised by whatever is asked of it from then on."""
+        """A CUDA context that is lost raises its error from every later call."""
         try:
             self.synchronize()
         except RuntimeError as error:
@@ -126,7 +126,7 @@ class CudaWorker:
         self._pinned_io.out_of_sync = True
 
     def reserve_memory(self, size: int, pieces: int, piece: int) -> None:
-        """Take from the driver what steps will need, and leave it with torch, for this stream.
+        """Take from the driver what steps will need, and leave it in torch's pool of this stream.
 
         size: of the largest step, in one. pieces of `piece` bytes: torch keeps small ones apart.
         """
@@ -139,9 +139,9 @@ class CudaWorker:
 
     @torch.inference_mode()
     def warm_up_kernels(self) -> None:
-        """Have the library load its kernels for the sizes of steps, before steps need them.
+        """Load the library's kernels for the sizes of steps, before steps need them.
 
-        And our own that no made-up step runs: those of bound rows.
+        And those of our own that no dummy step runs: masks of constrained rows.
         """
         with self.execution_context():
             rows = capture_sizes(len(self._last_token))
@@ -209,30 +209,32 @@ class CudaWorker:
 
     def _enqueue_decode(self, inputs: StepBatch) -> PendingStep:
         kind = self._sampler.kind(inputs.sampled_slots)
-        binding = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        # masks come from the host, and late: then the graph ends before the sampling
-        inside = None if binding is not None and binding.needs_masks else kind
+        grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
+        # masks come from the host, late: then the graph ends before the sampling
+        graph_kind = None if grammar_masks is not None and grammar_masks.needs_masks else kind
         size = self._decode_graphs.size_for(
-            len(inputs.slots), inside, self._estimate_busy_seconds()
+            len(inputs.slots), graph_kind, self._estimate_busy_seconds()
         )
         with span("post"):
             self._pinned_io.write_inputs(inputs, size)
         with span("graph"):
-            self._decode_graphs.run(size, inside)
-        if inside is not None:
+            self._decode_graphs.run(size, graph_kind)
+        if graph_kind is not None:
             done = torch.cuda.Event()
             done.record()
             return _attach_masks(
-                PendingStep(inputs, done, self._pinned_io.output_view(done), None, (), binding)
+                PendingStep(
+                    inputs, done, self._pinned_io.output_view(done), None, (), grammar_masks
+                )
             )
         assert self._hidden is not None
         views, hidden = self._get_decode_device_inputs(size), self._hidden[:size]
-        made = self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, ())
+        made = self._sample(hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, ())
         self._pinned_io.output_view(made.done)
         return made
 
     def _estimate_busy_seconds(self) -> float:
-        """For how long the GPU has work, at a guess: what the step before this one took.
+        """Estimate how long the GPU has work: what the step before this one took.
 
         At full steam decode steps are submitted one step's time apart.
         """
@@ -242,7 +244,7 @@ class CudaWorker:
         return now - before if busy else 0.0
 
     def _get_decode_device_inputs(self, size: int) -> DeviceInputs:
-        """The views of a size are made once."""
+        """Views of a size, made once."""
         views = self._decode_device_inputs.get(size)
         if views is None:
             token_ids, positions, contexts, rows, row_slots, outputs = (
@@ -262,7 +264,7 @@ class CudaWorker:
         return views
 
     def _decode_body(self, size: int, kind: ChooserKind | None) -> None:
-        """All kernels of a decode step. Fetches its integers, delivers tokens or leaves hidden."""
+        """All kernels of a decode step, from its integers to tokens, or to hidden states."""
         mail, views = self._pinned_io, self._get_decode_device_inputs(size)
         if not self._decode_graphs.capturing:
             mail.resync()
@@ -293,25 +295,25 @@ class CudaWorker:
 
     def _mixed(self, inputs: StepBatch, parts: Collection[StepPart]) -> PendingStep:
         kind = self._sampler.kind(inputs.sampled_slots)
-        binding = None
+        grammar_masks = None
         if inputs.sampled_rows:
-            binding = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
-        inside = None if binding is not None and binding.needs_masks else kind
+            grammar_masks = self._sampler.prepare_masks(inputs.sampled_slots, inputs.num_outputs)
+        graph_kind = None if grammar_masks is not None and grammar_masks.needs_masks else kind
         busy = self._estimate_busy_seconds()
         most = (self._max_tokens, len(self._last_token))
-        mould = None if parts else select_graph_shape(inputs, *most, waits=not busy)
-        if mould and self._mixed_graphs.should_use_graph(
-            mould, inside, busy, STEPS_BEFORE_CAPTURE, MAX_GRAPHS
+        shape = None if parts else select_graph_shape(inputs, *most, waits=not busy)
+        if shape and self._mixed_graphs.should_use_graph(
+            shape, graph_kind, busy, STEPS_BEFORE_CAPTURE, MAX_GRAPHS
         ):
-            return self._mixed_from_graph(inputs, mould, kind, inside, binding)
-        return self._mixed_eager(inputs, parts, kind, binding)
+            return self._mixed_from_graph(inputs, shape, kind, graph_kind, grammar_masks)
+        return self._mixed_eager(inputs, parts, kind, grammar_masks)
 
     def _mixed_eager(
         self,
         inputs: StepBatch,
         parts: Collection[StepPart],
         kind: ChooserKind | None,
-        binding: GrammarMasks | None,
+        grammar_masks: GrammarMasks | None,
     ) -> PendingStep:
         """Launch kernel by kernel."""
         with span("upload"):
@@ -327,36 +329,38 @@ class CudaWorker:
             )
             hidden = self._gather_and_forward(views, *bounds)
         forward = ForwardOutput(self._model, hidden, self._logprobs_mode)
-        judged = [part.apply(forward) for part in parts]
+        pending_parts = [part.apply(forward) for part in parts]
         if not inputs.sampled_rows:
-            return self._build_pending_step(inputs, None, judged, None)
+            return self._build_pending_step(inputs, None, pending_parts, None)
         chosen = hidden.index_select(0, views.sampled)
-        return self._sample(chosen, views.row_slots, views.outputs, inputs, kind, binding, judged)
+        return self._sample(
+            chosen, views.row_slots, views.outputs, inputs, kind, grammar_masks, pending_parts
+        )
 
     def _mixed_from_graph(
         self,
         inputs: StepBatch,
-        mould: GraphShape,
+        shape: GraphShape,
         kind: ChooserKind | None,
-        inside: ChooserKind | None,
-        binding: GrammarMasks | None,
+        graph_kind: ChooserKind | None,
+        grammar_masks: GrammarMasks | None,
     ) -> PendingStep:
-        """Run as a graph of a mould, with sampling `inside` it, or outside if that is None."""
+        """Run as a graph of a shape. graph_kind: of the sampling in the graph; None: after it."""
         with span("upload"):
-            views = self._upload_mixed(pad_to_shape(inputs, mould), mould.rows)
+            views = self._upload_mixed(pad_to_shape(inputs, shape), shape.rows)
         with span("graph"):
-            self._mixed_graphs.run(mould, inside)
-        if inside is not None or not inputs.sampled_rows:
-            return self._build_pending_step(inputs, None, (), binding)
+            self._mixed_graphs.run(shape, graph_kind)
+        if graph_kind is not None or not inputs.sampled_rows:
+            return self._build_pending_step(inputs, None, (), grammar_masks)
         assert self._hidden is not None
-        hidden = self._hidden[: mould.rows]
-        return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, binding, ())
+        hidden = self._hidden[: shape.rows]
+        return self._sample(hidden, views.row_slots, views.outputs, inputs, kind, grammar_masks, ())
 
-    def _mixed_graph_body(self, mould: GraphShape, kind: ChooserKind | None) -> None:
-        """All kernels of a step of this mould, whose integers are on the device."""
-        views = self._mixed_device_inputs(mould.tokens, mould.rows, mould.rows)
+    def _mixed_graph_body(self, shape: GraphShape, kind: ChooserKind | None) -> None:
+        """All kernels of a step of this shape, whose integers are on the device."""
+        views = self._mixed_device_inputs(shape.tokens, shape.rows, shape.rows)
         longest = self._width * self._block_size
-        hidden = self._gather_and_forward(views, mould.decodes, mould.tokens, longest, None)
+        hidden = self._gather_and_forward(views, shape.decodes, shape.tokens, longest, None)
         chosen = hidden.index_select(0, views.sampled)
         if kind is None:
             self._store_hidden(chosen)
@@ -366,7 +370,7 @@ class CudaWorker:
         self._write_back(ids, tops, views.row_slots)
 
     def _store_hidden(self, hidden: Tensor) -> None:
-        """Leave what is sampled outside the graph where it is found: [R, E]."""
+        """Keep the hidden states [R, E] that are sampled outside the graph."""
         if self._hidden is None:
             shape = (self._tables.shape[1], hidden.shape[1])
             self._hidden = torch.empty(shape, dtype=hidden.dtype, device=hidden.device)
@@ -376,7 +380,7 @@ class CudaWorker:
     def _gather_and_forward(
         self, views: DeviceInputs, decodes: int, max_query: int, max_context: int, past: int | None
     ) -> Tensor:
-        """Gather the inputs of a step that was sent, and run the model: [T, E]."""
+        """Gather the inputs of an uploaded step, and run the model: [T, E]."""
         ids, kv_slots = self._empty_step_buffers(len(views.token_ids))
         kernels.gather_inputs(
             views.token_ids,
@@ -393,7 +397,7 @@ class CudaWorker:
         return hidden
 
     def _upload_mixed(self, inputs: StepBatch, sampled: int) -> DeviceInputs:
-        """Upload the step's integers. What is sampled is filled up: with row 0, in no slot."""
+        """Upload the step's integers. Sampled rows are padded with row 0, in no slot."""
         parts: tuple[tuple[Ints | tuple[int, ...], int, int], ...] = (
             (inputs.token_ids, len(inputs.token_ids), 0),
             (inputs.token_slots, len(inputs.token_slots), 0),
@@ -417,7 +421,7 @@ class CudaWorker:
         return self._mixed_device_inputs(len(inputs.token_ids), len(inputs.slots), sampled)
 
     def _mixed_device_inputs(self, tokens: int, rows: int, sampled: int) -> DeviceInputs:
-        """Where _send_mixed() puts a step's integers."""
+        """Views of the integers that _upload_mixed() sends."""
         sent, at, found = self._mixed_staging.on_device, 0, []
         for length in (tokens, tokens, tokens, rows + 1, rows, rows, sampled, sampled, sampled):
             found.append(sent[at : at + length])
@@ -468,26 +472,30 @@ class CudaWorker:
         outputs: Tensor,
         inputs: StepBatch,
         kind: ChooserKind | None,
-        binding: GrammarMasks | None,
-        judged: Sequence[PendingPart],
+        grammar_masks: GrammarMasks | None,
+        pending_parts: Sequence[PendingPart],
     ) -> PendingStep:
-        """Sample the rows whose last hidden states these are: [R or more, E], padded at the end."""
+        """Sample rows from their last hidden states: [R or more, E], padded at the end."""
         logits = self._logits(hidden)
         if kind is not None:
-            if binding is not None and binding.needs_masks:
+            if grammar_masks is not None and grammar_masks.needs_masks:
                 with span("masks"):
-                    binding.apply_masks(logits)
+                    grammar_masks.apply_masks(logits)
             ids, tops = self._sampler.choose(logits, row_slots, outputs, kind)
             lazy_fusion.flush()
             self._write_back(ids, tops, row_slots)
-            return self._build_pending_step(inputs, None, judged, binding)
+            return self._build_pending_step(inputs, None, pending_parts, grammar_masks)
         with span("sample"):
             rows = len(inputs.sampled_slots)
             counts = inputs.num_outputs.tolist()
-            sampled = self._sampler.sample(logits[:rows], inputs.sampled_slots, counts, binding)
+            sampled = self._sampler.sample(
+                logits[:rows], inputs.sampled_slots, counts, grammar_masks
+            )
             lazy_fusion.flush()
         self._write_back(sampled.token_ids, sampled.top_logits, row_slots[:rows])
-        return self._build_pending_step(inputs, sampled.copy_to_host(), judged, binding)
+        return self._build_pending_step(
+            inputs, sampled.copy_to_host(), pending_parts, grammar_masks
+        )
 
     def _write_back(self, ids: Tensor, tops: Tensor, row_slots: Tensor) -> None:
         kernels.store_results(ids, tops, row_slots, self._last_token, self._results)
@@ -496,8 +504,8 @@ class CudaWorker:
         self,
         inputs: StepBatch,
         fetched: HostSamplerOutput | None,
-        judged: Sequence[PendingPart],
-        binding: GrammarMasks | None,
+        pending_parts: Sequence[PendingPart],
+        grammar_masks: GrammarMasks | None,
     ) -> PendingStep:
         """Start the copies to the host, and mark their end."""
         answer = None
@@ -508,11 +516,13 @@ class CudaWorker:
             answer = copy.numpy()
         done = torch.cuda.Event()
         done.record()
-        return _attach_masks(PendingStep(inputs, done, answer, fetched, judged, binding))
+        return _attach_masks(
+            PendingStep(inputs, done, answer, fetched, pending_parts, grammar_masks)
+        )
 
 
 def _attach_masks(made: PendingStep) -> PendingStep:
-    """Its tokens are wanted by what its rows are bound to."""
+    """Let the grammar masks fetch the tokens of the step."""
     if made.masks is not None:
         made.masks.set_fetch(made.tokens)
     return made

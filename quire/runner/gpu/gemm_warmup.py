@@ -1,8 +1,8 @@
-"""Matrix products done once for nothing, so that the library has its kernels loaded.
+"""GEMM warm-up: multiplies by each shape of weight once, so that the library loads its kernels.
 
-CUDA loads a kernel at its first launch, and waits for the device to be idle to do so: tens of
-milliseconds in the middle of steps, again and again, because the library has kernels for many
-numbers of rows. On an idle device, at start, all of them together take a tenth of a second.
+CUDA loads a kernel at its first launch, and waits for an idle device to do so: tens of milliseconds
+in the middle of steps, repeatedly, because the library has kernels for many numbers of rows. On an
+idle device, at start, all of them together take a tenth of a second.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""The KV tensors of a GPU, the pinned ones behind them, and block copies between the two.
+"""KV memory of a GPU: its tensors, the pinned host tensors behind them, and copies between both.
 
 Everything is launched, nothing waits. A sleeping engine gives the GPU's part back to the driver:
-the tensors stay, their storage goes; restored, it may lie elsewhere, so graphs must be made anew.
+the tensors remain without storage; restored, they may have other addresses, so graphs are captured
+anew.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from quire.runner.gpu.staging_buffer import StagingBuffer
 
 
 class KVMemory:
-    """Owns nothing but the addresses: the tensors are the backend's as well."""
+    """Owns the addresses; the attention backend uses the same tensors."""
 
     def __init__(
         self, cache: Sequence[Tensor], host_cache: Sequence[Tensor], device: torch.device
@@ -57,14 +58,14 @@ class KVMemory:
         return bool(self._released_sizes)
 
     def release(self) -> None:
-        """Free the device's part. Nothing may be under way that uses it."""
+        """Free the device's part. No step may be in flight."""
         for key, storage in self._storages.items():
             self._released_sizes[key] = storage.nbytes()
             storage.resize_(0)
         torch.cuda.empty_cache()
 
     def restore(self) -> None:
-        """Allocate it again; what it held is gone."""
+        """Allocate it again; its content is lost."""
         for key, size in self._released_sizes.items():
             self._storages[key].resize_(size)
         self._released_sizes.clear()

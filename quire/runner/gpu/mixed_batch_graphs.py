@@ -1,9 +1,9 @@
-"""Steps with prompts in them, filled up to one of a few moulds so that graphs can replay them.
+"""Shapes of mixed batches: pad steps with prompts to a few shapes so that graphs can replay them.
 
 Up to some thousand tokens the host takes as long to launch such a step as the GPU to run it. A
-mould has fixed places: rows that decode, filled up; the prompts' rows, the last of which owns the
-tokens that fill the step up. What is filled up has context 0 and no slot: it writes no keys, reads
-none, and its token is dropped.
+shape has fixed places: decoding rows, padded; then the rows of prompts, the last of which owns the
+padding tokens. Padding has context 0 and no slot: it writes no keys, reads none, and its token is
+dropped.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from quire.config.memory.memory_plan import CAPTURED_TOKENS
 from quire.runner.step_batch import Ints, StepBatch
 
 MAX_TOKENS = CAPTURED_TOKENS
-"""A step of more keeps the GPU busy for longer than the host needs to launch it."""
+"""A larger step keeps the GPU busy for longer than the host needs to launch it."""
 MAX_TOKENS_WHEN_BUSY = 512
-"""A step of more is replayed only if the GPU waits for it: else the step before hides its launch,
-and what fills it up would cost."""
+"""A larger step is replayed only if the GPU is idle: else the step before hides its launch, and
+its padding would cost time."""
 MAX_GRAPHS = 64
 STEPS_BEFORE_CAPTURE = 2
-"""The first steps of a mould are launched kernel by kernel: many moulds never come again."""
+"""The first steps of a shape are launched kernel by kernel: many shapes occur only once."""
 PROMPT_ROW_COUNTS = (4, 16, 64)
-"""Rows of prompts, the one of the filling included."""
+"""Rows of prompts, that of the padding included."""
 
 
 class GraphShape(NamedTuple):
-    """What a graph of such a step is made for."""
+    """The sizes that a graph is captured for."""
 
     tokens: int
     decodes: int
@@ -42,9 +42,9 @@ class GraphShape(NamedTuple):
 def select_graph_shape(
     inputs: StepBatch, most_tokens: int, most_rows: int, *, waits: bool
 ) -> GraphShape | None:
-    """The smallest mould that holds the step; None: none does, or it is not worth it.
+    """The smallest shape that holds the step; None: none does, or it is not worth it.
 
-    most_tokens: of any step. most_rows: of any step. waits: the GPU has nothing else to do.
+    most_tokens: of any step. most_rows: of any step. waits: the GPU is idle.
     """
     prompts = len(inputs.slots) - inputs.num_decodes
     places = next((n for n in PROMPT_ROW_COUNTS if n > prompts), None)
@@ -58,7 +58,7 @@ def select_graph_shape(
 
 
 def largest_graph_shape(most_tokens: int, most_rows: int) -> GraphShape | None:
-    """The mould that takes most memory; None if there is none."""
+    """The shape that takes the most memory; None if there is none."""
     tokens = next(
         (n for n in range(min(MAX_TOKENS, most_tokens), 0, -1) if _padded_tokens(n) == n), None
     )
@@ -68,33 +68,33 @@ def largest_graph_shape(most_tokens: int, most_rows: int) -> GraphShape | None:
     return GraphShape(tokens, min(decodes, tokens // 2), PROMPT_ROW_COUNTS[0])
 
 
-def pad_to_shape(inputs: StepBatch, mould: GraphShape) -> StepBatch:
-    """The step in its mould. `sampled_slots` are filled up with -1; `rows` mean nothing."""
-    decodes, width = inputs.num_decodes, mould.tokens
-    shift = mould.decodes - decodes
+def pad_to_shape(inputs: StepBatch, shape: GraphShape) -> StepBatch:
+    """The step padded to the shape. `sampled_slots` end with -1; `rows` have no meaning."""
+    decodes, width = inputs.num_decodes, shape.tokens
+    shift = shape.decodes - decodes
     used = len(inputs.token_ids) + shift
     prompts = len(inputs.slots) - decodes
-    starts = np.full(mould.rows + 1, used, dtype=np.int32)
-    starts[: mould.decodes] = np.arange(mould.decodes)
-    starts[mould.decodes : mould.decodes + prompts + 1] = inputs.q_starts[decodes:] + shift
+    starts = np.full(shape.rows + 1, used, dtype=np.int32)
+    starts[: shape.decodes] = np.arange(shape.decodes)
+    starts[shape.decodes : shape.decodes + prompts + 1] = inputs.q_starts[decodes:] + shift
     starts[-1] = width
     sampled = inputs.sampled_tokens + np.where(inputs.sampled_tokens >= decodes, shift, 0).astype(
         np.int32
     )
-    none = mould.rows - len(sampled)
+    none = shape.rows - len(sampled)
     return StepBatch(
-        rows=range(mould.rows),
-        slots=_pad_split(inputs.slots, decodes, mould.decodes, mould.rows, 0),
-        token_ids=_pad_split(inputs.token_ids, decodes, mould.decodes, width, 0),
-        token_slots=_pad_split(inputs.token_slots, decodes, mould.decodes, width, -1),
-        positions=_pad_split(inputs.positions, decodes, mould.decodes, width, 0),
+        rows=range(shape.rows),
+        slots=_pad_split(inputs.slots, decodes, shape.decodes, shape.rows, 0),
+        token_ids=_pad_split(inputs.token_ids, decodes, shape.decodes, width, 0),
+        token_slots=_pad_split(inputs.token_slots, decodes, shape.decodes, width, -1),
+        positions=_pad_split(inputs.positions, decodes, shape.decodes, width, 0),
         q_starts=starts,
-        contexts=_pad_split(inputs.contexts, decodes, mould.decodes, mould.rows, 0),
+        contexts=_pad_split(inputs.contexts, decodes, shape.decodes, shape.rows, 0),
         sampled_tokens=np.pad(sampled, (0, none)),
         sampled_rows=inputs.sampled_rows,
         sampled_slots=inputs.sampled_slots + (-1,) * none,
         num_outputs=np.pad(inputs.num_outputs, (0, none)),
-        num_decodes=mould.decodes,
+        num_decodes=shape.decodes,
         max_query=width,
         max_context=inputs.max_context,
         decode_only=False,

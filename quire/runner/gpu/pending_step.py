@@ -1,4 +1,4 @@
-"""A step in line: what the device reads of it, and where its results will be."""
+"""Pending step: a step enqueued on the device, its inputs there and where its results will be."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DeviceInputs:
 
 @dataclass(slots=True)
 class PendingStep:
-    """A step in line. Its numbers are in pinned memory once `done` has come to pass."""
+    """An enqueued step. Its numbers are in pinned memory after `done`."""
 
     batch: StepBatch
     done: torch.cuda.Event
@@ -60,7 +60,7 @@ class PendingStep:
         extras = [part.result() for part in self.parts]
         if (
             self.sampler_output is None
-        ):  # rows in a graph: what may leave no token is sampled outside
+        ):  # rows in a graph: rows that may leave no token are sampled outside
             logprobs, verdicts = {}, find_row_errors(tops, {}, frozenset())
         else:
             logprobs, verdicts = self.sampler_output.logprobs(), self.sampler_output.row_errors

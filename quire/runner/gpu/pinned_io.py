@@ -1,9 +1,9 @@
-"""What decode steps and the host tell each other, in pinned memory that both can reach.
+"""Pinned I/O: exchanges the integers of decode steps between host and device in pinned memory.
 
 A copy command costs the stream a microsecond or two and the host more, twice a step. Here the
 step's first kernel fetches its integers over the bus, and its last one delivers tokens there. A
 graph has the addresses built in, so boxes are used in turn and the device counts the turns: `state`
-holds the box of the next step and the box of the step under way. Outside graphs it is told.
+holds the box of the next step and the box of the step under way. Outside graphs the host writes it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class PinnedIO:
             letter[4, rows:size] = -1
 
     def resync(self) -> None:
-        """Tell the device whose turn it is: it may have lost count."""
+        """Write the index of the next step to the device, which may have lost count."""
         self.state.fill_(self._slot)
         self.out_of_sync = False
 

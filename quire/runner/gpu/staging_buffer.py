@@ -1,9 +1,9 @@
-"""Small integers on their way to the device, without anyone waiting.
+"""Staging buffer: uploads small integers to the device without waiting.
 
-A GPU copies asynchronously from pinned memory only, and reads it when the stream comes to the copy:
+A GPU copies asynchronously from pinned memory only, and reads it when the stream reaches the copy:
 until then the host must not write there. So each upload has a few pinned buffers that are used in
-turn, each with an event that tells when it was read; with steps in flight + 1 of them nobody waits.
-All go to one device buffer, which the stream's order protects.
+turn, each with an event that marks the read; with steps in flight + 1 of them no upload waits. All
+copies go to one device buffer, which the stream's order protects.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _PinnedBuffer:
 
 
 class StagingBuffer:
-    """One device buffer of int32 words. `take`, write, `send`, in turn."""
+    """One device buffer of int32 words. `acquire`, write, `send`, in turn."""
 
     def __init__(self, words: int, depth: int, device: torch.device) -> None:
         """words: grows on demand, but then views of `on_device` made before are stale."""
@@ -51,7 +51,7 @@ class StagingBuffer:
         return buffer.array
 
     def send(self, words: int) -> None:
-        """Copy the first words of what take() gave to `on_device`."""
+        """Copy the first words of the acquired buffer to `on_device`."""
         buffer = self._ring[self._index]
         self.on_device[:words].copy_(buffer.tensor[:words], non_blocking=True)
         buffer.copied.record()
@@ -62,7 +62,7 @@ class StagingBuffer:
 
 
 def pinned_words(words: int) -> Tensor:
-    """Host memory that the device can read and write by itself."""
+    """Host memory that the device can read and write."""
     return torch.empty(words, dtype=torch.int32, pin_memory=True)
 
 

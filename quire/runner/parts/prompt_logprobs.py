@@ -31,13 +31,13 @@ class PromptRow(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """The rows of one step whose requests ask for prompt logprobs."""
+    """The rows of one step that return prompt logprobs."""
 
     rows: tuple[PromptRow, ...]
 
     @classmethod
     def prepare(cls, plan: StepPlan, batch: StepBatch) -> Part | None:
-        """None if no row asks; that check costs one attribute per prompt row."""
+        """None if no row returns any; that check costs one attribute per prompt row."""
         if batch.decode_only and batch.num_outputs.min() > 0:
             return None  # no row computes a position of a prompt
         rows = []

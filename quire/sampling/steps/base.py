@@ -1,9 +1,8 @@
-"""What a sampler step is: something that changes the logits of the rows that asked for it.
+"""Contract of a sampling step: changes the logits of the rows that set one parameter.
 
-A `Step` owns the per-slot state of one parameter. For a batch it makes an `LogitsEdit`, which holds
-the
-device tensors of just the rows concerned and is used again while the batch stays the same. No row
-concerned: no edit, no cost. Neutral parameters change nothing.
+A `SamplingStep` owns the per-slot state of one parameter. For a batch it makes a `LogitsEdit`,
+which holds the device tensors of just the rows concerned and is reused while the batch stays the
+same. No row concerned: no edit, no cost. Neutral parameters change nothing.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ class SlotBatch:
         return [(row, slot) for row, slot in enumerate(self.slots) if slot in members]
 
     def flat_indices(self, row: int, ids: Iterable[int]) -> list[int]:
-        """Where tokens lie in the flattened logits. Tokens the model has no logit for are left out:
-        their place would be in another row.
+        """Indices of tokens in the flattened logits. Tokens without a logit are left out: their
+        index would be in another row.
         """
         return [row * self.vocab + i for i in ids if i < self.vocab]
 
@@ -54,7 +53,7 @@ class LogitsEdit:
         raise NotImplementedError
 
     def on_sampled(self, token_ids: Tensor) -> None:
-        """Learn what was chosen: token_ids [R] int64 on the device."""
+        """Record what was chosen: token_ids [R] int64 on the device."""
 
 
 class SamplingStep(Protocol):
@@ -69,9 +68,9 @@ class SamplingStep(Protocol):
         ...
 
     def applies_to(self, slot: int) -> bool:
-        """Whether the slot's sequence asks for this parameter."""
+        """Whether the slot's sequence sets this parameter."""
         ...
 
     def build_edit(self, batch: SlotBatch) -> LogitsEdit | None:
-        """The work on this batch; None if no row of it asks for any."""
+        """The work on this batch; None if no row needs any."""
         ...

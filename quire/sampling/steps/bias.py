@@ -1,4 +1,4 @@
-"""Logit bias: a number per token id, added to its logit."""
+"""Logit bias: adds a number per token id to its logit."""
 
 from __future__ import annotations
 

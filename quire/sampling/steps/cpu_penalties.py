@@ -1,12 +1,12 @@
-"""Repetition, frequency and presence penalties.
+"""CPU penalties: repetition, frequency and presence penalties, in numpy.
 
     repetition  logit / r if positive, * r if not: once for each token of prompt or output
     frequency   logit - f * (times in the output)
     presence    logit - p if in the output
 
-The one idea: what was seen is a short list of (token, times), not a table over the vocabulary. Only
-slots that ask have one, and it learns each draw. This is the CPU's way, in numpy, which is 3 times
-faster than torch at this size; a GPU's is quire.sampling.steps.gpu_penalties.
+Seen tokens are a short list of (token, times), not a table over the vocabulary. Only slots with
+penalties have one, and each draw is added to it. At this size numpy is 3 times faster than torch; a
+GPU uses quire.sampling.steps.gpu_penalties.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Penalties where nobody may wait: a table of what each slot has seen, which graphs learn in too.
+"""GPU penalties: a table of the tokens that each slot has seen, which captured graphs update too.
 
-The factors lie in the slots' lines (quire.sampling.slot_param_table). Not here: the arithmetic,
-which is
-quire.kernels.penalties. The host's way is quire.sampling.steps.cpu_penalties.
+The factors are in the slots' rows (quire.sampling.slot_param_table), and the arithmetic is in
+quire.kernels.penalties. The CPU uses quire.sampling.steps.cpu_penalties.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 
 class GpuPenalties:
-    """`seen[slot]` is right for the slots that have penalties; other rows mean nothing."""
+    """`token_counts[slot]` is valid for the slots that have penalties only."""
 
     def __init__(self, table: SlotParamTable, vocab: int, max_seqs: int) -> None:
         device = table.rows.device

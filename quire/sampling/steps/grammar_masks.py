@@ -1,10 +1,10 @@
-"""Rows that are bound (quire.sampling.constrained_sequence): their masks, and when their tokens
-become known.
+"""Grammar masks: masks the constrained rows of one sampling, and commits their tokens to the
+matchers.
 
 A mask depends on every token before, so it is made on the host and late: the tokens of one sampling
-are settled, which is taking them into the matchers, before the masks of the next are filled. The
-forward pass between is in line or done by then. Whoever first needs a sampling's tokens settles it:
-the next sampling, or the step's result; each is settled once, in order.
+are committed to the matchers before the masks of the next are filled. The forward pass between is
+enqueued or done by then. The next sampling, or the step's result, commits a sampling, whichever
+comes first; each is committed once, in order.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ TokensAndTopLogits = tuple[Sequence[int], npt.NDArray[np.float32]]
 """Ids of all rows of a sampling, and their best logits."""
 
 MaskWork = list[tuple[ConstrainedSequence, int]]
-"""Whose masks are wanted, and behind how many outputs."""
+"""Sequences that need masks, and after how many outputs."""
 
 ALIGNMENT = 32
-"""Words: where masks begin in an upload, so that kernels find them aligned alike."""
+"""Words: where masks begin in an upload, so that they are aligned for the kernels."""
 
 THREAD_MIN_ROWS = 4
-"""So many masks are filled sooner than a thread is woken."""
+"""Up to so many masks are filled sooner than a thread is woken."""
 
 NO_TOKEN_ALLOWED = (
     "no token is allowed: of those that the structured output allows here, logit_bias, "
@@ -52,7 +52,7 @@ NO_TOKEN_ALLOWED = (
 
 
 class ConstrainedSlots:
-    """The bound sequences by slot."""
+    """The constrained sequences by slot."""
 
     def __init__(self, vocab: int, device: torch.device, grammars: GrammarLookup | None) -> None:
         self._width = -(-vocab // 32)
@@ -87,16 +87,16 @@ class ConstrainedSlots:
 
     @property
     def has_constrained(self) -> bool:
-        """Some sequence is bound."""
+        """Some sequence is constrained."""
         return bool(self._by_slot)
 
     def prepare_masks(
         self,
         slots: tuple[int, ...],
         positions: OutputCounts,
-        ventures: frozenset[int] = frozenset(),
+        optimistic_rows: frozenset[int] = frozenset(),
     ) -> GrammarMasks | None:
-        """What a sampling of these slots is bound to; None: nothing. ventures: see Binding."""
+        """The masks of a sampling of these slots; None: no row is constrained."""
         if not self._by_slot:
             return None
         if slots != self._batch_slots:
@@ -106,20 +106,20 @@ class ConstrainedSlots:
             return None
         counts = positions if isinstance(positions, list) else positions.tolist()
         return GrammarMasks(
-            self, [(row, bound, counts[row]) for row, bound in self._batch_rows], ventures
+            self, [(row, bound, counts[row]) for row, bound in self._batch_rows], optimistic_rows
         )
 
-    def enqueue(self, binding: GrammarMasks) -> None:
-        """A sampling's tokens are on their way."""
-        self._uncommitted.append(binding)
+    def enqueue(self, masks: GrammarMasks) -> None:
+        """Add a sampling with tokens in flight."""
+        self._uncommitted.append(masks)
 
     def recover(self) -> None:
-        """A step raised half way: what was under way is over, and slots are joined anew."""
+        """Drop the samplings in flight after a step raised; slots are joined anew."""
         self._batch_slots, self._batch_rows = (), []
         self._uncommitted.clear()
 
     def commit_pending(self, last: GrammarMasks | None = None) -> None:
-        """Settle the samplings before, up to and with `last`."""
+        """Commit the samplings before, up to and including `last`."""
         while self._uncommitted and (last is None or not last.committed):
             self._uncommitted[0].commit_now()
             self._uncommitted.popleft()
@@ -154,7 +154,7 @@ class PackedMasks(NamedTuple):
     rows: Tensor
 
     def apply(self, logits: Tensor) -> None:
-        """Send them where the logits are, and bar what they bar."""
+        """Copy them to the logits' device, and mask the logits [R, V] in place."""
         if logits.is_cpu:
             token_mask(logits, self.words, self.rows)
             return
@@ -163,25 +163,26 @@ class PackedMasks(NamedTuple):
 
 
 class GrammarMasks:
-    """The bound rows of one sampling: masked, then told where the tokens are, then settled.
+    """The constrained rows of one sampling: apply_masks, then set_fetch, then commit_tokens.
 
-    ventures: rows that may draw first and ask then, while their budgets are far: most tokens that a
-    model draws are allowed, and to take one in costs less than a mask of all. What refused() names
-    is to be drawn again, under its mask: then all tokens are as likely as if masked at once.
+    optimistic_rows: rows that may draw before they are masked, while their budgets are far: most
+    tokens that a model draws are allowed, and to accept one costs less than a mask of all. Rows
+    that rejected() returns are drawn again, under their masks: then all tokens are as likely as if
+    masked at once.
 
     ends: row -> how its text ended with the token. errors: row -> why its sequence must end.
-    refusals: the same, where its request is to blame.
+    refusals: the same, if its request is at fault.
     """
 
     def __init__(
         self,
         owner: ConstrainedSlots,
         rows: list[tuple[int, ConstrainedSequence, int]],
-        ventures: frozenset[int] = frozenset(),
+        optimistic_rows: frozenset[int] = frozenset(),
     ) -> None:
         self._slots_state = owner
         self._rows = rows  # (row, bound, outputs before)
-        self._optimistic_rows = ventures
+        self._optimistic_rows = optimistic_rows
         self._unmasked_rows: list[
             tuple[int, ConstrainedSequence, int]
         ] = []  # rows that have no mask
@@ -194,15 +195,14 @@ class GrammarMasks:
         self.refusals: dict[int, str] = {}
 
     def start_fill(self) -> None:
-        """Fill the masks in a thread, where the tokens before are settled already."""
+        """Fill the masks in a thread, if the tokens before are committed already."""
         if self.needs_masks and len(self._rows) > THREAD_MIN_ROWS:
             self._pending_fill = self._slots_state.submit(self._fill)
 
     def apply_masks(self, logits: Tensor) -> None:
-        """Bar what may not come next in logits [R, V], in place.
+        """Mask logits [R, V] in place.
 
-        Waits for the tokens of the samplings before; what the device has to do meanwhile should be
-        in line already.
+        Waits for the tokens of the samplings before: enqueue the device's other work first.
         """
         self._slots_state.commit_pending()
         packed = self._fill() if self._pending_fill is None else self._pending_fill.result()
@@ -224,7 +224,7 @@ class GrammarMasks:
         return self._slots_state.build_masks([row for row, _, _ in wanted], work)
 
     def rejected(self, ids: Tensor, tops: Tensor) -> PackedMasks | None:
-        """Masks of rows whose tokens may not come: they draw again. None: there are none."""
+        """Masks of rows with tokens that are not allowed: they draw again. None: there are none."""
         if not self._unmasked_rows:
             return None
         drawn, finite = ids.tolist(), torch.isfinite(tops).tolist()
@@ -236,17 +236,17 @@ class GrammarMasks:
         return self._build_masks(rejected) if rejected else None
 
     def set_fetch(self, fetch: Callable[[], TokensAndTopLogits]) -> None:
-        """The sampling is in line. fetch: waits for its tokens."""
+        """Set how to fetch the tokens of the enqueued sampling. fetch: waits for them."""
         self._fetch = fetch
         self._slots_state.enqueue(self)
 
     def commit_tokens(self) -> None:
-        """Take the tokens into the matchers, if nobody has."""
+        """Commit the tokens to the matchers, if that is not done."""
         self._slots_state.commit_pending(self)
 
     def commit_now(self) -> None:
-        """Settle, now that it is its turn."""
-        assert self._fetch is not None, "a sampling is settled that was not told of"
+        """Commit, after all samplings before."""
+        assert self._fetch is not None, "a sampling is committed before set_fetch()"
         ids, tops = self._fetch()
         self.committed, self._fetch = True, None
         best = tops.tolist()
@@ -282,7 +282,7 @@ def fill_masks(work: MaskWork, words: MaskWords) -> None:
         try:
             fill_all(matchers, words)
         except Exception:
-            log.exception("masks are filled one by one: together they cannot be")
+            log.exception("masks cannot be filled together: they are filled one by one")
             _fill_one_by_one(work, words, fill_all)
     for i, (bound, outputs) in enumerate(work):
         if not bound.failed and not bound.is_grammar_only(outputs):
@@ -290,7 +290,7 @@ def fill_masks(work: MaskWork, words: MaskWords) -> None:
 
 
 def _fill_one_by_one(work: MaskWork, words: MaskWords, fill_all: FillBitmasks) -> None:
-    """What raises is its own sequence's fault."""
+    """An exception ends only its own sequence."""
     for i, (bound, _) in enumerate(work):
         if bound.guide is not None and bound.fill_all == fill_all:
             words[i] = -1

@@ -1,6 +1,6 @@
-"""Which tokens are allowed at all: allowed ids, bad words, and no end before min_tokens.
+"""Token masks: allowed ids, bad words, and no end before min_tokens.
 
-What is not allowed gets -inf. Each class is one parameter's `Step` (see base).
+Tokens that are not allowed get -inf. Each class is one parameter's SamplingStep (see base).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from quire.sampling.steps.base import LogitsEdit, SlotBatch
 
 @dataclass(slots=True)
 class AllowedIds:
-    """params.allowed_token_ids: everything else is out."""
+    """params.allowed_token_ids: all other tokens are masked."""
 
     _ids: dict[int, list[int]] = field(default_factory=dict)
 
@@ -59,9 +59,9 @@ class _AllowedTokensEdit(LogitsEdit):
 
 @dataclass(slots=True)
 class MinTokens:
-    """stop.min_tokens: EOS and stop ids are out until that many outputs exist.
+    """stop.min_tokens: EOS and stop ids are masked until that many outputs exist.
 
-    Not of what is bound to a grammar, which decides the end (quire.sampling.constrained_sequence).
+    A grammar decides the end by itself (quire.sampling.constrained_sequence).
     """
 
     _min_tokens: dict[int, tuple[int, list[int]]] = field(default_factory=dict)
@@ -113,14 +113,14 @@ ANY_TOKEN = -1
 """A place of a bad word's beginning that matches every token: shorter words are padded with it."""
 
 NO_TOKEN = -2
-"""Stands for "no output here yet"; equals no token."""
+"""No output here yet; equals no token."""
 
 
 class BadWords:
-    """params.bad_words_token_ids: the last token of a word is out where its beginning was output.
+    """params.bad_words_token_ids: masks the last token of a word where its beginning was output.
 
-    `_tails` holds the last outputs of each slot on the device, newest last, so that the rule works
-    while the newest token is known to the device alone.
+    `_recent_tokens` holds the last outputs of each slot on the device, newest last, so that the
+    rule works while only the device has the newest token.
     """
 
     def __init__(self, max_seqs: int, device: torch.device) -> None:

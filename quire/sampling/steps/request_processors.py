@@ -1,9 +1,9 @@
-"""params.logits_processors: the caller's own functions, one row at a time.
+"""Request logits processors: runs a request's own functions (params.logits_processors) on its row.
 
     f(output_ids, logits) or f(prompt_ids, output_ids, logits) -> logits [V] float32
 
-They run after the penalties, in their order, on rows that have some. A function that fails ends its
-own row only. They need the tokens on the host, so a batch with such a row waits for each draw.
+They run after the penalties, in their order. A function that fails ends its own row only. They need
+the tokens on the host, so a batch with such a row waits for each draw.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class RowProcessors:
 
 @dataclass(slots=True)
 class RequestLogitsProcessors:
-    """The callers of the slots that have some."""
+    """The functions of the slots that have some."""
 
     _by_slot: dict[int, RowProcessors] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class RequestLogitsProcessors:
 
 
 def failure_message(error: Exception) -> str:
-    """What to tell whose processor raised."""
+    """The message for a request after its function raised."""
     return f"a logits processor failed: {type(error).__name__}: {error}"
 
 
