@@ -31,7 +31,7 @@ class ModelInput(msgspec.Struct, frozen=True, array_like=True):
     swap_in_copies: tuple[BlockCopy, ...]
     block_copies: tuple[BlockCopy, ...]
     batch: StepBatch | None  # None: the step computes nothing
-    parts: dict[str, Any]  # of features: name in quire.runner.parts -> its Part
+    parts: dict[str, Any]  # of features: name in quire.runner.parts -> its StepPart
 
 
 class ModelInputBuilder:

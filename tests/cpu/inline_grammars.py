@@ -30,27 +30,27 @@ class Grammars:
         self._of = (str(folder()), config.model.vocab, config.sampling.eos_ids)
         self._news = []
 
-    def accept(self, constraint):
+    def check_constraint(self, constraint):
         built(*self._of, constraint)
 
-    def ask(self, constraint):
+    def acquire(self, constraint):
         self._news.append(constraint)
 
     def release(self, constraint):
         pass
 
     @property
-    def settled(self):
+    def has_outcomes(self):
         return bool(self._news)
 
     def outcomes(self):
         news, self._news = self._news, []
         yield from ((one, built(*self._of, one).min_tokens) for one in news)
 
-    def call_when_settled(self, ring):
+    def set_outcome_callback(self, ring):
         pass
 
-    def figures(self):
+    def stats(self):
         return GrammarStats()
 
     def prepare(self):

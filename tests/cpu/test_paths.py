@@ -180,7 +180,7 @@ BF16_PATHS = ("in a batch", "in small chunks", "blocks of 8", "overlapped, swapp
 @pytest.fixture(autouse=True, scope="module")
 def grammars_at_once():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "grammars_of", Grammars)
+        patch.setattr(build, "build_grammars", Grammars)
         yield
 
 

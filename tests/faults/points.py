@@ -99,7 +99,7 @@ ENGINE = {
     "grammar.fill": Point(
         "quire.sampling.constrained_sequence:ConstrainedSequence.narrow_mask", of_bound
     ),
-    "prompt_logprobs": Point("quire.runner.parts.prompt_logprobs:Part.apply"),
+    "prompt_logprobs": Point("quire.runner.parts.prompt_logprobs:PromptLogprobsPart.apply"),
     "result": Point(
         "quire.runner.cpu.cpu_worker:build_step_result", lambda i, *rest: of_slots(i.slots)
     ),

@@ -12,7 +12,6 @@ import time
 from contextlib import contextmanager
 
 import uvicorn
-from quire.core.scheduling.grammar_wait import GrammarWait
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from quire.core.admission.admission_control import AdmissionControl
@@ -20,6 +19,7 @@ from quire.core.kv.block_pool import BlockPool
 from quire.core.kv.cache_spec import FullAttentionSpec
 from quire.core.kv.kv_cache import KVCache
 from quire.core.kv.tiers.host import HostBlockPool
+from quire.core.scheduling.grammar_wait import GrammarWait
 from quire.core.scheduling.limits.base import by_contract
 from quire.core.scheduling.limits.isolation_limit import FaultIsolationLimit
 from quire.core.scheduling.limits.max_seqs import MaxSeqsLimit

@@ -2,7 +2,7 @@
 
 `prepare` runs on the engine thread and copies what the feature needs from the plan. `apply` runs
 on each worker after the forward pass and starts the feature's work there; its results are fields of
-the StepResult. Each file in this folder has a class `Part`: a msgspec.Struct of plain data, so that
+the StepResult. Each file in this folder sets `PART` to its msgspec.Struct of plain data, so that
 it can be sent to another process. No other file names a part.
 """
 
@@ -55,4 +55,4 @@ class StepPart(Protocol):
 
 def load_part_types() -> dict[str, type[StepPart]]:
     """Name -> class of every part there is."""
-    return {name: PARTS.load(name).Part for name in PARTS.names()}
+    return {name: PARTS.load(name).PART for name in PARTS.names()}

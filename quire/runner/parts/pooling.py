@@ -19,7 +19,7 @@ from quire.sampling.h2d import to_device, to_host_async
 KINDS = ("last",)
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PoolingPart(msgspec.Struct, frozen=True, array_like=True):
     """The pooled rows of one step."""
 
     plan_rows: list[int]
@@ -27,7 +27,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     unknown: dict[int, str]  # rows of other kinds -> what to report
 
     @classmethod
-    def prepare(cls, plan: StepPlan, batch: StepBatch) -> Part | None:
+    def prepare(cls, plan: StepPlan, batch: StepBatch) -> PoolingPart | None:
         """None if no row wants a pooled result."""
         if batch.decode_only or all(row.wants is not Wants.POOLED for row in plan.rows):
             return None
@@ -53,10 +53,13 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
 class PendingPooled:
     """Hidden states on their way to the host."""
 
-    part: Part
+    part: PoolingPart
     states: Tensor  # [rows, E] float32
 
     def result(self) -> dict[str, dict[int, object]]:
         """Row -> its hidden state, a list of E numbers."""
         pooled = dict(zip(self.part.plan_rows, self.states.tolist()))
         return {"pooled": pooled, "request_errors": self.part.unknown}
+
+
+PART = PoolingPart

@@ -30,13 +30,13 @@ class PromptRow(msgspec.Struct, frozen=True, array_like=True):
     num_top: int  # how many of the best tokens to report; -1: all
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class PromptLogprobsPart(msgspec.Struct, frozen=True, array_like=True):
     """The rows of one step that return prompt logprobs."""
 
     rows: tuple[PromptRow, ...]
 
     @classmethod
-    def prepare(cls, plan: StepPlan, batch: StepBatch) -> Part | None:
+    def prepare(cls, plan: StepPlan, batch: StepBatch) -> PromptLogprobsPart | None:
         """None if no row returns any; that check costs one attribute per prompt row."""
         if batch.decode_only and batch.num_outputs.min() > 0:
             return None  # no row computes a position of a prompt
@@ -83,3 +83,6 @@ def _score_row(forward: ForwardOutput, row: PromptRow) -> list[LogprobScores]:
         scores = prompt_scores(logits, targets, row.num_top, mode=forward.logprobs_mode)
         found.append(scores.copy_to_host())
     return found
+
+
+PART = PromptLogprobsPart
