@@ -1,6 +1,6 @@
-"""EngineArgs: the options as one flat object, the face that scripts know.
+"""EngineArgs: the options as one flat object, as in vLLM.
 
-It holds what was given and checks it; Options is made from it. Every name that quire accepts is a
+It checks the given values, and makes Options of them. Every name that quire accepts is a
 field, so `LLM(**dataclasses.asdict(EngineArgs(...)))` works.
 """
 

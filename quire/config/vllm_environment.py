@@ -1,11 +1,11 @@
-"""What VLLM_* environment variables mean here, and how a process of quire begins.
+"""VLLM_* environment variables: their effect in quire. Also sets up the log of a process.
 
-    OPTIONS    the variable says what an option says; the option given in words wins
-    READ       read in quire/env.py, under their own names or as QUIRE_*
-    WITHOUT    accepted; one line says why they change nothing
-    MISSED     they ask for something that is not built: one warning
+    VARIABLE_TO_OPTION  sets an option; the option itself has priority
+    READ                read in quire/env.py, under their own names or as QUIRE_*
+    NO_EFFECT           accepted; one log line has the reason
+    UNSUPPORTED         needs a feature that quire lacks: one warning
 
-A name in none of these tables gets one warning, with the nearest name that is known.
+A name in none of these tables gets one warning, with a similar name.
 """
 
 from __future__ import annotations
@@ -119,11 +119,11 @@ def start_process(
 ) -> None:
     """Set up this process's log and, if asked for, the trace of its calls. Raises ConfigError.
 
-    level: what --log-level says; None: what the environment says. To be called once by each
-    process of ours, and again when more is known.
+    level: of --log-level; None: of the environment. Each process calls this once, and again when
+    its options are known.
     """
-    said = environment or env.read()
-    level = level or said.log_level
+    current = environment or env.read()
+    level = level or current.log_level
     if level not in LEVELS:
         raise ConfigError(f"the log level must be one of {', '.join(LEVELS)}, got {level!r}")
     given = env.vllm_variables()
@@ -136,7 +136,7 @@ def start_process(
             prefix=given.get("VLLM_LOGGING_PREFIX", ""),
             stream="stdout" if "stdout" in given.get("VLLM_LOGGING_STREAM", "") else "stderr",
         )
-    if said.trace_function and not logs.is_tracing():
+    if current.trace_function and not logs.is_tracing():
         path = logs.trace_functions()
         log.warning("every function call is written to %s: quire is very slow like this", path)
 
@@ -149,7 +149,7 @@ def _setup_log_from_file(path: str) -> None:
 
 
 def options_from_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """What the variables say of options of the engine and of the server, as text."""
+    """Options of the engine and the server that the variables set, as text."""
     return {
         VARIABLE_TO_OPTION[name]: value
         for name, value in given.items()
@@ -157,18 +157,18 @@ def options_from_environment(given: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def apply_environment(said: Options) -> Options:
-    """The options, with what the environment says where they say nothing."""
-    flat = said.flat()
+def apply_environment(options: Options) -> Options:
+    """The options, with values of the environment where they have defaults."""
+    flat = options.flat()
     given = {
         name: value
         for name, value in options_from_environment(env.vllm_variables()).items()
         if name in flat and flat[name] == option_specs()[name].default
     }
     return (
-        Options.from_flat(said.non_default() | Options.from_flat(given).non_default())
+        Options.from_flat(options.non_default() | Options.from_flat(given).non_default())
         if given
-        else said
+        else options
     )
 
 
@@ -199,7 +199,7 @@ def _with_nearest(name: str) -> str:
 
 
 def log_notes(*, strict: bool = False) -> None:
-    """Log the notes. strict: a name nobody knows is a ConfigError."""
+    """Log the notes. strict: an unknown name is a ConfigError."""
     for level, line in describe_variables(env.vllm_variables()):
         if strict and line.startswith("unknown"):
             raise ConfigError(line)

@@ -1,10 +1,10 @@
-"""Option names of this kind of engine that are no options of quire, and what happens to each.
+"""vLLM's option names that are not options of quire, and what happens to each.
 
-    RENAMED    another name for an option, or another form of it
-    HARMLESS   results stay the same: accepted, with one log line
-    LATER      would change results and is not built: refused, unless it is off
+    RENAMED      another name for an option, or another form of it
+    NO_EFFECT    results stay the same: accepted, with one log line
+    UNSUPPORTED  would change results: refused, unless it is off
 
-None is silently ignored. When a feature lands its names move from here to options.py.
+None is silently ignored. The names of a new feature move from here to options.py.
 """
 
 from __future__ import annotations
@@ -251,7 +251,7 @@ SHORT_FLAGS = dict(pair.split(":") for pair in _SHORT_FLAGS.split())
 
 
 def option_names() -> Iterable[str]:
-    """Every name this table knows."""
+    """Every name of these tables."""
     return sorted({*RENAMED, *STRUCTURED_KEYS, *NO_EFFECT, *UNSUPPORTED, "task"})
 
 
@@ -295,15 +295,15 @@ def translate(flat: dict[str, object]) -> dict[str, object]:
 
 
 def _merge_structured_keys(given: dict[str, object]) -> None:
-    """Put what is a key of an object today into it. Raises ConfigError if it differs there."""
-    said = {key: given.pop(name) for name, key in STRUCTURED_KEYS.items() if name in given}
-    said = {key: value for key, value in said.items() if value is not None}
-    if not said:
+    """Move older names into structured_outputs_config. Raises ConfigError if values differ."""
+    structured = {key: given.pop(name) for name, key in STRUCTURED_KEYS.items() if name in given}
+    structured = {key: value for key, value in structured.items() if value is not None}
+    if not structured:
         return
     log.info(
-        "%s: say structured_outputs_config=%s now",
-        ", ".join(_given_structured_names(said)),
-        json.dumps(said),
+        "%s: use structured_outputs_config=%s instead",
+        ", ".join(_given_structured_names(structured)),
+        json.dumps(structured),
     )
     whole = given.get("structured_outputs_config") or {}
     if isinstance(whole, str):
@@ -311,19 +311,19 @@ def _merge_structured_keys(given: dict[str, object]) -> None:
     if not isinstance(whole, Mapping):
         raise ConfigError(f"structured_outputs_config must be a JSON object, got {whole!r}")
     for name, key in STRUCTURED_KEYS.items():
-        if key in said and whole.get(key, said[key]) != said[key]:
+        if key in structured and whole.get(key, structured[key]) != structured[key]:
             raise ConfigError(
                 f"{name} and {key} in structured_outputs_config differ: give one of them"
             )
-    given["structured_outputs_config"] = {**whole, **said}
+    given["structured_outputs_config"] = {**whole, **structured}
 
 
-def _given_structured_names(said: Mapping[str, object]) -> list[str]:
-    return [name for name, key in STRUCTURED_KEYS.items() if key in said]
+def _given_structured_names(structured: Mapping[str, object]) -> list[str]:
+    return [name for name, key in STRUCTURED_KEYS.items() if key in structured]
 
 
 def _swap_has_no_effect(given: Mapping[str, object]) -> bool:
-    """swap_space was said, and preempted requests are computed again."""
+    """Whether swap_space is given, and preempted requests are recomputed."""
     return given.get("swap_space") is not None and given.get("preemption_mode") != "swap"
 
 
@@ -367,7 +367,7 @@ def is_ignored(name: str, value: object) -> bool:
 
 
 def is_neutral(name: str, value: object) -> bool:
-    """The value says "off" or "the default"."""
+    """Whether the value means "off" or "the default"."""
     if isinstance(value, (dict, list, tuple, set, frozenset)):
         return not value
     if isinstance(value, str):
