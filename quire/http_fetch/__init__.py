@@ -1,8 +1,8 @@
-"""What quire fetches by an address that somebody else gave: checked, bounded, from here alone.
+"""Fetches content from addresses that clients give, checked and bounded.
 
-    address.py   a text becomes an Address, once; which network addresses may be spoken to
-    fetch.py     resolve, check, connect to what was checked; redirects, limits
-    folder.py    files below a folder, without ways out of it
+    url.py           parses a text to an Address, once; which network addresses are allowed
+    fetch.py         resolves, checks, and connects to what was checked; redirects, limits
+    local_files.py   opens files below a folder, and nothing outside of it
 
-Not here: models from a hub, which whoever serves names (quire.weights.hub).
+Models from a hub, which the operator names, are loaded by quire.weights.hub.
 """

@@ -1,13 +1,13 @@
-"""Fetch by HTTP what an address names that somebody else gave, and send to such an address.
+"""HTTP client for addresses that clients give: fetches from them and posts to them.
 
     parse ── resolve ── check every address ── connect to one that was checked ── read, bounded
       ▲                                                          │
       └──────────────── a redirect: all of it again ◀────────────┘
 
-A name is resolved once, and what was checked is what is connected to: an answer of DNS that changes
-in between has no say. Where some of a host's addresses are public and some are not, none is used.
-Nothing is taken from the environment: no proxy, no credentials. Content is asked for as it is, so
-that nothing unpacks to more than was counted. One Fetcher has one policy and keeps nothing.
+A name is resolved once, and the connection goes to the address that was checked: a DNS answer that
+changes in between has no effect. A host with public and private addresses is refused. Nothing is
+taken from the environment: no proxy, no credentials. Compressed content is not requested, so
+nothing unpacks to more than was counted. One Fetcher has one policy and no state.
 """
 
 from __future__ import annotations

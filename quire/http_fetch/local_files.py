@@ -1,4 +1,4 @@
-"""Files that a request names, below a folder that who serves has opened to requests."""
+"""Opens files that a request names, below a folder that the operator opened to requests."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Addresses from strangers: a text is parsed once, here, and everybody uses what came of it.
+"""URL parser for addresses from clients: a text is parsed once, and all code uses the result.
 
-Two parsers that disagree about the host are how one address is checked and another one asked. So
-only what all parsers agree on is taken: ASCII, no name or password, no backslash, no numbers that
-stand for addresses. Where a name leads is checked when it is resolved (`is_public`), as numbers,
-whatever they were written as.
+Two parsers that disagree about the host let one address be checked and another one fetched. So
+only what all parsers agree on is accepted: ASCII, no user or password, no backslash, no numbers in
+place of addresses. The network address of a name is checked when it is resolved (`is_public`), as
+a number, in whatever notation it was written.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Processes that do for us what a stranger's input could make go wrong, and that may be killed.
+"""Sandboxed worker processes, for work that input of clients could break; they may be killed.
 
-    ours                                  the worker
-    watched.py: waits, counts, kills      desk.py: job after job, and what became of each
-                                          limits.py: what one job may take; who goes first
-                                          closed.py: a door that falls shut: no files, no network
-    pipe.py: words behind their length, both ways
+    parent process                           worker process
+    worker_handle.py: waits, counts, kills   worker_loop.py: runs job after job
+                                             limits.py: resources of one job; OOM priority
+                                             landlock.py: closes files, network and processes
+    pipe.py: messages with a length prefix, both ways
 
-Who uses it: grammars (quire.grammar.compilation.compile_worker, hired), chat templates
+Users: grammars (quire.grammar.compilation.compile_worker), chat templates
 (quire.text.templates.render_worker).
 """

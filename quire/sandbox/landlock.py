@@ -1,9 +1,9 @@
-"""A door that falls shut behind a worker: from then on it opens no file, no socket, no process.
+"""Restricts a worker process for good: it can open no file, no socket and no process any more.
 
-What holds everywhere: no descriptor can be had beyond those it has, and no right is regained. What
-Linux adds from 5.13 on (Landlock), and more from 6.7 and 6.12 on: the file system is closed to
-writing, linking and removing too, TCP is, and no process outside can be traced or signalled.
-Best effort by nature: the worker's own language has to hold first.
+On every system: no new descriptors, and no right is regained. With Landlock (Linux 5.13, and more
+from 6.7 and 6.12 on): the file system is closed to writing, linking and removing too, TCP is
+closed, and no process outside can be traced or signalled. It is best effort by nature: the
+worker's own language has to hold first.
 
 Source: the kernel's description of Landlock, docs.kernel.org/userspace-api/landlock.html
 """

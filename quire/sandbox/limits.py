@@ -1,4 +1,4 @@
-"""What a worker does to itself: it is the first to go, and no job takes more than it may."""
+"""Limits a worker process: the OOM killer takes it first, and no job exceeds its resources."""
 
 from __future__ import annotations
 

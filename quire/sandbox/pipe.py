@@ -1,4 +1,4 @@
-"""Words between a process and its worker: msgpack behind its length."""
+"""Message pipe between a process and its worker: msgpack with a length prefix."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker as who hired it sees it: one job at a time, within processor time, or it is killed."""
+"""Handle of a worker in its parent: runs one job at a time, kills a worker that takes too long."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The worker's own side: jobs are done one at a time, each within its limits, until nobody asks.
+"""Job loop of a worker: runs one job at a time, each within its limits, until the parent is gone.
 
-Whatever becomes of a job is a word to who asked for it. A worker that can no longer vouch for
-itself ends: a job met the limit of memory, or panicked, or jobs have left too much behind.
+Every outcome of a job is a message to the parent. A worker that can no longer be trusted ends: a
+job reached the limit of memory, or panicked, or jobs have left too much memory behind.
 """
 
 from __future__ import annotations

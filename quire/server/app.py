@@ -1,4 +1,4 @@
-"""The ASGI app: routes, lifespan, and what surrounds every route.
+"""ASGI app: collects the routes, the middleware around them and the lifespan.
 
 A route file exports `router`. The engine's thread starts and ends with the app.
 """

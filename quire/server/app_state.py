@@ -1,4 +1,4 @@
-"""What routes may use: the engine's door, text work, names and habits. Made once, never changed."""
+"""State that the routes of one API process share: engine client, tokenizer, options. Frozen."""
 
 from __future__ import annotations
 

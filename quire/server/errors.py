@@ -1,9 +1,9 @@
-"""Errors to HTTP, once: which class is which status, and the body clients know.
+"""Maps exceptions to HTTP errors: the status of each class, and the body that clients expect.
 
     {"error": {"message": ..., "type": ..., "param": ..., "code": status}}
     {"type": "error", "error": {"type": ..., "message": ...}}          on Anthropic's routes
 
-Nothing else in quire knows a status number. Messages of our own faults lose paths and addresses.
+No other file has status numbers of errors. Messages of the server's own faults are redacted.
 """
 
 from __future__ import annotations

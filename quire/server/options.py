@@ -1,7 +1,7 @@
-"""What can be said about the server. The engine's own options are in quire.config.options.
+"""Server options. The engine's own options are in quire.config.options.
 
-`quire serve` makes its flags from these fields; a field's docstring is its help. GROUPS says under
-which heading of the help it stands.
+`quire serve` makes its flags from these fields; a field's docstring is its help. GROUPS has the
+headings of the help.
 """
 
 from __future__ import annotations

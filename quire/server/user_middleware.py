@@ -1,7 +1,7 @@
-"""--middleware: code of the operator's own around the routes.
+"""--middleware: adds the operator's own code around the routes.
 
 `module:name` is an ASGI middleware class, or an async function (request, call_next). Such a
-function stands in the way of each chunk, which costs more than the chunk; a class does not.
+function wraps each chunk, which costs more than the chunk itself; a class does not.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Who may ask, and what for: the keys of --api-key and those of a file that may change at any time.
+"""API keys and their permissions: the keys of --api-key, and those of a file that may change.
 
 The file holds no key, only SHA-256 digests (`quire key NAME` makes both). Keys with one name are
-one tenant. A file that cannot be read, or says what nobody understands, changes nothing: the keys
-of before stay, and the log and the metrics say so. Requests under way go on whatever becomes of a
-key.
+one tenant. A file that cannot be read or parsed changes nothing: the old keys stay valid, and the
+log and the metrics report it. Running requests continue whatever happens to their key.
 
-A key is looked up by a digest that is keyed anew in each process, so that how long it takes tells
-nothing of what is in the file.
+A key is looked up by a digest that is keyed anew in each process, so that the time of a look-up
+reveals nothing of the file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What stands before all routes: keys, and request ids in answers. Plain ASGI, no copies."""
+"""Middleware in front of all routes: checks API keys, adds request ids to answers. Plain ASGI."""
 
 from __future__ import annotations
 

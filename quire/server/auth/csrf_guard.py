@@ -1,11 +1,10 @@
-"""Requests that a browser makes for a page of somebody else: refused, whatever they bring.
+"""CSRF guard: refuses requests that a browser makes for a page of another origin.
 
-A browser reaches what its person reaches, a server on loopback above all. Two ways are open to a
-page from elsewhere, and CORS closes neither: a POST that asks for nothing special is sent at once
-and only its answer is kept from the page; and a name that its owner points at 127.0.0.1 makes the
-page one of the server's own (DNS rebinding). Browsers say what they do: `Origin`, `Sec-Fetch-Site`.
-Who sends neither is no browser, and whatever name a proxy knows the server by is its own affair.
-Pages of --allowed-origins may come as they are.
+A browser reaches what its user reaches, above all a server on loopback. Two ways are open to a
+foreign page, and CORS closes neither: a simple POST is sent at once and only its answer is kept
+from the page; and a name that its owner points at 127.0.0.1 makes the page one of the server's own
+(DNS rebinding). Browsers declare the origin: `Origin`, `Sec-Fetch-Site`. A client that sends
+neither is no browser, and may use any host name of a proxy. Pages of --allowed-origins are allowed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What no answer tells: where this server keeps its files, addresses in its memory, its stacks.
+"""Redacts error messages: they show no paths of this server, no memory addresses and no stacks.
 
-Two sieves. A fault of ours may quote anything, so whatever looks like a path goes. What a client
-did wrong is told in his own words, which may look like paths (routes do), so only places of this
-process go. quire.server.errors passes every message through one of them, and nobody else writes
-the body of an error.
+Two filters. A fault of the server may quote anything, so everything that looks like a path is
+removed. A fault of the client is quoted in its own words, which may look like paths (routes do),
+so only paths of this process are removed. quire.server.errors is the only writer of error bodies
+and passes every message through one of the two.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Bytes from the network -> a checked body. The only place where a request's body is read."""
+"""Reads and checks request bodies: from bytes of the network to a pydantic model."""
 
 from __future__ import annotations
 

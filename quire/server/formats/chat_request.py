@@ -1,4 +1,4 @@
-"""The bodies of POST /v1/chat/completions and of its batch form."""
+"""Bodies of POST /v1/chat/completions and of its batch form."""
 
 from __future__ import annotations
 

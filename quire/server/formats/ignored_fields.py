@@ -1,10 +1,9 @@
-"""Fields of a body that mean nothing to this server: never ignored in silence.
+"""Reports fields of a body that have no effect on this server: none is ignored silently.
 
-A field is honoured, or refused (quire.server.formats.sampling_fields.LATER), or it ends up here:
-then the
-answer's header X-Quire-Ignored names it, and its name is logged once. Under --strict a name that
-nobody knows is a fault of the request; names that other servers know and that change no answer
-(`user`, `metadata`) are told of and let pass even so.
+A field is honoured, or refused (quire.server.formats.request_body.UNSUPPORTED_FIELDS), or ignored:
+then the header X-Quire-Ignored of the answer names it, and its name is logged once. Under --strict
+an unknown name is refused; names that other servers have and that change no answer (`user`,
+`metadata`) are reported and accepted even so.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a generation says, as a message of /v1/messages: its events, or the whole of it.
+"""Formats a generation as a message of /v1/messages: as events, or whole.
 
     message_start
         content_block_start  content_block_delta ...  content_block_stop     of each block
     message_delta  message_stop
 
-Blocks are thinking, text and tool_use, in the order in which they are said. An answer has at least
-one block, if an empty one: clients read `content[0]`.
+Blocks are thinking, text and tool_use, in the order of generation. An answer has at least one
+block, if an empty one: clients read `content[0]`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The body of POST /v1/messages, and its content blocks as messages of OpenAI's chat route.
+"""Body of POST /v1/messages: converts content blocks to messages of OpenAI's chat route.
 
-One Anthropic message may become several: results of tools are blocks of a user's message there and
-messages of their own here. A conversation whose last message is the assistant's is gone on with.
+One Anthropic message may become several: tool results are blocks of a user message there and
+messages of their own here. If the last message is the assistant's, the answer continues it.
 """
 
 from __future__ import annotations

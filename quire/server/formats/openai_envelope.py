@@ -1,4 +1,4 @@
-"""The parts that all answers of OpenAI's dialect share: id, time, model, fingerprint."""
+"""Fields that all answers of OpenAI's API share: id, time, model, fingerprint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What the routes answer, for the OpenAPI document and for nothing else.
+"""Response models for the OpenAPI document; no route uses them.
 
-The answers themselves are made by hand for speed (`chat.py`, `completions.py` ...). These classes
-only say what they look like, so that client generators know it and tests can hold every route to
-it: tests/server/test_schemathesis.py compares. A field without a default is always there.
+The answers themselves are built by hand for speed (`chat.py`, `completions.py` ...). These classes
+describe their shape for client generators, and tests compare every route with them
+(tests/server/test_schemathesis.py). A field without a default is always present.
 """
 
 from __future__ import annotations

@@ -1,12 +1,10 @@
-"""What every body of a request is: a JSON object from a stranger.
+"""Base of all request bodies: a JSON object from an untrusted client.
 
-A field that is declared is honoured. One in LATER is refused unless it asks for nothing; one in
-HARMLESS asks for nothing that changes the answer. Any other name is unknown: clients of many
-servers send fields of all of them, so it is told of and not refused
-(quire.server.formats.ignored_fields). Ranges
-are not checked here: quire.server.generation.validate, SamplingParams and
-quire.text.input_processor do, for every
-dialect alike.
+A declared field is honoured. One in UNSUPPORTED_FIELDS is refused unless its value asks for
+nothing; one in HARMLESS_FIELDS changes no answer. Any other name is unknown: clients of many
+servers send fields of all of them, so it is reported and not refused
+(quire.server.formats.ignored_fields). Ranges are checked later, for all APIs alike, by
+quire.server.generation.validate, SamplingParams and quire.text.input_processor.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a generation says, as a response of /v1/responses: its events, and the object they end in.
+"""Formats a generation as a response of /v1/responses: as events, and as the object they end in.
 
 The order, with a sequence number on each:
 
@@ -9,7 +9,7 @@ The order, with a sequence number on each:
     output_item.done
     response.completed | response.incomplete | response.failed
 
-The one idea: an unstreamed answer goes through the same hands, so that both end in one object.
+A response that is not streamed takes the same path, so that both end in one object.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The body of POST /v1/responses, and its items as messages of a conversation.
+"""Body of POST /v1/responses: converts its items to messages of a conversation.
 
-Items are flatter than messages: what the model said and the calls it made are items side by side.
-`ItemConverter` joins those of one turn into one assistant message, which is what templates know.
+Items are flatter than messages: text and calls of the model are items side by side.
+`ItemConverter` joins those of one turn into one assistant message, as templates expect it.
 """
 
 from __future__ import annotations

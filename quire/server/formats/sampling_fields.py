@@ -1,4 +1,4 @@
-"""How tokens are chosen and told of: what the bodies of all generating routes have in common."""
+"""Sampling fields: the part of the body that all generating routes have in common."""
 
 from __future__ import annotations
 

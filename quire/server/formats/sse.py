@@ -1,8 +1,8 @@
-"""Answers: event streams and plain ones. Both end when the client goes away, and so does the work.
+"""Sends answers, streamed or whole. A client that disconnects ends the answer and its work.
 
-A stream is one loop: updates in, events, bytes, one send() a turn. What makes bytes of events is a
-`Shape`, a dialect's own; it is called and never awaited, and no task is made for a chunk. An error
-after the beginning is told in the stream.
+A stream is one loop: updates in, events, bytes, one send() a turn. The API's `StreamFormatter`
+turns events into bytes; it is called and never awaited, and no task is made for a chunk. An error
+after the first byte is an event of the stream.
 """
 
 from __future__ import annotations

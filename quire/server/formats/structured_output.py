@@ -1,7 +1,7 @@
-"""The form of an answer, in the words of all dialects -> one `StructuredOutputRequest`.
+"""Response formats: converts the fields of all APIs to one `StructuredOutputRequest`.
 
-Two forms at once are refused, both named. Not here: what a form may ask
-(quire.grammar.frontends.validate).
+A request with two formats is refused, and the error names both. quire.grammar.frontends.validate
+checks the format itself.
 """
 
 from __future__ import annotations

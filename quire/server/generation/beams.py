@@ -1,9 +1,8 @@
-"""Beam search over the engine's client: rounds of one-token requests, shown as a Stream.
+"""Beam search over the engine client: rounds of one-token requests, shown as a stream.
 
-Not here: how beams are chosen (quire.engine.client.beam_search). The one idea: the search looks to
-the rest of
-the server like an engine that says everything at its end, one update for each beam, the best first.
-A round costs a message to the engine and one back, for all prompts together.
+quire.engine.client.beam_search chooses the beams. To the rest of the server the search is a stream
+that yields everything at its end: one update for each beam, the best first. A round costs a message
+to the engine and one back, for all prompts together.
 """
 
 from __future__ import annotations

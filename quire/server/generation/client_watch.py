@@ -1,8 +1,7 @@
-"""Is an answer still wanted? Watches one request for its end: a disconnect, its deadline, or a
-word by its id.
+"""Watches one request until its answer is no longer wanted: a disconnect, deadline or cancel.
 
-The one idea: whoever works for the client says what is to be done when it is over (`on_end`), and
-asks nothing in between. One task a request waits for the disconnect; nothing is done per token.
+The code that serves the request registers what to do at its end (`on_end`), and does not poll. One
+task per request waits for the disconnect; nothing is done per token.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""What a generation says, in one form: every dialect shapes these events and nothing else.
+"""Generation events: the form of an answer that all APIs format.
 
-    Opening            of each prompt, before anything of its choices
-    Delta*, Finish     of each choice; the Finish comes with or after its last Delta
-    Closing            once, when every choice has finished
+    PromptEvent                  of each prompt, before any event of its choices
+    ChoiceDelta*, ChoiceFinish   of each choice; the finish comes with or after its last delta
+    FinalEvent                   once, when every choice has finished
 
 They come in lists, one per turn of the engine: what arrived together is sent together. Streamed or
-not, the same events come; unstreamed they come all at once, with one Delta for each choice.
+not, the same events come; unstreamed they come all at once, with one delta for each choice.
 
-`OutputParser` is the seam for models whose text holds more than text: it tells reasoning, content
-and
-tool calls apart. None of it is HTTP, and none of it knows a dialect. What makes these events of the
-engine's updates is quire.server.generation.generation_stream.
+`OutputParser` is the seam for models whose text holds more than content: it separates reasoning,
+content and tool calls. Events depend on neither HTTP nor an API.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""What a client asks for, in one form: every dialect's body becomes an `Asked`, once.
+"""Generation request: what a client asks for, in one form for all APIs.
 
-Not here: whether it may (quire.server.generation.validate), how it is answered
-(quire.server.generation.events and the
-dialect's own shape). The one idea: a dialect translates words and nothing else, so that whatever
-is checked, limited or counted is so for all of them alike. Nothing is copied: lists and dicts are
-those of the body, and nobody writes to them.
+The body of each API becomes a `GenerationRequest`, once, and is only translated, so that all
+checks, limits and counts are the same for all APIs. Nothing is copied: lists and dicts are those of
+the body, and they are never modified.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Requests under way: the engine's updates -> the events that dialects shape.
+"""Runs generations: turns the engine's updates into the events that APIs format.
 
-    Asked ── begin() ──▶ Events ── read(updates) ──▶ [Opening, Delta, Finish ...]
+    GenerationRequest ── start_generation() ──▶ GenerationStream ── process_updates() ──▶ events
 
-Every route that generates comes through begin(): it checks, prepares, hands the requests to the
-engine and watches over the client. A sequence whose text is complete (a stop string) is ended here.
-`GenerationStream.process_updates` runs for each token of each stream, so it is flat, and makes
-nothing nobody asked for.
+Every route that generates calls start_generation(): it validates, prepares, submits the requests to
+the engine and watches the client. A sequence that completes a stop string is ended here.
+`GenerationStream.process_updates` runs for each token of each stream, so it is flat and builds only
+what the request needs.
 """
 
 from __future__ import annotations

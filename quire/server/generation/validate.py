@@ -1,9 +1,8 @@
-"""May it be done? The limits and checks of every dialect, in this one place.
+"""Validates requests: the limits and checks of all APIs.
 
-Not here: ranges of single sampling fields (SamplingParams), what needs a vocabulary or lengths
-(quire.text.input_processor); both run in quire.server.generation.build_requests, for what was let
-in here. A check that fails
-raises the narrowest error of quire.errors and names the field by the client's own word for it.
+Ranges of sampling fields are checked by SamplingParams, lengths and vocabulary by
+quire.text.input_processor; both run later, in quire.server.generation.build_requests. A failed
+check raises the narrowest error of quire.errors and names the field as the client does.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""An API process: uvicorn and the app, over an engine in another process.
+"""API process: runs uvicorn and the app over an engine in another process.
 
-Started by quire.server.process.supervisor while the engine's process reads the weights: what is
-imported
-above main() is imported meanwhile. It ends when it is told to, or when its starter is gone.
+quire.server.process.supervisor starts it while the engine process reads the weights: the imports
+above main() run meanwhile. It ends on request, or when its parent is gone.
 """
 
 from __future__ import annotations

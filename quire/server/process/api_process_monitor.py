@@ -1,9 +1,8 @@
-"""An API process, as the first process sees it: whether its event loop still turns.
+"""Monitors an API process from the supervisor: whether its event loop still turns.
 
-The loop beats on a page of its own, as the engine does (quire.engine.heartbeat_page), and the same
-watchdog
-looks at it. Asking it over HTTP would ask a queue that may be long, and whichever process the
-kernel gives the connection to.
+The loop writes heartbeats to a page of its own, as the engine does (quire.engine.heartbeat_page),
+and the same watchdog reads it. A probe over HTTP would wait in a queue that may be long, and would
+reach whichever process the kernel chose.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""HTTP/1 as uvicorn reads it by httptools, with limits to what a request may take.
+"""HTTP/1 protocol of uvicorn (httptools) with limits on requests.
 
-Who sends more headers, or more bytes of them, than the options allow gets a 400 and is hung up on:
-the parser itself would take any number. So is, without a word, who opens a connection and does not
-get a request sent in time: uvicorn would keep it for ever.
+A client that sends more headers, or more bytes of them, than the options allow gets a 400 and is
+disconnected: the parser itself would take any number. A client that opens a connection and does not
+send a request in time is disconnected without an answer: uvicorn would keep it for ever.
 """
 
 from __future__ import annotations

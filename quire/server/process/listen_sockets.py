@@ -1,10 +1,9 @@
-"""The sockets that the server listens on, taken before anything slow, so that a taken address is
-known at once.
+"""Binds the listening sockets before anything slow, so that a used address is reported at once.
 
-They are bound here and listen when the server is ready: until then clients are refused. One API
-process has one socket. Several on a TCP port have one each (SO_REUSEPORT): the kernel then deals
-out connections evenly, whereas processes that wait at one socket leave them to whoever wakes first,
-which takes all that came at once. At a unix socket, which knows no such thing, they do wait at one.
+They listen when the server is ready: until then clients are refused. One API process has one
+socket. Several on a TCP port have one each (SO_REUSEPORT): the kernel then distributes connections
+evenly, whereas processes that share one socket leave them to the first that wakes, which takes all
+that arrived at once. A unix socket has no such option, so they share it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Answers at the server's address while there is no server yet: probes learn how far the start has
-come, and all others to come back.
+"""Startup server: answers at the server's address until the server is ready.
 
-A thread with an event loop of its own, so that it answers whatever the process is at. It reads the
-head of a request and nothing more, and closes every connection.
+Probes get the phase of the start, other requests an error to retry later. It is a thread with an
+event loop of its own, so that it answers whatever the process does. It reads the head of a request
+and nothing more, and closes every connection.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
-"""`quire serve` as a whole: one engine process, one or more API processes, and this one, which
-starts them, hears signals, and sees to it that all end together and nothing stays behind.
+"""Supervisor of `quire serve`: starts one engine process and one or more API processes.
 
-It imports neither torch nor the server, so that the others are started at once and get ready side
-by side. The one idea: it holds a link to each of them. A link that ends means that its process is
-gone: another is started, as often as is allowed. When this process is gone, however it went,
-theirs end and they go too.
+It handles signals, and ends all of them together. It imports neither torch nor the server, so that
+the others start at once, side by side. It holds a pipe to each of them. A pipe that closes means
+that its process is gone: another is started, as often as is allowed. When the supervisor itself is
+gone, however it ended, their ends of the pipes close and they end too.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is served: models, version; and what operates on the server.
+"""Routes of the model list and the version, and routes that operate the server.
 
-Who operates needs a switch: --enable-dev-routes for what touches everyone's requests,
---enable-profiler-routes for traces. Without it the route says which, and does nothing.
+Operation needs a switch: --enable-dev-routes for what affects all requests,
+--enable-profiler-routes for traces. Without it the route answers with the name of the switch.
 """
 
 from __future__ import annotations

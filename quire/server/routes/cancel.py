@@ -1,8 +1,8 @@
-"""Ending what runs under an id: DELETE /v1/requests/{id} for one's own, /abort_requests for all.
+"""Cancels requests by id: DELETE /v1/requests/{id} for one's own, /abort_requests for all.
 
-Until the engine has accepted a request its API process alone knows of it; from then on the engine
-does, whichever process is asked. So both are asked. What the engine ends has an answer: what was
-said so far, and "abort" for its reason.
+Until the engine has accepted a request only its API process has it; from then on the engine has it,
+whichever process gets the call. So both are called. A request that the engine ends has an answer:
+its text so far, with finish reason "abort".
 """
 
 from __future__ import annotations

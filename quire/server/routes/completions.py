@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts go on as plain text. Choice index = prompt's place x n + sample."""
+"""POST /v1/completions: continues prompts as text. Choice index = index of its prompt x n + sample."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""POST /generate: the simple route of older servers, which scripts still ask.
+"""POST /generate: the simple route of older servers, which scripts still use.
 
     {"prompt": ..., "stream": false, fields of SamplingParams}  ->  {"text": [prompt + answer, ...]}
 
-Streamed, each line is such an object with all that was said so far; an error is a line as well.
+Streamed, each line is such an object with the text so far; an error is a line as well.
 """
 
 from __future__ import annotations

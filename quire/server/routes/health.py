@@ -1,18 +1,16 @@
-"""Probes: whether this process answers, the engine lives, and a request that comes now would be
-worked on.
+"""Health probes: liveness of this process, health of the engine, and readiness for requests.
 
-They ask nobody. The engine's thread beats on a page that this process reads
-(quire.engine.heartbeat_page),
-so a probe never waits behind work, and is answered while the engine hangs. They need no key, so
-they tell no numbers of what is done here.
+They send no message. The engine's thread writes heartbeats to a page that this process reads
+(quire.engine.heartbeat_page), so a probe never waits behind work, and is answered while the engine
+hangs. They need no key, so they show no numbers.
 
     /live      this process answers at all
     /startup   the server was ready once; 200 for ever then
-    /health    the engine lives, or another is being started in its place
-    /ready     a request that comes now would be worked on
+    /health    the engine is alive, or another is being started in its place
+    /ready     a new request would be worked on
 
-Load is no reason against /ready: who is one too many gets 429 by itself, and a server that left its
-balancer for being busy would leave its share to the others, which are as busy.
+Load does not affect /ready: requests beyond the limits get 429, and a busy server that left its
+balancer would leave its share to the others, which are as busy.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's words for the same conversations."""
+"""POST /v1/messages and /v1/messages/count_tokens: Anthropic's API of the same conversations."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The page at `/` for a person, and what it must know before its first request.
+"""Playground at `/`: serves the page, and what it reads before its first request.
 
-Its files lie in `static/` and are served as they are: no build, nothing from elsewhere. The page
-is open to everyone; what it shows (this file's /quire/about,
-quire.server.telemetry.dashboard_stream, the API) is not.
-The browser may run no script but these files, and may not make HTML of text at all (CSP).
+Its files are in `static/`, are read on the first request and served as they are: no build, nothing
+from other hosts. The page needs no key; the data that it shows (/quire/about here,
+quire.server.telemetry.dashboard_stream, the API) does. The browser may run no script but these
+files, and may not make HTML of text at all (CSP).
 """
 
 from __future__ import annotations

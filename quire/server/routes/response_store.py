@@ -1,7 +1,8 @@
-"""Responses that were kept, in the memory of this process: for GET, previous_response_id, cancel.
+"""Response store: keeps responses in the memory of this process, for GET, cancel and continuation.
 
-Kept as JSON, so that what they weigh is known. The oldest goes first when there are too many or
-they weigh too much; one that still runs in the background never goes. Nothing outlives the process.
+They are kept as JSON, so that their size is known. The oldest is evicted when there are too many or
+they take too much memory; one that still runs in the background never is. Nothing is written to
+disk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""POST /v1/responses, and the responses that are kept: show, cancel, delete.
+"""POST /v1/responses, and stored responses: show, cancel, delete.
 
-With --enable-responses-store off nothing is kept: `store: true` is answered with `store: false`,
-and what needs the store is refused with the name of the switch. A response of the background goes
-on after its POST was answered; all others end when their client goes away.
+With --enable-responses-store off nothing is stored: `store: true` is answered with `store: false`,
+and what needs the store is refused with the name of the switch. A background response continues
+after its POST was answered; all others end when their client disconnects.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Routes of models that are not here yet: 501, with what this server has in their place.
+"""Routes whose models are not supported yet: 501, with what this server offers instead.
 
 A route leaves this file when it is served.
 """

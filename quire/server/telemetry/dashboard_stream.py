@@ -1,8 +1,8 @@
-"""GET /quire/live: the engine as it is now, a few times a second, for as long as someone looks.
+"""GET /quire/live: streams snapshots of the engine, a few times a second.
 
-One call to the engine serves all who watch, and none is made while nobody does. A slow reader gets
+One call to the engine serves all watchers, and none is made without a watcher. A slow watcher gets
 the newest frame, never a queue of old ones. The block map is packed (deflate) and sent to each
-reader only when it changed. Counters become rates in the browser; times become percentiles here.
+watcher only when it changed. The browser turns counters into rates; percentiles are computed here.
 """
 
 from __future__ import annotations

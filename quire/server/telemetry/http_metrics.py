@@ -1,8 +1,7 @@
-"""Counts HTTP requests: by handler, method and class of status; with time, sizes and how many are
-under way.
+"""Counts HTTP requests by handler, method and status class, with times, sizes and active requests.
 
-A handler is the path of a route as it was written ("/v1/models/{name:path}"); what no route takes
-is "none". Probes and those who read the metrics are not counted.
+A handler is the path of a route as it was declared ("/v1/models/{name:path}"); a request without a
+route has "none". Probes and reads of the metrics are not counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What watches the server: middleware, GET /metrics and /load, the line of statistics, traces.
+"""Installs the telemetry: middleware, GET /metrics and /load, the statistics log, traces.
 
-install() is called once, when the app has its routes. One `Telemetry` an app; it owns the board of
-its process and knows everybody who counts on it.
+install_telemetry() is called once, when the app has its routes. One `Telemetry` per app owns the
+counters of its process and all that write to them.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Every metric of the server: name, kind, help, labels, bounds. quire.server.telemetry.metrics
-fills them.
+"""Specifications of all metrics: name, kind, help, labels, buckets.
 
-Names are those that dashboards of this field know, without the prefix. `own` marks ours: they are
-told as quire:NAME whatever the prefix. All have the labels model_name and engine, except those of
-HTTP, which have no prefix either.
+quire.server.telemetry.metrics fills them. Names are those that dashboards of this field expect,
+without the prefix. `own` marks metrics of quire alone: their prefix is always quire. All have the
+labels model_name and engine, except those of HTTP, which have no prefix either.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Counts what requests do, and writes it down for Prometheus.
+"""Counts requests and exports the counters for Prometheus.
 
-A `Recorder` watches the door to the engine (an Observer of EngineClient) and counts on the board
-of its process; `exposition` adds the boards of all processes up and asks the engine for its own
-counters, when somebody reads. Nothing is kept twice, and no window is kept at all.
+`RequestMetrics` observes the EngineClient and counts in the counters of its process; the export
+adds the counters of all processes and reads those of the engine, on each scrape. Nothing is counted
+twice, and there are no time windows.
 """
 
 from __future__ import annotations

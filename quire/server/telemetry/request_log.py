@@ -1,7 +1,7 @@
-"""A line for each request (--enable-log-requests) and for each answer (--enable-log-outputs).
+"""Request log: a line for each request (--enable-log-requests) and answer (--enable-log-outputs).
 
 Lines at INFO hold ids, lengths and parameters. The prompt itself is logged at DEBUG only, and cut
-at --max-log-len; headers, and so keys, are never looked at.
+at --max-log-len; headers, and so keys, are never read.
 """
 
 from __future__ import annotations

@@ -1,16 +1,14 @@
-"""Where the time of one HTTP request went, from its first byte here to its last word.
+"""Times one HTTP request, from its first byte here to the last byte of its answer.
 
     received_at    handed_at    accepted_at                       ended_at        now
-    |-- prepare --|- transport -|-- what the engine says it was --|-- the rest ---|
+    |-- prepare --|- transport -|-- breakdown of the engine ------|-- the rest ---|
 
 The rest is what this process still did when the engine was done: text work (`detokenize`), waiting
-for the client to take what it was sent (`client`), and what lay between (`transport`). What was
-done while the engine still worked cost nobody anything, and is not told. Of the way to the engine
-that part is `inbox` in which the engine made a step, and looked at nothing else.
+for the client to take what was sent (`client`), and the time between (`transport`). Work done while
+the engine still ran delayed nothing and is not counted. `inbox` is the part of the way to the
+engine in which the engine ran a step and did not read its inbox.
 
-A `Watch` is made by the middleware in quire.server.telemetry.instrumentation, one for each HTTP
-request. It takes
-times only if somebody wants them (`time()`).
+The middleware makes one `RequestTimer` per HTTP request. It takes times only after `enable()`.
 """
 
 from __future__ import annotations

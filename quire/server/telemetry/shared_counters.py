@@ -1,8 +1,8 @@
-"""Counters of this process where the other API processes of the server can read them.
+"""Shared counters: the counters of this process where the other API processes can read them.
 
-Each process has a file of numbers that it alone writes; whoever is asked for the metrics adds all
-files up. So what is told is exact whichever process is asked, a count costs one addition in memory,
-and what a process counted stays when it has gone. With one process there is no file.
+Each process has a file of numbers that it alone writes; the process that serves /metrics adds all
+files up. So the result is exact whichever process is asked, a count costs one addition in memory,
+and the counts of a process remain after its end. With one process there is no file.
 """
 
 from __future__ import annotations

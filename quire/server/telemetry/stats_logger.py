@@ -1,4 +1,4 @@
-"""A line now and then that says how much the server does; none while it does nothing."""
+"""Statistics log: a line now and then with the load and throughput of the server, unless idle."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A trace of each request for OpenTelemetry (--otlp-traces-endpoint).
+"""OpenTelemetry traces: one span for each request (--otlp-traces-endpoint).
 
-One span from arrival to the last token, a child of the caller's (header traceparent), with a child
-for each phase; attributes have the names of the field (gen_ai.*). Made when the request is over,
-from what was counted anyway: while it runs, tracing costs nothing.
+A span runs from arrival to the last token, is a child of the caller's (header traceparent), and has
+a child for each phase; attributes have the names of the field (gen_ai.*). It is made after the end
+of the request, from what was counted anyway: while a request runs, tracing costs nothing.
 """
 
 from __future__ import annotations
