@@ -64,11 +64,11 @@ class FetchedContent:
 
     data: bytes
     media_type: str
-    """The media type in lower case; empty if none was said."""
+    """The media type in lower case; empty if the answer has none."""
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """Numeric addresses of a host, as this machine knows it. Raises OSError."""
+    """Numeric addresses of a host, as this machine resolves them. Raises OSError."""
     found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(one[4][0]) for one in found]
 
@@ -128,8 +128,8 @@ class HttpFetcher:
     def _check_host(self, address: HttpUrl, param: str | None) -> HttpUrl:
         hosts = self._policy.hosts
         if hosts is not None and not host_matches(address.host, hosts):
-            told = f"{address}: addresses of this host are not fetched here"
-            raise RequestError(told, param=param)
+            message = f"{address}: addresses of this host are not fetched here"
+            raise RequestError(message, param=param)
         return address
 
     @asynccontextmanager
@@ -166,8 +166,8 @@ class HttpFetcher:
         headers: Mapping[str, str],
         content: AsyncIterator[bytes] | None = None,
     ) -> AsyncIterator[_HttpResponse]:
-        said = {**headers, "Host": address.authority, "Accept-Encoding": "identity"}
-        said.setdefault("User-Agent", "quire")
+        sent = {**headers, "Host": address.authority, "Accept-Encoding": "identity"}
+        sent.setdefault("User-Agent", "quire")
         tls = self._tls if address.scheme == "http" or self._tls else ssl.create_default_context()
         where = httpcore.URL(
             scheme=address.scheme.encode(),
@@ -185,7 +185,7 @@ class HttpFetcher:
             pool.stream(
                 method,
                 where,
-                headers=list(said.items()),
+                headers=list(sent.items()),
                 content=content,
                 extensions={"timeout": limits},
             ) as response,
@@ -223,7 +223,7 @@ class _HttpResponse:
 
 
 def _check_headers(answer: _HttpResponse, policy: FetchPolicy, param: str | None) -> None:
-    """What its head says already. Raises RequestError."""
+    """Check the head of the answer. Raises RequestError."""
     address = answer.url
     if answer.status != 200:
         raise RequestError(f"{address} answered {answer.status}", param=param)
@@ -247,7 +247,7 @@ async def _file_chunks(file: BinaryIO) -> AsyncIterator[bytes]:
 
 
 class _translate_errors:
-    """Faults of the network become RequestErrors, in words of ours: theirs may tell of insides."""
+    """Network faults as RequestErrors with own messages: the originals may show internals."""
 
     def __init__(self, url: str, param: str | None) -> None:
         self._url, self._param = url.partition("?")[0], param
@@ -314,11 +314,11 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
     async def _resolve_checked(
         self, host: str, port: int, timeout: float | None
     ) -> list[IPAddress]:
-        """Those of the host, all checked. Whether a name has closed ones or none is not told."""
+        """Checked addresses of the host. The error does not reveal if a name has closed ones."""
         try:
             with anyio.fail_after(timeout):
-                said = await self._resolve(host, port)
-            found = [ipaddress.ip_address(one) for one in dict.fromkeys(said)][:MAX_ADDRESSES]
+                resolved = await self._resolve(host, port)
+            found = [ipaddress.ip_address(one) for one in dict.fromkeys(resolved)][:MAX_ADDRESSES]
         except (OSError, ValueError):
             found = []
         own = host_matches(host, self._policy.private_hosts)

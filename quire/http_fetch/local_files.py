@@ -13,7 +13,7 @@ from quire.errors import RequestError
 def open_beneath(folder: Path, name: str, *, max_bytes: int, param: str | None = None) -> BinaryIO:
     """A file at a path relative to the folder. Raises RequestError.
 
-    Each step is taken from the folder before it, and none through a link: whoever may write there
+    Each step is taken from the folder before it, and none through a link: a user with write access
     cannot lead out of it, not even while it is looked at.
     """
     refused = RequestError(f"no file {name!r:.100} that requests may name", param=param)

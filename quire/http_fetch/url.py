@@ -56,23 +56,25 @@ class HttpUrl(NamedTuple):
 
 def parse_url(text: str, param: str | None = None) -> HttpUrl:
     """An address as a request gives it. Raises RequestError."""
-    said = f"{text!r:.100}"
+    quoted = f"{text!r:.100}"
     if len(text) > MAX_URL_CHARS:
         raise RequestError(f"an address has at most {MAX_URL_CHARS} characters", param=param)
     if any(char <= " " or char in "\\\x7f" for char in text):
-        raise RequestError(f"the address {said} holds a space, a control or a \\", param=param)
+        raise RequestError(f"the address {quoted} holds a space, a control or a \\", param=param)
     form = _URL.fullmatch(text)
     if form is None:
-        raise RequestError(f"the address {said} must begin with http:// or https://", param=param)
+        raise RequestError(f"the address {quoted} must begin with http:// or https://", param=param)
     scheme, authority, rest = form[1].lower(), form[2], form[3]
     parts = _AUTHORITY.fullmatch(authority)
     if parts is None:
         why = "names and passwords do not belong there, and names are ASCII (xn--)"
-        raise RequestError(f"the address {said} has no host that can be used: {why}", param=param)
+        raise RequestError(f"the address {quoted} has no host that can be used: {why}", param=param)
     port = DEFAULT_PORTS[scheme] if parts[2] is None else int(parts[2])
     host = _normalize_host(parts[1])
     if host is None or not 0 < port < 65536:
-        raise RequestError(f"the address {said} has no host and port that can be used", param=param)
+        raise RequestError(
+            f"the address {quoted} has no host and port that can be used", param=param
+        )
     target = quote(rest if rest.startswith("/") else f"/{rest}", safe=_UNQUOTED)
     return HttpUrl(scheme, host, port, target)
 
@@ -128,7 +130,7 @@ def _networks(v4: str, v6: str) -> _Networks:
     )
 
 
-# Python's is_global differs between its versions, so what is not public stands here. Of v4: this
+# Python's is_global differs between its versions, so this lists what is not public. Of v4: this
 # host, private, shared by carriers (also where clouds keep metadata: 100.100.100.200), loopback,
 # link-local (169.254.169.254), assigned for protocols, documentation, relays of 6to4, benchmarks,
 # multicast, reserved; and the one public address at which a cloud answers machines of its own.
@@ -141,7 +143,7 @@ _NON_PUBLIC = _networks(
 )
 _GLOBAL_UNICAST_V6 = ipaddress.IPv6Network("2000::/3")
 _V4_EMBEDDED = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("64:ff9b::/96"))
-"""v6 addresses whose last 32 bits are the v4 address that is meant: mapped, NAT64."""
+"""v6 addresses that hold a v4 address in their last 32 bits: mapped, NAT64."""
 
 
 def is_public(address: IPAddress) -> bool:

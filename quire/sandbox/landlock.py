@@ -20,7 +20,7 @@ _CREATE_RULESET, _RESTRICT_SELF = (
     446,
 )  # system calls, the same on every architecture of 64 bits
 _RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))
-"""Version of Landlock -> how many rights over files it knows, each a bit."""
+"""Version of Landlock -> how many rights over files it has, each a bit."""
 _NET_VERSION, _SCOPE_VERSION = 4, 6
 """Versions that know TCP; signals and sockets without files."""
 

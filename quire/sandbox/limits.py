@@ -27,7 +27,7 @@ class ResourceLimits:
             self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
     def set(self, seconds: float, memory: int) -> None:
-        """Have the system stop what takes more from now on, also when nobody watches any more.
+        """Have the system stop what takes more from now on, also when the parent is gone.
 
         seconds: of processor time. memory: bytes beyond what it has.
         """
@@ -40,14 +40,14 @@ class ResourceLimits:
     def cpu_seconds_used(self) -> float:
         """Seconds of processor time that this process has used, by the clock of its limit.
 
-        Linux counts for that who runs at each tick of its own clock, and after thousands of short
+        Linux samples the running process at ticks of its own clock, and after thousands of short
         jobs this is seconds away from what was used: too early, the limit would end a job that
         had just begun. A profiling timer goes by the same clock.
         """
         return self._cpu_seconds_before + ENDLESS_TIMER_S - signal.getitimer(signal.ITIMER_PROF)[0]
 
     def data_bytes(self) -> int | None:
-        """Bytes of private memory that this process has; None where nobody says."""
+        """Bytes of private memory that this process has; None if it is unknown."""
         if self._status_fd is None:
             return None
         with suppress(OSError):
@@ -58,12 +58,12 @@ class ResourceLimits:
 
 
 def setup_worker_process(name: str) -> None:
-    """Leave signals to who started us, be the first to go, and end with who started us.
+    """Leave signals to the parent, be the first that the OOM killer ends, and end with the parent.
 
     name: for `ps` and `top`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for who started us
+        signal.signal(number, signal.SIG_IGN)  # they are meant for the parent
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
     with suppress(OSError):

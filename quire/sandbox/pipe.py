@@ -30,8 +30,9 @@ class WorkerPipe(Generic[W]):
         self._socket.sendall(struct.pack("!I", len(data)) + data)
 
     def receive(self, timeout: float | None = None) -> W | None:
-        """The next word. None: the other end is gone, or says what cannot be. Raises TimeoutError,
-        and what has come by then is kept.
+        """The next message. None: the other end is gone, or its message is invalid.
+
+        Raises: TimeoutError; what has come by then is kept.
         """
         self._socket.settimeout(timeout)
         size = self._message_size()

@@ -58,7 +58,7 @@ class WorkerHandle(Generic[W]):
         self.pipe: WorkerPipe[W] = WorkerPipe(end, words)
 
     def wait_ready(self, within: float, order: W | None = None) -> W:
-        """Its first word, which it says to its order if it needs one. within: seconds by the clock.
+        """Its first message, which answers its order if it needs one. within: seconds by the clock.
 
         Raises TooBusy, Gone: then it is closed.
         """
@@ -123,7 +123,7 @@ class WorkerHandle(Generic[W]):
                 raise WallTimeExceeded
 
     def _cpu_seconds(self) -> float | None:
-        """Processor time it has used; None where nobody says."""
+        """Processor time it has used; None where the system does not report it."""
         try:
             fields = (
                 Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -142,7 +142,7 @@ class WorkerHandle(Generic[W]):
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End the process, from any thread; who waits for it is told that it has ended."""
+        """End the process, from any thread; a waiting call learns that it has ended."""
         self._process.kill()
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from quire.sandbox.limits import ResourceLimits
 from quire.sandbox.pipe import WorkerPipe
 
 MAX_ERROR_CHARS = 2000
-"""Of what is told of a fault."""
+"""Of the message of a fault."""
 
 
 class JobRefused(msgspec.Struct, frozen=True, tag=True):
@@ -93,7 +93,7 @@ class WorkerLoop(Generic[J]):
                 if self._must_exit:
                     return 1
         except OSError:
-            return 1  # nobody is there to be told
+            return 1  # the parent is gone
         return 0
 
     def _run_job(self, job: J) -> object:
@@ -114,5 +114,5 @@ class WorkerLoop(Generic[J]):
             return JobOutOfMemory()
         except BaseException as error:  # noqa: BLE001 - the border; a panic is no Exception
             self._must_exit = not isinstance(error, Exception)
-            said = f"{type(error).__name__}: {error}"
-            return JobFailed(said[:MAX_ERROR_CHARS], traceback.format_exc())
+            message = f"{type(error).__name__}: {error}"
+            return JobFailed(message[:MAX_ERROR_CHARS], traceback.format_exc())

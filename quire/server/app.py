@@ -55,7 +55,7 @@ ROUTES: tuple[ModuleType, ...] = (
     playground,
     dashboard_stream,
 )
-"""Modules with a `router`, and BODIES if they read bodies by their own hands: path -> its forms."""
+"""Modules with a `router`, and BODIES if they read bodies themselves: path -> its classes."""
 
 
 def create_app(state: AppState) -> FastAPI:
@@ -102,7 +102,7 @@ def create_app(state: AppState) -> FastAPI:
         user_middleware.add_user_middleware(app, name)
     instrumentation.install_telemetry(
         app, state, [module.router for module in ROUTES]
-    )  # last: it stands before all
+    )  # last: it is the outermost
     return app
 
 
@@ -132,7 +132,7 @@ def _request_bodies() -> dict[str, tuple[type[RequestBody], ...]]:
 
 
 def _build_openapi(app: FastAPI) -> dict[str, Any]:
-    """The document of all routes. Bodies are read by our own hands, so they are added here."""
+    """The document of all routes. Routes read bodies themselves, so they are added here."""
     if app.openapi_schema is None:
         document = get_openapi(title="quire", version=VERSION, routes=app.routes)
         bodies = _request_bodies()
@@ -150,7 +150,9 @@ def _build_openapi(app: FastAPI) -> dict[str, Any]:
                 "required": True,
                 "content": {"application/json": {"schema": schema}},
             }
-        from quire.server.formats import openapi_models  # some fifty classes: only if someone asks
+        from quire.server.formats import (
+            openapi_models,
+        )  # some fifty classes: only when they are needed
 
         openapi_models.add_response_schemas(document)
         app.openapi_schema = document

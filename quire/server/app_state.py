@@ -32,11 +32,11 @@ MIN_PROMPT_CHAR_LIMIT = 1 << 20
 CHARS_PER_TOKEN = 64
 """No language has that many on average."""
 REQUEST_ID_SCOPE_KEY = "quire.request_id"
-"""Where the id of a request stands in its scope, if answers are to tell it."""
+"""Scope key of the id of a request, if answers show it."""
 TENANT_SCOPE_KEY = "quire.tenant"
-"""Where it stands in the scope whose key a request brought (bytes), if there is more than one."""
+"""Scope key of the tenant (bytes) of the API key, if there is more than one."""
 KEY_OWNER_SCOPE_KEY = "quire.holder"
-"""Where the rest stands that is known of who brought it: a Holder."""
+"""Scope key of the KeyOwner."""
 VERSION = str(quire.__version__)
 
 
@@ -56,9 +56,9 @@ class AppState:
     has_priority_scheduling: bool = False
     """The scheduler looks at the priority of a request."""
     structured_defaults: StructuredDefaults = field(default_factory=StructuredDefaults)
-    """How texts with a form are written and compiled, where a request does not say."""
+    """Defaults of structured output, for what a request does not give."""
     answer_parsers: AnswerParserFactory | None = None
-    """Tell reasoning and tool calls from content; None: nothing does."""
+    """Parsers of reasoning and tool calls; None: all text is content."""
     root: str = ""
     """Where the model comes from: a name or a folder's name."""
     dtype: str = ""
@@ -73,9 +73,9 @@ class AppState:
     """Of chat templates that requests bring."""
     created: int = field(default_factory=lambda: int(time.time()))
     ignored_field_log: IgnoredFieldLog = field(default_factory=IgnoredFieldLog)
-    """Knows which fields without a meaning the log has told of."""
+    """Logs each field without a meaning once."""
     active_requests: ActiveRequests = field(default_factory=ActiveRequests)
-    """Whose requests this process works for."""
+    """Requests that this process serves."""
     _request_numbers: Iterator[int] = field(default_factory=itertools.count)
 
     @property
@@ -115,20 +115,20 @@ class AppState:
 
 
 def get_app_state(http: Request) -> AppState:
-    """The services of the app that this request came to."""
+    """The state of the app that this request came to."""
     found = http.app.state.app_state
     assert isinstance(found, AppState), found
     return found
 
 
 def get_key_owner(http: Request) -> KeyOwner:
-    """What is known of who asks; of a server without keys everyone is its operator."""
+    """The owner of the key of a request; without keys all requests are the operator's."""
     found = http.scope.get(KEY_OWNER_SCOPE_KEY, OPERATOR_OWNER)
     assert isinstance(found, KeyOwner), found
     return found
 
 
 def get_tenant(http: Request) -> bytes:
-    """Whose request this is; b"" where nobody is told apart."""
+    """The tenant of a request; b"" where there is only one."""
     found: bytes = http.scope.get(TENANT_SCOPE_KEY, b"")
     return found

@@ -53,7 +53,7 @@ class BodyTooLarge(RequestError):
 MAX_LISTED_ITEMS = 20
 """Of a value that is shown."""
 CLIENT_CLOSED_REQUEST = 499
-"""No status of HTTP: nobody reads it, but logs do."""
+"""No status of HTTP: no client reads it, but logs show it."""
 
 _STATUS: tuple[tuple[type[Exception], int, str], ...] = (  # the narrowest first
     (UnknownModel, 404, "NotFoundError"),
@@ -101,7 +101,7 @@ MAX_SHOWN_CHARS = 100
 
 
 def build_error_body(error: Exception) -> tuple[int, dict[str, Any]]:
-    """Status and body of any exception. Those nobody meant are logged and told without detail."""
+    """Status and body of any exception. Unexpected ones are logged, and the body has no detail."""
     for kind, status, name in _STATUS:
         if isinstance(error, kind):
             param = error.param if isinstance(error, RequestError) else None
@@ -118,7 +118,7 @@ def build_error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         )
     if not isinstance(error, QuireError):
         log.error("a request failed", exc_info=error)
-        message = "the server failed on this request; its log says why"
+        message = "the server failed on this request; the reason is in its log"
         return 500, _openai_error_body(message, "InternalServerError", None, 500)
     return 500, _openai_error_body(
         redact_server_fault(str(error)), "InternalServerError", None, 500
@@ -132,13 +132,13 @@ def build_anthropic_error(status: int, message: str) -> dict[str, Any]:
 
 
 def is_anthropic_route(scope: Scope) -> bool:
-    """The route belongs to Anthropic's dialect."""
+    """The route belongs to Anthropic's API."""
     path: str = scope["path"].removeprefix(scope.get("root_path", ""))
     return path == _ANTHROPIC_ROUTES or path.startswith(f"{_ANTHROPIC_ROUTES}/")
 
 
 def error_response(error: Exception, scope: Scope) -> Response:
-    """The answer for an exception, in the dialect of the route."""
+    """The answer for an exception, in the form of the route."""
     status, body = build_error_body(error)
     if is_anthropic_route(scope):
         body = build_anthropic_error(status, body["error"]["message"])
@@ -203,16 +203,16 @@ def _explain_validation_error(
     if isinstance(error, ValidationError):
         found = [(e["loc"], e) for e in error.errors(include_url=False, include_context=False)]
     else:
-        found = [(e["loc"][1:], e) for e in error.errors()]  # the first says: query, path
+        found = [(e["loc"][1:], e) for e in error.errors()]  # the first is: query, path
     for place, one in found:
         field = str(place[0]) if place else "body"
         given.setdefault(field, one["input"])
-        said = one["msg"].removeprefix("Input should be ")
-        if said not in allowed.setdefault(field, []):
-            allowed[field].append(said)
+        expected = one["msg"].removeprefix("Input should be ")
+        if expected not in allowed.setdefault(field, []):
+            allowed[field].append(expected)
     lines = [
-        _allowed_values_message(field, said, given[field])
-        for field, said in list(allowed.items())[:5]
+        _allowed_values_message(field, expected, given[field])
+        for field, expected in list(allowed.items())[:5]
     ]
     message = f"{len(allowed)} validation error{'s'[: len(allowed) > 1]}: {'; '.join(lines)}"
     param = next(iter(allowed))

@@ -28,7 +28,7 @@ class ServerOptions:
     api_server_count: int = 1
     """Processes that speak HTTP, tokenize and write answers. They share one port."""
     api_watchdog_seconds: float = 20.0
-    """One of them whose event loop does not turn for so long is ended: stacks are logged, and
+    """A process with an event loop that does not turn for so long is ended: stacks are logged, and
     another takes its place. 0: never."""
     root_path: str = ""
     """Path under which a proxy shows this server."""
@@ -36,7 +36,7 @@ class ServerOptions:
     """Largest body of a request."""
     keep_alive_timeout: int = 75
     """Seconds that a connection may stay open between two requests. Longer than proxies keep
-    theirs: who closes first makes the other's next request fail."""
+    theirs: the side that closes first makes the other's next request fail."""
     h11_max_incomplete_event_size: int = 4 << 20
     """Most bytes of a request's head."""
     h11_max_header_count: int = 256
@@ -53,7 +53,7 @@ class ServerOptions:
 
     api_key: tuple[str, ...] = ()
     """Keys that clients must send as `Authorization: Bearer KEY`. None: everyone may ask. Better
-    said in the environment, as QUIRE_API_KEY, several with commas: command lines can be seen."""
+    given in the environment, as QUIRE_API_KEY, several with commas: command lines can be seen."""
     api_key_file: str | None = None
     """YAML, TOML or JSON file of digests of further keys, each with a name and limits (`quire key`
     makes them). It is read again when it changes, and on SIGHUP."""
@@ -84,7 +84,7 @@ class ServerOptions:
     """Open /start_profile and /stop_profile."""
 
     strict: bool = False
-    """Refuse a request with a field nobody knows, and name the nearest. Otherwise the answer's
+    """Refuse a request with an unknown field, and name the nearest. Otherwise the answer's
     header X-Quire-Ignored names it."""
     skip_model_name_validation: bool = False
     """Answer requests for any model with the one there is."""
@@ -100,19 +100,19 @@ class ServerOptions:
     exclude_tools_when_tool_choice_none: bool = False
     """Leave tools out of the prompt when tool_choice is none."""
     reasoning_parser: str | None = None
-    """How answers mark reasoning: the name of a dialect (deepseek_r1, qwen3, openai_gptoss, ...),
+    """How answers mark reasoning: the name of a format (deepseek_r1, qwen3, openai_gptoss, ...),
     or auto: what the chat template shows. Answers then have it as `reasoning`, apart from content.
     None: it stays in the content."""
     reasoning_parser_plugin: str | None = None
-    """A Python file with a reasoning dialect of your own (`FORMAT`); its name is the file's."""
+    """A Python file with a reasoning format of your own (`FORMAT`); its name is the file's."""
     enable_auto_tool_choice: bool = False
     """Read tool calls out of answers, where a request has tools and leaves the choice to the
     model. Needs --tool-call-parser."""
     tool_call_parser: str | None = None
-    """How answers mark tool calls: the name of a dialect (hermes, llama3_json, mistral, ...), or
+    """How answers mark tool calls: the name of a format (hermes, llama3_json, mistral, ...), or
     auto: what the chat template shows."""
     tool_parser_plugin: str | None = None
-    """A Python file with a tool call dialect of your own (`FORMAT`); its name is the file's."""
+    """A Python file with a tool call format of your own (`FORMAT`); its name is the file's."""
     response_role: str = "assistant"
     """Role of the messages that the model writes."""
     return_tokens_as_token_ids: bool = False
@@ -163,7 +163,7 @@ class ServerOptions:
     log_error_stack: bool = False
     """Log where in the code an error reply came from."""
     uvicorn_log_level: LogLevel = "warning"
-    """How much the HTTP library tells."""
+    """How much the HTTP library logs."""
     access_log: bool = False
     """Write a line for each HTTP request."""
     disable_access_log_for_endpoints: tuple[str, ...] = ()

@@ -41,7 +41,7 @@ DEFAULT_ROUTES = (
     *("/openapi.json", "/docs", "/redoc"),
     *("/pooling", "/classify", "/score", "/rerank", "/generative_scoring"),
 )
-"""What a key may ask that says nothing of routes. All else shows or touches what is others'."""
+"""Routes of a key without `routes`. All others show or affect other tenants."""
 
 KeyDigest = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 PositiveCount = Annotated[int, Meta(ge=1, le=2**53)]
@@ -64,8 +64,8 @@ class KeyEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def key_digests(self) -> list[bytes]:
         """Of its keys."""
-        said = [self.sha256] if isinstance(self.sha256, str) else self.sha256
-        return [bytes.fromhex(one) for one in said]
+        digests = [self.sha256] if isinstance(self.sha256, str) else self.sha256
+        return [bytes.fromhex(one) for one in digests]
 
 
 class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +76,7 @@ class KeyFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class KeyOwner:
-    """Whose key it is. routes: patterns of paths; None: every path."""
+    """The owner of a key. routes: patterns of paths; None: every path."""
 
     name: str = ""
     tenant: bytes = b""
@@ -152,7 +152,7 @@ def _parse_key_file(path: Path, raw: bytes) -> Any:
 
 
 def _error_location(error: Exception) -> str:
-    """The place of a fault. What stands there may be a key."""
+    """The place of a fault, without its text, which may be a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f": line {error.problem_mark.line + 1}"
     return f": {error}" if isinstance(error, ValueError) else ""
@@ -199,12 +199,12 @@ class KeySet:
         self.names: dict[bytes, str] = {}
         """Of tenants, also of those that were in the file before."""
         self.reload_counts: Callable[[str], None] = lambda result: None
-        """Is told how each reading of a changed file went: ok or failed."""
+        """Called after each reading of a changed file, with ok or failed."""
         self._file_stamp = self._stat_file()
         self._replace_entries([] if self._path is None else read_key_file(self._path))
 
     def lookup(self, key: bytes) -> KeyOwner | None:
-        """Whose key it is; None: nobody's."""
+        """The owner of a key; None: the key is unknown."""
         digest = hashlib.sha256(key).digest()
         found = self._owners.get(self._lookup_digest(digest))
         if found is None or not hmac.compare_digest(found[0], digest):
@@ -231,7 +231,7 @@ class KeySet:
         try:
             entries = await asyncio.to_thread(read_key_file, self._path)
         except ConfigError as error:
-            log.warning("%s: the keys of before stay", error)
+            log.warning("%s: the old keys stay valid", error)
             self.reload_counts("failed")
             return
         self._replace_entries(entries)

@@ -29,7 +29,7 @@ FORBIDDEN_MESSAGE = "this key may not ask for"
 
 
 class AuthMiddleware:
-    """Lets a request pass if it brings a key that may ask for its path, and notes whose it is."""
+    """Passes a request on if its key allows its path, and records the owner of the key."""
 
     def __init__(self, app: ASGIApp, ring: KeySet) -> None:
         self._app = app

@@ -30,7 +30,7 @@ ALLOW_ORIGINS_HINT = "start the server with --allowed-origins to let a page in"
 
 
 class CsrfGuard:
-    """Lets a request pass unless it says that a page of elsewhere makes it.
+    """Passes a request on unless its headers show a page of another origin.
 
     is_local: the server listens where only this machine reaches it, so names for it are known.
     """

@@ -28,7 +28,7 @@ _FIELD = re.compile(rb'"([^"\\]{1,64})"\s*:\s*-?(?:NaN|Infinity)')
 _NON_FINITE = re.compile(rb"NaN|Infinity")
 """The parser would read them, and pass them on in whatever field no number is expected."""
 SMALL_BYTES = 1 << 16
-"""Bodies up to this size have room always."""
+"""Bodies up to this size are always accepted."""
 BUDGET_BODIES = 8
 """So many of the largest bodies may be under way at a time."""
 MIN_LARGEST_BODY_BYTES = 1 << 23
@@ -53,7 +53,7 @@ class BodyMemoryBudget:
             self.reserved_bytes -= reserve.reserved_bytes
 
     def acquire(self, size: int) -> None:
-        """Raise Overloaded unless there is so much room."""
+        """Reserve memory. Raises Overloaded if the budget is used up."""
         if self.reserved_bytes + size > self._max_bytes:
             message = "too many large bodies are being received: try again later"
             raise Overloaded(message, retry_after_s=BODY_RETRY_AFTER_S)
@@ -61,10 +61,10 @@ class BodyMemoryBudget:
 
 
 class _BodyReservation:
-    """What one body holds of a room."""
+    """The memory that one body holds of a budget."""
 
-    def __init__(self, room: BodyMemoryBudget) -> None:
-        self._budget = room
+    def __init__(self, budget: BodyMemoryBudget) -> None:
+        self._budget = budget
         self.reserved_bytes = 0
 
     def grow(self, size: int) -> None:
@@ -75,7 +75,7 @@ class _BodyReservation:
 
 
 def build_body_budget(limit: int) -> BodyMemoryBudget:
-    """A room where bodies of at most `limit` bytes are received."""
+    """The budget for bodies of at most `limit` bytes."""
     return BodyMemoryBudget(BUDGET_BODIES * max(limit, MIN_LARGEST_BODY_BYTES))
 
 
@@ -85,10 +85,12 @@ async def read_body(http: Request, kind: type[B], limit: int) -> B:
 
 
 async def read_json_bytes(http: Request, limit: int) -> bytes:
-    """The body of a request that says it is JSON. Raises RequestError, BodyTooLarge, Overloaded."""
-    said = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if said != "application/json" and not said.endswith("+json"):
-        message = f"send the body as Content-Type: application/json, not {said or 'nothing'!r:.60}"
+    """The body of a JSON request. Raises RequestError, BodyTooLarge, Overloaded."""
+    media_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media_type != "application/json" and not media_type.endswith("+json"):
+        message = (
+            f"send the body as Content-Type: application/json, not {media_type or 'nothing'!r:.60}"
+        )
         raise RequestError(message)
     if http.headers.get("content-encoding", "identity").lower() not in ("identity", ""):
         raise RequestError("send the body as it is: this server unpacks none (Content-Encoding)")

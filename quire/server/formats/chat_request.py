@@ -45,7 +45,7 @@ class ChatTemplateFields(SamplingFields):
 
 
 class ChatCompletionFields(ChatTemplateFields):
-    """How a conversation is to go on."""
+    """How to continue a conversation."""
 
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -85,7 +85,7 @@ class ChatCompletionFields(ChatTemplateFields):
 
 
 class ChatCompletionRequest(ChatCompletionFields):
-    """A conversation, and how it is to go on."""
+    """A conversation, and how to continue it."""
 
     messages: ChatMessageList
 

@@ -33,7 +33,7 @@ class IgnoredField(NamedTuple):
 
 
 class IgnoredFieldLog:
-    """Remembers which names were logged. One a process; strangers choose the names."""
+    """Remembers which names were logged. One a process; clients choose the names."""
 
     def __init__(self) -> None:
         self._logged: set[str] = set()
@@ -54,14 +54,14 @@ def find_ignored(
     """Those of the given names that mean nothing, with what was perhaps meant."""
     names = list(known)
     found = [IgnoredField(name, name in harmless) for name in given]
-    for place, one in enumerate(found[:MAX_SUGGESTIONS]):  # strangers may send a million names
+    for place, one in enumerate(found[:MAX_SUGGESTIONS]):  # clients may send a million names
         if not one.is_known:
             found[place] = one._replace(near=_closest_name(one.name, names))
     return found
 
 
 def refuse_unknown(ignored: Iterable[IgnoredField]) -> None:
-    """Raise RequestError for the first name that nobody knows."""
+    """Raise RequestError for the first unknown name."""
     for one in ignored:
         if not one.is_known:
             message = (
@@ -77,7 +77,7 @@ def ignored_header_value(ignored: Iterable[IgnoredField]) -> str | None:
 
 
 def ignored_headers(ignored: Iterable[IgnoredField]) -> dict[str, str]:
-    """The header, if there is something to tell."""
+    """The header, if a field was ignored."""
     value = ignored_header_value(ignored)
     return {} if value is None else {IGNORED_HEADER: value}
 
@@ -92,7 +92,7 @@ def _format_suggestion(one: IgnoredField) -> str:
 
 
 def _printable(name: str) -> str:
-    """Strangers' words, safe in a header."""
+    """Names from clients, safe in a header."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "?" for c in name)[
         :MAX_NAME_CHARS
     ]

@@ -58,7 +58,7 @@ class MessagesFormatter:
     # -- as a stream ------------------------------------------------------------------------
 
     def format_start(self) -> bytes:
-        """Nothing can be said before the prompt was looked up in the cache."""
+        """Nothing is sent before the prompt was looked up in the cache."""
         return b""
 
     def format_events(self, batch: list[GenerationEvent]) -> bytes:
@@ -84,9 +84,9 @@ class MessagesFormatter:
 
     # -- as one object ----------------------------------------------------------------------
 
-    def format_full(self, said: FullResponse) -> dict[str, Any]:
-        """The message. Raises HTTPException if it was aborted: there is no word for it."""
-        choice = said.choices[0]
+    def format_full(self, response: FullResponse) -> dict[str, Any]:
+        """The message. Raises HTTPException if it was aborted: there is no stop reason for it."""
+        choice = response.choices[0]
         content: list[dict[str, Any]] = []
         if choice.reasoning:
             content.append({"type": "thinking", "thinking": choice.reasoning, "signature": ""})
@@ -96,14 +96,14 @@ class MessagesFormatter:
             content.append(
                 self._tool_use_block(call, i) | {"input": _parse_arguments(call.arguments)}
             )
-        usage = said.final.usage
+        usage = response.final.usage
         message = self._message | self._stop_fields(choice.finish_reason, choice.stop_reason)
         message["content"] = content
         message["usage"] = _usage_fields(
             usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens
         )
-        if said.final.timing is not None:
-            message["x_timing"] = said.final.timing
+        if response.final.timing is not None:
+            message["x_timing"] = response.final.timing
         return message
 
     # -- pieces -----------------------------------------------------------------------------
@@ -175,12 +175,12 @@ class MessagesFormatter:
         self._emit("message_stop", {"type": "message_stop"})
 
     def _stop_fields(self, reason: str, stop: int | str | None) -> dict[str, Any]:
-        """How it ended, in this dialect's words."""
+        """The stop reason, as this API names it."""
         if reason == "abort":  # a status that official clients do not try again
             raise HTTPException(CLIENT_CLOSED_REQUEST, "the request was aborted")
         sequence = stop if isinstance(stop, str) else None
-        said = _STOP_REASONS.get(reason, "end_turn") if sequence is None else "stop_sequence"
-        return {"stop_reason": said, "stop_sequence": sequence}
+        response = _STOP_REASONS.get(reason, "end_turn") if sequence is None else "stop_sequence"
+        return {"stop_reason": response, "stop_sequence": sequence}
 
     def _emit(self, kind: str, body: dict[str, Any]) -> None:
         self._pending_chunks.append(

@@ -27,7 +27,7 @@ CLIENT_FIELD_NAMES = {
     "parameters": "input_schema",
 }
 MIN_THINKING_BUDGET = 1024
-"""Tokens of thinking, as this dialect has it."""
+"""Tokens of thinking, as this API limits it."""
 
 BILLING_HEADER = "x-anthropic-billing-header"
 """A line that one client writes at the start of its system text. It changes with every request, so
@@ -37,12 +37,12 @@ _UNSUPPORTED_FIELDS = {
     "container": "this server runs no code",
     "mcp_servers": "this server asks no tool servers",
     "context_management": "this server does not shorten conversations",
-    "diagnostics": "reasons of cache misses are not told",
+    "diagnostics": "reasons of cache misses are not reported",
     "fallbacks": "there is one model here",
 }
 
 _HARMLESS_FIELDS = frozenset({"cache_control", "inference_geo", "user_profile_id"})
-"""Known fields of this dialect that change no answer here: every prefix is cached anyway."""
+"""Known fields of this API that change no answer here: every prefix is cached anyway."""
 
 MessageContent = str | list[dict[str, Any]]
 
@@ -54,7 +54,7 @@ class _MessagesObject(BaseModel):
 
 
 class AnthropicMessage(_MessagesObject):
-    """What one side said."""
+    """A message of one side."""
 
     role: str
     content: MessageContent
@@ -98,7 +98,7 @@ class AnthropicCountTokensRequest(StructuredOutputFields):
     chat_template_kwargs: dict[str, Any] | None = None
 
     def check(self) -> None:
-        """Raise RequestError for what only this dialect has."""
+        """Raise RequestError for fields that only this API has."""
         self.refuse_unsupported_features()
         for name, value in (self.model_extra or {}).items():
             if name in _UNSUPPORTED_FIELDS and value:
@@ -173,7 +173,7 @@ class AnthropicCountTokensRequest(StructuredOutputFields):
 class AnthropicMessagesRequest(AnthropicCountTokensRequest):
     """A conversation, and how it is to go on.
 
-    A budget of thinking that this server cannot keep is told of as ignored and not refused: a
+    A budget of thinking that this server cannot keep is reported as ignored and not refused: a
     client cannot ask for thinking without naming one, and max_tokens bounds it all.
     """
 
@@ -235,7 +235,7 @@ class AnthropicMessagesRequest(AnthropicCountTokensRequest):
 
 
 _THINKING_TYPES = {"enabled": True, "adaptive": None, "disabled": False, "between_tools": None}
-"""By type of `thinking`: what the template is told. None: as it likes."""
+"""By type of `thinking`: the switch of the template. None: its default."""
 
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none", "tool": "function"}
 
@@ -275,7 +275,7 @@ def _convert_system(given: MessageContent) -> list[ChatMessageDict]:
 
 
 def _convert_user(blocks: Sequence[Mapping[str, Any]], where: str) -> list[ChatMessageDict]:
-    """Text as it stands, and each result as a message of its own, in their order."""
+    """Text as it is, and each result as a message of its own, in their order."""
     made: list[ChatMessageDict] = []
     texts: list[dict[str, Any]] | None = None
     for i, block in enumerate(blocks):
@@ -309,7 +309,7 @@ def _convert_tool_result(block: Mapping[str, Any], where: str) -> ChatMessageDic
 
 
 def _convert_assistant(blocks: Sequence[Mapping[str, Any]], where: str) -> list[ChatMessageDict]:
-    """One message: thoughts, text, then calls. Redacted thoughts nobody here can read."""
+    """One message: thoughts, text, then calls. Redacted reasoning cannot be read here."""
     texts: list[dict[str, Any]] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []

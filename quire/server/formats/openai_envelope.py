@@ -35,7 +35,7 @@ class ResponseEnvelope:
         }
 
     def split_at(self, choice: dict[str, Any], mark: str) -> tuple[bytes, bytes]:
-        """The event of a chunk with one choice, encoded once, cut where the text `mark` stands.
+        """The event of a chunk with one choice, encoded once, cut at the text `mark`.
 
         A stream's chunks differ by their text alone: each is head + encode(text) + tail.
         """

@@ -129,7 +129,7 @@ class ChatToolCall(_ResponseModel):
 
 
 class ChatMessage(_ResponseModel):
-    """What the model said."""
+    """The text of the model."""
 
     role: str
     content: str | None
@@ -357,7 +357,7 @@ class ResponseUsage(_ResponseModel):
 
 
 class ResponsesResponse(_ResponseModel):
-    """The answer of /v1/responses: what was asked, told back, and what came of it."""
+    """The answer of /v1/responses: the input, echoed, and the output."""
 
     model_config = ConfigDict(extra="allow")
     id: str
@@ -469,14 +469,14 @@ RESPONSE_MODELS: Mapping[str, type[BaseModel]] = {
     "post /resume": PauseResponse,
     "get /server_info": ServerInfoResponse,
 }
-"""Method and path -> the JSON of a good answer. Others have no body that needs words."""
+"""Method and path -> the JSON of a good answer. Others have no body to describe."""
 
 STREAM_MODELS: Mapping[str, type[BaseModel]] = {
     "post /invocations": InvocationsStreamResponse,
     "post /v1/chat/completions": ChatCompletionStreamResponse,
     "post /v1/completions": CompletionStreamResponse,
 }
-"""Routes whose events have one shape."""
+"""Routes with one shape of events."""
 
 STREAM_MEDIA_TYPES: Mapping[str, str] = {
     "post /v1/chat/completions": "text/event-stream",
@@ -494,7 +494,7 @@ TEXT_MEDIA_TYPES: Mapping[str, str] = {"get /metrics": "text/plain", "get /": "t
 ERROR_DESCRIPTIONS: Mapping[str, str] = {
     "400": "The request is wrong; `param` names the field.",
     "401": "No key, or a wrong one.",
-    "403": "The route is closed; the message says what opens it.",
+    "403": "The route is closed; the message names the switch that opens it.",
     "404": "No such model, or nothing of that name.",
     "405": "Another method is meant.",
     "408": "The time that the request gave itself is over.",
@@ -543,6 +543,6 @@ def _json_content(schema: JsonDict) -> JsonDict:
 
 
 def _stream_content(refs: Mapping[Any, JsonDict], name: str) -> JsonDict:
-    """OpenAPI 3.1 has no words for the items of a stream; x-item says them."""
+    """OpenAPI 3.1 cannot describe the items of a stream; x-item does."""
     chunk = STREAM_MODELS.get(name)
     return {} if chunk is None else {"x-item": refs[chunk, "validation"]}

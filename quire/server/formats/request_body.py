@@ -23,7 +23,7 @@ MAX_TOKEN_IDS = 1 << 21
 MAX_ALLOWED_TOKEN_IDS = 1 << 19
 """Token ids that are allowed: more than any vocabulary has."""
 MAX_STRINGS_PER_LIST = 10_000
-"""Of one list: limits of single fields are lower, and stand where the field is known."""
+"""Of one list: limits of single fields are lower, and are checked where the field is used."""
 MAX_UNKNOWN_FIELDS = 1000
 
 TokenIdList = Annotated[list[int], Field(fail_fast=True, max_length=MAX_TOKEN_IDS)]
@@ -37,7 +37,7 @@ _NO_KV_TRANSFER = "moving KV between servers is not built yet"
 
 UNSUPPORTED_FIELDS = {
     **LATER_PARAMS,
-    "early_stopping": "beams go on until max_tokens or until all have ended",
+    "early_stopping": "beams run until max_tokens or until all have ended",
     "functions": "give tools instead",
     "function_call": "give tool_choice instead",
     "audio": _TEXT_ONLY,
@@ -53,7 +53,7 @@ UNSUPPORTED_FIELDS = {
     "return_weight_versions": "weight versions are not built yet",
     "logits_processors": "functions cannot be sent over HTTP",
 }
-"""Fields whose feature is not here (yet), and what to tell who sends one."""
+"""Fields of features that are not supported (yet), and the reason that the client gets."""
 
 NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {"function_call": ("none",)}
 """Values that ask for nothing, besides None, False, 0 and what is empty."""
@@ -68,7 +68,7 @@ HARMLESS_FIELDS = frozenset(
 
 
 class RequestBody(BaseModel):
-    """A JSON object from a stranger: types are exact, unknown names are kept aside."""
+    """A JSON object from an untrusted client: types are exact, unknown names are kept aside."""
 
     model_config = ConfigDict(strict=True, extra="allow", hide_input_in_errors=True)
 
@@ -82,7 +82,7 @@ class RequestBody(BaseModel):
         """The fields that mean nothing here; None asks for nothing anyway."""
         extra = self.model_extra or {}
         if len(extra) > MAX_UNKNOWN_FIELDS:
-            raise RequestError(f"the body has {len(extra)} fields that nobody knows")
+            raise RequestError(f"the body has {len(extra)} unknown fields")
         given = [
             name
             for name, value in extra.items()

@@ -42,7 +42,7 @@ STATUS_BY_FINISH_REASON = {"length": "incomplete", "abort": "cancelled", "repeti
 
 @dataclass(slots=True)
 class _OutputItem:
-    """The item that is being said."""
+    """The item that is being generated."""
 
     kind: str
     id: str
@@ -102,7 +102,7 @@ class ResponsesFormatter:
         self._sequence_number = 0
         self._is_started = False
         self._item: _OutputItem | None = None
-        self._open_tool_index: int | None = None  # the place of the tool call that is being said
+        self._open_tool_index: int | None = None  # the index of the running tool call
         self._finish_reason = ""
         self._pending_logprobs: list[
             dict[str, Any]
@@ -112,7 +112,7 @@ class ResponsesFormatter:
     # -- as a stream ------------------------------------------------------------------------
 
     def format_start(self) -> bytes:
-        """What is said before the engine says anything."""
+        """The first events, before any of the engine."""
         self.start()
         return b"".join(self.take_chunks())
 
@@ -137,10 +137,10 @@ class ResponsesFormatter:
 
     # -- as one object ----------------------------------------------------------------------
 
-    def format_full(self, said: FullResponse) -> dict[str, Any]:
+    def format_full(self, response: FullResponse) -> dict[str, Any]:
         """The response, once everything is known."""
-        batch: list[GenerationEvent] = [*said.prompts]
-        for one in said.choices:
+        batch: list[GenerationEvent] = [*response.prompts]
+        for one in response.choices:
             if one.reasoning:
                 batch.append(ChoiceDelta(one.index, reasoning=one.reasoning))
             batch.append(
@@ -148,7 +148,7 @@ class ResponsesFormatter:
             )
             batch += [ChoiceDelta(one.index, tool_call=call) for call in one.tool_calls]
             batch.append(ChoiceFinish(one.index, one.finish_reason, one.stop_reason))
-        self.add_events([*batch, said.final])
+        self.add_events([*batch, response.final])
         return self.response
 
     # -- one step of either -----------------------------------------------------------------
@@ -186,14 +186,14 @@ class ResponsesFormatter:
 
     def fail(self, error: Exception) -> None:
         """End it with an error."""
-        said = build_error_body(error)[1]["error"]
+        fields = build_error_body(error)[1]["error"]
         self._end_item("incomplete")
         self.response["status"] = "failed"
-        self.response["error"] = {"code": "server_error", "message": said["message"]}
+        self.response["error"] = {"code": "server_error", "message": fields["message"]}
         self._emit_lifecycle("failed")
 
     def cancel(self) -> None:
-        """End it because the client wants no more."""
+        """End it because the client cancelled it."""
         self._end_item("incomplete")
         self.response["status"] = "cancelled"
         self._emit_lifecycle("incomplete")
@@ -272,11 +272,11 @@ class ResponsesFormatter:
                 "function_call_arguments.done", item, name=item.name, arguments=item.text()
             )
         else:
-            part, said = item.content_part(whole=True), {"text": item.text(), "content_index": 0}
+            part, fields = item.content_part(whole=True), {"text": item.text(), "content_index": 0}
             if item.kind == "message":
-                self._emit_item_event("output_text.done", item, logprobs=item.logprobs, **said)
+                self._emit_item_event("output_text.done", item, logprobs=item.logprobs, **fields)
             else:
-                self._emit_item_event("reasoning_text.done", item, **said)
+                self._emit_item_event("reasoning_text.done", item, **fields)
             self._emit_item_event("content_part.done", item, content_index=0, part=part)
         shown = item.as_dict(status)
         self.response["output"].append(shown)
@@ -326,11 +326,11 @@ class ResponsesFormatter:
     def _emit_lifecycle(self, what: str) -> None:
         self._emit(f"response.{what}", response=self.response)
 
-    def _emit_item_event(self, what: str, item: _OutputItem, **said: object) -> None:
-        self._emit(f"response.{what}", item_id=item.id, output_index=item.output_index, **said)
+    def _emit_item_event(self, what: str, item: _OutputItem, **fields: object) -> None:
+        self._emit(f"response.{what}", item_id=item.id, output_index=item.output_index, **fields)
 
-    def _emit(self, kind: str, **said: object) -> None:
-        body = {"type": kind, "sequence_number": self._sequence_number, **said}
+    def _emit(self, kind: str, **fields: object) -> None:
+        body = {"type": kind, "sequence_number": self._sequence_number, **fields}
         self._sequence_number += 1
         self._pending_chunks.append(
             b"event: " + kind.encode() + b"\ndata: " + _encode(body) + b"\n\n"
@@ -340,11 +340,11 @@ class ResponsesFormatter:
 def build_response_body(
     *, id: str, model: str, stored: bool, asked: Mapping[str, Any], used: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The response before anything was said.
+    """The response before any output.
 
-    asked: the request's body, told back as it came; used: what holds where it said nothing.
+    asked: the request's body, echoed; used: values of what it did not give.
     """
-    told = {name: asked.get(name) for name in _ECHOED_NAMES}
+    echoed = {name: asked.get(name) for name in _ECHOED_NAMES}
     return {
         "id": id,
         "object": "response",
@@ -357,7 +357,7 @@ def build_response_body(
         "model": model,
         "output": [],
         "usage": None,
-        **told,
+        **echoed,
         "metadata": asked.get("metadata") or {},
         "parallel_tool_calls": asked.get("parallel_tool_calls") is not False,
         "reasoning": asked.get("reasoning") or {"effort": None, "summary": None},

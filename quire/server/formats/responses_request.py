@@ -54,7 +54,7 @@ _UNSUPPORTED_FIELDS = {
 _HARMLESS_FIELDS = frozenset(
     {"prompt_cache_options", "prompt_cache_retention", "image", "access_programs"}
 )
-"""Known fields of this dialect that change no answer here."""
+"""Known fields of this API that change no answer here."""
 
 
 class _ResponsesObject(BaseModel):
@@ -129,7 +129,7 @@ class ResponsesRequest(StructuredOutputFields):
     x_timing: bool | None = Field(None, description="Show where the time went.")
 
     def check(self) -> None:
-        """Raise RequestError for what only this dialect has."""
+        """Raise RequestError for fields that only this API has."""
         self.refuse_unsupported_features()
         for name, value in (self.model_extra or {}).items():
             if name in _UNSUPPORTED_FIELDS and value:
@@ -179,7 +179,7 @@ class ResponsesRequest(StructuredOutputFields):
     def to_generation_request(
         self, earlier: Sequence[ChatMessageDict] = (), *, ignored: Sequence[IgnoredField] = ()
     ) -> GenerationRequest:
-        """earlier: messages of the response that this one goes on from. ignored: more of them."""
+        """earlier: messages of the response that this one continues. ignored: more of them."""
         self.check()
         effort = self.reasoning.effort if self.reasoning is not None else None
         return GenerationRequest(
@@ -303,7 +303,7 @@ class ItemConverter:
             self._messages.append({"role": role, "content": content})
 
     def _convert_reasoning(self, item: Mapping[str, Any]) -> None:
-        """Thoughts go before what is said next. Encrypted ones nobody here can read."""
+        """Reasoning goes before the next text. Encrypted reasoning cannot be read here."""
         self._assistant_turn = None
         parts = item.get("content") or item.get("summary") or ()
         texts = (part.get("text") for part in parts if isinstance(part, Mapping))
@@ -341,7 +341,7 @@ class ItemConverter:
             made["reasoning"] = "\n".join(self._reasoning_texts)
             self._reasoning_texts = []
         elif message is None:
-            return made  # nothing was thought and nothing said
+            return made  # no reasoning and no text
         self._messages.append(made)
         return made
 

@@ -32,7 +32,7 @@ class StreamOptions(BaseModel):
 
 
 class SamplingFields(StructuredOutputFields):
-    """How tokens are chosen and told of; the same words on every route."""
+    """How tokens are sampled and shown; the same fields on every route."""
 
     model: str | None = None
     n: int | None = None
@@ -113,7 +113,7 @@ class SamplingFields(StructuredOutputFields):
         return None
 
     def generation_request_fields(self) -> dict[str, Any]:
-        """The fields of Asked that all these bodies say in the same words."""
+        """Fields of GenerationRequest that all these bodies name alike."""
         return {
             "model": self.model,
             "beams": self.beams,

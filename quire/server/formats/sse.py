@@ -35,12 +35,12 @@ encode = msgspec.json.Encoder().encode
 
 
 class StreamFormatter(Protocol):
-    """A dialect's way to write events. One for each response; it may remember what it wrote."""
+    """Writes the events of one API. One for each response; it may have state."""
 
     media_type: str
 
     def format_start(self) -> bytes:
-        """What is sent before the engine has said anything; may be nothing."""
+        """Bytes to send before the first event; may be none."""
         ...
 
     def format_events(self, events: list[GenerationEvent]) -> bytes:
@@ -58,7 +58,7 @@ class StreamFormatter(Protocol):
 
 
 class FullFormatter(Protocol):
-    """A dialect's way to show a whole response."""
+    """Writes the whole response of one API."""
 
     def format_full(self, whole: FullResponse) -> dict[str, Any]: ...
 
@@ -85,7 +85,7 @@ async def build_full_response(
     try:
         whole = await events.collect()
     except ClientDisconnected:
-        return Response(status_code=CLIENT_CLOSED_REQUEST)  # nobody reads it
+        return Response(status_code=CLIENT_CLOSED_REQUEST)  # the client is gone
     finally:
         events.close()
     size = sum(len(one.token_ids) for one in whole.choices if one.logprobs is not None)
@@ -155,7 +155,7 @@ class EventStreamResponse(Response):
 
     @property
     def _keep_alive_comment(self) -> bytes:
-        """What says that we live, where the dialect has such a thing."""
+        """A keep-alive message, where the API has one."""
         return KEEP_ALIVE_COMMENT if self.media_type == "text/event-stream" else b""
 
     async def _send_all(self, send: Send) -> bytes:

@@ -24,11 +24,11 @@ from quire.server.formats.request_body import RequestBody, StringList
 from quire.server.generation.generation_request import StructuredOutputRequest
 
 _LABELS = ("name", "description")
-"""They tell people what a schema is for; nobody shows them to the model here."""
+"""Descriptions for people; the model does not see them here."""
 
 
 class StructuredOutputFields(RequestBody):
-    """What the text of the answer must look like; the same words on every route."""
+    """Fields that constrain the text of the answer; the same on every route."""
 
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
@@ -43,16 +43,16 @@ class StructuredOutputFields(RequestBody):
     structural_tag: str | dict[str, Any] | None = None
 
     def structured_output(self) -> StructuredOutputRequest | None:
-        """The form that is asked for. Raises RequestError in the client's words."""
+        """The response format, if there is one. Raises RequestError."""
         asked = [one for one in self._given_outputs() if one is not None]
         if len(asked) > 1:
             first, second = asked[0].field_name, asked[1].field_name
-            message = f"give {first} or {second}, not both: an answer has one form"
+            message = f"give {first} or {second}, not both: an answer has one format"
             raise RequestError(message, param=second)
         return asked[0] if asked else None
 
     def output_formats(self) -> Iterable[tuple[str, Mapping[str, Any] | None]]:
-        """Objects with a `type` that say the form, and where they stand."""
+        """Response format objects, and their field names."""
         return [("response_format", self.response_format)]
 
     def ignored_fields(self) -> list[IgnoredField]:
@@ -105,7 +105,7 @@ def _from_params(where: str, given: Mapping[str, Any] | None) -> StructuredOutpu
 def _from_format(
     where: str, given: Mapping[str, Any] | None, how: Mapping[str, Any]
 ) -> StructuredOutputRequest | None:
-    """Of an object with a type. how: settings that stand beside it."""
+    """From an object with a type. how: settings beside it in the body."""
     if given is None:
         return None
     kind = given.get("type")

@@ -45,7 +45,7 @@ class DetokenizeRequest(RequestBody):
 
 
 class TokenizeRequestKind(RequestBody):
-    """What tells the two forms of /tokenize apart."""
+    """Distinguishes the two forms of /tokenize."""
 
     def request_type(self) -> type[TokenizeCompletionRequest | TokenizeChatRequest]:
         given = self.model_extra or {}

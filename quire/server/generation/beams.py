@@ -72,9 +72,7 @@ def _with_beam_width(one: PreparedRequest, width: int) -> PreparedRequest:
 
 
 class BeamSearchStream:
-    """The face of quire.engine.client.engine_client.Stream: one batch of updates, when all searches
-    are over.
-    """
+    """An UpdateSource that yields one batch of updates, when all searches are over."""
 
     def __init__(self, client: EngineClient, searches: Sequence[BeamSearch]) -> None:
         self._client = client
@@ -112,7 +110,7 @@ class BeamSearchStream:
         return [update for one in self._searches for update in self._final_updates(one)]
 
     def end_sequence(self, request_id: str, index: int) -> None:
-        """Beams have no stop strings; nothing runs when they are told."""
+        """Beams have no stop strings; nothing runs any more when their text is read."""
 
     def close(self) -> None:
         """Give the searches up. Harmless when called again."""
@@ -123,7 +121,7 @@ class BeamSearchStream:
         self.closed = True
 
     async def _next_round(self) -> RequestStream | None:
-        """Ask for one more token of every live beam; None when all searches are over."""
+        """Request one more token of every live beam; None when all searches are over."""
         live = [one for one in self._searches if not one.is_finished]
         requests: list[Request] = []
         for one in live:
@@ -153,7 +151,7 @@ class BeamSearchStream:
                 one.raise_error()
 
     async def _release_held(self) -> None:
-        """The last round's requests are held by the engine until somebody says so."""
+        """The last round's requests are held by the engine until they are aborted."""
         await self._client.abort([held for one in self._searches for held in one.requests_to_end()])
 
     def _final_updates(self, one: BeamSearch) -> list[Update]:
@@ -166,6 +164,6 @@ class BeamSearchStream:
         ]
 
     def _output_tokens(self, beam: Beam) -> Sequence[int]:
-        """As the engine says them: the token that ended a sequence is among them."""
+        """Its tokens as the engine reports them: with the token that ended the sequence."""
         is_shown = beam.stop_reason is None or beam.tokens[-1:] == (beam.stop_reason,)
         return beam.tokens if is_shown else (*beam.tokens, beam.stop_reason or 0)

@@ -17,7 +17,7 @@ from quire.errors import QuireError
 
 
 class ClientDisconnected(QuireError):
-    """Nobody reads the answer any more."""
+    """The client has disconnected."""
 
 
 class DeadlinePassed(QuireError):
@@ -25,11 +25,11 @@ class DeadlinePassed(QuireError):
 
 
 class RequestCancelled(QuireError):
-    """Somebody ended it by its id before the engine had it, and so it has said nothing."""
+    """The request was cancelled by its id before the engine had it, so it has no answer."""
 
 
 class ActiveRequests:
-    """Whose requests this process works for, by the id that clients see. They may share one."""
+    """Requests that this process serves, by the id that clients see. Several may share one."""
 
     def __init__(self) -> None:
         self._watches: dict[str, list[ClientWatch]] = {}
@@ -38,20 +38,20 @@ class ActiveRequests:
         return sum(map(len, self._watches.values()))
 
     def add(self, name: str, one: ClientWatch) -> None:
-        """It is under way."""
+        """Register a request."""
         self._watches.setdefault(name, []).append(one)
 
     def remove(self, name: str, one: ClientWatch) -> None:
-        """It is so no more."""
+        """Remove a request that has ended."""
         here = self._watches[name]
         here.remove(one)
         if not here:
             del self._watches[name]
 
     def cancel(self, names: Iterable[str], tenant: bytes | None) -> int:
-        """End what a tenant (None: anybody) has under these names and the engine cannot end.
+        """End requests of a tenant (None: of all) with these ids that the engine cannot end.
 
-        How many there were.
+        Returns: how many there were.
         """
         here = [one for name in names for one in self._watches.get(name, ())]
         return sum([one.cancel() for one in here if tenant is None or one.tenant == tenant])
@@ -60,8 +60,8 @@ class ActiveRequests:
 class ClientWatch:
     """Of one client. The body must have been read: nothing else may call receive() after this.
 
-    receive: None for work that goes on without a connection. seconds: till its deadline, after
-    `since` (now); tenant: whose it is.
+    receive: None for work that continues without a connection. seconds: till its deadline, after
+    `since` (now); tenant: its owner.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ClientWatch:
         self.end_error: QuireError | None = None
         """Why no answer is wanted any more."""
         self.is_in_engine = False
-        """The engine knows all that runs for it, by its id, and can end it in good form."""
+        """The engine has all of its work, by its id, and can end it with an answer."""
         self._on_end: Callable[[], object] | None = None
         self._deregister: Callable[[], None] | None = None
         self._disconnect_task = (
@@ -90,7 +90,7 @@ class ClientWatch:
             self._timer = loop.call_later(max(seconds - late, 0.0), self._expire)
 
     def register(self, under_way: ActiveRequests, name: str) -> None:
-        """Be found by this name, till leave()."""
+        """Be found by this name, until stop()."""
         under_way.add(name, self)
         self._deregister = lambda: under_way.remove(name, self)
 

@@ -77,7 +77,7 @@ class TokenUsage(msgspec.Struct):
     cached_tokens: int = 0
     """Of the prompt, out of the prefix cache."""
     reasoning_tokens: int | None = None
-    """Of the completion, tokens of reasoning; None where nothing tells them apart."""
+    """Of the completion, tokens of reasoning; None without a reasoning parser."""
 
     def as_dict(self, *, details: bool) -> dict[str, object]:
         """As OpenAI's routes show it."""
@@ -94,7 +94,7 @@ class TokenUsage(msgspec.Struct):
 
 
 class FinalEvent(msgspec.Struct, frozen=True):
-    """Nothing more will come."""
+    """The last event."""
 
     usage: TokenUsage
     timing: Mapping[str, object] | None = None
@@ -110,9 +110,9 @@ def pair_with_finish(
     events: Sequence[GenerationEvent],
 ) -> Iterator[tuple[GenerationEvent, ChoiceFinish | None]]:
     """Each event, a choice's Finish together with the Delta before it, if there is one."""
-    told: GenerationEvent | None = None
+    paired: GenerationEvent | None = None
     for place, one in enumerate(events):
-        if one is told:
+        if one is paired:
             continue
         after = events[place + 1] if place + 1 < len(events) else None
         if (
@@ -120,14 +120,14 @@ def pair_with_finish(
             and isinstance(after, ChoiceFinish)
             and after.index == one.index
         ):
-            told = after
+            paired = after
             yield one, after
         else:
             yield one, None
 
 
 class ParsedDelta(msgspec.Struct, frozen=True):
-    """A piece of text that a Splitter has understood."""
+    """A piece of text that an OutputParser has parsed."""
 
     text: str = ""
     reasoning: str = ""
@@ -139,7 +139,7 @@ class OutputParser(Protocol):
 
     @property
     def reasoning_tokens(self) -> int | None:
-        """Tokens of reasoning so far; None where nothing tells them apart."""
+        """Tokens of reasoning so far; None without a reasoning parser."""
         ...
 
     @property
@@ -152,7 +152,7 @@ class OutputParser(Protocol):
         ...
 
     def finish(self, reason: str) -> str:
-        """The finish reason to tell: "tool_calls" in place of "stop" if it ended in calls."""
+        """The finish reason to report: "tool_calls" in place of "stop" if it ended in calls."""
         ...
 
 
@@ -170,7 +170,7 @@ class ContentOnlyParser:
 
 
 class FullChoice(msgspec.Struct):
-    """All Deltas of one choice put together, for an answer that is not streamed."""
+    """All deltas of one choice put together, for an answer that is not streamed."""
 
     index: int
     text: str = ""

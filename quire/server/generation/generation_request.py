@@ -24,7 +24,7 @@ MAX_PROMPTS = 1024
 class Conversation:
     """Messages for the chat template, in the form of OpenAI's chat route.
 
-    Other dialects translate theirs: text blocks to content parts, tool use to assistant
+    Other APIs convert theirs: text blocks to content parts, tool use to assistant
     `tool_calls`, tool results to messages of the role tool, thinking to `reasoning`.
     """
 
@@ -43,7 +43,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawPrompts:
-    """Texts or token ids that go on as they are."""
+    """Texts or token ids that are continued as they are."""
 
     prompts: Sequence[str | list[int]]
     add_special_tokens: bool = True
@@ -51,17 +51,17 @@ class RawPrompts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredOutputRequest:
-    """A form that the text must have."""
+    """A constraint on the text: a schema, a grammar, choices."""
 
     params: StructuredOutputsParams
     field_name: str
     """The field of the body, in the client's words."""
     param: str
-    """Where the form itself stands: response_format.json_schema.schema."""
+    """Path of the schema or grammar in the body: response_format.json_schema.schema."""
     field_names: Mapping[str, str] = field(default_factory=dict)
     """Field of StructuredOutputsParams -> the client's word for it."""
     content_only: bool = False
-    """It is about the content of an answer; calls of tools, which are none, it does not bind."""
+    """It constrains the content of an answer, and not its tool calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,9 +81,9 @@ class GenerationRequest:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     """Fields of SamplingParams that the client gave, by their names there. None is not given."""
     max_tokens: int | None = None
-    """What `max_tokens` is when neither client nor generation config says; None: the context."""
+    """`max_tokens` where neither client nor generation config gives it; None: the context."""
     field_names: Mapping[str, str] = field(default_factory=dict)
-    """Name in SamplingParams -> the dialect's own word for it, where errors should say that."""
+    """Name in SamplingParams -> the API's own name of the field, for errors."""
     beams: BeamSearchOptions | None = None
     structure: StructuredOutputRequest | None = None
     tools: Sequence[dict[str, Any]] | None = None
@@ -109,7 +109,7 @@ class GenerationRequest:
     prompt_only: bool = False
     """Nothing is generated: the prompt is scored (max_tokens 0 with echo)."""
     streams_prompt_logprobs: bool = False
-    """The dialect's chunks have a place for them."""
+    """The API's chunks have a field for them."""
     token_ids: bool = False
     """Show the ids of prompt and answer (`return_token_ids`)."""
     tokens_as_ids: bool = False

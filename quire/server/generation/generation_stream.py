@@ -86,7 +86,7 @@ async def start_generation(
 
 
 class UpdateSource(Protocol):
-    """The face of quire.engine.client.engine_client.Stream."""
+    """The interface of quire.engine.client.stream.RequestStream."""
 
     closed: bool
 
@@ -116,7 +116,7 @@ class _PromptState:
         self.output_processor = assembler
         self.is_open = False
         self.text_readers: list[Callable[[Sequence[int]], str]] | None = None
-        """Set when it is open, if text is all that is made of its tokens (Assembler.flows)."""
+        """Set when it is open, if its tokens become text and nothing else."""
 
     def build_prompt_event(self) -> PromptEvent:
         output_processor = self.output_processor
@@ -130,9 +130,9 @@ class _PromptState:
 
 
 class GenerationStream:
-    """What a generation says, in lists, one per turn. Iterate, or take the whole; then close().
+    """Events of a generation, in lists, one per turn. Iterate, or collect(); then close().
 
-    `stream` and read() are the same in two steps, for who writes thousands of chunks a second.
+    `stream` and process_updates() are the same in two steps, for thousands of chunks a second.
     """
 
     def __init__(
@@ -169,7 +169,7 @@ class GenerationStream:
 
     @property
     def closed(self) -> bool:
-        """It was given up: the client went, or close() was called."""
+        """The client disconnected, or close() was called."""
         return self.stream.closed
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class GenerationStream:
         return collect_response(found)
 
     def raise_if_ended(self) -> None:
-        """Raise why it ended before its time, if it did."""
+        """Raise the reason of an early end, if there is one."""
         self.client_watch.raise_if_ended()
 
     def build_final_event(self) -> FinalEvent:
@@ -263,7 +263,7 @@ class GenerationStream:
             self._emit_finish(index, reason, answer.stop_reason, events)
 
     def _emit_full(self, prompt: _PromptState, events: list[GenerationEvent]) -> None:
-        """The answers that are returned of a prompt whose sequences have all ended."""
+        """The answers that are returned of a prompt after all its sequences have ended."""
         for one in prompt.output_processor.final_outputs():
             index = prompt.first_choice + one.index
             self._emit_text(index, one.text, one.token_ids, one.logprobs, events, last=True)
@@ -289,11 +289,11 @@ class GenerationStream:
             return
         splitter = self._output_parsers[index]
         thought = splitter.reasoning_tokens
-        for said in splitter.push(text, ids, last=last):
+        for delta in splitter.push(text, ids, last=last):
             events.append(
-                ChoiceDelta(index, said.text, ids, logprobs, said.reasoning, said.tool_call)
+                ChoiceDelta(index, delta.text, ids, logprobs, delta.reasoning, delta.tool_call)
             )
-            ids, logprobs = (), None  # they are told once
+            ids, logprobs = (), None  # they are reported once
         if thought is not None:
             more = (splitter.reasoning_tokens or 0) - thought
             self.usage.reasoning_tokens = (self.usage.reasoning_tokens or 0) + more

@@ -26,7 +26,7 @@ MAX_STOPS = 64
 MAX_BEAMS = 64
 
 _CONTENT_REQUIRED_ROLES = ("user", "system", "developer")
-"""Roles whose messages are nothing without content; an assistant may call tools in its place."""
+"""Roles that need content; an assistant may call tools in its place."""
 _TEMPLATE_MARKERS = ("{{", "{%", "{#")
 _BEAM_SEARCH_PARAMS = frozenset(
     {
@@ -38,7 +38,10 @@ _BEAM_SEARCH_PARAMS = frozenset(
 
 
 def validate_request(state: AppState, request: GenerationRequest) -> None:
-    """Raise for what is wrong whatever the prompt: UnknownModel, RequestError, Unsupported."""
+    """Check all that does not depend on the prompt.
+
+    Raises: UnknownModel, RequestError, Unsupported.
+    """
     check_model(state, request.model)
     if state.options.strict:
         ignored_fields.refuse_unknown(request.ignored)
@@ -87,13 +90,13 @@ def _refuse_unsupported(state: AppState, request: GenerationRequest) -> None:
 
 
 def _check_structured_output(state: AppState, request: GenerationRequest) -> None:
-    """A form with what would go against it."""
+    """Refuse a response format together with fields that contradict it."""
     structure = request.structure
     if structure is None:
         return
     if state.tokenizer is None:
         message = (
-            f"{structure.field_name}: this server has no tokenizer, and so no text to give a form"
+            f"{structure.field_name}: this server has no tokenizer, and so no text to constrain"
         )
         raise RequestError(message, param=structure.field_name)
     if request.beams is not None:
@@ -102,17 +105,17 @@ def _check_structured_output(state: AppState, request: GenerationRequest) -> Non
     if structure.content_only or request.tool_choice in (None, "none", "auto"):
         return  # forced calls are no content, and agents send both with every request
     choice = request.field_names.get("tool_choice", "tool_choice")
-    message = f"{structure.field_name} and {choice} both say what the answer is: give one of them"
+    message = f"{structure.field_name} and {choice} both constrain the answer: give one of them"
     raise RequestError(message, param=structure.field_name)
 
 
 def _check_output_parsing(state: AppState, request: GenerationRequest) -> None:
-    """What is to be left out must first be told from the rest."""
+    """Reasoning that is left out must first be separated from content."""
     readers = state.answer_parsers
     if request.include_reasoning:
         return
     if readers is None or readers.reasoning is None:
-        message = "include_reasoning=false needs a server that tells reasoning from text"
+        message = "include_reasoning=false needs a server that separates reasoning from text"
         raise Unsupported(f"{message} (--reasoning-parser)", param="include_reasoning")
     if request.token_ids or request.sampling.get("logprobs") is not None:
         message = "include_reasoning=false: logprobs and token ids would show the reasoning"
@@ -122,17 +125,19 @@ def _check_output_parsing(state: AppState, request: GenerationRequest) -> None:
 def _check_conversation(state: AppState, one: Conversation) -> None:
     for place, message in enumerate(one.messages):
         if message.get("content") is None and message.get("role") in _CONTENT_REQUIRED_ROLES:
-            told = f"messages[{place}] has no content: a {message['role']} must say something"
-            raise RequestError(told, param="messages")
+            problem = (
+                f"messages[{place}] has no content: a {message['role']} message must have content"
+            )
+            raise RequestError(problem, param="messages")
     if one.chat_template is not None and not state.options.trust_request_chat_template:
-        told = "this server does not run chat templates that requests bring"
-        raise RequestError(f"{told} (--trust-request-chat-template)", param="chat_template")
+        problem = "this server does not run chat templates that requests bring"
+        raise RequestError(f"{problem} (--trust-request-chat-template)", param="chat_template")
     if one.chat_template is not None and not any(
         mark in one.chat_template for mark in _TEMPLATE_MARKERS
     ):
-        # A text without them is the name of a file to whom the operator gives it
-        told = "chat_template must be the text of a Jinja template"
-        raise RequestError(f"{told}, got {one.chat_template!r:.80}", param="chat_template")
+        # A text without them is the name of a file, where the operator gives it
+        problem = "chat_template must be the text of a Jinja template"
+        raise RequestError(f"{problem}, got {one.chat_template!r:.80}", param="chat_template")
 
 
 def _check_tools(tools: Sequence[Mapping[str, Any]] | None) -> None:
@@ -168,9 +173,9 @@ def _check_counts(request: GenerationRequest) -> None:
             raise RequestError(f"prompts times n must be at most {MAX_SEQUENCES}", param="n")
     stops = request.sampling.get("stop")
     if isinstance(stops, list) and len(stops) > MAX_STOPS:
-        word = request.field_names.get("stop", "stop")
+        name = request.field_names.get("stop", "stop")
         raise RequestError(
-            f"{word} must have at most {MAX_STOPS} strings, got {len(stops)}", param=word
+            f"{name} must have at most {MAX_STOPS} strings, got {len(stops)}", param=name
         )
 
 
@@ -205,7 +210,7 @@ def _check_beams(request: GenerationRequest) -> None:
         message = f"n ({request.n}) beams need as many allowed_token_ids, got {len(allowed)}"
         raise RequestError(message, param="n")
     if request.timing:
-        message = "x_timing tells of one request; a beam search is many"
+        message = "x_timing is about one request; a beam search is many"
         raise RequestError(message, param="x_timing")
     for name, value in request.sampling.items():
         if name not in _BEAM_SEARCH_PARAMS and value not in (
@@ -213,16 +218,16 @@ def _check_beams(request: GenerationRequest) -> None:
             [],
             -1,
         ):
-            word = request.field_names.get(name, name)
-            message = f"{word} means nothing to a beam search: leave it out, or use_beam_search"
-            raise RequestError(message, param=word)
+            name = request.field_names.get(name, name)
+            message = f"{name} has no effect on a beam search: leave it out, or use_beam_search"
+            raise RequestError(message, param=name)
 
 
 _DEFAULT_PARAMS = SamplingParams()
 
 
 def to_client_error(error: Exception, request: GenerationRequest) -> Exception:
-    """A fault that the engine found in a request, in the client's words."""
+    """An error of the engine about a request, with the client's names of the fields."""
     if not isinstance(error, RequestError):
         return error
     if error.param is None and request.structure is not None:
@@ -231,9 +236,9 @@ def to_client_error(error: Exception, request: GenerationRequest) -> Exception:
 
 
 def with_client_field_names(error: RequestError, words: Mapping[str, str]) -> RequestError:
-    """The error in the words of the dialect."""
-    word = words.get(error.param or "")
-    if word is None or error.param is None or word == error.param:
+    """The error with the client's names of the fields."""
+    name = words.get(error.param or "")
+    if name is None or error.param is None or name == error.param:
         return error
-    message = str(error).replace(error.param, word, 1)
-    return type(error)(message, param=word)
+    message = str(error).replace(error.param, name, 1)
+    return type(error)(message, param=name)

@@ -75,7 +75,7 @@ TLS_POLL_INTERVAL_S = 1.0
 
 
 def main(fd: int) -> int:
-    """Serve as told over the link; the exit status."""
+    """Serve as ordered over the pipe. Returns the exit status."""
     inherited = receive_orders(fd, RunApiProcess, "quire-api")
     if inherited is None:
         return 1
@@ -90,14 +90,14 @@ def main(fd: int) -> int:
         link.send(ProcessFailed(error=error_to_wire(error)))
         return 1
     finally:
-        if link.peer_closed:  # nobody is left to do it
+        if link.peer_closed:  # no other process is left to do it
             shutil.rmtree(orders.folder, ignore_errors=True)
 
 
 def _serve(
     orders: RunApiProcess, options: ServerOptions, link: ProcessPipe, heart: HeartbeatTask
 ) -> int:
-    """Get everything ready while the engine reads its weights, so that faults are told then."""
+    """Prepare everything while the engine reads its weights, so that faults are seen early."""
     listener = socket.socket(fileno=orders.socket_fds[0])
     lobby = StartupServer(listener, options, started=orders.incarnation > 0)
     lobby.open()
@@ -109,7 +109,7 @@ def _serve(
         found.config, None if found.tokenizer_folder is None else Path(found.tokenizer_folder)
     )
     if tokenizer is not None and found.config.model.chat_template is not None:
-        tokenizer.template(found.config.model.chat_template)  # what is wrong with it is told now
+        tokenizer.template(found.config.model.chat_template)  # its faults are reported now
     serving = ApiServer(orders, options, link, tokenizer, listener, heart)
     serving.prepare(found.config)
     built = link.receive()
@@ -175,7 +175,7 @@ class ApiServer:
         )
 
     def run(self) -> int:
-        """Serve until told to stop; the exit status."""
+        """Serve until it is stopped. Returns the exit status."""
         if self._options.access_log:
             _enable_access_log(self._options.disable_access_log_for_endpoints)
         self._server.run([self._listener])
@@ -195,8 +195,8 @@ class ApiServer:
         self._server.should_exit = True
 
     async def _end_streams(self) -> None:
-        """Streams without an end of their own end now. Requests have their time, and are then told
-        so: no stream just breaks off.
+        """Streams without an end of their own end now. Requests have their time, and then get
+        an error: no stream just breaks off.
         """
         self._health.draining = True
         self._app.state.live.shut_down()
@@ -217,7 +217,7 @@ class ApiServer:
 
 
 class UvicornServer(uvicorn.Server):
-    """uvicorn's server; says when it is ready and when it begins to end. Signals are not its."""
+    """uvicorn's server; calls back when it is ready and when it ends. It handles no signals."""
 
     def __init__(
         self,
@@ -306,7 +306,7 @@ def build_app_state(
 def _build_answer_parsers(
     options: ServerOptions, tokenizer: Tokenizer | None, chat_template: str | None
 ) -> AnswerParserFactory | None:
-    """What tells reasoning and tool calls from content. Raises ConfigError."""
+    """The parsers of reasoning and tool calls. Raises ConfigError."""
     said = _parser_options(options)
     if said.reasoning is None and said.tools is None:
         return None
@@ -326,7 +326,7 @@ def _parser_options(options: ServerOptions) -> ParserOptions:
 
 
 def startup_message(services: AppState, options: ServerOptions, listener: socket.socket) -> str:
-    """What to print when the server is ready, with a command that works as it stands."""
+    """What to print when the server is ready, with a command that works as it is."""
     base = listen_sockets.listener_url(options, listener)
     has_template = services.tokenizer is not None and bool(
         services.chat_template or services.tokenizer.templates

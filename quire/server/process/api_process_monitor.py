@@ -90,7 +90,7 @@ class HeartbeatTask:
     """In the process itself: shows that it starts, and from turn() on that its loop turns."""
 
     def __init__(self, orders: RunApiProcess) -> None:
-        """Without a page nobody looks."""
+        """Without a page there is no watchdog."""
         self._writer = HeartbeatWriter(
             heartbeat_page.create_page() if orders.heartbeat_fd is None else orders.heartbeat_fd
         )

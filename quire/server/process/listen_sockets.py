@@ -39,7 +39,7 @@ def _bind_tcp(options: ServerOptions) -> list[socket.socket]:
     if options.api_server_count == 1:
         return [first]
     address = first.getsockname()  # with the port, if any was asked for
-    first.close()  # nobody else has it; now for all of ours, which would share it with others too
+    first.close()  # no other process has it; all of ours would share it with others too
     return [_bind(family, address, shared=True) for _ in range(options.api_server_count)]
 
 
@@ -95,7 +95,7 @@ def check_tls(options: ServerOptions) -> None:
     except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
         raise ConfigError(f"cannot use the TLS files: {error}") from None
     if options.ssl_cert_reqs and options.ssl_ca_certs is None:
-        raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: whose certificates count?")
+        raise ConfigError("ssl_cert_reqs needs ssl_ca_certs: which certificates count?")
 
 
 def load_tls(context: ssl.SSLContext, options: ServerOptions) -> None:

@@ -31,9 +31,9 @@ _CONNECTION_ERRORS = (
     OSError,
     asyncio.IncompleteReadError,
     asyncio.LimitOverrunError,
-    asyncio.CancelledError,  # the lobby closes; asyncio would log a task that ends so
+    asyncio.CancelledError,  # the startup server closes; asyncio would log a task that ends so
 )
-"""Of a connection: nobody need know."""
+"""Errors of a connection that are not logged."""
 
 STARTUP_PHASES = {
     "process": "the engine's process begins",

@@ -163,7 +163,7 @@ class Supervisor:
         self._selector.register(child.pipe.fileno(), selectors.EVENT_READ, child)
 
     def _live_api_processes(self) -> list[ApiChildProcess]:
-        """API processes whose link has not ended."""
+        """API processes with an open pipe."""
         watched = [key.data for key in self._selector.get_map().values()]
         return [child for child in self._api_processes if child in watched]
 
@@ -186,7 +186,7 @@ class Supervisor:
             self._check_liveness()
 
     def _check_liveness(self) -> None:
-        """End whom nothing else will."""
+        """End the processes that nothing else ends."""
         if self._restarter is not None and self._watchdog.check_interval_s is not None:
             why = self._watchdog.check(self._restarter.engine.child)
             if why is not None:
@@ -240,7 +240,7 @@ class Supervisor:
                 child.pipe.try_send(word)  # one that does not read hangs, and is soon ended
 
     def restart(self, reason: str) -> None:
-        """End the engine at once, whatever it does, and start another: streams go on there."""
+        """End the engine at once and start another, which continues the streams."""
         if self._restarter is not None and not self._stopping:
             log.error("the engine is ended: %s", reason)
             self._restarter.restart(reason)

@@ -242,12 +242,12 @@ def _conflicts_as_409() -> Iterator[None]:
         raise HTTPException(409, str(error)) from None
 
 
-# -- one door for all -------------------------------------------------------------------------
+# -- /invocations -----------------------------------------------------------------------------
 
 
 @router.post("/invocations", tags=["older servers"])
 async def invocations(http: Request) -> Response:
-    """What the body is for says where it goes: messages to chat, a prompt to completions."""
+    """The body selects the route: messages go to chat, a prompt to completions."""
     raw = await read_json_bytes(http, get_app_state(http).options.max_body_bytes)
     body = InvocationsBody.model_validate_json(raw)
     given = body.model_extra or {}

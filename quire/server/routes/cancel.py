@@ -22,14 +22,14 @@ from quire.server.formats.sse import build_json_response
 router = APIRouter()
 
 ID_PREFIXES = ("", "chatcmpl-", "cmpl-", "resp_", "msg_", "gen-")
-"""What stands before the X-Request-Id in the ids of answers."""
+"""Prefixes of the X-Request-Id in the ids of answers."""
 
 
 @router.delete("/v1/requests/{request_id:path}", tags=["requests"])
 async def cancel_request(http: Request, request_id: str) -> Response:
     """End what runs under the id of an answer, or under the X-Request-Id that was sent.
 
-    Only what the same key has started: of others it says, as of what has ended, that there is none.
+    Only what the same key has started: requests of others, like ended ones, are not found.
     """
     if not await cancel_requests(get_app_state(http), [request_id], get_tenant(http)):
         raise HTTPException(404, f"no request {request_id!r:.100} of yours is running")
@@ -37,7 +37,7 @@ async def cancel_request(http: Request, request_id: str) -> Response:
 
 
 async def cancel_requests(state: AppState, ids: Iterable[str], tenant: bytes | None) -> int:
-    """End a tenant's requests (None: anybody's) of whatever process. How many there were."""
+    """End a tenant's requests (None: of all tenants), in all processes. Returns their number."""
     names = [prefix + one for one in ids for prefix in ID_PREFIXES]
     here = state.active_requests.cancel(names, tenant)
     await asyncio.sleep(0)  # those take their word back from the engine, before it is asked

@@ -50,21 +50,21 @@ TEXT_PLACEHOLDER = "\x00text\x00"
 
 @router.post("/v1/chat/completions", tags=["chat"])
 async def create_chat_completion(http: Request) -> Response:
-    """Go on with a conversation."""
+    """Continue a conversation."""
     state = get_app_state(http)
     body = await read_body(http, ChatCompletionRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "chatcmpl-")
-    shape = ChatFormatter(state, events)
+    formatter = ChatFormatter(state, events)
     if body.stream:
         return EventStreamResponse(
-            events, shape, keep_alive_s=state.options.sse_keep_alive_interval
+            events, formatter, keep_alive_s=state.options.sse_keep_alive_interval
         )
-    return await build_full_response(events, shape)
+    return await build_full_response(events, formatter)
 
 
 @router.post("/v1/chat/completions/batch", tags=["chat"])
 async def create_chat_completions(http: Request) -> Response:
-    """Go on with several conversations; choice = conversation x n + sample."""
+    """Continue several conversations; choice = conversation x n + sample."""
     state = get_app_state(http)
     body = await read_body(http, BatchChatCompletionRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "chatcmpl-")
@@ -78,21 +78,21 @@ class ChatFormatter:
     end = DONE
 
     def __init__(self, state: AppState, events: GenerationStream) -> None:
-        asked = self._request = events.request
-        name = "chat.completion.chunk" if asked.stream else "chat.completion"
+        request = self._request = events.request
+        name = "chat.completion.chunk" if request.stream else "chat.completion"
         self._envelope = ResponseEnvelope(
             events.id, name, state.served_model_names[0], state.fingerprint()
         )
         self._usage = events.usage
         self._shows_prompt_details = state.options.enable_prompt_tokens_details
-        self._ends_with_usage = asked.include_usage or state.options.enable_force_include_usage
-        self._logprob_formatter = state.logprob_formatter(as_ids=asked.tokens_as_ids)
+        self._ends_with_usage = request.include_usage or state.options.enable_force_include_usage
+        self._logprob_formatter = state.logprob_formatter(as_ids=request.tokens_as_ids)
         # Chunks that differ by their text alone are not made anew each time
-        self._is_text_only = not (asked.continuous_usage or asked.token_ids)
+        self._is_text_only = not (request.continuous_usage or request.token_ids)
         self._started_chunks: dict[int, tuple[bytes, bytes]] = {}
         self._prompts: dict[int, PromptEvent] = {}
-        self._roles = [_Role(state, one, echo=asked.echo) for one in asked.conversations]
-        self._n = asked.n
+        self._roles = [_Role(state, one, echo=request.echo) for one in request.conversations]
+        self._n = request.n
         self._names_function = events.plan.names_function
 
     # -- whole ----------------------------------------------------------------------------------
@@ -125,10 +125,10 @@ class ChatFormatter:
             body["prompt_text"] = texts if is_batch else texts[0]
 
     def _format_choice(self, one: FullChoice) -> dict[str, Any]:
-        voice = self._roles[one.index // self._n]
-        content = voice.echo + one.text
+        role = self._roles[one.index // self._n]
+        content = role.echo + one.text
         message: dict[str, Any] = {
-            "role": voice.role,
+            "role": role.role,
             "content": content or (None if one.tool_calls or one.reasoning else ""),
             "refusal": None,
             "annotations": None,
@@ -153,7 +153,7 @@ class ChatFormatter:
         return choice
 
     def _finish_reason(self, reason: str) -> str:
-        """As this dialect has it: a call that was asked for by its name is no news."""
+        """In this API a call of the one function that was demanded is a normal stop."""
         return "stop" if reason == "tool_calls" and self._names_function else reason
 
     def _format_logprobs(self, ids: Any, steps: SampleLogprobs | None) -> dict[str, Any] | None:
@@ -208,7 +208,7 @@ class ChatFormatter:
         return first + encode_sse(chunk)
 
     def _role_chunk(self, index: int) -> bytes:
-        """The chunk that says who speaks."""
+        """The chunk with the role."""
         bare = {
             "index": index,
             "delta": {"content": TEXT_PLACEHOLDER},
@@ -217,8 +217,8 @@ class ChatFormatter:
         }
         self._started_chunks[index] = self._envelope.split_at(bare, TEXT_PLACEHOLDER)
         place = index // self._n
-        voice, opening = self._roles[place], self._prompts[place]
-        chunk = self._format_chunk(index, {"role": voice.role, "content": voice.echo}, None, None)
+        role, opening = self._roles[place], self._prompts[place]
+        chunk = self._format_chunk(index, {"role": role.role, "content": role.echo}, None, None)
         if self._request.token_ids:
             chunk["prompt_token_ids"] = list(opening.prompt_ids)
         if self._request.prompt_text:
@@ -283,12 +283,12 @@ def _tool_call_fields(call: DeltaToolCall) -> dict[str, Any]:
 
 
 class _Role:
-    """Who speaks in the answer to a conversation, and what is repeated of its last message."""
+    """The role of the answer to a conversation, and what it repeats of the last message."""
 
     def __init__(self, state: AppState, one: Conversation, *, echo: bool) -> None:
         last = one.messages[-1] if one.messages else {}
-        goes_on = not one.add_generation_prompt and isinstance(last.get("role"), str)
-        self.role: str = last["role"] if goes_on else state.options.response_role
+        continues = not one.add_generation_prompt and isinstance(last.get("role"), str)
+        self.role: str = last["role"] if continues else state.options.response_role
         self.echo = _text_of(last) if echo and last.get("role") == self.role else ""
 
 

@@ -1,4 +1,4 @@
-"""POST /v1/completions: continues prompts as text. Choice index = index of its prompt x n + sample."""
+"""POST /v1/completions: continues prompts as text. Choice index = prompt index x n + sample."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ async def create_completion(http: Request) -> Response:
     state = get_app_state(http)
     body = await read_body(http, CompletionRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "cmpl-")
-    shape = CompletionFormatter(state, events)
+    formatter = CompletionFormatter(state, events)
     if body.stream:
         return EventStreamResponse(
-            events, shape, keep_alive_s=state.options.sse_keep_alive_interval
+            events, formatter, keep_alive_s=state.options.sse_keep_alive_interval
         )
-    return await build_full_response(events, shape)
+    return await build_full_response(events, formatter)
 
 
 class CompletionFormatter:
@@ -63,21 +63,24 @@ class CompletionFormatter:
     end = DONE
 
     def __init__(self, state: AppState, events: GenerationStream) -> None:
-        asked = self._request = events.request
+        request = self._request = events.request
         self._app_state = state
-        self._n = asked.n
+        self._n = request.n
         self._envelope = ResponseEnvelope(
             events.id, "text_completion", state.served_model_names[0], state.fingerprint()
         )
         self._usage = events.usage
         self._shows_prompt_details = state.options.enable_prompt_tokens_details
-        self._ends_with_usage = asked.include_usage or state.options.enable_force_include_usage
-        self._shows_tokens_as_ids = asked.tokens_as_ids or state.options.return_tokens_as_token_ids
-        self._has_logprobs = bool(
-            asked.sampling.get("logprobs") is not None or asked.sampling.get("logprob_token_ids")
+        self._ends_with_usage = request.include_usage or state.options.enable_force_include_usage
+        self._shows_tokens_as_ids = (
+            request.tokens_as_ids or state.options.return_tokens_as_token_ids
         )
-        self._shows_prompt_logprobs = not asked.streams_prompt_logprobs
-        self._is_text_only = not (asked.continuous_usage or asked.token_ids)
+        self._has_logprobs = bool(
+            request.sampling.get("logprobs") is not None
+            or request.sampling.get("logprob_token_ids")
+        )
+        self._shows_prompt_logprobs = not request.streams_prompt_logprobs
+        self._is_text_only = not (request.continuous_usage or request.token_ids)
         self._prompts: dict[int, PromptEvent] = {}
         self._logprob_formatters: dict[int, logprobs.CompletionLogprobFormatter] = {}
         self._chunk_templates: dict[int, tuple[bytes, bytes]] = {}
@@ -176,7 +179,7 @@ class CompletionFormatter:
         return choice
 
     def _start_choice(self, index: int) -> None:
-        state = self._app_state  # and not us, who will have it
+        state = self._app_state  # and not self: that would be a cycle
         self._logprob_formatters[index] = logprobs.CompletionLogprobFormatter(
             self._shows_tokens_as_ids, lambda one: state.require_tokenizer().decode([one])
         )

@@ -34,7 +34,7 @@ _REFUSED_FIELDS = (
 
 
 class GenerateRequest(SamplingFields):
-    """A prompt, and how it is to go on."""
+    """A prompt, and how to continue it."""
 
     prompt: str
     logprobs: int | None = None
@@ -60,15 +60,15 @@ BODIES = {"/generate": (GenerateRequest,)}
 
 @router.post("/generate", tags=["older servers"])
 async def generate(http: Request) -> Response:
-    """Go on with a prompt; it stands before each answer."""
+    """Continue a prompt; each text begins with it."""
     state = get_app_state(http)
     body = await read_body(http, GenerateRequest, state.options.max_body_bytes)
-    asked = body.to_generation_request()
-    events = await start_generation(state, asked, http, "gen-")
-    shape = _GenerateFormatter(body.prompt, asked.n)
+    request = body.to_generation_request()
+    events = await start_generation(state, request, http, "gen-")
+    formatter = _GenerateFormatter(body.prompt, request.n)
     if body.stream:
-        return EventStreamResponse(events, shape)
-    return await build_full_response(events, shape)
+        return EventStreamResponse(events, formatter)
+    return await build_full_response(events, formatter)
 
 
 class _GenerateFormatter:
@@ -96,9 +96,9 @@ class _GenerateFormatter:
     def format_error(self, error: Exception) -> bytes:
         return _encode_line(build_error_body(error)[1])
 
-    def format_full(self, said: FullResponse) -> dict[str, Any]:
+    def format_full(self, response: FullResponse) -> dict[str, Any]:
         """The texts."""
-        return {"text": [self._prompt + one.text for one in said.choices]}
+        return {"text": [self._prompt + one.text for one in response.choices]}
 
 
 def _encode_line(body: dict[str, Any]) -> bytes:

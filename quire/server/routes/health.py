@@ -42,10 +42,10 @@ NO_PROGRESS_TIMEOUT_S = 60.0
 
 
 class HealthState:
-    """What this process knows of the server. Written by the event loop."""
+    """What this process has seen of the server. Written by the event loop."""
 
     def __init__(self, engine: EngineClient, read: Callable[[], Heartbeat] | None = None) -> None:
-        """read: the engine's page; None: the engine is in this process, and tells of itself."""
+        """read: the engine's page; None: the engine is in this process, and is asked directly."""
         self.draining = False
         """It is about to end."""
         self.started = False

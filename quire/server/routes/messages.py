@@ -36,12 +36,12 @@ async def create_message(http: Request) -> Response:
     state = get_app_state(http)
     body = await read_body(http, AnthropicMessagesRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "msg_")
-    shape = MessagesFormatter(events.id, state.served_model_names[0])
+    formatter = MessagesFormatter(events.id, state.served_model_names[0])
     headers = {"request-id": events.id} if events.id.isascii() else None
     if body.stream:
         keep_alive_s = state.options.sse_keep_alive_interval
-        return EventStreamResponse(events, shape, headers=headers, keep_alive_s=keep_alive_s)
-    return await build_full_response(events, shape, headers=headers)
+        return EventStreamResponse(events, formatter, headers=headers, keep_alive_s=keep_alive_s)
+    return await build_full_response(events, formatter, headers=headers)
 
 
 @router.post("/v1/messages/count_tokens", tags=["messages"])
@@ -49,16 +49,16 @@ async def count_tokens(http: Request) -> Response:
     """How many tokens a conversation is."""
     state = get_app_state(http)
     raw = await read_json_bytes(http, state.options.max_body_bytes)
-    asked = AnthropicCountTokensRequest.model_validate_json(raw).to_generation_request()
-    validate_request(state, asked)
-    plan_answers(state, asked)  # refuses tools as /v1/messages does
-    count = await run_off_loop(lambda: _count_prompt_tokens(state, asked), len(raw), LONG_CHARS)
+    request = AnthropicCountTokensRequest.model_validate_json(raw).to_generation_request()
+    validate_request(state, request)
+    plan_answers(state, request)  # refuses tools as /v1/messages does
+    count = await run_off_loop(lambda: _count_prompt_tokens(state, request), len(raw), LONG_CHARS)
     return build_json_response(
-        {"input_tokens": count}, ignored_fields.ignored_headers(asked.ignored)
+        {"input_tokens": count}, ignored_fields.ignored_headers(request.ignored)
     )
 
 
-def _count_prompt_tokens(state: AppState, asked: GenerationRequest) -> int:
-    (one,) = asked.conversations
-    text = render_conversation(state, asked, {}).prompt  # this dialect brings no templates
+def _count_prompt_tokens(state: AppState, request: GenerationRequest) -> int:
+    (one,) = request.conversations
+    text = render_conversation(state, request, {}).prompt  # this API has no templates of requests
     return len(state.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens))

@@ -66,7 +66,7 @@ class SamplingControl:
     step: float
     whole: bool
     standard: float | None
-    """What holds if the request does not say; None: nothing is set."""
+    """The default; None: nothing is set."""
     about: str
 
 
@@ -128,8 +128,8 @@ def build_sampling_controls(state: AppState) -> list[SamplingControl]:
         one("min_p", "Min p", 0, 1, 0.01, 0, "Only those with this share of the likeliest's"),
         one("max_tokens", "Max tokens", 1, longest, 1, None, "An answer ends here at the latest"),
         one("min_tokens", "Min tokens", 0, longest, 1, 0, "An answer does not end before"),
-        one("presence_penalty", "Presence", -2, 2, 0.05, 0, "Against tokens that were said"),
-        one("frequency_penalty", "Frequency", -2, 2, 0.05, 0, "As often as they were said"),
+        one("presence_penalty", "Presence", -2, 2, 0.05, 0, "Against tokens that were generated"),
+        one("frequency_penalty", "Frequency", -2, 2, 0.05, 0, "As often as they were generated"),
         one("repetition_penalty", "Repetition", 0.01, None, 0.01, 1, "Divides scores; 1: none"),
         one("seed", "Seed", 0, 2**53 - 1, 1, None, "The same seed gives the same answer"),
     ]

@@ -27,9 +27,9 @@ _decode = msgspec.json.Decoder().decode
 
 
 class StoredResponse:
-    """One response: what it is by now, what was said before it, and the events of its stream.
+    """One response: its state, the conversation before it, and the events of its stream.
 
-    live: the object while it runs; written by its ResponseShape. tenant: whose it is.
+    live: the object while it runs; written by its ResponsesFormatter. tenant: its owner.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class StoredResponse:
 
     @property
     def conversation(self) -> list[ChatMessageDict]:
-        """The conversation so far, without instructions, with what the model said last."""
+        """The conversation so far, without instructions, with the model's last answer."""
         found: list[ChatMessageDict] = _decode(self._messages)
         return found
 

@@ -33,7 +33,7 @@ from quire.server.routes.response_store import ResponseStore, StoredResponse
 
 STORE_HINT = "start the server with --enable-responses-store"
 CONTINUABLE_STATUSES = ("completed", "incomplete")
-"""Statuses of responses that another may go on from."""
+"""Statuses of responses that another may continue."""
 
 BODIES = {"/v1/responses": (ResponsesRequest,)}
 
@@ -58,17 +58,17 @@ async def create_response(http: Request) -> Response:
         raise RequestError(message, param="background")
     earlier = _load_previous_messages(http, body.previous_response_id)
     ignored = [IgnoredField("store", True)] if body.store and store is None else []
-    asked = body.to_generation_request(earlier, ignored=ignored)
-    events = await start_generation(state, asked, http, "resp_", detached=bool(body.background))
-    talk = _ResponseRun(state, body, events, earlier, store if wants else None)
+    request = body.to_generation_request(earlier, ignored=ignored)
+    events = await start_generation(state, request, http, "resp_", detached=bool(body.background))
+    run = _ResponseRun(state, body, events, earlier, store if wants else None)
     if body.background:
-        return talk.in_background()
+        return run.in_background()
     if body.stream:
         return EventStreamResponse(
-            events, talk.formatter, keep_alive_s=state.options.sse_keep_alive_interval
+            events, run.formatter, keep_alive_s=state.options.sse_keep_alive_interval
         )
-    response = await build_full_response(events, talk.formatter)
-    talk.store_when_done()
+    response = await build_full_response(events, run.formatter)
+    run.store_when_done()
     return response
 
 
@@ -101,7 +101,7 @@ class _ResponseRun:
         )
 
     def in_background(self) -> Response:
-        """Answer now, and go on."""
+        """Answer now, and continue in the background."""
         assert self._store is not None, "there is no background without a store"
         try:
             self._store.add(self._stored)
@@ -126,7 +126,7 @@ class _ResponseRun:
                 kept.add_events(formatter.add_events(batch))
             if not formatter.is_ended:
                 formatter.cancel()
-        except Exception as error:  # noqa: BLE001 - the border: nobody waits for this task
+        except Exception as error:  # noqa: BLE001 - no caller awaits this task
             formatter.fail(error)
         finally:
             self._generation.close()
@@ -142,17 +142,17 @@ class _ResponseRun:
             self._store.add(self._stored)
 
     def _finish_stored(self) -> None:
-        said = self.formatter.response["output"]
-        asked = self._body.build_messages(self._previous_messages)
+        output = self.formatter.response["output"]
+        request = self._body.build_messages(self._previous_messages)
         if self._body.instructions is not None:
-            asked = asked[1:]  # the next response brings its own
-        self._stored.mark_ended([*asked, *ItemConverter().convert(said)] if said else asked)
+            request = request[1:]  # the next response brings its own
+        self._stored.mark_ended([*request, *ItemConverter().convert(output)] if output else request)
 
 
 def _initial_response(
     state: AppState, body: ResponsesRequest, events: GenerationStream, store: ResponseStore | None
 ) -> dict[str, Any]:
-    """The response as it begins: what was asked, and what holds where nothing was said."""
+    """The response as it begins: its input, and defaults for what was not given."""
     params = events.requests[0].params
     return build_response_body(
         id=events.id if store is None else store.make_unique_id(events.id),
@@ -171,7 +171,7 @@ def _get_response_store(http: Request) -> ResponseStore | None:
 
 
 def _load_previous_messages(http: Request, response_id: str | None) -> list[ChatMessageDict]:
-    """The conversation up to the response that this one goes on from."""
+    """The conversation up to the response that this one continues."""
     if response_id is None:
         return []
     store = _get_response_store(http)

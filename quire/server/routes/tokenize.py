@@ -48,15 +48,15 @@ async def tokenize(http: Request) -> Response:
     body = TokenizeRequestKind.model_validate_json(raw).request_type().model_validate_json(raw)
     body.refuse_unsupported_features()
     if isinstance(body, TokenizeChatRequest):
-        asked = body.to_generation_request()
+        request = body.to_generation_request()
     else:
-        asked = GenerationRequest(
+        request = GenerationRequest(
             source=body.prompts(), model=body.model, ignored=body.ignored_fields()
         )
-    validate_request(state, asked)
-    plan_answers(state, asked)  # refuses tools as the chat route does
-    texts = await render_request_templates(state, asked)
-    ids = await run_off_loop(lambda: _encode(state, asked, body, texts), len(raw), LONG_CHARS)
+    validate_request(state, request)
+    plan_answers(state, request)  # refuses tools as the chat route does
+    texts = await render_request_templates(state, request)
+    ids = await run_off_loop(lambda: _encode(state, request, body, texts), len(raw), LONG_CHARS)
     strings = (
         state.require_tokenizer().convert_ids_to_tokens(ids) if body.return_token_strs else None
     )
@@ -66,12 +66,12 @@ async def tokenize(http: Request) -> Response:
         "tokens": ids,
         "token_strs": strings,
     }
-    return build_json_response(shown, ignored_fields.ignored_headers(asked.ignored))
+    return build_json_response(shown, ignored_fields.ignored_headers(request.ignored))
 
 
 def _encode(
     state: AppState,
-    asked: GenerationRequest,
+    request: GenerationRequest,
     body: TokenizeCompletionRequest | TokenizeChatRequest,
     texts: RenderedPrompts,
 ) -> list[int]:
@@ -79,8 +79,8 @@ def _encode(
         return state.require_tokenizer().encode(
             body.prompt, add_special_tokens=body.add_special_tokens
         )
-    (one,) = asked.conversations
-    text = render_conversation(state, asked, texts).prompt
+    (one,) = request.conversations
+    text = render_conversation(state, request, texts).prompt
     return state.require_tokenizer().encode(text, add_special_tokens=one.add_special_tokens)
 
 

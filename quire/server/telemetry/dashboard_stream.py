@@ -29,7 +29,7 @@ router = APIRouter(include_in_schema=False)
 
 PERIOD_S = 0.33
 MAX_ROWS = 200
-"""Sequences that are told of one by one."""
+"""Sequences that are listed one by one."""
 WINDOW_S = 10.0
 """Percentiles are of what happened in so many seconds."""
 QUANTILES = (0.5, 0.9, 0.99)
@@ -85,7 +85,7 @@ class DashboardFrame(NamedTuple):
 
 
 class SnapshotFeed:
-    """All who watch one engine. Lives on the event loop."""
+    """All watchers of one engine. Runs on the event loop."""
 
     def __init__(self, engine: EngineClient, period_s: float = PERIOD_S) -> None:
         self.frame: DashboardFrame | None = None
@@ -111,7 +111,7 @@ class SnapshotFeed:
         return made
 
     def shut_down(self) -> None:
-        """The server is about to end: let nobody wait for the next frame, now or later."""
+        """The server is about to end: end all watchers, now and later."""
         self._ended = True
         for subscribe in tuple(self._watchers):
             subscribe.close()
@@ -121,14 +121,14 @@ class SnapshotFeed:
         self._watchers.discard(watch)
 
     async def _run(self) -> None:
-        """Ask and tell, until nobody looks."""
+        """Take and send frames until there is no watcher."""
         try:
             while self._watchers:
                 self.frame = await self._take_frame()
                 for subscribe in self._watchers:
                     subscribe.wake()
                 await asyncio.sleep(self._period_s)
-        except Exception as error:  # noqa: BLE001 - a border: it goes to those who look
+        except Exception as error:  # noqa: BLE001 - it is sent to the watchers
             for subscribe in self._watchers:
                 subscribe.fail(error)
         finally:
@@ -139,18 +139,18 @@ class SnapshotFeed:
         found = (snapshot.block_states, snapshot.block_owners)
         if found != self._block_map:
             self._block_map, self._block_map_version = found, self._block_map_version + 1
-        told = self._describe_now(snapshot)
+        shown = self._describe_now(snapshot)
         if len(snapshot.block_states) > LARGE_MAP_BLOCKS:
-            return await asyncio.to_thread(_encode_frame, told, found, self._block_map_version)
-        return _encode_frame(told, found, self._block_map_version)
+            return await asyncio.to_thread(_encode_frame, shown, found, self._block_map_version)
+        return _encode_frame(shown, found, self._block_map_version)
 
     def _describe_now(self, snapshot: Snapshot) -> dict[str, Any]:
         before = self._counters_before(snapshot)
-        told = describe_snapshot(snapshot)
+        shown = describe_snapshot(snapshot)
         now = snapshot.counters
-        told["first"] = percentiles(now.first_token_times, before.first_token_times, QUANTILES)
-        told["gap"] = percentiles(now.inter_token_times, before.inter_token_times, QUANTILES)
-        return told
+        shown["first"] = percentiles(now.first_token_times, before.first_token_times, QUANTILES)
+        shown["gap"] = percentiles(now.inter_token_times, before.inter_token_times, QUANTILES)
+        return shown
 
     def _counters_before(self, snapshot: Snapshot) -> EngineCounters:
         """The counters of about WINDOW_S ago, or the oldest since someone looks."""
@@ -163,7 +163,7 @@ class SnapshotFeed:
 
 
 class SnapshotWatcher:
-    """One who looks: an async iterator of events. Closing it ends it."""
+    """A watcher: an async iterator of events. Closing it ends it."""
 
     def __init__(self, feed: SnapshotFeed) -> None:
         self._feed = feed
@@ -239,12 +239,12 @@ def describe_snapshot(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _describe_row(row: dict[str, Any]) -> dict[str, Any]:
-    row["id"] = row.pop("request_id").rpartition("-")[0]  # the one that its client knows
+    row["id"] = row.pop("request_id").rpartition("-")[0]  # the id that its client has
     row["seconds"] = round(row["seconds"], 3)
     return row
 
 
-def _encode_frame(told: dict[str, Any], found: tuple[bytes, bytes], number: int) -> DashboardFrame:
+def _encode_frame(shown: dict[str, Any], found: tuple[bytes, bytes], number: int) -> DashboardFrame:
     """found: states and owners of the blocks; the page unpacks them one after the other."""
     packed = base64.b64encode(zlib.compress(b"".join(found), 1)).decode()
-    return DashboardFrame(encode_sse(told), encode_sse({**told, "map": packed}), number)
+    return DashboardFrame(encode_sse(shown), encode_sse({**shown, "map": packed}), number)

@@ -156,8 +156,8 @@ def _methods(routes: Iterable[BaseRoute]) -> dict[str, tuple[str, ...]]:
     for route in routes:
         if isinstance(route, Route) and route.path not in EXCLUDED_PATHS:
             found.setdefault(route.path, set()).update(route.methods or METHODS)
-    said = {path: tuple(sorted(found[path])) for path in sorted(found)}
-    return {**said, NO_HANDLER: METHODS}
+    handlers = {path: tuple(sorted(found[path])) for path in sorted(found)}
+    return {**handlers, NO_HANDLER: METHODS}
 
 
 def _histogram_at(

@@ -50,23 +50,23 @@ log = logging.getLogger(__name__)
 router = APIRouter()
 
 SNAPSHOT_TIMEOUT_S = 5.0
-"""So long the engine may take to tell its counters: it answers between two steps."""
+"""Time that the engine may take to send its counters: it answers between two steps."""
 LOAD_TIMEOUT_S = 0.5
 """The same for /load, which a balancer waits for."""
 
 
 class Telemetry:
-    """All that is counted and told of one app. A timing.Sink."""
+    """The telemetry of one app. A RequestObserver."""
 
     def __init__(
         self,
         state: AppState,
         routes: Iterable[BaseRoute],
         tracing: RequestTracer | None,
-        ring: KeySet,
+        keys: KeySet,
     ) -> None:
         self._app_state = state
-        self._keys = ring
+        self._keys = keys
         self.http = HttpMetrics(routes)
         places = [*self.http.counter_names(), *metrics.request_counter_names(state.max_model_len)]
         self.counters = SharedCounters(places, state.counters_folder)
@@ -76,7 +76,7 @@ class Telemetry:
         self.prefixes = {"both": ("quire", "vllm")}.get(
             state.options.metrics_prefix, (state.options.metrics_prefix,)
         )
-        ring.reload_counts = lambda result: self.counters.add(f"key_file_reads {result}")
+        keys.reload_counts = lambda result: self.counters.add(f"key_file_reads {result}")
         on_http_end = None if tracing is None else tracing.on_request_end
         self.request_metrics = metrics.RequestMetrics(
             self.counters, state.max_model_len, over=on_http_end
@@ -84,7 +84,7 @@ class Telemetry:
         if state.log_stats or tracing is not None:
             state.engine.observer = self.request_metrics
 
-    # -- what one request says --------------------------------------------------------------------
+    # -- one request ------------------------------------------------------------------------------
 
     @property
     def logs_answers(self) -> bool:
@@ -101,7 +101,7 @@ class Telemetry:
     def on_events(
         self, public_id: str, texts: dict[int, str], events: Sequence[GenerationEvent]
     ) -> None:
-        """This is what a generation says."""
+        """A generation yielded these events."""
         self.request_log.log_events(public_id, texts, events)
 
     def on_http_end(self, seen: RequestTimer, handled: HandledRequest) -> None:
@@ -181,7 +181,7 @@ def _drop_duplicate_names(families: Iterable[Family]) -> list[Family]:
 class MetricsMiddleware:
     """The outermost middleware: each HTTP request gets a Watch, and is counted when it is over.
 
-    What nobody meant to raise ends here: further out the server would close the connection behind
+    Unexpected exceptions end here: further out the server would close the connection behind
     the answer, and the client's next request on it would be lost.
     """
 
@@ -203,7 +203,7 @@ class MetricsMiddleware:
             await self._app(scope, receive, observed)
         except Exception as error:
             if answer:
-                raise  # it has begun: only the end of the connection says that this is no answer
+                raise  # it has begun: only the end of the connection shows the fault
             await error_response(error, scope)(scope, receive, observed)
         finally:
             handled = HandledRequest(
@@ -218,9 +218,9 @@ class MetricsMiddleware:
 
 
 def _content_length(headers: Headers) -> int:
-    """As it was said; a stream says nothing."""
-    said = headers.get("content-length", "")
-    return int(said) if said.isdecimal() else 0
+    """The declared length; a stream has none."""
+    length = headers.get("content-length", "")
+    return int(length) if length.isdecimal() else 0
 
 
 def get_telemetry(http: Request) -> Telemetry:
@@ -245,7 +245,7 @@ async def show_metrics(http: Request) -> Response:
 async def show_load(http: Request) -> Response:
     """Requests under way, what waits in the engine, and when a request that came now would begin.
 
-    What the engine does not tell in time is left out.
+    What the engine does not send in time is left out.
     """
     if not http.app.state.app_state.options.enable_server_load_tracking:
         raise HTTPException(404, "load is not tracked here (--no-enable-server-load-tracking)")
@@ -267,7 +267,7 @@ async def show_load(http: Request) -> Response:
 
 
 class _FamilyRegistry(CollectorRegistry):
-    """What an encoder wants: an object that has families to collect.
+    """Registry for an encoder: it collects the given families.
 
     alone: there is one API process, so that its own figures mean something.
     """

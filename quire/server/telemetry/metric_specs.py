@@ -49,7 +49,7 @@ def build_1_2_5_buckets(most: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One name. label: the one that tells its series apart, with all its values."""
+    """One metric. label: the label of its series, with all its values."""
 
     name: str
     kind: MetricKind
@@ -81,18 +81,18 @@ def _histogram(name: str, bounds: tuple[float, ...] | Literal["context"], about:
 
 
 ENGINE_METRICS = (
-    _gauge("num_requests_running", "Sequences aboard the steps."),
+    _gauge("num_requests_running", "Sequences that the steps compute."),
     _gauge(
         "num_requests_waiting", "Sequences that wait to run; those on the host are counted apart."
     ),
     _gauge(
         "num_requests_waiting_by_reason",
-        "Of those, by what they wait for: room, or a grammar or a prompt that a sibling computes.",
+        "Of those, by what they wait for: KV blocks, a grammar, a prompt of a sibling.",
         "reason",
         "capacity",
         "deferred",
     ),
-    _gauge("num_requests_swapped", "Sequences whose KV lies in host memory."),
+    _gauge("num_requests_swapped", "Sequences with their KV in host memory."),
     _gauge("kv_cache_usage_perc", "Share of the KV blocks that sequences hold, 0 to 1."),
     _gauge(
         "engine_sleep_state", "1 at the state that the engine is in.", "sleep_state", *SLEEP_STATES
@@ -125,7 +125,7 @@ ENGINE_METRICS = (
     _gauge("grammars_kept_bytes", "Memory that they hold, about.", own=True),
     _counter("grammars_compiled", "Grammars that were compiled.", own=True),
     _counter("grammars_failed", "Grammars that could not be compiled.", own=True),
-    _counter("grammar_cache_hits", "Requests whose grammar was there already.", own=True),
+    _counter("grammar_cache_hits", "Requests with a grammar that was compiled already.", own=True),
     _counter("grammar_compile_seconds", "Time in which grammars were compiled.", own=True),
     _gauge("queued_prompt_tokens", "Tokens of prompts that wait to be computed.", own=True),
     _gauge(
@@ -147,7 +147,7 @@ ENGINE_METRICS = (
         own=True,
     ),
 )
-"""Asked of the engine when somebody reads the metrics."""
+"""Read from the engine on each scrape."""
 
 KEY_METRICS = (
     _counter("key_requests", "Requests that a key had let in.", "key", own=True),

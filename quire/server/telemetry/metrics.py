@@ -61,7 +61,7 @@ class RequestTimes:
 
 
 class RequestMetrics:
-    """Observes one EngineClient. `over`: told of each request when its last sequence has ended."""
+    """Observes one EngineClient. `over` is called when all of a request has ended."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RequestMetrics:
         self._itl_histogram = self._histograms["inter_token_latency_seconds"]
 
     def on_requests_accepted(self, requests: Sequence[Request]) -> None:
-        """The engine has accepted these. A round of a larger search is no request of anybody."""
+        """The engine has accepted these. A round of a beam search does not count."""
         for request in requests:
             if not request.hold:
                 self._requests[request.id] = RequestTimes(request)
@@ -119,7 +119,7 @@ class RequestMetrics:
             self._record_end(life, index, "stop")
 
     def retain_requests(self, request_ids: Container[str]) -> None:
-        """The engine died, and another goes on with these only."""
+        """The engine died; its successor continues these requests only."""
         for life in [one for name, one in self._requests.items() if name not in request_ids]:
             for index in sorted(life.open_indices):
                 self._record_end(life, index, "abort")
@@ -179,7 +179,7 @@ class RequestMetrics:
 
 
 def request_counter_names(max_model_len: int) -> list[str]:
-    """The numbers that a Recorder writes."""
+    """The numbers that RequestMetrics writes."""
     found: list[str] = []
     for one in names.REQUEST_METRICS:
         if one.kind == "histogram":
@@ -276,12 +276,12 @@ def _build_simple_metric(
 
 
 def _build_cache_info(one: MetricSpec, now: Snapshot, labels: Labels, prefix: str) -> Family:
-    said = {
+    info = {
         **labels,
         "block_size": str(now.block_size),
         "num_gpu_blocks": str(now.stats.blocks),
         "num_cpu_blocks": str(now.stats.host_blocks),
     }
-    family = GaugeMetricFamily(f"{prefix}:{one.name}", one.help, labels=[*said])
-    family.add_metric([*said.values()], 1)
+    family = GaugeMetricFamily(f"{prefix}:{one.name}", one.help, labels=[*info])
+    family.add_metric([*info.values()], 1)
     return family

@@ -24,11 +24,11 @@ _DEFAULTS = {
     for one in fields(SamplingParams)
     if one.name not in _INTERNAL_PARAMS
 }
-"""What a line need not say. `_OURS`: said apart, or no word of the client."""
+"""Fields that a line omits. `_OURS`: logged apart, or not given by the client."""
 
 
 class RequestLog:
-    """What the options let the log tell. Keeps nothing."""
+    """Logs requests and answers as the options allow. Has no state."""
 
     def __init__(self, options: ServerOptions) -> None:
         self.logs_requests = options.enable_log_requests
@@ -62,7 +62,7 @@ class RequestLog:
     def log_events(
         self, public_id: str, texts: dict[int, str], events: Sequence[GenerationEvent]
     ) -> None:
-        """A generation says this. texts: what it has said before, by choice; we go on there."""
+        """Log new text of a generation. texts: the text before, by choice, to be continued."""
         for event in events:
             if isinstance(event, ChoiceDelta):
                 text = event.reasoning + event.text

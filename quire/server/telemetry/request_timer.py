@@ -34,11 +34,11 @@ MAX_INTERVALS = 16
 
 
 class RequestObserver(Protocol):
-    """Who is told what passes: the request log, and traces."""
+    """Observer of a request: the request log, and traces."""
 
     @property
     def logs_answers(self) -> bool:
-        """said() is wanted."""
+        """on_events() is to be called."""
         ...
 
     def on_submitted(
@@ -50,7 +50,7 @@ class RequestObserver(Protocol):
     def on_events(
         self, public_id: str, texts: dict[int, str], events: Sequence[GenerationEvent]
     ) -> None:
-        """This is what a generation says. texts: for the sink, to remember what it said before."""
+        """A generation yielded these events. texts: for the observer, to keep the text before."""
         ...
 
 
@@ -86,7 +86,7 @@ class RequestTimer:
     # -- what routes say ----------------------------------------------------------------------
 
     def enable(self) -> None:
-        """Somebody wants to know where the time goes."""
+        """Take times from now on."""
         self.is_enabled = True
 
     def record_submitted(self, public_id: str, prepared: Sequence[PreparedRequest]) -> None:
@@ -116,7 +116,7 @@ class RequestTimer:
         self._enter_state("wait", self._clock())
 
     def report_events(self, events: Sequence[GenerationEvent]) -> None:
-        """This is what the client is told."""
+        """Report the events that the client gets."""
         if self._observer is not None:
             self._observer.on_events(self.public_id, self._texts, events)
 
@@ -126,10 +126,10 @@ class RequestTimer:
         await send(message)
         self._enter_state("wait", self._clock())
 
-    # -- what it says ---------------------------------------------------------------------------
+    # -- results --------------------------------------------------------------------------------
 
     def breakdown(self) -> dict[str, Any] | None:
-        """Seconds by cause, up to now; they sum to total_s. None: the engine has said nothing.
+        """Seconds by cause, up to now; they sum to total_s. None: the engine has not answered.
 
         With several choices the causes are those of the last to end; `choices` has all of them.
         """

@@ -51,7 +51,7 @@ class SharedCounters:
         return [sum(column) for column in zip(*(one for one in found if one))]
 
     def _allocate(self, size: int) -> bytearray | mmap.mmap:
-        """Of a file with room for all of it: the first write to a hole on a full disk kills."""
+        """A file with all blocks allocated: the first write to a hole on a full disk kills."""
         if self._folder is None:
             return bytearray(size)
         descriptor, path = tempfile.mkstemp(".bin", f"metrics-{os.getpid()}-", self._folder)
@@ -60,7 +60,10 @@ class SharedCounters:
             return mmap.mmap(descriptor, size)
         except OSError as error:
             os.unlink(path)
-            log.warning("no room for counters (%s): others cannot tell what is counted here", error)
+            log.warning(
+                "cannot allocate shared counters (%s): the counts of this process are not shared",
+                error,
+            )
             self._is_shared = False
             return bytearray(size)
         finally:

@@ -43,8 +43,8 @@ class StatsLogger:
         """Log a line, for ever."""
         while True:
             await asyncio.sleep(seconds)
-            if told := await self.build_line():
-                log.info(told[0], extra=told[1])
+            if line := await self.build_line():
+                log.info(line[0], extra=line[1])
 
     async def build_line(self) -> tuple[str, dict[str, float]] | None:
         """What happened since the last time, in words and in numbers. None: nothing did."""
@@ -57,8 +57,8 @@ class StatsLogger:
         if now is None:
             return "the engine does not answer", {}
         self._last_snapshot = now
-        said = compute_rates(before, now, max(self._last_at - since, 1e-9))
-        return LINE_FORMAT.format(**said), said
+        rates = compute_rates(before, now, max(self._last_at - since, 1e-9))
+        return LINE_FORMAT.format(**rates), rates
 
     def _load_and_finished(self) -> tuple[float, float]:
         """Requests under way, and sequences that have ended, in all API processes."""
@@ -69,22 +69,22 @@ class StatsLogger:
 
 
 def compute_rates(before: Snapshot | None, now: Snapshot, seconds: float) -> dict[str, float]:
-    """What the line says. before: None is the engine's start."""
+    """Values of the line. before: None is the engine's start."""
     stats, counters = now.stats, now.counters
     if before is not None and counters.steps < before.counters.steps:
         before = None  # another engine has taken over: it counts from its own start
-    said: dict[str, float] = {
+    rates: dict[str, float] = {
         "prompt_tokens_per_s": counters.prompt_tokens,
         "generation_tokens_per_s": counters.generated_tokens,
     }
     queries, hits = stats.prefix_query_tokens, stats.prefix_hit_tokens
     if before is not None:
-        said["prompt_tokens_per_s"] -= before.counters.prompt_tokens
-        said["generation_tokens_per_s"] -= before.counters.generated_tokens
+        rates["prompt_tokens_per_s"] -= before.counters.prompt_tokens
+        rates["generation_tokens_per_s"] -= before.counters.generated_tokens
         queries -= before.stats.prefix_query_tokens
         hits -= before.stats.prefix_hit_tokens
-    said = {name: tokens / seconds for name, tokens in said.items()}
-    return said | {
+    rates = {name: tokens / seconds for name, tokens in rates.items()}
+    return rates | {
         "running": stats.running,
         "waiting": stats.waiting + stats.swapped,
         "kv_cache_usage": stats.usage,

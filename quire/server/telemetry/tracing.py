@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 FLUSH_TIMEOUT_S = 2.0
 """So long the end of the server waits for a collector."""
 TRACE_HEADERS = ("traceparent", "tracestate")
-"""Headers that say whose child a span is."""
+"""Headers with the parent of a span."""
 
 
 class RequestTracer:
@@ -87,21 +87,21 @@ def request_phases(life: RequestTimes) -> list[tuple[str, float, float]]:
     timing, last = _last_timing(life)
     if timing is None:
         return []
-    arrived, aboard = life.request.arrived_at, timing.scheduled_at
+    arrived, scheduled = life.request.arrived_at, timing.scheduled_at
     first = timing.first_token_at
-    found = [("queue", arrived, max(aboard, arrived))]
+    found = [("queue", arrived, max(scheduled, arrived))]
     if first is not None:
-        found.append(("prefill", aboard, first))
+        found.append(("prefill", scheduled, first))
         if last > first:
             found.append(("decode", first, last))
     return found
 
 
 def span_attributes(life: RequestTimes, model: str, now: float) -> dict[str, Any]:
-    """What a span says of a request. Times are seconds."""
+    """Attributes of the span of a request. Times are seconds."""
     request, params = life.request, life.request.params
     generated = sum(life.tokens)
-    said: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "gen_ai.response.model": model,
         "gen_ai.request.id": request.id,
         "gen_ai.request.max_tokens": request.stop.max_tokens,
@@ -119,21 +119,21 @@ def span_attributes(life: RequestTimes, model: str, now: float) -> dict[str, Any
     }
     firsts = [at for at in life.first_token_times if at is not None]
     if firsts:
-        said["gen_ai.latency.time_to_first_token"] = min(firsts) - request.arrived_at
+        attributes["gen_ai.latency.time_to_first_token"] = min(firsts) - request.arrived_at
     timing, last = _last_timing(life)
     if timing is not None:
-        said["gen_ai.latency.time_in_queue"] = timing.scheduled_at - timing.accepted_at
+        attributes["gen_ai.latency.time_in_queue"] = timing.scheduled_at - timing.accepted_at
         if timing.first_token_at is not None:
-            aboard, first = timing.scheduled_at, timing.first_token_at
-            said["gen_ai.latency.time_in_model_prefill"] = first - aboard
-            said["gen_ai.latency.time_in_model_decode"] = max(last - first, 0.0)
-            said["gen_ai.latency.time_in_model_inference"] = max(last, first) - aboard
-        said |= {
+            scheduled, first = timing.scheduled_at, timing.first_token_at
+            attributes["gen_ai.latency.time_in_model_prefill"] = first - scheduled
+            attributes["gen_ai.latency.time_in_model_decode"] = max(last - first, 0.0)
+            attributes["gen_ai.latency.time_in_model_inference"] = max(last, first) - scheduled
+        attributes |= {
             f"quire.time.{name}": cut
             for name, cut in zip(BREAKDOWN_WITH_RECOVERY_FIELDS, timing.breakdown_with_recovery)
         }
-        said["quire.preemptions"] = timing.preemptions
-    return said
+        attributes["quire.preemptions"] = timing.preemptions
+    return attributes
 
 
 def build_tracer(endpoint: str, model: str, version: str) -> RequestTracer:
