@@ -1,4 +1,4 @@
-"""What the ledger keeps of each sequence and of each plan under way. It alone writes here."""
+"""Request timers: state of TimeAccounting for each sequence and each plan in flight."""
 
 from __future__ import annotations
 

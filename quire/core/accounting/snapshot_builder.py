@@ -1,4 +1,4 @@
-"""A look at the engine between two steps: scheduler and ledger -> Snapshot. Changes nothing."""
+"""Snapshot builder: describes the engine between two steps as a Snapshot. It changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the engine counts about its steps, from its start on. Written by the ledger alone."""
+"""Step counters: counts about steps since the start. Written by TimeAccounting alone."""
 
 from __future__ import annotations
 

@@ -1,17 +1,15 @@
-"""Books of time: of each sequence, where its seconds go, without a gap and without overlap.
+"""Time accounting: attributes the seconds of each sequence, without a gap and without overlap.
 
-Time is cut into periods. The period of a step goes from the moment the step before was applied (or
-from the moment the engine turned to it, if none was under way) to the moment it is applied. Who is
-aboard pays it; who waits, waits. Two clocks run on, whoever is aboard:
+Time is cut into periods. The period of a step lasts from the moment the step before was applied (or
+from the start of the engine's turn, if none was in flight) to the moment it is applied. Running
+sequences are charged with it. Two clocks advance for all:
 
-    _others   seconds of steps that went into prompt tokens, shared out by tokens
-    _outside  seconds in which no step made headway: messages, news, hold-ups between steps
+    _prefill_clock   seconds of steps that went into prompt tokens, divided by tokens
+    _overhead_clock  seconds without a step in progress: messages, news, stalls between steps
 
-A sequence notes them when a phase of its begins and subtracts when it ends. So a decoding row costs
-nothing a step; only prompts are looked at each step, to take their own tokens out of `_others`.
-
-Read by the engine's thread alone, which is the one that tells it what happens. Steps in flight: a
-plan is noted when it is made, and counts from when the device can turn to it.
+A sequence notes them when a phase of it begins and subtracts when it ends. So a decoding row costs
+nothing a step; only prompts are visited each step. Used by the engine's thread alone. A plan is
+recorded when it is made, and counts from when the device can start it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Who may come in at all: bounds of the queue, of each tenant, and of patience.
+"""Admission control: refuses requests by bounds of the queue, of each tenant, and of deadlines.
 
-Refuses where the queue is, so that bounds are exact whoever asks, and says by which numbers. Under
-a bound it allows whatever is wanted: once in, a request is never sent away for the load.
-Not here: shares of steps (quire.core.scheduling.order.fair) and of the KV cache
-(quire.core.scheduling.limits.tenant_kv_quota).
+It refuses where the queue is, so that bounds are exact, and reports the numbers. An accepted
+request is never refused later. Shares of steps and of the KV cache belong to
+quire.core.scheduling.order.fair and quire.core.scheduling.limits.tenant_kv_quota.
 """
 
 from __future__ import annotations

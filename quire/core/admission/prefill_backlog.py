@@ -1,8 +1,8 @@
-"""How much there is to compute before somebody's turn: prompts by what is left of them.
+"""Prefill backlog: counts the prompt tokens that are still to be computed, by size.
 
-Counts requests that are here, and the tokens of their prompts that no step was given yet. What was
-preempted is computed again and not counted again. Kept in classes of size, so that neither a look
-nor a change depends on how many there are.
+It counts requests that are here, and the tokens of their prompts that no step was given yet. What
+was preempted is computed again and not counted again. Size buckets make the cost of a change or a
+query independent of the number of requests.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which requests are refused outright: malformed ones, and those that could never finish."""
+"""Request checks: refuse malformed requests, and those that could never finish."""
 
 from __future__ import annotations
 

@@ -1,14 +1,13 @@
-"""Hands out KV blocks and remembers what the full ones hold.
+"""KV block pool: hands out blocks, and finds full ones by their content.
 
 A block is in exactly one place:
 
-    held     refs > 0            some sequence reads or writes it
-    cached   refs = 0, has key   content still good, until it is its turn
-    (quire.core.kv.eviction_queue)
-    free     refs = 0, no key    content means nothing
+    held     refs > 0            a sequence reads or writes it
+    cached   refs = 0, has key   its content is valid until it is evicted
+    free     refs = 0, no key    it has no content
 
-held + cached + free == size after every call; check() proves it. Whether a block may be given
-back while a step is in flight is not known here: see quire.core.kv.deferred_free.
+held + cached + free == size after every call; check() proves it. Blocks freed while a step is in
+flight come here later: see quire.core.kv.deferred_free.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks nobody holds whose content can still be found."""
+        """Blocks that no sequence holds and whose content can be found."""
         return len(self._eviction_queue)
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -90,9 +89,9 @@ class BlockPool:
         return block
 
     def share(self, blocks: Seq[int]) -> None:
-        """Hold blocks that somebody holds already once more."""
+        """Hold blocks once more that are held already."""
         for block in blocks:
-            assert self._refs[block] > 0, f"block {block} is nobody's, so cannot be shared"
+            assert self._refs[block] > 0, f"block {block} is not held, so cannot be shared"
             self._refs[block] += 1
 
     def cache_block(self, block: int, key: BlockKey) -> None:
@@ -103,11 +102,11 @@ class BlockPool:
             self._key_of[block] = key
 
     def key_of(self, block: int) -> BlockKey | None:
-        """What it can be found by, if it can."""
+        """The key of the block's content, if it has one."""
         return self._key_of.get(block)
 
     def uncache(self, blocks: Seq[int]) -> None:
-        """Nobody finds these any more; who holds them holds them still."""
+        """Remove the keys of these blocks; their holders keep them."""
         for block in blocks:
             key = self._key_of.pop(block, None)
             if key is not None:
@@ -117,13 +116,13 @@ class BlockPool:
                     self._set_free(block)
 
     def evict(self, key: BlockKey) -> None:
-        """Nobody finds this content any more, unless somebody holds it."""
+        """Remove this content, unless a sequence holds it."""
         block = self._block_of.get(key)
         if block is not None and not self._refs[block]:
             self.uncache([block])
 
     def free(self, blocks: Seq[int]) -> None:
-        """Give up one hold on each block of a sequence, in order; its tail is evicted first."""
+        """Release one hold on each block of a sequence, in order; its tail is evicted first."""
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} dropped once too often"
             self._refs[block] -= 1

@@ -1,7 +1,7 @@
-"""Arithmetic of each kind of layer group: what it must keep, and how much that is at most.
+"""Cache specs: compute what a kind of layer group must keep, and how many blocks that takes.
 
-A layer group is a set of layers with one block table between them. Full attention keeps
-everything; a sliding window lets go of blocks that slid out. Arithmetic only: no state here.
+A layer group is a set of layers that share a block table. Full attention keeps everything; a
+sliding window frees blocks that are behind it. Arithmetic only, without state.
 
     position p of a window layer of size w reads (p - w, p]
 """

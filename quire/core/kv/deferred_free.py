@@ -1,7 +1,7 @@
-"""Keeps blocks back until the steps that may still touch them are over.
+"""Deferred free: keeps blocks back until the steps that may still touch them are over.
 
-A block given up while step n is in flight returns to its pool only when n is applied. Until then
-the pool counts it as held. One fence per pool; it knows step numbers and blocks, nothing else.
+A block freed while step n is in flight returns to its pool when n is applied. Until then the pool
+counts it as held. There is one instance per pool.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Cached blocks that nobody holds, in the order in which they are evicted.
+"""Eviction queue: orders cached blocks that no sequence holds.
 
-One tenant's: the least recently dropped goes first. Of several tenants, the one gives who has most
-blocks, held ones included; of equals, who has had some for longest. So nobody loses to another what
-is no more than an equal share.
+Within a tenant the least recently freed block is evicted first. Among several tenants the one with
+most blocks gives, held ones included; of equals, the one that has had blocks for longest. So no
+tenant loses to another what is at most an equal share.
 """
 
 from __future__ import annotations

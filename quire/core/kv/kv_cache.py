@@ -1,13 +1,13 @@
-"""Block tables: which blocks hold which sequence's tokens. Sits between scheduler and pool.
+"""KV cache: keeps the block tables of sequences, and shares prefixes between them.
 
 A sequence has one table per layer group; all tables are equally long and entry i covers tokens
-[i * B, (i + 1) * B). Entries whose block slid out of a group's window are NO_BLOCK. All groups
-draw from one pool. Content is known by chained keys, so a key stands for all tokens before it:
+[i * B, (i + 1) * B). Entries whose block is outside of a group's window are NO_BLOCK. All groups
+draw from one pool. Content is identified by chained keys, so a key covers all tokens before it:
 
     key(i) = SHA-256(key(i - 1) | token ids | extra content of block i)   key(-1) = SHA-256(salt)
 
-and a group's copy of it is filed under key(i) + group number. This is the scheduler's private
-helper: it writes `tables`, `keys`, `computed` and `planned` of sequences, and nobody else's state.
+and a group's block is cached under key(i) + group number. This private helper of the scheduler
+writes `tables`, `keys`, `computed` and `planned` of sequences.
 """
 
 from __future__ import annotations

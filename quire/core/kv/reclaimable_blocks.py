@@ -1,7 +1,7 @@
-"""Blocks that could be had without preempting anybody.
+"""Reclaimable blocks: sequences whose blocks can be freed without preempting a running one.
 
 Finished sequences of held requests, and waiting ones that share blocks through a fork, hold blocks
-only to save work: whoever counted on them finds them in the prefix cache, or computes them again.
+only to save work: it is found in the prefix cache, or computed again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Whether there are blocks for a sequence, and who gives some up for it.
+"""Block allocator: finds blocks for a sequence, and frees those of others where needed.
 
-One that runs gets them whatever that takes: it is the order that says who yields. For one that
-waits nobody who runs is preempted. Alone, it gets whatever can be freed; beside others it waits
-until they have ended, and is not looked at again before there are more blocks than there were.
+A running sequence gets blocks by preemption if necessary; the queue's order chooses the victim.
+For a waiting sequence nothing is preempted. Alone, it gets whatever can be freed; beside running
+ones it waits until there are more blocks than at its last attempt.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ class BlockAllocator:
     """Helper of the scheduler's. watermark: share of the pool that is kept free beside others."""
 
     def __init__(
-        self, kv: KVCache, roster: SequenceRegistry, flights: InflightSteps, watermark: float
+        self, kv: KVCache, registry: SequenceRegistry, flights: InflightSteps, watermark: float
     ) -> None:
         self._kv = kv
-        self._registry = roster
+        self._registry = registry
         self._inflight = flights
         self._watermark_blocks = int(watermark * kv.pool.size)
         self._last_shortage: tuple[Sequence, int] | None = (
@@ -39,13 +39,13 @@ class BlockAllocator:
         Returns for how many tokens there is room now: fewer than n only if it is first to yield
         itself; 0 if it was preempted, or has to wait for a step in flight.
         """
-        kv, roster = self._kv, self._registry
+        kv, registry = self._kv, self._registry
         while not kv.allocate(seq, n):
             if kv.blocks_to_allocate(seq, n) <= kv.pool.available + kv.deferred_free.num_pending:
                 return 0
-            if roster.reclaim():
+            if registry.reclaim():
                 continue
-            victim = roster.waiting_queue.choose_victim(roster.running)
+            victim = registry.waiting_queue.choose_victim(registry.running)
             if victim is not seq:
                 preempt(victim)
             elif kv.token_capacity(seq) > 0:

@@ -1,4 +1,4 @@
-"""A step of one token of nobody's, to see whether steps work: in no book, and in no cache."""
+"""Dummy step: plans one token that belongs to no request, to check that steps work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from quire.core.types import (
 DUMMY_REQUEST = Request("", (0,), StopConditions(max_tokens=1), SamplingParams(temperature=0.0))
 
 
-def build_dummy_step(kv: KVCache, roster: SequenceRegistry, number: int) -> StepPlan | None:
+def build_dummy_step(kv: KVCache, registry: SequenceRegistry, number: int) -> StepPlan | None:
     """The step, with a slot and a block for each table. None: there is no room."""
     blocks = kv.pool.allocate(len(kv.specs))
     if blocks is None:
@@ -27,14 +27,14 @@ def build_dummy_step(kv: KVCache, roster: SequenceRegistry, number: int) -> Step
     seq = Sequence(
         DUMMY_REQUEST, 0, [0, UNKNOWN], tuple([one] for one in blocks), planned=1, max_len=2
     )
-    seq.state, seq.slot = SequenceState.RUNNING, roster.unused_slot
+    seq.state, seq.slot = SequenceState.RUNNING, registry.unused_slot
     rows = (Row(seq, 0, 1, Wants.TOKEN),)
-    return StepPlan(number, rows, (seq,), leaves=roster.take_leaves())
+    return StepPlan(number, rows, (seq,), leaves=registry.take_leaves())
 
 
-def release_dummy_step(plan: StepPlan, kv: KVCache, roster: SequenceRegistry) -> None:
+def release_dummy_step(plan: StepPlan, kv: KVCache, registry: SequenceRegistry) -> None:
     """It is over: give back what it had."""
     seq = plan.rows[0].seq
-    roster.empty_slot(seq.slot)
+    registry.empty_slot(seq.slot)
     for table in seq.tables:
         kv.pool.free(table)

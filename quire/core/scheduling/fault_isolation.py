@@ -1,14 +1,13 @@
-"""Who of those in a step that raised is to blame: found by trying halves. Knows no scheduler.
+"""Fault bisection: finds the request with which steps raise, by trying halves.
 
-    a step of A B C D raised        parties: [A B] [C D]
-    A B passed                      parties: [C D]
-    C D raised                      parties: [C] [D]
-    C raised, alone and tried       C is to blame; parties: [D]
-    D passed                        the inquiry is over
+    a step of A B C D raised        groups: [A B] [C D]
+    A B passed                      groups: [C D]
+    C D raised                      groups: [C] [D]
+    C raised, tried alone           C is the culprit; groups: [D]
+    D passed                        the bisection is over
 
-Each trial that raises leaves smaller parties, so it ends. Of two who only raise together nobody is
-to blame: each passes. What a trial is, and when it has passed,
-quire.core.scheduling.limits.isolation_limit knows.
+Each trial that raises leaves smaller groups, so it ends. Of two requests that only raise together
+neither is a culprit: each passes. quire.core.scheduling.limits.isolation_limit runs the trials.
 """
 
 from __future__ import annotations

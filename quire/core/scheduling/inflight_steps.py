@@ -1,7 +1,7 @@
-"""Plans whose results are not in yet, oldest first.
+"""Steps in flight: plans whose results have not been applied yet, oldest first.
 
-A sequence that stops running while rows of it are in flight makes those rows dead: whatever they
-say is dropped. This and the fence of the KV cache are all there is to steps in flight.
+When a sequence stops running while rows of it are in flight, those rows become stale: their
+results are dropped. Deferred frees of the KV cache are the only other state of steps in flight.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A step being planned: what the scheduler has decided so far.
+"""Plan builder: collects the rows of the step that is being planned.
 
-Adding a row and removing it again are exact opposites, limits included.
+Adding a row and removing it again are exact opposites, budgets included.
 """
 
 from __future__ import annotations

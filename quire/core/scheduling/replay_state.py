@@ -1,6 +1,6 @@
-"""Puts a scheduler into the middle of things: what a recording that begins there needs.
+"""Replay state: puts a scheduler into the state in which a recording begins.
 
-For replays only. Like the scheduler it moves sequences, by what cache and roster offer to both.
+Used by replays alone. It moves sequences through the same methods as the scheduler.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from quire.core.scheduling.sequence_registry import SequenceRegistry
 class ReplayState:
     """Of one scheduler, between two of its steps."""
 
-    def __init__(self, kv: KVCache, roster: SequenceRegistry) -> None:
+    def __init__(self, kv: KVCache, registry: SequenceRegistry) -> None:
         self._kv = kv
-        self._registry = roster
+        self._registry = registry
 
     def start_running(self, request_id: str, index: int, computed: int) -> None:
         """Have a sequence run that waits, with so many tokens in the cache."""

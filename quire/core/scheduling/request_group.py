@@ -1,8 +1,7 @@
-"""The n sequences of one request, and which of them computes the prompt for the others.
+"""Request group: the n sequences of one request; the leader computes the prompt for the others.
 
-The leader does; the followers stay out of the queue until they can share its blocks. A request
-made with `hold` keeps its blocks after the end, and others may name it as their parent.
-Written by the scheduler only.
+Followers stay out of the queue until they can share the leader's blocks. A request made with `hold`
+keeps its blocks after the end, and others may name it as their parent. Written by the scheduler.
 """
 
 from __future__ import annotations

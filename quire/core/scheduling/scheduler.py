@@ -1,12 +1,12 @@
-"""Decides, each step, which sequences move and how far. Pure: fakes and a for-loop test it.
+"""Scheduler: plans each step, and applies its result. No torch, no I/O, no clock.
 
 There is no prefill phase and no decode phase. A sequence has tokens, of which `computed` are in
 the cache and `planned` are promised to be; a step lets it catch up. Prompts, chunks of prompts,
-prefix hits, forks and decoding are all this one rule.
+prefix hits, forks, drafts and decoding all follow this one rule.
 
-plan(n + 1) may run before apply(n). A token a step in flight will say stands as UNKNOWN in
-`tokens`; apply(n) puts the real one there. A row whose sequence ended or was preempted meanwhile
-is dead, and its result is dropped. Blocks given up meanwhile wait behind a fence.
+plan(n + 1) may run before apply(n). A token that a step in flight will yield is UNKNOWN in
+`tokens` until apply(n) puts the real one there. Rows of sequences that ended or were preempted
+meanwhile are stale, and their results are dropped. Blocks freed meanwhile are deferred.
 
 Source: the one rule is that of vLLM V1, sched/scheduler.py, note on the scheduling algorithm.
 """
@@ -57,21 +57,21 @@ _UPDATE_TAIL = tuple(Update._field_defaults.values())[5:]
 
 
 class FailedStep(NamedTuple):
-    """What became of a step that raised: who went back to the queue, and who is to blame."""
+    """Outcome of a step that raised: requests back in the queue, and the culprit if known."""
 
     requeued: list[str]
     culprit: str | None
 
 
 class EnqueueResult(NamedTuple):
-    """Requests that a limit had kept out of the queue: who is in it now, and who has ended."""
+    """Requests whose wait for resources is over: queued ones, and updates of failed ones."""
 
     queued: list[str]
     failed: list[Update]
 
 
 class Scheduler:
-    """The only one who moves sequences, and so the only writer of them, of pools and of plans."""
+    """Moves sequences; the only writer of them, of pools and of plans."""
 
     def __init__(
         self,
@@ -110,31 +110,31 @@ class Scheduler:
         self._counters = SchedulerCounters()
         self._max_drafts = max_drafts
         self._propose_drafts = propose
-        self._planning_failures: list[Update] = []  # of those who could not even be planned
+        self._planning_failures: list[Update] = []  # of sequences that could not be planned
 
     # -- requests -----------------------------------------------------------------------------
 
     @property
     def idle(self) -> bool:
-        """There is nothing to plan: nobody runs, or waits in the queue.
+        """Whether there is nothing to plan: no sequence runs, or waits in the queue.
 
-        Requests that only hold their blocks do not count, nor those that a limit keeps out.
+        Requests that only hold their blocks do not count, nor those that wait for resources.
         """
         return not self._running and not len(self._waiting_queue)
 
     @property
     def any_waiting_for_resources(self) -> bool:
-        """Somebody is kept out of the queue by a limit."""
+        """Whether any request waits for resources."""
         return bool(self._registry.waiting_for_resources)
 
     @property
     def has_ready(self) -> bool:
-        """let_go() would do something."""
+        """Whether enqueue_ready() would do something."""
         return self.any_waiting_for_resources and self._resources.has_results
 
-    def set_ready_callback(self, ring: Callable[[], None]) -> None:
-        """Have ring() called, by any thread, whenever `decided` may have become true."""
-        self._resources.set_ready_callback(ring)
+    def set_ready_callback(self, callback: Callable[[], None]) -> None:
+        """Have callback() called, by any thread, whenever has_ready may have become true."""
+        self._resources.set_ready_callback(callback)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises TooLong if it could not finish even with the cache to itself."""
@@ -162,12 +162,12 @@ class Scheduler:
         return any([one.serialize_steps for one in self._listeners])  # noqa: C419 twice as fast
 
     def is_waiting_for_resources(self, request_id: str) -> bool:
-        """A limit keeps the request out of the queue."""
+        """Whether the request waits for resources."""
         family = self._registry.groups.get(request_id)
         return family is not None and family.waits_for_resources
 
     def enqueue_ready(self) -> EnqueueResult:
-        """Queue whom no limit keeps out any longer, and end those who can never run."""
+        """Queue requests whose resources are ready, and end those that can never run."""
         queued: list[str] = []
         ended: list[Update] = []
         for request_id, error in self._resources.results():
@@ -242,7 +242,7 @@ class Scheduler:
         """Give every running sequence its row.
 
         The branch in this loop is the fast path: decoding, with room in the last block, while no
-        limit can bind. It does what _extend(), the general rule, would do.
+        budget can bind. It does what _schedule_sequence(), the general rule, would do.
         """
         running, size, token = SequenceState.RUNNING, self._kv.block_size, Wants.TOKEN
         new_tuple = tuple.__new__  # of Row: without the call of its constructor
@@ -312,7 +312,7 @@ class Scheduler:
         self._counters.count_preemption(seq)
 
     def _schedule_waiting(self, draft: PlanBuilder) -> None:
-        """Let in who waits, in order, as long as slots, limits and blocks suffice."""
+        """Start waiting sequences in order, as long as slots, budgets and blocks suffice."""
         refused: list[Sequence] = []
         while (
             self._registry.has_slot
@@ -337,7 +337,7 @@ class Scheduler:
             self._waiting_queue.requeue(seq)
 
     def _try_start(self, seq: Sequence, draft: PlanBuilder) -> bool:
-        """Make one that waits run. False, and nothing changed, if that cannot be."""
+        """Start a waiting sequence. Returns False, and changes nothing, if it cannot run."""
         kv = self._kv
         fresh = seq.state is SequenceState.WAITING and not seq.tables[0]
         if self._block_allocator.still_lacks_blocks(seq):
@@ -378,15 +378,15 @@ class Scheduler:
     # -- results ------------------------------------------------------------------------------
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
-        """Tell the limits how long a step took that was applied, and what it did of prompts."""
+        """Report to listeners how long an applied step took, and its prompt tokens."""
         for listener in self._listeners:
             listener.observe_step(prompt_tokens, seconds)
 
     def apply(self, plan: StepPlan, result: StepResult) -> list[Update]:
-        """Record what the model said. Rows of sequences that left meanwhile are dropped.
+        """Record what the model generated. Rows of sequences that left meanwhile are dropped.
 
         The branch in this loop is the fast path: one more token of a decoding sequence, which
-        fills no block and ends nothing. It does what _confirm(), the general rule, would do.
+        fills no block and ends nothing. It does what _apply_row(), the general rule, would do.
         """
         flight = self._pop_inflight(plan)
         updates, self._planning_failures = self._planning_failures, []
@@ -437,9 +437,9 @@ class Scheduler:
         return FailedStep([seq.request.id for seq in back], culprit)
 
     def plan_dummy_step(self) -> StepPlan | None:
-        """A step of one token of nobody's, to see whether steps work. None: there is no room.
+        """Plan a step of one token that belongs to no request. None: there are no blocks.
 
-        While nobody runs and nothing is in flight; nothing else happens until forget_made_up().
+        Call it while no sequence runs and nothing is in flight; finish_dummy_step() must follow.
         """
         assert not self._running, "somebody runs"
         return dummy_step.build_dummy_step(self._kv, self._registry, self._inflight.last_step)

@@ -1,4 +1,4 @@
-"""What a scheduler counts since its start, and says of itself."""
+"""Scheduler counters: count preemptions, prefix hits and failures since the start."""
 
 from __future__ import annotations
 
@@ -50,14 +50,17 @@ class SchedulerCounters:
             )
 
     def stats(
-        self, kv: KVCache, roster: SequenceRegistry, unattributed_failures: int
+        self, kv: KVCache, registry: SequenceRegistry, unattributed_failures: int
     ) -> SchedulerStats:
         """With how things are at this moment."""
-        pool, host, kept = kv.pool, kv.host_pool, len(roster.waiting_for_resources)
+        pool, host, kept = kv.pool, kv.host_pool, len(registry.waiting_for_resources)
         return SchedulerStats(
-            running=len(roster.running),
-            waiting=len(roster.waiting_queue) - roster.num_swapped + roster.num_followers + kept,
-            swapped=roster.num_swapped,
+            running=len(registry.running),
+            waiting=len(registry.waiting_queue)
+            - registry.num_swapped
+            + registry.num_followers
+            + kept,
+            swapped=registry.num_swapped,
             blocks=pool.size,
             held_blocks=pool.size - pool.available,
             cached_blocks=pool.cached,
@@ -67,7 +70,7 @@ class SchedulerCounters:
             preemptions=self.preemptions,
             prefix_query_tokens=self.query_tokens,
             prefix_hit_tokens=self.hit_tokens,
-            following=roster.num_followers,
+            following=registry.num_followers,
             waiting_for_resources=kept,
             failed_steps=self.failed_steps,
             unattributed_failures=unattributed_failures,

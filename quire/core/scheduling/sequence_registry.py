@@ -1,10 +1,10 @@
-"""Where each sequence is, and the moves from one place to another.
+"""Sequence registry: holds each sequence in one place, and moves it to another.
 
-    followers, kept out -> queue -> running -> (queue -> running)* -> held -> gone
+    followers, waiting for resources -> queue -> running -> (queue -> running)* -> held -> gone
 
-A live sequence is in exactly one of the first four. The roster decides nothing: the scheduler
-says who moves, and the roster keeps slots, shares, families and blocks in step with it. It is the
-scheduler's private helper.
+A live sequence is in exactly one of the first four. The scheduler decides which sequences move;
+the registry keeps slots, shared blocks and request groups consistent with the moves. It is a
+private helper of the scheduler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""When a sequence ends by its tokens: EOS, stop ids, length, with a minimum length before.
+"""Stop check: ends a sequence by its tokens: EOS, stop ids, length, with a minimum length first.
 
-Stop strings are the business of quire.text, which aborts the sequence when it finds one.
+Stop strings are found by quire.text, which aborts the sequence.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Blocks of host memory, where the KV of swapped sequences lies until they come back.
+"""Host block pool: hands out blocks of host memory for the KV of swapped sequences.
 
-Numbers only: the runner owns the memory and does the copying that a plan asks for. A block given
-up by a plan is read by that plan's swap_in, so it returns (through a Fence) when that plan is over.
+It manages numbers; the runner owns the memory and copies as plans say. A block is read by the
+swap_in of the plan that frees it, so it returns through DeferredFree when that plan is over.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Who may have broken an engine runs apart from all others until it has passed where that broke.
+"""Fault isolation limit: runs each suspected request apart until it passes the step that failed.
 
-Two kinds. Requests of a step that raised are tried in parties, halves of halves
-(quire.core.scheduling.fault_isolation). Requests that were aboard an engine that died come marked,
-and each is tried
-alone: a second death then has one culprit. On trial means: nobody else has a row in the step, and
-no step is in line behind it (`careful`). Who is not on trial waits, with its blocks; if nobody of
-the party can run for want of room, those who are suspected of nothing make the next step.
+There are two kinds of suspects. Requests of a step that raised are tried in groups, halves of
+halves (quire.core.scheduling.fault_isolation). Requests that ran in an engine that died are marked,
+and each is tried alone: a second death then has one culprit. During a trial no other request has
+a row in the step, and no step is in flight behind it (`serialize_steps`). Others wait, with their
+blocks; if no suspect can run for want of blocks, the unsuspected ones make the next step.
 
 A trial is over when every sequence has computed what it had been promised when the step raised, or
-its first few tokens: what the dead engine had said of them and nobody was told is behind it then.
+its first few tokens, which covers what the dead engine had generated and not delivered.
 """
 
 from __future__ import annotations

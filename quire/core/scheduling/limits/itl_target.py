@@ -1,15 +1,14 @@
-"""Prompts leave room for those who decode: a step of both takes no longer than a target.
+"""Inter-token latency limit: bounds prompt tokens of a step, so that decoding rows meet a target.
 
 There are two targets. A short prompt is over in a few steps, and each may take target_s; or longer,
 where a step of decoding rows alone takes so long that less would starve prompts. A long prompt
-takes hundreds of steps, and what it adds to each is what people wait for at every token: such a
-step may take less than twice a bare one, so nobody's tokens come at less than half their pace. What
-a bare step takes is measured; while there are prompts all the time, one step in fifty goes without.
+takes hundreds of steps, and each may take less than twice a step without prompts, so that no token
+comes at less than half its pace. That time is measured; while there are prompts all the time, one
+step in fifty goes without.
 
-How many prompt tokens that are is learnt from each step that landed: so many more or fewer as it
-was quicker or slower than the target. A step has fixed costs, so this errs on the small side and
-comes nearer with each step; it needs no model of the device, and forgets a stall in a few steps.
-Where nobody decodes, prompts get all there is: nobody waits for a token then.
+The bound is learnt from each applied step: more or fewer tokens as the step was quicker or slower
+than the target. Fixed costs make this err on the small side; it needs no model of the device, and
+recovers from a stall in a few steps. Where no row decodes, prompts get the whole step.
 """
 
 from __future__ import annotations

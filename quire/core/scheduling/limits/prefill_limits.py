@@ -1,7 +1,7 @@
-"""How prompts share a step: long ones in pieces, and not too many unfinished at once.
+"""Prefill limits: bound the chunks of prompts in a step, and the number of partial ones.
 
-A row is partial when it does not reach the end of what its sequence has to compute. Decoding
-rows never are, so none of these limits touches them.
+A row is partial when it does not reach the end of what its sequence has to compute. Decoding rows
+never are, so none of these limits applies to them.
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
-"""Prompts share a step: short ones first, and the eldest always gets a quarter.
+"""Shortest prompt first: shares the prompt tokens of a step, with a quarter for the oldest prompt.
 
-Without it whoever came aboard first takes all that a step has for prompts, and a question of ten
-tokens waits for the end of a book. Here each leaves room for those who have less to compute: others
-aboard, and the first of those who wait. The eldest unfinished prompt keeps a quarter of the step
-whatever comes, so that none starves: it ends, and the next is the eldest.
+Without it the first running prompt takes all prompt tokens of a step, and a prompt of ten tokens
+waits for the end of a book. Here each prompt leaves tokens for shorter ones: running, or among the
+first that wait. The oldest unfinished prompt keeps a quarter of the step, so that none starves.
 
-Room that is left for those who wait is lost if they do not come (no seat, no blocks). So after a
-step in which none came, none is left for them for a while, and longer each time.
+Tokens left for waiting prompts are lost if those do not start (no slot, no blocks). After a step in
+which none started, none are left for a while, and for longer each time.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What a tenant may hold of the KV cache: beyond its share none of its waiting sequences come in.
+"""Tenant KV quota: starts no waiting sequence of a tenant that holds its share of the KV cache.
 
-Those that run may grow beyond it: nobody is stopped in the middle of a sentence, and where memory
-runs short the order takes from whoever holds most. A tenant that holds nothing may always run one.
-It also tells the order when a step begins: books are settled then, and who is at the share is
-passed over.
+Running sequences may grow beyond the share; when memory runs out the order preempts the largest
+holder. A tenant that holds nothing may always run one sequence. The quota also has the fair queue
+charge its service at the start of a step, and pass over tenants that are at their share.
 """
 
 from __future__ import annotations

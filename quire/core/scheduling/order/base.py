@@ -1,6 +1,6 @@
-"""Who goes first, and who is preempted when memory runs out.
+"""Waiting queue: the order of waiting sequences, and the choice of preemption victims.
 
-An order is the queue of those who wait. It knows nothing of blocks or tokens.
+An order depends on neither blocks nor tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class WaitingQueue(Protocol):
     def __len__(self) -> int: ...
 
     def __iter__(self) -> Iterator[Sequence]:
-        """Who waits, next first."""
+        """Waiting sequences, next first."""
 
     def push(self, seq: Sequence) -> None:
         """A new one."""
@@ -26,10 +26,10 @@ class WaitingQueue(Protocol):
         """One that had its turn and could not go on; ahead of equals that never had one."""
 
     def pop(self) -> Sequence:
-        """Take out who is next. The queue must not be empty."""
+        """Remove and return the next one. The queue must not be empty."""
 
     def remove(self, seq: Sequence) -> None:
         """Take out this one, which is in the queue."""
 
     def choose_victim(self, running: dict[Sequence, None]) -> Sequence:
-        """Whom to preempt. running: in the order of admission, not empty."""
+        """The sequence to preempt. running: in the order of admission, not empty."""

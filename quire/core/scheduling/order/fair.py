@@ -1,10 +1,10 @@
-"""Whose turn it is goes by who had least: tenants that wait get equal service, by their weights.
+"""Fair queue: gives waiting tenants equal service, by their weights.
 
-Service is counted in tokens: one for a token of a prompt that was computed (what the prefix cache
-had is free), OUTPUT_COST for one that was generated, divided by the tenant's weight. Who had least
-of those who wait goes next; within a tenant another order decides. Who comes back from idleness
-starts level with those who wait: no credit for the past, and what it had too much stays. When
-memory runs out, whoever holds most gives way. With one tenant all of this is the inner order.
+Service is counted in tokens: one for a computed prompt token (prefix cache hits are free),
+OUTPUT_COST for a generated one, divided by the tenant's weight. The waiting tenant with the least
+service is next; within a tenant another order decides. A tenant that returns from idleness starts
+level with those that wait: no credit for the past, and its excess stays. When memory runs out, the
+largest holder is preempted. With one tenant this is the inner order.
 
 Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024 (virtual token counter);
 the victim and the uncached price are ours.
