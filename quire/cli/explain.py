@@ -15,7 +15,8 @@ from quire.config.command_line.option_parser import OptionParser, add_options, o
 from quire.config.engine_config import Decision, EngineConfig
 from quire.config.options import option_specs
 from quire.config.vllm_environment import VARIABLE_TO_OPTION, apply_environment
-from quire.engine.build import describe_model, resolve_config
+from quire.engine.build import resolve_config
+from quire.engine.startup.model_setup import describe_model
 from quire.server.options import ServerOptions
 
 SERVER_OPTION_NAMES = tuple(one.name for one in dataclasses.fields(ServerOptions))

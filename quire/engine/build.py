@@ -16,15 +16,10 @@ from pathlib import Path
 
 import torch
 
-from quire import embedded, env
+from quire import env
 from quire.config.engine_config import CacheSection, Decision, EngineConfig, SchedulerSection
 from quire.config.facts import (
     DeviceFacts,
-    ModelFacts,
-    count_weights_in_headers,
-    has_tied_embeddings,
-    read_hf_config,
-    read_model_facts,
 )
 from quire.config.memory.memory_plan import MemoryPlan
 from quire.config.options import Options
@@ -57,6 +52,12 @@ from quire.engine.core.engine_core import EngineCore
 from quire.engine.startup import gpu_startup
 from quire.engine.startup.executor_setup import build_executor, load_model
 from quire.engine.startup.grammar_setup import build_grammars
+from quire.engine.startup.model_setup import (
+    ModelDescription,
+    describe_model,
+    model_folder,
+    torch_device,
+)
 from quire.engine.startup.rank_process import check_params, start_ranks
 from quire.engine.startup.startup_timer import StartupTimer, format_table
 from quire.engine.startup.text_setup import ParamCheck, build_input_processor, load_engine_tokenizer
@@ -66,16 +67,12 @@ from quire.executors.profiled import Executor as Profiled
 from quire.grammar.backends import backend_select
 from quire.kernels.framework import kernel_precompile as kernel_cache
 from quire.kernels.framework.compiler import CompilerProcess
-from quire.models.base import ModelConfig
 from quire.models.build import build_model as build_model
-from quire.models.build import read_model_config
 from quire.platform import cpu, cuda, kernel_store
 from quire.runner.profiler import StepProfiler
 from quire.sampling.processors import load_processors
 from quire.text.input_processor import InputProcessor
 from quire.text.tokenizing.tokenizer import Tokenizer
-from quire.weights.files import read_headers
-from quire.weights.files import resolve_model_folder as resolve_folder
 
 log = logging.getLogger(__name__)
 
@@ -110,16 +107,6 @@ class EngineBundle(EngineCoreBundle):
 
     tokenizer: Tokenizer | None
     input_processor: InputProcessor
-
-
-@dataclass(frozen=True, slots=True)
-class ModelDescription:
-    """A model that was found, as its small files describe it."""
-
-    folder: Path
-    model_type: str
-    config: ModelConfig
-    facts: ModelFacts
 
 
 def build_engine(options: Options, *, server: bool = False) -> EngineBundle:
@@ -321,38 +308,6 @@ def _log_ready(built: EngineCoreBundle, timer: StartupTimer) -> None:
             log.info("  %s", line)
 
 
-def torch_device(kind: str) -> torch.device:
-    """The device of the engine's tensors: the CPU, or the first visible GPU."""
-    return torch.device("cpu") if kind == cpu.name else torch.device(kind, 0)
-
-
-def describe_model(options: Options, environment: env.Env) -> ModelDescription:
-    """Find the model and read its small files. No weights are read."""
-    section = options.model
-    folder = _model_folder(section.model, section.revision, options, environment)
-    config_folder = (
-        folder
-        if section.hf_config_path is None
-        else _model_folder(section.hf_config_path, section.revision, options, environment)
-    )
-    hf = read_hf_config(config_folder, section.hf_overrides)
-    model_type, model_config = read_model_config(hf)
-    weights = None
-    if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
-        weights = count_weights_in_headers(read_headers(folder), tied=has_tied_embeddings(hf))
-    facts = read_model_facts(
-        folder,
-        name=section.model,
-        config_folder=config_folder,
-        overrides=section.hf_overrides,
-        generation_config=section.generation_config,
-        override_generation_config=section.override_generation_config,
-        weights=weights,
-    )
-    layers = model_config.attention_layers()
-    return ModelDescription(folder, model_type, model_config, replace(facts, layers=layers))
-
-
 def resolve_config(
     found: ModelDescription, options: Options, environment: env.Env, *, server: bool = False
 ) -> ResolvedConfig:
@@ -490,18 +445,6 @@ def build_limits(
     return limits
 
 
-def _model_folder(name: str, revision: str | None, options: Options, environment: env.Env) -> Path:
-    if name == "embedded":
-        return embedded.path()
-    return resolve_folder(
-        name,
-        revision=revision,
-        token=options.model.hf_token,
-        download_dir=options.load.download_dir,
-        env=environment,
-    )
-
-
 def _tokenizer_folder(
     folder: Path, config: EngineConfig, options: Options, environment: env.Env
 ) -> Path:
@@ -509,4 +452,4 @@ def _tokenizer_folder(
     section = config.model
     if options.model.tokenizer is None and section.tokenizer_revision == section.revision:
         return folder
-    return _model_folder(section.tokenizer, section.tokenizer_revision, options, environment)
+    return model_folder(section.tokenizer, section.tokenizer_revision, options, environment)

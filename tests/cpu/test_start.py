@@ -14,8 +14,9 @@ import quire
 from quire import LLM, SamplingParams, env
 from quire.config.memory.kv_layout import group_layers
 from quire.config.options import Options
-from quire.engine.build import build_scheduler, describe_model, resolve_config
+from quire.engine.build import build_scheduler, resolve_config
 from quire.engine.startup import warmup
+from quire.engine.startup.model_setup import describe_model
 from quire.engine.startup.startup_timer import CONCURRENT_PREFIX, StartupTimer, format_table
 from quire.models.build import MODELS, assign_kv_tensors, read_model_config
 from quire.runner.worker_calls import WorkerCalls, with_two_layers_per_kind

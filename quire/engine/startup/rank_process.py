@@ -102,7 +102,7 @@ def main(fd: int) -> int:
 def _build_loop(pipe: WorkerPipe[Any], orders: StartRank) -> RankLoop:
     from quire.distributed.collectives import connect
     from quire.distributed.mesh import Mesh
-    from quire.engine.build import describe_model, torch_device
+    from quire.engine.startup.model_setup import describe_model, torch_device
     from quire.sampling.processors import load_processors
 
     config = orders.config

@@ -1,0 +1,77 @@
+"""Model setup: finds a model and reads its small files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from quire import embedded, env
+from quire.config.facts import (
+    ModelFacts,
+    count_weights_in_headers,
+    has_tied_embeddings,
+    read_hf_config,
+    read_model_facts,
+)
+from quire.config.options import Options
+from quire.models.base import ModelConfig
+from quire.models.build import read_model_config
+from quire.platform import cpu
+from quire.weights.files import read_headers
+from quire.weights.files import resolve_model_folder as resolve_folder
+
+
+@dataclass(frozen=True, slots=True)
+class ModelDescription:
+    """A model that was found, as its small files describe it."""
+
+    folder: Path
+    model_type: str
+    config: ModelConfig
+    facts: ModelFacts
+
+
+def torch_device(kind: str) -> torch.device:
+    """The device of the engine's tensors: the CPU, or the first visible GPU."""
+    return torch.device("cpu") if kind == cpu.name else torch.device(kind, 0)
+
+
+def describe_model(options: Options, environment: env.Env) -> ModelDescription:
+    """Find the model and read its small files. No weights are read."""
+    section = options.model
+    folder = model_folder(section.model, section.revision, options, environment)
+    config_folder = (
+        folder
+        if section.hf_config_path is None
+        else model_folder(section.hf_config_path, section.revision, options, environment)
+    )
+    hf = read_hf_config(config_folder, section.hf_overrides)
+    model_type, model_config = read_model_config(hf)
+    weights = None
+    if options.load.load_format not in ("dummy", "pt") and any(folder.glob("*.safetensors")):
+        weights = count_weights_in_headers(read_headers(folder), tied=has_tied_embeddings(hf))
+    facts = read_model_facts(
+        folder,
+        name=section.model,
+        config_folder=config_folder,
+        overrides=section.hf_overrides,
+        generation_config=section.generation_config,
+        override_generation_config=section.override_generation_config,
+        weights=weights,
+    )
+    layers = model_config.attention_layers()
+    return ModelDescription(folder, model_type, model_config, replace(facts, layers=layers))
+
+
+def model_folder(name: str, revision: str | None, options: Options, environment: env.Env) -> Path:
+    if name == "embedded":
+        return embedded.path()
+    return resolve_folder(
+        name,
+        revision=revision,
+        token=options.model.hf_token,
+        download_dir=options.load.download_dir,
+        env=environment,
+    )
