@@ -317,7 +317,8 @@ def random_requests(rng, most=12):
                 read_prefix_cache=rng.random() < 0.85,
             )
         )
-    return with_tenants(random.Random(f"tenants {requests}"), requests)
+    asked = [(r.prompt, r.stop.max_tokens, r.n, r.salt) for r in requests]
+    return with_tenants(random.Random(f"tenants {asked}"), requests)
 
 
 def with_tenants(rng, requests):
