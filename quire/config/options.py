@@ -282,7 +282,7 @@ class ObserveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """All options. `Options.of({...})` makes one from flat names."""
+    """All options. `Options.from_flat({...})` makes one from flat names."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     load: LoadOptions = field(default_factory=LoadOptions)

@@ -73,7 +73,7 @@ def test_the_time_it_waited_has_a_name_and_all_times_add_up(llm):
     engine = llm.llm_engine.engine
     schema = {"type": "object", "properties": {"waited": {"type": "boolean"}}}
     params = asked(structured_outputs=StructuredOutputsParams(json=schema))
-    prepared = llm.llm_engine.inputs.request("a", params, request_id="t")
+    prepared = llm.llm_engine.inputs.process("a", params, request_id="t")
     llm.llm_engine.engine.add(prepared.request)
     updates = []
     while not engine.empty:

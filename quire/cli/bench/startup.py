@@ -27,7 +27,7 @@ import quire
 from quire import LLM
 imported = time.perf_counter()
 from quire.config.options import Options
-llm = LLM.from_engine_args(Options.of(json.loads(sys.argv[1])))
+llm = LLM.from_engine_args(Options.from_flat(json.loads(sys.argv[1])))
 ready = time.perf_counter()
 print(json.dumps({"import_s": imported - began, "init_s": ready - imported,
                   "parts_s": dict(llm.llm_engine.built.seconds)}))
