@@ -31,7 +31,7 @@ def beat(silent_s=0.0, **more):
 
 @pytest.fixture(autouse=True)
 def nobody_is_looked_up(monkeypatch):
-    monkeypatch.setattr(health, "state_of", lambda pid: "S")
+    monkeypatch.setattr(health, "process_state", lambda pid: "S")
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ def traced(tokenizer, spans, monkeypatch):
         provider.add_span_processor(SimpleSpanProcessor(spans))
         return tracing.RequestTracer(provider, model)
 
-    monkeypatch.setattr(instrumentation, "tracing_to", made)
+    monkeypatch.setattr(instrumentation, "build_tracer", made)
     options = ServerOptions(otlp_traces_endpoint="http://localhost:4318")
     with Server(tokenizer, options=options, step_s=0.005).running() as server:
         yield server
