@@ -19,8 +19,8 @@ from tests.server.running import SMALL, start
 
 def engine(**more):
     """As a client sees one that works."""
-    known = {"dead": None, "away": None, "asleep": False, "paused": False}
-    return SimpleNamespace(**{**known, "beat": time.monotonic(), **more})
+    known = {"dead_error": None, "restart_reason": None, "is_sleeping": False, "is_paused": False}
+    return SimpleNamespace(**{**known, "last_heartbeat_at": time.monotonic(), **more})
 
 
 def beat(silent_s=0.0, **more):
@@ -38,10 +38,10 @@ def nobody_is_looked_up(monkeypatch):
     ("client", "page", "reason"),
     [
         ({}, {}, None),
-        ({"dead": EngineDead("it died in /home/me/x.py")}, {}, "dead"),
-        ({"away": "killed"}, {}, "restarting"),
-        ({"asleep": True}, {}, "asleep"),
-        ({"asleep": True, "paused": True}, {}, "paused"),
+        ({"dead_error": EngineDead("it died in /home/me/x.py")}, {}, "dead"),
+        ({"restart_reason": "killed"}, {}, "restarting"),
+        ({"is_sleeping": True}, {}, "asleep"),
+        ({"is_sleeping": True, "is_paused": True}, {}, "paused"),
         ({}, {"phase": EnginePhase.STARTING}, "starting"),
         ({}, {"phase": EnginePhase.ENDED}, "gone"),
         ({}, {"silent_s": 4}, "silent"),
@@ -60,14 +60,14 @@ def test_ready_says_why_not(client, page, reason):
     ("client", "page", "healthy"),
     [
         ({}, {}, True),
-        ({"dead": EngineDead("why")}, {}, False),
-        ({"away": "killed"}, {"silent_s": 1000}, True),
-        ({"asleep": True}, {}, True),
+        ({"dead_error": EngineDead("why")}, {}, False),
+        ({"restart_reason": "killed"}, {"silent_s": 1000}, True),
+        ({"is_sleeping": True}, {}, True),
         ({}, {"silent_s": 59, "working": 1}, True),
         ({}, {"silent_s": 61, "working": 1}, False),
         ({}, {"silent_s": 61, "working": 1, "expected_ns": 10**9}, True),
         ({}, {"silent_s": 61}, False),
-        ({}, {"silent_s": 61, "excused_at": 1}, True),
+        ({}, {"silent_s": 61, "unbounded_since": 1}, True),
     ],
 )
 def test_health_forgives_what_ready_does_not(client, page, healthy):
