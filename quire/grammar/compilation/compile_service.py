@@ -7,6 +7,7 @@ from functools import cached_property
 
 import msgspec
 
+from quire.config.structured_backends import canonical_name
 from quire.errors import ConfigError, RequestError
 from quire.grammar import grammar_ast
 from quire.grammar.backends import backend_select
@@ -46,6 +47,7 @@ class CompileService:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self._compilers: dict[str, GrammarCompiler] = {}
+        """By canonical name: each has threads of its own."""
 
     @cached_property
     def token_classes(self) -> TokenClasses:
@@ -59,13 +61,14 @@ class CompileService:
             self.compiler("auto").compile(grammar_ast.LiteralNode("a"))
 
     def compiler(self, name: str) -> GrammarCompiler:
-        """A backend. Raises RequestError for one that is not there."""
-        if name not in self._compilers:
+        """The compiler of a backend. Raises RequestError for an unknown one."""
+        known = "llguidance" if name == "auto" else canonical_name(name)
+        if known not in self._compilers:
             try:
-                self._compilers[name] = backend_select.build_compiler(name, self.vocabulary)
+                self._compilers[known] = backend_select.build_compiler(known, self.vocabulary)
             except ConfigError as error:
                 raise RequestError(str(error)) from None
-        return self._compilers[name]
+        return self._compilers[known]
 
     def compile(self, form: str, backend: str) -> CompileResult:
         """All that is slow. Raises RequestError."""
@@ -74,8 +77,8 @@ class CompileService:
         least = find_min_completion(wanted, grammar.matcher(), self.token_classes)
         if least.min_tokens is None and not grammar_ast.has_user_grammar(wanted):
             raise RequestError(
-                f"{grammar.compiler.name} comes to no end of the form that is surely reached, so "
-                "that its texts could be cut off: ask for a simpler one, or for another backend"
+                "no short text of the form was found, so that its texts could be cut off at "
+                "max_tokens: use a simpler form"
             )
         return CompileResult(grammar.compiler.name, grammar.dump(), msgspec.to_builtins(least), 0.0)
 
