@@ -82,7 +82,7 @@ def test_the_time_it_waited_has_a_name_and_all_times_add_up(llm):
         updates += engine.step()
     timing = updates[-1].timing
     assert timing.grammar > 0
-    assert sum(timing.cuts) == pytest.approx(timing.total)
+    assert sum(timing.breakdown) == pytest.approx(timing.total)
 
 
 def test_an_llm_that_waits_for_a_grammar_does_not_spin(llm):
