@@ -95,7 +95,7 @@ def started(setup, *requests):
 def test_drafts_do_not_preempt_and_do_not_exceed_the_budget():
     """Each of two sequences needs a block for its drafts, and there is none."""
     setup = Setup(blocks=2, drafts=3, proposer=lambda seq, tokens: (0, 0, 0), prefix_caching=False)
-    run = started(setup, request("a", (1, 2), 2), request("b", (1, 2), 2))
+    run = started(setup, request("a", (1, 2), 6), request("b", (1, 2), 6))
     plan = run.scheduler.plan()
     assert [(row.count, row.drafts) for row in plan.rows] == [(1, 0), (1, 0)]
     assert not plan.preempted
