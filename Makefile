@@ -28,7 +28,7 @@ run: $(SETUP) ## serve the embedded model on http://127.0.0.1:8000
 fmt: $(SETUP) ## format and fix what can be fixed
 	$(BIN)/ruff format quire tests bench tools examples && $(BIN)/ruff check --fix -q quire tests bench tools examples
 
-check: $(SETUP) ## format, lint, types, layers, spelling, sizes, what may not be called
+check: $(SETUP) ## format, lint, types, layers, spelling, sizes, forbidden calls, names and words
 	$(BIN)/ruff format --check -q quire tests bench tools examples deploy
 	$(BIN)/ruff check -q quire tests bench tools examples deploy
 	$(BIN)/mypy
@@ -36,6 +36,7 @@ check: $(SETUP) ## format, lint, types, layers, spelling, sizes, what may not be
 	$(BIN)/codespell quire tests bench tools docs examples deploy README.md CONTRIBUTING.md CHANGELOG.md
 	$(BIN)/python tools/size.py --check
 	$(BIN)/python tools/gate.py
+	$(BIN)/python tools/words.py
 
 pure: $(SETUP) ## tests that need Python only
 	$(BIN)/pytest $(PARALLEL) tests/pure

@@ -53,8 +53,11 @@ def circles() -> Iterator[str]:
     stack: list[str] = []
     found: list[list[str]] = []
 
+    def imports_of(module: str) -> Iterator[str]:
+        return iter(sorted(graph.find_modules_directly_imported_by(module) - {"quire"}))
+
     def visit(root: str) -> None:  # Tarjan's, without recursion
-        work = [(root, iter(sorted(graph.find_modules_directly_imported_by(root))))]
+        work = [(root, imports_of(root))]
         index[root] = low[root] = len(index)
         stack.append(root)
         while work:
@@ -63,7 +66,7 @@ def circles() -> Iterator[str]:
                 if child not in index:
                     index[child] = low[child] = len(index)
                     stack.append(child)
-                    work.append((child, iter(sorted(graph.find_modules_directly_imported_by(child)))))
+                    work.append((child, imports_of(child)))
                     break
                 if child in stack:
                     low[node] = min(low[node], index[child])

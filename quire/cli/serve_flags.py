@@ -217,7 +217,7 @@ def _check_combinations(made: ServerOptions) -> None:
 
 
 def _check_parsers(made: ServerOptions) -> None:
-    """Check that the parsers exist and their flags are complete. "auto" is resolved with the model."""
+    """Check that the parsers exist and their flags are complete. "auto" waits for the model."""
     if made.enable_auto_tool_choice and made.tool_call_parser is None:
         raise ConfigError("enable_auto_tool_choice needs tool_call_parser (a name, or auto)")
     if made.reasoning_parser_plugin is not None and made.reasoning_parser is None:

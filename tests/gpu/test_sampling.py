@@ -49,7 +49,9 @@ def normals(rows, vocab, seed, scale, dtype=torch.float32):
     return (torch.randn(rows, vocab, generator=g, device=CUDA) * scale).to(dtype)
 
 
-@pytest.mark.parametrize("name", ["argmax", "sample", "logprob_ranks", "apply_penalties", "update_token_counts"])
+@pytest.mark.parametrize(
+    "name", ["argmax", "sample", "logprob_ranks", "apply_penalties", "update_token_counts"]
+)
 def test_each_op_agrees_with_its_reference(name):
     for case in OPS[name].cases(CUDA):
         assert agree(name, case)
