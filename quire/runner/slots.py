@@ -50,7 +50,7 @@ class SlotTables:
                 self._sent_entries[seq.slot] = [0] * self._groups
                 self._append(seq, changes)
         size = self._block_size
-        for seq, start, count, *_ in plan.rows:
+        for seq, start, count, _, _ in plan.rows:
             # a row of one token inside a block has had no new block, unless it has just joined
             if count > 1 or not start % size or not self._sent_entries[seq.slot][0]:
                 self._append(seq, changes)
