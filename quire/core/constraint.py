@@ -1,4 +1,4 @@
-"""What the output of a request is bound to, as it travels. What it means: quire.grammar."""
+"""Constraint: describes what the output of a request must match; quire.grammar interprets it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Constraint:
-    """Equal constraints have one grammar: this is the key of every cache of them."""
+    """Equal constraints have the same grammar: this is the key of every grammar cache."""
 
     form: str
-    """JSON text of a form (quire.grammar.grammar_ast.dump_node)."""
+    """JSON text of a grammar node (quire.grammar.grammar_ast.dump_node)."""
     backend: str = "auto"
-    """Which backend is to compile it; "auto": the one that can."""
+    """Backend that compiles it; "auto": the first that can."""

@@ -1,4 +1,4 @@
-"""Checks of single values that a caller gave. Each raises RequestError with the caller's word."""
+"""Checks single request values. Each function raises RequestError that names the caller's field."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from quire.errors import RequestError
 
 MAX_INT64 = 2**63 - 1
-"""Of any integer: what travels between processes, and what tensors hold."""
+"""Bound of every integer: values are sent between processes and stored in int64 tensors."""
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 120
 
 
 def invalid_param(param: str, given: object, allowed: str) -> RequestError:
-    """given: shown in short. A stranger's megabyte is not sent back to him, nor into the log."""
+    """Return the error. given: shortened, so that large values fill neither answer nor log."""
     return RequestError(f"{param} must be {allowed}, got {_SHORT.repr(given)}", param=param)
 
 
 def check_int(param: str, given: object, low: int, high: int | None, allowed: str) -> None:
-    """high: None is LARGEST."""
+    """Check the type and the range. high: None is LARGEST."""
     if isinstance(given, bool) or not isinstance(given, int) or given < low:
         raise invalid_param(param, given, allowed)
     if given > (MAX_INT64 if high is None else high):

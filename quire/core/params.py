@@ -1,13 +1,11 @@
-"""What a caller may ask of one request: sampling, beams. Plain data, no torch.
+"""Parameters of one request: sampling and beam search. Plain data, no torch.
 
-Not here: the form of the text (quire.core.structured_output_params); what needs a vocabulary, a
-tokenizer or the
-engine's own limits, which quire.text.input_processor checks at the edge. The one idea: an object
-that exists
-is valid by itself; `verify()` proves it again for one whose fields were changed after it was made.
+An object is valid once it exists; `verify()` checks it again after a change of its fields.
+quire.core.structured_output_params has the constraints on the text, and
+quire.text.input_processor checks what needs a vocabulary, a tokenizer or the engine's limits.
 
-Names, defaults and ranges are those that users of this kind of engine know. A field whose feature
-is not built yet is kept and checked here, and refused at the edge (`LATER`), never ignored.
+Names, defaults and ranges are those of vLLM. A field of a feature that is not implemented yet is
+kept and checked here, and the input processor refuses it (`LATER`); none is ignored.
 """
 
 from __future__ import annotations
@@ -43,13 +41,13 @@ MAX_SEQUENCES = 16384
 MAX_BAD_WORDS = 128
 MAX_LOGPROB_TOKEN_IDS = 128
 MAX_BAD_WORD_CHARS = 16_384
-"""Of all bad words together: each is tokenized, twice."""
+"""Limit for all bad words together: each is tokenized twice."""
 MAX_STOP_IDS = 128
 MAX_BIASED_TOKENS = 1024
 MAX_STOP_CHARS = 16_384
-"""Of all stop strings together: text that may become one is held back, and searched again."""
+"""Limit for all stop strings together: possible beginnings are held back and searched again."""
 LOWEST_REPETITION, HIGHEST_REPETITION = 1e-6, 1e6
-"""Farther from 1, a logit of 32 bits is no number any more."""
+"""Outside of this range float32 logits overflow."""
 GREEDY_BELOW = 1e-5
 LOWEST_TEMPERATURE = 0.01
 HIGHEST_TEMPERATURE = 2.0
@@ -67,11 +65,11 @@ UNIMPLEMENTED_FIELDS = {
     "watermarking": "watermarks are not built yet",
     "trace_decode_token_ids": "trace replay is not built yet",
 }
-"""Fields of SamplingParams whose feature comes later, and what to tell who sets one."""
+"""Fields of SamplingParams whose feature is not implemented, and the message for its users."""
 
 
 class RequestOutputKind(IntEnum):
-    """What each output of a running request holds."""
+    """How much of the result each output of a running request contains."""
 
     CUMULATIVE = 0  # everything so far
     DELTA = 1  # what is new
@@ -86,7 +84,7 @@ class SamplingType(IntEnum):
 
 
 def _is_off(name: str, value: object) -> bool:
-    """Whether a field of a later feature asks for nothing."""
+    """Whether a field of a feature that is not implemented has a neutral value."""
     if isinstance(value, RepetitionDetectionParams):
         return value.max_pattern_size == 0
     return value is None or value is False or value == 0
@@ -94,7 +92,7 @@ def _is_off(name: str, value: object) -> bool:
 
 @dataclass(slots=True)
 class RepetitionDetectionParams:
-    """End a sequence whose tail is one pattern again and again."""
+    """Ends a sequence whose tail repeats one pattern."""
 
     max_pattern_size: int = 0
     """Longest pattern looked for, in tokens. 0: off."""
@@ -147,7 +145,7 @@ class SamplingParams:
     stop_token_ids: list[int] | None = None
     """Tokens that end the sequence, besides EOS."""
     ignore_eos: bool = False
-    """Go on after EOS."""
+    """Continue after EOS."""
     max_tokens: int | None = 16
     """Most tokens to generate. None: to the end of the context."""
     min_tokens: int = 0
@@ -216,7 +214,7 @@ class SamplingParams:
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """Make one from values of which None means "the default"."""
+        """Make one; a value of None means the default."""
         known = [f.name for f in fields(cls) if f.init]
         for name in given:
             if name not in known:
@@ -228,7 +226,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """The likeliest token is taken; nothing is drawn."""
+        """Whether the most likely token is always taken, without sampling."""
         return self.temperature < GREEDY_BELOW
 
     @property
@@ -238,7 +236,7 @@ class SamplingParams:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences to generate: best_of, or n."""
+        """Number of sequences to generate: best_of, or n."""
         return self.n if self.best_of is None else max(self.best_of, self.n)
 
     @property
@@ -247,7 +245,7 @@ class SamplingParams:
         return [self.stop] if isinstance(self.stop, str) else list(self.stop or ())
 
     def clone(self) -> SamplingParams:
-        """A copy that shares no list or dict with this one. Functions and schemas are shared."""
+        """Return a copy that shares no list or dict with this one, only functions and schemas."""
         twin = copy.copy(self)
         for name, value in self.__dict__.items():
             if isinstance(value, (list, dict)):
@@ -255,13 +253,13 @@ class SamplingParams:
         return twin
 
     def reject_unimplemented_features(self) -> None:
-        """Raise Unsupported if a field is set whose feature does not exist yet."""
+        """Raise Unsupported if a field of a feature that does not exist yet is set."""
         for name, message in UNIMPLEMENTED_FIELDS.items():
             if not _is_off(name, getattr(self, name)):
                 raise Unsupported(f"{name}: {message}", param=name)
 
     def verify(self) -> None:
-        """Bring the fields into their one form and raise RequestError for what is not allowed."""
+        """Normalize the fields. Raises RequestError for invalid values."""
         self._normalize()
         self._verify_counts()
         self._verify_distribution()
@@ -402,7 +400,7 @@ class SamplingParams:
 
 
 def _normalize_bias(given: object) -> dict[int, float]:
-    """Ids as integers (JSON has them as text), values within [-100, 100]."""
+    """Return ids as integers (JSON keys are text) and values clamped to [-100, 100]."""
     allowed = "a dict of token id to number"
     if not isinstance(given, dict):
         raise invalid_param("logit_bias", given, allowed)
@@ -419,7 +417,7 @@ def _normalize_bias(given: object) -> dict[int, float]:
 
 
 def _token_id(key: Any) -> int:
-    """int() would also read " 1", "+1" and "1_0", and two keys would be one token."""
+    """Parse an id strictly: int() also accepts " 1", "+1" and "1_0", so two keys could be equal."""
     if isinstance(key, str) and not (key.isascii() and key.isdecimal() and len(key) < 20):
         raise ValueError(key)
     token = int(key) if isinstance(key, str) else operator.index(key)
@@ -443,7 +441,7 @@ class BeamSearchParams:
     max_tokens: int
     """Most tokens of a beam."""
     ignore_eos: bool = False
-    """Go on after EOS."""
+    """Continue after EOS."""
     temperature: float = 0.0
     """Changes nothing under the default logprobs_mode: beams are scored by raw logprobs."""
     length_penalty: float = 1.0
@@ -469,7 +467,7 @@ class BeamSearchParams:
             check_token_ids("allowed_token_ids", self.allowed_token_ids, empty=False)
 
     def reject_unimplemented_features(self) -> None:
-        """Raise Unsupported if a field is set whose feature does not exist yet."""
+        """Raise Unsupported if a field of a feature that does not exist yet is set."""
         if self.structured_outputs is not None:
             message = "structured_outputs: a beam search cannot be bound to a form; sample instead"
             raise Unsupported(message, param="structured_outputs")
@@ -484,13 +482,13 @@ class LoRARequest:
     """An adapter, by name. Adapters are not built yet: giving one to a request is refused."""
 
     lora_name: str
-    """What it is called; two of one name are the same adapter."""
+    """Its name; two requests with the same name mean the same adapter."""
     lora_int_id: int
-    """A number of its own, >= 1."""
+    """Its unique number, >= 1."""
     lora_path: str = ""
     """Folder of the adapter."""
     base_model_name: str | None = None
-    """Of which model it is an adapter."""
+    """The model that it adapts."""
     load_inplace: bool = False
     """Replace a loaded adapter of this name."""
     is_3d_lora_weight: bool = False

@@ -23,9 +23,9 @@ class SchedulerStats:
     prefix_hit_tokens: int
     following: int = 0  # of the waiting: their sibling computes the prompt
     waiting_for_resources: int = 0  # of the waiting: not in the queue yet
-    failed_steps: int = 0  # that raised
-    unattributed_failures: int = 0  # of those, with their trials: no request was to blame
-    failed_requests: int = 0  # ended because steps fail with them
+    failed_steps: int = 0  # steps that raised
+    unattributed_failures: int = 0  # of those, with their trials: no culprit was found
+    failed_requests: int = 0  # ended because steps with them raise
     corrupt_rows: int = 0  # sequences that ended because their logits were not finite
 
     @property

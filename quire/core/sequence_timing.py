@@ -1,10 +1,10 @@
-"""Where the time of a sequence went: its life in the engine, cut without gaps.
+"""Sequence timing: divides the time of a sequence in the engine into phases without gaps.
 
     accepted_at                                                                        ended_at
     |-- grammar --|-- queue --|-- prefill, others --|-- decode, others --|-- preempted --|-- ...
 
-A step is shared, so its time is shared out by tokens: to a sequence aboard, what went into prompt
-tokens of other requests is `others`, and the rest is its own phase. Plain data; made by
+A step is shared, so its time is divided by tokens: for a running sequence, the time of prompt
+tokens of other requests is `others`, and the rest belongs to its own phase. Plain data; made by
 quire.core.accounting.time_accounting, and carried by the first and the last Update of a sequence
 (by each one, if the
 request is `timed`).
@@ -17,29 +17,29 @@ from typing import NamedTuple
 TimeBreakdown = tuple[float, float, float, float, float, float, float]
 BREAKDOWN_FIELDS = ("grammar", "queue", "prefill", "others", "preempted", "decode", "engine_other")
 BREAKDOWN_WITH_RECOVERY_FIELDS = (*BREAKDOWN_FIELDS, "recovery")
-"""With what no engine can tell of: between two of them."""
+"""Adds the time between two engines, which neither of them can measure."""
 
 
 class QueueAtArrival(NamedTuple):
-    """What was there already when a request came to wait for its turn."""
+    """The queue at the time when a request joined it."""
 
     requests: int
-    """Waited, as it did."""
+    """Requests that waited."""
     tokens: int
-    """Of their prompts."""
+    """Tokens of their prompts."""
     of_others: int
-    """So many of those requests came with another key."""
+    """Those of the requests that came with another key."""
     running: int
-    """Sequences that had a seat."""
+    """Running sequences."""
 
 
 class SequenceTiming(NamedTuple):
-    """Stamps of the monotonic clock and seconds. The causes sum to ended_at - accepted_at."""
+    """Times of the monotonic clock, and seconds. The phases sum to ended_at - accepted_at."""
 
     accepted_at: float
-    """The engine took the request in."""
+    """The engine accepted the request."""
     ended_at: float
-    """The moment that this tells of: the token, or the end, it came with was known."""
+    """Time of the token, or of the end, that this timing came with."""
     first_token_at: float | None
     grammar: float
     """Waited until the grammar of its output was compiled."""
@@ -48,32 +48,32 @@ class SequenceTiming(NamedTuple):
     prefill: float
     """Its prompt was computed."""
     others: float
-    """Its steps were spent on prompt tokens of other requests."""
+    """Its steps computed prompt tokens of other requests."""
     preempted: float
-    """Waited after it had lost its blocks, and was computed again up to where it had been."""
+    """Waited after it had lost its blocks, and recomputed tokens up to where it had been."""
     decode: float
     """Its tokens were generated, one a step."""
     engine_other: float
-    """It ran, but no step did: the engine read messages, sent news, or was held up."""
+    """It ran, but no step did: the engine read messages, sent updates, or was delayed."""
     preemptions: int = 0
     """How often it lost its blocks."""
     recovery: float = 0.0
-    """An engine died with it aboard: until another had brought it back to where it had been."""
+    """From the crash of its engine until another engine had recomputed its tokens."""
     queue_at_arrival: QueueAtArrival | None = None
-    """Whom it found waiting when it came to the queue; None: it did not come so far."""
+    """The queue when it joined it; None: it never reached the queue."""
     prompt_steps: int = 0
-    """Steps that its prompt was computed in."""
+    """Number of steps that computed its prompt."""
     step_before: tuple[float, float] | None = None
-    """The last step before it was taken in, from when to when: what comes meanwhile waits."""
+    """Start and end of the last step before it was accepted; requests that come meanwhile wait."""
 
     @classmethod
     def starting_at(cls, moment: float) -> SequenceTiming:
-        """Of one that is accepted at that moment."""
+        """The timing of a sequence that is accepted at that moment."""
         return cls(moment, moment, None, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
     @property
     def total(self) -> float:
-        """Seconds that the cuts explain."""
+        """Sum of the phases in seconds."""
         return self.ended_at - self.accepted_at
 
     @property
@@ -83,7 +83,7 @@ class SequenceTiming(NamedTuple):
 
     @property
     def breakdown(self) -> TimeBreakdown:
-        """The seven, in the order of CUTS."""
+        """The seven phases, in the order of BREAKDOWN_FIELDS."""
         return (
             self.grammar,
             self.queue,
@@ -96,20 +96,20 @@ class SequenceTiming(NamedTuple):
 
     @property
     def breakdown_with_recovery(self) -> tuple[float, ...]:
-        """All, in the order of CAUSES."""
+        """All, in the order of BREAKDOWN_WITH_RECOVERY_FIELDS."""
         return (*self.breakdown, self.recovery)
 
     def extended_to(self, at: float) -> SequenceTiming:
-        """This one, told of a sequence that spoke until its engine died, at that moment."""
+        """Extend the timing of a sequence that generated until its engine died at time `at`."""
         if self.first_token_at is None or at <= self.ended_at:
             return self
         return self._replace(ended_at=at, decode=self.decode + at - self.ended_at)
 
     def followed_by(self, after: SequenceTiming) -> SequenceTiming:
-        """Both as one: this one up to the death of an engine, the other from the next one.
+        """Join two timings: this one until an engine crashed, the other from the next engine on.
 
-        What that needed to get where this one had been is recovery; if that was nowhere, only the
-        time between the two is.
+        Time to recompute what this one had is recovery; if it had computed nothing, only the gap
+        between the two is.
         """
         lost = after.accepted_at - self.ended_at
         if self.first_token_at is not None:

@@ -1,4 +1,4 @@
-"""What the engine looks like at one moment, for people and dashboards. Plain data.
+"""Snapshot: the state of the engine at one moment, for dashboards. Plain data.
 
 Counters only grow, so a reader gets rates and percentiles of any window from two snapshots; the
 engine keeps no windows. Made by quire.core.accounting.snapshot_builder, between two steps.
@@ -22,14 +22,14 @@ TIME_BUCKETS = 20 * PER_DOUBLING
 
 
 class RequestRow(NamedTuple):
-    """One sequence that is alive."""
+    """One live sequence."""
 
     request_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index
     state: str  # "running" | "waiting" | "preempted" | "swapped"
     prompt: int
     cached: int
-    """Tokens of the prompt that came out of the prefix cache."""
+    """Prompt tokens found in the prefix cache."""
     computed: int
     generated: int
     blocks: int
@@ -39,22 +39,22 @@ class RequestRow(NamedTuple):
 
 
 class EngineCounters(NamedTuple):
-    """Since the engine's start."""
+    """Totals since the engine's start."""
 
     steps: int
     step_seconds: float
-    """Time in which a step was under way."""
+    """Time in which a step was in progress."""
     prompt_tokens: int
-    """Computed; tokens computed once more after a preemption included."""
+    """Computed tokens, recomputed ones after a preemption included."""
     answered_tokens: int
-    """Of prompts whose first answer has begun; once a request, whatever n."""
+    """Tokens of prompts that have a first output token; once per request, for any n."""
     cached_tokens: int
-    """Of those, found in the prefix cache."""
+    """Those of them that were found in the prefix cache."""
     generated_tokens: int
     finished: dict[str, int]
-    """Sequences by how they ended; "stop_string" is an end that the text half decided on."""
+    """Sequences by finish reason; "stop_string" is an end that quire.text found."""
     breakdown_seconds: list[float]
-    """Of the ended ones, where their time went, in the order of timing.CUTS."""
+    """Time breakdown of ended sequences, in the order of BREAKDOWN_FIELDS."""
     step_tokens: list[int]
     """Steps by their number of tokens (STEP_TOKENS)."""
     step_tokens_sum: int
@@ -65,12 +65,12 @@ class EngineCounters(NamedTuple):
 
 
 class GrammarStats(NamedTuple):
-    """Grammars of structured output: counters since the engine's start, and how it is now."""
+    """Grammars of structured output: totals since the engine's start, and the current state."""
 
     compiled: int = 0
     failed: int = 0
     hits: int = 0
-    """Asked for when they were there already."""
+    """Requested grammars that were compiled already."""
     compile_seconds: float = 0.0
     waiting: int = 0
     cached: int = 0
@@ -78,37 +78,37 @@ class GrammarStats(NamedTuple):
 
 
 class TenantStats(NamedTuple):
-    """Of one tenant: counters since the engine's start, and what it has here now."""
+    """Stats of one tenant: totals since the engine's start, and its current requests."""
 
     requests: int = 0
     refused: int = 0
     prompt_tokens: int = 0
     generated_tokens: int = 0
     active_requests: int = 0
-    """Requests, running and waiting."""
+    """Running and waiting requests."""
     queued_tokens: int = 0
 
 
 class AdmissionStats(NamedTuple):
-    """Who waits at the door of the engine, and who was sent away."""
+    """Stats of admission control: active requests, limits, and refused requests."""
 
     requests: int = 0
-    """Here, running and waiting."""
+    """Running and waiting requests."""
     queued_tokens: int = 0
-    """Of prompts, not computed yet."""
+    """Prompt tokens that are not computed yet."""
     max_requests: int = 0
-    """0: no bound."""
+    """0: unlimited."""
     max_queued_tokens: int = 0
     predicted_ttft_s: float = 0.0
-    """Of a prompt of the usual length that came now; 0: nothing is known."""
+    """Time to first token of a prompt of usual length that came now; 0: unknown."""
     refused: dict[str, int] = {}  # noqa: RUF012 - a NamedTuple's default, never written to
-    """Requests by the bound that they met."""
+    """Refused requests by the limit that they exceeded."""
     tenants: dict[str, TenantStats] = {}  # noqa: RUF012
-    """By the digest of the name, in hexadecimal."""
+    """Stats by the digest of the tenant's name, in hexadecimal."""
 
 
 class Snapshot(NamedTuple):
-    """rows are cut off at as many as were asked for; stats has the true counts."""
+    """rows is limited to the requested number; stats has the true counts."""
 
     at: float
     """Monotonic clock, seconds."""
@@ -120,15 +120,15 @@ class Snapshot(NamedTuple):
     counters: EngineCounters
     rows: list[RequestRow]
     block_states: bytes = b""
-    """One BlockState per block; empty unless the map was asked for."""
+    """One BlockState per block; empty if the map was not requested."""
     block_owners: bytes = b""
-    """array('H'), one per block: 0 nobody shown, k + 1 = rows[k] (the first, if it is shared)."""
+    """array('H'), one per block: 0 none of rows, k + 1 = rows[k] (the first, if it is shared)."""
     grammars: GrammarStats = GrammarStats()
     admission: AdmissionStats = AdmissionStats()
 
 
 def time_bucket(seconds: float) -> int:
-    """In which bucket a time is counted."""
+    """Return the index of the bucket of a time."""
     if seconds <= SHORTEST_S:
         return 0
     return min(int(math.log2(seconds / SHORTEST_S) * PER_DOUBLING), TIME_BUCKETS - 1)
@@ -137,7 +137,7 @@ def time_bucket(seconds: float) -> int:
 def percentiles(
     counts: Seq[int], before: Seq[int] | None, wanted: Seq[float]
 ) -> list[float] | None:
-    """Times at these shares (0.5, 0.99) of what was counted since `before`. None: nothing was.
+    """Return quantiles (0.5, 0.99) of times counted since `before`; None if there are none.
 
     before: the same counter in an earlier snapshot, or None for all since the start.
     """
@@ -149,7 +149,7 @@ def percentiles(
 
 
 def _quantile(counts: Seq[int], rank: float) -> float:
-    """The time below which `rank` of the counted ones lie, even within a bucket."""
+    """Time below which `rank` of the counts are, interpolated within a bucket."""
     seen = 0
     for i, n in enumerate(counts):
         if n and seen + n >= rank:

@@ -1,8 +1,7 @@
-"""What a caller may ask of the form of a text, in the words users know. Plain data.
+"""Structured output parameters of one request, under vLLM's names. Plain data.
 
-Not here: which texts that allows (quire.grammar.grammar_ast, made by
-quire.grammar.frontends.from_params), whether a
-schema can be honoured (quire.grammar.frontends.validate).
+quire.grammar.frontends.from_params makes the grammar (quire.grammar.grammar_ast) of them, and
+quire.grammar.frontends.validate checks that a schema can be enforced.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from quire.errors import RequestError
 
 MAX_SCHEMA_DEPTH = 64
 MAX_TAG_DEPTH = MAX_SCHEMA_DEPTH + 16
-"""Of a structural tag: its schemas stand inside."""
+"""Limit for a structural tag, which contains schemas."""
 
 
 class StructureKind(str, Enum):
-    """What kind of text a StructuredOutputsParams constrains to."""
+    """Kind of constraint that a StructuredOutputsParams describes."""
 
     JSON = "json"
     REGEX = "regex"
@@ -41,7 +40,7 @@ _BACKEND_SETTINGS = {
     "disable-any-whitespace": "disable_any_whitespace",
     "no-additional-properties": "disable_additional_properties",
 }
-"""What may stand behind the name of a backend, and the field it sets."""
+"""Suffixes that the name of a backend may have, and the field that each sets."""
 
 
 @runtime_checkable
@@ -53,12 +52,12 @@ class _PydanticModel(Protocol):
 
 @dataclass(slots=True)
 class StructuredOutputsParams:
-    """Exactly one constraint on the text, and how strictly to read it."""
+    """One constraint on the text, with options of its interpretation."""
 
     json: str | dict[str, Any] | None = None
-    """A JSON schema, as text or as a dict; a class of pydantic is taken for its schema."""
+    """A JSON schema, as text or as a dict; a pydantic class is replaced by its schema."""
     regex: str | None = None
-    """A regular expression the whole text matches."""
+    """A regular expression that matches the whole text."""
     choice: list[str] | None = None
     """The text is one of these."""
     grammar: str | None = None
@@ -68,21 +67,21 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
     """JSON without white space between its tokens."""
     disable_additional_properties: bool = False
-    """Objects hold what the schema names and no more, where it does not say."""
+    """Objects have only the properties that the schema names, where it does not say."""
     whitespace_pattern: str | None = None
     """A regular expression for the white space between JSON tokens."""
     structural_tag: str | None = None
     """JSON text: schemas that begin at given markers."""
     backend: str | None = None
-    """Which backend compiles it. None: the engine's own choice."""
+    """The backend that compiles it. None: the engine chooses."""
     disable_fallback: bool = False
-    """Accepted: a backend that is named is never left for another."""
+    """Accepted without effect: a named backend is never replaced by another."""
 
     def __post_init__(self) -> None:
         self.verify()
 
     def verify(self) -> None:
-        """Bring the fields into their one form and raise RequestError for what is not allowed."""
+        """Normalize the fields. Raises RequestError for invalid values."""
         given = [k.value for k in StructureKind if getattr(self, k.value) is not None]
         if len(given) != 1:
             what = f"got {' and '.join(given)}" if given else "got none"
@@ -94,7 +93,7 @@ class StructuredOutputsParams:
         self._read_backend()
 
     def _read_backend(self) -> None:
-        """Older releases put settings behind the name: "xgrammar:disable-any-whitespace"."""
+        """Split the settings of older releases off the name: "xgrammar:disable-any-whitespace"."""
         name, _, said = (self.backend or "").partition(":")
         self.backend = name or None
         for one in filter(None, said.split(",")):
@@ -110,7 +109,7 @@ class StructuredOutputsParams:
     def from_mapping(
         cls, given: Mapping[str, Any], param: str = "structured_outputs"
     ) -> StructuredOutputsParams:
-        """From fields by their names. Raises RequestError, also for a name there is none of."""
+        """Make one from fields by name. Raises RequestError, also for unknown names."""
         known = [one.name for one in fields(cls)]
         for name in given:
             if name not in known:
@@ -121,7 +120,7 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> StructureKind:
-        """Which of the constraints is given."""
+        """The kind of the given constraint."""
         return next(k for k in StructureKind if getattr(self, k.value) is not None)
 
     def _check(self, kind: StructureKind) -> None:
@@ -156,7 +155,7 @@ class StructuredOutputsParams:
 
 
 GuidedDecodingParams = StructuredOutputsParams
-"""The name older releases use."""
+"""The name in older releases."""
 
 
 def _fail(param: str, given: object, allowed: str) -> RequestError:
@@ -186,13 +185,13 @@ def _check_json(param: str, given: object, most: int) -> None:
 
 
 def _reject_non_json_number(word: str) -> None:
-    """Python's parser would take NaN and Infinity."""
+    """Reject NaN and Infinity, which Python's parser accepts."""
     raise ValueError(f"{word} is not JSON")
 
 
 def json_depth(value: object, most: int) -> int:
-    """Nesting of a JSON value, 0 for a scalar; counted as far as one beyond `most`."""
-    deepest, layer = 0, [value]  # not recursive: schemas come from strangers
+    """Return the nesting of a JSON value, 0 for a scalar; counting stops at `most` + 1."""
+    deepest, layer = 0, [value]  # not recursive: schemas are untrusted
     while layer and deepest <= most:
         below: list[object] = []
         for one in layer:
@@ -218,13 +217,13 @@ GUIDED_OPTIONS = {
     "guided_decoding_backend": "backend",
 }
 GUIDED_FIELDS = {**_GUIDED_CONSTRAINTS, **GUIDED_OPTIONS}
-"""The words of older releases -> today's."""
+"""Names of older releases -> current names."""
 
 
 def parse_guided_fields(given: Mapping[str, Any]) -> tuple[StructuredOutputsParams, str] | None:
-    """What the words of older releases ask for, and the word that says which constraint.
+    """Read the guided_* fields of older releases: the parameters, and the name of the constraint.
 
-    None: nothing is. Raises RequestError in those words.
+    Returns None if there is none. Raises RequestError under those names.
     """
     said = {name: value for name, value in given.items() if value is not None}
     if said.get("guided_json_object") is False:
@@ -245,7 +244,7 @@ def parse_guided_fields(given: Mapping[str, Any]) -> tuple[StructuredOutputsPara
 
 @contextmanager
 def translate_error_param(words: Mapping[str, str]) -> Iterator[None]:
-    """Tell errors about a field of StructuredOutputsParams by the caller's word for it."""
+    """Rename the field in errors about StructuredOutputsParams to the caller's name for it."""
     try:
         yield
     except RequestError as error:

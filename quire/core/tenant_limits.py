@@ -1,8 +1,7 @@
-"""What one tenant may have of an engine. It travels with requests: the engine keeps no list.
+"""Tenant limits: bound the engine's use by one tenant. They come with each request.
 
-A tenant is whoever shares a name in the key file (quire.server.auth.api_keys). The terms of its
-latest
-request are in force; None is no limit.
+A tenant is the set of keys with the same name in the key file (quire.server.auth.api_keys). The
+limits of its latest request are in force; None is no limit.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class TenantLimits:
-    """Of one tenant. Of the defaults all is free."""
+    """Limits of one tenant. The defaults are unlimited."""
 
-    weight: float = 1.0  # of two that wait, who has twice the weight gets twice the service
-    max_requests: int | None = None  # here at a time, running and waiting
+    weight: float = 1.0  # a waiting tenant with twice the weight gets twice the service
+    max_requests: int | None = None  # running and waiting requests at a time
     tokens_per_minute: int | None = None  # of prompts and answers together
     max_queued_tokens: int | None = None  # of prompts that are not computed yet
-    kv_share: float | None = None  # of the KV cache's blocks; who holds more is let in no further
+    kv_share: float | None = None  # share of KV cache blocks; at it no more sequences start
 
 
 UNRESTRICTED = TenantLimits()
-"""Of who is told apart from nobody."""
+"""Limits of requests without a tenant."""

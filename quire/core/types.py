@@ -1,6 +1,6 @@
 """Types of the core: requests, sequences, plans, results, updates. Plain data, no torch, no I/O.
 
-Who may write
+Writers
     Request         frozen
     Sequence        the scheduler and its private helpers (kv_cache, plan_builder, registry)
     StepPlan, Row   frozen; made by the scheduler
@@ -25,7 +25,7 @@ UNKNOWN = -1
 """A token a step in flight will produce: the runner has it in its own slots, the core not yet."""
 
 NO_BLOCK = -1
-"""A block table entry whose block was given back because the window slid past it."""
+"""A block table entry whose block was freed because it is outside of the window."""
 
 P = TypeVar("P")
 
@@ -33,7 +33,7 @@ P = TypeVar("P")
 class SequenceState(Enum):
     """Where a sequence is. Each is in exactly one place of the scheduler."""
 
-    WAITING = auto()  # holds no blocks (or a share of another's, before its first step)
+    WAITING = auto()  # holds no blocks (or shared ones of another sequence, before its first step)
     RUNNING = auto()  # holds blocks and a slot
     SWAPPED = auto()  # its KV is in host blocks; it waits to run again
     FINISHED = auto()  # its terminal update was made
@@ -41,7 +41,7 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """When a sequence ends by tokens. Stop strings are the business of quire.text."""
+    """When a sequence ends by tokens. quire.text handles stop strings."""
 
     max_tokens: int
     min_tokens: int = 0
@@ -53,16 +53,16 @@ class StopConditions:
 class ThinkingBudget:
     """Bound of the reasoning tokens of a sequence, and the tokens that delimit reasoning."""
 
-    max_tokens: int  # tokens of thought, the marks not counted
-    end_token_ids: tuple[int, ...]  # the tokens of the mark behind a thought
+    max_tokens: int  # reasoning tokens, delimiters not counted
+    end_token_ids: tuple[int, ...]  # delimiter after the reasoning
     start_token_ids: tuple[int, ...] | None = (
-        None  # of the one before; None: the prompt ends within it
+        None  # delimiter before it; None: the prompt ends within the reasoning
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request as the core sees it, with `n` sequences."""
+    """A request as the scheduler needs it, with `n` sequences."""
 
     id: str
     prompt: tuple[int, ...]
@@ -72,21 +72,21 @@ class Request:
     seed: int = 0  # always resolved: sequence i draws with seed + i
     priority: int = 0  # lower goes first, under the priority order
     arrived_at: float = 0.0  # monotonic clock, seconds
-    salt: bytes = b""  # digest of what separates cache contents: cache salt, adapter, media
+    salt: bytes = b""  # digest that separates cache contents: cache salt, adapter, media
     read_prefix_cache: bool = True  # False when every prompt position must be computed
     parent: str | None = None  # id of a held request whose KV is shared as far as prompts agree
     hold: bool = False  # keep blocks after the end, until the scheduler's release(id)
-    timed: bool = False  # every update says where the time went, not only the first and the last
-    constraint: Constraint | None = None  # what the output is bound to
-    thinking: ThinkingBudget | None = None  # None: it may think as long as it likes
+    timed: bool = False  # every update has a timing, not only the first and the last
+    constraint: Constraint | None = None  # what the output must match
+    thinking: ThinkingBudget | None = None  # None: unlimited reasoning
     resumed_tokens: tuple[tuple[int, ...] | None, ...] = ()
-    # output tokens that each sequence generated in an engine that is gone; None: it has
+    # output tokens that each sequence generated in an earlier engine; None: it has
     # ended. (): no tokens
-    engine_crashes: int = 0  # engines that died while it ran: it may be the cause
+    engine_crashes: int = 0  # engines that crashed while it ran: it may be the cause
     tenant: bytes = b""  # digest of its API key; b"": tenants are not distinguished
-    tenant_limits: TenantLimits = UNRESTRICTED  # what the tenant may have
+    tenant_limits: TenantLimits = UNRESTRICTED  # limits of its tenant
     deadline_at: float | None = None
-    # its first token is of no use later, by the clock of arrived_at
+    # by the clock of arrived_at: a first token after it is useless
     pooling: str | None = None  # how hidden states are pooled; None: tokens are generated
     extra_content: tuple[tuple[int, bytes], ...] = ()
     """(offset, digest): content other than token ids, such as media, which starts at an offset of
@@ -176,22 +176,22 @@ class StepPlan:
     rows: tuple[Row, ...]
     joins: tuple[
         Sequence, ...
-    ] = ()  # got a slot in this plan; seq.tokens/tables are its whole state
+    ] = ()  # get a slot in this plan; seq.tokens/tables are their whole state
     leaves: tuple[
         int, ...
     ] = ()  # slots emptied since the plan before (finished, aborted, preempted)
     changed_tables: tuple[
         Sequence, ...
-    ] = ()  # running ones whose tables changed other than by append
+    ] = ()  # running sequences whose tables changed other than by append
     swap_out: tuple[BlockCopy, ...] = ()
     swap_in: tuple[BlockCopy, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[str, ...] = ()
     num_drafts: int = 0  # draft tokens of all rows
-    parts: tuple[object, ...] = ()  # at most one per type: what a feature tells the runner
+    parts: tuple[object, ...] = ()  # at most one per type: the data of a feature for the runner
 
     def get_part(self, kind: type[P]) -> P | None:
-        """The part of this type, if a feature gave one."""
+        """Return the part of this type, if a feature made one."""
         for get_part in self.parts:
             if isinstance(get_part, kind):
                 return get_part
@@ -199,7 +199,7 @@ class StepPlan:
 
 
 class TokenLogprobs(NamedTuple):
-    """Of one position: the chosen token first, then the top k, best first (may repeat it)."""
+    """One position: the chosen token first, then the top k, best first (may repeat it)."""
 
     ids: list[int]
     values: list[float]
@@ -207,7 +207,7 @@ class TokenLogprobs(NamedTuple):
 
 
 FaultOrigin = Literal["engine", "request", "step", "numbers"]
-"""Origin of an error: the engine; the request; a step that fails with it; its logits."""
+"""Origin of an error: the engine; the request; a step that raises with it; its logits."""
 
 
 class RowError(NamedTuple):
@@ -231,25 +231,23 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     # row -> positions start+1 .. start+count of the prompt (those that exist)
     errors: dict[int, str] = field(default_factory=dict)  # row -> why this sequence must end
-    request_errors: dict[int, str] = field(
-        default_factory=dict
-    )  # the same, by the request's own fault
-    non_finite: dict[int, str] = field(default_factory=dict)  # the same: its logits are no numbers
+    request_errors: dict[int, str] = field(default_factory=dict)  # the same, caused by the request
+    non_finite: dict[int, str] = field(default_factory=dict)  # the same: non-finite logits
     finish_reasons: dict[int, Literal["stop", "length"]] = field(default_factory=dict)
-    # row -> the sequence ends with its last token here: its text is whole, and nothing but the end
-    # could follow. Counts more than min_tokens, ignore_eos and the length
+    # row -> the sequence ends with its last token here: its text is complete, and only the end
+    # could follow. Has priority over min_tokens, ignore_eos and the length
     pooled: dict[int, Any] = field(default_factory=dict)  # row that wants POOLED -> its result
     drafts: dict[int, tuple[int, ...]] = field(default_factory=dict)
     # row -> proposed tokens behind its accepted ones, for the next row of its sequence
 
     def rows_with_extras(self) -> set[int]:
-        """Rows with more than tokens, or with something else."""
+        """Return the rows that have anything besides tokens."""
         more = {*self.logprobs, *self.prompt_logprobs, *self.errors, *self.finish_reasons}
         more |= self.pooled.keys() | self.drafts.keys()
         return more | self.request_errors.keys() | self.non_finite.keys()
 
     def row_error(self, row: int) -> RowError | None:
-        """Why the sequence of this row must end, if it must."""
+        """Return why the sequence of this row must end; None if it need not."""
         if row in self.errors:
             return RowError(self.errors[row], "engine")
         if row in self.request_errors:
@@ -260,7 +258,7 @@ class StepResult:
 
 
 class Update(NamedTuple):
-    """News of one sequence. Exactly one update of each accepted sequence has `finish`."""
+    """Changes of one sequence. Exactly one update of each accepted sequence has `finish`."""
 
     request_id: str
     index: int  # type: ignore[assignment]  # hides tuple.index
@@ -273,14 +271,14 @@ class Update(NamedTuple):
     error: str | None = None
     timing: SequenceTiming | None = None  # of the first and the last, and of each if request.timed
     fault: FaultOrigin = "engine"
-    param: str | None = None  # of the request's fault: the caller's word for the field
+    param: str | None = None  # the field that is at fault, by the caller's name
     last_token_is_text: bool = (
-        False  # it ended because its text is whole: the last token is text, no end token
+        False  # ended because its text is complete: the last token is text, no end token
     )
-    pooled: Any = None  # of a request with `pooling`, with its end
+    pooled: Any = None  # result of a request with `pooling`, in its last update
 
     def to_exception(self) -> RequestError | EngineError:
-        """The error as an exception, of an update that has one."""
+        """Return the error of an update that has one, as an exception."""
         if self.fault == "request":
             return RequestError(str(self.error), param=self.param)
         if self.fault == "step":

@@ -1,6 +1,6 @@
-"""The engine's numbers by the names that dashboards know: one definition for server and LLM.
+"""Defines the engine's metrics by the names that dashboards use; the server and LLM share them.
 
-Prefixes, labels of the model and help texts are the business of those who show them.
+The consumers add prefixes, model labels and help texts.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from quire.core.sequence_timing import BREAKDOWN_FIELDS
 from quire.core.snapshot import Snapshot
 
 MetricValues = dict[str, Mapping[str, float]]
-"""Name -> value of its own label -> number. The label's value is "" where there is none."""
+"""Name -> label value -> number. The label value is "" for a metric without a label."""
 
 
 def gauges(now: Snapshot) -> MetricValues:
-    """How the engine is."""
+    """Return the gauges: the current state of the engine."""
     stats = now.stats
     return {
         "num_requests_running": {"": stats.running},
@@ -36,7 +36,7 @@ def gauges(now: Snapshot) -> MetricValues:
 
 
 def counters(now: Snapshot) -> MetricValues:
-    """What the engine has done since its start."""
+    """Return the counters: totals since the engine started."""
     stats, counted = now.stats, now.counters
     cached = counted.cached_tokens
     return {
@@ -67,9 +67,9 @@ def counters(now: Snapshot) -> MetricValues:
 
 
 def per_key_counters(now: Snapshot, names: Mapping[bytes, str]) -> MetricValues:
-    """Of each tenant, by the name of its key; of those whose name nobody knows any more together.
+    """Return the counters per tenant; tenants without a known name are summed into one entry.
 
-    names: by tenant.
+    names: tenant -> name of its API key.
     """
     found: dict[str, dict[str, float]] = {}
     for digest, one in now.admission.tenants.items():

@@ -1,4 +1,4 @@
-"""Request timers: state of TimeAccounting for each sequence and each plan in flight."""
+"""Request timers: state that TimeAccounting keeps per sequence and per step in flight."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from quire.core.types import Request, Sequence
 
 
 class SequencePhase(Enum):
-    """Where a sequence is, as far as its time goes."""
+    """The phase that the time of a sequence is currently attributed to."""
 
-    RESOURCE_WAIT = auto()  # out of the queue, until its grammar is there
+    RESOURCE_WAIT = auto()  # waits outside of the queue until its grammar is compiled
     QUEUE = auto()
     PREFILL = auto()
     DECODE = auto()
-    PREEMPTED = auto()  # preempted, and waiting
-    RECOMPUTE = auto()  # aboard again, on the way to where it had been
+    PREEMPTED = auto()  # preempted and waiting
+    RECOMPUTE = auto()  # running again, recomputes tokens up to where it was preempted
 
 
 class SequenceTimer:
-    """Of one sequence. `since` and the three below it belong to the phase it is in."""
+    """Timer of one sequence. `since` and the three fields below it refer to the current phase."""
 
     __slots__ = (
         "accepted_at",
@@ -49,14 +49,14 @@ class SequenceTimer:
         self.prefill_clock_at_start = self.overhead_clock_at_start = self.own_prefill_s = 0.0
         self.breakdown: TimeBreakdown = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
         self.first_token_at: float | None = None
-        self.seq: Sequence | None = None  # while it is aboard, as far as was planned
+        self.seq: Sequence | None = None  # while it runs, according to the latest plan
         self.planned = 0  # tokens planned by the latest plan, while a prompt is computed
         self.preemptions = 0
         self.prompt_steps = 0
 
 
 class RequestTimerGroup:
-    """The sequences of one request; None where one has ended."""
+    """Timers of the sequences of one request; None for a sequence that has ended."""
 
     __slots__ = (
         "first_prefill_timing",
@@ -78,9 +78,9 @@ class RequestTimerGroup:
         ]
         self.num_unfinished = request.n - len(ended)  # members that have not ended
         self.first_prefill_timing: SequenceTiming | None = (
-            None  # of the first whose prompt was computed
+            None  # timing of the first sequence whose prompt was computed
         )
-        self.queued = False  # all of it waits for its turn
+        self.queued = False  # all of its sequences wait in the queue
         self.queue_at_arrival: QueueAtArrival | None = None
         self.step_before: tuple[float, float] | None = None
         self.tenant = request.tenant
@@ -88,14 +88,14 @@ class RequestTimerGroup:
 
 
 class QueueDepth:
-    """Requests none of whose sequences has had a seat yet, and the tokens of their prompts."""
+    """Counts requests without any sequence that ever ran, and the tokens of their prompts."""
 
     def __init__(self) -> None:
         self.requests = self.tokens = 0
-        self._requests_by_tenant: dict[bytes, int] = {}  # requests, by tenant
+        self._requests_by_tenant: dict[bytes, int] = {}  # requests per tenant
 
     def add(self, family: RequestTimerGroup, running: int) -> None:
-        """It waits from now on, behind those that are here."""
+        """Count a request that starts to wait behind those already counted."""
         own = self._requests_by_tenant.get(family.tenant, 0)
         family.queue_at_arrival = QueueAtArrival(
             self.requests, self.tokens, self.requests - own, running
@@ -106,7 +106,7 @@ class QueueDepth:
         self._requests_by_tenant[family.tenant] = own + 1
 
     def remove(self, family: RequestTimerGroup) -> None:
-        """It waits no more. Harmless if it does not."""
+        """Stop counting a request. Does nothing for one that is not counted."""
         if not family.queued:
             return
         family.queued = False
@@ -118,7 +118,7 @@ class QueueDepth:
 
 
 class PrefillChunk:
-    """Tokens of one prompt in a plan."""
+    """Prompt tokens of one sequence in a plan."""
 
     __slots__ = ("samples", "timer", "tokens")
 
@@ -129,7 +129,7 @@ class PrefillChunk:
 
 
 class TimedStep:
-    """A plan under way: who comes aboard, who was put off, and the prompts it computes."""
+    """A step in flight: sequences that start, sequences that it preempts, and its prompt chunks."""
 
     __slots__ = ("chunks", "drafts", "joins", "preempted", "tokens")
 

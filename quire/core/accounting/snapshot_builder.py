@@ -1,4 +1,4 @@
-"""Snapshot builder: describes the engine between two steps as a Snapshot. It changes nothing."""
+"""Snapshot builder: describes the engine between two steps as a Snapshot. It is read-only."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ F = TypeVar("F")
 
 _STATES = {state: state.name.lower() for state in SequenceState}
 MOST_ROWS = 65_534
-"""More could not be told apart in the map's two bytes."""
+"""The map has two bytes per block, which limits the number of distinct rows."""
 
 
 def build_snapshot(
     scheduler: Scheduler, ledger: TimeAccounting, *, at: float, most: int, blocks: bool
 ) -> Snapshot:
-    """The engine at the moment `at`: `most` sequences, and whether with the map of blocks."""
+    """Return a snapshot at time `at` with at most `most` rows, and with the block map if wanted."""
     shown = list(islice(scheduler.sequences(), max(0, min(most, MOST_ROWS))))
     states = scheduler.block_map() if blocks else b""
     told = scheduler.limit_stats()
@@ -42,12 +42,12 @@ def build_snapshot(
 
 
 def _stats_of_type(told: list[object], kind: type[F]) -> F:
-    """What was told of this kind; as of nothing, where nobody did."""
+    """Return the given stats of this type, or empty stats if there are none."""
     return next((one for one in told if isinstance(one, kind)), kind())
 
 
 def _row(seq: Sequence, seconds: float) -> RequestRow:
-    """Hundreds a look, so by position and without a call where there is nothing to say."""
+    """Describe one sequence. Hundreds per snapshot: positional arguments, few calls, for speed."""
     prompt, tokens = seq.prompt_len, seq.tokens
     on_the_way = _num_unknown(tokens) if tokens[-1] == UNKNOWN else 0
     blocks = 0
@@ -70,7 +70,7 @@ def _row(seq: Sequence, seconds: float) -> RequestRow:
 
 
 def _num_unknown(tokens: list[int]) -> int:
-    """Tokens at the end that steps in flight will say."""
+    """Count the tokens at the end that steps in flight will produce."""
     count = 0
     while tokens[-1 - count] == UNKNOWN:
         count += 1
@@ -78,7 +78,7 @@ def _num_unknown(tokens: list[int]) -> int:
 
 
 def _block_owners(shown: Iterable[Sequence], blocks: int) -> bytes:
-    """For each block the first of `shown` that has it in a table, counted from 1; 0 for none."""
+    """Number (from 1) of the first sequence of `shown` that has each block; 0 for none."""
     owners = array("H", bytes(2 * blocks))
     for number, seq in reversed(list(enumerate(shown, 1))):
         for table in seq.tables:

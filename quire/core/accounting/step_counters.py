@@ -1,4 +1,4 @@
-"""Step counters: counts about steps since the start. Written by TimeAccounting alone."""
+"""Step counters: totals about steps since the start. Written only by TimeAccounting."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.core.snapshot import STEP_TOKENS, TIME_BUCKETS, EngineCounters, time_
 
 
 class StepCounters:
-    """Counters that only grow."""
+    """Counters that only increase."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0

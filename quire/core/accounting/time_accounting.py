@@ -5,11 +5,11 @@ from the start of the engine's turn, if none was in flight) to the moment it is 
 sequences are charged with it. Two clocks advance for all:
 
     _prefill_clock   seconds of steps that went into prompt tokens, divided by tokens
-    _overhead_clock  seconds without a step in progress: messages, news, stalls between steps
+    _overhead_clock  seconds without a step in progress: messages, updates, stalls between steps
 
-A sequence notes them when a phase of it begins and subtracts when it ends. So a decoding row costs
-nothing a step; only prompts are visited each step. Used by the engine's thread alone. A plan is
-recorded when it is made, and counts from when the device can start it.
+A sequence records them when one of its phases begins and subtracts when it ends. So a decoding row
+costs nothing per step; only prompts are visited each step. Used only by the engine's thread. A plan
+is recorded when it is made, and counts from the time when the device can start it.
 """
 
 from __future__ import annotations
@@ -34,41 +34,41 @@ from quire.core.snapshot import EngineCounters
 from quire.core.types import UNKNOWN, Request, Sequence, SequenceState, StepPlan, Update
 
 OVERLAP_THRESHOLD_S = 50e-6
-"""A step that had to be waited for longer than this hid what the engine did meanwhile."""
+"""If the wait for a step took longer, the step hid what the engine did meanwhile."""
 
 _FINISH = itemgetter(Update._fields.index("finish"))
 
 
 class StepTiming(NamedTuple):
-    """A step that was applied."""
+    """Timing of a step that was applied."""
 
     prompt_tokens: int
     seconds: float
 
 
 class TimeAccounting:
-    """One per engine. Every sequence accepted is closed by its terminal update, or dropped."""
+    """One per engine. Each accepted sequence is closed by its terminal update, or dropped."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.last_step = StepTiming(0, 0.0)
         self._groups: dict[str, RequestTimerGroup] = {}
-        self._timed: set[str] = set()  # requests whose every update is told
+        self._timed: set[str] = set()  # requests that need a Timing in every update
         self._inflight: deque[TimedStep] = deque()
-        self._prefilling: dict[SequenceTimer, None] = {}  # whose prompts are not planned to the end
-        self._preempted: dict[SequenceTimer, None] = {}  # who was preempted and has not come back
+        self._prefilling: dict[SequenceTimer, None] = {}  # with prompt tokens not planned yet
+        self._preempted: dict[SequenceTimer, None] = {}  # preempted and not running again yet
         self._queue = QueueDepth()
         self._num_running = 0  # sequences
         self._prefill_clock = 0.0
         self._overhead_clock = 0.0
-        self._stall_s = 0.0  # outside of step() in the period that runs
+        self._stall_s = 0.0  # outside of step() in the current period
         self._entered_at = self._left_at = self._begun_at = self._applied_at = clock()
         self._step_counters = StepCounters()
 
     # -- requests ----------------------------------------------------------------------------
 
     def add_request(self, request: Request, *, kept: bool = False) -> None:
-        """The engine took it in. kept: it is kept out of the queue, see queued()."""
+        """Start timers for an accepted request. kept: it waits for resources first."""
         phase = SequencePhase.RESOURCE_WAIT if kept else SequencePhase.QUEUE
         family = self._groups[request.id] = RequestTimerGroup(request, self._clock(), phase)
         family.step_before = self._entered_at, self._left_at
@@ -78,7 +78,7 @@ class TimeAccounting:
             self._timed.add(request.id)
 
     def mark_queued(self, request_id: str) -> None:
-        """A request was kept out of the queue until the engine turned to this step."""
+        """End the resource wait of a request: it was outside of the queue until this step."""
         family = self._groups[request_id]
         self._queue.add(family, self._num_running)
         for account in family.timers:
@@ -86,12 +86,12 @@ class TimeAccounting:
                 self._enter_phase(account, SequencePhase.QUEUE, self._entered_at)
 
     def attach_timings(self, updates: list[Update]) -> list[Update]:
-        """Put a Timing into each terminal update, of sequences that ended now."""
+        """Put a Timing into each terminal update of sequences that ended now."""
         self._attach_due_timings(updates, self._clock(), frozenset())
         return updates
 
     def drop_sequence(self, request_id: str, index: int) -> None:
-        """A sequence ends, and no update tells of it. Harmless if it has ended already."""
+        """Close the timer of a sequence that ends without an update. Ignores one that has ended."""
         family = self._groups.get(request_id)
         account = None if family is None else family.timers[index]
         if account is not None:
@@ -101,20 +101,20 @@ class TimeAccounting:
             self._close_timer(request_id, index)
 
     def accepted_at(self, seq: Sequence) -> float:
-        """When the engine took in a sequence that lives."""
+        """Return the time when the engine accepted a live sequence."""
         account = self._groups[seq.request.id].timers[seq.index]
         assert account is not None, f"{seq.request.id} has ended"
         return account.accepted_at
 
     @property
     def num_preempted(self) -> int:
-        """Sequences that were preempted and have not come back."""
+        """Count sequences that were preempted and do not run again yet."""
         return len(self._preempted)
 
     # -- steps -------------------------------------------------------------------------------
 
     def enter_step(self) -> None:
-        """The engine turns to a step."""
+        """Start to measure a step of the engine loop."""
         self._entered_at = now = self._clock()
         if self._inflight:
             self._stall_s += now - self._left_at
@@ -122,11 +122,11 @@ class TimeAccounting:
             self._overhead_clock += now - self._left_at
 
     def leave_step(self) -> None:
-        """The engine turns to other things."""
+        """Stop to measure a step of the engine loop."""
         self._left_at = self._clock()
 
     def record_plan(self, plan: StepPlan) -> None:
-        """A plan was made, and goes to the executor right now."""
+        """Record a plan that goes to the executor now."""
         put_off = self._mark_preempted(plan.preempted) if plan.preempted else []
         joins = [self._mark_running(seq) for seq in plan.joins] if plan.joins else []
         chunks = self._prefill_chunks() if self._prefilling else []
@@ -137,9 +137,9 @@ class TimeAccounting:
             self._begin_period(self._entered_at)
 
     def record_result(self, updates: list[Update], waited: float) -> list[Update]:
-        """The oldest plan was applied, after `waited` seconds for its result: what came of it.
+        """Attribute the time of the oldest plan, applied after `waited` seconds for its result.
 
-        Terminal updates, first ones and those of timed requests get their Timing.
+        Terminal updates, first updates and those of timed requests get their Timing.
         """
         now = self._clock()
         flight = self._inflight.popleft()
@@ -161,17 +161,17 @@ class TimeAccounting:
         return updates
 
     def mark_requeued(self, request_ids: Iterable[str]) -> None:
-        """A step raised, and these are to be computed anew. After landed(), of all in flight."""
+        """Mark requests that are recomputed after a step raised. No step may be in flight."""
         now = self._clock()
         for account in self._mark_preempted(request_ids):
             self._enter_phase(account, SequencePhase.PREEMPTED, now)
 
     def counters(self) -> EngineCounters:
-        """What was counted so far."""
+        """Return the totals so far."""
         return self._step_counters.to_counters()
 
     def check(self, alive: int) -> None:
-        """Raise AssertionError unless so many accounts are open."""
+        """Raise AssertionError unless exactly `alive` timers are open."""
         accounts = [a for f in self._groups.values() for a in f.timers if a is not None]
         assert len(accounts) == alive, f"{len(accounts)} accounts of {alive} sequences"
         assert {*self._prefilling, *self._preempted} <= {*accounts}, (
@@ -187,7 +187,7 @@ class TimeAccounting:
     # -- plans -------------------------------------------------------------------------------
 
     def _mark_preempted(self, request_ids: Iterable[str]) -> list[SequenceTimer]:
-        """Whom the plan just made has preempted. Of a request's n it may be any."""
+        """Mark sequences that the new plan has preempted: any of the n of each request."""
         found: list[SequenceTimer] = []
         for request_id in dict.fromkeys(request_ids):
             for account in self._groups[request_id].timers:
@@ -215,7 +215,7 @@ class TimeAccounting:
         return account
 
     def _prefill_chunks(self) -> list[PrefillChunk]:
-        """What the plan just made computes of prompts."""
+        """Return the prompt chunks in the new plan."""
         chunks: list[PrefillChunk] = []
         for account in list(self._prefilling):
             seq = account.seq
@@ -232,7 +232,7 @@ class TimeAccounting:
     # -- periods -----------------------------------------------------------------------------
 
     def _begin_period(self, now: float) -> None:
-        """The device can turn to the oldest plan: who it put off is out, who joins is aboard."""
+        """Start the period of the oldest plan: its preemptions and starts take effect now."""
         self._begun_at = now
         self._stall_s = 0.0
         flight = self._inflight[0]
@@ -245,7 +245,7 @@ class TimeAccounting:
                 self._start_prefill(account, now)
 
     def _start_prefill(self, account: SequenceTimer, now: float) -> None:
-        """Its queue is over. What a sibling computed for it is time of its own, and no queue."""
+        """End its queue phase. The time in which a sibling computed its prompt is its own."""
         done = account.group.first_prefill_timing
         if done is not None and done.first_token_at is not None:
             account.breakdown = done.breakdown
@@ -254,7 +254,7 @@ class TimeAccounting:
         self._enter_phase(account, SequencePhase.PREFILL, now)
 
     def _attribute_step(self, flight: TimedStep, step: float, now: float) -> set[tuple[str, int]]:
-        """Book a step that computed prompts. Who got a first token by it."""
+        """Attribute a step that computed prompts. Returns the sequences that got a first token."""
         each = step / flight.tokens
         prompts = 0
         for chunk in flight.chunks:
@@ -268,14 +268,14 @@ class TimeAccounting:
             account, seq = chunk.timer, chunk.timer.seq
             if chunk.samples and seq is not None:
                 if account.first_token_at is None and not _has_first_token(seq):
-                    self._prefilling[account] = None  # the step yielded none: once more
+                    self._prefilling[account] = None  # the step yielded no token: once more
                     account.planned = seq.planned
                     continue
                 if account.first_token_at is None:
                     account.first_token_at = now
                     if (
                         seq.generation_start == seq.prompt_len
-                    ):  # else it spoke in another engine before
+                    ):  # else an earlier engine generated its first token
                         firsts.add((seq.request.id, seq.index))
                     self._count_first(seq, account, now)
                 self._enter_phase(account, SequencePhase.DECODE, now)
@@ -284,7 +284,7 @@ class TimeAccounting:
     def _count_runs(
         self, updates: list[Update], firsts: Set[tuple[str, int]], seconds: float
     ) -> None:
-        """Count the tokens of a step with drafts: those of one row share the time of the step."""
+        """Count the tokens of a step with drafts: tokens of one row share the time of the step."""
         for update in updates:
             tokens = len(update.token_ids)
             if tokens:
@@ -293,9 +293,9 @@ class TimeAccounting:
                     self._step_counters.count_inter_token(seconds / tokens, tokens)
 
     def _count_first(self, seq: Sequence, account: SequenceTimer, now: float) -> None:
-        """Count a first token, unless it is of a round of a larger search, which holds blocks.
+        """Count a first token, except of a request that holds blocks: a round of a larger search.
 
-        Nor of a request that was in another engine before.
+        Requests that an earlier engine ran before are not counted either.
         """
         counts = not seq.request.hold and not seq.request.resumed_tokens
         if counts:
@@ -308,7 +308,7 @@ class TimeAccounting:
                 self._step_counters.count_prompt(seq.prompt_len, seq.cached)
 
     def _enter_phase(self, account: SequenceTimer, phase: SequencePhase, now: float) -> None:
-        """End the phase it is in, and begin another."""
+        """End the current phase of a sequence, and begin another."""
         account.breakdown = self._breakdown(account, now)
         account.phase = phase
         account.since = now
@@ -317,7 +317,7 @@ class TimeAccounting:
         account.own_prefill_s = 0.0
 
     def _breakdown(self, account: SequenceTimer, now: float) -> TimeBreakdown:
-        """Its seconds up to now: those of phases that are over, and of the one it is in."""
+        """Return its seconds up to now: those of finished phases, and of the current one."""
         kept, queue, prefill, others, num_preempted, decode, outside = account.breakdown
         seconds, phase = now - account.since, account.phase
         if phase is SequencePhase.QUEUE:
@@ -341,12 +341,12 @@ class TimeAccounting:
             num_preempted += seconds
         return (kept, queue, prefill, others, num_preempted, decode, outside)
 
-    # -- telling -----------------------------------------------------------------------------
+    # -- updates -----------------------------------------------------------------------------
 
     def _attach_due_timings(
         self, updates: list[Update], now: float, firsts: Set[tuple[str, int]]
     ) -> int:
-        """Put in Timings where they are due, and close accounts. How many updates had no token."""
+        """Put Timings where they are due, and close timers. Returns the updates without a token."""
         silent = 0
         for i in self._indices_due(updates, firsts):
             update = updates[i]
@@ -362,7 +362,7 @@ class TimeAccounting:
         return silent
 
     def _indices_due(self, updates: list[Update], firsts: Set[tuple[str, int]]) -> list[int]:
-        """Places of the updates that get a Timing. Mostly there are none, so that is fast."""
+        """Indices of updates that get a Timing. Fast for the usual case, which is none."""
         if self._timed or firsts:
             ids = {request_id for request_id, _ in firsts} | self._timed
             return [
@@ -405,5 +405,5 @@ class TimeAccounting:
 
 
 def _has_first_token(seq: Sequence) -> bool:
-    """Its first token is known: the step that was to say it may have failed."""
+    """Whether its first token is known: the step that was to generate it may have failed."""
     return len(seq.tokens) > seq.generation_start and seq.tokens[seq.generation_start] != UNKNOWN

@@ -1,7 +1,7 @@
-"""Admission control: refuses requests by bounds of the queue, of each tenant, and of deadlines.
+"""Admission control: refuses requests by limits of the queue, of each tenant, and of deadlines.
 
-It refuses where the queue is, so that bounds are exact, and reports the numbers. An accepted
-request is never refused later. Shares of steps and of the KV cache belong to
+It runs where the queue is, so that the limits are exact, and reports the numbers. An accepted
+request is never refused later. Shares of steps and of the KV cache are handled by
 quire.core.scheduling.order.fair and quire.core.scheduling.limits.tenant_kv_quota.
 """
 
@@ -24,16 +24,16 @@ REJECT_REASONS = (
     *("key_requests", "key_queued_tokens", "key_tokens_per_minute"),
 )
 RETRY_AFTER_RANGE_S = (1.0, 60.0)
-"""Sooner is no use, and later nobody knows."""
+"""An earlier retry is useless, and a later time cannot be predicted."""
 DECAY = 0.9
 CHARGE_EVERY = 16
-"""Steps between two counts of what was generated."""
+"""Steps between two updates of the count of generated tokens."""
 
 
 class AdmissionControl(StepBudget, Admission, StepListener):
-    """max_requests, max_tokens: None is no bound. most: prompt tokens of a step at most.
+    """max_requests, max_tokens: None is unlimited. most: maximum of prompt tokens in a step.
 
-    Let in whatever the bounds are: forks of a held request, and what a gone engine had.
+    Always admitted: forks of a held request, and requests that a failed engine had accepted.
     """
 
     def __init__(
@@ -52,16 +52,16 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         self._tenant_usage = TenantUsageTable()
         self._rejections: Counter[str] = Counter()
         self._steps = 0
-        self._mean_prompt_tokens = 0.0  # tokens of a prompt, lately
+        self._mean_prompt_tokens = 0.0  # tokens of a prompt, moving average
         self._last_finish_at = clock()
         self._mean_finish_gap_s = RETRY_AFTER_RANGE_S[
             0
-        ]  # from the end of a request to the next, lately
+        ]  # from the end of a request to the next, moving average
 
-    # -- coming and going ---------------------------------------------------------------------
+    # -- requests -----------------------------------------------------------------------------
 
     def check_request(self, request: Request) -> None:
-        """Raise Overloaded if it may not come in now."""
+        """Raise Overloaded if a limit refuses the request now."""
         if request.parent is not None or request.resumed_tokens:
             return
         self._tenant_usage.charge_outputs(self._clock())
@@ -86,7 +86,7 @@ class AdmissionControl(StepBudget, Admission, StepListener):
         self._mean_finish_gap_s = self._mean_finish_gap_s * DECAY + gap * (1 - DECAY)
 
     def predicted_ttft_s(self, request: Request) -> float | None:
-        """Until the first token of a request that came now; None while nothing is known."""
+        """Estimate the time to first token of a request that came now; None without data."""
         tokens = len(request.prompt)
         ahead = self.backlog.tokens_ahead(request.tenant, request.tenant_limits.weight, tokens)
         return self.ttft_estimator.estimate_seconds(ahead + tokens)
@@ -161,7 +161,7 @@ class AdmissionControl(StepBudget, Admission, StepListener):
     def _reject(
         self, request: Request, reason: str, why: str, retry_s: float | None, **more: float
     ) -> None:
-        """Send it away, with the numbers."""
+        """Raise Overloaded, with the numbers."""
         self._rejections[reason] += 1
         self._tenant_usage.of_tenant(request.tenant, self._clock()).refused += 1
         here, predicted = self.backlog.total, self.predicted_ttft_s(request)
@@ -182,7 +182,7 @@ class AdmissionControl(StepBudget, Admission, StepListener):
 
     def begin_step(self, sequences: int) -> None:
         self._steps += 1
-        if self._steps % CHARGE_EVERY == 0:  # and whenever somebody asks
+        if self._steps % CHARGE_EVERY == 0:  # also updated on every query
             self._tenant_usage.charge_outputs(self._clock())
 
     def take(self, seq: Sequence, n: int) -> None:
@@ -201,10 +201,10 @@ class AdmissionControl(StepBudget, Admission, StepListener):
             prompt_tokens, seconds, backlog=self.backlog.total.tokens > 0
         )
 
-    # -- telling ------------------------------------------------------------------------------
+    # -- stats --------------------------------------------------------------------------------
 
     def stats(self) -> AdmissionStats:
-        """Who is here, and who was sent away."""
+        """Return counts of active requests and of refused ones."""
         self._tenant_usage.charge_outputs(self._clock())
         here, usual = self.backlog.total, self._mean_prompt_tokens
         ahead = self.backlog.tokens_ahead(b"", 1.0, round(usual)) if here.tokens else 0.0

@@ -1,7 +1,7 @@
 """Prefill backlog: counts the prompt tokens that are still to be computed, by size.
 
-It counts requests that are here, and the tokens of their prompts that no step was given yet. What
-was preempted is computed again and not counted again. Size buckets make the cost of a change or a
+It counts active requests, and the prompt tokens that no step has computed yet. Recomputation
+after preemption is not counted again. Size buckets make the cost of a change or a
 query independent of the number of requests.
 """
 
@@ -13,13 +13,13 @@ from quire.core.types import Request
 
 NUM_BUCKETS = 33
 OLDEST_PROMPT_SHARE = 1 / 4
-"""Of a step, what a long prompt keeps beside shorter ones: see
+"""Share of a step that a long prompt keeps beside shorter ones: see
 quire.core.scheduling.limits.shortest_prompt_first.
 """
 
 
 class SizeBuckets:
-    """Of one tenant: requests, tokens left, and the same by the number of bits of what is left."""
+    """Backlog of one tenant: requests, tokens left, and both by the bit length of tokens left."""
 
     __slots__ = ("counts", "requests", "sums", "tokens", "weight")
 
@@ -31,7 +31,7 @@ class SizeBuckets:
         self.sums = [0] * NUM_BUCKETS
 
     def move(self, before: int, after: int) -> None:
-        """A prompt that had so much left has so much left now; 0: nothing, or it is not here."""
+        """Change the tokens left of one prompt from `before` to `after`; 0: not counted."""
         self.tokens += after - before
         for left, sign in ((before, -1), (after, 1)):
             if left:
@@ -40,12 +40,12 @@ class SizeBuckets:
                 self.sums[size] += sign * left
 
     def excess_tokens(self, tokens: int, most: int | None) -> int:
-        """Tokens too many if a prompt of so many came, and `most` may wait. An only one may."""
+        """Tokens beyond `most` if a prompt of `tokens` came; 0 if there are no others."""
         return 0 if most is None or not self.tokens else max(self.tokens + tokens - most, 0)
 
     def tokens_before(self, tokens: int) -> float:
-        """Tokens that go before the end of a prompt of so many: shorter ones go first, and of the
-        longer ones the eldest keeps its share."""
+        """Tokens computed before the end of a prompt of this length: shorter prompts first; of
+        the longer ones the oldest keeps its share."""
         size = min(max(tokens, 1).bit_length(), NUM_BUCKETS - 1)
         longer = any(self.counts[size + 1 :])
         share = OLDEST_PROMPT_SHARE / (1 - OLDEST_PROMPT_SHARE)
@@ -54,15 +54,15 @@ class SizeBuckets:
 
 
 class PrefillBacklog:
-    """Written by quire.core.admission.admission_control alone."""
+    """Backlog of all tenants. Written only by quire.core.admission.admission_control."""
 
     def __init__(self) -> None:
         self.total = SizeBuckets()
         self._tenants: dict[bytes, SizeBuckets] = {}
-        self._remaining: dict[str, int] = {}  # by request
+        self._remaining: dict[str, int] = {}  # request id -> tokens
 
     def add_request(self, request: Request) -> None:
-        """It is here now."""
+        """Count an accepted request."""
         pile = self._tenants.setdefault(request.tenant, SizeBuckets())
         pile.weight = request.tenant_limits.weight
         self._remaining[request.id] = 0
@@ -71,7 +71,7 @@ class PrefillBacklog:
         self.set_remaining(request, len(request.prompt))
 
     def set_remaining(self, request: Request, tokens: int) -> None:
-        """So many tokens of its prompt are left to compute. Unknown requests are ignored."""
+        """Set the prompt tokens that are left to compute. Unknown requests are ignored."""
         before = self._remaining.get(request.id)
         if before is None or before == tokens:
             return
@@ -80,7 +80,7 @@ class PrefillBacklog:
             one.move(before, tokens)
 
     def remove_request(self, request: Request) -> None:
-        """It has ended."""
+        """Stop counting a request that has ended."""
         if request.id not in self._remaining:
             return
         self.set_remaining(request, 0)
@@ -92,18 +92,18 @@ class PrefillBacklog:
             del self._tenants[request.tenant]
 
     def of_tenant(self, tenant: bytes) -> SizeBuckets:
-        """What one tenant has here."""
+        """Return the backlog of one tenant."""
         return self._tenants.get(tenant) or SizeBuckets()
 
     @property
     def by_tenant(self) -> Mapping[bytes, SizeBuckets]:
-        """Of those who have something here."""
+        """Return the backlogs of tenants that have active requests."""
         return self._tenants
 
     def tokens_ahead(self, tenant: bytes, weight: float, tokens: int) -> float:
         """Tokens computed before the end of a prompt that came now, of a tenant of this weight.
 
-        While it waits, every other tenant gets service as it does, by weight, and no more.
+        Assumes that meanwhile each other tenant gets at most equal service, scaled by its weight.
         """
         mine = self.of_tenant(tenant).tokens_before(tokens)
         own = mine + tokens

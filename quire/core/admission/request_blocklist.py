@@ -1,7 +1,7 @@
-"""Inputs that have broken a step or an engine: for a while they are not tried again.
+"""Request blocklist: blocks for some minutes inputs that made a step fail or an engine crash.
 
-Known by fingerprint, so that nothing of the input is kept. Bounded: the oldest is forgotten, and
-each is after some minutes: what is broken may be mended, or never was the input's fault.
+It keeps fingerprints, never inputs. Its size is bounded: the oldest entry is dropped. Entries
+expire, because the cause may be repaired, or may never have been the input.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ BLOCK_S = 600.0
 
 
 class RequestBlocklist:
-    """fingerprint -> until when."""
+    """fingerprint -> time when the block ends."""
 
     def __init__(
         self,
@@ -26,15 +26,15 @@ class RequestBlocklist:
         self._max_entries = most
         self._block_s = for_s
         self._clock = clock
-        self._until: OrderedDict[bytes, float] = OrderedDict()  # first to end first
+        self._until: OrderedDict[bytes, float] = OrderedDict()  # earliest end first
 
     def __len__(self) -> int:
         return len(self._until)
 
     def add(self, fingerprint: bytes, left_s: float | None = None) -> None:
-        """Again: from now on for as long as the first time.
+        """Block a fingerprint for the full time, or extend its block to that.
 
-        left_s: for how long yet, as somebody else's kept() says; they come in its order.
+        left_s: time left as entries() of another blocklist returns it; added in that order.
         """
         self._until.pop(fingerprint, None)
         for_s = self._block_s if left_s is None else min(left_s, self._block_s)
@@ -43,13 +43,13 @@ class RequestBlocklist:
             self._until.popitem(last=False)
 
     def entries(self) -> list[tuple[bytes, float]]:
-        """All that is here, and for how long yet; first to end first."""
+        """Return all fingerprints with the seconds left, earliest end first."""
         self._drop_expired()
         now = self._clock()
         return [(fingerprint, until - now) for fingerprint, until in self._until.items()]
 
     def seconds_left(self, fingerprint: bytes) -> float | None:
-        """For how long yet; None: it is not here."""
+        """Return the seconds left of a block; None if the fingerprint is not blocked."""
         self._drop_expired()
         until = self._until.get(fingerprint, 0.0)
         seconds_left = until - self._clock()

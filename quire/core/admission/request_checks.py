@@ -1,4 +1,4 @@
-"""Request checks: refuse malformed requests, and those that could never finish."""
+"""Request checks: refuse malformed requests, and requests that could never finish."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from quire.errors import RequestError, TooLong
 
 
 def check_request(request: Request, families: Mapping[str, RequestGroup]) -> None:
-    """Raise RequestError if the request is not well formed among those that are here."""
+    """Raise RequestError if the request is malformed or conflicts with active requests."""
     if request.id in families:
         raise RequestError(f"request id {request.id!r} is in use", param="request_id")
     if not request.prompt or request.n < 1 or request.stop.max_tokens < 1:
@@ -31,7 +31,7 @@ def check_request(request: Request, families: Mapping[str, RequestGroup]) -> Non
 
 
 def _check_resumed(request: Request) -> None:
-    """What was said before must leave each living sequence something to say."""
+    """Raise unless each unfinished sequence of a resumed request can generate more tokens."""
     said = request.resumed_tokens
     if not said:
         return
@@ -44,7 +44,7 @@ def _check_resumed(request: Request) -> None:
 
 
 def check_length(request: Request, kv: KVCache, max_len: int) -> None:
-    """Raise TooLong if a sequence could not finish even with the cache to itself."""
+    """Raise TooLong if a sequence could not finish even with the whole cache."""
     prompt = len(request.prompt)
     if prompt + (request.pooling is None) > max_len:
         raise TooLong(

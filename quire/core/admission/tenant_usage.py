@@ -1,8 +1,8 @@
-"""What tenants have used, and who may have no more tokens this minute.
+"""Tenant usage: counts tokens per tenant, and enforces tokens-per-minute limits.
 
-Tokens a minute are a bucket that fills at that rate and holds a minute's worth. A request is let in
-if what is in it covers its prompt, or if it is full; answers are taken out as they are generated,
-also beyond the bottom: that debt is waited for by the next.
+The limit is a token bucket that refills at that rate and holds one minute's worth. A request is
+admitted if the bucket covers its prompt, or is full. Answers are charged as they are generated and
+may make the bucket negative: the next request waits until that debt is paid.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from quire.core.tenant_limits import TenantLimits
 from quire.core.types import Request, Sequence, SequenceState
 
 MAX_TENANTS = 4096
-"""Tenants beyond which those that ended longest ago are forgotten."""
+"""Above this number the tenants that ended longest ago are dropped."""
 
 
 class TenantUsage:
-    """Of one tenant, since the engine's start. left, at: the bucket, and when it was looked at."""
+    """Usage of one tenant since the start. left, at: the token bucket and its last update."""
 
     __slots__ = (
         "bucket_tokens",
@@ -38,7 +38,7 @@ class TenantUsage:
         self.refilled_at = now
 
     def to_stats(self, requests: int, queued_tokens: int) -> TenantStats:
-        """With what it has here now."""
+        """Return the stats, given the current requests and queued prompt tokens."""
         return TenantStats(
             self.requests,
             self.refused,
@@ -50,14 +50,14 @@ class TenantUsage:
 
 
 class TenantUsageTable:
-    """Told by quire.core.admission.admission_control, which has the clock."""
+    """Usage of all tenants. Updated by admission_control, which has the clock."""
 
     def __init__(self) -> None:
         self._tenants: dict[bytes, TenantUsage] = {}
-        self._counted_tokens: dict[Sequence, int] = {}  # tokens of answers that were counted
+        self._counted_tokens: dict[Sequence, int] = {}  # output tokens counted so far
 
     def of_tenant(self, tenant: bytes, now: float) -> TenantUsage:
-        """Its usage; made if it is new."""
+        """Return the usage of a tenant, creating it if it is new."""
         found = self._tenants.get(tenant)
         if found is None:
             if len(self._tenants) >= MAX_TENANTS:
@@ -66,7 +66,7 @@ class TenantUsageTable:
         return found
 
     def wait_s(self, tenant: bytes, terms: TenantLimits, tokens: int, now: float) -> float:
-        """Seconds until a prompt of so many tokens may come in; 0: it may."""
+        """Return the seconds until a prompt of this length is admitted; 0: now."""
         per_minute = terms.tokens_per_minute
         if per_minute is None:
             return 0.0
@@ -75,22 +75,22 @@ class TenantUsageTable:
         return max(missing, 0.0) * 60.0 / per_minute
 
     def tokens_left(self, tenant: bytes) -> float:
-        """What is in its bucket, as of the last look."""
+        """Return the tokens in its bucket at the last update."""
         return self._tenants[tenant].bucket_tokens or 0.0
 
     def charge_prompt(self, request: Request, now: float) -> None:
-        """It was let in: its prompt is taken out."""
+        """Charge the prompt of an admitted request."""
         usage = self.of_tenant(request.tenant, now)
         usage.requests += 1
         usage.prompt_tokens += len(request.prompt)
         self._consume(usage, request.tenant_limits, len(request.prompt), now)
 
     def track_output(self, seq: Sequence) -> None:
-        """Count from now on what it says."""
+        """Charge from now on the tokens that the sequence generates."""
         self._counted_tokens.setdefault(seq, len(seq.tokens) - seq.prompt_len)
 
     def charge_outputs(self, now: float) -> None:
-        """Count what was said since."""
+        """Charge the tokens generated since the last call."""
         for seq, before in list(self._counted_tokens.items()):
             said = len(seq.tokens) - seq.prompt_len
             if said > before:
@@ -103,7 +103,7 @@ class TenantUsageTable:
 
     @property
     def by_tenant(self) -> Mapping[bytes, TenantUsage]:
-        """By tenant."""
+        """Return all usage by tenant."""
         return self._tenants
 
     def _consume(self, usage: TenantUsage, terms: TenantLimits, tokens: int, now: float) -> None:
@@ -111,7 +111,7 @@ class TenantUsageTable:
             usage.bucket_tokens = self._refill(usage, terms.tokens_per_minute, now) - tokens
 
     def _refill(self, usage: TenantUsage, per_minute: int, now: float) -> float:
-        """What is in the bucket now."""
+        """Refill the bucket, and return its tokens."""
         if usage.bucket_tokens is None:
             usage.bucket_tokens = float(per_minute)
         usage.bucket_tokens = min(

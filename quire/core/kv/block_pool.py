@@ -1,4 +1,4 @@
-"""KV block pool: hands out blocks, and finds full ones by their content.
+"""KV block pool: allocates blocks, and finds full ones by their content.
 
 A block is in exactly one place:
 
@@ -6,8 +6,8 @@ A block is in exactly one place:
     cached   refs = 0, has key   its content is valid until it is evicted
     free     refs = 0, no key    it has no content
 
-held + cached + free == size after every call; check() proves it. Blocks freed while a step is in
-flight come here later: see quire.core.kv.deferred_free.
+held + cached + free == size after every call; check() verifies it. Blocks freed while a step is in
+flight return here later: see quire.core.kv.deferred_free.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BlockKey = bytes
 
 
 class BlockState(IntEnum):
-    """What a byte of BlockPool.usage_map() says."""
+    """Values of the bytes of BlockPool.usage_map()."""
 
     FREE = 0
     CACHED = 1
@@ -32,32 +32,32 @@ class BlockState(IntEnum):
 
 
 _STATE_OF_REFS = bytes([BlockState.FREE, BlockState.HELD, *[BlockState.SHARED] * 254])
-"""How often a block is held -> its state, cached ones apart."""
+"""Number of holds of a block -> its state; cached blocks are marked separately."""
 
 
 class BlockPool:
-    """The one owner of block ids [0, size)."""
+    """Owns the block ids [0, size)."""
 
     def __init__(self, num_blocks: int, tiers: Seq[Tier] = ()) -> None:
         assert num_blocks > 0, num_blocks
         self.size = num_blocks
         self._tiers = tuple(tiers)
-        self._evicted: dict[int, BlockKey] = {}  # by the allocation in progress
+        self._evicted: dict[int, BlockKey] = {}  # evicted by the allocation in progress
         self._refs = [0] * num_blocks
         self._free: deque[int] = deque(range(num_blocks))
         self._eviction_queue = EvictionQueue()
         self._key_of: dict[int, BlockKey] = {}
         self._block_of: dict[BlockKey, int] = {}
-        self._tenant_of: dict[int, bytes] = {}  # of blocks that are not free, if one is told apart
+        self._tenant_of: dict[int, bytes] = {}  # of blocks that are not free and have a tenant
 
     @property
     def available(self) -> int:
-        """How many blocks take() could hand out now."""
+        """Number of blocks that allocate() could return now."""
         return len(self._free) + len(self._eviction_queue)
 
     @property
     def cached(self) -> int:
-        """Blocks that no sequence holds and whose content can be found."""
+        """Number of blocks that no sequence holds and whose content can be found."""
         return len(self._eviction_queue)
 
     def __contains__(self, key: BlockKey) -> bool:
@@ -66,7 +66,7 @@ class BlockPool:
     def allocate(self, n: int, tenant: bytes = b"") -> list[int] | None:
         """Hold n blocks with no content. All or nothing: None if n are not available.
 
-        tenant: on whose account they are until they are free again.
+        tenant: charged for the blocks until they are free again.
         """
         if n > self.available:
             return None
@@ -81,7 +81,7 @@ class BlockPool:
         return taken
 
     def acquire_cached(self, key: BlockKey) -> int | None:
-        """Hold the block with this content, if the pool still has it."""
+        """Hold the block with this content and return it; None if the pool does not have it."""
         block = self._block_of.get(key)
         if block is not None:
             self._refs[block] += 1
@@ -89,7 +89,7 @@ class BlockPool:
         return block
 
     def share(self, blocks: Seq[int]) -> None:
-        """Hold blocks once more that are held already."""
+        """Add a hold to blocks that are held already."""
         for block in blocks:
             assert self._refs[block] > 0, f"block {block} is not held, so cannot be shared"
             self._refs[block] += 1
@@ -102,11 +102,11 @@ class BlockPool:
             self._key_of[block] = key
 
     def key_of(self, block: int) -> BlockKey | None:
-        """The key of the block's content, if it has one."""
+        """Return the key of the block's content, if it has one."""
         return self._key_of.get(block)
 
     def uncache(self, blocks: Seq[int]) -> None:
-        """Remove the keys of these blocks; their holders keep them."""
+        """Remove the keys of these blocks; they stay held."""
         for block in blocks:
             key = self._key_of.pop(block, None)
             if key is not None:
@@ -116,7 +116,7 @@ class BlockPool:
                     self._set_free(block)
 
     def evict(self, key: BlockKey) -> None:
-        """Remove this content, unless a sequence holds it."""
+        """Remove this content from the cache, unless a sequence holds it."""
         block = self._block_of.get(key)
         if block is not None and not self._refs[block]:
             self.uncache([block])
@@ -133,7 +133,7 @@ class BlockPool:
                     self._set_free(block)
 
     def reset(self) -> bool:
-        """Empty the cache. False, and nothing changed, while any block is held."""
+        """Empty the cache. Returns False, without a change, while any block is held."""
         if self.available < self.size:
             return False
         self._free.extend(self._eviction_queue)
@@ -144,10 +144,10 @@ class BlockPool:
         return True
 
     def usage_map(self) -> bytes:
-        """One BlockState per block, for people to look at."""
+        """Return one BlockState per block, for display."""
         try:
             states = bytearray(bytes(self._refs).translate(_STATE_OF_REFS))
-        except ValueError:  # a block is held more often than a byte can say
+        except ValueError:  # a block has more holds than a byte can count
             few = bytes(min(refs, 2) for refs in self._refs)
             states = bytearray(few.translate(_STATE_OF_REFS))
         for block in self._eviction_queue:
@@ -155,9 +155,9 @@ class BlockPool:
         return bytes(states)
 
     def check(self, holds: dict[int, int] | None = None) -> None:
-        """Raise AssertionError if a block is lost, doubled, or filed in two places.
+        """Raise AssertionError if a block is lost, duplicated, or in two places.
 
-        holds: block -> how often its users believe to hold it; compared if given.
+        holds: block -> expected number of holds; compared if given.
         """
         held = [b for b, refs in enumerate(self._refs) if refs > 0]
         places = [*held, *self._eviction_queue, *self._free]

@@ -1,4 +1,4 @@
-"""Cache specs: compute what a kind of layer group must keep, and how many blocks that takes.
+"""Cache specs: compute what each kind of layer group must keep, and how many blocks that needs.
 
 A layer group is a set of layers that share a block table. Full attention keeps everything; a
 sliding window frees blocks that are behind it. Arithmetic only, without state.
@@ -17,13 +17,13 @@ class CacheSpec(Protocol):
 
     @property
     def window(self) -> int | None:
-        """How many positions a token sees, itself included. None: all."""
+        """Number of positions that a token attends to, itself included. None: all."""
 
     def first_needed(self, position: int) -> int:
         """The first position that tokens at `position` and later still read."""
 
     def max_blocks(self, tokens: int, block_size: int) -> int:
-        """Blocks that one sequence of so many tokens holds at most, fed one token at a time."""
+        """Maximum of blocks that a sequence of `tokens` tokens holds, computed one by one."""
 
 
 @dataclass(frozen=True, slots=True)

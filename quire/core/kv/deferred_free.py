@@ -1,4 +1,4 @@
-"""Deferred free: keeps blocks back until the steps that may still touch them are over.
+"""Deferred free: holds freed blocks until the steps that may still use them have finished.
 
 A block freed while step n is in flight returns to its pool when n is applied. Until then the pool
 counts it as held. There is one instance per pool.
@@ -10,16 +10,16 @@ from collections.abc import Callable
 
 
 class DeferredFree:
-    """Blocks on their way back."""
+    """Blocks that will be freed when a step has finished."""
 
     def __init__(self, drop: Callable[[list[int]], None]) -> None:
         self._free = drop
         self._pending: list[tuple[int, list[int]]] = []
         self._last_finished = 0
-        self.num_pending = 0  # how many wait here
+        self.num_pending = 0  # blocks
 
     def free_after(self, blocks: list[int], after: int) -> None:
-        """Drop the blocks, once step `after` is over."""
+        """Free the blocks when step `after` has finished."""
         if after <= self._last_finished:
             self._free(blocks)
         elif blocks:
@@ -27,7 +27,7 @@ class DeferredFree:
             self.num_pending += len(blocks)
 
     def step_finished(self, step: int) -> None:
-        """Step `step`, and so every one before it, is over."""
+        """Free the blocks that waited for this step or for an earlier one."""
         self._last_finished = step
         if not self._pending:
             return
@@ -40,5 +40,5 @@ class DeferredFree:
                 self._pending.append((after, num_pending))
 
     def pending_blocks(self) -> list[int]:
-        """The blocks that wait here, with repetitions. For checks."""
+        """Return the blocks that are not freed yet, with repetitions. For checks."""
         return [block for _, blocks in self._pending for block in blocks]

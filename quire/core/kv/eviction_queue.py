@@ -1,8 +1,8 @@
 """Eviction queue: orders cached blocks that no sequence holds.
 
 Within a tenant the least recently freed block is evicted first. Among several tenants the one with
-most blocks gives, held ones included; of equals, the one that has had blocks for longest. So no
-tenant loses to another what is at most an equal share.
+the most blocks loses one, held ones included; of equals, the one that has had blocks for longest.
+So no tenant loses blocks to another while it has at most an equal share.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from heapq import heapify, heappop, heappush, heapreplace
 
 
 class EvictionQueue:
-    """A block is in it once at most. Calls cost O(1), or O(log tenants) where there are several."""
+    """Each block is in it at most once. Calls cost O(1), or O(log tenants) with several tenants."""
 
     def __init__(self) -> None:
         self._num_blocks: Counter[bytes] = Counter()  # tenant -> blocks, held ones included
         self._cached_blocks: dict[
             bytes, OrderedDict[int, None]
-        ] = {}  # tenant -> cached ones, oldest first
+        ] = {}  # tenant -> cached blocks, oldest first
         self._tenant: dict[int, bytes] = {}  # of a cached block
-        self._since: dict[bytes, int] = {}  # tenant -> its place among those who came to have some
+        self._since: dict[bytes, int] = {}  # tenant -> order in which tenants got their first block
         self._tenants_seen = 0
         self._heap: list[tuple[int, int, bytes]] = []
-        """A heap of (-blocks, since, tenant), where there are several: each with cached blocks is
-        in it with at least as many as it has."""
+        """A heap of (-blocks, since, tenant) for several tenants: each with cached blocks has
+        an entry with at least its number of blocks."""
 
     def __len__(self) -> int:
         return len(self._tenant)
@@ -38,11 +38,11 @@ class EvictionQueue:
 
     @property
     def blocks_per_tenant(self) -> Counter[bytes]:
-        """Blocks of each tenant, held or cached. Not to be changed."""
+        """Return the held and cached blocks of each tenant. Read-only."""
         return self._num_blocks
 
     def charge(self, tenant: bytes, blocks: int) -> None:
-        """It takes so many more."""
+        """Add blocks to the count of a tenant."""
         if tenant not in self._num_blocks:
             self._tenants_seen += 1
             self._since[tenant] = self._tenants_seen
@@ -50,13 +50,13 @@ class EvictionQueue:
         self._push_to_heap(tenant)
 
     def credit(self, tenant: bytes, blocks: int = 1) -> None:
-        """It has so many fewer."""
+        """Subtract blocks from the count of a tenant."""
         self._num_blocks[tenant] -= blocks
         if not self._num_blocks[tenant]:
             del self._num_blocks[tenant], self._since[tenant]
 
     def add(self, block: int, tenant: bytes) -> None:
-        """It was dropped: behind the tenant's others."""
+        """Append a block that was freed, behind the tenant's others."""
         assert block not in self._tenant, f"block {block} is cached already"
         self._tenant[block] = tenant
         blocks = self._cached_blocks.get(tenant)
@@ -64,13 +64,13 @@ class EvictionQueue:
             blocks[block] = None
             return
         self._cached_blocks[tenant] = OrderedDict({block: None})
-        if len(self._cached_blocks) == 2:  # nobody kept the heap for one
+        if len(self._cached_blocks) == 2:  # with a single tenant the heap was not maintained
             self._rebuild_heap()
         else:
             self._push_to_heap(tenant)
 
     def discard(self, block: int) -> None:
-        """It is used again, or nobody finds it any more; one that is not here is ignored."""
+        """Remove a block that is held again or lost its key; other blocks are ignored."""
         tenant = self._tenant.pop(block, None)
         if tenant is not None:
             blocks = self._cached_blocks[tenant]
@@ -79,7 +79,7 @@ class EvictionQueue:
                 del self._cached_blocks[tenant]
 
     def pop(self) -> int:
-        """Take out the next victim; there must be one. Its tenant is not credited."""
+        """Remove and return the next block to evict; there must be one. Credits no tenant."""
         tenant = (
             next(iter(self._cached_blocks))
             if len(self._cached_blocks) == 1
@@ -90,7 +90,7 @@ class EvictionQueue:
         return block
 
     def clear(self) -> None:
-        """All are forgotten, and nobody holds any."""
+        """Remove all blocks and all counts."""
         for everything in (
             self._num_blocks,
             self._since,

@@ -1,4 +1,4 @@
-"""KV cache: keeps the block tables of sequences, and shares prefixes between them.
+"""KV cache: manages the block tables of sequences, and shares prefixes between them.
 
 A sequence has one table per layer group; all tables are equally long and entry i covers tokens
 [i * B, (i + 1) * B). Entries whose block is outside of a group's window are NO_BLOCK. All groups
@@ -6,8 +6,8 @@ draw from one pool. Content is identified by chained keys, so a key covers all t
 
     key(i) = SHA-256(key(i - 1) | token ids | extra content of block i)   key(-1) = SHA-256(salt)
 
-and a group's block is cached under key(i) + group number. This private helper of the scheduler
-writes `tables`, `keys`, `computed` and `planned` of sequences.
+and a group's block is cached under key(i) + group number. It is a private helper of the scheduler
+and writes `tables`, `keys`, `computed` and `planned` of sequences.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from quire.core.types import NO_BLOCK, BlockCopy, Sequence
 Tables = tuple[list[int], ...]
 
 MAX_SUSPECT_KEYS = 4096
-"""Blocks that are remembered as having been read by a sequence whose logits were spoilt."""
+"""Maximum of blocks remembered as read by a sequence with non-finite logits."""
 
 
 class KVCache:
-    """Every block in a table is held once for that table; a fence keeps what steps still touch."""
+    """Each table holds each of its blocks once; DeferredFree holds what steps still use."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class KVCache:
         self._swapped: dict[Sequence, Tables] = {}  # tables of host blocks
         self._suspect_keys: OrderedDict[BlockKey, None] = (
             OrderedDict()
-        )  # read by one that was spoilt
+        )  # blocks read by a sequence with non-finite logits
         self._window_groups = tuple(
             g for g, spec in enumerate(self.specs) if spec.window is not None
         )
@@ -65,21 +65,21 @@ class KVCache:
     # -- sizes ------------------------------------------------------------------------------
 
     def max_blocks(self, tokens: int) -> int:
-        """Blocks that one sequence of so many tokens needs at most."""
+        """Maximum of blocks that one sequence of `tokens` tokens needs."""
         return sum(spec.max_blocks(tokens, self.block_size) for spec in self.specs)
 
     def token_capacity(self, seq: Sequence) -> int:
-        """How many tokens beyond `planned` the tables and the available blocks can take."""
+        """Number of tokens beyond `planned` that the tables and the available blocks can hold."""
         blocks = len(seq.tables[0]) + self.pool.available // len(self.specs)
         return blocks * self.block_size - seq.planned
 
     def blocks_to_allocate(self, seq: Sequence, n: int) -> int:
-        """Blocks that must be taken to make room for n more tokens."""
+        """Number of blocks that n more tokens need in addition."""
         per_group = -(-(seq.planned + n) // self.block_size) - len(seq.tables[0])
         return max(per_group, 0) * len(self.specs)
 
     def blocks_needed(self, seq: Sequence) -> int:
-        """Blocks to be taken, at most, until all tokens of a sequence that waits are computed."""
+        """Maximum of new blocks that a waiting sequence needs to compute all its tokens."""
         held = self._swapped.get(seq, seq.tables)
         own = len(self.specs) if self._is_shared(seq) else 0
         if seq in self._swapped:
@@ -89,13 +89,13 @@ class KVCache:
             for spec, table in zip(self.specs, held, strict=True)
         )
 
-    # -- growing ----------------------------------------------------------------------------
+    # -- allocation -------------------------------------------------------------------------
 
     def new_tables(self) -> Tables:
         return tuple([] for _ in self.specs)
 
     def allocate(self, seq: Sequence, n: int) -> bool:
-        """Make room for n more tokens. False, and nothing changed, if the pool cannot."""
+        """Allocate blocks for n more tokens. Returns False, without a change, if too few."""
         need = self.blocks_to_allocate(seq, n)
         if not need:
             return True
@@ -108,10 +108,10 @@ class KVCache:
         return True
 
     def free_out_of_window(self, seq: Sequence, after: int) -> bool:
-        """Give back blocks that slid out of a window, once step `after` is over. True if any did.
+        """Free blocks outside of the window when step `after` has finished; whether there are any.
 
-        What slid out is judged by `computed`, not `planned`: steps in flight and siblings that
-        fork when the prompt is confirmed still read what lies before.
+        The window ends at `computed`, not `planned`: steps in flight, and siblings that fork when
+        the prompt is confirmed, still read older blocks.
         """
         slid = False
         for g in self._window_groups:
@@ -127,7 +127,7 @@ class KVCache:
         return slid
 
     def release(self, seq: Sequence, after: int) -> None:
-        """Give up all the sequence holds, here and on the host, once step `after` is over."""
+        """Free all blocks of the sequence, on device and host, when step `after` has finished."""
         for table in seq.tables:
             self.deferred_free.free_after([b for b in table if b != NO_BLOCK], after)
         seq.tables = self.new_tables()
@@ -138,7 +138,7 @@ class KVCache:
     # -- prefixes ---------------------------------------------------------------------------
 
     def match_prefix(self, seq: Sequence) -> None:
-        """Adopt cached blocks for the longest known prefix; at least one token is left."""
+        """Use cached blocks for the longest known prefix; at least one token is left to compute."""
         assert not seq.tables[0], "match() is for a sequence that holds nothing"
         if not self.prefix_caching or not seq.request.read_prefix_cache:
             return
@@ -165,9 +165,9 @@ class KVCache:
                     self.pool.cache_block(table[i], keys[i] + self._group_suffixes[g])
 
     def restore_prefix(self, seq: Sequence, tokens: int) -> None:
-        """For replays: find so many first tokens of one that waits from now on, and no more.
+        """Limit the prefix hit of a new waiting sequence to its first `tokens` tokens, for replays.
 
-        What others computed before it is not known here, nor in which order it was used.
+        What other sequences computed before the recording, and its order of use, is unknown here.
         """
         if not self.prefix_caching or len(self.specs) > 1 or not seq.request.read_prefix_cache:
             return
@@ -188,10 +188,10 @@ class KVCache:
             self.pool.evict(keys[known])
 
     def invalidate(self, seq: Sequence) -> None:
-        """What the sequence has computed is not to be found any more, by nobody.
+        """Remove from the prefix cache what the sequence has computed.
 
-        Of what it found itself, the blocks that two such sequences read: one of them may be to
-        blame for itself.
+        Of the blocks it only found there, those that two such sequences read are removed: one of
+        them alone may have non-finite logits for another reason.
         """
         own = seq.cached // self.block_size
         for table in seq.tables:
@@ -205,14 +205,14 @@ class KVCache:
             self._suspect_keys.popitem(last=False)
 
     def _longest_hit(self, keys: Seq[BlockKey]) -> int:
-        """How many leading blocks may be taken as computed, every group agreeing."""
+        """Number of leading blocks that all groups can take as computed."""
         most = len(keys)
         for g in self._full_groups:
             suffix = self._group_suffixes[g]
             most = next((i for i in range(most) if keys[i] + suffix not in self.pool), most)
         if not self._window_groups:
             return most
-        best, runs = 0, [0] * len(self.specs)  # blocks in a row, up to here, that a group knows
+        best, runs = 0, [0] * len(self.specs)  # consecutive blocks, up to here, that a group has
         for i in range(most):
             for g in self._window_groups:
                 runs[g] = runs[g] + 1 if keys[i] + self._group_suffixes[g] in self.pool else 0
@@ -221,11 +221,11 @@ class KVCache:
         return best
 
     def _first_block(self, group: int, blocks: int) -> int:
-        """The first of `blocks` full blocks that the token behind them still reads."""
+        """Index of the first of `blocks` full blocks that the next token still reads."""
         return self.specs[group].first_needed(blocks * self.block_size) // self.block_size
 
     def _block_keys(self, seq: Sequence, n: int) -> list[BlockKey]:
-        """Keys of the first n blocks."""
+        """Return the keys of the first n blocks."""
         size, keys = self.block_size, seq.keys
         for i in range(len(keys), n):
             parent = keys[-1] if keys else sha256(seq.request.salt).digest()
@@ -234,7 +234,7 @@ class KVCache:
         return keys[:n]
 
     def _extra_content(self, seq: Sequence, block: int) -> bytes:
-        """What a block holds other than token ids: digests, each with its offset in the block."""
+        """Content of a block other than token ids: digests, each with its offset in the block."""
         size = self.block_size
         return b"".join(
             pack("<II", at % size, len(digest)) + digest
@@ -245,10 +245,10 @@ class KVCache:
     # -- forks ------------------------------------------------------------------------------
 
     def fork(self, parent: Sequence, child: Sequence, length: int) -> None:
-        """Let the child share the parent's blocks of tokens [0, length), if all are still there.
+        """Share the parent's blocks of tokens [0, length) with the child, if all are still there.
 
-        The last one may be partly filled, and the parent may go on filling it: unshare() gives
-        the child a block of its own before the child's first write.
+        The last one may be partly filled, and the parent may continue to fill it: copy_on_write()
+        gives the child its own block before its first write.
         """
         assert not child.tables[0], "fork() is for a sequence that holds nothing"
         blocks = -(-length // self.block_size)
@@ -264,10 +264,10 @@ class KVCache:
         child.keys.extend(parent.keys[: length // self.block_size])
 
     def copy_on_write(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
-        """Put blocks of its own in place of the partly filled ones a fork shares.
+        """Replace partly filled blocks that a fork shares by its own, and return the copies.
 
-        The shared ones are given up after step `after`, which does the copying. None, and nothing
-        changed, if the pool has no blocks for that.
+        The shared ones are freed when step `after`, which does the copying, has finished. None,
+        without a change, if the pool has too few blocks.
         """
         if not self._is_shared(seq):
             return []
@@ -282,16 +282,16 @@ class KVCache:
         return copies
 
     def _is_shared(self, seq: Sequence) -> bool:
-        """Whether one that waits shares partly filled blocks; a prefix hit never does."""
+        """Whether a waiting sequence shares partly filled blocks; a prefix hit never does."""
         return bool(seq.tables[0]) and seq.planned % self.block_size != 0
 
     # -- swapping ---------------------------------------------------------------------------
 
     def swap_out(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
-        """Move what is computed to host blocks. None, and nothing changed, if they do not suffice.
+        """Move computed blocks to the host. None, without a change, if host blocks are lacking.
 
-        The device blocks are given up after step `after`, which must be over or ahead of the
-        copying on the device.
+        The device blocks are freed when step `after` has finished; it must have finished, or the
+        device must run it before the copying.
         """
         self.free_out_of_window(seq, after)
         used = -(-seq.computed // self.block_size)
@@ -309,9 +309,9 @@ class KVCache:
         return copies
 
     def swap_in(self, seq: Sequence, after: int) -> list[BlockCopy] | None:
-        """Move a sequence back from the host. None, and nothing changed, if blocks do not suffice.
+        """Move a sequence back from the host. None, without a change, if blocks are lacking.
 
-        The host blocks are given up after step `after`, which does the copying.
+        The host blocks are freed when step `after`, which does the copying, has finished.
         """
         tables = self._swapped[seq]
         taken = self.pool.allocate(self.swapped_blocks(seq), seq.request.tenant)
@@ -325,18 +325,18 @@ class KVCache:
         return _block_copies(tables, seq.tables)
 
     def swapped_blocks(self, seq: Sequence) -> int:
-        """Host blocks that hold this sequence."""
+        """Number of host blocks that hold this sequence."""
         return sum(map(_num_blocks, self._swapped.get(seq, ())))
 
     # -- invariants -------------------------------------------------------------------------
 
     def step_finished(self, step: int) -> None:
-        """Step `step` is over: what only it still touched may be used again."""
+        """Free the blocks that waited for this step."""
         self.deferred_free.step_finished(step)
         self.host_deferred_free.step_finished(step)
 
     def check(self, sequences: Iterable[Sequence]) -> None:
-        """Raise AssertionError unless tables, fences and pools agree. `sequences`: all alive."""
+        """Raise AssertionError unless tables, deferred frees and pools agree. Takes all alive."""
         holds: Counter[int] = Counter(self.deferred_free.pending_blocks())
         for seq in sequences:
             assert len({len(table) for table in seq.tables}) == 1, f"uneven tables {seq.tables}"
@@ -362,7 +362,7 @@ def _num_blocks(table: list[int]) -> int:
 
 
 def _block_copies(source: Seq[list[int]], target: Seq[list[int]]) -> list[BlockCopy]:
-    """What to copy where, table by table."""
+    """Pair the blocks of two lists of tables as copies."""
     return [
         BlockCopy(a, b)
         for old, new in zip(source, target, strict=True)

@@ -1,7 +1,7 @@
 """Reclaimable blocks: sequences whose blocks can be freed without preempting a running one.
 
 Finished sequences of held requests, and waiting ones that share blocks through a fork, hold blocks
-only to save work: it is found in the prefix cache, or computed again.
+only to save work: their KV is found in the prefix cache, or computed again.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from quire.core.types import Sequence
 
 
 class ReclaimableBlocks:
-    """Who could do without its blocks."""
+    """Sequences that can lose their blocks."""
 
     def __init__(self) -> None:
         self.held: dict[Sequence, None] = {}  # finished, until release()
         self.sharing: dict[Sequence, None] = {}  # waiting
 
     def pop(self, sparing: Sequence | None = None) -> Sequence | None:
-        """Take out the next to give up its blocks: the longest held, then the latest to share."""
+        """Remove and return the next sequence: the one held longest, then the latest to share."""
         seq = next(iter(self.held), None)
         if seq is None:
             seq = next((s for s in reversed(self.sharing) if s is not sparing), None)
@@ -26,7 +26,7 @@ class ReclaimableBlocks:
         return seq
 
     def discard(self, seq: Sequence) -> bool:
-        """Take out this one, if it is here. Whether it was."""
+        """Remove a sequence if it is here, and return whether it was."""
         found = seq in self.held or seq in self.sharing
         self.held.pop(seq, None)
         self.sharing.pop(seq, None)

@@ -1,4 +1,4 @@
-"""Tier: where the KV of blocks may be kept outside of the device pool, found by block keys.
+"""Tier: stores the KV of blocks outside of the device pool, found by block keys.
 
 A device pool offers what it evicts to each of its tiers. A tier that takes a block must have its
 content copied before the step that was being planned writes the block anew: `StepPlan.swap_out`
@@ -17,16 +17,16 @@ class Tier(Protocol):
     """Host memory, a disk, another node."""
 
     def lookup(self, keys: Seq[bytes]) -> int:
-        """How many of the chained keys, from the first on, the tier can load."""
+        """Return how many of the chained keys, from the first on, the tier can load."""
         ...
 
     def load(self, keys: Seq[bytes], blocks: Seq[int]) -> Hashable:
-        """Start to load contents into device blocks, which the caller holds until the load ended.
+        """Start to load contents into device blocks; the caller holds them until it has ended.
 
         Returns the name of a resource that requests can wait for (quire.core.scheduling.waiting).
         """
         ...
 
     def offer(self, blocks: Seq[int], keys: Seq[bytes]) -> None:
-        """The device pool evicted these blocks, in this order. The tier takes what it likes."""
+        """Offer blocks that the device pool evicted, in order. The tier may store any of them."""
         ...

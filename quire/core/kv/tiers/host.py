@@ -1,6 +1,6 @@
-"""Host block pool: hands out blocks of host memory for the KV of swapped sequences.
+"""Host block pool: allocates blocks of host memory for the KV of swapped sequences.
 
-It manages numbers; the runner owns the memory and copies as plans say. A block is read by the
+It manages block numbers; the runner owns the memory and copies as plans say. A block is read by the
 swap_in of the plan that frees it, so it returns through DeferredFree when that plan is over.
 """
 
