@@ -351,7 +351,7 @@ class Victim:
         assert not harm, harm
 
     def _warm_up(self) -> None:
-        """All that is made on first use: threads for long prompts, workers for grammars."""
+        """All that is made on first use: threads for long prompts and masks, workers for grammars."""
         long = {"model": "embedded", "prompt": "word " * 3000, "max_tokens": 1}
         form = {"model": "embedded", "prompt": "a", "max_tokens": 4}
 
@@ -359,6 +359,7 @@ class Victim:
             connector = aiohttp.TCPConnector(limit=0)
             async with aiohttp.ClientSession(connector=connector, headers=AUTH) as session:
                 bodies = [long] * 24 + [{**form, "guided_regex": f"[a-f]{{{n}}}"} for n in (2, 3)]
+                bodies.append({**form, "guided_regex": "[a-f]{4}", "n": 16})  # masks in a thread
                 await asyncio.gather(*(self._ask(session, body) for body in bodies))
 
         asyncio.run(ask())
