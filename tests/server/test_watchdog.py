@@ -85,7 +85,7 @@ def test_streams_go_on_when_their_engine_hangs(served, want, disturb):
     assert "the engine makes no progress" in said
     if disturb is not stop:
         assert 'File "arming.py"' in said
-        assert "in turn" in said
+        assert "in run_step" in said
     assert wait_until(lambda: httpx.get(f"{server.url}/ready").status_code == 200, 30)
     assert httpx.get(f"{server.url}/startup").status_code == 200
 
