@@ -49,20 +49,20 @@ class Starter:
     """In place of who started the process of an engine."""
 
     def __init__(self):
-        self.wake, self.bell = socket.socketpair()
-        self.wake.setblocking(False)
-        self.left = deque()
-        self.stopping = False
+        self.wakeup_socket, self.bell = socket.socketpair()
+        self.wakeup_socket.setblocking(False)
+        self.gone_clients = deque()
+        self.stop_requested = False
 
-    def hush(self):
+    def clear(self):
         pass
 
     def stop(self):
-        self.stopping = True
+        self.stop_requested = True
         self.bell.send(b"!")
 
     def close(self):
-        self.wake.close()
+        self.wakeup_socket.close()
         self.bell.close()
 
 
