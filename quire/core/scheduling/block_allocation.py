@@ -1,8 +1,8 @@
 """Block allocator: finds blocks for a sequence, and frees those of others where needed.
 
 A running sequence gets blocks by preemption if necessary; the queue's order chooses the victim.
-For a waiting sequence nothing is preempted. Alone, it gets whatever can be freed; beside running
-ones it waits until there are more blocks than at its last attempt.
+A waiting sequence preempts nothing. Without running ones it gets all blocks that can be freed; else
+it waits until there are more blocks than at its last attempt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from quire.core.types import Sequence
 
 
 class BlockAllocator:
-    """Helper of the scheduler's. watermark: share of the pool that is kept free beside others."""
+    """Helper of the scheduler. watermark: share of the pool kept free beside running rows."""
 
     def __init__(
         self, kv: KVCache, registry: SequenceRegistry, flights: InflightSteps, watermark: float
@@ -26,18 +26,18 @@ class BlockAllocator:
         self._inflight = flights
         self._watermark_blocks = int(watermark * kv.pool.size)
         self._last_shortage: tuple[Sequence, int] | None = (
-            None  # who lacked blocks when so many were there
+            None  # a sequence that lacked blocks, and the number available
         )
 
-    # -- for one that runs --------------------------------------------------------------------
+    # -- for running sequences ----------------------------------------------------------------
 
     def allocate_for_running(
         self, seq: Sequence, n: int, preempt: Callable[[Sequence], None]
     ) -> int:
-        """Find blocks for n more tokens of a running sequence, whatever that takes.
+        """Allocate blocks for n more tokens of a running sequence, preempting others if needed.
 
-        Returns for how many tokens there is room now: fewer than n only if it is first to yield
-        itself; 0 if it was preempted, or has to wait for a step in flight.
+        Returns the number of tokens that have blocks now: fewer than n only if it would itself be
+        the next victim; 0 if it was preempted, or has to wait for a step in flight.
         """
         kv, registry = self._kv, self._registry
         while not kv.allocate(seq, n):
@@ -56,10 +56,10 @@ class BlockAllocator:
                 return 0
         return n
 
-    # -- for one that waits -------------------------------------------------------------------
+    # -- for waiting sequences ----------------------------------------------------------------
 
     def still_lacks_blocks(self, seq: Sequence) -> bool:
-        """Whether it lacked blocks before, and there are no more now; saves looking again."""
+        """Whether it lacked blocks before, and there are no more now; avoids another attempt."""
         if (
             self._last_shortage is None
             or self._last_shortage[0] is not seq
@@ -69,7 +69,7 @@ class BlockAllocator:
         return self._kv.pool.available <= self._last_shortage[1]
 
     def ensure_blocks(self, seq: Sequence) -> bool:
-        """Whether there are blocks for all its tokens; frees what nobody needs, if it is alone."""
+        """Whether there are blocks for all its tokens; frees reclaimable ones if nothing runs."""
         pool, spared = self._kv.pool, self._watermark_blocks if self._registry.running else 0
         while self._kv.blocks_needed(seq) > pool.available - spared:
             if self._may_gain_blocks or not self._registry.reclaim(sparing=seq):
@@ -79,9 +79,9 @@ class BlockAllocator:
         return True
 
     def drop_shared_prefix(self, seq: Sequence) -> bool:
-        """Take its share from one that could not come in with it although nobody else is there.
+        """Free the shared blocks of a sequence that cannot start although nothing else runs.
 
-        Copying what is shared takes more blocks than beginning anew.
+        Copying shared blocks takes more blocks than recomputing from the start.
         """
         if self._may_gain_blocks or not self._registry.reclaimable.discard(seq):
             return False
@@ -90,7 +90,7 @@ class BlockAllocator:
 
     @property
     def _may_gain_blocks(self) -> bool:
-        """Whether there may be more blocks soon without taking them from anybody."""
+        """Whether more blocks may become free without a preemption."""
         return bool(self._registry.running) or self._awaits_step
 
     @property

@@ -20,7 +20,7 @@ DUMMY_REQUEST = Request("", (0,), StopConditions(max_tokens=1), SamplingParams(t
 
 
 def build_dummy_step(kv: KVCache, registry: SequenceRegistry, number: int) -> StepPlan | None:
-    """The step, with a slot and a block for each table. None: there is no room."""
+    """Build the step, with one slot and one block per table. None: no slot or no block is free."""
     blocks = kv.pool.allocate(len(kv.specs))
     if blocks is None:
         return None
@@ -33,7 +33,7 @@ def build_dummy_step(kv: KVCache, registry: SequenceRegistry, number: int) -> St
 
 
 def release_dummy_step(plan: StepPlan, kv: KVCache, registry: SequenceRegistry) -> None:
-    """It is over: give back what it had."""
+    """Free the slot and the blocks of a finished dummy step."""
     seq = plan.rows[0].seq
     registry.empty_slot(seq.slot)
     for table in seq.tables:

@@ -1,4 +1,4 @@
-"""Fault bisection: finds the request with which steps raise, by trying halves.
+"""Fault bisection: finds the request that makes steps raise, by trying halves.
 
     a step of A B C D raised        groups: [A B] [C D]
     A B passed                      groups: [C D]
@@ -6,7 +6,7 @@
     C raised, tried alone           C is the culprit; groups: [D]
     D passed                        the bisection is over
 
-Each trial that raises leaves smaller groups, so it ends. Of two requests that only raise together
+Each trial that raises leaves smaller groups, so it ends. If two requests only raise together,
 neither is a culprit: each passes. quire.core.scheduling.limits.isolation_limit runs the trials.
 """
 
@@ -21,10 +21,10 @@ TrialGroup = tuple[str, ...]
 
 @dataclass(slots=True)
 class FaultBisection:
-    """parties: who is yet to be tried, and with whom; the first is on trial."""
+    """trial_groups: requests that are tried together; the first group is on trial."""
 
     trial_groups: deque[TrialGroup] = field(default_factory=deque)
-    unattributed_failures: int = 0  # inquiries that found nobody to blame
+    unattributed_failures: int = 0  # bisections without a culprit
     _suspects: set[str] = field(default_factory=set)
     _found_culprit: bool = False
 
@@ -33,13 +33,13 @@ class FaultBisection:
 
     @property
     def current_group(self) -> TrialGroup | None:
-        """Who is on trial."""
+        """The group of requests on trial."""
         return self.trial_groups[0] if self.trial_groups else None
 
     def record_failure(self, request_ids: Sequence[str], *, tried: bool = False) -> str | None:
-        """A step of these raised. tried: that was their trial, though of no party of ours.
+        """Record that a step of these raised. tried: it was a trial, though of no group here.
 
-        Who is to blame, if that is known now: who was tried alone.
+        Returns the id of the culprit if it is known: a request that was tried alone.
         """
         ids = tuple(dict.fromkeys(request_ids))
         if not ids:
@@ -58,12 +58,12 @@ class FaultBisection:
         return None
 
     def record_success(self) -> None:
-        """The party on trial is beyond what raised."""
+        """Record that the group on trial passed the step that raised."""
         self._suspects.difference_update(self.trial_groups.popleft())
         self._finish_if_done()
 
     def remove(self, request_id: str) -> None:
-        """It has ended: there is nothing left to try."""
+        """Remove a request that has ended."""
         if request_id not in self._suspects:
             return
         self._suspects.discard(request_id)

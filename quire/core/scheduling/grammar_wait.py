@@ -1,8 +1,8 @@
 """Grammars as named resources: a request with a constraint waits until its grammar is compiled.
 
-The grammar is held until the last sequence of the request has ended, so that the sampler finds it,
-preemptions or not. A grammar that cannot be compiled, or whose shortest text exceeds the length of
-the request, ends that request alone.
+The grammar is held until the last sequence of the request has ended, so that the sampler finds it
+also after preemptions. A grammar that cannot be compiled, or whose shortest text exceeds the length
+of the request, ends that request alone.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from quire.core.types import Request
 from quire.errors import EngineError, RequestError, TooLong, Unsupported
 
 CompileOutcome = int | RequestError | EngineError
-"""Of a compilation: how many tokens a whole text takes at least, or why there is none."""
+"""The minimal number of tokens of a complete text, or the error of the compilation."""
 
 
 class GrammarProvider(Protocol):
-    """Compiles elsewhere. quire.grammar.compilation.grammar_cache is one."""
+    """Compiles grammars elsewhere. quire.grammar.compilation.grammar_cache implements it."""
 
     def check_constraint(self, constraint: Constraint) -> None:
-        """Raise Overloaded or RequestError if nobody may wait for this one now."""
+        """Raise Overloaded or RequestError if no request may wait for this grammar now."""
         ...
 
     def acquire(self, constraint: Constraint) -> None:
-        """Hold it, from when it is compiled until release(): each ask() needs one."""
+        """Compile it, and hold it until release(): each acquire() needs one."""
         ...
 
     def release(self, constraint: Constraint) -> None: ...
 
     def outcomes(self) -> Iterator[tuple[Constraint, CompileOutcome]]:
-        """Of those that were asked for: each once, also when several asked."""
+        """Yield the outcomes of requested grammars: each once, also for several requests."""
         ...
 
     @property
     def has_outcomes(self) -> bool:
-        """outcomes() would yield something."""
+        """Whether outcomes() would yield something."""
         ...
 
     def set_outcome_callback(self, callback: Callable[[], None]) -> None: ...
@@ -48,11 +48,11 @@ class GrammarProvider(Protocol):
     def stats(self) -> GrammarStats: ...
 
     def prepare(self) -> None:
-        """Nothing is to be done just now: make what the first grammar would have to wait for."""
+        """Prepare what the first compilation needs. Called when the engine is idle."""
         ...
 
     def close(self) -> None:
-        """End what compiles."""
+        """Stop the compiler."""
         ...
 
 
@@ -108,7 +108,7 @@ class GrammarWait(ResourceProvider):
         return None if self._grammars is None else self._grammars.stats()
 
     def _length_error(self, request: Request, least: int) -> RequestError | None:
-        """Why a text cannot be whole within the length of the request, if it cannot."""
+        """Return the error if no text can be complete within the length of the request."""
         most, prompt = request.stop.max_tokens, len(request.prompt)
         if most < least:
             return RequestError(

@@ -14,7 +14,7 @@ from quire.core.types import Sequence, StepPlan
 
 @dataclass(slots=True)
 class InflightStep:
-    """swapped: whom this plan moves to the host. dead: whose rows mean nothing any more."""
+    """swapped: sequences that this plan moves to the host. stale: those whose rows are ignored."""
 
     plan: StepPlan
     swapped: list[Sequence]
@@ -22,13 +22,13 @@ class InflightStep:
 
 
 class InflightSteps:
-    """At most `depth` at a time; they land in the order they were launched."""
+    """At most `depth` at a time; results are applied in the order of submission."""
 
     def __init__(self, depth: int) -> None:
         assert depth > 0, depth
         self._depth = depth
         self._steps: deque[InflightStep] = deque()
-        self.last_step = 0  # the last one planned
+        self.last_step = 0  # number of the last planned step
 
     @property
     def next_step(self) -> int:
@@ -52,6 +52,6 @@ class InflightSteps:
         return flight
 
     def invalidate_rows(self, seq: Sequence) -> None:
-        """Rows of this sequence in flight mean nothing any more."""
+        """Ignore the rows in flight of this sequence."""
         for flight in self._steps:
             flight.stale.add(seq)

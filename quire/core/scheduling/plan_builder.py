@@ -32,7 +32,7 @@ class PlanBuilder:
         self.swap_in: list[BlockCopy] = []
         self.copies: list[BlockCopy] = []
         self.preempted: list[str] = []
-        self.swapped: list[Sequence] = []  # among those, who went to the host
+        self.swapped: list[Sequence] = []  # those of them that moved to the host
         self._num_drafts = 0
         self._speculative = speculative
         self._budgets = budgets
@@ -40,7 +40,7 @@ class PlanBuilder:
             budget.begin_step(sequences)
 
     def allowed_tokens(self, seq: Sequence, drafts: int = 0) -> int:
-        """How many of its pending tokens, and of so many drafts behind them, the limits allow."""
+        """Return how many of its pending tokens and following drafts the limits allow."""
         n = seq.pending + drafts
         for budget in self._budgets:
             n = budget.allow(seq, n)
@@ -61,21 +61,21 @@ class PlanBuilder:
         return any(budget.full() for budget in self._budgets)
 
     def free_decode_rows(self) -> int:
-        """At least so many further rows of one token each no limit would refuse.
+        """Return a number of rows of one token each that no limit would refuse.
 
-        0 where rows may have drafts: each row is then planned by itself.
+        0 if rows may have drafts: each row is then planned separately.
         """
         if self._speculative:
             return 0
         return min([budget.free_decode_rows() for budget in self._budgets], default=NO_BOUND)
 
     def take_decode_rows(self, rows: int) -> None:
-        """Count rows of one token that were added without asking, within slack()."""
+        """Count rows of one token that were added without allow(), within free_decode_rows()."""
         for budget in self._budgets:
             budget.take_decode_rows(rows)
 
     def add(self, seq: Sequence, n: int) -> None:
-        """Give the sequence a row of its next n tokens: pending ones, then drafts."""
+        """Add a row with the next n tokens of the sequence: pending ones, then drafts."""
         for budget in self._budgets:
             budget.take(seq, n)
         start, drafts = seq.planned, max(n - seq.pending, 0)
@@ -90,7 +90,7 @@ class PlanBuilder:
             seq.tokens.append(UNKNOWN)
 
     def remove(self, seq: Sequence) -> None:
-        """Take back the sequence's row, if it has one."""
+        """Remove the sequence's row, if it has one."""
         for i, row in enumerate(self.rows):
             if row.seq is seq:
                 del self.rows[i]

@@ -14,9 +14,9 @@ from quire.core.types import Request, Sequence, SequenceState
 
 @dataclass(slots=True, eq=False)
 class RequestGroup:
-    """followers: those that have not forked yet, in order. left: how many have not ended.
+    """followers: sequences that have not forked yet, in order. left: number that have not ended.
 
-    There may be thousands: what is done for each of them must not look at all of them.
+    There may be thousands: work for each of them must not visit all of them.
     """
 
     request: Request
@@ -54,12 +54,12 @@ class RequestGroup:
 
     @property
     def shared_len(self) -> int:
-        """Tokens of the prompt that all share; each computes the last one, to draw its own."""
+        """Number of prompt tokens that all share; each computes the last one, to sample its own."""
         return len(self.request.prompt) - 1
 
 
 def best_parent(family: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
-    """Which sequence of a held family has most in common with the child, and how many tokens."""
+    """Return the sequence of a held group that shares most with the child, and how many tokens."""
     return max(
         ((seq, _shared_prefix_len(seq, child)) for seq in family.sequences),
         key=lambda pair: pair[1],
@@ -67,7 +67,7 @@ def best_parent(family: RequestGroup, child: Sequence) -> tuple[Sequence, int]:
 
 
 def _shared_prefix_len(parent: Sequence, child: Sequence) -> int:
-    """Leading tokens of the child whose KV the parent has. At least one is left to compute."""
+    """Number of leading tokens of the child whose KV the parent has. At least one is left."""
     if parent.request.salt != child.request.salt or not child.request.read_prefix_cache:
         return 0
     if parent.state is SequenceState.SWAPPED:

@@ -49,11 +49,11 @@ from quire.errors import EngineError, RequestError
 log = logging.getLogger(__name__)
 
 MAX_SKIPPED = 64
-"""How many sequences a step passes over at most, for one behind them."""
+"""Maximum of sequences that a step passes over for one behind them."""
 
 
 _UPDATE_TAIL = tuple(Update._field_defaults.values())[5:]
-"""The fields of an Update behind cached_tokens."""
+"""Default values of the fields of an Update after cached_tokens."""
 
 
 class FailedStep(NamedTuple):
@@ -71,7 +71,7 @@ class EnqueueResult(NamedTuple):
 
 
 class Scheduler:
-    """Moves sequences; the only writer of them, of pools and of plans."""
+    """Plans steps. It is the only writer of sequences, pools and plans."""
 
     def __init__(
         self,
@@ -90,9 +90,9 @@ class Scheduler:
         max_drafts: int = 0,
         propose: Callable[[Sequence], Seq[int]] | None = None,
     ) -> None:
-        """max_drafts: of a row; 0: no speculation, and results have no proposals.
+        """max_drafts: maximum per row; 0: no speculation, and results have no proposals.
 
-        propose: tokens that may follow those of a sequence, for one without proposals in results.
+        propose: returns draft tokens for a sequence whose result had no proposals.
         """
         self._kv = kv
         self._budgets = list(budgets)
@@ -129,11 +129,11 @@ class Scheduler:
 
     @property
     def has_ready(self) -> bool:
-        """Whether enqueue_ready() would do something."""
+        """Whether enqueue_ready() would change anything."""
         return self.any_waiting_for_resources and self._resources.has_results
 
     def set_ready_callback(self, callback: Callable[[], None]) -> None:
-        """Have callback() called, by any thread, whenever has_ready may have become true."""
+        """Set callback(), which any thread calls whenever has_ready may have become true."""
         self._resources.set_ready_callback(callback)
 
     def add(self, request: Request) -> None:
@@ -158,7 +158,7 @@ class Scheduler:
 
     @property
     def serialize_steps(self) -> bool:
-        """Each step is to be over before the next is planned."""
+        """Whether each step must be over before the next is planned."""
         return any([one.serialize_steps for one in self._listeners])  # noqa: C419 twice as fast
 
     def is_waiting_for_resources(self, request_id: str) -> bool:
@@ -179,7 +179,7 @@ class Scheduler:
         return EnqueueResult(queued, ended)
 
     def fail_request(self, request_id: str, message: str) -> list[Update]:
-        """End a request that steps fail with. The terminal updates of its sequences."""
+        """End a request that makes steps raise. Returns the terminal updates of its sequences."""
         self._counters.failed_requests += 1
         ended = self._finish_request(request_id, "error")
         return [one._replace(error=message, fault="step") for one in ended]
@@ -196,7 +196,7 @@ class Scheduler:
         ]
 
     def abort(self, request_id: str) -> list[Update]:
-        """End a request and release it. The terminal updates of its sequences; [] if unknown."""
+        """End a request and free it. Returns terminal updates of its sequences; [] if unknown."""
         return self._finish_request(request_id, "abort")
 
     def _finish_request(self, request_id: str, reason: str) -> list[Update]:
@@ -214,17 +214,17 @@ class Scheduler:
             self._finish(family.sequences[index])
 
     def release(self, request_id: str) -> None:
-        """Give up the blocks of a request made with hold=True. Unknown ones are ignored."""
+        """Free the blocks of a request made with hold=True. Ignores unknown ones."""
         self._registry.release(request_id)
 
     def reset_prefix_cache(self) -> bool:
-        """Forget cached prefixes. False, and nothing changed, while blocks are in use."""
+        """Empty the prefix cache. Returns False, without a change, while blocks are in use."""
         return self._kv.pool.reset()
 
     # -- planning -----------------------------------------------------------------------------
 
     def plan(self) -> StepPlan:
-        """Choose the work of one step. Every plan must go to apply() or fail(), in order."""
+        """Plan one step. Every plan must go to apply() or fail_step(), in order."""
         step = self._inflight.next_step
         draft = PlanBuilder(
             self._budgets,
@@ -241,11 +241,11 @@ class Scheduler:
     def _schedule_running(self, draft: PlanBuilder) -> None:
         """Give every running sequence its row.
 
-        The branch in this loop is the fast path: decoding, with room in the last block, while no
+        The branch in this loop is the fast path: decoding, with space in the last block, while no
         budget can bind. It does what _schedule_sequence(), the general rule, would do.
         """
         running, size, token = SequenceState.RUNNING, self._kv.block_size, Wants.TOKEN
-        new_tuple = tuple.__new__  # of Row: without the call of its constructor
+        new_tuple = tuple.__new__  # makes a Row without the call of its constructor
         rows, slack, ones = draft.rows, draft.free_decode_rows(), 0
         for seq in list(self._running):
             tokens, start = seq.tokens, seq.planned
@@ -261,7 +261,7 @@ class Scheduler:
                 tokens.append(UNKNOWN)
                 seq.planned = length
                 ones += 1
-            elif seq.state is running:  # an older one may have preempted it a moment ago
+            elif seq.state is running:  # else an older one has just preempted it
                 draft.take_decode_rows(ones)
                 self._schedule_sequence(seq, draft)
                 slack, ones = draft.free_decode_rows(), 0
@@ -270,9 +270,9 @@ class Scheduler:
     def _schedule_sequence(self, seq: Sequence, draft: PlanBuilder) -> None:
         at_end = len(seq.tokens) >= seq.max_len and seq.request.pooling is None
         if at_end or not seq.pending:
-            return  # its last token, or its pooled result, is on the way
+            return  # its last token, or its pooled result, is in flight
         if self._max_drafts and seq.tokens[-1] == UNKNOWN:
-            return  # only the step in flight can say how many tokens it yields
+            return  # only the step in flight can determine how many tokens it yields
         n = draft.allowed_tokens(seq, self._choose_drafts(seq) if self._max_drafts else 0)
         if not n:
             return
@@ -289,7 +289,7 @@ class Scheduler:
             draft.add(seq, n)
 
     def _choose_drafts(self, seq: Sequence) -> int:
-        """How many drafts its next row may have; the sequence has at least as many."""
+        """Return the number of drafts in its next row; the sequence has at least as many."""
         if seq.pending != 1:
             return 0
         if not seq.drafts and self._propose_drafts is not None:
@@ -362,7 +362,7 @@ class Scheduler:
         return True
 
     def _assign_slot(self, seq: Sequence, draft: PlanBuilder) -> None:
-        """Give it a slot, and blocks of its own for what lies on the host or is shared."""
+        """Assign a slot, and allocate its own blocks for swapped or shared ones."""
         step = self._inflight.next_step
         if seq.state is SequenceState.SWAPPED:
             back = self._kv.swap_in(seq, step)
@@ -410,7 +410,7 @@ class Scheduler:
         return updates
 
     def _fail_sequence(self, seq: Sequence, error: Exception) -> Update:
-        """What was done for one sequence raised: it ends. Raises if it has hurt anything else."""
+        """End a sequence whose processing raised. Raises if that has broken anything else."""
         log.error("request %s broke its bookkeeping", seq.request.id, exc_info=error)
         assert seq.state is not SequenceState.FINISHED, f"{seq.request.id} broke when it had ended"
         ended = self._finish_with_update(seq, "error", error=f"{type(error).__name__}: {error}")
@@ -418,10 +418,10 @@ class Scheduler:
         return ended
 
     def fail_step(self, plan: StepPlan) -> FailedStep:
-        """A step raised: nothing of it counts, and what it moved to the host is lost.
+        """Handle a step that raised: its results are dropped, and blocks it swapped out are lost.
 
-        What the device has of any slot is in doubt, so all who run go back to the queue: their
-        state is made anew from their tokens, which are as they were. Limits say who is tried when.
+        The device state of every slot is in doubt, so all running sequences return to the queue and
+        are recomputed from their tokens, which are unchanged. Limits choose which are tried when.
         """
         flight = self._pop_inflight(plan)
         for seq in flight.swapped:
@@ -445,11 +445,11 @@ class Scheduler:
         return dummy_step.build_dummy_step(self._kv, self._registry, self._inflight.last_step)
 
     def finish_dummy_step(self, plan: StepPlan) -> None:
-        """It is over."""
+        """Free what the dummy step used."""
         dummy_step.release_dummy_step(plan, self._kv, self._registry)
 
     def replay_state(self) -> ReplayState:
-        """What puts it into the middle of things, for replays."""
+        """Return the object with which replays set the scheduler's state."""
         return ReplayState(self._kv, self._registry)
 
     def _pop_inflight(self, plan: StepPlan) -> InflightStep:
@@ -458,7 +458,7 @@ class Scheduler:
         return flight
 
     def _slow_rows(self, flight: InflightStep, result: StepResult) -> set[int]:
-        """Rows that carry more than a token, or mean nothing any more."""
+        """Return the rows that have more than one token, or are stale."""
         slow = result.rows_with_extras()
         special = flight.stale | self._prompt_logprobs.known.keys()
         if special:
@@ -466,7 +466,7 @@ class Scheduler:
         return slow
 
     def _apply_row(self, i: int, row: Row, result: StepResult, updates: list[Update]) -> None:
-        """Record one row that is alive, whatever it carries."""
+        """Apply one live row, whatever it contains."""
         seq = row.seq
         if (trouble := result.row_error(i)) is not None:
             if trouble.fault == "numbers":
@@ -490,8 +490,8 @@ class Scheduler:
         """Append the accepted tokens of a row, and count what it has computed by their number.
 
         The KV of drafts that were not accepted is not counted: the next row overwrites it. Without
-        any token the last known one is computed again, and rows in flight that go on from the
-        missing one are void.
+        any token the last known one is computed again, and later rows in flight, which depend on
+        the missing one, become stale.
         """
         seq, known = row.seq, row.start + row.count - row.drafts
         if row.wants is not Wants.TOKEN:
@@ -533,14 +533,14 @@ class Scheduler:
             last_token_is_text=whole,
         )
 
-    # -- ends, and what it tells ---------------------------------------------------------------
+    # -- ends and stats ------------------------------------------------------------------------
 
     def _finish_with_update(self, seq: Sequence, reason: str, error: str | None = None) -> Update:
         self._finish(seq)
         return Update(seq.request.id, seq.index, (), reason, cached_tokens=seq.cached, error=error)
 
     def _finish(self, seq: Sequence) -> None:
-        """Take a live sequence out of wherever it is. Makes no update."""
+        """Remove a live sequence from its current place. Makes no update."""
         request = seq.request
         family = self._registry.groups[request.id]
         self._registry.finish(seq)
@@ -552,7 +552,7 @@ class Scheduler:
 
     @property
     def available_blocks(self) -> int:
-        """Blocks that could be had now without preempting anybody."""
+        """Number of blocks that could be allocated now without preemption."""
         return self._kv.pool.available
 
     def stats(self) -> SchedulerStats:
@@ -560,22 +560,22 @@ class Scheduler:
         return self._counters.stats(self._kv, self._registry, unattributed_failures=acquitted)
 
     def sequences(self) -> Iterator[Sequence]:
-        """Those alive: who runs, in order of admission, who waits, in the queue or kept out of it,
-        and who follows a sibling.
+        """Live sequences: running ones in order of admission, waiting ones in the queue or outside,
+        and followers of siblings.
         """
         return self._registry.live_sequences()
 
     def active_request_ids(self, plan: StepPlan | None = None) -> list[str]:
-        """Requests of the sequences that run, or that a limit works for: one name for each.
+        """Request ids of sequences that run or wait for resources, one per sequence.
 
-        plan: whom it moves, and nobody else, if it moves any.
+        plan: only the requests of its rows, if it has any.
         """
         if plan is not None and plan.rows:
             return [row.seq.request.id for row in plan.rows]
         return [seq.request.id for seq in (*self._running, *self._registry.waiting_for_resources)]
 
     def limit_stats(self) -> list[object]:
-        """What limits have to tell a snapshot."""
+        """Return the stats of resource providers and admissions for a snapshot."""
         return [
             *self._resources.stats(),
             *(one for admission in self._admissions if (one := admission.stats()) is not None),
@@ -583,16 +583,16 @@ class Scheduler:
 
     @property
     def max_seqs(self) -> int:
-        """Most sequences that run at a time."""
+        """Maximum of running sequences."""
         return self._registry.max_seqs
 
     @property
     def block_size(self) -> int:
-        """Tokens in a block."""
+        """Number of tokens in a block."""
         return self._kv.block_size
 
     def block_map(self) -> bytes:
-        """One BlockState per block of the KV cache, for people to look at."""
+        """Return one BlockState per block of the KV cache, for display."""
         return self._kv.pool.usage_map()
 
     def check(self) -> None:

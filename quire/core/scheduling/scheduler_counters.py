@@ -12,7 +12,7 @@ from quire.core.types import Sequence, SequenceState
 log = logging.getLogger(__name__)
 
 WARN_EVERY = 50
-"""The first preemption is logged, and then every so many."""
+"""Preemptions between two warnings; the first one is logged too."""
 
 
 class SchedulerCounters:
@@ -30,13 +30,13 @@ class SchedulerCounters:
     def __init__(self) -> None:
         self.preemptions = 0
         self.failed_steps = 0
-        self.failed_requests = 0  # requests
+        self.failed_requests = 0  # number of requests
         self.corrupt_rows = 0
-        self.query_tokens = 0  # looked for in the prefix cache
+        self.query_tokens = 0  # tokens looked up in the prefix cache
         self.hit_tokens = 0  # found there
 
     def count_preemption(self, seq: Sequence) -> None:
-        """It was; now and then that is worth a warning."""
+        """Count a preemption, and log a warning now and then."""
         self.preemptions += 1
         if self.preemptions % WARN_EVERY == 1:
             log.warning(
@@ -52,7 +52,7 @@ class SchedulerCounters:
     def stats(
         self, kv: KVCache, registry: SequenceRegistry, unattributed_failures: int
     ) -> SchedulerStats:
-        """With how things are at this moment."""
+        """Return the counters with the current state."""
         pool, host, kept = kv.pool, kv.host_pool, len(registry.waiting_for_resources)
         return SchedulerStats(
             running=len(registry.running),

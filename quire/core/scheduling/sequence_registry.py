@@ -20,8 +20,8 @@ from quire.core.types import UNKNOWN, Request, Sequence, SequenceState
 
 
 class SequenceRegistry:
-    """running: in the order of admission. spare: who could do without its blocks. kept: out of the
-    queue, until a limit lets it go."""
+    """running: in the order of admission. reclaimable: sequences that can lose their blocks.
+    waiting_for_resources: sequences outside of the queue until their resources are ready."""
 
     def __init__(
         self, kv: KVCache, order: WaitingQueue, flights: InflightSteps, max_seqs: int
@@ -46,11 +46,11 @@ class SequenceRegistry:
 
     @property
     def unused_slot(self) -> int:
-        """One that nobody has: it stays so. The caller says when it is left()."""
+        """A free slot, which stays free. The caller passes it to empty_slot() afterwards."""
         return self._slots[-1]
 
     def empty_slot(self, slot: int) -> None:
-        """The device is to empty a slot that nobody has."""
+        """Have the device empty a slot that no sequence has."""
         self._leaves.append(slot)
 
     def live_sequences(self) -> Iterator[Sequence]:
@@ -62,14 +62,14 @@ class SequenceRegistry:
             yield from family.followers
 
     def take_leaves(self) -> tuple[int, ...]:
-        """Slots emptied since the last call."""
+        """Return the slots emptied since the last call."""
         leaves, self._leaves = tuple(self._leaves), []
         return leaves
 
-    # -- coming -------------------------------------------------------------------------------
+    # -- adding -------------------------------------------------------------------------------
 
     def add_request(self, request: Request, max_len: int, *, waits: bool = False) -> None:
-        """Queue the sequences of a request, or have them follow the first.
+        """Queue the sequences of a request, or make them followers of the first.
 
         waits: they stay out of the queue until enqueue_ready().
         """
@@ -104,7 +104,7 @@ class SequenceRegistry:
             self.waiting_queue.push(seq)
 
     def fork_followers(self, leader: Sequence) -> None:
-        """Let the others of a request share its prompt, once that is computed."""
+        """Fork the other sequences of a request once its prompt is computed."""
         if leader.request.n == 1:
             return
         family = self.groups[leader.request.id]
@@ -124,17 +124,17 @@ class SequenceRegistry:
             self.reclaimable.sharing[child] = None
 
     def start_running(self, seq: Sequence) -> None:
-        """To a slot, from where it waited: the caller took it out of there."""
+        """Assign a slot to a sequence; the caller has removed it from its waiting place."""
         self.num_swapped -= seq.state is SequenceState.SWAPPED
         self.reclaimable.discard(seq)
         seq.state = SequenceState.RUNNING
         seq.slot = self._slots.pop()
         self.running[seq] = None
 
-    # -- going --------------------------------------------------------------------------------
+    # -- leaving ------------------------------------------------------------------------------
 
     def stop_running(self, seq: Sequence) -> None:
-        """Stop running: empty the slot. Rows in flight mean nothing any more."""
+        """Stop running: empty the slot. Rows in flight become stale."""
         del self.running[seq]
         self._slots.append(seq.slot)
         self._leaves.append(seq.slot)
@@ -145,7 +145,7 @@ class SequenceRegistry:
         seq.drafts = ()
 
     def requeue(self, seq: Sequence, *, swapped: bool) -> None:
-        """Wait again after having run. Its blocks are on the host if swapped, else given up."""
+        """Return a running sequence to the queue. swapped: its blocks are kept on the host."""
         seq.state = SequenceState.SWAPPED if swapped else SequenceState.WAITING
         self.num_swapped += swapped
         if not swapped:
@@ -153,7 +153,7 @@ class SequenceRegistry:
         self.waiting_queue.requeue(seq)
 
     def requeue_all(self) -> list[Sequence]:
-        """Have all who run wait again, in the order they came in, and begin anew."""
+        """Return all running sequences to the queue in order of arrival; they are recomputed."""
         back = [*self.running]
         for seq in reversed(back):
             self.stop_running(seq)
@@ -162,14 +162,14 @@ class SequenceRegistry:
         return back
 
     def discard_swap(self, seq: Sequence) -> None:
-        """What it has on the host is worth nothing; it begins anew."""
+        """Free its host blocks; it is recomputed."""
         assert seq.state is SequenceState.SWAPPED, seq.state
         self._kv.release(seq, self._inflight.last_step)
         seq.state = SequenceState.WAITING
         self.num_swapped -= 1
 
     def finish(self, seq: Sequence) -> None:
-        """Take a live sequence out of wherever it is."""
+        """Remove a live sequence from its current place."""
         family = self.groups[seq.request.id]
         held = seq.state is SequenceState.RUNNING and family.hold
         if seq.state is SequenceState.RUNNING:
@@ -193,7 +193,7 @@ class SequenceRegistry:
         self._drop_if_finished(family)
 
     def remove_waiting(self, seq: Sequence) -> None:
-        """From wherever it waits, its blocks with it; the caller says where to."""
+        """Remove a sequence and its blocks from its waiting place; the caller places it."""
         family = self.groups[seq.request.id]
         if seq in family.followers:
             del family.followers[seq]
@@ -207,7 +207,7 @@ class SequenceRegistry:
         self.reclaimable.discard(seq)
 
     def release(self, request_id: str) -> None:
-        """Hold the blocks of a request no longer than its sequences live."""
+        """Free the blocks of a held request once its sequences have ended."""
         family = self.groups.get(request_id)
         if family is None:
             return
@@ -218,7 +218,7 @@ class SequenceRegistry:
         self._drop_if_finished(family)
 
     def reclaim(self, sparing: Sequence | None = None) -> bool:
-        """Take blocks from one who could do without. False if there is nobody."""
+        """Free the blocks of one sequence that can lose them. Returns False if there is none."""
         seq = self.reclaimable.pop(sparing)
         if seq is None:
             return False

@@ -19,7 +19,7 @@ class StopResult(NamedTuple):
 
 
 def check_stop(seq: Sequence, token: int, length: int) -> StopResult | None:
-    """Judge a token that made the sequence `length` tokens long. None: it goes on.
+    """Return how a token that makes the sequence `length` tokens long ends it; None: it does not.
 
     Order: the minimum keeps it alive, then EOS, then stop ids, then the length.
     """
@@ -32,9 +32,9 @@ def check_stop(seq: Sequence, token: int, length: int) -> StopResult | None:
 
 
 def append_tokens(seq: Sequence, at: int, ids: Seq[int]) -> tuple[int, StopResult | None]:
-    """Put accepted tokens in place of the unknown one at `at`, up to one that ends the sequence.
+    """Replace the unknown token at `at` by accepted ones, up to one that ends the sequence.
 
-    Returns how many were put, and how the sequence ends, if it does.
+    Returns the number of tokens kept, and how the sequence ends, if it does.
     """
     assert len(ids) < 2 or len(seq.tokens) == at + 1, "later steps counted on one token"
     if not ids:

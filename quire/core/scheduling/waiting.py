@@ -1,4 +1,4 @@
-"""Keeps requests out of the queue until the named resources they need are ready.
+"""Resource waits: keep requests out of the queue until the resources they need are ready.
 
 A resource is a compiled grammar, an adapter in memory, a tier's KV: any hashable name. Providers
 fetch resources elsewhere and report `ready(name)` or `failed(name, error)`. A request is queued
@@ -21,7 +21,7 @@ class WaitResult(NamedTuple):
 
     request_id: str
     error: RequestError | EngineError | None = None
-    """Why it can never run."""
+    """Error of a request that can never run."""
 
 
 class ResourceProvider:
@@ -35,7 +35,7 @@ class ResourceProvider:
         return ()
 
     def release(self, request: Request) -> None:
-        """The request has ended: it holds nothing any longer. Called once for each request()."""
+        """Release the resources of a request that has ended. Called once for each request()."""
 
     @property
     def has_outcomes(self) -> bool:
@@ -46,7 +46,7 @@ class ResourceProvider:
         """Call waits.ready(name) or waits.failed(name, error) for each name fetched since."""
 
     def set_outcome_callback(self, callback: Callable[[], None]) -> None:
-        """Have callback() called, by any thread, when has_outcomes may have become true."""
+        """Set callback(), which any thread calls when has_outcomes may have become true."""
 
     def stats(self) -> object | None:
         """One of the types in quire.core.snapshot for a snapshot of the engine, or None."""
@@ -54,7 +54,7 @@ class ResourceProvider:
 
 
 class ResourceWaits:
-    """The wait of every request, whatever it waits for."""
+    """Tracks the wait of every request, for any resource."""
 
     def __init__(self, providers: Seq[ResourceProvider]) -> None:
         self._providers = tuple(providers)
@@ -68,7 +68,7 @@ class ResourceWaits:
             provider.check_request(request)
 
     def add_request(self, request: Request) -> bool:
-        """Start to fetch what an accepted request needs. Whether it must wait."""
+        """Start to fetch what an accepted request needs. Returns whether it must wait."""
         held: list[ResourceProvider] = []
         names: set[Hashable] = set()
         try:
@@ -86,18 +86,18 @@ class ResourceWaits:
         return bool(names)
 
     def remove_request(self, request: Request) -> None:
-        """An added request has ended, in whatever state."""
+        """Stop the wait of an added request that has ended, in any state."""
         self._stop_waiting(request.id)
         for provider in self._providers:
             provider.release(request)
 
     @property
     def has_results(self) -> bool:
-        """Whether results() may name a request."""
+        """Whether results() may return a request."""
         return any([provider.has_outcomes for provider in self._providers])  # noqa: C419 faster
 
     def results(self) -> list[WaitResult]:
-        """Requests whose wait is over, each once, in the order in which that came about."""
+        """Return requests whose wait is over, each once, in the order of completion."""
         for provider in self._providers:
             if provider.has_outcomes:
                 provider.report(self)
@@ -116,7 +116,7 @@ class ResourceWaits:
     def ready(
         self, name: Hashable, unfit: Callable[[Request], RequestError | None] | None = None
     ) -> None:
-        """The resource is there. unfit: why a request cannot run with it, if it cannot."""
+        """Report that a resource is ready. unfit: returns why a request cannot use it, or None."""
         for request in self._waiting.pop(name, {}).values():
             error = None if unfit is None else unfit(request)
             missing = self._missing[request.id]
@@ -125,7 +125,7 @@ class ResourceWaits:
                 self._finish(request.id, error)
 
     def failed(self, name: Hashable, error: RequestError | EngineError) -> None:
-        """The resource will never be there."""
+        """Report that a resource will never be available."""
         for request_id in list(self._waiting.get(name, ())):
             self._finish(request_id, error)
 

@@ -70,12 +70,12 @@ class Admission:
         """All sequences of an added request have ended, wherever they were."""
 
     def stats(self) -> object | None:
-        """One of the types in quire.core.snapshot for a snapshot of the engine, or None."""
+        """Return one of the types in quire.core.snapshot for a snapshot of the engine, or None."""
         return None
 
 
 class StepListener:
-    """Observes what became of steps."""
+    """Observes the outcomes of steps."""
 
     serialize_steps: bool = False
     """Whether a step must be over before the next is planned."""
@@ -84,7 +84,7 @@ class StepListener:
     """Failed steps, with their trials, after which no request was to blame."""
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many prompt tokens was applied; it took so long from the one before."""
+        """A step with so many prompt tokens was applied, `seconds` after the one before."""
 
     def observe_step_failure(self, rows: Seq[Sequence]) -> str | None:
         """A step of these sequences raised; all running ones are about to be computed anew.

@@ -6,7 +6,7 @@ and each is tried alone: a second death then has one culprit. During a trial no 
 a row in the step, and no step is in flight behind it (`serialize_steps`). Others wait, with their
 blocks; if no suspect can run for want of blocks, the unsuspected ones make the next step.
 
-A trial is over when every sequence has computed what it had been promised when the step raised, or
+A trial is over when every sequence has computed what was planned for it when the step raised, or
 its first few tokens, which covers what the dead engine had generated and not delivered.
 """
 
@@ -19,23 +19,23 @@ from quire.core.scheduling.limits.base import NO_BOUND, Admission, StepBudget, S
 from quire.core.types import Request, Sequence, SequenceState
 
 TRIAL_STEPS = 3
-"""Steps in which one that was aboard a death says tokens alone. At most so many were in line."""
+"""Steps with tokens in which a crash suspect runs alone. At most so many were in flight."""
 
 
 class FaultIsolationLimit(StepBudget, Admission, StepListener):
-    """An engine has one, before all other limits."""
+    """One per engine, before all other limits."""
 
     allows_overtaking = True
 
     def __init__(self) -> None:
         self._bisection = FaultBisection()
-        self._crash_suspects: dict[str, None] = {}  # were aboard a death, and are not tried yet
-        self._solo_suspect: str | None = None  # of those, who is on trial
-        self._goal_lengths: dict[Sequence, int] = {}  # when a suspect has passed
-        self._is_trial_step = False  # this step is one
+        self._crash_suspects: dict[str, None] = {}  # ran during a crash and are not tried yet
+        self._solo_suspect: str | None = None  # the one of them that is on trial
+        self._goal_lengths: dict[Sequence, int] = {}  # length at which a suspect has passed
+        self._is_trial_step = False  # this step is a trial
         self._rows = 0  # of this step
-        self._chose_solo_suspect = False  # this step has chosen who is on trial alone
-        self._new_goals: set[Sequence] = set()  # have got their goals in this step
+        self._chose_solo_suspect = False  # this step has chosen the suspect
+        self._new_goals: set[Sequence] = set()  # got their goals in this step
 
     @property
     def serialize_steps(self) -> bool:  # type: ignore[override]  # read only
@@ -45,7 +45,7 @@ class FaultIsolationLimit(StepBudget, Admission, StepListener):
     def unattributed_failures(self) -> int:  # type: ignore[override]  # read only
         return self._bisection.unattributed_failures
 
-    # -- who is suspected ---------------------------------------------------------------------
+    # -- suspects -----------------------------------------------------------------------------
 
     def add_request(self, request: Request) -> None:
         if request.engine_crashes:
@@ -84,7 +84,7 @@ class FaultIsolationLimit(StepBudget, Admission, StepListener):
         self._new_goals.clear()
 
     def _clear_passed(self) -> None:
-        """Acquit who has passed."""
+        """Clear the suspects on trial if all their sequences have passed."""
         party = self._bisection.current_group
         on_trial = party or (() if self._solo_suspect is None else (self._solo_suspect,))
         goals = [(seq, at) for seq, at in self._goal_lengths.items() if seq.request.id in on_trial]

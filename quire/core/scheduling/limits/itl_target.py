@@ -3,10 +3,10 @@
 There are two targets. A short prompt is over in a few steps, and each may take target_s; or longer,
 where a step of decoding rows alone takes so long that less would starve prompts. A long prompt
 takes hundreds of steps, and each may take less than twice a step without prompts, so that no token
-comes at less than half its pace. That time is measured; while there are prompts all the time, one
-step in fifty goes without.
+comes at less than half its pace. That time is measured; if every step has prompts, one
+step in fifty runs without.
 
-The bound is learnt from each applied step: more or fewer tokens as the step was quicker or slower
+The bound is learned from each applied step: more or fewer tokens as the step was quicker or slower
 than the target. Fixed costs make this err on the small side; it needs no model of the device, and
 recovers from a stall in a few steps. Where no row decodes, prompts get the whole step.
 """
@@ -20,26 +20,26 @@ from quire.core.scheduling.limits.base import NO_BOUND, StepBudget, StepListener
 from quire.core.types import Sequence, SequenceState
 
 MIN_PROMPT_TOKENS = 64
-"""Prompt tokens a step may always have, whatever the target: prompts must get on too."""
+"""Minimum of prompt tokens in a step, whatever the target: prompts must make progress."""
 INITIAL_PROMPT_TOKENS = 256
-"""Prompt tokens of the first step beside decoding rows, when nothing is known yet."""
+"""Prompt tokens of the first step beside decoding rows, before anything is measured."""
 MIN_LONG_PROMPT_TOKENS = 32
-"""The same of long prompts. Fewer save next to nothing: a step reads all of the context anyway."""
+"""The same for long prompts. Fewer save almost nothing: a step reads the whole context anyway."""
 FULL_STEP_SHARE = 0.4
-"""Of what is allowed, so much makes a step full: rounding may take more than half."""
+"""Share of the bound from which a step counts as full: rounding may take more than half."""
 LONG_STEP_FACTOR = 1.9
-"""Bare steps that one with a long prompt may take; what varies comes on top."""
+"""Time limit of a step with a long prompt, in steps without prompts; variation comes on top."""
 LONG_PROMPT_STEPS = 8
-"""A prompt is long that would take more than so many full steps."""
+"""A prompt is long if it would take more than this many full steps."""
 PROBE_EVERY = 50
-"""After so many steps with prompts one goes without, to see what a bare one takes."""
+"""After so many steps with prompts one runs without, to measure that."""
 PLAN_HISTORY = 8
-"""So many plans are remembered: more than are in flight."""
+"""Number of remembered plans: more than are in flight."""
 
 
 @dataclass(slots=True)
 class _PromptTokenFit:
-    """How many prompt tokens a step may have to take no longer than a target."""
+    """Learns how many prompt tokens a step may have to take no longer than a target."""
 
     min_tokens: int
     max_tokens: float = float(NO_BOUND)
@@ -55,33 +55,31 @@ class _PromptTokenFit:
 
 @dataclass(slots=True)
 class _StepPromptTokens:
-    """Tokens of prompts in a step, and those of long ones among them."""
+    """Prompt tokens in a step, and those of long prompts among them."""
 
     tokens: int = 0
     long_tokens: int = 0
 
 
 class InterTokenLatencyLimit(StepBudget, StepListener):
-    """left = what the target allows - prompt tokens taken in this step, if somebody decodes.
+    """left = what the target allows - prompt tokens taken in this step, if any row decodes.
 
-    left_of_long: the same of the lower target; long ones count for both.
+    left for long prompts: the same with the lower target; their tokens count for both.
     """
 
     def __init__(self, target_s: float, *, least_of_long: int = MIN_LONG_PROMPT_TOKENS) -> None:
         assert target_s > 0, target_s
         self.target_s = target_s
-        self.decode_step_s = 0.0  # what a step of decoding rows alone takes; 0: not known
+        self.decode_step_s = 0.0  # time of a step of decoding rows alone; 0: unknown
         self.short_fit = _PromptTokenFit(MIN_PROMPT_TOKENS)
         self.long_fit = _PromptTokenFit(least_of_long)
         self.left = NO_BOUND
         self.left_for_long = NO_BOUND
         self.long_rows = 0  # rows of long prompts in this step
         self.recent_steps: deque[_StepPromptTokens] = deque(maxlen=PLAN_HISTORY)  # the latest last
-        self.steps_since_probe = 0  # steps with prompts since a bare one
+        self.steps_since_probe = 0  # steps with prompts since one without
         self.decode_rows = 0  # rows of this step
-        self.previous_decode_rows = (
-            0  # rows of the step before: those of this one may come late in it
-        )
+        self.previous_decode_rows = 0  # rows of the step before: rows of this one may be added late
 
     def begin_step(self, sequences: int) -> None:
         self.previous_decode_rows, self.decode_rows = self.decode_rows, 0
@@ -99,11 +97,11 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
         if self._is_long(seq):
             left = self.left_for_long
             if self.left > 0 and not self.long_rows:
-                left = max(left, self.long_fit.min_tokens)  # shorter ones took all, step after step
+                left = max(left, self.long_fit.min_tokens)  # shorter ones took all, in every step
         return max(0, min(want, left))
 
     def prompt_tokens_left(self) -> int:
-        """Tokens of prompts that this step still has."""
+        """Prompt tokens that this step can still take."""
         return max(self.left, 0) if self._is_active else NO_BOUND
 
     def take(self, seq: Sequence, n: int) -> None:
@@ -133,12 +131,12 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
 
     @property
     def _target_s(self) -> float:
-        """Of short prompts."""
+        """Time limit of a step with short prompts only."""
         return max(self.target_s, LONG_STEP_FACTOR * self.decode_step_s)
 
     @property
     def _is_probe_step(self) -> bool:
-        """This step shall be a bare one, to see what that takes."""
+        """Whether this step runs without prompts, to measure its time."""
         unknown = not self.decode_step_s and any(plan.long_tokens for plan in self.recent_steps)
         return self.previous_decode_rows > 0 and (unknown or self.steps_since_probe >= PROBE_EVERY)
 
@@ -150,7 +148,7 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
         if self.short_fit.max_tokens >= NO_BOUND:
             return INITIAL_PROMPT_TOKENS
         most = fit.max_tokens
-        if most >= NO_BOUND:  # of no long prompt yet; half of what the shorter ones promise
+        if most >= NO_BOUND:  # no long prompt yet; half of what shorter ones promise
             most = (
                 self.short_fit.max_tokens
                 * LONG_STEP_FACTOR
@@ -176,7 +174,7 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
             self.recent_steps[-1].long_tokens += sign * n * is_long
 
     def _long_tokens(self, prompt_tokens: int) -> int:
-        """Of a step that landed, those of long prompts. Plans land in order; some never do."""
+        """Long-prompt tokens of an applied step. Plans are applied in order; some never are."""
         for place, plan in enumerate(self.recent_steps):
             if plan.tokens == prompt_tokens:
                 for _ in range(place + 1):
@@ -185,14 +183,14 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
         return 0
 
     def _is_long(self, seq: Sequence) -> bool:
-        """Whether its prompt, without what was cached, takes many steps: also towards its end."""
+        """Whether its uncached prompt takes many steps; also true near the end of the prompt."""
         tokens = seq.pending
         if seq.state is SequenceState.RUNNING:
             tokens = max(tokens, seq.prompt_len - seq.cached)
         return tokens > LONG_PROMPT_STEPS * self.short_fit.max_tokens
 
     def _observe_decode_step(self, seconds: float) -> None:
-        """A step without prompts landed. One slow one is no rule."""
+        """Learn the time of a step without prompts. A single slow one has a limited effect."""
         self.steps_since_probe = 0
         if not self.decode_step_s:
             self.decode_step_s = seconds
@@ -200,14 +198,14 @@ class InterTokenLatencyLimit(StepBudget, StepListener):
 
 
 def _is_decoding(seq: Sequence) -> bool:
-    """Whether the row is of a next token, not of a prompt or of what was preempted."""
+    """Whether the row computes a next token, not a prompt or preempted tokens."""
     return seq.pending == 1 and seq.planned >= seq.prompt_len
 
 
 def _round_to_tiles(tokens: int) -> int:
-    """So many or somewhat fewer: matrix products work in tiles, and pay for the last ones in full.
+    """Round down to the tiles of matrix products, which pay for a partial tile in full.
 
-    Not by much: a step that got a third less would not show that the third had fitted.
+    Not by much: a step with a third less would not show whether the third had fitted.
     """
     grain = 256 if tokens >= 1024 else 128 if tokens >= 512 else 1
     return tokens - tokens % grain

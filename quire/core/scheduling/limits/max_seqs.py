@@ -1,4 +1,4 @@
-"""At most so many sequences in one step (max_num_seqs)."""
+"""Max seqs limit: bounds the number of sequences in one step (max_num_seqs)."""
 
 from __future__ import annotations
 

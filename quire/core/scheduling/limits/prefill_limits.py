@@ -11,7 +11,7 @@ from quire.core.types import Sequence
 
 
 class PrefillChunkLimit(StepBudget):
-    """A row has at most `most` tokens, unless alone (long_prefill_token_threshold)."""
+    """Bounds a row to `most` tokens, unless it is alone (long_prefill_token_threshold)."""
 
     def __init__(self, most: int) -> None:
         assert most > 0, most
@@ -29,7 +29,7 @@ class PrefillChunkLimit(StepBudget):
 
 
 class PartialPrefillLimit(StepBudget):
-    """At most `most` partial rows in a step (max_num_partial_prefills). After TokenBudget."""
+    """Bounds the partial rows in a step (max_num_partial_prefills). Comes after TokenBudget."""
 
     allows_overtaking = True
 
@@ -42,7 +42,7 @@ class PartialPrefillLimit(StepBudget):
         self.left = self.max_rows
 
     def is_counted(self, seq: Sequence, n: int) -> bool:
-        """Whether a row of n tokens takes one of the places."""
+        """Whether a row of n tokens counts as partial."""
         return n < seq.pending
 
     def allow(self, seq: Sequence, want: int) -> int:
@@ -59,9 +59,9 @@ class PartialPrefillLimit(StepBudget):
 
 
 class LongPrefillLimit(PartialPrefillLimit):
-    """At most `most` partial rows of long prompts in a step (max_long_partial_prefills).
+    """Bounds the partial rows of long prompts in a step (max_long_partial_prefills).
 
-    Long is a prompt of more than `threshold` tokens. Shorter ones behind it may pass.
+    A prompt is long with more than `threshold` tokens. Shorter ones behind it may overtake.
     """
 
     def __init__(self, most: int, threshold: int) -> None:

@@ -18,27 +18,25 @@ from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.types import Sequence, SequenceState
 
 LOOKAHEAD = 8
-"""So many of those who wait are looked at."""
+"""Number of waiting sequences that are considered."""
 OLDEST_SHARE = 0.25
 MAX_BACKOFF = 31
 
 
 class ShortestPromptFirst(StepBudget):
-    """queue: who waits. room: tokens of prompts that the limits before leave in this step.
+    """queue: of waiting sequences. room: returns the prompt tokens that earlier limits leave.
 
-    After those limits.
+    Comes after those limits.
     """
 
     def __init__(self, queue: WaitingQueue, room: Callable[[], int]) -> None:
         self._queue = queue
         self._prompt_tokens_left = room
-        self._partial_prompts: dict[
-            Sequence, None
-        ] = {}  # whose prompts come in parts, eldest first
-        self._queue_heads: list[Sequence] = []  # those who wait, for whom room was left
+        self._partial_prompts: dict[Sequence, None] = {}  # prompts that come in parts, oldest first
+        self._queue_heads: list[Sequence] = []  # waiting sequences that tokens were left for
         self._oldest: Sequence | None = None
-        self._demands: dict[Sequence, int] = {}  # tokens that those who had none yet could use
-        self._oldest_reserve = 0  # for the eldest
+        self._demands: dict[Sequence, int] = {}  # tokens that sequences without any yet could use
+        self._oldest_reserve = 0  # for the oldest
         self._backoff_steps = self._backoff_left = 0
 
     def begin_step(self, sequences: int) -> None:
@@ -83,7 +81,7 @@ class ShortestPromptFirst(StepBudget):
         return NO_BOUND
 
     def _update_backoff(self) -> None:
-        """Those for whom room was left in the step before: has one of them come?"""
+        """Back off if no sequence that tokens were left for started in the step before."""
         if self._backoff_left:
             self._backoff_left -= 1
         elif self._queue_heads and self._partial_prompts:
@@ -93,5 +91,5 @@ class ShortestPromptFirst(StepBudget):
 
 
 def _is_prefilling(seq: Sequence) -> bool:
-    """It has more to compute than the next token."""
+    """Whether it has more to compute than the next token."""
     return seq.pending > 1 or seq.planned < seq.prompt_len

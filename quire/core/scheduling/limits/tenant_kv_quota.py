@@ -14,13 +14,13 @@ from quire.core.scheduling.order.fair import FairQueue
 from quire.core.types import NO_BLOCK, Sequence, SequenceState
 
 SEQUENCES_PER_CHARGE = 64
-"""Of so many sequences books are settled each step while somebody waits, of more less often."""
+"""If any wait, service is charged every step up to this many sequences; with more, less often."""
 IDLE_CHARGE_EVERY = 16
-"""Steps between two settlings while nobody waits."""
+"""Steps between two charges if no sequence waits."""
 
 
 class TenantKVQuota(StepBudget):
-    """blocks: of the cache. most_blocks: that a sequence of so many tokens needs."""
+    """blocks: in the cache. most_blocks: maximum that a sequence of so many tokens needs."""
 
     allows_overtaking = True
 
@@ -28,12 +28,12 @@ class TenantKVQuota(StepBudget):
         self._queue = order
         self._blocks = blocks
         self._max_blocks = most_blocks
-        self._running: dict[Sequence, None] = {}  # of tenants with a share
+        self._running: dict[Sequence, None] = {}  # of tenants with a quota
         self._held_blocks: dict[bytes, int] = {}
         self._steps = 0
         self._added_this_step: dict[
             Sequence, int
-        ] = {}  # came in this step -> blocks counted for it
+        ] = {}  # started in this step -> blocks counted for it
 
     def begin_step(self, sequences: int) -> None:
         self._steps += 1

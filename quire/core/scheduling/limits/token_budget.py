@@ -1,4 +1,4 @@
-"""At most so many tokens through the model in one step (max_num_batched_tokens)."""
+"""Token budget: bounds the tokens in one step (max_num_batched_tokens)."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class TokenBudget(StepBudget):
 
 
 class WholePromptLimit(StepBudget, Admission):
-    """A prompt is computed whole or not yet (enable_chunked_prefill=False). After TokenBudget.
+    """Computes a prompt whole or not yet (enable_chunked_prefill=False). Comes after TokenBudget.
 
-    A sequence that was preempted has its outputs to recompute too, which may pass the budget, and
-    so has one that spoke in another engine before; those may come in chunks.
+    A preempted sequence recomputes its outputs too, and one resumed from another engine has outputs
+    already. Those may exceed the budget, so they may be computed in chunks.
     """
 
     def __init__(self, per_step: int) -> None:

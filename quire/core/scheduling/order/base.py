@@ -12,7 +12,7 @@ from quire.core.types import Sequence
 
 
 class WaitingQueue(Protocol):
-    """A queue, and the choice of a victim. Total: two sequences never tie."""
+    """A queue that also chooses victims. The order is total: two sequences never tie."""
 
     def __len__(self) -> int: ...
 
@@ -20,16 +20,16 @@ class WaitingQueue(Protocol):
         """Waiting sequences, next first."""
 
     def push(self, seq: Sequence) -> None:
-        """A new one."""
+        """Add a new sequence."""
 
     def requeue(self, seq: Sequence) -> None:
-        """One that had its turn and could not go on; ahead of equals that never had one."""
+        """Add a sequence that was preempted or could not continue; before equals that never ran."""
 
     def pop(self) -> Sequence:
         """Remove and return the next one. The queue must not be empty."""
 
     def remove(self, seq: Sequence) -> None:
-        """Take out this one, which is in the queue."""
+        """Remove this sequence, which is in the queue."""
 
     def choose_victim(self, running: dict[Sequence, None]) -> Sequence:
         """The sequence to preempt. running: in the order of admission, not empty."""

@@ -7,7 +7,7 @@ level with those that wait: no credit for the past, and its excess stays. When m
 largest holder is preempted. With one tenant this is the inner order.
 
 Source: Sheng et al., Fairness in Serving Large Language Models, OSDI 2024 (virtual token counter);
-the victim and the uncached price are ours.
+the victim and the free cached tokens are ours.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from quire.core.scheduling.order.base import WaitingQueue
 from quire.core.types import NO_BLOCK, Sequence, SequenceState
 
 OUTPUT_COST = 2.0
-"""A generated token takes a row of a step for itself; tokens of prompts share theirs."""
+"""A generated token takes a row of a step for itself; prompt tokens share theirs."""
 MAX_TENANTS = 4096
-"""Tenants beyond which those with nothing here are forgotten."""
+"""Above this number, tenants without sequences are dropped."""
 
 
 class _TenantQueue:
-    """queue: who waits. spent: the virtual counter."""
+    """queue: its waiting sequences. virtual_counter: its service so far."""
 
     __slots__ = ("queue", "virtual_counter", "weight")
 
@@ -35,12 +35,12 @@ class _TenantQueue:
 
 
 class _ServiceAccount:
-    """Of one sequence that had a turn. paid: may be ahead of what it had, just after pop()."""
+    """Service of one sequence that ran. Its charge may exceed its service just after pop()."""
 
     __slots__ = ("charged", "precomputed", "received")
 
     def __init__(self, base: int) -> None:
-        self.precomputed = base  # leading tokens that others computed for it
+        self.precomputed = base  # leading tokens that other sequences computed
         self.received = 0.0
         self.charged = 0.0
 
@@ -53,9 +53,9 @@ class FairQueue:
         self._victim_chooser = inner()  # of victims; its queue stays empty
         self._deprioritized: frozenset[bytes] = frozenset()
         self._tenants: dict[bytes, _TenantQueue] = {}
-        self._waiting: dict[bytes, _TenantQueue] = {}  # those with a queue that is not empty
+        self._waiting: dict[bytes, _TenantQueue] = {}  # tenants with a queue that is not empty
         self._accounts: dict[Sequence, _ServiceAccount] = {}
-        self._last_virtual_counter = 0.0  # what the last one had spent who had a turn
+        self._last_virtual_counter = 0.0  # counter of the tenant that ran last
 
     def __len__(self) -> int:
         return sum([len(one.queue) for one in self._waiting.values()])
@@ -116,9 +116,9 @@ class FairQueue:
             del self._waiting[name]
 
     def choose_victim(self, running: dict[Sequence, None]) -> Sequence:
-        """The one that the inner order would take from who holds most, but never the eldest.
+        """Return the inner order's choice among the largest tenant's sequences, never the oldest.
 
-        So there is always one that gets to its end: two could else take turns at beginning anew.
+        So one sequence always finishes: otherwise two could preempt each other for ever.
         """
         if len(self._tenants) < 2 or len(running) == 1:
             return self._victim_chooser.choose_victim(running)
@@ -134,18 +134,18 @@ class FairQueue:
         )
 
     def deprioritize(self, tenants: Iterable[bytes]) -> None:
-        """It cannot be the turn of these now: others go before them."""
+        """Move these tenants behind the others, because they cannot run now."""
         self._deprioritized = frozenset(tenants)
 
     def next_of_tenant(self, tenant: bytes) -> Sequence | None:
-        """Who of a tenant's goes next."""
+        """Return the next waiting sequence of a tenant."""
         found = self._waiting.get(tenant)
         return None if found is None else next(iter(found.queue))
 
     # -- service --------------------------------------------------------------------------------
 
     def charge_service(self) -> None:
-        """Count what those who had their turn were given since. Called once a step."""
+        """Charge the service that running sequences got since the last call. Called once a step."""
         if len(self._tenants) < 2:
             return
         for seq in list(self._accounts):
@@ -157,20 +157,20 @@ class FairQueue:
 
     @property
     def num_accounts(self) -> int:
-        """Sequences whose service is counted."""
+        """Number of sequences whose service is counted."""
         return len(self._accounts)
 
     def virtual_counter(self, tenant: bytes) -> float:
-        """The virtual counter of one."""
+        """Return the virtual counter of a tenant."""
         return self._tenants[tenant].virtual_counter
 
     def _charge_service(self, seq: Sequence) -> None:
-        """Have its tenant pay for what it had, no more and no less."""
+        """Charge its tenant exactly for the service that it got."""
         if len(self._tenants) < 2:
             return
         bill = self._accounts.get(seq)
         if bill is None:
-            if seq.planned:  # it shares what another computed, and waits for its first turn
+            if seq.planned:  # it shares what another computed, and waits for its first step
                 self._accounts[seq] = _ServiceAccount(seq.planned)
             return
         bill.received = max(bill.received, self._service_received(seq, bill))
@@ -180,23 +180,23 @@ class FairQueue:
             bill.charged = bill.received
 
     def _service_received(self, seq: Sequence, bill: _ServiceAccount) -> float:
-        """What a sequence was given; less than before while it recomputes, which is not charged.
+        """Return the service of a sequence; recomputation lowers it, and is not charged.
 
-        Of one that has said something all of the prompt was computed, also if its blocks are gone.
+        A sequence with output has computed all of its prompt, also if its blocks are gone.
         """
         said = max(len(seq.tokens) - seq.generation_start, 0)
         computed = seq.prompt_len if said else min(seq.planned, seq.prompt_len)
         return max(computed - max(seq.cached, bill.precomputed), 0) + OUTPUT_COST * said
 
     def _expected_service(self, seq: Sequence) -> float:
-        """What it has cost when its prompt is computed, if nothing of it is cached."""
+        """Return its service once its prompt is computed, if nothing of it is cached."""
         bill = self._accounts.get(seq)
         base = seq.planned if bill is None else max(seq.cached, bill.precomputed)
         said = OUTPUT_COST * max(len(seq.tokens) - seq.generation_start, 0)
         return max(seq.prompt_len - base, 0) + said
 
     def _upfront_charge(self, seq: Sequence) -> float:
-        """What a turn is to be paid for before it is had."""
+        """Return the charge made in advance, when it is taken from the queue."""
         if len(self._tenants) < 2:
             return 0.0
         bill = self._accounts.get(seq)
@@ -231,5 +231,5 @@ class FairQueue:
         self._tenants = {
             name: one
             for name, one in self._tenants.items()
-            if name in here or one.virtual_counter > level  # else they would be lifted to it anyway
+            if name in here or one.virtual_counter > level  # others are raised to it anyway
         }

@@ -1,4 +1,4 @@
-"""First come, first served; the youngest is preempted."""
+"""FIFO queue: orders sequences first come, first served; the youngest is preempted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lower priority numbers first, then earlier arrivals; the last of that order is preempted."""
+"""Priority queue: lower priority numbers first, then earlier arrivals; the last is preempted."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ Rank = tuple[int, float, str, int]
 
 
 def rank(seq: Sequence) -> Rank:
-    """Sorts sequences; no two are equal, as a request's id and an index within it are unique."""
+    """Return the sort key; keys are unique, as request ids and indices within them are."""
     request = seq.request
     return request.priority, request.arrived_at, request.id, seq.index
 
 
 class Priority:
-    """The queue is a list sorted by rank, last first, so that taking the next is cheap."""
+    """Keeps a list sorted by rank, last first, so that taking the next is cheap."""
 
     def __init__(self) -> None:
         self._queue: list[Sequence] = []
@@ -47,7 +47,7 @@ class Priority:
 
 
 class _ReverseRank:
-    """A rank, sorting backwards."""
+    """A rank that sorts backwards."""
 
     __slots__ = ("rank",)
 
