@@ -1,7 +1,7 @@
-"""Conventions of a family of models: what its config.json means by the fields it leaves out.
+"""Model conventions: define how a family of models reads fields absent from its config.json.
 
-A model file states them as a literal, `CONVENTIONS = {...}`, which is read without importing the
-file, so that a model can be planned where torch is not installed. Its Config follows them too.
+A model file has them as a literal, `CONVENTIONS = {...}`, which is read without importing the
+file, so that a model can be planned without torch. Its Config follows them too.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ LAST_LOWER_LAYER = 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conventions:
-    """One family."""
+    """Conventions of one family."""
 
     windows: Literal["all", "periodic", "upper", "alternate"] = "all"
     """Layers with a window where `layer_types` is absent: all; all but every `period`-th; from
     max_window_layers on; every other one below max_window_layers."""
-    window: int | None = None  # its length, if sliding_window is absent
+    window: int | None = None  # length of the window if sliding_window is absent
     period: int = 1
     windows_on_request: bool = False  # only with use_sliding_window
     mlp_kind: Literal["gated", "plain"] = "gated"  # three matrices or two
@@ -34,7 +34,7 @@ class Conventions:
     scaling_extends: bool = True  # rope scaling stretches max_position_embeddings
 
     def window_per_layer(self, hf: Json, count: int) -> list[int | None]:
-        """The window of each layer, None without one."""
+        """Return the window of each layer, None for a layer without one."""
         window = hf.get("sliding_window") if "sliding_window" in hf else self.window
         if not window or hf.get("use_sliding_window", not self.windows_on_request) is False:
             return [None] * count
@@ -54,7 +54,7 @@ class Conventions:
 
 
 def conventions_of(hf: Json) -> Conventions:
-    """Those of a config.json's model type; the defaults for a type that quire does not have."""
+    """Return those of a config.json's model type; the defaults for an unknown type."""
     return _stated_conventions(str(hf.get("model_type", "")))
 
 

@@ -1,4 +1,4 @@
-"""Why a setting is what it is. resolve() collects one reason for each choice it makes."""
+"""Decision log: records the reason for each choice that resolve() makes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from quire.config.engine_config import Decision
 
 @dataclass
 class DecisionLog:
-    """Collects the Whys of one resolve()."""
+    """Collects the decisions of one resolve()."""
 
     decisions: list[Decision]
 
     def record(self, field: str, value: Any, reason: str) -> Any:
-        """Note a choice; returns the value."""
+        """Record a choice and return the value."""
         self.decisions.append(Decision(field, value, reason))
         return value

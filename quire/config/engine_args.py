@@ -21,14 +21,14 @@ def _post_init(self: Any) -> None:
 
 
 def _options(self: Any) -> Options:
-    """The options tree of the given values."""
+    """Return the options tree of the given values."""
     given = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
     defaults = {spec.name: spec.default for spec in option_specs().values()}
     return Options.from_flat({name: v for name, v in given.items() if v != defaults.get(name)})
 
 
 def _repr(self: Any) -> str:
-    """The given values, without defaults and secrets."""
+    """Show the given values, without defaults and secrets."""
     given = [
         f for f in dataclasses.fields(self) if getattr(self, f.name) not in (None, f.default, {})
     ]
@@ -37,7 +37,7 @@ def _repr(self: Any) -> str:
 
 
 def _from_cli_args(cls: Callable[..., Any], args: argparse.Namespace) -> Any:
-    """From a parsed command line; names that are no options are left alone."""
+    """Make one from a parsed command line; other names are ignored."""
     names = {f.name for f in dataclasses.fields(cls)}  # type: ignore[arg-type]
     given = {name: value for name, value in vars(args).items() if name in names}
     model = given.pop("model_tag", None)
@@ -89,7 +89,7 @@ AsyncEngineArgs: Any = dataclasses.make_dataclass(
 
 
 def options_of(given: Any) -> Options:
-    """Options from EngineArgs, Options, or flat names."""
+    """Make Options from EngineArgs, Options, or flat names."""
     if isinstance(given, Options):
         return given
     if isinstance(given, EngineArgs):

@@ -1,6 +1,6 @@
-"""What will happen: the engine's settings, all decided. Frozen; nothing here means "auto".
+"""Engine config: all settings of the engine after resolution. Frozen; no value is "auto".
 
-Made by resolve.py alone. Parts take their section or plain values, never the whole.
+Made only by resolve.py. Components get their section or plain values, never the whole.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LoadSection:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSection:
     kind: str
-    attention_backend: str  # a name, or "auto": attention/select.py chooses and says why
+    attention_backend: str  # a name, or "auto": attention/select.py chooses and gives the reason
     threads: int
     enforce_eager: bool = False
     capability: tuple[int, int] = (0, 0)  # of a CUDA device
@@ -105,15 +105,15 @@ class SamplingSection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StructuredSection:
-    """What output is bound by, and what binding it may cost."""
+    """Constraints of structured output, and limits of their compilation."""
 
     backend: str = "auto"
     disable_any_whitespace: bool = False  # JSON without any space between its tokens
     disable_additional_properties: bool = False  # objects hold what the schema names
-    enable_in_reasoning: bool = False  # reasoning is bound, too
+    enable_in_reasoning: bool = False  # reasoning is constrained, too
     compile_seconds: float = 10.0  # of CPU time, for one grammar
     compile_memory: int = 1 << 30  # bytes, for one grammar
-    cache_memory: int = 1 << 26  # bytes of grammars that nobody uses
+    cache_memory: int = 1 << 26  # bytes of grammars that no request uses
     cache_size: int = 512  # such grammars
 
 

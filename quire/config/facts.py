@@ -1,4 +1,4 @@
-"""Facts of the model's files and of the device, whatever the options say.
+"""Facts: properties of the model's files and of the device, independent of the options.
 
 Model facts are read from config.json by the keys that models share and by the conventions that the
 model's file states, so that a model can be planned without its code. quire.models reads the same
@@ -38,21 +38,21 @@ LENGTH_KEYS = (
 )
 UNSCALED_ROPE = ("default", "su", "longrope", "llama3", "mrope", "proportional")
 NON_LINEAR_NAMES = ("embed", "wte", "wpe", "lm_head")
-"""In the names of matrices that are no linear layers of the decoder."""
+"""Name parts of matrices that are no linear layers of the decoder."""
 MAX_TOKENIZER_LENGTH = 10**9
-"""Tokenizers without a length have 10**30."""
+"""Tokenizers without a length limit have 10**30."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightFacts:
-    """Numbers of elements. Matrices are shared out over ranks, vectors are on each."""
+    """Element counts of weights. Matrices are sharded over ranks, vectors are replicated."""
 
     matrices: int
     vectors: int
-    linear: int = 0  # of the matrices, those of linear layers, which quantization makes smaller
+    linear: int = 0  # elements of linear layers, which quantization makes smaller
 
     def bytes(self, itemsize: int, ranks: int = 1, *, quantized: bool = False) -> int:
-        """On one rank. quantized: linear layers hold one byte an element."""
+        """Bytes on one rank. quantized: linear layers have one byte per element."""
         small = -(-self.linear // ranks) if quantized else 0
         return (-(-self.matrices // ranks) + self.vectors) * itemsize - small * (itemsize - 1)
 
@@ -94,14 +94,14 @@ class DeviceFacts:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; {} if there is no file. Raises ConfigError."""
+    """Read a JSON object from a file; {} if there is no file. Raises ConfigError."""
     return read_json_object(path, MAX_CONFIG_BYTES) if path.is_file() else {}
 
 
 def read_hf_config(
     folder: Path, overrides: Json | Callable[..., Any] | None = None
 ) -> dict[str, Any]:
-    """config.json of a model's folder, with hf_overrides merged in."""
+    """Read config.json of a model's folder, and merge hf_overrides into it."""
     path = folder / "config.json"
     if not path.is_file():
         found = (
@@ -121,15 +121,15 @@ def read_hf_config(
 
 
 def validate_sizes(hf: dict[str, Any]) -> dict[str, Any]:
-    """The same. Raises ConfigError for sizes that no model has."""
+    """Return hf unchanged. Raises ConfigError for sizes that no model has."""
     check_sizes(hf)
     return hf
 
 
 def merge_rope_overrides(before: Json, after: dict[str, Any]) -> dict[str, Any]:
-    """`after`, with rotary settings changed in the older style carried into rope_parameters.
+    """Return `after`, with rotary settings of the older style moved into rope_parameters.
 
-    Newer checkpoints keep them there, where they would hide the settings beside them.
+    Newer checkpoints have rope_parameters, which would hide the older settings.
     """
     inner = after.get("rope_parameters")
     if not isinstance(inner, Mapping) or inner != before.get("rope_parameters"):
@@ -152,7 +152,7 @@ def merge_rope_overrides(before: Json, after: dict[str, Any]) -> dict[str, Any]:
 
 
 def merge_dicts(base: Json, over: Json) -> dict[str, Any]:
-    """`over` on top of `base`; dicts within are merged too."""
+    """Merge `over` into `base`, recursively for dicts."""
     out = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(out.get(key), Mapping)
@@ -161,7 +161,7 @@ def merge_dicts(base: Json, over: Json) -> dict[str, Any]:
 
 
 def read_generation_config(folder: Path, source: str, overrides: Json) -> dict[str, Any]:
-    """Sampling defaults: generation_config.json of the model or of another folder, overridden."""
+    """Read sampling defaults: generation_config.json of the model or a folder, with overrides."""
     if source in ("vllm", "quire", "none"):
         return dict(overrides)
     if source != "auto" and not (Path(source) / "generation_config.json").is_file():
@@ -181,7 +181,7 @@ def read_model_facts(
     override_generation_config: Json | None = None,
     weights: WeightFacts | None = None,
 ) -> ModelFacts:
-    """Facts from the small files of a model's folder."""
+    """Read the facts from the small files of a model's folder."""
     hf = read_hf_config(config_folder or folder, overrides)
     files = read_json(folder / "generation_config.json")
     generation = read_generation_config(folder, generation_config, override_generation_config or {})
@@ -205,7 +205,7 @@ def model_facts(
     tokenizer_length: object = None,
     weights: WeightFacts | None = None,
 ) -> ModelFacts:
-    """Facts from config.json as a dict. Raises ConfigError."""
+    """Return the facts from config.json as a dict. Raises ConfigError."""
     with raise_as_config_error("config.json"):
         return _model_facts(hf, name, generation, eos, tokenizer_length, weights)
 
@@ -244,7 +244,7 @@ def _model_facts(
 
 
 def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
-    """Numbers of one row of the rotary tables: a cosine and a sine for every other dimension."""
+    """Length of a row of the rotary tables: a cosine and a sine for every other dimension."""
     if conventions_of(hf).positions_kind == "learned":
         return 0
     rope = hf.get("rope_parameters") or {}
@@ -254,12 +254,12 @@ def _rotary(hf: Json, layers: Sequence[LayerFacts]) -> int:
 
 
 def _top_k(hf: Json) -> int:
-    """Experts per token, under the names that mixture models use."""
+    """Experts per token, under any of the names that mixture models use."""
     return int(hf.get("num_experts_per_tok") or hf.get("experts_per_token") or 0)
 
 
 def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
-    """KV heads, head size and window of each layer."""
+    """Return KV heads, head size and window of each layer."""
     if hf.get("kv_lora_rank"):
         latent = _int(hf, "kv_lora_rank")
         kept = LayerFacts(1, latent + _int(hf, "qk_rope_head_dim"), latent=latent)
@@ -273,7 +273,7 @@ def layer_facts(hf: Json) -> tuple[LayerFacts, ...]:
 
 
 def context_length(hf: Json, tokenizer_length: object = None) -> int | None:
-    """The smallest length the files name, rope scaling included. None if they name none."""
+    """Smallest length in the files, rope scaling included. None if they have none."""
     lengths = [int(hf[key]) for key in LENGTH_KEYS if isinstance(hf.get(key), int)]
     length = min(lengths) if lengths else None
     if length is not None:
@@ -295,7 +295,7 @@ def _scaled(hf: Json, length: int) -> int:
 
 
 def estimate_weights(hf: Json, layers: Sequence[LayerFacts]) -> WeightFacts:
-    """Elements of a dense (or mixture) decoder of these sizes, when there are no tensor headers."""
+    """Estimate elements of a dense (or mixture) decoder of these sizes, without tensor headers."""
     hidden, vocab, mlp = (
         _int(hf, "hidden_size", "n_embd", "d_model"),
         _int(hf, "vocab_size"),
@@ -330,7 +330,7 @@ def _attention_weights(hf: Json, hidden: int, layer: LayerFacts) -> int:
 
 
 def count_weights_in_headers(headers: Mapping[str, Any], *, tied: bool = False) -> WeightFacts:
-    """From tensor headers: name -> something with a `shape`."""
+    """Count elements from tensor headers: name -> object with a `shape`."""
     matrices = vectors = linear = 0
     for name, header in headers.items():
         if tied and name == "lm_head.weight":
@@ -346,7 +346,7 @@ def count_weights_in_headers(headers: Mapping[str, Any], *, tied: bool = False) 
 
 
 def has_tied_embeddings(hf: Json) -> bool:
-    """One matrix serves as the first and the last."""
+    """Whether the embedding and the LM head share one matrix."""
     return _tied(_text_config(hf))
 
 
@@ -383,7 +383,7 @@ def _dtype(given: object) -> str | None:
 
 
 def _ids(*given: object) -> tuple[int, ...]:
-    """All ids of ints, lists and Nones, each once."""
+    """Return all ids in ints, lists and Nones, each once."""
     out: dict[int, None] = {}
     for one in given:
         for token in one if isinstance(one, (list, tuple)) else (one,):

@@ -1,7 +1,7 @@
-"""JSON files that come with models: somebody else's, so that size, depth and numbers are checked.
+"""JSON file reader: checks size, depth and numbers of JSON files that come with models.
 
-Nothing is believed of them before anything of that size is made: a config.json of a few bytes can
-ask for a billion layers.
+The files are untrusted, so this happens before anything of a given size is allocated: a config.json
+of a few bytes can request a billion layers.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from quire.errors import ConfigError
 
 MAX_BYTES = 256 << 20
-"""Of an index or a tokenizer's file. Those of the largest models have a tenth of that."""
+"""Limit for an index or a tokenizer's file. Those of the largest models have a tenth of that."""
 MAX_CONFIG_BYTES = 16 << 20
 MAX_LEVELS = 64
 
@@ -44,11 +44,11 @@ _SIZE_LIMITS = {
     **dict.fromkeys(("original_max_position_embeddings",), (1, 1 << 31)),
     **dict.fromkeys(("sliding_window", "attention_window"), (0, 1 << 31)),
 }
-"""Field -> least and most of what any model has had, with a wide margin."""
+"""Field -> minimum and maximum over all known models, with a wide margin."""
 
 
 def read_json_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError, and FileNotFoundError where there is none."""
+    """Read the object in a JSON file. Raises ConfigError, and FileNotFoundError."""
     try:
         value = json.loads(read_text(path, most))
     except RecursionError:
@@ -63,7 +63,7 @@ def read_json_object(path: Path, most: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def read_text(path: Path, most: int) -> str:
-    """A text file of so many bytes at most. Raises ConfigError and FileNotFoundError."""
+    """Read a text file of at most `most` bytes. Raises ConfigError and FileNotFoundError."""
     try:
         check_bytes(path, most)
         return path.read_text(encoding="utf-8")
@@ -76,7 +76,7 @@ def read_text(path: Path, most: int) -> str:
 
 
 def check_bytes(path: Path, most: int) -> None:
-    """Raise ConfigError for a file that is too big to be what it should be. Raises OSError."""
+    """Raise ConfigError for a file that is implausibly large. Raises OSError."""
     size = path.stat().st_size
     if size > most:
         raise ConfigError(f"{path} has {size} bytes; at most {most} are read")
@@ -84,7 +84,7 @@ def check_bytes(path: Path, most: int) -> None:
 
 @contextmanager
 def raise_as_config_error(name: str) -> Iterator[None]:
-    """What a file made for us goes wrong in becomes a ConfigError: the file is at fault."""
+    """Turn errors that a file causes in library code into ConfigErrors that name the file."""
     try:
         yield
     except (ArithmeticError, LookupError, TypeError, ValueError, AttributeError) as error:
@@ -95,7 +95,7 @@ def raise_as_config_error(name: str) -> Iterator[None]:
 
 
 def check_sizes(config: Mapping[str, Any], name: str = "config.json", level: int = 0) -> None:
-    """Raise ConfigError for sizes that no model has, also of a model's parts."""
+    """Raise ConfigError for sizes that no model has, also in nested configs."""
     if level > MAX_LEVELS:
         raise ConfigError(f"{name} is nested deeper than {MAX_LEVELS} levels")
     for key, value in config.items():
@@ -103,6 +103,6 @@ def check_sizes(config: Mapping[str, Any], name: str = "config.json", level: int
             check_sizes(value, name, level + 1)
         elif isinstance(value, int | float) and not isinstance(value, bool) and key in _SIZE_LIMITS:
             least, most = _SIZE_LIMITS[key]
-            if not least <= value <= most:  # also what is no number
+            if not least <= value <= most:  # also true for NaN
                 said = f"{value!r:.40}"
                 raise ConfigError(f"{name}: {key} is {said}; it must be from {least} to {most}")

@@ -152,7 +152,7 @@ class CacheOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerOptions:
-    """Who computes what in a step."""
+    """Budgets of a step, limits of the queue, and preemption order."""
 
     max_num_batched_tokens: int | None = option(None, low=1, parse="count")
     """Tokens per step. None: 16384 offline and 8192 in the server on a GPU of 70 GiB or more,
@@ -297,7 +297,7 @@ class Options:
 
     @classmethod
     def from_flat(cls, flat: Mapping[str, object]) -> Options:
-        """From flat names, also those of other engines. Raises ConfigError; ignores nothing."""
+        """Make Options from flat names, also vLLM's. Raises ConfigError; ignores nothing."""
         sections: dict[str, dict[str, object]] = {}
         for name, value in vllm_options.translate(dict(flat)).items():
             spec = option_specs().get(name)
@@ -309,17 +309,17 @@ class Options:
         return cls(**{name: kinds[name](**values) for name, values in sections.items()})
 
     def flat(self) -> dict[str, object]:
-        """Every option by its flat name."""
+        """Return every option by its flat name."""
         return {name: getattr(getattr(self, s.section), name) for name, s in option_specs().items()}
 
     def non_default(self) -> dict[str, object]:
-        """Those that differ from their defaults."""
+        """Return the options that differ from their defaults."""
         return {name: v for name, v in self.flat().items() if v != option_specs()[name].default}
 
 
 @dataclass(frozen=True, slots=True)
 class OptionSpec:
-    """One option: where it lives, its type, range and default."""
+    """One option: its section, type, range and default."""
 
     name: str
     section: str
@@ -333,7 +333,7 @@ class OptionSpec:
     alias: str | None = None
 
     def parse_value(self, given: object) -> object:
-        """A value in this option's type and range, or ConfigError."""
+        """Convert a value to this option's type and check the range. Raises ConfigError."""
         if given is None and self.default is not None:
             return self.default
         value = coerce(self.name, self.hint, _normalize_value(self.name, given), self.parse)
@@ -355,14 +355,14 @@ class OptionSpec:
 
     @property
     def is_flag(self) -> bool:
-        """True or False is all it takes."""
+        """Whether it takes only True or False."""
         if get_origin(self.hint) in (Union, UnionType):
             return set(get_args(self.hint)) == {bool, type(None)}
         return self.hint is bool
 
 
 def _normalize_value(name: str, given: object) -> object:
-    """Values that users give in another library's types."""
+    """Convert values of another library's types."""
     if name == "dtype" and given is not None:
         return str(given).removeprefix("torch.")
     if name == "log_level" and isinstance(given, str):
@@ -379,13 +379,13 @@ def _normalize_value(name: str, given: object) -> object:
 
 
 def section_classes() -> dict[str, type[Any]]:
-    """Section name -> class, in order."""
+    """Return section name -> class, in order."""
     return dict(get_type_hints(Options))
 
 
 @functools.cache
 def option_specs() -> dict[str, OptionSpec]:
-    """Flat name -> Spec, in order. Names are unique over the tree."""
+    """Return flat name -> OptionSpec, in order. Names are unique over the tree."""
     found: dict[str, OptionSpec] = {}
     for section, kind in section_classes().items():
         hints = get_type_hints(kind)
@@ -397,7 +397,7 @@ def option_specs() -> dict[str, OptionSpec]:
 
 
 def unknown_option_error(name: str) -> ConfigError:
-    """The error for an unknown name."""
+    """Return the error for an unknown name."""
     known = [*option_specs(), *vllm_options.option_names()]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.6)
     hint = f"did you mean {' or '.join(near)}?" if near else "`quire serve --help` lists them all"
@@ -406,7 +406,7 @@ def unknown_option_error(name: str) -> ConfigError:
 
 @functools.cache
 def option_docs() -> dict[str, str]:
-    """Flat name -> help text: the docstrings under the fields, read from this file."""
+    """Return flat name -> help text: the docstrings under the fields, read from this file."""
     tree = ast.parse(inspect.getsource(inspect.getmodule(Options) or dataclasses))
     classes = {kind.__name__ for kind in section_classes().values()}
     found: dict[str, str] = {}

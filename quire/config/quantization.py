@@ -1,6 +1,6 @@
 """Reads the quantization that config.json describes, or that the user has chosen.
 
-Tensors are handled by quire.quant. Two dialects name the same thing, e4m3
+Tensors are handled by quire.quant. Two formats mean the same thing, e4m3
 weights with float32 scales: quant_method "fp8" (DeepSeek, Qwen, transformers) and
 "compressed-tensors" (llm-compressor). Everything else is refused by name.
 
@@ -30,7 +30,7 @@ ONLINE_METHODS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantFacts:
-    """How linear layers hold their weights."""
+    """How the weights of linear layers are stored."""
 
     method: str  # a file of quire.quant
     quant_method: str  # quant_method of the checkpoint, or the value of the option
@@ -48,9 +48,9 @@ class QuantFacts:
 
 
 def read_quantization(hf: Json, asked: str | None = None) -> QuantFacts | None:
-    """The checkpoint's quantization, or the one asked for; None: plain weights.
+    """Return the checkpoint's quantization, or the requested one; None: plain weights.
 
-    Raises ConfigError for what quire cannot do, and if the two disagree.
+    Raises ConfigError for formats that quire lacks, and if the two disagree.
     """
     for key in ("quantization_config", "compression_config"):
         if hf.get(key):
@@ -59,7 +59,7 @@ def read_quantization(hf: Json, asked: str | None = None) -> QuantFacts | None:
 
 
 def reconcile_quantization(found: QuantFacts | None, asked: str | None) -> QuantFacts | None:
-    """What the checkpoint has and the option, in one."""
+    """Combine the checkpoint's quantization with the option."""
     if found is not None:
         if asked in (None, found.method, found.quant_method):
             return found
@@ -91,7 +91,7 @@ def _read_checkpoint_quantization(found: object, key: str) -> QuantFacts | None:
 
 
 def _read_fp8(found: Json) -> QuantFacts:
-    """quant_method "fp8"."""
+    """Read quant_method "fp8"."""
     sides, scheme = found.get("weight_block_size"), found.get("activation_scheme", "dynamic")
     _require_value("quantization_config.fmt", found.get("fmt", "e4m3"), "e4m3")
     _require_value("quantization_config.weight_block_size", sides, None, [BLOCK, BLOCK])
@@ -114,7 +114,7 @@ def _read_fp8(found: Json) -> QuantFacts:
 
 
 def _read_compressed_tensors(found: Json) -> QuantFacts:
-    """quant_method "compressed-tensors", one group of w8a8 floats."""
+    """Read quant_method "compressed-tensors", one group of w8a8 floats."""
     at = "quantization_config"
     groups = found.get("config_groups") or {}
     if len(groups) != 1 or found.get("sparsity_config") or found.get("transform_config"):
@@ -173,7 +173,7 @@ def _read_skip_names(found: Json, key: str) -> tuple[str, ...]:
 
 
 def _check_pattern(pattern: str, key: str) -> None:
-    """Raise ConfigError for one that may take for ever: it comes from an untrusted file."""
+    """Raise ConfigError for a pattern that may match for ever: the file is untrusted."""
     wild = len(_WILDCARD.findall(pattern))
     if wild > MAX_WILDCARDS or _REPEATED_GROUP.search(pattern) or len(pattern) > MAX_PATTERN_LENGTH:
         why = (
@@ -188,7 +188,7 @@ def _check_pattern(pattern: str, key: str) -> None:
 
 
 def _matches(pattern: str, name: str) -> bool:
-    """A pattern is a run of whole components of a name, or "re:" and a regular expression."""
+    """Match a name: a pattern is a run of whole components, or "re:" and a regular expression."""
     if pattern.startswith("re:"):
         return re.match(pattern[3:], name) is not None
     return f".{pattern}." in f".{name}."

@@ -1,4 +1,4 @@
-"""Resolve: computes the config from options and facts. Pure.
+"""Config resolution: computes the engine config from options and facts. Pure.
 
 One function per section. Each value that was not given as an option is recorded with its reason as
 a Decision, which `quire explain` prints. The config is frozen.
@@ -54,7 +54,7 @@ SAMPLING_KEYS = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-"""Of generation_config.json -> of SamplingParams."""
+"""Field of generation_config.json -> field of SamplingParams."""
 
 
 class ResolvedConfig(NamedTuple):
@@ -68,9 +68,9 @@ class ResolvedConfig(NamedTuple):
 def resolve(
     options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool = False
 ) -> ResolvedConfig:
-    """Decide everything. `server`: many small requests are expected rather than one big batch.
+    """Resolve everything. `server`: many small requests are expected rather than one big batch.
 
-    Raises ConfigError for options that cannot be, NoRoom when memory does not suffice.
+    Raises ConfigError for invalid options, NoRoom if memory does not suffice.
     """
     why = DecisionLog([])
     plan = resolve_memory_plan(options, model, device, server=server, why=why)
@@ -122,9 +122,9 @@ def resolve(
 def resolve_memory_plan(
     options: Options, model: ModelFacts, device: DeviceFacts, *, server: bool, why: DecisionLog
 ) -> MemoryPlan:
-    """The choices that memory depends on, and what follows from them. Raises ConfigError.
+    """Resolve what memory depends on, and plan the memory. Raises ConfigError.
 
-    It does not raise NoRoom: the caller calls require_room().
+    It does not raise NoRoom: the caller calls require_kv_memory().
     """
     model = _without_windows(options, model, why)
     dtype = resolve_dtype(options, model, device, why)
@@ -152,7 +152,7 @@ def resolve_memory_plan(
 
 
 def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) -> str | None:
-    """How linear layers hold their weights: as asked for, or as the checkpoint has them."""
+    """Resolve the quantization of linear layers: as requested, or as in the checkpoint."""
     found = reconcile_quantization(model.quantization, options.model.quantization)
     if found is None:
         return None
@@ -161,7 +161,7 @@ def resolve_quantization(options: Options, model: ModelFacts, why: DecisionLog) 
 
 
 def _without_windows(options: Options, model: ModelFacts, why: DecisionLog) -> ModelFacts:
-    """The facts with windows off and the context cut to the smallest of them, if asked for."""
+    """If requested, return facts without windows, the context cut to the smallest window."""
     windows = [layer.window for layer in model.layers if layer.window is not None]
     if not options.model.disable_sliding_window or not windows:
         return model
@@ -174,7 +174,7 @@ def _without_windows(options: Options, model: ModelFacts, why: DecisionLog) -> M
 def resolve_dtype(
     options: Options, model: ModelFacts, device: DeviceFacts, why: DecisionLog
 ) -> str:
-    """Of weights and activations."""
+    """Resolve the dtype of weights and activations."""
     asked = DTYPE_ALIASES.get(options.model.dtype, options.model.dtype)
     if asked != "auto":
         slow = asked == "float16" and device.kind == "cpu"
@@ -196,7 +196,7 @@ def resolve_dtype(
 
 
 def resolve_max_len(options: Options, model: ModelFacts, why: DecisionLog) -> int | None:
-    """The longest sequence; None: the longest that fits."""
+    """Resolve the longest sequence; None: the longest that fits."""
     asked = options.model.max_model_len
     if asked in ("auto", -1):
         return None
@@ -246,7 +246,7 @@ def resolve_tensor_parallel_size(options: Options, device: DeviceFacts) -> int:
 def resolve_max_num_seqs(
     options: Options, device: DeviceFacts, server: bool, why: DecisionLog
 ) -> int:
-    """Sequences per step."""
+    """Resolve the sequences per step."""
     asked = options.scheduler.max_num_seqs
     if asked is not None:
         return int(why.record("scheduler.max_num_seqs", asked, "asked for"))
@@ -262,7 +262,7 @@ def resolve_max_num_seqs(
 def resolve_max_num_batched_tokens(
     options: Options, device: DeviceFacts, shape: EngineShape, server: bool, why: DecisionLog
 ) -> int:
-    """Tokens per step."""
+    """Resolve the tokens per step."""
     asked = options.scheduler.max_num_batched_tokens
     whole = options.scheduler.enable_chunked_prefill is False
     if asked is not None:
@@ -342,7 +342,7 @@ def resolve_scheduler(
 def _resolve_max_queued_requests(
     options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
 ) -> int | None:
-    """Most requests at once; None: no bound."""
+    """Resolve the maximum of requests at once; None: unlimited."""
     asked, name = options.scheduler.max_num_queued_reqs, "scheduler.max_num_queued_reqs"
     if asked is not None or not server:
         return asked or None
@@ -353,7 +353,7 @@ def _resolve_max_queued_requests(
 def _resolve_max_queued_tokens(
     options: Options, shape: EngineShape, why: DecisionLog, *, server: bool
 ) -> int | None:
-    """Most tokens of prompts that wait; None: no bound."""
+    """Resolve the maximum of queued prompt tokens; None: unlimited."""
     asked, name = options.scheduler.max_num_queued_tokens, "scheduler.max_num_queued_tokens"
     if asked is not None or not server:
         return asked or None
@@ -362,7 +362,7 @@ def _resolve_max_queued_tokens(
 
 
 def _resolve_long_prefill_threshold(options: Options, shape: EngineShape, why: DecisionLog) -> int:
-    """From how many tokens on a prompt is long. max_long_partial_prefills means nothing without."""
+    """Resolve the length of a long prompt. max_long_partial_prefills has no effect without it."""
     asked = options.scheduler
     if asked.long_prefill_token_threshold or not asked.max_long_partial_prefills:
         return asked.long_prefill_token_threshold
@@ -372,7 +372,7 @@ def _resolve_long_prefill_threshold(options: Options, shape: EngineShape, why: D
 
 
 def _resolve_inter_token_target(options: Options, server: bool, why: DecisionLog) -> float:
-    """Seconds that a step with decoding rows is to take at most; 0: as long as it takes."""
+    """Resolve the time limit in seconds of a step with decoding rows; 0: none."""
     asked, name = options.scheduler.inter_token_target_ms, "scheduler.inter_token_target_s"
     if options.scheduler.enable_chunked_prefill is False:
         if asked:
@@ -391,7 +391,7 @@ def _resolve_inter_token_target(options: Options, server: bool, why: DecisionLog
 
 
 def _resolve_steps_in_flight(options: Options, device: DeviceFacts, why: DecisionLog) -> int:
-    """Steps planned before the first result is in."""
+    """Resolve the number of steps planned before the first result is applied."""
     asked = options.scheduler
     name = "scheduler.steps_in_flight"
     if asked.steps_in_flight is not None:
@@ -431,7 +431,7 @@ def resolve_model(options: Options, model: ModelFacts, shape: EngineShape) -> Mo
 
 
 def resolve_sampling(options: Options, model: ModelFacts, why: DecisionLog) -> SamplingSection:
-    """Sampling defaults: what generation_config.json says and SamplingParams knows."""
+    """Resolve sampling defaults: fields of generation_config.json that SamplingParams has."""
     known = [*SAMPLING_KEYS, "eos_token_id"]
     for key in options.model.override_generation_config:
         if key not in known:

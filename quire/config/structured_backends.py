@@ -13,11 +13,11 @@ UNSUPPORTED = {
 KNOWN = (*NAMES, *UNSUPPORTED)
 _ALIASES = {
     "guidance": "llguidance",
-    "xgrammar": "llguidance",  # the default of other engines: scripts and configs name it
+    "xgrammar": "llguidance",  # the default of other engines, so that scripts and configs name it
     "lm_format_enforcer": "lm-format-enforcer",
 }
 
 
 def canonical_name(name: str) -> str:
-    """Our name for a backend; an unknown one is returned as it is."""
+    """Return quire's name for a backend; an unknown one is returned unchanged."""
     return _ALIASES.get(name, name)

@@ -1,7 +1,7 @@
-"""What is said of structured output, in its own JSON object and in the words of older releases.
+"""Structured output config: parses its JSON object, and the options of older releases.
 
-`structured_outputs_config` is one object today; `guided_decoding_*` were flags of their own. Limits
-of quire's own are options of their own.
+`structured_outputs_config` is one object; `guided_decoding_*` were separate flags. Quire's own
+limits are separate options.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from quire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 USER_BACKENDS = ("auto", "guidance", "lm-format-enforcer", "outlines", "xgrammar")
-"""Backends as users of this option know them."""
+"""Names of backends that users may give."""
 LEGACY_SWITCHES = {
     "no-fallback": "disable_fallback",
     "disable-any-whitespace": "disable_any_whitespace",
     "no-additional-properties": "disable_additional_properties",
 }
-"""What older releases said behind the backend: `xgrammar:disable-any-whitespace,no-fallback`."""
+"""Backend suffixes of older releases: `xgrammar:disable-any-whitespace,no-fallback`."""
 OPTION_NAME = "structured_outputs_config"
 
 
@@ -46,7 +46,7 @@ class StructuredConfig:
 
 
 def parse_structured_config(given: Mapping[str, Any]) -> StructuredConfig:
-    """The object, checked. Raises ConfigError."""
+    """Parse and check the object. Raises ConfigError."""
     hints = {"backend": str, "reasoning_parser": str, "reasoning_parser_plugin": str}
     found: dict[str, Any] = {}
     for key, value in given.items():
@@ -74,7 +74,7 @@ def parse_structured_config(given: Mapping[str, Any]) -> StructuredConfig:
 
 
 def resolve_structured(options: Options, why: DecisionLog) -> StructuredSection:
-    """What will happen. Raises ConfigError."""
+    """Resolve the section. Raises ConfigError."""
     asked = options.structured
     said = parse_structured_config(asked.structured_outputs_config)
     if said.disable_fallback:

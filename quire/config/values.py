@@ -1,8 +1,7 @@
-"""Reads option values: sizes with suffixes, and any value against the type of its field.
+"""Option values: parses sizes with suffixes, and any value by the type of its field.
 
-Not here: which options exist (options.py). The one idea: one function, `coerce`, takes what a
-keyword, a YAML file or a command line gave and returns the field's type or raises ConfigError with
-what was given and what is allowed.
+`coerce` takes what a keyword, a YAML file or a command line gave, and returns the field's type
+or raises ConfigError with the given value and what is allowed.
 """
 
 from __future__ import annotations
@@ -52,12 +51,12 @@ def _sized(given: object, units: dict[str, int], what: str) -> int:
 
 
 def count(given: object) -> int:
-    """A count: 8192, "8k" (thousands) or "8K" (1024s)."""
+    """Parse a count: 8192, "8k" (thousands) or "8K" (1024s)."""
     return _sized(given, COUNT_UNITS, "a whole number, or one with k m g t or K M G T")
 
 
 def size(given: object) -> int:
-    """Bytes: a number, "24GiB", "24GB", "24G" (= GiB)."""
+    """Parse bytes: a number, "24GiB", "24GB", "24G" (= GiB)."""
     return _sized(given, BYTE_UNITS, "a number of bytes, or one with KiB MiB GiB, KB MB GB")
 
 
@@ -65,7 +64,7 @@ PARSERS: dict[str, Callable[[object], int]] = {"count": count, "bytes": size}
 
 
 def coerce(name: str, hint: Any, given: object, parse: str | None = None) -> Any:
-    """`given` as a value of type `hint`, or ConfigError. Text is read as the type wants."""
+    """Convert `given` to type `hint`, or raise ConfigError. Text is parsed by the type."""
     try:
         return _coerce(hint, given, parse)
     except (ValueError, TypeError) as e:
@@ -74,7 +73,7 @@ def coerce(name: str, hint: Any, given: object, parse: str | None = None) -> Any
 
 
 def describe_type(hint: Any) -> str:
-    """A type in the words of a user."""
+    """Describe a type for users."""
     if get_origin(hint) is Literal:
         return " or ".join(repr(x) for x in get_args(hint))
     if get_origin(hint) in (Union, UnionType):
@@ -109,7 +108,7 @@ def _coerce(hint: Any, given: object, parse: str | None) -> Any:
 
 
 def _union(hints: tuple[Any, ...], given: object, parse: str | None) -> Any:
-    """The first of the types that takes the value; narrow ones first, text last."""
+    """Convert to the first of the types that accepts the value; narrow ones first, text last."""
     if NoneType in hints and (given is None or (isinstance(given, str) and given in ("", "None"))):
         return None
     problem: Exception = ValueError()
@@ -123,7 +122,7 @@ def _union(hints: tuple[Any, ...], given: object, parse: str | None) -> Any:
 
 
 def _parse_priority(hint: Any) -> int:
-    """How much text a type would take: exact values, numbers, containers, any text."""
+    """Rank a type by the text it accepts: exact values, numbers, containers, any text."""
     order: list[Any] = [Literal, bool, int, float, dict, tuple, list, str, Path]
     kind = get_origin(hint) or hint
     return order.index(kind) if kind in order else len(order)

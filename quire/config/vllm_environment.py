@@ -1,9 +1,9 @@
-"""VLLM_* environment variables: their effect in quire. Also sets up the log of a process.
+"""VLLM_* environment variables: maps them to options. Also sets up the log of a process.
 
     VARIABLE_TO_OPTION  sets an option; the option itself has priority
     READ                read in quire/env.py, under their own names or as QUIRE_*
     NO_EFFECT           accepted; one log line has the reason
-    UNSUPPORTED         needs a feature that quire lacks: one warning
+    UNSUPPORTED         needs a feature that quire does not have: one warning
 
 A name in none of these tables gets one warning, with a similar name.
 """
@@ -110,7 +110,7 @@ READ = frozenset(_READ.split())
 NO_EFFECT = {name: why for why, names in _NO_EFFECT.items() for name in names.split()}
 UNSUPPORTED = {name: why for why, names in _UNSUPPORTED.items() for name in names.split()}
 IGNORED_PREFIXES = tuple(_IGNORED_PREFIXES.split())
-"""Beginnings of names of other hardware and of features that are off."""
+"""Prefixes of names for other hardware and for features that are off."""
 _OFF_VALUES = ("0", "false", "no", "off", "")
 
 
@@ -119,7 +119,7 @@ def start_process(
 ) -> None:
     """Set up this process's log and, if asked for, the trace of its calls. Raises ConfigError.
 
-    level: of --log-level; None: of the environment. Each process calls this once, and again when
+    level: of --log-level; None: from the environment. Each process calls this once, and again when
     its options are known.
     """
     current = environment or env.read()
@@ -149,7 +149,7 @@ def _setup_log_from_file(path: str) -> None:
 
 
 def options_from_environment(given: Mapping[str, str]) -> dict[str, str]:
-    """Options of the engine and the server that the variables set, as text."""
+    """Return the engine and server options that the variables set, as text."""
     return {
         VARIABLE_TO_OPTION[name]: value
         for name, value in given.items()
@@ -158,7 +158,7 @@ def options_from_environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def apply_environment(options: Options) -> Options:
-    """The options, with values of the environment where they have defaults."""
+    """Return the options, with values of the environment in place of defaults."""
     flat = options.flat()
     given = {
         name: value
@@ -173,7 +173,7 @@ def apply_environment(options: Options) -> Options:
 
 
 def describe_variables(given: Mapping[str, str]) -> Iterator[tuple[int, str]]:
-    """What to log of the variables: (level, line)."""
+    """Yield the log lines about the variables: (level, line)."""
     unknown = []
     for name, value in sorted(given.items()):
         if name in UNSUPPORTED and value.lower() not in _OFF_VALUES:

@@ -1,4 +1,4 @@
-"""vLLM's option names that are not options of quire, and what happens to each.
+"""vLLM options: handles vLLM's option names that are not options of quire.
 
     RENAMED      another name for an option, or another form of it
     NO_EFFECT    results stay the same: accepted, with one log line
@@ -33,16 +33,16 @@ RENAMED = {
     "mm_cache_preprocessor": "mm_processor_cache_gb",
     "cuda_graph_sizes": "cudagraph_capture_sizes",
 }
-"""Old or short name -> name."""
+"""Old or short name -> current name."""
 STRUCTURED_KEYS = {
     "guided_decoding_backend": "backend",
     "guided_decoding_disable_fallback": "disable_fallback",
     "guided_decoding_disable_any_whitespace": "disable_any_whitespace",
     "guided_decoding_disable_additional_properties": "disable_additional_properties",
 }
-"""Old name -> what it is now: a key of structured_outputs_config."""
+"""Old name -> key of structured_outputs_config."""
 SILENT_ALIASES = ("model_tag", "tp", "pp")
-"""Of these, those that are as good as the new ones."""
+"""Those of them that are accepted without a log line."""
 
 _NO_EFFECT = {
     "quire captures the decode steps that occur, as they occur": """cudagraph_capture_sizes
@@ -194,7 +194,7 @@ SUPPORTED_CHOICES = {
     "prefix_caching_hash_algo": ("sha256", "sha256_cbor"),
     "distributed_executor_backend": ("uni", "mp", "ray"),
 }
-"""Values that are taken: of names that mean nothing here, those known to mean nothing."""
+"""Accepted values of options without effect."""
 _ATTENTION_BACKENDS = """FLASH_ATTN FLASH_ATTN_VLLM_V1 FLASHINFER FLASHINFER_VLLM_V1 TRITON_ATTN
 XFORMERS
     TRITON_ATTN_VLLM_V1 TORCH_SDPA SDPA CPU_ATTN ROCM_FLASH ROCM_ATTN ROCM_AITER_FA FLASHMLA
@@ -229,7 +229,7 @@ _BOOLEAN_OPTIONS = """
     guided_decoding_disable_any_whitespace guided_decoding_disable_additional_properties
     exclude_log_deltas"""
 BOOLEAN_OPTIONS = frozenset(_BOOLEAN_OPTIONS.split())
-"""Those that take no value on a command line."""
+"""Options that take no value on a command line."""
 
 
 _SHORT_FLAGS = """pipeline_parallel_size:-pp nnodes:-n node_rank:-r
@@ -245,18 +245,18 @@ _LIST_OPTIONS = """cudagraph_capture_sizes cuda_graph_sizes lora_modules prompt_
     collect_detailed_traces kv_cache_dtype_skip_layers sleep_preserve_parameter_names
     cpu_offload_params offload_params"""
 LIST_OPTIONS = frozenset(_LIST_OPTIONS.split())
-"""Those that take several values on a command line."""
+"""Options that take several values on a command line."""
 SHORT_FLAGS = dict(pair.split(":") for pair in _SHORT_FLAGS.split())
 """Name -> short flag."""
 
 
 def option_names() -> Iterable[str]:
-    """Every name of these tables."""
+    """Yield every name of these tables."""
     return sorted({*RENAMED, *STRUCTURED_KEYS, *NO_EFFECT, *UNSUPPORTED, "task"})
 
 
 def describe_effect(name: str) -> str:
-    """What becomes of a name, in one sentence."""
+    """Describe the effect of a name in one sentence."""
     if name == "task":
         return "Accepted as auto or generate; other tasks are refused."
     if name in RENAMED:
@@ -270,7 +270,7 @@ def describe_effect(name: str) -> str:
 
 
 def translate(flat: dict[str, object]) -> dict[str, object]:
-    """Old names to those of today. Raises ConfigError if both are given and differ."""
+    """Translate old names to current ones. Raises ConfigError if both are given and differ."""
     out: dict[str, object] = {}
     for given, value in flat.items():
         name = RENAMED.get(given, given)
@@ -328,7 +328,7 @@ def _swap_has_no_effect(given: Mapping[str, object]) -> bool:
 
 
 def _translate_values(given: dict[str, object]) -> dict[str, object]:
-    """Values of options that other releases spell in another way."""
+    """Translate option values that other releases spell differently."""
     fixed: dict[str, object] = {}
     if given.get("max_model_len") in (-1, "-1"):
         fixed["max_model_len"] = "auto"
@@ -353,7 +353,7 @@ def _translate_values(given: dict[str, object]) -> dict[str, object]:
 
 
 def is_ignored(name: str, value: object) -> bool:
-    """True if the name is known and means nothing here. Raises ConfigError if it would matter."""
+    """Whether the name is known and has no effect. Raises ConfigError if the value would matter."""
     if name in NO_EFFECT:
         if not is_neutral(name, value):
             log.info("%s=%r has no effect: %s", name, value, NO_EFFECT[name])

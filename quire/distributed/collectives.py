@@ -1,4 +1,4 @@
-"""Collectives of one mesh: the tensor-parallel ranks of a layer sum and gather through them.
+"""Collectives of one mesh: sum and gather over the tensor-parallel ranks of a layer.
 
 Layers call their `comm`, which is the same object in every layer of a rank. The ops themselves are
 in quire.kernels.collectives.
@@ -25,23 +25,23 @@ class Collectives(Protocol):
     """Exchange among the tensor-parallel ranks of one mesh."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x; x may be overwritten."""
+        """Return the sum of every rank's x; x may be overwritten."""
         ...
 
     def all_gather(self, x: Tensor, total: int) -> Tensor:
-        """Every rank's x side by side along the last axis, in rank order, `total` long.
+        """Concatenate every rank's x along the last axis, in rank order, to a length of `total`.
 
         x is this rank's `uneven_shard_range(total, mesh)` of that axis.
         """
         ...
 
     def broadcast(self, x: Tensor) -> Tensor:
-        """Overwrite x by that of tp rank 0, and return it."""
+        """Overwrite x with that of tp rank 0, and return it."""
         ...
 
 
 class SingleProcessCollectives:
-    """Collectives of one process: its x is the result."""
+    """Collectives of a single process: they return x."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
@@ -103,7 +103,7 @@ def connect(
 def _join_tp_group(
     mesh: Mesh, rendezvous: Path, device: torch.device, host: str, timeout: timedelta
 ) -> ops.Group:
-    """A backend of its own for these ranks, without torch's process-wide default group."""
+    """Create a backend for these ranks, without torch's process-wide default group."""
     import torch.distributed as dist
 
     first = mesh.rank - mesh.tp_rank

@@ -31,7 +31,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Processes in all."""
+        """Number of processes."""
         return self.tp * self.pp * self.dp
 
     @property
@@ -48,7 +48,7 @@ class Mesh:
 
 
 def shard_range(units: int, mesh: Mesh, *, what: str, repeat: bool = False) -> range:
-    """The units of this tp rank, of `units` equal ones that cannot be split.
+    """Return the units of this tp rank, of `units` equal ones that cannot be split.
 
     repeat: fewer units than ranks are allowed; neighbours then hold the same one (kv heads).
     """

@@ -1,7 +1,7 @@
-"""A function in place of a model: tests of the engine and load tests of the server.
+"""Fake executor: calls a function in place of a model, for tests of engine and server.
 
-`next_token(tokens)` sees a sequence's tokens so far and says the next. With steps in flight a
-token may still be UNKNOWN to the scheduler; this executor remembers its own, as a runner does.
+`next_token(tokens)` gets a sequence's tokens so far and returns the next. With steps in flight a
+token may still be UNKNOWN to the scheduler; this executor keeps its own copy, as a runner does.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class _CompletedStep:
 
 
 class Executor:
-    """Obeys plans by calling a function for each row that samples."""
+    """Executes plans by calling a function for each row that samples."""
 
     def __init__(self, next_token: NextToken) -> None:
         self._next_token = next_token
-        self._tokens: dict[int, list[int]] = {}  # slot -> tokens as far as this side knows them
+        self._tokens: dict[int, list[int]] = {}  # slot -> tokens as far as this side has them
         self.steps = 0
 
     def submit(self, plan: StepPlan) -> _CompletedStep:
@@ -39,7 +39,7 @@ class Executor:
         return _CompletedStep(StepResult(generated))
 
     def _generate(self, row: Row) -> tuple[int, ...]:
-        """The next tokens: one more than drafts of the row agree with the function."""
+        """Return the next tokens: the drafts that agree with the function, and one more."""
         tokens, known = self._tokens[row.seq.slot], row.start + row.count - row.drafts
         assert UNKNOWN not in tokens[:known]
         del tokens[known:]
@@ -53,10 +53,10 @@ class Executor:
         return [function(self._next_token)]
 
     def release_kv_memory(self) -> None:
-        """There is none."""
+        """Do nothing: there is no KV memory."""
 
     def recover(self) -> None:
-        """Nothing can be half done."""
+        """Do nothing: no state can be inconsistent."""
 
     def shutdown(self) -> None:
         self._tokens.clear()

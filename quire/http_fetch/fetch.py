@@ -5,8 +5,8 @@
       └──────────────── a redirect: all of it again ◀────────────┘
 
 A name is resolved once, and the connection goes to the address that was checked: a DNS answer that
-changes in between has no effect. A host with public and private addresses is refused. Nothing is
-taken from the environment: no proxy, no credentials. Compressed content is not requested, so
+changes in between has no effect. A host with public and private addresses is refused. It uses no
+proxy or credentials of the environment. Compressed content is not requested, so
 nothing unpacks to more than was counted. One Fetcher has one policy and no state.
 """
 
@@ -43,32 +43,32 @@ CREDENTIAL_HEADERS = frozenset(("authorization", "cookie", "proxy-authorization"
 
 @dataclass(frozen=True, slots=True)
 class FetchPolicy:
-    """What may be fetched, and how much of it."""
+    """Limits on hosts, sizes, times and media types."""
 
     hosts: tuple[str, ...] | None = None
-    """Only these; `*.example.com` is any host below that. None: any."""
+    """Allowed hosts; `*.example.com` is any host below that. None: any."""
     private_hosts: tuple[str, ...] = ()
     """Hosts that may have addresses that are not public."""
     max_bytes: int = 64 << 20
     total_timeout_s: float = 30.0
     idle_timeout_s: float = 10.0
-    """Without a byte, and for a connection."""
+    """Limit of the wait for a byte, and for a connection."""
     max_redirects: int = 5
     media_types: tuple[str, ...] = ()
-    """How the media type begins: image/, text/plain. None given: any."""
+    """Allowed beginnings of the media type: image/, text/plain. Empty: any."""
 
 
 @dataclass(frozen=True, slots=True)
 class FetchedContent:
-    """What was there, whole."""
+    """The whole content of a response."""
 
     data: bytes
     media_type: str
-    """The media type in lower case; empty if the answer has none."""
+    """The media type in lower case; empty if the response has none."""
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """Numeric addresses of a host, as this machine resolves them. Raises OSError."""
+    """Return numeric addresses of a host, as this machine resolves them. Raises OSError."""
     found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(one[4][0]) for one in found]
 
@@ -84,7 +84,7 @@ class HttpFetcher:
         network: httpcore.AsyncNetworkBackend | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
-        """network: connects to numeric addresses. tls: which certificates are believed."""
+        """network: connects to numeric addresses. tls: the trusted certificates."""
         self._policy = policy
         self._network = _CheckedBackend(policy, resolve, network or httpcore.AnyIOBackend())
         self._tls = tls
@@ -92,7 +92,7 @@ class HttpFetcher:
     async def get(
         self, url: str, *, headers: Mapping[str, str] | None = None, param: str | None = None
     ) -> FetchedContent:
-        """What the address names. headers: sent there, credentials not to others.
+        """Fetch the content. headers: sent to this host; credentials not to others.
 
         Raises RequestError.
         """
@@ -101,7 +101,7 @@ class HttpFetcher:
             return FetchedContent(data, answer.media_type)
 
     async def download(self, url: str, file: BinaryIO, *, param: str | None = None) -> int:
-        """Write it to a file; how many bytes. Raises RequestError."""
+        """Write the content to a file and return its size. Raises RequestError."""
         size = 0
         async with self._get_response(url, {}, param) as answer:
             async for chunk in self._read_limited(answer, param):
@@ -109,7 +109,7 @@ class HttpFetcher:
         return size
 
     async def put(self, url: str, file: BinaryIO, size: int, *, param: str | None = None) -> None:
-        """Send a file there. A redirect is not followed. Raises RequestError."""
+        """Upload a file. Redirects are not followed. Raises RequestError."""
         headers = {"Content-Length": str(size)}
         with _translate_errors(url, param):
             with anyio.fail_after(self._policy.total_timeout_s):
@@ -120,7 +120,7 @@ class HttpFetcher:
                     if not 200 <= answer.status < 300:
                         raise RequestError(f"{address} answered {answer.status}", param=param)
 
-    # -- below ------------------------------------------------------------------------------------
+    # -- internal ---------------------------------------------------------------------------------
 
     def _parse_allowed(self, url: str, param: str | None) -> HttpUrl:
         return self._check_host(parse_url(url, param), param)
@@ -136,7 +136,7 @@ class HttpFetcher:
     async def _get_response(
         self, url: str, headers: dict[str, str], param: str | None
     ) -> AsyncIterator[_HttpResponse]:
-        """A good answer, behind all redirects."""
+        """Return a successful response, after all redirects."""
         policy = self._policy
         with _translate_errors(url, param), anyio.fail_after(policy.total_timeout_s):
             address = self._parse_allowed(url, param)
@@ -215,7 +215,7 @@ class _HttpResponse:
         return self.header("content-type").partition(";")[0].strip().lower()
 
     def header(self, name: str) -> str:
-        """The first of this name, or nothing."""
+        """Return the first header of this name, or ""."""
         for key, value in self.response.headers:
             if key.lower() == name.encode():
                 return value.decode("latin-1")
@@ -223,7 +223,7 @@ class _HttpResponse:
 
 
 def _check_headers(answer: _HttpResponse, policy: FetchPolicy, param: str | None) -> None:
-    """Check the head of the answer. Raises RequestError."""
+    """Check status and headers of the response. Raises RequestError."""
     address = answer.url
     if answer.status != 200:
         raise RequestError(f"{address} answered {answer.status}", param=param)
@@ -247,7 +247,7 @@ async def _file_chunks(file: BinaryIO) -> AsyncIterator[bytes]:
 
 
 class _translate_errors:
-    """Network faults as RequestErrors with own messages: the originals may show internals."""
+    """Turns network errors into RequestErrors with own messages: originals may show internals."""
 
     def __init__(self, url: str, param: str | None) -> None:
         self._url, self._param = url.partition("?")[0], param
@@ -290,7 +290,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """To the first address of the host that answers. Raises RequestError if they are closed."""
+        """Connect to the first address that answers. Raises RequestError if none is allowed."""
         fault: Exception = httpcore.ConnectError()
         for address in await self._resolve_checked(host, port, timeout):
             try:
@@ -305,7 +305,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
         timeout: float | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """Never."""
+        """Refuse."""
         raise httpcore.ConnectError()
 
     async def sleep(self, seconds: float) -> None:
@@ -314,7 +314,7 @@ class _CheckedBackend(httpcore.AsyncNetworkBackend):
     async def _resolve_checked(
         self, host: str, port: int, timeout: float | None
     ) -> list[IPAddress]:
-        """Checked addresses of the host. The error does not reveal if a name has closed ones."""
+        """Return checked addresses. The error does not reveal whether a name has forbidden ones."""
         try:
             with anyio.fail_after(timeout):
                 resolved = await self._resolve(host, port)

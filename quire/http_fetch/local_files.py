@@ -11,10 +11,10 @@ from quire.errors import RequestError
 
 
 def open_beneath(folder: Path, name: str, *, max_bytes: int, param: str | None = None) -> BinaryIO:
-    """A file at a path relative to the folder. Raises RequestError.
+    """Open a file at a path relative to the folder. Raises RequestError.
 
-    Each step is taken from the folder before it, and none through a link: a user with write access
-    cannot lead out of it, not even while it is looked at.
+    Each component is opened relative to the one before, and no link is followed: a user with write
+    access cannot lead out of the folder, not even by a change during the walk.
     """
     refused = RequestError(f"no file {name!r:.100} that requests may name", param=param)
     steps = name.split("/")
@@ -24,7 +24,7 @@ def open_beneath(folder: Path, name: str, *, max_bytes: int, param: str | None =
     try:
         for i, step in enumerate(steps):
             last = i == len(steps) - 1
-            kind = os.O_NONBLOCK if last else os.O_DIRECTORY  # a pipe's open() would wait
+            kind = os.O_NONBLOCK if last else os.O_DIRECTORY  # open() of a pipe would wait
             how = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | kind
             at, before = os.open(step, how, dir_fd=at), at
             os.close(before)

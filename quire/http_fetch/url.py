@@ -26,17 +26,17 @@ _URL = re.compile(r"(https?)://([^/?#]*)([^#]*)(?:#.*)?", re.IGNORECASE | re.DOT
 _AUTHORITY = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+)(?::([0-9]{1,5}))?")
 _LABEL = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 _NUMERIC_LABEL = re.compile(r"[0-9]+|0[xX][0-9a-fA-F]*")
-_UNQUOTED = "/?:@!$&'()*+,;=-._~%[]"  # what stays as it is behind the host
+_UNQUOTED = "/?:@!$&'()*+,;=-._~%[]"  # characters that are not quoted in path and query
 
 
 class HttpUrl(NamedTuple):
-    """Of HTTP. host: lower case, without brackets and the dot at the end."""
+    """An HTTP address. host: lower case, without brackets and the final dot."""
 
     scheme: str
     host: str
     port: int
     target: str
-    """Path and query, as they are sent."""
+    """Path and query, as sent."""
 
     @property
     def origin(self) -> tuple[str, str, int]:
@@ -44,7 +44,7 @@ class HttpUrl(NamedTuple):
 
     @property
     def authority(self) -> str:
-        """For the header Host."""
+        """Value of the Host header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -55,7 +55,7 @@ class HttpUrl(NamedTuple):
 
 
 def parse_url(text: str, param: str | None = None) -> HttpUrl:
-    """An address as a request gives it. Raises RequestError."""
+    """Parse an address from a request. Raises RequestError."""
     quoted = f"{text!r:.100}"
     if len(text) > MAX_URL_CHARS:
         raise RequestError(f"an address has at most {MAX_URL_CHARS} characters", param=param)
@@ -80,7 +80,7 @@ def parse_url(text: str, param: str | None = None) -> HttpUrl:
 
 
 def resolve_redirect(address: HttpUrl, location: str, param: str | None = None) -> HttpUrl:
-    """Where a redirect leads. Raises RequestError."""
+    """Return the target of a redirect. Raises RequestError."""
     if any(char <= " " or char in "\\\x7f" for char in location):  # urljoin would drop some
         raise RequestError(f"{address} redirects to what is no address", param=param)
     here = f"{address.scheme}://{address.authority}{address.target}"
@@ -92,7 +92,7 @@ def resolve_redirect(address: HttpUrl, location: str, param: str | None = None) 
 
 
 def _normalize_host(text: str) -> str | None:
-    """In one form; None for what is no host, or is one to some only."""
+    """Normalize a host; None if it is invalid, or only some parsers accept it."""
     try:
         if text.startswith("["):
             return str(ipaddress.IPv6Address(text[1:-1]))
@@ -100,7 +100,7 @@ def _normalize_host(text: str) -> str | None:
         labels = host.split(".")
         if _NUMERIC_LABEL.fullmatch(
             labels[-1]
-        ):  # then it is no name, and 127.1 is an address to some
+        ):  # then it is no name; some parsers take 127.1 as an address
             return str(ipaddress.IPv4Address(host))
     except ValueError:
         return None
@@ -108,14 +108,14 @@ def _normalize_host(text: str) -> str | None:
 
 
 def host_matches(host: str, names: Collection[str]) -> bool:
-    """The host is one of them, or below one that begins with `*.`"""
+    """Whether the host is one of them, or below one that begins with `*.`"""
     return any(
         host.endswith(name[1:].lower()) if name.startswith("*.") else host == name.lower()
         for name in names
     )
 
 
-# -- where it leads -------------------------------------------------------------------------------
+# -- network addresses ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +147,7 @@ _V4_EMBEDDED = (ipaddress.IPv6Network("::ffff:0:0/96"), ipaddress.IPv6Network("6
 
 
 def is_public(address: IPAddress) -> bool:
-    """Anybody on the internet could speak to it."""
+    """Whether the address is reachable from the whole internet."""
     if isinstance(address, ipaddress.IPv4Address):
         return not any(address in net for net in _NON_PUBLIC.v4)
     if any(address in net for net in _V4_EMBEDDED):

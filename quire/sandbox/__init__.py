@@ -1,4 +1,4 @@
-"""Sandboxed worker processes, for work that input of clients could break; they may be killed.
+"""Sandboxed worker processes: run work that untrusted input could break; they may be killed.
 
     parent process                           worker process
     worker_handle.py: waits, counts, kills   worker_loop.py: runs job after job

@@ -3,7 +3,7 @@
 On every system: no new descriptors, and no right is regained. With Landlock (Linux 5.13, and more
 from 6.7 and 6.12 on): the file system is closed to writing, linking and removing too, TCP is
 closed, and no process outside can be traced or signalled. It is best effort by nature: the
-worker's own language has to hold first.
+worker's own language has to be memory-safe first.
 
 Source: the kernel's description of Landlock, docs.kernel.org/userspace-api/landlock.html
 """
@@ -14,19 +14,19 @@ import ctypes
 import resource
 import struct
 
-_NO_NEW_PRIVILEGES, _NOT_DUMPABLE = 38, 4  # of prctl
+_NO_NEW_PRIVILEGES, _NOT_DUMPABLE = 38, 4  # arguments of prctl
 _CREATE_RULESET, _RESTRICT_SELF = (
     444,
     446,
 )  # system calls, the same on every architecture of 64 bits
 _RIGHTS_BY_VERSION = ((1, 13), (2, 14), (3, 15), (5, 16))
-"""Version of Landlock -> how many rights over files it has, each a bit."""
+"""Version of Landlock -> number of its file rights, each a bit."""
 _NET_VERSION, _SCOPE_VERSION = 4, 6
-"""Versions that know TCP; signals and sockets without files."""
+"""First versions that restrict TCP; signals and abstract sockets."""
 
 
 def restrict_process() -> int:
-    """Keep what is open and open nothing more. The version of Landlock that holds it; 0: none."""
+    """Allow no new descriptors. Returns the version of Landlock that enforces it; 0: none."""
     version = _apply_landlock()
     # Not 0: poll() of one descriptor counts as one.
     resource.setrlimit(resource.RLIMIT_NOFILE, (1, 1))

@@ -10,13 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 
 OOM_SCORE_ADJ = b"800"
-"""Where memory runs out: rather this process than others."""
+"""The OOM killer prefers this process."""
 ENDLESS_TIMER_S = 1e9
-"""A timer that never ends: it is there to be read."""
+"""A timer that never ends, used to read its clock."""
 
 
 class ResourceLimits:
-    """The limits of this process. Made before files are closed to it."""
+    """Limits of this process. Made before Landlock closes files."""
 
     def __init__(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -27,7 +27,7 @@ class ResourceLimits:
             self._status_fd = os.open("/proc/self/status", os.O_RDONLY | os.O_CLOEXEC)
 
     def set(self, seconds: float, memory: int) -> None:
-        """Have the system stop what takes more from now on, also when the parent is gone.
+        """Let the kernel stop a job that exceeds them from now on, also without the parent.
 
         seconds: of processor time. memory: bytes beyond what it has.
         """
@@ -38,16 +38,16 @@ class ResourceLimits:
             resource.setrlimit(resource.RLIMIT_DATA, (data_bytes + memory, resource.RLIM_INFINITY))
 
     def cpu_seconds_used(self) -> float:
-        """Seconds of processor time that this process has used, by the clock of its limit.
+        """Return the processor seconds of this process, by the clock of its limit.
 
         Linux samples the running process at ticks of its own clock, and after thousands of short
-        jobs this is seconds away from what was used: too early, the limit would end a job that
-        had just begun. A profiling timer goes by the same clock.
+        jobs this differs by seconds from the actual use: the limit would end too early a job that
+        had just begun. A profiling timer uses the same clock.
         """
         return self._cpu_seconds_before + ENDLESS_TIMER_S - signal.getitimer(signal.ITIMER_PROF)[0]
 
     def data_bytes(self) -> int | None:
-        """Bytes of private memory that this process has; None if it is unknown."""
+        """Return the bytes of private memory of this process; None if unknown."""
         if self._status_fd is None:
             return None
         with suppress(OSError):
@@ -63,7 +63,7 @@ def setup_worker_process(name: str) -> None:
     name: for `ps` and `top`.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # they are meant for the parent
+        signal.signal(number, signal.SIG_IGN)  # they are handled by the parent
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_bytes(OOM_SCORE_ADJ)
     with suppress(OSError):

@@ -9,14 +9,14 @@ from typing import Generic, TypeVar
 import msgspec
 
 MAX_MESSAGE_BYTES = 1 << 30
-"""Bytes of a word."""
+"""Maximum size of a message."""
 
 W = TypeVar("W")
 _encoder = msgspec.msgpack.Encoder()
 
 
 class WorkerPipe(Generic[W]):
-    """One end of the connection. For one thread at a time."""
+    """One end of the connection. Used by one thread at a time."""
 
     def __init__(self, end: socket.socket, words: msgspec.msgpack.Decoder[W]) -> None:
         self._socket = end
@@ -24,15 +24,15 @@ class WorkerPipe(Generic[W]):
         self._buffer = bytearray()
 
     def send(self, word: W) -> None:
-        """Raises OSError if the other end is gone."""
+        """Send a message. Raises OSError if the other end is closed."""
         data = _encoder.encode(word)
         self._socket.settimeout(None)
         self._socket.sendall(struct.pack("!I", len(data)) + data)
 
     def receive(self, timeout: float | None = None) -> W | None:
-        """The next message. None: the other end is gone, or its message is invalid.
+        """Return the next message. None: the other end is closed, or its message is invalid.
 
-        Raises: TimeoutError; what has come by then is kept.
+        Raises: TimeoutError; the bytes received until then are kept.
         """
         self._socket.settimeout(timeout)
         size = self._message_size()

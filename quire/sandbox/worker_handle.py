@@ -1,4 +1,4 @@
-"""Handle of a worker in its parent: runs one job at a time, kills a worker that takes too long."""
+"""Worker handle: runs one job at a time in a worker, and kills a worker that takes too long."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ import msgspec
 from quire.sandbox.pipe import WorkerPipe
 
 StartWorker = Callable[[], tuple["subprocess.Popen[bytes]", socket.socket]]
-"""Starts a process that serves at the other end of the socket."""
+"""Starts a process that serves the other end of the socket."""
 
 WALL_TIME_FACTOR = 20.0
-"""A job may take so many times its processor time by the clock: a worker gives way to all."""
+"""Wall time of a job relative to its processor time: workers have the lowest priority."""
 POLL_S = 0.5
-"""How often it is looked at what a job has used."""
+"""Seconds between two checks of a job's processor time."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 W = TypeVar("W")
 
 
 class CpuTimeExceeded(Exception):
-    """A job met the limit of processor time. The worker is gone."""
+    """A job reached its limit of processor time. The worker has ended."""
 
 
 class WallTimeExceeded(Exception):
-    """A start or a job did not get its processor time by far. The worker is gone."""
+    """A start or a job got far too little processor time. The worker has ended."""
 
 
 class WorkerExited(Exception):
-    """The worker ended. status: of its process."""
+    """The worker ended. status: exit status of its process."""
 
     def __init__(self, status: int | None) -> None:
         super().__init__(f"exit status {status}")
@@ -45,22 +45,22 @@ class WorkerExited(Exception):
 
     @property
     def was_killed(self) -> bool:
-        """Somebody else did it: the system does where memory runs out."""
+        """Whether another process killed it: the kernel does if memory runs out."""
         return self.status == -signal.SIGKILL
 
 
 class WorkerHandle(Generic[W]):
-    """One worker. Who has it calls close() in the end."""
+    """One worker. Its owner must call close()."""
 
     def __init__(self, hire: StartWorker, words: msgspec.msgpack.Decoder[W]) -> None:
-        """Start one. Raises OSError."""
+        """Start a worker. Raises OSError."""
         self._process, end = hire()
         self.pipe: WorkerPipe[W] = WorkerPipe(end, words)
 
     def wait_ready(self, within: float, order: W | None = None) -> W:
-        """Its first message, which answers its order if it needs one. within: seconds by the clock.
+        """Return its first message, a reply to `order` if given. within: seconds of wall time.
 
-        Raises TooBusy, Gone: then it is closed.
+        Raises WallTimeExceeded, WorkerExited: then the worker is closed.
         """
         try:
             if order is not None:
@@ -83,10 +83,10 @@ class WorkerHandle(Generic[W]):
         *,
         by_clock: float | None = None,
     ) -> W:
-        """The answer to a job that may take so much processor time. waits: called now and then.
+        """Run a job within `seconds` of processor time; return the reply. waits: called often.
 
-        by_clock: seconds that it may take at most; None: WALL times its processor time.
-        Raises TookTooMuch, TooBusy, Gone: then it is closed.
+        by_clock: maximum of wall time; None: WALL_TIME_FACTOR times the processor time.
+        Raises CpuTimeExceeded, WallTimeExceeded, WorkerExited: then the worker is closed.
         """
         try:
             self.pipe.send(job)
@@ -123,7 +123,7 @@ class WorkerHandle(Generic[W]):
                 raise WallTimeExceeded
 
     def _cpu_seconds(self) -> float | None:
-        """Processor time it has used; None where the system does not report it."""
+        """Return its processor seconds; None if the system does not report them."""
         try:
             fields = (
                 Path(f"/proc/{self._process.pid}/stat").read_bytes().rpartition(b")")[2].split()
@@ -138,15 +138,15 @@ class WorkerHandle(Generic[W]):
 
     @property
     def is_alive(self) -> bool:
-        """It takes jobs."""
+        """Whether it accepts jobs."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """End the process, from any thread; a waiting call learns that it has ended."""
+        """End the process, from any thread; a waiting call raises that it has ended."""
         self._process.kill()
 
     def close(self) -> None:
-        """End it. Harmless when called again."""
+        """End the worker. May be called again."""
         self._process.kill()
         self._process.wait()
         self.pipe.close()

@@ -1,7 +1,7 @@
 """Job loop of a worker: runs one job at a time, each within its limits, until the parent is gone.
 
 Every outcome of a job is a message to the parent. A worker that can no longer be trusted ends: a
-job reached the limit of memory, or panicked, or jobs have left too much memory behind.
+job reached the memory limit, or panicked, or jobs have leaked too much memory.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ from quire.sandbox.limits import ResourceLimits
 from quire.sandbox.pipe import WorkerPipe
 
 MAX_ERROR_CHARS = 2000
-"""Of the message of a fault."""
+"""Maximum length of an error message."""
 
 
 class JobRefused(msgspec.Struct, frozen=True, tag=True):
-    """What was brought is at fault."""
+    """The input of the job is invalid."""
 
     message: str
     param: str | None = None
 
 
 class JobOutOfMemory(msgspec.Struct, frozen=True, tag=True):
-    """The job met the limit of memory. The worker ends."""
+    """The job reached the memory limit. The worker ends."""
 
 
 class JobFailed(msgspec.Struct, frozen=True, tag=True):
-    """The worker's own code has a fault, which this job met."""
+    """The worker's own code failed on this job."""
 
     message: str
     trace: str
 
 
 class SandboxJob(Protocol):
-    """What a job may take."""
+    """Limits of a job."""
 
     @property
     def seconds(self) -> float:
-        """Of processor time."""
+        """Limit of processor time."""
         ...
 
     @property
     def memory(self) -> int:
-        """Bytes beyond what the worker has."""
+        """Limit of memory in bytes, beyond what the worker has."""
         ...
 
 
@@ -59,7 +59,7 @@ JobThunk = Callable[[], object]
 
 
 class WorkerLoop(Generic[J]):
-    """Where a worker does its jobs. Made before files are closed to it."""
+    """Runs the jobs of a worker. Made before Landlock closes files."""
 
     def __init__(
         self,
@@ -69,10 +69,9 @@ class WorkerLoop(Generic[J]):
         growth: int,
         run: Callable[[JobThunk], object] = lambda work: work(),
     ) -> None:
-        """carry_out: makes the word that answers a job; may raise RequestError.
+        """carry_out: returns the message that answers a job; may raise RequestError.
 
-        growth: bytes that jobs may leave behind, all together. run: has a job done, where and how
-        it likes.
+        growth: bytes that jobs may leak in all. run: calls a job's function, in any thread.
         """
         self._job_type = kind
         self._execute = carry_out
@@ -83,7 +82,7 @@ class WorkerLoop(Generic[J]):
         self._must_exit = False
 
     def serve(self, pipe: WorkerPipe[Any], first: object) -> int:
-        """Say the first word, then work until the other end is gone; the exit status."""
+        """Send the first message, then run jobs until the pipe closes. Returns the exit status."""
         gc.freeze()
         self._initial_bytes = self._limits.data_bytes() or 0
         try:
@@ -100,7 +99,7 @@ class WorkerLoop(Generic[J]):
         word = self._run(partial(self._execute_limited, job))
         gc.collect()
         if (self._limits.data_bytes() or 0) - self._initial_bytes > self._max_growth_bytes:
-            self._must_exit = True  # another begins with less
+            self._must_exit = True  # the next worker starts with less memory
         return word
 
     def _execute_limited(self, job: J) -> object:

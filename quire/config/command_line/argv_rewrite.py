@@ -1,7 +1,7 @@
-"""The words of a command line, rewritten before argparse reads them.
+"""Rewrites the words of a command line before argparse parses them.
 
 `_` becomes `-` in names; `-O2` becomes `--optimization-level=2`; `--x=false` becomes `--no-x`;
-`--config FILE` becomes the flags that stand in the file, before all others; and all
+`--config FILE` becomes the flags in the file, before all others; and all
 `--dict.key value` of one dict become one JSON flag.
 """
 
@@ -22,11 +22,11 @@ from quire.errors import ConfigError
 log = logging.getLogger(__name__)
 
 Actions = Mapping[str, argparse.Action]
-"""What argparse knows: by flag."""
+"""argparse's actions by flag."""
 
 
 class BooleanFlag(argparse.Action):
-    """A flag without a value: --x says True; --no-x and, of --enable-x, --disable-x say False."""
+    """A flag without a value: --x sets True; --no-x and, for --enable-x, --disable-x set False."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, **named: Any) -> None:
         self.true_flags = tuple(option_strings)
@@ -46,7 +46,7 @@ class BooleanFlag(argparse.Action):
 
 
 def negations(flag: str) -> list[str]:
-    """What says the opposite of a flag."""
+    """Return the flags that negate a flag."""
     if not flag.startswith("--"):
         return []
     found = [f"--no-{flag[2:]}"]
@@ -57,7 +57,7 @@ def negations(flag: str) -> list[str]:
 
 
 def rewrite_argv(argv: Sequence[str], actions: Actions) -> list[str]:
-    """The words as argparse is to see them. Logs flags that are given twice."""
+    """Return the words for argparse. Logs flags that are given twice."""
     words = [normalize_flag(word) for word in argv]
     if "--optimization-level" in actions:
         words = _expand_optimization_levels(words)
@@ -69,7 +69,7 @@ def rewrite_argv(argv: Sequence[str], actions: Actions) -> list[str]:
 
 
 def normalize_flag(word: str) -> str:
-    """--max_model_len=8 as --max-model-len=8; other words as they are. Keys after a dot stay."""
+    """Turn --max_model_len=8 into --max-model-len=8; keep other words, and keys after a dot."""
     if not word.startswith("--"):
         return word
     name, equals, value = word.partition("=")
@@ -96,7 +96,7 @@ def _expand_optimization_levels(words: Sequence[str]) -> list[str]:
 
 
 def _expand_boolean_values(words: Sequence[str], actions: Actions) -> list[str]:
-    """--x=false and --x False as --no-x."""
+    """Rewrite --x=false and --x False as --no-x."""
     out, rest = [], list(words)
     while rest:
         word = rest.pop(0)
@@ -115,7 +115,7 @@ def _expand_boolean_values(words: Sequence[str], actions: Actions) -> list[str]:
 
 
 def _warn_duplicate_flags(words: Iterable[str], actions: Actions) -> None:
-    """The last of several counts, unless the flag adds up."""
+    """Log flags that are given twice: the last one counts, unless values accumulate."""
     seen: set[tuple[str, str]] = set()
     for word in words:
         flag, _, _ = word.partition("=")
@@ -129,7 +129,7 @@ def _warn_duplicate_flags(words: Iterable[str], actions: Actions) -> None:
 
 
 def is_cumulative(action: argparse.Action) -> bool:
-    """Giving the flag again adds to what was given before."""
+    """Whether repeating the flag adds to the earlier values."""
     return isinstance(action, (argparse._AppendAction, argparse._CountAction))
 
 
@@ -137,7 +137,7 @@ def is_cumulative(action: argparse.Action) -> bool:
 
 
 def expand_config_files(words: Sequence[str], actions: Actions) -> list[str]:
-    """The flags of each `--config FILE` first, so that the command line wins."""
+    """Replace `--config FILE` by the file's flags, placed first so that the command line wins."""
     before: list[str] = []
     after: list[str] = []
     rest = list(words)
@@ -148,13 +148,13 @@ def expand_config_files(words: Sequence[str], actions: Actions) -> list[str]:
             after.append(word)
             continue
         path = value if equals else rest.pop(0)
-        # The flag itself stands after them: it ends a list, which would swallow what follows
+        # The flag itself is placed after them: it ends a list, which would take what follows
         before += [*config_file_to_argv(Path(path), actions), f"--config={path}"]
     return before + after
 
 
 def config_file_to_argv(path: Path, actions: Actions) -> list[str]:
-    """A YAML file of options as command-line words. Sections of options may be nested."""
+    """Return a YAML file of options as command-line words. Sections of options may be nested."""
     given = _read_yaml(path)
     words = []
     for name, value in _flatten_sections(given, actions):
@@ -188,7 +188,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
 
 
 def _duplicate_keys(node: Any) -> list[str]:
-    """Keys that a YAML mapping, or one in it, has more than once."""
+    """Return keys that a YAML mapping, at any depth, has more than once."""
     import yaml
 
     if not isinstance(node, yaml.MappingNode):
@@ -199,7 +199,7 @@ def _duplicate_keys(node: Any) -> list[str]:
 
 
 def _flatten_sections(given: Mapping[str, Any], actions: Actions) -> Iterable[tuple[str, Any]]:
-    """Names and values; a mapping under a name that is no flag of its own is a section."""
+    """Yield names and values; a mapping under a name that is no flag is a section."""
     for name, value in given.items():
         is_section = isinstance(value, dict) and (
             name == "model" or normalize_flag(f"--{name}") not in actions
@@ -217,7 +217,7 @@ def _option_to_argv(flag: str, value: object, action: argparse.Action) -> list[s
         return []
     if isinstance(action, BooleanFlag):
         return _expand_boolean_values([f"{flag}={str(value).lower()}"], {flag: action})
-    if action.nargs == 0:  # it can only be said, not denied
+    if action.nargs == 0:  # it takes no value and cannot be negated
         return [flag] if value is True else []
     if isinstance(value, list) and not any(isinstance(one, (dict, list)) for one in value):
         if is_cumulative(action) and action.nargs is None:
@@ -238,9 +238,9 @@ def _suggest(flag: str, actions: Actions) -> str:
 
 
 def merge_dotted_flags(argv: Sequence[str], actions: Actions) -> list[str]:
-    """`--hf-overrides.rope_scaling.factor 2` as one JSON flag per dict. `key+` appends to a list.
+    """Merge `--hf-overrides.rope_scaling.factor 2` into one JSON flag per dict. `key+` appends.
 
-    What was given as JSON for the same flag is kept under the keys.
+    JSON given for the same flag is kept; the keys are merged over it.
     """
     trees: dict[str, dict[str, Any]] = {}
     words: list[str] = []
@@ -279,7 +279,7 @@ def _set_nested(tree: dict[str, Any], keys: Sequence[str], value: object, name: 
 def _extract_json_flags(
     words: Sequence[str], trees: Mapping[str, object], actions: Actions
 ) -> tuple[list[str], dict[str, dict[str, Any]]]:
-    """The words without the JSON given for these dicts, and that JSON."""
+    """Return the words without the JSON given for these dicts, and that JSON."""
     kept: list[str] = []
     given: dict[str, dict[str, Any]] = {}
     rest = list(words)

@@ -1,9 +1,9 @@
-"""What --help prints: one line a flag, in groups; with a word, all about it.
+"""Help text: prints one line per flag, in groups; with a word, the matching flags in full.
 
---help            one line for each flag, and what else can be asked
+--help            one line for each flag, and the other forms of --help
 --help=GROUP      all flags of a group, in full
 --help=WORD       the flags with this word in their name or text, in full
---help=all        everything, names of other engines too
+--help=all        everything, including names of other engines
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import textwrap
 from collections.abc import Iterable, Sequence
 
 TEXT_COLUMN = 34
-"""Where texts begin."""
+"""Column of the descriptions."""
 VLLM_GROUP_TITLE = "names of other engines"
-"""Title of the group that is shown only when asked for."""
+"""Title of the group that is shown only on request."""
 
 
 class HelpAction(argparse.Action):
@@ -41,12 +41,12 @@ class HelpAction(argparse.Action):
         text = format_topic(parser, word) if word else format_overview(parser)
         if text is None:
             parser.exit(2, f"nothing in the help is about {word!r}{_suggest(parser, word)}\n")
-        print(text)  # noqa: T201  help is what was asked for
+        print(text)  # noqa: T201  help is the requested output
         parser.exit(0)
 
 
 def format_overview(parser: argparse.ArgumentParser) -> str:
-    """One line for each flag."""
+    """Format one line for each flag."""
     lines = [_usage(parser), ""]
     if parser.description:
         lines += [parser.description.strip(), ""]
@@ -67,7 +67,7 @@ def format_overview(parser: argparse.ArgumentParser) -> str:
 
 
 def format_topic(parser: argparse.ArgumentParser, word: str) -> str | None:
-    """All of a group, or of the flags that a word names, or of everything. None: nothing."""
+    """Format a group, the flags that match a word, or everything. None: there is no match."""
     groups = [group for group in parser._action_groups if _visible_actions(group)]
     if word.lower() == "all":
         return "\n".join(
@@ -104,7 +104,7 @@ def _is_options(group: argparse._ArgumentGroup) -> bool:
 
 
 def _group_keyword(group: argparse._ArgumentGroup) -> str:
-    """How a group is asked for."""
+    """The name of a group in --help=GROUP."""
     title = group.title or ""
     return "foreign" if title == VLLM_GROUP_TITLE else title.removesuffix(" options")
 
@@ -116,7 +116,7 @@ def _matches(action: argparse.Action, word: str) -> bool:
 
 
 def _format_line(action: argparse.Action) -> str:
-    """A flag and the first sentence of its text, on one line where the width allows."""
+    """Format a flag and the first sentence of its text, on one line if the width allows."""
     text = (action.help or "").replace("%%", "%")
     first = re.split(r"(?<=[^A-Z0-9 ]{2})\. (?=[A-Z0-9])", text, maxsplit=1)[0].rstrip(".")
     return _two_columns(
@@ -139,7 +139,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _format_flag(action: argparse.Action) -> str:
-    """How it is written: the first flag and its value."""
+    """Format the first flag and its value."""
     if not action.option_strings:
         return str(action.metavar or action.dest)
     flag = next((f for f in action.option_strings if f.startswith("--")), action.option_strings[0])
@@ -152,7 +152,7 @@ def _format_flag(action: argparse.Action) -> str:
 
 
 def _format_aliases(action: argparse.Action) -> list[str]:
-    """Its other names, as a sentence."""
+    """List its other names in a sentence."""
     call = _format_flag(action).partition(" ")[0].partition("[")[0]
     others = [f for f in action.option_strings if f != call and not f.startswith("--no-")]
     return [f" Also {', '.join(others)}."] if others else []

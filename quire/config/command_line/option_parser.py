@@ -1,8 +1,8 @@
-"""argparse, generated from the options. No option is declared here.
+"""Option parser: builds an argparse parser from the options. No option is declared here.
 
 `_` and `-` are equal in names; a flag `--x` has `--no-x`; a dict takes JSON or `--name.key value`;
 `--config file.yaml` gives flags, which the command line overrides; unknown flags name the nearest.
-How words are rewritten for that is in words.py; what --help prints, in help.py.
+argv_rewrite.py rewrites the words for that; help_text.py prints --help.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class OptionParser(argparse.ArgumentParser):
         self.error(f"unknown argument {', '.join(parts)}")
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong, without the page of usage that hundreds of options make."""
+        """Print the error, without a usage text of hundreds of options."""
         self.exit(2, f"{self.prog}: error: {message}\ntry `{self.prog} --help`\n")
 
     def format_help(self) -> str:
         return format_overview(self) + "\n"
 
     def flags(self) -> list[str]:
-        """Every flag of this parser and its sub-parsers."""
+        """Return every flag of this parser and its sub-parsers."""
         found = dict.fromkeys(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction):
@@ -73,7 +73,7 @@ class OptionParser(argparse.ArgumentParser):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add every engine option, in groups, and the accepted names of other engines.
 
-    Options that are not given do not appear in the namespace. A flag that the parser has already
+    Options that are not given do not appear in the namespace. A flag that the parser already has
     keeps its meaning.
     """
     parser.add_argument(
@@ -92,14 +92,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def unused_flags(parser: argparse._ActionsContainer, flags: Iterable[str]) -> list[str]:
-    """Those of the flags that mean nothing yet."""
+    """Return those of the flags that the parser does not have yet."""
     return [flag for flag in flags if flag not in parser._option_string_actions]
 
 
 def add_boolean_flag(
     group: argparse._ArgumentGroup, flags: Iterable[str], dest: str, about: str
 ) -> None:
-    """A flag of True or False. Opposites whose names are taken are left out."""
+    """Add a boolean flag. Negations whose names are taken are left out."""
     taken = [no for flag in flags for no in negations(flag) if not unused_flags(group, [no])]
     action = BooleanFlag(list(flags), dest, default=argparse.SUPPRESS, help=about)
     action.false_flags = tuple(no for no in action.false_flags if no not in taken)
@@ -133,7 +133,7 @@ def _add_option(group: argparse._ArgumentGroup, spec: OptionSpec) -> None:
 
 
 def metavar(name: str, hint: Any) -> str:
-    """What stands for the value in the help: the choices if they are few."""
+    """Return the placeholder of the value in the help: the choices if they are few."""
     choices = [str(one) for one in get_args(hint)] if get_origin(hint) is Literal else []
     shown = "|".join(choices)
     return shown if choices and len(shown) < 24 else name.rpartition("_")[2].upper()
@@ -170,12 +170,12 @@ def _add_vllm_option(group: argparse._ArgumentGroup, name: str) -> None:
 
 
 def options_from(args: argparse.Namespace, extra: Mapping[str, object] | None = None) -> Options:
-    """Options of a parsed command line. `extra` wins. Names that are no options are left alone."""
+    """Make Options of a parsed command line. `extra` has priority. Ignores other names."""
     return Options.from_flat(flat_options_from(args) | dict(extra or {}))
 
 
 def flat_options_from(args: argparse.Namespace) -> dict[str, object]:
-    """The engine options that were given, by flat name, as text or values."""
+    """Return the given engine options by flat name, as text or values."""
     known: Iterable[str] = {*option_specs(), *vllm_options.option_names()}
     flat = {name: value for name, value in vars(args).items() if name in known}
     positional = flat.pop("model_tag", None)

@@ -1,4 +1,4 @@
-"""How layers share one pool of equal KV blocks. Arithmetic only: no tensors.
+"""KV layout: groups layers so that they share one pool of equal KV blocks. Arithmetic only.
 
 Layers of one kind (same window) see the same tokens, so they share a block table. Kinds are cut
 into groups of equal size; a block of any group then has the same bytes, and one pool serves all.
@@ -35,25 +35,25 @@ class LayerFacts:
 
     @property
     def planes(self) -> int:
-        """2 where values have numbers of their own, 1 where they are part of the keys."""
+        """Return 2 if values are stored separately, 1 if they are part of the keys."""
         return 1 if self.latent else 2
 
     @property
     def width(self) -> int:
-        """Numbers kept per token."""
+        """Numbers stored per token."""
         return self.planes * self.kv_heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)
 class KVCacheGroup:
-    """Layers that share a block table; layers[i] lives at place i."""
+    """Layers that share a block table; layers[i] is at place i."""
 
     window: int | None  # None: every block is kept
     layers: tuple[int, ...]
 
 
 def group_layers(layers: Sequence[LayerFacts], *, hybrid: bool = True) -> tuple[KVCacheGroup, ...]:
-    """Cut layers into groups of equal size, those of full attention first.
+    """Divide layers into groups of equal size, full attention first.
 
     One group when all layers are alike. If head shapes differ between kinds, or hybrid is False,
     also one group, which keeps every block: correct for windows too, only larger.

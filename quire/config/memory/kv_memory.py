@@ -1,4 +1,4 @@
-"""Size of the KV cache: from the most direct option that is given, and from what is free.
+"""KV memory: computes the size of the KV cache from the most direct option, or from free memory.
 
 Part of resolve(): pure, every choice with its reason. memory_plan.py has the sizes of blocks and
 steps.
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 DEFAULT_MAX_LEN = 2048
 DEFAULT_UTILIZATION = 0.92
 SHARED_GPU_RESERVE = GIB // 4
-"""Left free on a GPU that others use too: they allocate in pieces, and at any time."""
+"""Left free on a shared GPU: other processes allocate in pieces, and at any time."""
 CPU_KV_BYTES = 4 * GIB
 CPU_PREFIX_FACTOR = 4
 """On a CPU, memory is shared with other processes: the cache does not exceed this many times what
@@ -29,7 +29,7 @@ max_num_seqs can use. The rest would hold ever older prefixes."""
 def resolve_kv_memory(
     options: Options, model: ModelFacts, device: DeviceFacts, shape: EngineShape, why: DecisionLog
 ) -> MemoryPlan:
-    """Bytes for the cache, by the most direct option that is given."""
+    """Return the plan with the cache's bytes, by the most direct option that is given."""
     cache = options.cache
     allowed, reason = _allowed_bytes(options, device)
     kv_bytes = most = sized_by = None
@@ -71,7 +71,7 @@ def _is_utilization_given(options: Options) -> bool:
 
 
 def _allowed_bytes(options: Options, device: DeviceFacts) -> tuple[int, str]:
-    """Bytes quire may fill, weights included: by the options, and on a GPU no more than is free."""
+    """Bytes quire may use, weights included: by the options, on a GPU at most the free ones."""
     share = options.cache.gpu_memory_utilization
     if options.cache.gpu_memory is not None:
         size, reason = int(options.cache.gpu_memory * (share or 1.0)), "what gpu_memory leaves"
@@ -91,7 +91,7 @@ def _allowed_bytes(options: Options, device: DeviceFacts) -> tuple[int, str]:
 
 
 def may_reduce_max_model_len(options: Options, device: DeviceFacts, plan: MemoryPlan) -> bool:
-    """A CPU without an option for length or memory: serve what fits rather than refuse."""
+    """Whether to serve a shorter length: on a CPU without an option for length or memory."""
     given = options.model.max_model_len is not None or _is_utilization_given(options)
     cache = options.cache
     given = given or cache.kv_cache_memory_bytes is not None or bool(cache.cpu_kvcache_space)
@@ -100,7 +100,7 @@ def may_reduce_max_model_len(options: Options, device: DeviceFacts, plan: Memory
 
 
 def fit_max_model_len(plan: MemoryPlan, model: ModelFacts, why: DecisionLog) -> MemoryPlan:
-    """max_model_len="auto": the model's length, or the longest that fits."""
+    """Resolve max_model_len="auto": the model's length, or the longest that fits."""
     wanted = model.max_len or DEFAULT_MAX_LEN
     length = min(wanted, plan.max_fitting_len)
     if length < 1:

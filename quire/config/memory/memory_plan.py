@@ -1,12 +1,12 @@
-"""Plan of a device's memory: weights, one step's activations, and the rest for KV.
+"""Memory plan: divides a device's memory into weights, activations of a step, and KV.
 
 Arithmetic over facts and options; no tensor, no device call. The engine sizes its cache with the
 same functions that `quire plan` prints, so the two cannot disagree.
 
     allowed = weights + activations + overhead + KV memory     KV memory = num_blocks * block_bytes
 
-On a GPU these are predictions: before it sizes the cache an engine measures its worst step, and
-`apply_measurements` puts what was measured in their place.
+On a GPU these are predictions: the engine measures its largest step before it sizes the cache, and
+`apply_measurements` replaces the predictions.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ GIB = 2**30
 CUDA_OVERHEAD_BYTES = 3 * GIB // 4
 """Context, loaded kernels and libraries."""
 WORKSPACE_BYTES = 36 * MIB
-"""Of cuBLAS on one stream, and small buffers."""
+"""Workspace of cuBLAS on one stream, and small buffers."""
 CAPTURED_TOKENS = 1024
-"""Steps with prompts are captured up to so many tokens: quire.runner.gpu.mixed_batch_graphs."""
+"""Steps with prompts are captured up to this size: quire.runner.gpu.mixed_batch_graphs."""
 CUDA_GRAPH_BYTES = 256 * MIB
-"""What the driver takes for captured graphs beside torch's pool."""
+"""Memory of the driver for captured graphs, outside of torch's pool."""
 FRAGMENTATION_RESERVE = 64 * MIB
-"""Set aside beyond the measured peak: pieces do not fit together without gaps."""
+"""Reserved beyond the measured peak, for fragmentation."""
 SMALL_BLOCK_RESERVE = 16 * MIB
-"""Also, in pieces of a size that torch keeps apart from larger ones."""
+"""Also reserved, in small blocks, which torch keeps apart from larger ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineShape:
-    """What is planned for: the sizes that memory depends on."""
+    """The sizes that memory depends on."""
 
     dtype: str
     cache_dtype: str
@@ -57,7 +57,7 @@ class EngineShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Bytes on one rank, and what they buy."""
+    """Bytes on one rank, and the capacity that results."""
 
     shape: EngineShape
     device_bytes: int
@@ -77,7 +77,7 @@ class MemoryPlan:
 
     @property
     def concurrency(self) -> float:
-        """How many sequences of max_model_len fit at once."""
+        """Return how many sequences of max_model_len fit at once."""
         held = blocks_per_sequence(self.groups, self.shape, self.shape.max_model_len)
         return self.num_blocks / held
 
@@ -88,7 +88,7 @@ class MemoryPlan:
 
 
 def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts, ...]:
-    """The layers as one of `ranks` sees them: KV heads shared out, or each kept by several."""
+    """Return the layers of one of `ranks`: KV heads are sharded, or replicated on several ranks."""
     if ranks == 1:
         return layers
     for layer in layers:
@@ -101,7 +101,7 @@ def rank_layers(layers: tuple[LayerFacts, ...], ranks: int) -> tuple[LayerFacts,
 
 
 def activation_bytes(model: ModelFacts, shape: EngineShape) -> int:
-    """Of the worst step: every token of the budget at once, max_num_seqs rows sampled."""
+    """Bytes of the largest step: every token of the budget at once, max_num_seqs rows sampled."""
     if shape.device == "cpu":
         return _cpu_step_bytes(model, shape)
     steps = (
@@ -116,7 +116,7 @@ def activation_bytes(model: ModelFacts, shape: EngineShape) -> int:
 
 
 def gpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
-    """In use at once in the largest step on a GPU: in a layer, or where its rows are sampled.
+    """Peak bytes of the largest step on a GPU: within a layer, or in sampling.
 
     A layer holds hidden states five times (what it reads, normed, residual, and what two products
     will write, which exists before they run), and its widest part: of a dense one gate, up and
@@ -137,32 +137,32 @@ def _layer_bytes(model: ModelFacts, shape: EngineShape, tokens: int) -> int:
 
 
 def gpu_decode_bytes(model: ModelFacts, shape: EngineShape) -> int:
-    """In use at once in the largest decode step: its logits, and what choosing from them takes."""
+    """Peak bytes of the largest decode step: its logits and what sampling needs."""
     rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
     return rows * model.hidden * ITEMSIZE[shape.dtype] + _sampling_bytes(model, shape)
 
 
 def gpu_captured_bytes(model: ModelFacts, shape: EngineShape) -> int:
-    """In use at once in the largest step that is captured: of decoding rows, or with prompts."""
+    """Peak bytes of the largest captured step: with decoding rows, or with prompts."""
     tokens = min(CAPTURED_TOKENS, shape.max_num_batched_tokens)
     return max(gpu_decode_bytes(model, shape), _layer_bytes(model, shape, tokens))
 
 
 def _sampling_bytes(model: ModelFacts, shape: EngineShape) -> int:
-    """Logits; of groups of sixteen the best and its place; per row two lists of candidates."""
+    """Bytes of logits, best value and index per group of sixteen, two candidate lists per row."""
     rows = min(shape.max_num_seqs, shape.max_num_batched_tokens)
     return rows * (model.vocab * ITEMSIZE[shape.dtype] + model.vocab * 3 // 16 + 32768)
 
 
 def gpu_buffer_bytes(shape: EngineShape) -> int:
-    """Kept from step to step: block tables, and the workspace of the library's products."""
+    """Bytes of persistent buffers: block tables, and the workspace of the GEMM library."""
     return shape.max_num_seqs * -(-shape.max_model_len // shape.block_size) * 4 + WORKSPACE_BYTES
 
 
 def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
     """Residual and normed hidden [T, E], the wider of attention and MLP, and logits in float32.
 
-    The logits twice: as computed, and as sampled from.
+    Logits count twice: as computed, and as sampled from.
     """
     layer = max(model.layers, key=lambda one: one.kv_heads * one.head_dim)
     tokens, ranks = shape.max_num_batched_tokens, shape.ranks
@@ -173,14 +173,14 @@ def _cpu_step_bytes(model: ModelFacts, shape: EngineShape) -> int:
 
 
 def blocks_per_sequence(groups: tuple[KVCacheGroup, ...], shape: EngineShape, tokens: int) -> int:
-    """Blocks one sequence of this length holds at most, with steps of the budget's size."""
+    """Maximum of blocks that one sequence of this length holds, with steps of the budget's size."""
     return max(1, max_blocks_held(groups, tokens, shape.block_size, shape.max_num_batched_tokens))
 
 
 def find_max_fitting_len(
     groups: tuple[KVCacheGroup, ...], shape: EngineShape, num_blocks: int
 ) -> int:
-    """Tokens of the longest sequence that fits in the blocks. 0 if none does."""
+    """Return the length of the longest sequence that fits in the blocks. 0 if none does."""
     low, high = 0, max(num_blocks, 0) * shape.block_size
     while low < high:
         middle = (low + high + 1) // 2
@@ -201,7 +201,7 @@ def plan_memory(
     kv_bytes: int | None = None,
     most_bytes: int | None = None,
 ) -> MemoryPlan:
-    """The plan of one rank. kv_bytes: KV memory as given; most_bytes: a cap; num_blocks: as given.
+    """Plan one rank. kv_bytes: KV memory as given; most_bytes: a cap; num_blocks: as given.
 
     Does not raise if too little is free: `require_kv_memory` does.
     """
@@ -240,7 +240,7 @@ def plan_memory(
 def apply_measurements(
     plan: MemoryPlan, *, weights: int, activations: int, overhead: int, num_blocks: int | None
 ) -> MemoryPlan:
-    """The plan with measured bytes in place of predicted ones. num_blocks: as given, not fitted."""
+    """Replace predicted bytes by measured ones. num_blocks: as given, not fitted."""
     available = plan.allowed_bytes - weights - activations - overhead
     blocks = max(0, available // plan.block_bytes) if num_blocks is None else num_blocks
     return replace(
@@ -255,7 +255,7 @@ def apply_measurements(
 
 
 def require_kv_memory(plan: MemoryPlan) -> None:
-    """Raise NoRoom, with the numbers and what would fit, if one longest sequence does not fit."""
+    """Raise NoRoom, with numbers and what would fit, if one longest sequence does not fit."""
     if plan.max_fitting_len >= plan.shape.max_model_len:
         return
     length = plan.shape.max_model_len
@@ -286,5 +286,5 @@ def require_kv_memory(plan: MemoryPlan) -> None:
 
 
 def gib(size: int) -> str:
-    """Bytes as GiB with two decimals; small ones as MiB."""
+    """Format bytes as GiB with two decimals; small ones as MiB."""
     return f"{size / GIB:.2f} GiB" if size >= GIB // 10 else f"{size / 2**20:.2f} MiB"
