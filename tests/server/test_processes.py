@@ -176,17 +176,17 @@ class Bell:
     """In place of the process that started an engine's."""
 
     def __init__(self):
-        self.wake, self._other = socket.socketpair()
-        self.wake.setblocking(False)
-        self.stopping = False
-        self.left = collections.deque()
+        self.wakeup_socket, self._other = socket.socketpair()
+        self.wakeup_socket.setblocking(False)
+        self.stop_requested = False
+        self.gone_clients = collections.deque()
 
-    def hush(self):
+    def clear(self):
         with contextlib.suppress(BlockingIOError):
-            self.wake.recv(64)
+            self.wakeup_socket.recv(64)
 
     def ring(self):
-        self.stopping = True
+        self.stop_requested = True
         self._other.send(b"!")
 
 

@@ -60,7 +60,7 @@ class Turns(FakeGrammars):
 @pytest.fixture
 def engine(tokenizer, monkeypatch):
     monkeypatch.setattr("quire.engine.client.thread_transport.HEARTBEAT_INTERVAL_S", BEAT_S)
-    monkeypatch.setattr("quire.engine.core.process.BEAT_S", BEAT_S)
+    monkeypatch.setattr("quire.engine.core.process.HEARTBEAT_INTERVAL_S", BEAT_S)
     model = Reciter(tokenizer)
     model.bound = grammars = Turns()
     made = make_engine(Executor(model), check=True)
