@@ -224,8 +224,8 @@ class StepResult:
     token_ids: Seq[Seq[int]]
     """Per row its accepted tokens: 0 .. drafts + 1 if it wants TOKEN, else none.
 
-    Without any, the last known token is computed once more. More than drafts + 1 are legal too:
-    the next row computes those that no draft of this row was.
+    Without any, the last known token is computed once more. More than drafts + 1 are valid too:
+    the next row computes the KV of tokens that were not drafts of this row.
     """
     logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)  # row -> one per token
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)

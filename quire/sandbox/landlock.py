@@ -3,7 +3,7 @@
 On every system: no new descriptors, and no right is regained. With Landlock (Linux 5.13, and more
 from 6.7 and 6.12 on): the file system is closed to writing, linking and removing too, TCP is
 closed, and no process outside can be traced or signalled. It is best effort by nature: the
-worker's own language has to be memory-safe first.
+worker's own language is the first defence.
 
 Source: the kernel's description of Landlock, docs.kernel.org/userspace-api/landlock.html
 """

@@ -1,4 +1,4 @@
-"""Job loop of a worker: runs one job at a time, each within its limits, until the parent is gone.
+"""Job loop of a worker: runs one job at a time, each within its limits, until the parent ends.
 
 Every outcome of a job is a message to the parent. A worker that can no longer be trusted ends: a
 job reached the memory limit, or panicked, or jobs have leaked too much memory.
@@ -92,7 +92,7 @@ class WorkerLoop(Generic[J]):
                 if self._must_exit:
                     return 1
         except OSError:
-            return 1  # the parent is gone
+            return 1  # the parent has ended
         return 0
 
     def _run_job(self, job: J) -> object:
@@ -111,7 +111,7 @@ class WorkerLoop(Generic[J]):
         except MemoryError:
             self._must_exit = True
             return JobOutOfMemory()
-        except BaseException as error:  # noqa: BLE001 - the border; a panic is no Exception
+        except BaseException as error:  # noqa: BLE001 - isolates the job; a panic is no Exception
             self._must_exit = not isinstance(error, Exception)
             message = f"{type(error).__name__}: {error}"
             return JobFailed(message[:MAX_ERROR_CHARS], traceback.format_exc())

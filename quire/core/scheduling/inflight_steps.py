@@ -1,4 +1,4 @@
-"""Steps in flight: plans whose results have not been applied yet, oldest first.
+"""Steps in flight: keeps plans whose results have not been applied yet, oldest first.
 
 When a sequence stops running while rows of it are in flight, those rows become stale: their
 results are dropped. Deferred frees of the KV cache are the only other state of steps in flight.

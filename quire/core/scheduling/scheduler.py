@@ -1,7 +1,7 @@
 """Scheduler: plans each step, and applies its result. No torch, no I/O, no clock.
 
 There is no prefill phase and no decode phase. A sequence has tokens, of which `computed` are in
-the cache and `planned` are promised to be; a step lets it catch up. Prompts, chunks of prompts,
+the cache and `planned` will be after the steps in flight. A step plans more. Prompts, chunks,
 prefix hits, forks, drafts and decoding all follow this one rule.
 
 plan(n + 1) may run before apply(n). A token that a step in flight will yield is UNKNOWN in
@@ -326,7 +326,7 @@ class Scheduler:
                     self._block_allocator.drop_shared_prefix(seq) and self._try_start(seq, draft)
                 ):
                     continue
-            except Exception as error:  # noqa: BLE001 a border: what one of them brought along
+            except Exception as error:  # noqa: BLE001 isolates an error in one request's data
                 self._waiting_queue.requeue(seq)
                 self._planning_failures.append(self._fail_sequence(seq, error))
                 continue
@@ -405,7 +405,7 @@ class Scheduler:
             if seq not in flight.stale:
                 try:
                     self._apply_row(i, row, result, updates)
-                except Exception as error:  # noqa: BLE001 a border: what came of one of them
+                except Exception as error:  # noqa: BLE001 isolates an error in one row's result
                     updates.append(self._fail_sequence(seq, error))
         return updates
 

@@ -1,7 +1,7 @@
 """Tier: stores the KV of blocks outside of the device pool, found by block keys.
 
 A device pool offers what it evicts to each of its tiers. A tier that takes a block must have its
-content copied before the step that was being planned writes the block anew: `StepPlan.swap_out`
+content copied before the step that was being planned overwrites the block: `StepPlan.swap_out`
 runs before everything else of a step. Host swap of preempted sequences is not a tier: it moves
 partly filled blocks, which have no key.
 """

@@ -54,7 +54,7 @@ class StepBudget:
         return 0
 
     def take_decode_rows(self, rows: int) -> None:
-        """take() for so many rows of one token each, within free_decode_rows()."""
+        """take() for `rows` rows of one token each, within free_decode_rows()."""
 
 
 class Admission:
@@ -67,7 +67,7 @@ class Admission:
         """Every admission has accepted the request. Called once."""
 
     def remove_request(self, request: Request) -> None:
-        """All sequences of an added request have ended, wherever they were."""
+        """All sequences of an added request have ended, in any state."""
 
     def stats(self) -> object | None:
         """Return one of the types in quire.core.snapshot for a snapshot of the engine, or None."""
@@ -84,10 +84,10 @@ class StepListener:
     """Failed steps, with their trials, after which no request was to blame."""
 
     def observe_step(self, prompt_tokens: int, seconds: float) -> None:
-        """A step with so many prompt tokens was applied, `seconds` after the one before."""
+        """A step with `prompt_tokens` was applied, `seconds` after the one before."""
 
     def observe_step_failure(self, rows: Seq[Sequence]) -> str | None:
-        """A step of these sequences raised; all running ones are about to be computed anew.
+        """A step of these sequences raised; all running ones are about to be recomputed.
 
         Returns the id of the request to blame, if that is known.
         """

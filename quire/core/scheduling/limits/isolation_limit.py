@@ -3,7 +3,7 @@
 There are two kinds of suspects. Requests of a step that raised are tried in groups, halves of
 halves (quire.core.scheduling.fault_isolation). Requests that ran in an engine that died are marked,
 and each is tried alone: a second death then has one culprit. During a trial no other request has
-a row in the step, and no step is in flight behind it (`serialize_steps`). Others wait, with their
+a row in the step, and no step is in flight behind it (`serialize_steps`). Others wait with their
 blocks; if no suspect can run for want of blocks, the unsuspected ones make the next step.
 
 A trial is over when every sequence has computed what was planned for it when the step raised, or
