@@ -1,6 +1,6 @@
 """The command line: `quire COMMAND`. A command is a module here with `main(argv) -> exit status`.
 
-Only the chosen command is imported, so that help and errors come at once.
+Only the chosen command is imported, so that help and errors appear at once.
 """
 
 from __future__ import annotations

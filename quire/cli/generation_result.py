@@ -1,4 +1,4 @@
-"""One answer and how fast it was made. Light: a command that asks a server imports no engine."""
+"""One answer and its speed. Imports no engine, because commands that call a server use it."""
 
 from __future__ import annotations
 

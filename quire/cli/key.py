@@ -1,6 +1,6 @@
-"""`quire key NAME`: make a key, and the entry that lets it in.
+"""`quire key NAME`: make a key, and its entry in the key file.
 
-The key is shown once and is kept nowhere: the key file has its digest alone.
+The key is shown once and stored nowhere: the key file has only its digest.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """quire run-batch -i FILE -o FILE: answer the requests of an OpenAI batch file.
 
-A model is run in this process, or a server is asked (--url). Each line of the input is
-{"custom_id", "method": "POST", "url", "body"}; answers come in the same order, and a line that is
-wrong gets an answer that says so. Files may be http(s) addresses: read with GET, written with PUT,
-of hosts on the internet, or of those named with --trusted-host.
+A model runs in this process, or a server answers (--url). Each line of the input is
+{"custom_id", "method": "POST", "url", "body"}; answers come in the same order, and an
+invalid line gets an error as its answer. Files may be http(s) URLs: read with GET, written with
+PUT, of public hosts, or of those named with --trusted-host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command-line flags for sampling, and a SamplingParams of them. Shared by all that generate."""
+"""Command-line flags for sampling, and their SamplingParams, for all commands that generate."""
 
 from __future__ import annotations
 

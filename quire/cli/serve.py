@@ -1,8 +1,8 @@
 """quire serve [MODEL]: the OpenAI-compatible server.
 
-The address is taken first, so that a taken port is known before weights are read. Then the engine's
-process and the API processes are started, side by side; this one watches them until SIGINT or
-SIGTERM. If one of them dies the others end too, with status 1.
+The address is bound first, so that a port in use is reported before weights are read. Then the
+engine process and the API processes start in parallel; this process watches them until SIGINT or
+SIGTERM, and replaces those that die (--max-engine-restarts).
 """
 
 from __future__ import annotations

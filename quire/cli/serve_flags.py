@@ -1,6 +1,6 @@
 """The flags of `quire serve`: one for each field of ServerOptions and of Options.
 
-Nothing here imports the server or the engine, so that help and errors come at once.
+Nothing here imports the server or the engine, so that help and errors appear at once.
 """
 
 from __future__ import annotations

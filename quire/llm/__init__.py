@@ -1,4 +1,4 @@
-"""The Python faces: LLM (offline.py) for scripts, LLMEngine (engine.py) step by step below it, and
+"""Python APIs: LLM (offline.py) for scripts, LLMEngine (engine.py) to drive single steps, and
 AsyncLLM (async_llm.py) for programs with an event loop, over an engine in its own process.
 
 Names are imported when first used: AsyncLLM needs no torch in this process.

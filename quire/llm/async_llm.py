@@ -1,8 +1,8 @@
-"""AsyncLLM: the engine for programs with an event loop. Requests in, outputs as they come.
+"""AsyncLLM: the API for programs with an event loop. Takes requests and streams their outputs.
 
-The engine runs in a process of its own, which ends with this object, or with this process. What
-runs here is text: prompts to tokens before, tokens to text after. Belongs to one event loop at a
-time; it may be used on another when the first is closed (asyncio.run twice).
+The engine runs in a process of its own, which ends with this object, or with this process. This
+process converts prompts to tokens and tokens to text. An object belongs to one event loop at a
+time; another loop may use it after the first is closed (asyncio.run twice).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What LLM.chat binds its answers to and reads in them: reasoning and calls, as the server does."""
+"""Constrains and parses the answers of LLM.chat (reasoning and tool calls) as the server does."""
 
 from __future__ import annotations
 

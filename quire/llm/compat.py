@@ -1,4 +1,4 @@
-"""What the engines of quire.llm show of themselves, and what none of them can do yet."""
+"""Attributes that the classes of quire.llm share, and methods that are not supported yet."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""LLMEngine: requests in, outputs out, one step at a time, in this thread.
+"""LLMEngine: takes requests and returns outputs, one step at a time, in the caller's thread.
 
-Joins the engine (tokens) and the text half for callers that drive steps themselves; LLM is one of
-them. Owns the table of running requests; a request leaves it with its last output.
+Joins the engine (tokens) and text processing for callers that drive the steps, such as LLM. Owns
+the table of running requests; a request leaves it with its last output.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The form of outputs, offline: what SamplingParams and the words of older releases ask for."""
+"""Constraints of offline outputs, from SamplingParams or the arguments of older releases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Snapshots for LLM.get_metrics: what the engine counts, by the names dashboards know."""
+"""Snapshots for LLM.get_metrics: the counts of the engine, under the names of the HTTP metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""LLM, the offline API: prompts in, finished outputs in the same order out.
+"""LLM, the offline API: takes prompts and returns finished outputs in the same order.
 
 All prompts and parameters are checked before anything runs, so a bad prompt among many leaves the
 engine as it was. Owned state: outputs that finished before they were collected.

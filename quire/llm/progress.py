@@ -1,4 +1,4 @@
-"""What a person at the terminal sees and does while a batch runs: bars, and Ctrl-C."""
+"""Progress bars and Ctrl-C while a batch runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""One prompt or many, one conversation or many: sorts out what a caller passed.
+"""Normalizes the arguments of a caller: one prompt or many, one conversation or many.
 
-Not here: what a single prompt may be (quire.text.prompts).
+quire.text.prompts parses a single prompt.
 """
 
 from __future__ import annotations

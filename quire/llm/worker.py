@@ -1,4 +1,4 @@
-"""What a function given to collective_rpc sees of a worker."""
+"""The view of a worker that a function passed to collective_rpc gets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plug-ins of the operator's own: a file of Python, run once when the server starts."""
+"""Plug-ins of the operator: Python files that run once when the server starts."""
 
 from __future__ import annotations
 

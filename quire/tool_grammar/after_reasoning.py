@@ -1,4 +1,4 @@
-"""Puts the form of an answer after its reasoning.
+"""Puts the constraint of an answer after its reasoning.
 
 the prompt ends in <think>       thoughts </think> form
 the prompt has no such mark      form, or <think> thoughts </think> form

@@ -1,11 +1,11 @@
-"""quire bench KIND: how fast an engine or a server is. A kind is a module here with `main(argv)`.
+"""quire bench KIND: measure an engine or a server. A kind is a module here with `main(argv)`.
 
     latency       one batch again and again: seconds from the prompts to the last token
     throughput    many prompts at once, offline: tokens per second
     startup       seconds from a new process to a ready engine, cold and warm
     serve         load on a running server: time to first token, time per token, throughput
 
-Each prints a table, and with --output-json FILE ("-": standard output) writes what it found.
+Each prints a table, and with --output-json FILE ("-": standard output) writes its results.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""When requests are to start: seconds after the beginning, one a request.
+"""Start times of requests: seconds after the beginning, one per request.
 
 Gaps are gamma-distributed: burstiness 1 is a Poisson process, more is more even, less comes in
-bursts. A ramp changes the rate over the requests. All requests together take as long as the rate
-says, whatever the draws were.
+bursts. A ramp changes the rate over the requests. The total time is the number of requests
+divided by the rate, whatever the draws were.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One streamed request to an OpenAI-compatible server, and when each chunk of it came."""
+"""Sends one streamed request to an OpenAI-compatible server and records when each chunk arrived."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What benchmarks say: percentiles, a table for people, JSON for programs."""
+"""Reports of benchmarks: percentiles, a table for people, JSON for programs."""
 
 from __future__ import annotations
 

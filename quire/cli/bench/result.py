@@ -1,4 +1,4 @@
-"""What a run against a server found: figures under the names that tools for such results know."""
+"""Results of a run against a server, under the names that comparable benchmarks use."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """quire bench startup --model MODEL: seconds from a new process to a ready engine.
 
-Each round is a process of its own. Cold: the folder of compiled kernels is empty. Warm: it is what
-the round before left. The file system's cache is as it is. The receipt names every second.
+Each round is a process of its own. Cold: the folder of compiled kernels is empty. Warm: the
+folder that the round before left. The file system's cache is not changed. A report splits the time.
 """
 
 from __future__ import annotations

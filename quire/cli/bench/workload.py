@@ -1,4 +1,4 @@
-"""Prompts to measure with: random token ids, or those of a file. The same seed, the same prompts.
+"""Prompts of benchmarks: random token ids, or those of a file. A seed gives the same prompts.
 
 Random ids are drawn below the vocabulary's size and above the first few, which tend to be special.
 """

@@ -263,7 +263,7 @@ class _LLGuidanceRawMatcher:
         self.fault = self.meter.fault
 
     def after_fill(self, words: MaskWords) -> None:
-        """See what filling did to it, by whomever it was filled.
+        """Inspect the mask after it was filled, by this matcher or in a batch.
 
         Where nothing can follow llguidance allows the end, be the text whole or not.
         """

@@ -13,7 +13,7 @@ from quire.server.generation.generation_request import MAX_PROMPTS, GenerationRe
 
 
 class CompletionRequest(SamplingFields):
-    """One or more prompts to go on with."""
+    """One or more prompts to continue."""
 
     prompt: (
         str

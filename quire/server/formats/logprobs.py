@@ -61,7 +61,7 @@ def format_chat_logprobs(
 
 
 class CompletionLogprobFormatter:
-    """{tokens, token_logprobs, top_logprobs, text_offset}; offsets go on over a stream."""
+    """{tokens, token_logprobs, top_logprobs, text_offset}; offsets continue across chunks."""
 
     def __init__(self, as_ids: bool, decode: Callable[[int], str]) -> None:
         self._as_ids = as_ids

@@ -192,7 +192,7 @@ _STOP_REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def _usage_fields(prompt: int, cached: int, completion: int) -> dict[str, int]:
-    """Cached tokens are counted apart. Nobody asked to have any cached, so none were "created"."""
+    """Cached tokens are counted apart. No request "creates" cache entries."""
     return {
         "input_tokens": prompt - cached,
         "cache_creation_input_tokens": 0,

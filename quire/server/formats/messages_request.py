@@ -171,7 +171,7 @@ class AnthropicCountTokensRequest(StructuredOutputFields):
 
 
 class AnthropicMessagesRequest(AnthropicCountTokensRequest):
-    """A conversation, and how it is to go on.
+    """A conversation, and how to continue it.
 
     A budget of thinking that this server cannot keep is reported as ignored and not refused: a
     client cannot ask for thinking without naming one, and max_tokens bounds it all.

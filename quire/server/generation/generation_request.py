@@ -126,8 +126,8 @@ class GenerationRequest:
     request_id: str | None = None
     """The client's wish; a header X-Request-Id goes over it."""
     ignored: Sequence[IgnoredField] = ()
-    """Fields of the body that mean nothing here (`RequestBody.ignored_fields()`); the client is
-    told.
+    """Fields of the body that have no effect (`RequestBody.ignored_fields()`); a header of the
+    answer names them.
     """
 
     @property

@@ -388,7 +388,7 @@ def _enable_access_log(hidden: tuple[str, ...]) -> None:
 def build_access_log_filter(hidden: Iterable[str]) -> Callable[[logging.LogRecord], bool]:
     """A filter of the access log that leaves out these paths, each alone or several with commas.
 
-    Of all others it leaves out what stands behind the path: clients put keys there by mistake.
+    All other lines lose their query: clients put keys there by mistake.
     """
     paths = {path.strip() for one in hidden for path in one.split(",")}
 

@@ -29,7 +29,7 @@ STOPPED_TIMEOUT_S = 5.0
 
 
 class ApiChildProcess(ChildProcess):
-    """The process. Whoever made it calls stop() or, when it is gone, close()."""
+    """An API process. Its creator calls stop() or, when the process has ended, close()."""
 
     def __init__(
         self, sockets: Sequence[HasFileno], limit_s: float, start_s: float | None = None

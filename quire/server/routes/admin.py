@@ -142,7 +142,7 @@ async def pause(http: Request, mode: Mode = "abort", clear_cache: bool = False) 
 
 @router.post("/resume", tags=["operating"])
 async def resume(http: Request) -> Response:
-    """Go on after /pause."""
+    """Continue after /pause."""
     await _require_dev_routes(http).engine.resume()
     return build_json_response({"status": "resumed"})
 

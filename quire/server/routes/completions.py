@@ -44,7 +44,7 @@ TEXT_PLACEHOLDER = "\x00text\x00"
 
 @router.post("/v1/completions", tags=["completions"])
 async def create_completion(http: Request) -> Response:
-    """Go on with one or more prompts."""
+    """Continue one or more prompts."""
     state = get_app_state(http)
     body = await read_body(http, CompletionRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "cmpl-")

@@ -32,7 +32,7 @@ BODIES = {
 
 @router.post("/v1/messages", tags=["messages"])
 async def create_message(http: Request) -> Response:
-    """Go on with a conversation."""
+    """Continue a conversation."""
     state = get_app_state(http)
     body = await read_body(http, AnthropicMessagesRequest, state.options.max_body_bytes)
     events = await start_generation(state, body.to_generation_request(), http, "msg_")

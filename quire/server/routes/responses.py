@@ -48,7 +48,7 @@ def build_response_store(options: ServerOptions) -> ResponseStore:
 
 @router.post("/v1/responses", tags=["responses"])
 async def create_response(http: Request) -> Response:
-    """Go on with a conversation that is given as items."""
+    """Continue a conversation that is given as items."""
     state = get_app_state(http)
     body = await read_body(http, ResponsesRequest, state.options.max_body_bytes)
     store = _get_response_store(http)

@@ -99,7 +99,7 @@ class SnapshotFeed:
         self._block_map_version = 0
 
     def subscribe(self) -> SnapshotWatcher:
-        """Begin to look. Whoever calls this calls close() in the end."""
+        """Subscribe to snapshots. The caller must call close() in the end."""
         made = SnapshotWatcher(self)
         if self._ended:
             made.close()

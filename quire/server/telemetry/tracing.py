@@ -167,7 +167,7 @@ def check_otlp_endpoint(endpoint: str) -> str:
 
 
 def _last_timing(life: RequestTimes) -> tuple[SequenceTiming | None, float]:
-    """Timing and last token's time of the sequence that went on longest."""
+    """Timing and last token's time of the sequence that ended last."""
     index = max(range(life.request.n), key=lambda i: life.last_token_times[i])
     return life.timings[index], life.last_token_times[index]
 

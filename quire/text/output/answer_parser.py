@@ -1,7 +1,7 @@
-"""How answers of one model are read: which dialects, chosen once, and a reader for each answer.
+"""Selects the reasoning and tool-call formats of a model once, and makes a parser for each answer.
 
-Not here: dialects (quire.text.reasoning, quire.text.tools), how they are chained
-(quire.text.output.parser_chain). A server and LLM.chat read alike because both come through here.
+The formats are in quire.text.reasoning and quire.text.tools, their chain is in
+quire.text.output.parser_chain. The server and LLM.chat both parse through this module.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Calls that a model writes as plain JSON because it is made to, whatever its own dialect is.
+"""Parses calls that a grammar forces as plain JSON, whatever the format of the model.
 
     one function, named      {"city": "Rome"}                                     Arguments
     one or more of several   [{"name": "f", "parameters": {"city": "Rome"}}]      LIST
 
-Not here: what makes a model write them (quire.tool_grammar.call_grammar).
+The grammar is in quire.tool_grammar.call_grammar.
 """
 
 from __future__ import annotations

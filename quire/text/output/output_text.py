@@ -1,7 +1,7 @@
-"""The text of one sequence, as its tokens come: cut at a stop string, or made at the end only.
+"""Text of one sequence: built as its tokens arrive and cut at a stop string, or built at the end.
 
-Not here: tokens to text (quire.text.tokenizing.detokenizer), who needs which
-(quire.text.output.output_processor).
+Detokenization is in quire.text.tokenizing.detokenizer; quire.text.output.output_processor selects
+the class for a request.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What the text of a model is made of, for every reader of it: content, reasoning, calls, notes.
+"""Parts of the text of a model, for every parser: content, reasoning, calls, notes.
 
-A `Reader` is fed the text as it comes and tells pieces. Any cut of the text into pushes gives the
-same concatenation: that is the contract every reader is tested against. Not here: what markup a
-model uses (quire.text.tools, quire.text.reasoning) and how a server shows it.
+A `Reader` takes the text as it arrives and returns pieces. Any cut of the text into pushes gives
+the same concatenation: every reader is tested against this contract. The markup of each model is
+in quire.text.tools and quire.text.reasoning.
 """
 
 from __future__ import annotations

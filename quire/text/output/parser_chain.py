@@ -1,9 +1,9 @@
-"""The chain that reads an answer: reasoning first, tool calls after, content is what is left.
+"""Chain of parsers of an answer: first reasoning, then tool calls; the rest is content.
 
     text ──▶ reasoning ──▶ tools ──▶ hidden tokens taken out ──▶ [Piece ...]
 
-Readers see special tokens as text (they are marks); what is left of them is taken out at the end.
-Not here: dialects (quire.text.reasoning, quire.text.tools), how a server shows pieces.
+Readers see special tokens as text, because these can be tags; the last stage removes the rest.
+The formats are in quire.text.reasoning and quire.text.tools.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Fixed strings looked for in a text that comes in pieces: found once, and never cut in two.
+"""Finds fixed strings in a text that arrives in pieces, also where a string spans two pieces.
 
-Linear: one pass of an alternation of literals, in which nothing can backtrack. No mark may be the
-beginning of another, so that the first one found is the one that is meant.
+Time is linear: one pass of an alternation of literals, which cannot backtrack. No string may be
+the beginning of another, so the first match is the only one.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What a dialect of reasoning is: modes, and the marks that lead from one into another.
+"""Declaration of a reasoning format: modes, and the tags that lead from one mode to another.
 
-    Mode.marks   {"</think>": Turn("content")}     wherever the mark stands
-    Mode.first   {"<think>": Turn("reasoning")}    only where nothing but white space came before it
+    Mode.marks   {"</think>": Turn("content")}     at any place
+    Mode.first   {"<think>": Turn("reasoning")}    only after nothing but white space
 
-A dialect says nothing of how a text is cut: quire.text.reasoning.parser reads all of them.
+A format is data without code: quire.text.reasoning.parser parses all of them.
 """
 
 from __future__ import annotations

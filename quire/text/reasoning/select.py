@@ -1,4 +1,4 @@
-"""Which dialect of reasoning: by name, by what the chat template looks like, or out of a file."""
+"""Selects the reasoning format of a model: by name, by chat template, or from a plug-in file."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
 """Chat templates: messages and tools -> the text of a prompt.
 
-Not here: the sandbox they run in (quire.text.templates.jinja_sandbox), what messages may look like
-(quire.text.templates.message_normalizer), tokenizing. `ChatTemplate.render` settles the dialects of
-messages first;
-`render_as_is` gives them to the template as they are, as scripts that call apply_chat_template
-know it. The result holds whatever special tokens the template writes (BOS too), so it is encoded
-with add_special_tokens=False.
+Templates run in the sandbox of quire.text.templates.jinja_sandbox. `ChatTemplate.render` first
+normalizes the messages (quire.text.templates.message_normalizer); `render_as_is` passes them to the
+template unchanged, as transformers' apply_chat_template does. The result contains
+every special token that the template writes (BOS too), so add_special_tokens=False encodes it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Chat templates that strangers bring are parsed and rendered here: a worker's side, and the words.
+"""Worker process that parses and renders chat templates from requests, and its messages.
 
     API process (quire.text.templates.render_pool)     worker
                                    ◀──     Began

@@ -1,8 +1,7 @@
-"""A tokenizer's chat templates by name, and which of them applies.
+"""Chat templates of a tokenizer by name, and the choice of the one that applies.
 
-Not here: rendering (quire.text.templates.chat_template). Compiled templates are kept, a bounded
-number of them,
-because callers may bring their own.
+A bounded number of compiled templates is cached, because requests may bring their own. Rendering is
+in quire.text.templates.chat_template.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Two libraries behind one face: `tokenizers` (fast, from tokenizer.json) and `transformers`
+"""Two libraries behind one interface: `tokenizers` (fast, from tokenizer.json) and `transformers`
 (everything else: SentencePiece, tiktoken, vocab.json, code of the model's repository).
 
-Not here: special token names, chat templates, errors in the words of users
-(quire.text.tokenizing.tokenizer).
-A backend is never changed after it was made, so threads may share it.
+quire.text.tokenizing.tokenizer adds names of special tokens, chat templates and error messages.
+A backend is immutable, so threads may share it.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""Token ids -> text, as they come. Never half a character, never the whole text again.
+"""Incremental detokenizer: token ids to text, in whole characters and in linear time.
 
-Not here: stop strings. Two ways, one face: where each token has a piece of its own
-(quire.text.tokenizing.token_pieces) the pieces are joined; for other decoders two offsets move
-along, and only the
-last few tokens are decoded again. Either is primed with the end of the prompt, so that the first
-piece joins as it would inside one text. What may still become a character is held back; `finish`
-gives it out as U+FFFD.
+Where each token has a piece of its own (quire.text.tokenizing.token_pieces) the pieces are joined;
+for other decoders two offsets advance, and only the last few tokens are decoded again. Either is
+primed with the end of the prompt, so that the first piece joins as it would inside one text. Bytes
+of an incomplete character are held back; `finish` returns them as U+FFFD.
 """
 
 from __future__ import annotations

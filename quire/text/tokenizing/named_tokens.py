@@ -1,4 +1,4 @@
-"""bos_token, eos_token_id and their like as attributes of a tokenizer, without seven copies."""
+"""Named tokens (bos_token, eos_token_id and so on) as attributes of a tokenizer."""
 
 from __future__ import annotations
 

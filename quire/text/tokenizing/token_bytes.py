@@ -1,8 +1,7 @@
-"""The bytes that each id of a tokenizer adds to a text, and which ids are marks.
+"""The bytes that each id of a tokenizer adds to a text, and which ids are special.
 
-For grammars (quire.engine.startup.vocabulary), which must know what a token does to a text before
-it is
-drawn. Where a decoder looks at neighbours, the bytes are those behind another token.
+Grammars (quire.engine.startup.vocabulary) need the bytes of a token before it is sampled. Where a
+decoder depends on neighbours, the bytes are those after another token.
 """
 
 from __future__ import annotations

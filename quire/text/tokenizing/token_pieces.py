@@ -1,11 +1,10 @@
-"""What each token adds to a text, where that does not depend on its neighbours.
+"""Table of the text that each token adds, for decoders where it does not depend on neighbours.
 
 Two families of decoders have this property once a text has begun, and they cover almost every
 generating model: byte-level BPE (a token is a run of bytes) and SentencePiece-like ones (a token
 is text with ▁ for a space, or one byte written <0xE4>). For them a table from id to piece replaces
 decoding again and again. For all other decoders `piece_table` is None and
-quire.text.tokenizing.detokenizer
-uses two moving offsets.
+quire.text.tokenizing.detokenizer uses two moving offsets.
 
 A piece is text, or bytes where characters may be spread over several tokens.
 """

@@ -1,9 +1,7 @@
-"""One face over all tokenizers, with the method names that users of transformers know.
+"""One interface for all tokenizers, with the method names of transformers.
 
-Not here: the libraries (quire.text.tokenizing.backends), files (tokenizer_files), templates (chat).
-The one
-idea: `Tokenizer` adds names, special tokens and errors in the user's words to a backend; what it
-computes does not depend on which backend it has.
+`Tokenizer` adds named tokens, special tokens and clear errors to a backend
+(quire.text.tokenizing.backends); its results do not depend on the backend.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads a model folder's files about its tokenizer into one form.
+"""Reads the tokenizer files of a model folder into `TokenizerFiles`.
 
 The generations of files (tokenizer_config.json, special_tokens_map.json, added_tokens.json,
 chat_template.jinja, ...) are read once into `TokenizerFiles`; no other module uses their names.

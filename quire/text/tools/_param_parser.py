@@ -1,7 +1,7 @@
-"""Arguments that stand one by one between tags.
+"""Parses arguments that are written one by one between tags.
 
-A closing tag counts only where something of the call follows: until then it is part of the value,
-so that a value may contain the markup around it.
+A closing tag counts only where another part of the call follows: until then it is part of the
+value, so that a value may contain the markup around it.
 """
 
 from __future__ import annotations

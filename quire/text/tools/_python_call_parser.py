@@ -1,4 +1,4 @@
-"""Calls as Python writes them. They are read, never run."""
+"""Parses calls in Python syntax. They are never executed."""
 
 from __future__ import annotations
 

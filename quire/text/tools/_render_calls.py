@@ -1,4 +1,4 @@
-"""Calls as a model of a dialect would have written them: the inverse of reading.
+"""Renders calls in the format of a model: the inverse of parsing.
 
 For the history of a conversation, for tests, and for output that is forced to begin as a call.
 """

@@ -1,7 +1,7 @@
-"""Arguments that come as text between tags, as JSON: the declared schema says what they are.
+"""Converts arguments written as text between tags to JSON, by the types of the declared schema.
 
-A text that is not what its schema asks for stays a string: nothing is lost, and who called can see
-what was written.
+A text that does not match its schema stays a string: nothing is lost, and the client can see
+the text.
 """
 
 from __future__ import annotations
