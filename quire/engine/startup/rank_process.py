@@ -67,7 +67,7 @@ def check_params(params: Any) -> None:
 def _spawn_rank(threads: int) -> RankProcess:
     ours, theirs = socket.socketpair()
     with theirs:
-        environment = os.environ | {"OMP_NUM_THREADS": str(threads)}
+        environment = env.child_environment(OMP_NUM_THREADS=str(threads))
         return spawn_process(__name__, theirs, env=environment), ours
 
 
