@@ -191,7 +191,7 @@ class ChatSession:
         self.send(self._messages.pop()["content"])
 
     def run_command(self, line: str) -> bool:
-        """Do what a /command says. False: leave."""
+        """Execute a /command. Returns False to end the chat."""
         name, _, rest = line[1:].partition(" ")
         rest = rest.strip()
         if name in ("exit", "quit", "bye"):

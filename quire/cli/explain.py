@@ -65,7 +65,7 @@ def parser() -> OptionParser:
 
 
 def _settings_from_environment(said: Mapping[str, object]) -> list[tuple[str, str, str]]:
-    """Settings that the environment says and the command line does not: name, value, variable."""
+    """Settings from the environment that no flag overrides: name, value, variable."""
     given = env.vllm_variables()
     found = []
     for variable, option in VARIABLE_TO_OPTION.items():

@@ -148,7 +148,7 @@ def _parse_json(text: bytes) -> Any:
 
 
 def error_message(body: Any) -> str:
-    """What an error body says, whatever its form."""
+    """The message of an error body, whatever its form."""
     if isinstance(body, dict):
         inner = body.get("error", body)
         return str(inner.get("message", inner)) if isinstance(inner, dict) else str(inner)

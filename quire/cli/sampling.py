@@ -43,7 +43,7 @@ def quiet_engine_options(args: argparse.Namespace) -> dict[str, object]:
 
 
 def has_max_tokens(args: argparse.Namespace, llm: Any) -> bool:
-    """The command line or the model's generation config says how long an answer may be."""
+    """Whether the command line or the model's generation config limits the length."""
     return "max_tokens" in vars(args) or "max_tokens" in llm.llm_engine.config.sampling.defaults
 
 

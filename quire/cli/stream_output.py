@@ -1,4 +1,4 @@
-"""Prints one answer as it is made, and says how fast it was made."""
+"""Prints one answer as it is generated, and its speed."""
 
 from __future__ import annotations
 

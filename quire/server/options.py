@@ -20,7 +20,7 @@ class ServerOptions:
     """Sockets, keys and habits of the HTTP server."""
 
     host: str = "127.0.0.1"
-    """Address to listen on. The default is reached from this machine only; 0.0.0.0 is everyone."""
+    """Address to listen on. The default is for this machine only; 0.0.0.0: every address."""
     port: int = 8000
     """Port to listen on. 0: any free one."""
     uds: str | None = None
@@ -52,8 +52,8 @@ class ServerOptions:
     """/docs without outside scripts: a plain page made here."""
 
     api_key: tuple[str, ...] = ()
-    """Keys that clients must send as `Authorization: Bearer KEY`. None: everyone may ask. Better
-    given in the environment, as QUIRE_API_KEY, several with commas: command lines can be seen."""
+    """Keys that clients must send as `Authorization: Bearer KEY`. None: no key
+    is needed. Better set QUIRE_API_KEY (several keys with commas): command lines are visible."""
     api_key_file: str | None = None
     """YAML, TOML or JSON file of digests of further keys, each with a name and limits (`quire key`
     makes them). It is read again when it changes, and on SIGHUP."""

@@ -65,7 +65,7 @@ def _parser() -> OptionParser:
 
 
 def measure_startup(flat: dict[str, Any], cache: str) -> dict[str, Any]:
-    """One process: what it says of itself, and `process_s` from its start to its end."""
+    """The report of one process, and `process_s` from its start to its end."""
     began = time.perf_counter()
     child = subprocess.run(
         [sys.executable, "-c", CHILD_SCRIPT, json.dumps(flat)],

@@ -77,7 +77,7 @@ class AnthropicThinking(_MessagesObject):
 
 
 class AnthropicOutputConfig(_MessagesObject):
-    """How much to say, and in which form."""
+    """Effort and format of the answer."""
 
     effort: str | None = None
     format: dict[str, Any] | None = None

@@ -33,7 +33,7 @@ class ParsedCallDelta:
 
 @dataclass(frozen=True, slots=True)
 class ParsedPiece:
-    """Something that a text says."""
+    """A part of a text."""
 
     text: str = ""
     """Content."""
@@ -82,7 +82,7 @@ class ParsedText:
 
 
 def collect_pieces(pieces: Iterable[ParsedPiece]) -> ParsedText:
-    """All pieces of a text -> what it says."""
+    """Join all pieces of a text."""
     speech = ParsedText()
     for piece in merge_pieces(pieces):
         speech.append(piece)

@@ -60,7 +60,7 @@ class ParserChain:
         return merge_pieces(out)
 
     def _parse_piece(self, piece: ParsedPiece, out: list[ParsedPiece]) -> None:
-        """One piece of what the reader of reasoning says."""
+        """One piece from the reasoning parser."""
         if piece.reasoning or piece.note:
             out += self._reasoning_text.push(piece.reasoning)
             if piece.note:

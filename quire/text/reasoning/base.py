@@ -26,7 +26,7 @@ class ModeKind(Enum):
     CONTENT = auto()
     REASONING = auto()
     HEADER = auto()
-    """Neither: its text, when it is complete, says what comes next."""
+    """Neither: the complete text decides the next mode."""
 
 
 @dataclass(frozen=True, slots=True)

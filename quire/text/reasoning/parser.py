@@ -1,8 +1,8 @@
-"""Reads reasoning and content apart, whatever the dialect and however the text is cut.
+"""Separates reasoning from content, for every format and however the text is cut.
 
-Not here: what the marks are (a Dialect says). State: the mode, and two things held back. `_held`:
-the end of the text, which may turn out to be a mark. `_space`: white space, of which only what
-follows says whether it belongs to the text. Each character is looked at a bounded number of times.
+A `Dialect` declares the tags. State: the mode, and two parts that are held back. `_held`: the end of
+the text, which may be the beginning of a tag. `_space`: white space, which belongs to the text or
+not, depending on the text after it. Each character is visited a bounded number of times.
 """
 
 from __future__ import annotations

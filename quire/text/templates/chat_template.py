@@ -49,7 +49,7 @@ RESERVED_VARIABLES = frozenset(
 """Names that a caller's template variables must not have: they steer the rendering itself."""
 
 _COMPILE_ERRORS = (RecursionError, MemoryError, SyntaxError, ValueError, OverflowError)
-"""What Python says of what Jinja makes of a template: loops nested too deep, numbers too long."""
+"""Errors of Python in code that Jinja generates: loops nested too deep, numbers too long."""
 
 _FORMATS: dict[str, ContentFormat] = {"string": "string", "openai": "openai"}
 

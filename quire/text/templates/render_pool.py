@@ -131,7 +131,7 @@ class TemplateRenderPool:
             raise _template_error(f"crashed, twice: {more}") from None
 
     def _send_job(self, job: RenderJob) -> RenderMessage:
-        """What a worker says. Raises RequestError, Overloaded, EngineError, Gone."""
+        """The answer of a worker. Raises RequestError, Overloaded, EngineError, Gone."""
         worker = self._take_worker()
         try:
             word = worker.run_job(job, job.seconds, by_clock=WALL_LIMIT_S)

@@ -27,7 +27,7 @@ def parse_python_calls(
         elif (yield from src.expect_char(",", "]")) == "]":
             break
         elif (yield from src.peek_nonspace()) == "]":
-            src.pos += 1  # after a comma that says nothing
+            src.pos += 1  # after a redundant comma
             break
     src.commit()
 

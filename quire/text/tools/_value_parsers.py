@@ -56,7 +56,7 @@ class _Expected(Enum):
     FIRST = auto()
     """A value or key, or the end of what was just opened."""
     NEXT = auto()
-    """A value or key, or the end after a comma that says nothing."""
+    """A value or key, or the end after a redundant comma."""
     COMMA = auto()
 
 
