@@ -1,6 +1,6 @@
 """Separates reasoning from content, for every format and however the text is cut.
 
-A `Dialect` declares the tags. State: the mode, and two parts that are held back. `_held`: the end of
+A format declares the tags. State: the mode, and two parts that are held back. `_held`: the end of
 the text, which may be the beginning of a tag. `_space`: white space, which belongs to the text or
 not, depending on the text after it. Each character is visited a bounded number of times.
 """
