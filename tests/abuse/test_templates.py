@@ -82,7 +82,7 @@ NOTHING = {
 
 
 def hire(made, **limits):
-    return TemplateRenderPool(made._hire, **limits)
+    return TemplateRenderPool(made._launch, **limits)
 
 
 def render(made, source, most=MOST, **call):
@@ -147,7 +147,7 @@ def test_one_who_hangs_holds_up_nobody_else(made):
 
 def test_a_worker_that_is_killed_is_replaced(made):
     render(made, GOOD)
-    for pid in made.idle:
+    for pid in made.idle_workers:
         os.kill(pid, 9)
     assert render(made, GOOD) == "hi!"
 
@@ -179,8 +179,8 @@ def test_a_worker_has_no_secret_no_file_and_no_way_out(made, monkeypatch):
 
 def test_doors_that_are_closed_stay_closed():
     script = (
-        "import os, socket, sys\nfrom quire.sandbox.landlock import close_doors\n"
-        "version = close_doors()\nbad = []\n"
+        "import os, socket, sys\nfrom quire.sandbox.landlock import restrict_process\n"
+        "version = restrict_process()\nbad = []\n"
         "def no(name, act):\n"
         "    try: act()\n"
         "    except OSError: return\n"
