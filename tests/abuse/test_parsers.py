@@ -27,8 +27,8 @@ def texts(dialect):
     """name -> text, of a dialect's own marks."""
     one = dialect_of(dialect)
     call = render_calls(one, [CALL])
-    begin = one.forms[0].begin[0]
-    ends = [mark for form in one.forms for mark in closing_literals(form.steps)] or ["</x>"]
+    begin = one.syntaxes[0].begin[0]
+    ends = [mark for form in one.syntaxes for mark in closing_literals(form.steps)] or ["</x>"]
     half = call[: call.index("Rom")]
 
     def filled(unit, before=""):
