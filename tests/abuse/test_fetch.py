@@ -188,7 +188,9 @@ def test_the_next_address_is_tried_where_one_does_not_answer():
 def test_only_hosts_of_the_list_are_fetched_and_only_own_ones_may_be_private():
     known = {name: ["10.0.0.1"] for name in ("a.good.test", "good.test", "evilgood.test")}
     known["b.good.test"] = [PUBLIC]
-    fetcher, network = faked(known, answer(), hosts=("*.good.test",), private_hosts=("a.good.test",))
+    fetcher, network = faked(
+        known, answer(), hosts=("*.good.test",), private_hosts=("a.good.test",)
+    )
     for name in ("a.good.test", "b.good.test", "A.GOOD.test."):
         asyncio.run(fetcher.get(f"http://{name}/"))
     for name in ("good.test", "evilgood.test", "a.good.test.evil.test", "10.0.0.1"):
@@ -277,7 +279,9 @@ def test_credentials_go_to_the_host_they_are_for_and_to_no_other():
     ],
 )  # fmt: skip
 def test_an_answer_beyond_what_is_wanted_is_refused(said, why):
-    fetcher, _ = faked(KNOWN, said, max_bytes=100, media_types=("image/",) if "image" in why else ())
+    fetcher, _ = faked(
+        KNOWN, said, max_bytes=100, media_types=("image/",) if "image" in why else ()
+    )
     with pytest.raises(RequestError, match=why):
         asyncio.run(fetcher.get("http://good.test/"))
 

@@ -6,14 +6,13 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow("starts a server under its other name")
+
 SCRIPT = """
 import asyncio
 from vllm.entrypoints.openai.api_server import run_server
 from vllm.entrypoints.openai.cli_args import make_arg_parser, validate_parsed_serve_args
 from vllm.utils import FlexibleArgumentParser
-
-pytestmark = pytest.mark.slow("starts a server under its other name")
-
 if __name__ == "__main__":
     args = make_arg_parser(FlexibleArgumentParser(description="a server")).parse_args()
     validate_parsed_serve_args(args)

@@ -172,7 +172,9 @@ class Scene:
 
     async def rest(self):
         """Until nothing runs; then nothing is held, here or in the engine."""
-        await self.until(lambda s: s.running == s.waiting == s.waiting_for_resources == s.swapped == 0)
+        await self.until(
+            lambda s: s.running == s.waiting == s.waiting_for_resources == s.swapped == 0
+        )
         stats = await self.until(lambda s: s.held_blocks == 0)
         assert stats.free_blocks + stats.cached_blocks == stats.blocks
         assert stats.free_host_blocks == stats.host_blocks
