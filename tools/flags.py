@@ -19,13 +19,13 @@ Made by `python tools/flags.py` from the options; do not edit it by hand.
 
 - `--max-model-len` and `--max_model_len` are the same. A flag without a value, `--x`, has `--no-x`;
   `--enable-x` has `--disable-x`, and the other way round; `--x=false` works too.
-- Where a value is a JSON object, keys can be said one by one: `--hf-overrides.rope_scaling.factor 2`;
+- Where a value is a JSON object, keys can be set one by one: `--hf-overrides.rope_scaling.factor 2`;
   `--name.key+ VALUE` appends to a list.
 - Counts and sizes take k, m, g, t (thousands) and K, M, G, T (1024s); sizes also KiB, MB and so on.
 - `None` and an empty value say "not given" where that is possible.
 - `--config FILE.yaml` holds `name: value` lines, also below the names of the groups. The command line
   wins over the file, and the file over the environment.
-- A flag that is given twice is told of, and the last one counts.
+- A flag given twice is logged, and the last one counts.
 - `quire serve --help` shows one line a flag, `--help=cache` a group, `--help=WORD` what has the word in
   its name or text, `--help=all` everything.
 - The engine's options (from *model* on) are also keywords of `LLM(...)`, with `_` for `-`.
@@ -42,8 +42,8 @@ results.
 """
 FOREIGN_VARIABLES = """## Variables of other engines
 
-A `VLLM_*` variable that says what an option says is heard where the option is not given. A name
-nobody knows gets one warning; with `--fail-on-environ-validation` it is an error.
+A `VLLM_*` variable that means an option applies where the option is not given. An unknown name
+gets one warning; with `--fail-on-environ-validation` it is an error.
 """
 
 

@@ -193,7 +193,7 @@ GROUPS = {title: tuple(names.split()) for title, names in _GROUPS.items()}
 """Heading of the help -> the fields below it."""
 ABOUT = {
     "server": "Sockets and processes.",
-    "access": "Who may ask, and how it is kept private.",
+    "access": "API keys, TLS and origins: access to the server.",
     "answers": "What requests may say, and what answers show.",
     "telling": "Logs, metrics and traces.",
 }

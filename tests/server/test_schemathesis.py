@@ -120,7 +120,7 @@ def check_events(operation, raw):
     components = operation.schema.raw_schema["components"]
     valid = jsonschema_rs.validator_for({**item, "components": components})
     error = jsonschema_rs.validator_for(
-        {"$ref": "#/components/schemas/ErrorAnswer", "components": components}
+        {"$ref": "#/components/schemas/ErrorResponse", "components": components}
     )
     for chunk in openai_chunks(events):
         assert valid.is_valid(chunk) or error.is_valid(chunk), (

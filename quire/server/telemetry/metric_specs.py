@@ -150,7 +150,7 @@ ENGINE_METRICS = (
 """Read from the engine on each scrape."""
 
 KEY_METRICS = (
-    _counter("key_requests", "Requests that a key had let in.", "key", own=True),
+    _counter("key_requests", "Accepted requests of a key.", "key", own=True),
     _counter("key_refused", "Requests of a key that got 429.", "key", own=True),
     _counter("key_prompt_tokens", "Tokens of their prompts, cached ones too.", "key", own=True),
     _counter("key_generation_tokens", "Tokens generated for a key.", "key", own=True),
