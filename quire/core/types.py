@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 from quire.core.constraint import Constraint
 from quire.core.params import SamplingParams
@@ -26,8 +26,6 @@ UNKNOWN = -1
 
 NO_BLOCK = -1
 """A block table entry whose block was freed because it is outside of the window."""
-
-P = TypeVar("P")
 
 
 class SequenceState(Enum):
@@ -188,14 +186,6 @@ class StepPlan:
     copies: tuple[BlockCopy, ...] = ()
     preempted: tuple[str, ...] = ()
     num_drafts: int = 0  # draft tokens of all rows
-    parts: tuple[object, ...] = ()  # at most one per type: the data of a feature for the runner
-
-    def get_part(self, kind: type[P]) -> P | None:
-        """Return the part of this type, if a feature made one."""
-        for get_part in self.parts:
-            if isinstance(get_part, kind):
-                return get_part
-        return None
 
 
 class TokenLogprobs(NamedTuple):

@@ -204,7 +204,7 @@ class TimeAccounting:
 
     def _mark_running(self, seq: Sequence) -> SequenceTimer:
         account = self._groups[seq.request.id].timers[seq.index]
-        assert account is not None, f"{seq.request.id} came aboard after its end"
+        assert account is not None, f"{seq.request.id} was scheduled after its end"
         account.seq = seq
         self._num_running += 1
         self._queue.remove(account.group)
@@ -219,7 +219,7 @@ class TimeAccounting:
         chunks: list[PrefillChunk] = []
         for account in list(self._prefilling):
             seq = account.seq
-            assert seq is not None, "only who is aboard computes a prompt"
+            assert seq is not None, "only a running sequence computes a prompt"
             tokens = seq.planned - account.planned
             if tokens:
                 samples = seq.tokens[-1] == UNKNOWN or not seq.pending

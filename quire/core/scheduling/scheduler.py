@@ -441,7 +441,7 @@ class Scheduler:
 
         Call it while no sequence runs and nothing is in flight; finish_dummy_step() must follow.
         """
-        assert not self._running, "somebody runs"
+        assert not self._running, "sequences are running"
         return dummy_step.build_dummy_step(self._kv, self._registry, self._inflight.last_step)
 
     def finish_dummy_step(self, plan: StepPlan) -> None:

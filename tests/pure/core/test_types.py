@@ -2,20 +2,8 @@
 
 from __future__ import annotations
 
-from quire.core.types import StepPlan, Update
+from quire.core.types import Update
 from quire.errors import EngineError, RequestError
-
-
-class Masks:
-    pass
-
-
-def test_a_plan_finds_its_parts_by_type():
-    masks = Masks()
-    plan = StepPlan(1, (), parts=("a text", masks))
-    assert plan.get_part(Masks) is masks
-    assert plan.get_part(str) == "a text"
-    assert plan.get_part(int) is None
 
 
 def test_an_error_says_whose_fault_it_is():
