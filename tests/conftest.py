@@ -16,8 +16,6 @@ DURATIONS = HERE.parent / "build" / "durations.txt"
 SHOWN = 40
 LONGEST_S = 3.0
 """A test that takes longer has a marker `slow` with the reason."""
-SLOWER_MACHINE = 5.0
-"""A busy machine, or a slower one, may take so many times as long before the run fails."""
 
 
 def pytest_addoption(parser):
@@ -93,9 +91,9 @@ def processor_s():
 
 
 class Durations:
-    """Writes the longest tests to build/durations.txt; fails a run with one that must say why.
+    """Writes the longest tests to build/durations.txt and prints those that must say why.
 
-    Wall time is what other processes make of it: a test fails the run by its own processor time only.
+    No test fails by its time: the first test on a fresh clone compiles the kernels, and machines differ.
     """
 
     def __init__(self):
@@ -115,12 +113,11 @@ class Durations:
         """Tests that took too much of the processor and have no reason."""
         if tiers.LONG:
             return []
-        most = LONGEST_S * SLOWER_MACHINE
-        slow = [name for name, took in self.processor_s.items() if took > most]
+        slow = [name for name, took in self.processor_s.items() if took > LONGEST_S]
         return [name for name in slow if not self.reasons[name]]
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_sessionfinish(self, session):
+    def pytest_sessionfinish(self):
         DURATIONS.parent.mkdir(exist_ok=True)
         with DURATIONS.open("w") as out:
             out.write("wall s  processor s  test: why it is slow\n")
@@ -128,8 +125,6 @@ class Durations:
                 took = self.processor_s.get(name, 0.0)
                 out.write(f"{self.wall_s[name]:6.1f} {took:12.1f}  {name}")
                 out.write(f": {reason}\n" if (reason := self.reasons.get(name)) else "\n")
-        if self.silent() and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter):
         for name in self.silent():
